@@ -12,15 +12,16 @@
 
 """Tests of the library.
 
-Their files do not have to survive the machine, so they do not wait for its
-disk. A process that a test kills needs no more than what it wrote.
+The files that the tests write need not survive a crash of the machine, so
+``os.fsync`` does not wait for the disk. What a killed process has written can
+be read without it.
 """
 
 import os
 
 
 def _fsync(descriptor: int) -> None:
-    """Check the descriptor as the real one does."""
+    """Check the descriptor, as the real function does, and write nothing."""
     os.fstat(descriptor)
 
 

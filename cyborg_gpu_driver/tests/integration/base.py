@@ -10,13 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Tests on the real services, with a server's life as its user sees it."""
+"""Base of the tests on the real services: a server as its user sees it."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 import time
 import uuid
@@ -36,29 +35,29 @@ from cyborg_gpu_driver.tests.integration import minicloud
 from cyborg_gpu_driver.tests.unit.osc import running
 
 IMAGE = 'minimal'
-"""What minicloud has made for everybody."""
-# Nova waits that long for a bind; on a busy machine all takes its time.
+"""The public image that minicloud creates."""
+# Nova waits this long for a bind. On a busy machine everything is slow.
 _SERVER_DEADLINE = 300
 SETTLE = 90
-"""Seconds after which nothing may be left: one report and then some."""
+"""Seconds after which nothing may be left: somewhat more than one report."""
 HANDLES = 'handles in use'
 _POLL = 0.2
 _OF_HOSTS = frozenset({'VCPU', 'MEMORY_MB', 'DISK_GB'})
 """Classes of the compute node's own provider."""
 
 for _name in ('keystoneauth', 'urllib3'):
-    # What they say of each request makes the record of a test that waits
-    # longer than subunit can carry (4 MiB), and the run fails.
+    # They log each request. The log of a test that waits would then exceed
+    # what subunit can carry (4 MiB), and the run would fail.
     logging.getLogger(_name).setLevel(logging.INFO)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Accelerator:
-    """What the hardware has for an accelerator request.
+    """The part of the hardware that serves an accelerator request.
 
     :ivar kind: ``whole``, ``slice N`` with NVML's profile id of the GPU
         instance, or ``vgpu N`` with the type's id.
-    :ivar where: host, and address of the function that the guest is given.
+    :ivar where: host, and address of the function that the guest gets.
     :ivar handle: UUID of the attach handle.
     """
 
@@ -68,12 +67,14 @@ class Accelerator:
 
 
 class TestCase(base.BaseTestCase):
-    """A test on the cloud; ``admin``, ``user1`` and ``user2`` are ways in.
+    """A test on the cloud.
+
+    ``admin``, ``user1`` and ``user2`` are connections of these users.
     """
 
     def setUp(self):
-        # Environment variables and timeouts of other tests are no business
-        # of the cloud's, which may have to be started here.
+        # The cloud may have to be started here. Environment variables and
+        # timeouts of other tests must not affect it.
         self.useFixture(fixtures.EnvironmentVariable('OS_CLOUD'))
         super().setUp()
         self.cloud = minicloud.shared.get()
@@ -88,10 +89,10 @@ class TestCase(base.BaseTestCase):
         self._has_failed = True
 
     def device_profile(self, *groups: Mapping[str, str]) -> str:
-        """Make a device profile that goes with the test.
+        """Create a device profile, which is deleted after the test.
 
         :param groups: such as ``{'resources:PGPU': '1'}``.
-        :returns: its name.
+        :returns: the name of the device profile.
         """
         name = f'test-{uuid.uuid4().hex[:12]}'
         answer = self.admin.accelerator.post(
@@ -104,7 +105,7 @@ class TestCase(base.BaseTestCase):
 
     def flavor(self, device_profile: str, **extra_specs: str
                ) -> flavor_module.Flavor:
-        """Make a flavor with a device profile that goes with the test."""
+        """Create a flavor with a device profile, until the test ends."""
         compute = self.admin.compute
         flavor = compute.create_flavor(
             name=f'flavor-{device_profile}', vcpus=1, ram=64, disk=1)
@@ -115,21 +116,21 @@ class TestCase(base.BaseTestCase):
 
     def flavor_of(self, resource_class: str, amount: int = 1
                   ) -> flavor_module.Flavor:
-        """Make a flavor with so many accelerators of one class."""
+        """Create a flavor with ``amount`` accelerators of one class."""
         return self.flavor(self.device_profile(
             {f'resources:{resource_class}': str(amount)}))
 
     def create(self, flavor: flavor_module.Flavor,
                cloud: Connection | None = None, **more: str
                ) -> server_module.Server:
-        """Ask for a server, which goes with the test at the latest.
+        """Request a server, which is deleted after the test at the latest.
 
-        :param cloud: whose it is; ``user1``'s unless given.
-        :param more: of the request, such as the ``host`` that is to have it.
+        :param cloud: the user's connection; ``user1``'s by default.
+        :param more: fields of the request, such as the server's ``host``.
         """
         cloud = cloud or self.user1
-        # Nova 34 refuses an accelerator to a server whose request does not
-        # say anything about networks.
+        # Nova 34 refuses a server with an accelerator if the request does
+        # not say anything about networks.
         server = cloud.compute.create_server(
             name=self.id().rpartition('.')[2], flavor_id=flavor.id,
             image_id=cloud.image.find_image(IMAGE).id, networks='none',
@@ -140,15 +141,15 @@ class TestCase(base.BaseTestCase):
     def boot(self, flavor: flavor_module.Flavor,
              cloud: Connection | None = None, **more: str
              ) -> server_module.Server:
-        """Make a server and wait until it is ACTIVE.
+        """Create a server and wait until it is ACTIVE.
 
-        :param cloud: whose it is; ``user1``'s unless given.
+        :param cloud: the user's connection; ``user1``'s by default.
         :param more: see :meth:`create`.
         """
         return self.wait_for(self.create(flavor, cloud, **more), 'ACTIVE')
 
     def wait(self, server: server_module.Server) -> server_module.Server:
-        """The server once nothing is under way with it."""
+        """Wait until Nova has finished its tasks; return the server."""
         def settled():
             now = self.admin.compute.get_server(server.id)
             busy = now.task_state is not None or now.status == 'BUILD'
@@ -159,25 +160,25 @@ class TestCase(base.BaseTestCase):
 
     def wait_for(self, server: server_module.Server, status: str
                  ) -> server_module.Server:
-        """The server once nothing is under way and it has that status."""
+        """Wait for Nova's tasks, check the status, return the server."""
         server = self.wait(server)
         self.assertEqual(status, server.status, server.fault)
         return server
 
     def reboot(self, server: server_module.Server) -> server_module.Server:
-        """Reboot a server the hard way and wait for it."""
+        """Hard reboot a server and wait until the reboot ends."""
         self.admin.compute.reboot_server(server, 'HARD')
         return self.wait(server)
 
     def delete(self, server: server_module.Server) -> None:
-        """Delete a server and wait until Nova knows it no more."""
+        """Delete a server and wait until Nova has deleted it."""
         self.admin.compute.delete_server(server)
         self.until(lambda: not self._exists(server),
                    f'server {server.id} is gone', _SERVER_DEADLINE)
 
     def arqs(self, server: server_module.Server | None = None
              ) -> list[dict]:
-        """The accelerator requests of one server, or all there are."""
+        """Return the accelerator requests of one server, or of all."""
         answer = self.admin.accelerator.get(
             '/accelerator_requests',
             params={'instance': server.id} if server else {})
@@ -186,10 +187,10 @@ class TestCase(base.BaseTestCase):
 
     def accelerators(self, server: server_module.Server
                      ) -> list[Accelerator]:
-        """What the hardware has for a server, sorted.
+        """Return the accelerators of a server, sorted.
 
-        All of its requests are bound on its host, to providers that
-        Placement has allocated to it, and to nothing else of that host.
+        Also checks that all requests of the server are bound on its host,
+        to exactly the providers that Placement has allocated to the server.
         """
         requests = self.arqs(server)
         host = server.compute_host
@@ -207,32 +208,21 @@ class TestCase(base.BaseTestCase):
         return sorted(self._accelerator(host, request, made)
                       for request in requests)
 
-    def allocations(self) -> dict[str, dict]:
-        """What Placement has given out: provider name to consumers."""
-        placement = self.admin.placement
-        found = {}
-        for provider in placement.resource_providers():
-            answer = placement.get(
-                f'/resource_providers/{provider.id}/allocations')
-            exceptions.raise_from_response(answer)
-            if answer.json()['allocations']:
-                found[provider.name] = answer.json()['allocations']
-        return found
-
     def slices(self, host: str) -> dict[str, tuple[int, int]]:
-        """GPU instances and vGPUs on each GPU of a host that has any."""
+        """Count GPU instances and vGPUs on each GPU of a host with any."""
         counts = {address: (len(gpu.instances), len(gpu.vgpus))
                   for address, gpu in self.cloud.hardware(host).items()}
         return {address: count for address, count in counts.items()
                 if any(count)}
 
     def left(self) -> dict[str, object]:
-        """What servers have left behind, by kind; empty for nothing."""
+        """What servers have left behind, by kind; empty if nothing is left.
+        """
         kinds = {'servers': [server.id for server in
                              self.admin.compute.servers(all_projects=True)],
                  'accelerator requests': self.arqs(),
                  HANDLES: self.cloud.handles_in_use(),
-                 'allocations': self.allocations(),
+                 'allocations': self.cloud.allocations(),
                  **{f'claims of {host}': self.cloud.claims(host)
                     for host in self.cloud.hosts},
                  **{f'on the GPUs of {host}': self.slices(host)
@@ -240,8 +230,9 @@ class TestCase(base.BaseTestCase):
         return {kind: found for kind, found in kinds.items() if found}
 
     def assert_nothing_left(self) -> None:
-        """No trace of any server, soon: some goes a moment after Nova has
-        said that the server is gone.
+        """Assert that no trace of any server remains.
+
+        Some traces disappear a moment after Nova has deleted the server.
         """
         with contextlib.suppress(Late):
             self.until(lambda: not self.left(), 'nothing is left', SETTLE)
@@ -249,54 +240,31 @@ class TestCase(base.BaseTestCase):
         self.assert_nothing_withheld()
 
     def assert_nothing_withheld(self) -> None:
-        """All may be had again, once whole GPUs are cleaned.
+        """Assert that all inventories are available again.
 
-        A report does that, and agents that start report at once. One that
-        starts cleans again what was cleaned just before; so its own word is
-        waited for.
+        A whole GPU must be cleaned first, which the agent's next report
+        does.
         """
-        dirty = [name.partition('_gpu_') for name, reserved
-                 in self.withheld().items() if 'PGPU' in reserved]
-        for host in {host for host, _, _ in dirty}:
-            agent = f'cyborg-agent-{host}'
-            before = len(self.cloud.log(agent))
-            self.cloud.restart(agent)
-            for address in [rest.partition('_')[0] for name, _, rest in dirty
-                            if name == host]:
-                self.until(
-                    functools.partial(self._is_cleaned, agent, before,
-                                      address),
-                    f'GPU {address} of {host} is cleaned', SETTLE)
         self.until(lambda: not self.withheld(), 'nothing is withheld',
                    SETTLE)
 
-    def _is_cleaned(self, agent, before, address):
-        return (f'GPU {address} was reset and is offered again'
-                in self.cloud.log(agent)[before:])
-
     def withheld(self) -> dict[str, dict[str, int]]:
-        """What is reserved: provider name to amounts by class."""
-        placement = self.admin.placement
+        """Return the reserved amounts, by provider name and by class."""
         found = {}
-        for provider in placement.resource_providers():
-            answer = placement.get(
-                f'/resource_providers/{provider.id}/inventories',
-                headers={'OpenStack-API-Version': 'placement 1.26'})
-            exceptions.raise_from_response(answer)
-            reserved = {
-                name: inventory['reserved'] for name, inventory
-                in answer.json()['inventories'].items()
-                if inventory['reserved'] and name not in _OF_HOSTS}
+        for provider, inventories in self.cloud.inventories().items():
+            reserved = {name: reserved for name, (_, reserved)
+                        in inventories.items()
+                        if reserved and name not in _OF_HOSTS}
             if reserved:
-                found[provider.name] = reserved
+                found[provider] = reserved
         return found
 
     def until(self, condition: Callable[[], object], what: str,
               seconds: float, poll: float = _POLL):
-        """Wait for a true answer and return it.
+        """Call a condition until its result is true, and return the result.
 
-        :param poll: seconds between two questions.
-        :raises Late: if there is none in time.
+        :param poll: seconds between two calls.
+        :raises Late: if no result is true in time.
         """
         deadline = time.monotonic() + seconds
         while not (answer := condition()):
@@ -317,7 +285,7 @@ class TestCase(base.BaseTestCase):
         return Accelerator(kind, f'{host} {vgpu.function}', handle)
 
     def _clear(self):
-        """Let no other test fail because this one did."""
+        """Clean up after a failure, so that no other test fails for it."""
         if not self._has_failed:
             return
         with contextlib.suppress(AssertionError, exceptions.SDKException):

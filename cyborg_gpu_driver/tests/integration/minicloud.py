@@ -10,12 +10,14 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The cloud under test: ``tools/minicloud``, as its users have it."""
+"""The cloud under test, which ``tools/minicloud`` runs."""
 
 from __future__ import annotations
 
 import atexit
+import collections
 import configparser
+import functools
 import json
 import os
 import pathlib
@@ -33,19 +35,24 @@ from cyborg_gpu_driver.simulator.machine import machine
 
 DIRECTORY_VARIABLE = 'CYBORG_GPU_MINICLOUD'
 OPTIONS_VARIABLE = 'CYBORG_GPU_MINICLOUD_OPTIONS'
-"""Of the start of a cloud that the tests make themselves."""
+"""Options of ``minicloud start``, if the tests start the cloud."""
 _COMMAND = (pathlib.Path(__file__).resolve().parents[3]
             / 'tools' / 'minicloud' / 'minicloud')
-# Asked now, because a test's own temporary directory goes away with it.
+_REPORT_INTERVAL = 10
+"""Seconds between two reports of an agent. Most tests wait for reports."""
+_DEADLINE = 900
+"""Seconds for a command. The start of a cloud also creates its databases."""
+# Read at import, because each test has its own temporary directory, which is
+# deleted after the test.
 _TEMPORARY = tempfile.gettempdir()
 
 
 class MinicloudError(Exception):
-    """A command of minicloud's failed; says what it printed."""
+    """A command of minicloud failed. The message has the command's output."""
 
 
 class Minicloud:
-    """A cloud in ``directory``, which runs."""
+    """A running cloud, whose files are in ``directory``."""
 
     def __init__(self, directory: pathlib.Path):
         self.directory = directory
@@ -61,12 +68,18 @@ class Minicloud:
         self.ironic_url: str | None = (
             _read_ini(ironic)['api']['public_endpoint'] if ironic.exists()
             else None)
-        """Where Ironic answers, None if there is none."""
-        self._database = sqlalchemy.create_engine(
-            self._cyborg_conf('cyborg.conf')['database']['connection'])
+        """The URL of Ironic, or None if the cloud has no Ironic."""
+
+    @functools.cached_property
+    def _cyborg(self):
+        return _database(self.directory, 'cyborg', 'database')
+
+    @functools.cached_property
+    def _placement(self):
+        return _database(self.directory, 'placement', 'placement_database')
 
     def connect(self, user: str) -> connection.Connection:
-        """The cloud as ``admin``, ``user1`` or ``user2`` sees it."""
+        """Return a user's connection, such as ``admin``'s or ``user1``'s."""
         if user not in self._connections:
             self._connections[user] = connection.Connection(
                 config=self._clouds.get_one(cloud=user))
@@ -99,23 +112,58 @@ class Minicloud:
     def handles_in_use(self) -> list[str]:
         """UUIDs of the attach handles that Cyborg believes to be in use.
 
-        Asked of its database, for its API does not show them.
+        Read from Cyborg's database, because its API does not show them.
         """
-        with self._database.connect() as database:
+        with self._cyborg.connect() as database:
             return list(database.scalars(sqlalchemy.text(
                 'SELECT uuid FROM attach_handles WHERE in_use')))
 
     def release_handles(self) -> None:
-        """Have Cyborg believe that no attach handle is in use.
+        """Mark all attach handles as unused in Cyborg's database.
 
-        For those that no request has any more: its API cannot do it.
+        This is for handles that no request has any more. Cyborg's API
+        cannot release them.
         """
-        with self._database.begin() as database:
+        with self._cyborg.begin() as database:
             database.execute(sqlalchemy.text(
                 'UPDATE attach_handles SET in_use = FALSE'))
 
+    def allocations(self) -> dict[str, set[str]]:
+        """UUIDs of the consumers of each resource provider in use, by name.
+
+        Read from Placement's database. Its API has no request for all
+        resource providers, and tests call this method in a loop.
+        """
+        found = collections.defaultdict(set)
+        with self._placement.connect() as database:
+            for provider, consumer in database.execute(sqlalchemy.text(
+                    'SELECT name, consumer_id FROM allocations '
+                    'JOIN resource_providers '
+                    'ON resource_providers.id = resource_provider_id')):
+                found[provider].add(consumer)
+        return dict(found)
+
+    def inventories(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """Total and reserved by resource provider and resource class.
+
+        Read from Placement's database, as :meth:`allocations` is.
+        """
+        found: dict[str, dict[str, tuple[int, int]]] = (
+            collections.defaultdict(dict))
+        with self._placement.connect() as database:
+            for provider, name, total, reserved in database.execute(
+                    sqlalchemy.text(
+                        'SELECT resource_providers.name, '
+                        'resource_classes.name, total, reserved '
+                        'FROM inventories JOIN resource_providers '
+                        'ON resource_providers.id = resource_provider_id '
+                        'JOIN resource_classes '
+                        'ON resource_classes.id = resource_class_id')):
+                found[provider][name] = total, reserved
+        return dict(found)
+
     def hardware(self, host: str) -> dict[str, state.Gpu]:
-        """Address and state of each simulated GPU of a host.
+        """The state of each simulated GPU of a host, by address.
 
         Read from the simulator's file, never from the driver.
         """
@@ -132,31 +180,31 @@ class Minicloud:
                 for vgpu in gpu.vgpus}
 
     def claims(self, host: str) -> list[str]:
-        """Attach handles that the driver's records of a host have."""
+        """The attach handles in the claims of a host's records."""
         records = pathlib.Path(self.state_path(host), 'gpus').glob('*.json')
         return [claim['handle'] for record in records for claim in
                 json.loads(record.read_text())['content'].get('claims', ())]
 
     def machine(self, host: str) -> machine.Machine:
-        """The simulated machine of a host, to let things happen to it."""
+        """The simulated machine of a host, so that a test can change it."""
         settings = _read_ini(self._agent_conf(host))['gpu']
         return machine.Machine.load(settings['simulate'],
                                     settings['simulate_state'])
 
     def state_path(self, host: str) -> str:
-        """Where the driver on a host keeps what it knows."""
+        """The directory in which the driver on a host keeps its state."""
         return _read_ini(self._agent_conf(host))['gpu']['state_path']
 
     def enable_drivers(self, host: str, *drivers: str) -> None:
-        """Have a host's agent load drivers from its next start on."""
+        """Configure the drivers that a host's agent loads when it starts."""
         self.configure(host, 'agent', enabled_drivers=', '.join(drivers))
 
     def configure(self, host: str, group: str, **options: str | None
                   ) -> str | None:
-        """Set options of a host's agent, from its next start on.
+        """Set options of a host's agent, which it reads at its next start.
 
-        :param options: the value of each; None takes it away.
-        :returns: what the last of them was.
+        :param options: the value of each option; None removes the option.
+        :returns: the former value of the last option.
         """
         path = self._agent_conf(host)
         parser = _read_ini(path)
@@ -173,7 +221,7 @@ class Minicloud:
 
     @property
     def transport_url(self) -> str:
-        """By which Cyborg's services reach the message broker."""
+        """The URL by which Cyborg's services reach the message broker."""
         return _read_ini(self._agent_conf(self.hosts[0])).get(
             'DEFAULT', 'transport_url')
 
@@ -184,14 +232,14 @@ class Minicloud:
         return directory / server
 
     def process(self, service: str) -> int:
-        """Number of a service's process, which is that of its group."""
+        """The process id of a service, which is also its group's id."""
         return int(next(
             row['pid'] for row
             in json.loads(self.command('status', '--format', 'json'))
             if row['service'] == service))
 
     def log(self, service: str) -> str:
-        """All that a service has logged."""
+        """Return the log of a service."""
         return (self.directory / 'log' / f'{service}.log').read_text(
             encoding='utf-8', errors='replace')
 
@@ -199,19 +247,20 @@ class Minicloud:
         return (self.directory / 'etc' / 'cyborg'
                 / f'cyborg-agent-{host}.conf')
 
-    def _cyborg_conf(self, name):
-        return _read_ini(self.directory / 'etc' / 'cyborg' / name)
-
 
 class _Shared:
-    """The cloud of this process, started by who needs it first."""
+    """The cloud of this process. The first test that needs it starts it."""
 
     def __init__(self):
         self._cloud: Minicloud | None = None
         self._problem: MinicloudError | None = None
 
     def get(self) -> Minicloud:
-        """:raises MinicloudError: if it did not start, each time."""
+        """Return the cloud, and start it first if necessary.
+
+        :raises MinicloudError: in this and all later calls, if the cloud did
+            not start.
+        """
         if self._problem is not None:
             raise self._problem
         if self._cloud is None:
@@ -231,7 +280,8 @@ class _Shared:
             parent = tempfile.mkdtemp(prefix='minicloud-', dir=_TEMPORARY)
             directory = pathlib.Path(parent, 'cloud')
             atexit.register(_wipe, directory)
-            run('start', *os.environ.get(OPTIONS_VARIABLE, '').split(),
+            run('start', '--report-interval', str(_REPORT_INTERVAL),
+                *os.environ.get(OPTIONS_VARIABLE, '').split(),
                 '--directory', str(directory))
         return Minicloud(directory)
 
@@ -257,15 +307,27 @@ def _wipe(directory):
 def output(command: list[str]) -> str:
     """Run a command and return what it prints.
 
-    :raises MinicloudError: if it fails.
+    :raises MinicloudError: if it fails or takes too long.
     """
-    done = subprocess.run(command, capture_output=True, text=True,
-                          check=False, stdin=subprocess.DEVNULL)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True,
+                              check=False, stdin=subprocess.DEVNULL,
+                              timeout=_DEADLINE)
+    except subprocess.TimeoutExpired as late:
+        raise MinicloudError(f'{late}:\n{late.stdout}\n{late.stderr}'
+                             ) from late
     if done.returncode:
         raise MinicloudError(
             f'{" ".join(command)} ended with {done.returncode}:\n'
             + done.stdout + done.stderr)
     return done.stdout
+
+
+def _database(directory, service, section):
+    """Return an SQLAlchemy engine for the database of a service."""
+    options = _read_ini(
+        directory / 'etc' / service / f'{service}.conf')[section]
+    return sqlalchemy.create_engine(options['connection'])
 
 
 def _read_ini(path):

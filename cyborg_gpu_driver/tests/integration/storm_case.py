@@ -33,7 +33,7 @@ from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.unit.osc import running
 
 STORMS = int(os.environ.get('CYBORG_GPU_STORMS', '1'))
-"""How many storms each test has that can have several."""
+"""Number of storms in each test that can have several."""
 AT_ONCE = 20
 DEADLINE = 900
 """Seconds for twenty servers on a busy machine."""
@@ -52,7 +52,7 @@ ServerGroupAffinityFilter,GpuFilter
 [gpu_weigher]
 gpu_weight_multiplier = 10.0
 """
-"""As doc/source/admin/scheduling.rst recommends."""
+"""The settings that doc/source/admin/scheduling.rst recommends."""
 PLACEMENT = {'OpenStack-API-Version': 'placement 1.36'}
 
 
@@ -68,18 +68,22 @@ class StormCase(base.TestCase):
 
     def storm(self, requests: Iterable[tuple[flavor_module.Flavor,
                                              Connection]],
-              look: Callable[[], None] = lambda: None
+              look: Callable[[], None] = lambda: None,
+              restarted: Iterable[str] = ()
               ) -> tuple[list[server_module.Server],
                          list[server_module.Server]]:
-        """Ask for servers at the same time, and wait until all is done.
+        """Request servers at the same time, and wait until Nova is done.
 
-        :param requests: the flavor of each, and who asks.
-        :param look: called again and again, and once when all is done.
-        :returns: those that are ACTIVE, and the others.
+        :param requests: the flavor of each server, and the user's connection.
+        :param look: called repeatedly, and once after the last server.
+        :param restarted: services that are restarted meanwhile.
+        :returns: the servers that are ACTIVE, and the others.
         """
         with futures.ThreadPoolExecutor(AT_ONCE) as pool:
-            asked = {done.result().id for done in [
-                pool.submit(self.ask, *request) for request in requests]}
+            asking = [pool.submit(self.ask, *request) for request in requests]
+            for service in restarted:
+                self.cloud.restart(service)
+            asked = {done.result().id for done in asking}
 
         def ended():
             found = [server for server in self.servers()
@@ -94,14 +98,14 @@ class StormCase(base.TestCase):
                 [server for server in found if server.status != 'ACTIVE'])
 
     def assert_no_host(self, servers: Iterable[server_module.Server]) -> None:
-        """The scheduler has refused them."""
+        """Assert that the scheduler has refused all of these servers."""
         self.assertEqual([], [
             server.fault['message'] for server in servers
             if 'No valid host was found' not in server.fault['message']])
 
     def ask(self, flavor: flavor_module.Flavor, cloud: Connection
             ) -> server_module.Server:
-        """Ask for a server, and wait for nothing."""
+        """Request a server, and do not wait for it."""
         return cloud.compute.create_server(
             name='storm', flavor_id=flavor.id, image_id=self.image,
             networks='none')
@@ -115,7 +119,7 @@ class StormCase(base.TestCase):
         self.delete_all(self.servers())
 
     def delete_all(self, servers: Iterable[server_module.Server]) -> None:
-        """Delete servers at once, and wait until they are gone."""
+        """Delete servers at the same time, and wait until they are gone."""
         ids = {server.id for server in servers}
         with futures.ThreadPoolExecutor(AT_ONCE) as pool:
             list(pool.map(self.admin.compute.delete_server, ids))
@@ -123,25 +127,46 @@ class StormCase(base.TestCase):
                                       in self.servers()},
                    'all are gone', DEADLINE, _POLL)
 
+    def assert_only_handles_left(self) -> None:
+        """Assert that servers left at most attach handles in use.
+
+        A bind that a restart interrupted may leave its handle in use. Cyborg
+        then has no request for the handle, and no API to release it
+        (RestartCase.assert_only_handles_left in test_restarts).
+        """
+        with contextlib.suppress(base.Late):
+            self.until(lambda: set(self.left()) <= {base.HANDLES},
+                       'at most handles are left', REPORTED)
+        self.cloud.release_handles()
+        self.assert_nothing_left()
+
+    def are_reserved(self, providers: Iterable[str]) -> bool:
+        """Whether these providers offer nothing to a new server."""
+        inventories = self.cloud.inventories()
+        return all(total == reserved for name in providers
+                   for total, reserved in inventories.get(name, {}).values())
+
     def use_gpu_scheduler(self) -> None:
-        """Let nova-scheduler use our weigher and filter during a test."""
+        """Enable our weigher and filter in nova-scheduler for this test."""
         path = self.cloud.directory / 'etc' / 'nova' / 'nova.conf'
         before = path.read_text()
         self.addCleanup(self.cloud.restart, 'nova-scheduler')
         self.addCleanup(path.write_text, before)
-        # A section may be in a file several times.
+        # The same section may occur several times in the file.
         path.write_text(before + _SCHEDULER)
         self.cloud.restart('nova-scheduler')
 
 
 class GpuCase(StormCase):
-    """A test about the GPUs with slices of a host, of which there are two.
+    """A test about the two GPUs of a host that have slices.
 
-    :ivar gpus: their PCI addresses.
+    :ivar gpus: the PCI addresses of these GPUs.
     """
 
     def setUp(self):
         super().setUp()
+        # What the test before left is removed a moment after its end.
+        self.assert_nothing_left()
         self.host = self.cloud.hosts[0]
         self.agent = f'cyborg-agent-{self.host}'
         self.providers = collections.defaultdict(list)
@@ -157,7 +182,8 @@ class GpuCase(StormCase):
     def cordon(self, gpu: str, reason: str) -> None:
         """Run ``openstack gpu cordon``.
 
-        An agent that starts reports at once, instead of within a minute.
+        The agent is restarted, so that it reports at once instead of within
+        a minute.
         """
         self.addCleanup(self.rows, cordon.UncordonGpu, gpu)
         self.rows(cordon.CordonGpu, gpu, '--reason', reason, '--wait', '0',
@@ -167,10 +193,10 @@ class GpuCase(StormCase):
         self.wait_closed(gpu)
 
     def restart(self, *gpus: str) -> None:
-        """Restart whoever might forget that GPUs are cordoned.
+        """Restart the services that might forget that GPUs are cordoned.
 
-        Somebody opens the GPUs in Placement in the meantime, and the first
-        report of the agent closes them again.
+        Meanwhile the test opens the GPUs in Placement. The first report of
+        the agent must close them again.
         """
         self.cloud.kill(self.agent)
         self.cloud.restart('cyborg-conductor', 'placement')
@@ -187,69 +213,48 @@ class GpuCase(StormCase):
                    REPORTED)
 
     def wait_open(self, gpu: str) -> None:
-        """Wait until everything of an unused GPU can be had.
+        """Wait until all inventories of an unused GPU are available.
 
-        A provider that others have changed too is written by the second
-        report, or by the first one of an agent.
+        If others have changed a provider too, the agent writes it only in
+        its second report, or in its first report after a start.
         """
         self.cloud.restart(self.agent)
         self.until(lambda: not set(self.providers[gpu]) & self.withheld()
                    .keys(), f'GPU {gpu} is open', REPORTED)
 
     def is_closed(self, gpu: str) -> bool:
-        """Whether Placement gives nothing of a GPU to a new server."""
-        return all(
-            inventory['reserved'] == inventory['total']
-            for name in self.providers[gpu]
-            for inventory in self.inventories(name)['inventories'].values())
-
-    def inventories(self, name: str) -> dict:
-        """Placement's answer about the inventories of a provider."""
-        provider = self.admin.placement.find_resource_provider(name)
-        answer = self.admin.placement.get(
-            f'/resource_providers/{provider.id}/inventories',
-            headers=PLACEMENT)
-        exceptions.raise_from_response(answer)
-        return answer.json()
+        """Whether all inventories of a GPU are fully reserved."""
+        return self.are_reserved(self.providers[gpu])
 
     def reserve_nothing(self, name: str) -> None:
-        """Have Placement give out all of a provider."""
-        provider = self.admin.placement.find_resource_provider(name)
-        wanted = self.inventories(name)
+        """Set all reserved amounts of a provider to 0 in Placement."""
+        placement = self.admin.placement
+        provider = placement.find_resource_provider(name)
+        url = f'/resource_providers/{provider.id}/inventories'
+        answer = placement.get(url, headers=PLACEMENT)
+        exceptions.raise_from_response(answer)
+        wanted = answer.json()
         for inventory in wanted['inventories'].values():
             inventory['reserved'] = 0
-        exceptions.raise_from_response(self.admin.placement.put(
-            f'/resource_providers/{provider.id}/inventories', json=wanted,
-            headers=PLACEMENT))
+        exceptions.raise_from_response(placement.put(
+            url, json=wanted, headers=PLACEMENT))
 
     def rows(self, command, gpu: str, *arguments: str, code: int = 0
              ) -> list[dict]:
-        """The rows of an ``openstack gpu`` command about a GPU."""
+        """Run an ``openstack gpu`` command about a GPU; return its rows."""
         return self.openstack.rows(command, self.host, gpu, *arguments,
                                    code=code)
 
     def on_host(self, *arguments: str) -> list[dict]:
-        """The rows of a ``cyborg-gpu`` command on the GPU's host."""
+        """Run a ``cyborg-gpu`` command on the GPU's host; return its rows."""
         return json.loads(self.cloud.cyborg_gpu(
             self.host, *arguments, '-f', 'json'))
 
     def assert_unused(self, *gpus: str) -> None:
-        """No server has a part of the GPUs."""
-        allocated = self.allocations().keys()
+        """Assert that no server has a part of the GPUs."""
+        allocated = self.cloud.allocations().keys()
         hardware = self.cloud.hardware(self.host)
         for gpu in gpus:
             self.assertEqual(set(), set(self.providers[gpu]) & allocated)
             self.assertEqual(({}, []), (dict(hardware[gpu].instances),
                                         list(hardware[gpu].vgpus)))
-
-    def assert_only_handles_left(self) -> None:
-        """A bind that a restart has cut short may leave its handle in use.
-
-        Cyborg then has no request for it, and no API to give it back
-        (RestartCase.assert_only_handles_left in test_restarts).
-        """
-        with contextlib.suppress(base.Late):
-            self.until(lambda: set(self.left()) <= {base.HANDLES},
-                       'at most handles are left', REPORTED)
-        self.cloud.release_handles()
-        self.assert_nothing_left()

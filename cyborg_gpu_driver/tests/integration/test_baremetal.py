@@ -27,7 +27,7 @@ from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.ironic import node as node_module
 from cyborg_gpu_driver.tests.unit.osc import running
 
-# Nova looks at Ironic's nodes now and then.
+# Nova reads Ironic's nodes only periodically.
 _DEADLINE = 120
 _PROFILE = 'metal-slices'
 _TRAIT = names.layout_trait(_PROFILE)
@@ -44,8 +44,8 @@ class BaremetalTest(base.TestCase):
         self.resource_class = f'baremetal-{uuid.uuid4().hex[:8]}'
 
     def test_a_flavor_of_a_profile_is_deployed(self):
-        """From the profile to the instances in the deployed system, and to
-        a node that is clean again.
+        """From the profile to the GPU instances in the deployed system, and
+        back to a clean node.
         """
         node = self.node('a30x4')
         hardware = node.server
@@ -71,10 +71,11 @@ class BaremetalTest(base.TestCase):
         self.until(lambda: not self.left(), 'nothing is left', base.SETTLE)
 
     def node(self, gpus):
-        """A node with a simulated machine's GPUs, which goes with the test.
+        """Enroll a node with simulated GPUs, which is removed after the test.
         """
         there = []
-        # Run after the node is removed, so that others find no trace of it.
+        # This cleanup runs after the node is removed, so that other tests
+        # find no trace of the node.
         self.addCleanup(lambda: self.until(
             lambda: not any(map(self.is_known, there)),
             'Nova has forgotten the node', _DEADLINE))
@@ -84,7 +85,8 @@ class BaremetalTest(base.TestCase):
         return there[0]
 
     def make_profile(self):
-        """Run ``openstack gpu baremetal profile create``; its flavor."""
+        """Run ``openstack gpu baremetal profile create``; return its flavor.
+        """
         path = self.useFixture(fixtures.TempDir()).join('profiles.yaml')
         pathlib.Path(path).write_text(yaml.safe_dump({
             'version': 'v1', 'profiles': [{'name': _PROFILE, 'groups': [
@@ -102,18 +104,18 @@ class BaremetalTest(base.TestCase):
         return flavor
 
     def is_offered(self, node):
-        """Whether Placement would give the node to such a server."""
+        """Whether Placement has the node as a candidate for the flavor."""
         resource_class = self.resource_class.upper().replace('-', '_')
         answer = self.admin.placement.get(
             '/allocation_candidates', params={
                 'resources': f'CUSTOM_{resource_class}:1',
                 'required': _TRAIT},
             headers={'OpenStack-API-Version': 'placement 1.17'})
-        # It is refused as long as Nova has told of no such class.
+        # Placement refuses the request until Nova has created the class.
         return node.uuid in answer.json().get('provider_summaries', ())
 
     def is_known(self, node):
-        """Whether Placement has it, in whatever state."""
+        """Whether Placement has a provider for the node, in any state."""
         return self.admin.placement.get(
             f'/resource_providers/{node.uuid}').status_code == 200
 

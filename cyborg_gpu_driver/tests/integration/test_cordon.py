@@ -27,8 +27,8 @@ _WHY = 'a fan is broken'
 class CordonTest(storm_case.GpuCase):
     """Storms of servers, each after a restart of the services.
 
-    Nobody is served by one of the two GPUs, of which one is cordoned in the
-    cloud and one on its host.
+    No server gets a part of the two GPUs. One is cordoned through the cloud,
+    the other one on its host.
     """
 
     def test_no_server_in_any_storm(self):
@@ -38,7 +38,7 @@ class CordonTest(storm_case.GpuCase):
         self.assertIn(_WHY, str(row['cordons']))
         self.assertTrue(self.is_closed(on_host))
         self.cordon(in_cloud, _WHY)
-        # It keeps its reason.
+        # The cordon keeps its first reason.
         (row,) = self.rows(cordon.CordonGpu, in_cloud, '--reason', 'another')
         self.assertIn(_WHY, str(row['Cordons']))
 
@@ -66,7 +66,7 @@ class CordonTest(storm_case.GpuCase):
         self.assert_only_handles_left()
 
     def assert_has_next(self, gpu, flavor):
-        """The only GPU of its host that is open has the next server."""
+        """Assert that the only open GPU of the host gets the next server."""
         self.wait_open(gpu)
         self.boot(flavor, self.admin, host=self.host)
         self.assertEqual(1, len(self.cloud.hardware(
@@ -74,20 +74,21 @@ class CordonTest(storm_case.GpuCase):
 
 
 class DrainTest(storm_case.GpuCase):
-    """Of two servers on a GPU one owner consents, the other one later."""
+    """Drain a GPU with two servers: one owner consents later than the other.
+    """
 
     def setUp(self):
         super().setUp()
         self.gpu, _ = self.gpus
         flavor = self.flavor_of(_HALF)
-        # Its two GPUs have room for two of them each.
+        # Each of the host's two GPUs has room for two of these servers.
         servers = [self.boot(flavor, self.admin, host=self.host)
                    for _ in range(4)]
         self.movable, self.firm = [
             server for server in servers if self.gpu in self.gpus_of(server)]
 
     def gpus_of(self, server):
-        """Addresses of the GPUs that a server has a part of."""
+        """The addresses of the GPUs of which a server has a part."""
         handles = {one.handle for one in self.accelerators(server)}
         return {address for host in self.cloud.hosts for address, gpu
                 in self.cloud.hardware(host).items()
@@ -108,7 +109,8 @@ class DrainTest(storm_case.GpuCase):
         self.assertEqual(had, self.accelerators(self.firm))
         (row,) = self.drain('--shelve', code=1)
         self.assertEqual(self.firm.id, row['Server'])
-        # The room on the cordoned GPU is not for who comes back either.
+        # A server that is unshelved does not get the free slot on the
+        # cordoned GPU either.
         self.admin.compute.unshelve_server(self.movable)
         self.wait_for(self.movable, 'ACTIVE')
         self.assertNotIn(self.gpu, self.gpus_of(self.now(self.movable)))
@@ -140,9 +142,9 @@ class DrainTest(storm_case.GpuCase):
         return self.admin.compute.get_server(server.id)
 
     def assert_away(self, server):
-        """A shelved server has nothing of any GPU."""
+        """Assert that a server is shelved and has no part of any GPU."""
         self.assertEqual('SHELVED_OFFLOADED', self.now(server).status)
         self.assertEqual([], self.arqs(server))
         self.assertNotIn(server.id, {
-            consumer for consumers in self.allocations().values()
+            consumer for consumers in self.cloud.allocations().values()
             for consumer in consumers})

@@ -18,13 +18,13 @@ from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.unit.osc import running
 
 _GPUS = 4
-"""With MIG on; each has room for one 4g."""
+"""GPUs with MIG enabled. Each has room for one 4g."""
 
 
 class DefragmentTest(base.TestCase):
 
     def test_a_plan_is_carried_out(self):
-        """A 3g leaves a GPU that it has for itself, and a 7g takes it."""
+        """A 3g moves away from a GPU that it has alone, and a 7g fits."""
         cloud = connection.Cloud(self.admin, 'admin')
         large = self.flavor_of('CUSTOM_NVIDIA_4G_40GB')
         blockers = [self.boot(large, self.admin) for _ in range(_GPUS)]
@@ -48,7 +48,7 @@ class DefragmentTest(base.TestCase):
             try:
                 return run('--plan')
             except AssertionError:
-                # The agent has not reported yet what is free.
+                # The agent has not reported the free capacity yet.
                 return None
 
         self.until(planned, 'there is a plan', base.SETTLE)

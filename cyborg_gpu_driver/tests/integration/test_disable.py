@@ -15,30 +15,22 @@
 from __future__ import annotations
 
 import json
-import os
-from concurrent import futures
 
 from openstack import exceptions
 from oslo_config import cfg
 
-from cyborg_gpu_driver.tests.integration import base
+from cyborg_gpu_driver.tests.integration import storm_case
 from cyborg_gpu_driver.tests.unit.notifications import listening
 
 _SLICE = 'CUSTOM_NVIDIA_1G_10GB'
-_STORMS = int(os.environ.get('CYBORG_GPU_STORMS', '2'))
-"""One for each service that is restarted, unless more are asked for."""
-_AT_ONCE = 20
 _NOTIFICATIONS = 'oslo_messaging_notifications'
-_DEADLINE = 900
-_REPORTED = 300
-"""Seconds for two reports of an agent, which are a minute apart."""
 
 
-class DisableTest(base.TestCase):
+class DisableTest(storm_case.StormCase):
     """Storms of servers while services are restarted.
 
-    The agent of the device's host has no cloud to ask: it asks Cyborg as the
-    user that Placement knows it by.
+    The agent of the device's host has no ``os_cloud`` option. It sends its
+    requests to Cyborg as the user that it has for Placement.
     """
 
     def setUp(self):
@@ -59,41 +51,29 @@ class DisableTest(base.TestCase):
             conf, url=self.cloud.transport_url, exchange='cyborg'))
         self.cloud.restart(self.agent)
         self.flavor = self.flavor_of(_SLICE)
-        self.image = self.user1.image.find_image(base.IMAGE).id
-        self.addCleanup(self.end)
 
     def test_no_server_in_any_storm(self):
         device, self.closed = self.device_with_slices()
         self.act(device, 'disable', 'maintaining')
         self.addCleanup(self.act, device, 'enable', 'enabled')
-        self.until(self.all_closed, 'all of the device is closed', _REPORTED)
+        self.until(self.is_closed, 'the device is closed',
+                   storm_case.REPORTED)
         self.assert_announced('gpu.cordoned')
-        for number in range(_STORMS):
+        for number in range(storm_case.STORMS):
             with self.subTest(storm=number):
-                self.storm((self.agent, 'cyborg-conductor')[number % 2])
+                self.assert_unused_in_storm()
         self.act(device, 'enable', 'enabled')
         self.until(lambda: not self.withheld(), 'all can be had again',
-                   _REPORTED)
+                   storm_case.REPORTED)
         self.assert_only_handles_left()
 
     def assert_announced(self, expected):
         event = None
         while event != expected:
-            event, *_, payload = self.listener.next(_REPORTED)
+            event, *_, payload = self.listener.next(storm_case.REPORTED)
         self.assertIn(f'{self.host}_gpu_'
                       + payload['cyborg_gpu_object.data']['gpu'],
                       next(iter(self.closed)))
-
-    def assert_only_handles_left(self):
-        """A bind that a restart has cut short may leave its handle in use.
-
-        Cyborg then has no request for it, and no API to give it back
-        (RestartCase.assert_only_handles_left in test_restarts).
-        """
-        self.until(lambda: set(self.left()) <= {'handles in use'},
-                   'at most handles are left', _REPORTED)
-        self.cloud.release_handles()
-        self.assert_nothing_left()
 
     def device_with_slices(self):
         """UUID of a device, and the names of its providers."""
@@ -117,8 +97,8 @@ class DisableTest(base.TestCase):
     def act(self, device, action, status):
         """Disable or enable a device.
 
-        Cyborg answers 500 where no deployable has the number of the device.
-        The status is changed before that.
+        Cyborg answers 500 if no deployable has the database id of the
+        device. It has changed the status before that.
         """
         self.admin.accelerator.post(f'/devices/{device}/{action}',
                                     microversion='2.3')
@@ -126,53 +106,19 @@ class DisableTest(base.TestCase):
             item['status'] for item in self.devices()
             if item['uuid'] == device])
 
-    def all_closed(self):
-        """Whether nothing of the device can be had."""
-        withheld = self.withheld()
-        return all(self.total(name) == withheld.get(name)
-                   for name in self.closed)
+    def is_closed(self):
+        """Whether all providers of the device have only reserved units."""
+        return (self.closed <= self.cloud.inventories().keys()
+                and self.are_reserved(self.closed))
 
-    def total(self, name):
-        provider = self.admin.placement.find_resource_provider(name)
-        answer = self.admin.placement.get(
-            f'/resource_providers/{provider.id}/inventories')
-        exceptions.raise_from_response(answer)
-        return {resource_class: inventory['total']
-                for resource_class, inventory
-                in answer.json()['inventories'].items()}
-
-    def storm(self, service):
-        """Twenty at once, while a service is restarted."""
-        with futures.ThreadPoolExecutor(_AT_ONCE + 1) as pool:
-            asked = [pool.submit(self.ask, cloud) for cloud
-                     in (self.user1, self.user2) * (_AT_ONCE // 2)]
-            pool.submit(self.cloud.restart, service).result()
-            for request in asked:
-                request.result()
-        self.until(self.is_over, 'the storm is over', _DEADLINE)
-        self.assertTrue(self.all_closed())
-        self.assertLess(0, sum(server.status == 'ACTIVE' for server
-                               in self.servers()))
+    def assert_unused_in_storm(self):
+        """Assert that no server gets the device during service restarts."""
+        active, _ = self.storm(
+            [(self.flavor, (self.user1, self.user2)[turn % 2])
+             for turn in range(storm_case.AT_ONCE)],
+            lambda: self.assertEqual(
+                set(), self.closed & self.cloud.allocations().keys()),
+            (self.agent, 'cyborg-conductor'))
+        self.assertTrue(self.is_closed())
+        self.assertLess(0, len(active))
         self.end()
-
-    def ask(self, cloud):
-        return cloud.compute.create_server(
-            name='storm', flavor_id=self.flavor.id, image_id=self.image,
-            networks='none')
-
-    def is_over(self):
-        """Whether nothing is built any more; none has the device meanwhile.
-        """
-        self.assertEqual(set(), self.closed & set(self.allocations()))
-        return not any(server.status == 'BUILD'
-                       for server in self.servers())
-
-    def servers(self):
-        return list(self.admin.compute.servers(all_projects=True))
-
-    def end(self):
-        """All are deleted at once."""
-        with futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(self.admin.compute.delete_server,
-                          [server.id for server in self.servers()]))
-        self.until(lambda: not self.servers(), 'all are gone', _DEADLINE)

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""What is said of servers that a real Nova has refused, and of orphans."""
+"""The explanation of servers that a real Nova refused, and orphans."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ExplainTest(base.TestCase):
             explain.ExplainRequest, *arguments, '-f', 'json', code=code)[0])
 
     def codes(self, *arguments, code=1):
-        """Codes of what is said of each host, and of all."""
+        """The codes of what is missing overall, and on each host."""
         found = self.explain(*arguments, code=code)
         return [item['code'] for item in found['missing']], {
             host['host']: {item['code'] for item in host['missing'] + [
@@ -73,7 +73,7 @@ class ExplainTest(base.TestCase):
         self.assertEqual((1, 2), self.taking('--flavor', flavor.name))
 
     def taking(self, *arguments):
-        """How many hosts take it, of how many."""
+        """The number of hosts that accept the server, and of all hosts."""
         hosts = self.explain(*arguments, code=0)['hosts']
         return sum(host['accepted'] for host in hosts), len(hosts)
 

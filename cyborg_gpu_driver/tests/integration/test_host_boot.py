@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Servers that start with their host have their accelerators."""
+"""Servers that Nova starts when their host boots have their accelerators."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _WHOLE, _VGPU = 'PGPU', 'CUSTOM_NVIDIA_A100_8C'
 _SMALL, _LARGE = 'CUSTOM_NVIDIA_1G_10GB', 'CUSTOM_NVIDIA_3G_40GB'
 _SERVERS = ((_WHOLE,), (_VGPU,), (_VGPU,), (_SMALL,), (_LARGE,),
             (_SMALL, _VGPU))
-"""What each of them has; slices of an A100 are MIG-backed vGPUs."""
+"""The resource classes of each server. A slice is a MIG-backed vGPU."""
 _CONFIG = """
 [DEFAULT]
 compute_driver = libvirt.LibvirtDriver
@@ -45,7 +45,7 @@ _DEADLINE = 300
 
 
 class HostBootTest(base.TestCase):
-    """nova-compute is ours, with Nova's libvirt driver on a fake libvirt."""
+    """Our nova-compute runs Nova's libvirt driver on a fake libvirt."""
 
     def setUp(self):
         super().setUp()
@@ -95,7 +95,7 @@ class HostBootTest(base.TestCase):
         self.assert_nothing_left()
 
     def assert_attached(self, had):
-        """Each guest that runs has exactly what the hardware has for it."""
+        """Assert that each running guest has exactly its accelerators."""
         self.assertEqual(
             {server: sorted(one.where.partition(' ')[2] if one.kind == 'whole'
                             else one.handle for one in accelerators)
@@ -103,12 +103,12 @@ class HostBootTest(base.TestCase):
             {server: self.devices(server) for server in self.running()})
 
     def running(self):
-        """UUIDs of the servers whose guests run."""
+        """The UUIDs of the servers whose guests run."""
         return {guest.name for guest
                 in (self.directory / 'running').iterdir()}
 
     def devices(self, server):
-        """Mdevs and PCI addresses in the XML of a domain that runs."""
+        """The mdevs and PCI addresses in the XML of a running domain."""
         found = []
         domain = etree.fromstring(
             (self.directory / 'running' / server).read_bytes())
@@ -137,14 +137,14 @@ class HostBootTest(base.TestCase):
                 start_new_session=True)
 
     def end_compute(self):
-        """The host is off at once."""
+        """Kill nova-compute, as if the host lost its power."""
         if self.process is not None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
             self.process = None
 
     def reports(self, since):
-        """Whether nova-compute has said that it is alive since then."""
+        """Whether nova-compute has reported to Nova since that time."""
         self.assertIsNone(self.process.poll(), 'nova-compute has ended')
         (service,) = self.admin.compute.services(
             binary='nova-compute', host=self.host)

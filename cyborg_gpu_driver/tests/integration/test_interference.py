@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Applications measured in pairs of servers, whose guests run here."""
+"""Measure applications in pairs of servers whose guests the test runs."""
 
 import base64
 import json
@@ -34,7 +34,7 @@ _LOOK = 0.5
 class Guests(fixtures.Fixture):
     """Runs the user data of servers, as their guests would.
 
-    :param test: has the cloud.
+    :param test: the test, which has the connections to the cloud.
     """
 
     def __init__(self, test):
@@ -42,9 +42,9 @@ class Guests(fixtures.Fixture):
         self._running = {}
         self._over = threading.Event()
         self.gpus = {}
-        """What the hardware has for each server."""
+        """Host and address of the GPUs of each server."""
         self.together = set()
-        """Servers that ran at the same time."""
+        """Sets of servers that ran at the same time."""
 
     def _setUp(self):
         thread = threading.Thread(target=self._run)
@@ -54,7 +54,8 @@ class Guests(fixtures.Fixture):
         thread.start()
 
     def _run(self):
-        # A session of its own: keystoneauth's are safe, the SDK's are not.
+        # A separate connection for this thread: keystoneauth's sessions are
+        # thread-safe, the SDK's connections are not.
         cloud = self._test.cloud.connect('admin')
         while not self._over.wait(_LOOK):
             there = {server.id: server for server in cloud.compute.servers(
@@ -111,7 +112,7 @@ class InterferenceTest(base.TestCase):
     def test_pairs_of_guests(self):
         guests = self.useFixture(Guests(self))
         flavor = self.flavor_of('CUSTOM_NVIDIA_1G_10GB')
-        # The second of two at the same time runs out of memory.
+        # If two run at the same time, the second one runs out of memory.
         lock = self.directory / 'lock'
         self.measure(flavor, '--application', 'a=sleep 0.2',
                      '--application',
@@ -126,7 +127,7 @@ class InterferenceTest(base.TestCase):
         self.assertIsNone(document['slowdown']['b']['b'])
         self.assertEqual('out of memory',
                          document['pairs']['b']['b']['outcome'])
-        # Those on a wrong GPU were stopped.
+        # Servers that got a wrong GPU were stopped.
         together = {frozenset(uuid for uuid in running
                               if not self.was_stopped(uuid))
                     for running in guests.together}
@@ -168,9 +169,12 @@ class InterferenceTest(base.TestCase):
         self.assert_nothing_left()
 
     def test_ctrl_c(self):
+        # A shell starts its background jobs with SIGINT ignored.
+        self.addCleanup(signal.signal, signal.SIGINT, signal.signal(
+            signal.SIGINT, signal.default_int_handler))
         self.useFixture(Guests(self))
         flavor = self.flavor_of('CUSTOM_NVIDIA_1G_10GB')
-        # The first run of the pair sends it.
+        # The first run of the pair sends SIGINT.
         lock = self.directory / 'lock'
         self.assertRaises(
             KeyboardInterrupt, self.measure, flavor, '--repeats', '1',

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""No GPU has servers of several projects, if its policy says so."""
+"""No GPU has servers of several projects if its policy isolates projects."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from cyborg_gpu_driver.tests.integration import storm_case
 _SLICE = 'CUSTOM_NVIDIA_1G_10GB'
 _POLICY = 'gpu_policy:sliced'
 _WAVES = 3
-"""Of twenty creates each."""
+"""Waves of twenty requests each."""
 
 
 class IsolationTest(storm_case.StormCase):
-    """Sixty creates of three projects on 28 slots.
+    """Three projects request sixty servers, and there are 28 slots.
 
-    After each wave of twenty every second server is deleted, so that the
-    later ones meet GPUs that are full, partly used, and free.
+    Before each further wave of twenty, every second server is deleted, so
+    that later servers find GPUs that are full, partly used, and free.
     """
 
     def setUp(self):
@@ -43,7 +43,7 @@ class IsolationTest(storm_case.StormCase):
 
     def test_sixty_creates_of_three_projects(self):
         together = self.creates()
-        # So the test would see it.
+        # Without isolation projects share GPUs, so the test can see it.
         self.assertNotEqual(set(), self.shared)
         self.shared.clear()
         self.isolate()
@@ -54,7 +54,7 @@ class IsolationTest(storm_case.StormCase):
               f'without isolation, {apart} with isolation = project')
 
     def creates(self):
-        """How many of sixty are refused."""
+        """Request sixty servers; return how many are refused."""
         clouds = (self.user1, self.user2, self.admin)
         refused = []
         for _ in range(_WAVES):
@@ -70,7 +70,7 @@ class IsolationTest(storm_case.StormCase):
         return len(refused)
 
     def isolate(self):
-        """Set the option on all hosts, for this test alone."""
+        """Isolate projects on all hosts, for this test only."""
         self.addCleanup(self.set_isolation, None)
         self.set_isolation('project')
 
@@ -82,7 +82,7 @@ class IsolationTest(storm_case.StormCase):
                    'all hosts are reported', storm_case.REPORTED)
 
     def isolated(self):
-        """What the providers of slices say about it."""
+        """Whether the providers of slices have the trait, as a set."""
         placement = self.admin.placement
         found = set()
         for provider in placement.resource_providers():

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""A server keeps its accelerators when its host is lost, and boots again."""
+"""A server has its accelerators after an evacuation and after a host boot."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ json.dump(compute.requests(cyborg).of(
         uuid=server, node=node, flavor=types.SimpleNamespace(
             extra_specs={'accel:device_profile': 'gpu'}))), sys.stdout)
 """
-"""What cyborg-gpu-nova-compute does for a server at the boot of its host."""
+"""What cyborg-gpu-nova-compute does for a server when its host boots."""
 
 
 class KeepTest(base.TestCase):
 
     def test_evacuation(self):
-        """A server of each kind has its one part of a GPU elsewhere."""
+        """A server of each kind gets one accelerator on the other host."""
         lost, other = self.cloud.hosts
         servers = [self.boot(self.flavor_of(name), self.admin, host=lost)
                    for name in ('PGPU', 'CUSTOM_NVIDIA_A100_8C', _SLICE)]
@@ -57,11 +57,11 @@ class KeepTest(base.TestCase):
         self.cloud.kill(f'nova-compute-{lost}')
         self.force_down(lost, True)
         for server in servers:
-            # Later versions leave the server stopped.
+            # Later microversions leave the server stopped.
             exceptions.raise_from_response(self.admin.compute.post(
                 f'/servers/{server.id}/action', json={'evacuate': {}},
                 microversion='2.14'))
-        # Nova names the host a moment after it has ended the task.
+        # Nova changes the server's host a moment after the task ends.
         servers = [self.until(lambda server=server: self.has_come(
             server, other), f'server {server.id} is on {other}', _DEADLINE)
             for server in servers]
@@ -73,12 +73,13 @@ class KeepTest(base.TestCase):
         for server in servers:
             self.assertEqual(self.arqs(server), self.asked_at_boot(server))
 
-        # nova-compute of the lost host removes what it had when it starts.
+        # When nova-compute of the lost host starts, it removes the evacuated
+        # servers from the host.
         self.revive(lost)
         self.assertEqual([[kind] for kind in kinds], [
             [one.kind for one in self.accelerators(server)]
             for server in servers])
-        # Its whole GPU is reset in the next report.
+        # The next report of the lost host resets its whole GPU.
         self.until(lambda: not any(name.startswith(f'{lost}_gpu_')
                                    for name in self.withheld()),
                    f'all of {lost} can be had again', _DEADLINE)
@@ -87,7 +88,7 @@ class KeepTest(base.TestCase):
         self.assert_nothing_left()
 
     def has_come(self, server, host):
-        """The server if it is on a host; else None."""
+        """The server if it is on this host; else None."""
         now = self.wait(server)
         self.assertNotEqual('ERROR', now.status, now.fault)
         return now if now.compute_host == host else None
@@ -98,7 +99,7 @@ class KeepTest(base.TestCase):
                    'nothing of the evacuated servers is left', base.SETTLE)
 
     def asked_at_boot(self, server):
-        """The requests that Nova's own user gets of Cyborg."""
+        """The accelerator requests that Cyborg shows to Nova's own user."""
         config = (self.cloud.directory / 'etc' / 'nova'
                   / f'nova-compute-{server.compute_host}.conf')
         return json.loads(minicloud.output([
@@ -106,7 +107,10 @@ class KeepTest(base.TestCase):
             server.id, server.compute_host]))
 
     def force_down(self, host, down):
-        """Whether Nova takes it: not while evacuated servers are there."""
+        """Force a nova-compute down or up; return whether Nova accepts it.
+
+        Nova refuses while evacuated servers remain on the host.
+        """
         (service,) = self.admin.compute.services(
             binary='nova-compute', host=host)
         try:

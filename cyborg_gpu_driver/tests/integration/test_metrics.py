@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Whose the slices of a GPU are, as Prometheus sees it."""
+"""Prometheus series name the server and project of each slice."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from cyborg_gpu_driver.tests.integration import base
 
 _SLICE = 'CUSTOM_NVIDIA_1G_10GB'
 _MOST = 28
-"""Slices of that size in the cloud."""
+"""The number of slices of this size in the cloud."""
 _WHOSE = ('server', 'project', 'flavor')
 
 
 class WhoseTest(base.TestCase):
     """Two projects on one A100.
 
-    Nova's fake virt driver makes no domains. So the test starts a guest on
-    each mdev and defines its domain in libvirt, whose XML Nova's own classes
-    write.
+    Nova's fake virt driver creates no domains. So the test starts a guest on
+    each mdev and defines its domain in libvirt. Nova's own classes write the
+    domain's XML.
     """
 
     def test_each_series_names_its_own_server_and_project(self):
@@ -66,9 +66,9 @@ class WhoseTest(base.TestCase):
                  if labels['address'] == address})
 
     def start(self, server):
-        """Let a server have a guest, as Nova's libvirt driver does.
+        """Start a guest for a server, as Nova's libvirt driver does.
 
-        :returns: whose it is, its handle, and its GPU.
+        :returns: the server, its project and flavor, its handle, and its GPU.
         """
         (accelerator,) = self.accelerators(server)
         host, _, _ = accelerator.where.partition(' ')
@@ -85,8 +85,7 @@ class WhoseTest(base.TestCase):
                 'handle': accelerator.handle, 'gpu': (host, address)}
 
     def scrape(self, host):
-        """Labels of all series by name, as the exporter of a host has them.
-        """
+        """The labels of all series of a host's exporter, by series name."""
         path = os.path.join(self.useFixture(fixtures.TempDir()).path,
                             'gpus.prom')
         self.cloud.cyborg_gpu(host, 'exporter', '--nvml', '--libvirt',
@@ -100,7 +99,7 @@ class WhoseTest(base.TestCase):
 
 
 def _xml(server, mdev):
-    """A server's domain with an mdev, as Nova writes it."""
+    """The XML of a server's domain with an mdev, as Nova writes it."""
     owner = libvirt_config.LibvirtConfigGuestMetaNovaOwner()
     owner.userid = owner.username = server.user_id
     owner.projectid = owner.projectname = server.project_id

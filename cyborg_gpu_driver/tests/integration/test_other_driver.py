@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Another driver of the same agent goes on, whatever happens to ours."""
+"""Another driver of the same agent keeps working when ours fails."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ import pathlib
 from cyborg_gpu_driver.tests.integration import base
 
 _REPORT = 150
-"""Seconds in which there are at least two reports."""
+"""Seconds in which the agent reports at least twice."""
 _HOST = 'gpu1'
 _AGENT = f'cyborg-agent-{_HOST}'
 _OTHER = f'{_HOST}_FakeDevice'
-"""The provider of Cyborg's fake driver."""
+"""The resource provider of Cyborg's fake driver."""
 
 
 class OtherDriverTest(base.TestCase):
@@ -50,7 +50,8 @@ class OtherDriverTest(base.TestCase):
         self.enable('cyborg_gpu_driver')
         self.until(lambda: _OTHER not in self.providers(),
                    'the FPGA is reported no more', _REPORT)
-        # It remembers the provider, and builds nothing without it.
+        # nova-compute remembers the provider, and fails to build servers
+        # when the provider is missing.
         self.cloud.restart(f'nova-compute-{_HOST}')
 
     def providers(self):
@@ -87,7 +88,10 @@ class OtherDriverTest(base.TestCase):
         self.assert_all_right()
 
     def assert_goes_on_after(self, take):
-        """Both with the agent that lives and with one that starts then."""
+        """Assert that the FPGA works after a failure of our driver.
+
+        This holds for the running agent and after a restart of the agent.
+        """
         for act in (take, lambda: self.cloud.restart(_AGENT)):
             self.assert_complains_after(act)
             server = self.boot(self.fpga, self.admin, host=_HOST)
@@ -106,7 +110,7 @@ class OtherDriverTest(base.TestCase):
             'our driver has reported and complains', _REPORT)
 
     def assert_all_right(self):
-        """A slice is had again, at the next report at the latest."""
+        """Assert that slices are available again after the next report."""
         self.cloud.restart(_AGENT)
         self.servers.append(self.boot(self.slice, self.admin, host=_HOST))
         for server in self.servers:

@@ -25,13 +25,13 @@ _PROJECT = ('--project', 'project1')
 
 
 class QuotaTest(base.TestCase):
-    """What Nova does with quotas for device profiles."""
+    """Nova enforces quotas for device profiles."""
 
     def setUp(self):
         super().setUp()
         self.openstack = running.Openstack(
             connection.Cloud(self.admin, 'admin'))
-        # Keystone deletes a default only after the limits of projects.
+        # Keystone deletes a default limit only after the limits of projects.
         self.addCleanup(self.set, '--default', f'{_GPU}=unset')
         self.addCleanup(self.set, *_PROJECT, f'{_GPU}=unset')
 
@@ -71,7 +71,8 @@ class QuotaTest(base.TestCase):
     def test_sync_leaves_these_limits_alone(self):
         self.set('--default', f'{_GPU}=0')
         self.set(*_PROJECT, f'{_GPU}=1')
-        # Keystone needs the project's limit gone meanwhile.
+        # The command removes the project's limit meanwhile, as Keystone
+        # requires.
         self.assertEqual([('update', 'done')],
                          self.set('--default', f'{_GPU}=2'))
         self.openstack.run(sync.SyncProfile, '-', '--yes', '--prune',

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Services end and come back while servers live, boot and go."""
+"""Services restart while servers run, boot and are deleted."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from cyborg_gpu_driver.tests.integration import base
 _SLICE = 'CUSTOM_NVIDIA_1G_10GB'
 _DEADLINE = 300
 _ATTEMPTS = 10
-"""Servers that are asked for until the bind of one is seen."""
+"""Servers that the test requests at most until it sees a bind."""
 _ATTEMPT = 20
-"""Seconds to wait for the bind of one of them."""
+"""Seconds to wait for the bind of one of these servers."""
 
 
 class RestartCase(base.TestCase):
-    """Servers with a whole GPU, a slice and a vGPU live on each host."""
+    """Each host runs servers with a whole GPU, a slice and a vGPU."""
 
     def setUp(self):
         super().setUp()
@@ -49,7 +49,7 @@ class RestartCase(base.TestCase):
         self.had = self.have()
 
     def have(self):
-        """What each server has."""
+        """The accelerators of each server."""
         return {server.id: self.accelerators(server)
                 for server in self.servers}
 
@@ -58,13 +58,13 @@ class RestartCase(base.TestCase):
             self.delete(server)
 
     def assert_only_handles_left(self, most):
-        """Nothing is left but attach handles that Cyborg has lost.
+        """Assert that only attach handles are left, which Cyborg has lost.
 
-        A bind whose RPC is lost is a failed one, whose request Nova deletes
-        while it is still being bound: the handle then stays in use and
-        belongs to no request. No API gives it back, so the database does
-        here. Requests that are left are what ``openstack gpu orphan clean``
-        is for.
+        A bind fails if its RPC is lost. Nova then deletes the request while
+        Cyborg is still binding it, so the handle remains in use but belongs
+        to no request. No API releases the handle, so the test does this in
+        the database. It deletes requests that are left with ``openstack gpu
+        orphan clean``.
 
         :param most: how many binds may have been lost.
         """
@@ -91,7 +91,7 @@ class AgentTest(RestartCase):
         self.assert_nothing_left()
 
     def test_agents_are_killed_during_a_bind(self):
-        """One before it has touched the GPU, one in the midst of it."""
+        """One agent has not touched the GPU yet, one is in mid-bind."""
         idle, busy = self.cloud.hosts
         agents = {host: self.cloud.process(f'cyborg-agent-{host}')
                   for host in self.cloud.hosts}
@@ -119,11 +119,11 @@ class AgentTest(RestartCase):
         self.assert_only_handles_left(len(dying))
 
     def killed_in_its_bind(self, host, agent):
-        """A server whose bind was written down when the agent was killed.
+        """Kill an agent that has recorded a bind, and return the server.
 
-        A bind may be faster than this test: then another server is asked
-        for. Nothing happens to the hardware between the last look and the
-        kill.
+        A bind may be faster than this test. The test then requests another
+        server. Nothing happens to the hardware between the last check and
+        the kill.
         """
         machine = self.cloud.machine(host)
         for _ in range(_ATTEMPTS):
@@ -147,10 +147,11 @@ class AgentTest(RestartCase):
 class StormTest(RestartCase):
 
     def test_conductor_and_broker_are_restarted(self):
-        """What lives keeps what it has; what boots may fail, and goes.
+        """Running servers keep their accelerators; new ones may fail.
 
-        Messages that are under way are lost with the broker. A server whose
-        own are among them stays in BUILD for good, which is Nova's.
+        The restart of the broker loses the messages that are under way. A
+        server whose messages are lost remains in BUILD forever. This is a
+        limit of Nova. The test deletes these servers.
         """
         with futures.ThreadPoolExecutor(6) as pool:
             storm = [pool.submit(self.create, self.slice, cloud)
@@ -173,11 +174,12 @@ class StormTest(RestartCase):
         self.assert_only_handles_left(len(asked))
 
     def computes_report(self, since):
-        """Whether each nova-compute has said that it is alive since then.
+        """Whether each nova-compute has reported to Nova since that time.
 
-        Its call is lost with the broker, and it waits 60 s for the answer.
-        Nova's scheduler takes it for dead after as long (service_down_time)
-        and then finds no host.
+        The restart of the broker loses the call of a nova-compute, which
+        then waits 60 s for the answer. After the same time
+        (service_down_time) Nova's scheduler considers the nova-compute dead
+        and finds no host.
         """
         return all(
             service.state == 'up' and timeutils.normalize_time(

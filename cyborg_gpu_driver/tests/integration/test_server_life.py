@@ -35,11 +35,11 @@ def _of_slice(profile, amount=1):
 
 
 class ServerLifeTest(base.TestCase):
-    """What a user may do with a server leaves it what it has.
+    """A server keeps its accelerators whatever its user does with it.
 
-    Only shelving gives all back, and unshelving takes the same anew. Nova's
-    fake virt driver uploads no snapshot: the image of a shelved server
-    stays empty, which that driver does not mind at unshelving.
+    Only shelving releases them, and unshelving allocates the same kinds
+    again. Nova's fake virt driver uploads no snapshot: the image of a
+    shelved server remains empty, and unshelving works nevertheless.
     """
 
     scenarios = [
@@ -92,17 +92,17 @@ class ServerLifeTest(base.TestCase):
         self.assert_nothing_left()
 
     def shelved(self, server):
-        """The server, if it is off its host; else None.
+        """The server, if Nova has removed it from its host; else None.
 
-        Nova forgets the host a moment after it has changed the status. A
-        server that is unshelved in between loses its new host.
+        Nova clears the server's host a moment after it has changed the
+        status. A server that is unshelved in between loses its new host.
         """
         now = self.wait(server)
         return (now if now.status == 'SHELVED_OFFLOADED'
                 and now.compute_host is None else None)
 
     def assert_made_for(self, accelerators):
-        """The GPUs have vGPUs for these and for nobody else."""
+        """Assert that the GPUs have vGPUs for exactly these accelerators."""
         made = {uuid: gpu_and_vgpu for host in self.cloud.hosts
                 for uuid, gpu_and_vgpu in self.cloud.vgpus(host).items()}
         self.assertEqual({item.handle for item in accelerators

@@ -10,38 +10,33 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""More servers at once than there are GPUs for, by several users."""
+"""Several users request more servers at once than there are slots."""
 
 from __future__ import annotations
 
 import collections
-from concurrent import futures
 
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.integration import storm_case
 
 _SLOTS = {'CUSTOM_NVIDIA_1G_10GB': 28, 'CUSTOM_NVIDIA_A100_8C': 10,
           'PGPU': 2}
-"""What the two hosts have of each class while nobody asks for others."""
+"""Slots of the two hosts for each class if no other class is requested."""
 _ASKED = {'CUSTOM_NVIDIA_1G_10GB': 42, 'CUSTOM_NVIDIA_A100_8C': 15,
           'PGPU': 3}
 _ROOM = 14
 """Slots of two GPUs."""
-_AT_ONCE = 20
-_ROUNDS = 3
-_DEADLINE = 600
 
 
-class StormTest(base.TestCase):
-    """Sixty for forty.
+class StormTest(storm_case.StormCase):
+    """Sixty servers are requested, and there are 40 slots.
 
-    Nobody asks for a sibling of these profiles, so there are 28, 10 and 2
-    slots whatever the order. But one attempt may give fewer. Of a host's
-    allocation candidates Nova's scheduler tries the first alone, and a
-    request that others overtake on both hosts has no valid host though
-    further GPUs are free. So whoever was refused too early asks again when
-    the storm is over. Then it is exactly as many as there are slots; one
-    that the storm had lost would be missing.
+    No profile takes slots from another one, so there are 28, 10 and 2 slots
+    in any order of requests. The first attempt may serve fewer: Nova's
+    scheduler tries only the first allocation candidate of a host. A request
+    that others overtake on both hosts fails, though another GPU is free. The
+    test requests those servers again after the storm. A slot that the storm
+    lost would then be missing.
     """
 
     def setUp(self):
@@ -51,67 +46,45 @@ class StormTest(base.TestCase):
             _ASKED.values())) for name in _ASKED if turn < _ASKED[name]]
         self.slots = collections.Counter(
             {flavors[name].name: count for name, count in _SLOTS.items()})
-        self.image = self.user1.image.find_image(base.IMAGE).id
-        self.addCleanup(self.end)
 
     def test_everyone_has_his_own_and_nothing_is_left(self):
-        for turn in range(_ROUNDS):
-            with self.subTest(turn=turn):
-                self.start()
-                served, refused = self.ended()
-                self.assert_refused(refused)
+        users = (self.user1, self.user2, self.admin)
+        for number in range(storm_case.STORMS):
+            with self.subTest(storm=number):
+                served, refused = self.storm(
+                    (flavor, users[turn % 3])
+                    for turn, flavor in enumerate(self.requests))
+                self.assert_no_host(refused)
+                self.assert_no_requests(refused)
                 self.delete_all(refused)
                 self.ask_again(served)
-                served, refused = self.ended()
-                self.assertEqual([], refused)
+                served = self.servers()
+                self.assertEqual({'ACTIVE'},
+                                 {server.status for server in served})
                 self.assertEqual(self.slots, collections.Counter(
                     server.flavor.original_name for server in served))
                 self.assert_own({server.id for server in served})
                 self.end()
                 self.assert_nothing_left()
 
-    def start(self):
-        """Three users ask for all at once."""
-        users = (self.user1, self.user2, self.admin)
-        with futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(self.ask, self.requests, (
-                users[turn % 3] for turn in range(len(self.requests)))))
-
-    def ask(self, flavor, cloud):
-        return cloud.compute.create_server(
-            name='storm', flavor_id=flavor.id, image_id=self.image,
-            networks='none')
-
-    def ended(self):
-        """Servers that are ACTIVE and others, when all is done."""
-        def found():
-            servers = self.servers()
-            return servers if not any(server.status == 'BUILD'
-                                      for server in servers) else None
-
-        servers = self.until(found, 'the storm is over', _DEADLINE)
-        return ([server for server in servers if server.status == 'ACTIVE'],
-                [server for server in servers if server.status != 'ACTIVE'])
-
     def ask_again(self, served):
-        """What was refused while there was room is had in peace."""
+        """Boot a server for each free slot, one after the other."""
         missing = self.slots - collections.Counter(
             server.flavor.original_name for server in served)
         flavors = {flavor.name: flavor for flavor in self.requests}
         for name in missing.elements():
             self.wait_for(self.ask(flavors[name], self.user1), 'ACTIVE')
 
-    def assert_refused(self, servers):
-        """They failed for want of a slot, and Cyborg has nothing for them.
-        """
-        self.assertEqual([], [
-            server.fault['message'] for server in servers
-            if 'No valid host was found' not in server.fault['message']])
+    def assert_no_requests(self, servers):
+        """Assert that Cyborg has no accelerator request of these servers."""
         self.assertEqual(set(), {server.id for server in servers} & {
             request['instance_uuid'] for request in self.arqs()})
 
     def assert_own(self, servers):
-        """Each has one request, allocation and part of a GPU of its own."""
+        """Assert that each server has exactly its own accelerator.
+
+        Each has one request, one allocation and one part of a GPU.
+        """
         requests = self.arqs()
         self.assertEqual(
             [('Bound', server) for server in sorted(servers)],
@@ -123,7 +96,8 @@ class StormTest(base.TestCase):
             {(names[request['device_rp_uuid']], request['instance_uuid'])
              for request in requests},
             {(name, consumer) for name, consumers
-             in self.allocations().items() if name not in self.cloud.hosts
+             in self.cloud.allocations().items()
+             if name not in self.cloud.hosts
              for consumer in consumers})
         for host in self.cloud.hosts:
             mine = [request for request in requests
@@ -140,27 +114,12 @@ class StormTest(base.TestCase):
                 self.assertEqual(sorted(gpu.instances), sorted(behind),
                                  address)
 
-    def servers(self):
-        return list(self.admin.compute.servers(all_projects=True))
-
-    def end(self):
-        """All are deleted at once."""
-        self.delete_all(self.servers())
-
-    def delete_all(self, servers):
-        ids = {server.id for server in servers}
-        with futures.ThreadPoolExecutor(_AT_ONCE) as pool:
-            list(pool.map(self.admin.compute.delete_server, ids))
-        self.until(lambda: not any(server.id in ids
-                                   for server in self.servers()),
-                   'all are gone', _DEADLINE)
-
 
 class RoomTest(storm_case.StormCase):
-    """Twenty for fourteen, with the settings that scheduling.rst recommends.
+    """Twenty servers are requested, and there are fourteen slots.
 
-    Whoever fits is served in the first attempt: nobody is refused while there
-    is a slot, and nobody loses it to another.
+    The scheduler has the settings that scheduling.rst recommends. Each server
+    for which there is a slot gets it in the first attempt.
     """
 
     def setUp(self):
@@ -181,7 +140,7 @@ class RoomTest(storm_case.StormCase):
         self.assert_all_are_served()
 
     def sliced(self, host):
-        """Addresses of the GPUs with slices of a host."""
+        """The addresses of a host's GPUs that have slices."""
         start, end = f'{host}_gpu_', '_7g.80gb'
         return sorted(
             provider.name[len(start):-len(end)] for provider
@@ -189,7 +148,7 @@ class RoomTest(storm_case.StormCase):
             if provider.name.startswith(start) and provider.name.endswith(end))
 
     def close(self, host, gpu):
-        """Take the slots of a GPU away during a test."""
+        """Cordon a GPU during a test, so that its slots are not used."""
         self.cloud.cyborg_gpu(host, 'gpu', 'cordon', gpu, '--reason', 'room')
         self.addCleanup(self.cloud.cyborg_gpu, host, 'gpu', 'uncordon', gpu)
 

@@ -57,7 +57,10 @@ class SyncTest(base.TestCase):
         self.addCleanup(self.sync, _NOTHING, '--prune')
 
     def sync(self, document, *arguments, code=0):
-        """What became of each, by name without a project's UUID."""
+        """Sync a document; return each action and result by name.
+
+        The names are without the UUIDs of projects.
+        """
         path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'file')
         with open(path, 'w', encoding='utf-8') as stream:
             json.dump(document, stream)
@@ -68,12 +71,12 @@ class SyncTest(base.TestCase):
                     sync.SyncProfile, path, '--yes', *arguments, code=code)}
 
     def named(self, name):
-        """The flavor of that name."""
+        """The flavor with a name, and with its extra specs."""
         return self.admin.compute.find_flavor(name, get_extra_specs=True,
                                               ignore_missing=False)
 
     def changed(self, place, value):
-        """The definition with another value at a place."""
+        """The definition with another value at one place."""
         document = copy.deepcopy(_DEFINITION)
         container = document
         for key in place[:-1]:

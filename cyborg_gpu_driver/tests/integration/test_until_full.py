@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Two hosts, filled until nobody else can have anything."""
+"""Two hosts, filled until no other server gets an accelerator."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _REFUSED = {
     'CUSTOM_NVIDIA_3G_40GB': ('RESERVED_SIBLING', '3g.40gb'),
     'CUSTOM_NVIDIA_1G_10GB': ('RESERVED_SIBLING', '1g.10gb'),
     'CUSTOM_NVIDIA_7G_80GB': ('RESERVED_SIBLING', '7g.80gb')}
-"""What stands in the way then, on each GPU that has the profile at all."""
+"""Reason and label that then block a server, on each GPU with the profile."""
 
 
 class FullTest(base.TestCase):
@@ -62,7 +62,7 @@ class FullTest(base.TestCase):
         self.assert_nothing_left()
 
     def explained(self, server):
-        """Profiles and reasons that ``openstack gpu explain`` gives."""
+        """The profiles and reasons that ``openstack gpu explain`` shows."""
         openstack = running.Openstack(
             connection.Cloud(self.admin, 'admin'))
         answer = json.loads(openstack.run(

@@ -32,7 +32,7 @@ class UsageTest(base.TestCase):
 
     def setUp(self):
         super().setUp()
-        # The hosts of this cloud have no addresses of their own.
+        # The hosts of this cloud have no separate addresses.
         exporter = server.Server(
             ('127.0.0.1', 0), prometheus_client.CollectorRegistry(),
             server.Access(None), {
@@ -49,7 +49,7 @@ class UsageTest(base.TestCase):
             connection.Cloud(self.admin, 'admin'))
 
     def assigned(self):
-        """The servers of which an agent has written that it knows them."""
+        """The servers for which an agent has written an assignment record."""
         return {line.evidence['server'] for host in self.cloud.hosts
                 for line in audit.read(self.cloud.state_path(host)).records
                 if line.what == 'assigned'}

@@ -10,4 +10,4 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A small real OpenStack on one machine: what ``minicloud`` is made of."""
+"""The modules of ``minicloud``, a small real OpenStack on one machine."""

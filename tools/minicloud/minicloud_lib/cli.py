@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The command line."""
+"""The command line of minicloud."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ _GPU_CONFIG = _SHIPPED / 'gpu.conf'
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return the exit code: 0 for done, 1 for a
-    failure, 3 for a cloud of which not all is up.
+    """Run one command and return the exit code.
+
+    0 means success, 1 a failure, 3 that some service is not up.
     """
     options = _parser().parse_args(arguments)
     try:
@@ -84,6 +85,10 @@ def _parser():
     start.add_argument(
         '--baremetal', action='store_true', default=None,
         help='also Ironic, and the compute service of its nodes')
+    start.add_argument(
+        '--report-interval', metavar='SECONDS', type=_seconds,
+        help='time between two reports of a cyborg-agent; default: '
+             f'{settings_module.Settings.report_interval}, as in Cyborg')
     add(_stop, 'stop everything and keep what there is')
     add(_wipe, 'stop everything and remove all of it')
     status = add(_status, 'show which services are up')
@@ -106,6 +111,13 @@ def _host(text):
         raise argparse.ArgumentTypeError(
             f'{text!r} is not NAME=MACHINE, such as gpu1=t4x4')
     return name, machine
+
+
+def _seconds(text):
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is not a number of seconds, such as 10')
+    return int(text)
 
 
 def _directory(options):
@@ -157,11 +169,12 @@ def _new(options):
     return settings_module.new(
         _directory(options), {name: _machine(machine)
                               for name, machine in hosts},
-        str(gpu_config), options.base_port, bool(options.baremetal))
+        str(gpu_config), options.base_port, bool(options.baremetal),
+        options.report_interval or settings_module.Settings.report_interval)
 
 
 def _machine(text):
-    """A file by its whole path, for services run elsewhere."""
+    """Return a file by its absolute path, because services run elsewhere."""
     path = pathlib.Path(text)
     if path.suffix != '.yaml' and len(path.parts) == 1:
         return text
@@ -172,7 +185,7 @@ def _machine(text):
 
 
 def _refuse_changes(options, settings):
-    """A cloud stays what it was made as."""
+    """:raises MinicloudError: if an option would change an existing cloud."""
     hosts = options.hosts and {name: _machine(machine)
                                for name, machine in options.hosts}
     for option, given, there in (
@@ -180,7 +193,9 @@ def _refuse_changes(options, settings):
             ('--gpu-config', options.gpu_config and str(
                 options.gpu_config.absolute()), settings.gpu_config),
             ('--base-port', options.base_port, settings.base_port),
-            ('--baremetal', options.baremetal, settings.baremetal)):
+            ('--baremetal', options.baremetal, settings.baremetal),
+            ('--report-interval', options.report_interval,
+             settings.report_interval)):
         if given is not None and given != there:
             raise error.MinicloudError(
                 f'{option}: the cloud in {settings.directory} was made with '

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What clients read: ``clouds.yaml`` and ``openrc``."""
+"""The files that clients read: ``clouds.yaml`` and ``openrc``."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from minicloud_lib import settings as settings_module
 
 ADMIN = 'admin'
 SERVICES = ('cyborg', 'glance', 'ironic', 'nova', 'placement')
-"""Users of the project ``service``."""
+"""The users of the project ``service``."""
 USERS = {'user1': 'project1', 'user2': 'project2'}
-"""Users without privileges, each with his project."""
+"""The users without privileges, with the project of each."""
+_TIMEOUT = 120
+"""Seconds after which a client of this cloud gives up on a request."""
 
 _OPENRC = """\
-# Source this file to be a user of the cloud: . {directory}/openrc [USER]
+# Source this file to act as a user of the cloud: . {directory}/openrc [USER]
 export OS_CLIENT_CONFIG_FILE={clouds}
 export OS_CLOUD=${{1:-{admin}}}
 """
@@ -41,7 +43,7 @@ def path(settings: settings_module.Settings) -> pathlib.Path:
 
 
 def write(settings: settings_module.Settings) -> None:
-    """Write both; each user is a cloud of its own in the first."""
+    """Write both files. ``clouds.yaml`` has a separate cloud for each user."""
     projects = {ADMIN: ADMIN, **USERS,
                 **dict.fromkeys(SERVICES, common.SERVICE_PROJECT)}
     clouds = {user: _cloud(settings, user, project)
@@ -57,7 +59,7 @@ def write(settings: settings_module.Settings) -> None:
 
 def connect(settings: settings_module.Settings, user: str
             ) -> connection.Connection:
-    """This cloud as one of its users sees it."""
+    """Return a connection to this cloud as one of its users."""
     clouds = config.OpenStackConfig(config_files=[str(path(settings))],
                                     load_envvars=False)
     return connection.Connection(config=clouds.get_one(cloud=user))
@@ -66,6 +68,7 @@ def connect(settings: settings_module.Settings, user: str
 def _cloud(settings, user, project):
     return {
         'region_name': common.REGION,
+        'api_timeout': _TIMEOUT,
         'auth': {'auth_url': settings.url('keystone') + '/v3',
                  'username': user, 'password': settings.password(user),
                  'project_name': project,

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A cloud as a whole: started, looked at, stopped, wiped."""
+"""Start, stop and wipe a cloud, and show its status."""
 
 from __future__ import annotations
 
@@ -42,12 +42,16 @@ from minicloud_lib import steps
 
 _COMPONENTS = (mariadb, rabbitmq, keystone, identity, placement, glance,
                neutron, ironic, nova, cyborg)
-# What the others talk to while they end, and what that talks to.
+# The services that end last. All other services use RabbitMQ and MariaDB
+# while they end, and RabbitMQ uses epmd.
 _LAST = (('rabbitmq', 'mariadb'), ('epmd',))
 
 
 class Cloud:
-    """:param say: told of each part that is done, in one line."""
+    """All services of a cloud.
+
+    :param say: called with one line for each part that is done.
+    """
 
     def __init__(self, settings: settings_module.Settings,
                  say: Callable[[str], None]):
@@ -62,12 +66,12 @@ class Cloud:
                 if isinstance(part, steps.Service)]
 
     def start(self) -> None:
-        """Start everything that does not run yet.
+        """Start all parts that are not running yet.
 
-        Each part starts as soon as what it needs is there.
+        Each part starts as soon as the parts that it needs are done.
 
-        :raises MinicloudError: the first failure; what runs is left so,
-            to be looked at, continued or wiped.
+        :raises MinicloudError: the first failure. Running services keep
+            running, so that the user can inspect, continue or wipe them.
         """
         began = time.monotonic()
         waiting = dict(self._parts)
@@ -77,7 +81,8 @@ class Cloud:
             for name, part in list(waiting.items()):
                 if done.issuperset(part.needs):
                     del waiting[name]
-                    # Not waited for when another one fails.
+                    # A daemon, because nothing waits for it when another
+                    # part fails.
                     threading.Thread(target=self._run, args=(part, results),
                                      daemon=True).start()
             name, changed, seconds, problem = results.get()
@@ -89,7 +94,7 @@ class Cloud:
                           f'({seconds:.1f} s)')
 
     def stop(self) -> None:
-        """End everything of this cloud, and wait until it is gone."""
+        """End all processes of this cloud, and wait until they are gone."""
         names = processes.names(self.settings)
         last = [[name for name in group if name in names]
                 for group in _LAST]
@@ -101,37 +106,38 @@ class Cloud:
                 self._say(f'{name} has ended')
 
     def wipe(self) -> None:
-        """End everything at once and remove all of the cloud."""
+        """Kill all processes and remove the cloud's directory."""
         processes.end(self.settings, processes.names(self.settings),
                       signal.SIGKILL)
         shutil.rmtree(self.settings.directory)
 
     def restart(self, name: str) -> None:
-        """End a service, if it runs, and start it.
+        """End a service if it is running, and start it.
 
-        :raises MinicloudError: if there is none, or it does not come up.
+        :raises MinicloudError: if there is no such service, or it does not
+            start.
         """
         service = self.service(name)
         processes.end(self.settings, [name])
         service.run(self.settings)
 
     def kill(self, name: str) -> None:
-        """End a service as the kernel does: no more of its code runs.
+        """Kill a service with SIGKILL, so that it runs no more code.
 
-        :raises MinicloudError: if there is no such service, or it does not
-            run.
+        :raises MinicloudError: if there is no such service, or it is not
+            running.
         """
         self.service(name)
         if not processes.members(self.settings, name):
-            raise error.MinicloudError(f'{name} does not run')
+            raise error.MinicloudError(f'{name} is not running')
         processes.end(self.settings, [name], signal.SIGKILL)
 
     def status(self) -> list[dict[str, object]]:
-        """Each service with its process, and what is missing."""
+        """Return the PID of each service, and why it is not up."""
         rows = []
         for service in self.services:
             leader = processes.leader(self.settings, service.name)
-            missing = ('does not run' if leader is None
+            missing = ('is not running' if leader is None
                        else service.probe())
             rows.append({'service': service.name,
                          'pid': leader and leader.pid,
@@ -139,11 +145,11 @@ class Cloud:
         return rows
 
     def service(self, name: str) -> steps.Service:
-        """:raises MinicloudError: if there is none of that name."""
+        """:raises MinicloudError: if there is no service with this name."""
         part = self._parts.get(name)
         if not isinstance(part, steps.Service):
             raise error.MinicloudError(
-                f'there is no service {name!r}; there are '
+                f'there is no service {name!r}; the services are '
                 + ', '.join(service.name for service in self.services))
         return part
 
@@ -153,7 +159,7 @@ class Cloud:
             changed, problem = part.run(self.settings), None
         except error.MinicloudError as caught:
             changed, problem = True, caught
-        # Whatever it is, the thread that waits has to hear of it.
+        # The thread that waits must get every failure.
         except Exception as caught:
             changed, problem = True, error.MinicloudError(
                 f'{part.name} failed: {caught!r}')
@@ -161,9 +167,9 @@ class Cloud:
 
 
 def check_packages() -> None:
-    """Whether there is what does not come from PyPI.
+    """Check for the software that does not come from PyPI.
 
-    :raises MinicloudError: naming what is to be installed.
+    :raises MinicloudError: if some is missing; says how to install it.
     """
     missing = [name for name, module in (('MariaDB', mariadb),
                                          ('RabbitMQ', rabbitmq))
@@ -177,7 +183,7 @@ def check_packages() -> None:
 
 @contextlib.contextmanager
 def locked(settings: settings_module.Settings) -> Iterator[None]:
-    """Keep other commands off the cloud until done."""
+    """Lock the cloud against other commands."""
     settings.directory.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(settings.directory, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Sections that all services' configuration files have."""
+"""Sections that the configuration files of all services have."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def transport_url(settings: settings_module.Settings) -> str:
 
 def login(settings: settings_module.Settings, user: str
           ) -> dict[str, object]:
-    """How a service logs in to keystone."""
+    """Return the options with which a service logs in to keystone."""
     return {'auth_type': 'password',
             'auth_url': settings.url('keystone') + '/v3',
             'username': user, 'password': settings.password(user),
@@ -48,10 +48,11 @@ def login(settings: settings_module.Settings, user: str
 
 def sections(settings: settings_module.Settings, name: str,
              user: str | None = None) -> inifile.Sections:
-    """What a service of this name has in any case.
+    """Return the sections that every service has.
 
-    :param user: who checks the tokens that clients send; None for a
-        service that is no API.
+    :param name: the directory of the service below ``data``.
+    :param user: the user that checks the tokens of clients, None for a
+        service without an API.
     """
     common: dict[str, dict[str, object]] = {
         'DEFAULT': {'state_path': settings.data(name),

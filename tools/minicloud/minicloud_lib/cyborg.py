@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import sys
 import time
 
 from minicloud_lib import clients
@@ -29,9 +30,10 @@ from minicloud_lib import steps
 from minicloud_lib import uwsgi
 
 _HOST = 'controller'
+_AGENT = 'minicloud_lib.cyborg_agent'
 _POLL = 0.5
 _REPORT = 300
-"""Seconds in which a host's first report has to be in Placement."""
+"""Seconds until a host's first report must be in Placement."""
 
 
 def parts(settings: settings_module.Settings) -> list:
@@ -49,35 +51,39 @@ def parts(settings: settings_module.Settings) -> list:
                       threads=uwsgi.MANY_THREADS),
         _daemon(settings, 'cyborg-conductor', config, 'cyborg-conductor',
                 ('cyborg-schema', 'rabbitmq', 'identity')),
-        # At its start it looks for its host's provider.
-        *(_daemon(settings, 'cyborg-agent', agent_path(settings, host),
-                  f'cyborg-agent.{host}',
-                  ('cyborg-conductor', nova.compute(host)), agent(host),
-                  {'OS_CLIENT_CONFIG_FILE': str(clients.path(settings))})
-          for host in settings.hosts),
+        *(_agent_service(settings, host) for host in settings.hosts),
         steps.Step('gpus', (*agents, 'cyborg-api'),
                    lambda: _wait_for_gpus(settings), once=False),
     ]
 
 
 def agent(host: str) -> str:
-    """The service that reports a host's GPUs."""
+    """Return the name of the service that reports a host's GPUs."""
     return f'cyborg-agent-{host}'
 
 
 def agent_path(settings: settings_module.Settings, host: str
                ) -> pathlib.Path:
-    """The configuration of a host's agent, which ``cyborg-gpu`` takes too.
-    """
+    """Return the configuration file of a host's agent and ``cyborg-gpu``."""
     return settings.etc('cyborg', f'{agent(host)}.conf')
 
 
-def _daemon(settings, program, config, queue, needs, name=None,
-            environment=None):
+def _daemon(settings, program, config, queue, needs):
     return steps.Service(
-        name or program, needs,
+        program, needs,
         [steps.binary(program), '--config-file', str(config)],
-        probes.consumer(settings, queue), environment or {})
+        probes.consumer(settings, queue))
+
+
+def _agent_service(settings, host):
+    return steps.Service(
+        # At its start, the agent looks for the provider of its host.
+        agent(host), ('cyborg-conductor', nova.compute(host)),
+        [sys.executable, '-m', _AGENT, str(settings.report_interval),
+         '--config-file', str(agent_path(settings, host))],
+        probes.consumer(settings, f'cyborg-agent.{host}'),
+        {'PYTHONPATH': steps.PYTHON_PATH,
+         'OS_CLIENT_CONFIG_FILE': str(clients.path(settings))})
 
 
 def _configure(settings):
@@ -107,15 +113,15 @@ def _sections(settings, host):
         common.sections(settings, f'{host}/cyborg'),
         {'DEFAULT': {'host': host},
          'placement': login, 'nova': login,
-         # Without it, privsep calls sudo.
+         # Without this option, privsep calls sudo.
          'cyborg_sys_admin': {
              'helper_command': steps.binary('privsep-helper')}})
 
 
 def _wait_for_gpus(settings):
-    """Wait until Placement has what the agents report.
+    """Wait until Placement has the providers that the agents report.
 
-    :raises MinicloudError: naming the providers that are missing.
+    :raises MinicloudError: if providers are missing in the end; names them.
     """
     expected = {item['name']: host for host in settings.hosts
                 for item in _report(settings, host)}

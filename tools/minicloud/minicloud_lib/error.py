@@ -10,8 +10,8 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What goes wrong in a cloud, as an answer to whoever runs it."""
+"""The failures of a cloud, as messages to the user."""
 
 
 class MinicloudError(Exception):
-    """Said on stderr as it is; the exit code is then 1."""
+    """A failure. Its message goes to stderr unchanged; the exit code is 1."""

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Glance, with its images in files."""
+"""Glance, which stores its images in files."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is in keystone, and the image and flavor that everybody may use."""
+"""The content of keystone, and the image and flavor that all users may use."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def parts(settings: settings_module.Settings) -> list[steps.Step]:
 
 
 def _fill_keystone(settings):
-    """Make what is not there yet: an earlier trial may have ended half-way.
+    """Create what does not exist yet; an earlier start may have failed here.
     """
     cloud = clients.connect(settings, clients.ADMIN)
     identity = cloud.identity
@@ -88,7 +88,7 @@ def _fill_keystone(settings):
 def _make_image(settings):
     image = clients.connect(settings, clients.ADMIN).image
     if image.find_image(IMAGE) is None:
-        # No guest ever runs it.
+        # No guest ever runs this image.
         image.create_image(IMAGE, data=b'minicloud', disk_format='raw',
                            container_format='bare', visibility='public')
 

@@ -25,7 +25,7 @@ Sections = Mapping[str, Mapping[str, object]]
 
 
 def write(path: pathlib.Path, sections: Sections) -> pathlib.Path:
-    """Write a file that only its owner can read: it has passwords."""
+    """Write a file that only its owner can read, as it contains passwords."""
     lines = []
     for section, options in sections.items():
         lines.append(f'[{section}]')
@@ -39,7 +39,7 @@ def write(path: pathlib.Path, sections: Sections) -> pathlib.Path:
 
 
 def merge(*several: Sections) -> dict[str, dict[str, object]]:
-    """All of them in one; the last one that has an option wins."""
+    """Merge sections. For an option in several of them, the last wins."""
     merged: dict[str, dict[str, object]] = {}
     for sections in several:
         for section, options in sections.items():
@@ -48,9 +48,9 @@ def merge(*several: Sections) -> dict[str, dict[str, object]]:
 
 
 def read(path: pathlib.Path) -> dict[str, dict[str, object]]:
-    """The sections of a file.
+    """Return the sections of a file.
 
-    :raises MinicloudError: if it is none.
+    :raises MinicloudError: if it cannot be read as configuration.
     """
     parser = configparser.RawConfigParser(default_section='')
     parser.optionxform = str

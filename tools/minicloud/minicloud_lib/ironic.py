@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Ironic, if the cloud has bare metal: API and conductor in one process.
+"""Ironic for bare metal: API and conductor in one process.
 
-Its nodes are of the type ``fake-hardware``: power, boot and network are only
-said to be so. What runs the agent's steps is an ironic-python-agent that
-whoever enrolls a node brings along.
+Its nodes are of the type ``fake-hardware``, so power, boot and network exist
+only in Ironic's state. The user who enrolls a node also runs the
+ironic-python-agent that carries out the agent's steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from minicloud_lib import steps
 
 _INTERFACES = {
     'bios': 'no-bios', 'boot': 'fake', 'console': 'no-console',
-    # Runs the agent's steps and writes no image.
+    # This interface runs the agent's steps and writes no image.
     'deploy': 'custom-agent', 'firmware': 'no-firmware', 'inspect': 'agent',
     'management': 'fake', 'network': 'noop', 'power': 'fake',
     'raid': 'no-raid', 'rescue': 'no-rescue', 'storage': 'noop',
@@ -44,7 +44,7 @@ def parts(settings: settings_module.Settings) -> list:
                    lambda: steps.command(settings, 'ironic-schema', [
                        steps.binary('ironic-dbsync'), '--config-file',
                        str(config), 'create_schema'])),
-        # It looks for itself in keystone's catalogue.
+        # Ironic looks for itself in keystone's catalogue.
         steps.Service('ironic', ('ironic-schema', 'identity'),
                       [steps.binary('ironic'), '--config-file', str(config)],
                       probes.http(settings.url('ironic')), timeout=120),
@@ -62,13 +62,14 @@ def _configure(settings, path):
             **{f'enabled_{kind}_interfaces': name
                for kind, name in _INTERFACES.items()},
             'host': 'ironic', 'my_ip': settings_module.ADDRESS,
-            # Its two halves are in one process.
+            # API and conductor are in one process.
             'rpc_transport': 'none', 'tempdir': directory},
          'agent': {'require_tls': False, 'deploy_logs_collect': 'never'},
          'api': {'host_ip': settings_module.ADDRESS,
                  'port': settings.port('ironic'),
                  'public_endpoint': settings.url('ironic'),
-                 # The agent waits between two calls for half of it at most.
+                 # Between two calls, the agent waits for at most half of
+                 # this time.
                  'ramdisk_heartbeat_timeout': 1},
          'conductor': {'graceful_shutdown_timeout': 1,
                        'node_locked_retry_attempts': 60},
@@ -77,10 +78,11 @@ def _configure(settings, path):
          'deploy': {'erase_devices_priority': 0,
                     'erase_devices_metadata_priority': 0},
          'inspector': {'hooks': '$default_hooks,nvidia-gpus',
-                       # The fake boot interface cannot do it.
+                       # The fake boot interface cannot manage the boot.
                        'require_managed_boot': False},
          'nova': {'send_power_notifications': False},
          'neutron': login, 'service_catalog': login,
-         # An administrator is one of all, as with the other services.
+         # An administrator has rights in all projects, as in the other
+         # services.
          'oslo_policy': {'enforce_scope': False,
                          'enforce_new_defaults': False}}))

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Keystone, with cheap passwords: nobody is to be kept out here."""
+"""Keystone, with fast and weak password hashes."""
 
 from __future__ import annotations
 
@@ -67,13 +67,14 @@ def _configure(settings):
          'fernet_tokens': tokens, 'fernet_receipts': tokens,
          'credential': {'key_repository': repositories['credential']},
          'cache': {'backend': 'dogpile.cache.memory'},
-         # The least that bcrypt takes.
+         # The minimum that bcrypt accepts.
          'identity': {'password_hash_rounds': 4}}))
 
 
 def _make_keys(path):
-    """A key repository as ``keystone-manage fernet_setup`` leaves it: the
-    staged key 0 and the primary key 1.
+    """Create the same key repository as ``keystone-manage fernet_setup``.
+
+    It contains the staged key 0 and the primary key 1.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in ('0', '1'):

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""MariaDB of the distribution, with files and port of its own."""
+"""The distribution's MariaDB, with separate files and a separate port."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DATABASES = {'keystone': ('keystone',), 'placement': ('placement',),
              'nova': ('nova_api', 'nova_cell0', 'nova_cell1'),
              'cyborg': ('cyborg',), 'glance': ('glance',),
              'ironic': ('ironic',)}
-"""Each user with what is his."""
+"""The databases of each database user."""
 _SERVER = '/usr/sbin/mariadbd'
 _INSTALL = '/usr/bin/mariadb-install-db'
 
@@ -40,7 +40,7 @@ def parts(settings: settings_module.Settings) -> list:
     statements = settings.etc('mariadb.sql')
 
     def install():
-        # A trial that was interrupted is of no use to the next one.
+        # The files of an interrupted installation cannot be used.
         shutil.rmtree(data, ignore_errors=True)
         steps.command(settings, 'mariadb-install', [
             _INSTALL, '--no-defaults', f'--datadir={data}',
@@ -55,13 +55,14 @@ def parts(settings: settings_module.Settings) -> list:
             [_SERVER, '--no-defaults', f'--datadir={data}',
              f'--bind-address={settings_module.ADDRESS}',
              f'--port={settings.port("mariadb")}',
-             # Below the data: a path may have some hundred characters only.
+             # Relative to the data directory, because the path of a socket
+             # can only have about a hundred characters.
              '--socket=mariadb.socket', f'--pid-file={data}/mariadb.pid',
              f'--init-file={statements}', f'--tmpdir={settings.data()}',
              '--skip-name-resolve', '--max-connections=500',
              '--character-set-server=utf8mb4',
              '--performance-schema=off', '--skip-log-bin',
-             # Nothing here has to outlive the machine.
+             # The data does not have to survive a crash of the machine.
              '--innodb-flush-method=nosync',
              '--innodb-flush-log-at-trx-commit=2', '--sync-frm=off',
              *_user()],
@@ -70,12 +71,12 @@ def parts(settings: settings_module.Settings) -> list:
 
 
 def _user():
-    """mariadbd runs as root only if it is told so."""
+    """Return the option that mariadbd requires to run as root."""
     return ['--user=root'] if os.geteuid() == 0 else []
 
 
 def _write(path: pathlib.Path, settings):
-    """What is done at each start; one statement a line."""
+    """Write the statements for each start, one per line."""
     lines = []
     for user, databases in DATABASES.items():
         account = f"'{user}'@'{settings_module.ADDRESS}'"

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What stands in Neutron's place: a cloud without networks."""
+"""A substitute for Neutron, in a cloud without networks."""
 
 from __future__ import annotations
 

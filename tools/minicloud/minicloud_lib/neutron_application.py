@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A Neutron that has nothing: every list is empty, nothing can be made.
+"""An empty Neutron: every list is empty, and nothing can be created.
 
-Nova asks for a server's ports whenever it shows, lists or deletes one, also
-when the server has no network.
+Nova asks for the ports of a server whenever it shows, lists or deletes the
+server, even if the server has no network.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LIST = re.compile('/v2[.]0/([a-z-]+)')
 
 
 def application(environ, start_response):
-    """Answer as the Networking API v2.0 does for a tenant with nothing."""
+    """Answer as the Networking API v2.0 does for a project with nothing."""
     path = environ.get('PATH_INFO', '').rstrip('/').removesuffix('.json')
     method = environ['REQUEST_METHOD']
     found = _LIST.fullmatch(path)

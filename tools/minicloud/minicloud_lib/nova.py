@@ -26,7 +26,7 @@ from minicloud_lib import uwsgi
 _HOST = 'controller'
 _CELL = 'cell1'
 BAREMETAL = 'baremetal'
-"""Host and name of the compute service of Ironic's nodes."""
+"""The host name of the compute service for Ironic's nodes."""
 _MANAGE = 'minicloud_lib.nova_manage'
 _COMPUTE = 'minicloud_lib.nova_compute'
 
@@ -43,7 +43,7 @@ def parts(settings: settings_module.Settings) -> list:
             ('nova-schema', 'rabbitmq'),
             {'OS_NOVA_CONFIG_DIR': str(settings.etc('nova'))},
             threads=uwsgi.MANY_THREADS),
-        # It logs in to keystone when it starts.
+        # nova-conductor logs in to keystone when it starts.
         _daemon(settings, 'nova-conductor', api, 'conductor',
                 ('nova-schema', 'rabbitmq', 'identity')),
         _daemon(settings, 'nova-scheduler', api, 'scheduler',
@@ -51,13 +51,13 @@ def parts(settings: settings_module.Settings) -> list:
         *(_compute_service(settings, host) for host in hosts),
         steps.Step('nova-hosts', tuple(map(compute, hosts)),
                    lambda: _manage(settings, 'nova-hosts', (
-                       # Also one that has no node yet.
+                       # By service, to include hosts that have no node yet.
                        ('cell_v2', 'discover_hosts', '--by-service'),))),
     ]
 
 
 def compute(host: str) -> str:
-    """The service that runs a host's servers."""
+    """Return the name of the service that runs a host's servers."""
     return f'nova-compute-{host}'
 
 
@@ -103,7 +103,7 @@ def _configure(settings):
             _compute_path(settings, BAREMETAL), inifile.merge(
                 _sections(settings, BAREMETAL),
                 {'DEFAULT': {'compute_driver': 'ironic.IronicDriver',
-                             # Seconds until it sees what a node has become.
+                             # Seconds until it sees the changes of a node.
                              'update_resources_interval': 5},
                  'ironic': common.login(settings, 'ironic')}))
 
@@ -114,9 +114,9 @@ def _sections(settings, host):
         common.sections(settings, f'{host}/nova'),
         {'DEFAULT': {
             'host': host, 'my_ip': settings_module.ADDRESS,
-            # Its node keeps its UUID in state_path.
+            # With this driver, the node keeps its UUID in state_path.
             'compute_driver': 'fake.FakeDriverWithoutFakeNodes',
-            # A shelved server gives its host and its GPU back at once.
+            # A shelved server releases its host and its GPU at once.
             'shelved_offload_time': 0},
          'placement': login, 'neutron': login, 'cyborg': login,
          'glance': {'region_name': common.REGION},

@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""nova-compute, whose servers have consoles that a test can write.
+"""nova-compute, with server consoles that a test can write.
 
 The console of a server is the file ``consoles/UUID`` below ``state_path``.
-What it says without such a file is Nova's.
+Without this file, the console output is that of Nova's fake driver.
 
 usage: python -m minicloud_lib.nova_compute --config-file FILE
 """
@@ -23,7 +23,7 @@ from __future__ import annotations
 import pathlib
 import sys
 
-# It patches the standard library, so it comes first.
+# This import patches the standard library, so it comes first.
 from nova.cmd import compute
 from nova.conf import CONF
 from nova.virt import fake

@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Several commands of nova-manage, one after the other.
+"""Run several commands of nova-manage in sequence.
 
-Each would take seconds to import what the others have imported already; so
-it is imported once, and each has a fork of its own.
+Each command would take seconds to import the same modules. This process
+imports them once and forks for each command.
 
 usage: python -m minicloud_lib.nova_manage CONFIG_FILE WORD... [-- WORD...]...
 """
@@ -28,7 +28,7 @@ from nova.cmd import manage
 
 
 def main(arguments: list[str]) -> int:
-    """Run the commands; the first code that is not 0 ends it."""
+    """Run the commands until one fails; return 1 if one failed, else 0."""
     config, *words = arguments
     for separates, command in itertools.groupby(words, '--'.__eq__):
         if separates:

@@ -39,11 +39,12 @@ def _configure(settings):
                                               'placement'),
             # The schema is made when the API starts.
             'sync_on_startup': True},
-         # With more, Placement 16 gives out more than there is: what a try
-         # that lost a race has inserted is still there in the next one
-         # (_set_allocations), which takes it for an older excess of its own.
+         # With more than one try, Placement 16 allocates more than exists:
+         # the rows that a try inserted before it lost a race still exist in
+         # the next try (_set_allocations), which takes them for an earlier
+         # excess of the same consumer.
          #
-         # Nova tries only the first candidate of a host. Without chance,
-         # requests at the same time all try the same GPU.
+         # Nova tries only the first candidate of a host. Without random
+         # order, concurrent requests all try the same GPU.
          'placement': {'allocation_conflict_retry_count': 1,
                        'randomize_allocation_candidates': True}}))

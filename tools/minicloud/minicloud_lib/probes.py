@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Questions whose answer tells that a service is up.
+"""Probes that check whether a service is up.
 
-Each is a function without arguments that returns None, or in a few words
-what is missing.
+A probe is a function without arguments. It returns None if the service is up,
+otherwise a short text that says what is missing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _BROKER_USER = 'minicloud'
 
 
 def http(url: str) -> Probe:
-    """Whether something answers there, with whatever but its own error."""
+    """Return a probe for any HTTP answer but a server error (5xx)."""
     def probe():
         try:
             status = requests.get(url, timeout=_TIMEOUT).status_code
@@ -46,7 +46,7 @@ def http(url: str) -> Probe:
 
 
 def port(number: int) -> Probe:
-    """Whether connections are taken."""
+    """Return a probe for a port that accepts connections."""
     def probe():
         try:
             socket.create_connection((settings_module.ADDRESS, number),
@@ -59,7 +59,7 @@ def port(number: int) -> Probe:
 
 
 def database(settings: settings_module.Settings, user: str) -> Probe:
-    """Whether a user of the database can log in."""
+    """Return a probe for the login of a database user."""
     def probe():
         try:
             pymysql.connect(
@@ -74,7 +74,7 @@ def database(settings: settings_module.Settings, user: str) -> Probe:
 
 
 def broker(settings: settings_module.Settings) -> Probe:
-    """Whether the broker lets its user in."""
+    """Return a probe for the login of the broker's user."""
     def probe():
         try:
             _connected(settings).close()
@@ -86,7 +86,7 @@ def broker(settings: settings_module.Settings) -> Probe:
 
 
 def consumer(settings: settings_module.Settings, queue: str) -> Probe:
-    """Whether somebody takes messages from a queue."""
+    """Return a probe for a consumer of a queue."""
     def probe():
         try:
             connection = _connected(settings)
@@ -99,13 +99,13 @@ def consumer(settings: settings_module.Settings, queue: str) -> Probe:
         finally:
             connection.close()
         return (None if declared.consumer_count
-                else f'nobody listens to the queue {queue}')
+                else f'the queue {queue} has no consumer')
 
     return probe
 
 
 def broker_user() -> str:
-    """The services' name at the broker."""
+    """Return the user name of the services at the broker."""
     return _BROKER_USER
 
 

@@ -10,14 +10,13 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Processes of a cloud: started, found again and ended.
+"""Start, find and end the processes of a cloud.
 
-Each service is the leader of a session of its own, and everything that it
-starts stays in that session, so the session is what is found and ended. Its
-number is that of the leader, which the pid file keeps together with the time
-at which the leader was started: a number may be used again. The file is
-written by the new process itself, before it becomes the service; so there is
-never one that no file tells of.
+Each service is the leader of a session, and all processes that it starts
+remain in that session. This module finds and ends whole sessions. The ID of a
+session is the PID of its leader. The PID file contains this PID and the start
+time of the leader, because the kernel reuses PIDs. The new process writes the
+file before it becomes the service, so every running service has a PID file.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from minicloud_lib import settings as settings_module
 
 _PROC = pathlib.Path('/proc')
 _POLL = 0.05
-"""Seconds between two looks at processes that are to end."""
+"""Seconds between two checks of a condition."""
 _GRACE = 15
-"""Seconds after SIGTERM before SIGKILL."""
-# The shell's builtins do not fork, so the line is the shell's own, and with
-# exec the service's.
+"""Seconds from SIGTERM to SIGKILL."""
+# The shell's builtins do not fork, so the line describes the shell, which
+# becomes the service with exec.
 _LAUNCHER = 'read -r stat <"/proc/$$/stat" && echo "$stat" >"$0" && exec "$@"'
 
 
@@ -56,28 +55,28 @@ class Process:
 
     @property
     def ended(self) -> bool:
-        """Whether it only waits to be reaped.
+        """Whether the process has ended and only waits to be reaped.
 
-        The first thread may be a zombie while others still end, and hold
-        the process's files and ports.
+        The first thread may be a zombie while other threads still hold the
+        files and ports of the process.
         """
         return self.state == 'X' or (self.state == 'Z' and self.threads < 2)
 
     @classmethod
     def parse(cls, line: str) -> Process:
-        """:raises ValueError: if it is no such line."""
-        # The command's name, in parentheses, may have anything in it.
+        """:raises ValueError: if it is not a line of /proc/PID/stat."""
+        # The command's name is in parentheses and may contain any character.
         before, _, after = line.rpartition(')')
         fields = after.split()
         if len(fields) < 20:
-            raise ValueError(f'no line of /proc/PID/stat: {line!r}')
+            raise ValueError(f'not a line of /proc/PID/stat: {line!r}')
         return cls(int(before.partition(' ')[0]), fields[0], int(fields[3]),
                    int(fields[17]), int(fields[19]))
 
 
 def environment(directory: pathlib.Path, more: dict[str, str]
                 ) -> dict[str, str]:
-    """What a service sees, whoever starts it."""
+    """Return the environment of a service, the same for every caller."""
     binaries = str(pathlib.Path(sys.prefix, 'bin'))
     return {'PATH': f'{binaries}:/usr/local/sbin:/usr/local/bin:/usr/sbin:'
                     '/usr/bin:/sbin:/bin',
@@ -88,9 +87,9 @@ def environment(directory: pathlib.Path, more: dict[str, str]
 
 def spawn(settings: settings_module.Settings, name: str, command: list[str],
           more_environment: dict[str, str]) -> None:
-    """Start a command in the background, in a session of its own.
+    """Start a command in the background, in a new session.
 
-    :raises MinicloudError: if there is no shell to start it.
+    :raises MinicloudError: if the process writes no PID file.
     """
     pid_file = settings.pid_file(name)
     pid_file.unlink(missing_ok=True)
@@ -107,7 +106,7 @@ def spawn(settings: settings_module.Settings, name: str, command: list[str],
 
 
 def leader(settings: settings_module.Settings, name: str) -> Process | None:
-    """The process of a service, None if it does not run."""
+    """Return the leader of a service, None if it is not running."""
     recorded = _recorded(settings, name)
     if recorded is None:
         return None
@@ -119,7 +118,7 @@ def leader(settings: settings_module.Settings, name: str) -> Process | None:
 
 
 def members(settings: settings_module.Settings, name: str) -> list[Process]:
-    """All processes of a service, also when its leader is gone."""
+    """Return all processes of a service, even if its leader is gone."""
     recorded = _recorded(settings, name)
     if recorded is None:
         return []
@@ -131,10 +130,11 @@ def members(settings: settings_module.Settings, name: str) -> list[Process]:
 
 def end(settings: settings_module.Settings, names: list[str],
         sign: signal.Signals = signal.SIGTERM) -> None:
-    """End services and wait until they are gone; those that run no more
-    are no error.
+    """End services and wait until they are gone.
 
-    :param sign: what is sent at first; after a while it is SIGKILL.
+    Services that are not running are ignored.
+
+    :param sign: the first signal to send. After a while SIGKILL follows.
     """
     for name in names:
         first = leader(settings, name)
@@ -148,7 +148,7 @@ def end(settings: settings_module.Settings, names: list[str],
 
 
 def names(settings: settings_module.Settings) -> list[str]:
-    """Of everything that was started and not ended by :func:`end`."""
+    """Return the services that were started and not ended by :func:`end`."""
     return sorted(path.stem for path
                   in settings.directory.glob('run/*.pid'))
 
@@ -159,9 +159,9 @@ def _running(settings, services):
 
 
 def _killed(settings, services):
-    """What was running and has been sent SIGKILL.
+    """Send SIGKILL to the running processes, and return them.
 
-    Another may have been started by one of them meanwhile: look again.
+    One of them may have started another process meanwhile, so call again.
     """
     running = _running(settings, services)
     for process in running:
@@ -185,7 +185,7 @@ def _send(process, sign):
 
 
 def _reap(pid):
-    """Let a child of this very process go, if it has ended."""
+    """Reap a child of this process if it has ended."""
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -201,7 +201,7 @@ def _all():
 
 
 def _read(pid):
-    """A process that runs; one that only waits to be reaped is none."""
+    """Return a running process, None if it is gone or waits to be reaped."""
     try:
         process = Process.parse(
             (_PROC / str(pid) / 'stat').read_text(encoding='utf-8',
@@ -212,7 +212,7 @@ def _read(pid):
 
 
 def _until(condition, seconds):
-    """Whether it came true in time."""
+    """Wait for a condition; return whether it became true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""RabbitMQ of the distribution, as a node of its own, with its own epmd."""
+"""The distribution's RabbitMQ, as a separate node with a separate epmd."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from minicloud_lib import probes
 from minicloud_lib import settings as settings_module
 from minicloud_lib import steps
 
-# What lies behind /usr/sbin/rabbitmq-server, which insists on the system's
-# user and directories.
+# /usr/sbin/rabbitmq-server wraps this program and insists on the system's user
+# and directories.
 _SERVER = '/usr/lib/rabbitmq/bin/rabbitmq-server'
 _EPMD = '/usr/bin/epmd'
 
@@ -37,14 +37,15 @@ def parts(settings: settings_module.Settings) -> list:
             'ERL_EPMD_ADDRESS': settings_module.ADDRESS}
     return [
         steps.Step('rabbitmq-files', (), lambda: _configure(settings)),
-        # Started here, for the one that a node starts would outlive it.
+        # Started here, because an epmd that the node starts would outlive the
+        # node.
         steps.Service('epmd', (), [_EPMD],
                       probes.port(settings.port('epmd')), epmd),
         steps.Service(
             'rabbitmq', ('rabbitmq-files', 'epmd'), [_SERVER],
             probes.broker(settings),
             {**epmd,
-             # Its cookie is there.
+             # The node's cookie is in its home directory.
              'HOME': str(data),
              'RABBITMQ_NODENAME': f'minicloud{port}@localhost',
              'RABBITMQ_DIST_PORT': str(settings.port('rabbitmq-nodes')),
@@ -59,8 +60,8 @@ def parts(settings: settings_module.Settings) -> list:
              'RABBITMQ_PID_FILE': str(data / 'rabbitmq.pid'),
              'RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS':
                  '-kernel inet_dist_use_interface {127,0,0,1} '
-                 # Waiting threads that do not spin leave the processors to
-                 # the others.
+                 # Waiting threads do not spin, so that the processors are
+                 # free for other services.
                  '+sbwt none +sbwtdcpu none +sbwtdio none'}),
     ]
 

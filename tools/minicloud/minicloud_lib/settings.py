@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What one cloud is: its directory, ports, passwords and hosts."""
+"""The settings of one cloud: its directory, ports, passwords and hosts."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ FORMAT = 1
 ADDRESS = '127.0.0.1'
 PORTS = ('keystone', 'placement', 'nova', 'cyborg', 'glance', 'neutron',
          'mariadb', 'rabbitmq', 'epmd', 'rabbitmq-nodes', 'ironic')
-"""Who listens, in the order of the ports from the first one on."""
-# Below what Linux hands out for outgoing connections (32768 to 60999).
+"""The listeners, in the order of their ports from the base port on."""
+# Below the ports that Linux uses for outgoing connections (32768 to 60999).
 _FIRST, _LAST, _STEP = 24000, 32000, 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Decided at the first start, kept in ``FILE`` until the wipe.
+    """The settings of a cloud, kept in ``FILE`` from first start to wipe.
 
     ``hosts`` has the simulated machine of each compute host, as ``[gpu]
-    simulate`` takes it; ``gpu_config`` is a file with ``[gpu]`` and policies
-    for all of them. ``baremetal`` is whether there is Ironic.
+    simulate`` takes it. ``gpu_config`` is a file with ``[gpu]`` and policies
+    for all hosts. ``baremetal`` is whether the cloud has Ironic.
+    ``report_interval`` is the time in seconds between the reports of a
+    cyborg-agent.
     """
 
     directory: pathlib.Path
@@ -48,25 +50,26 @@ class Settings:
     gpu_config: str
     secret: str
     baremetal: bool = False
+    report_interval: int = 60
 
     def port(self, name: str) -> int:
         return self.base_port + PORTS.index(name)
 
     def url(self, name: str) -> str:
-        """Where an API answers, without a trailing slash."""
+        """Return the URL of an API, without a trailing slash."""
         return f'http://{ADDRESS}:{self.port(name)}'
 
     def password(self, user: str) -> str:
-        """Of a user of keystone, the database or the broker."""
+        """Return the password of a keystone, database or broker user."""
         return hashlib.sha256(
             f'{self.secret} {user}'.encode()).hexdigest()[:20]
 
     def etc(self, *names: str) -> pathlib.Path:
-        """A path below the configuration."""
+        """Return a path below the configuration directory."""
         return self.directory.joinpath('etc', *names)
 
     def data(self, *names: str) -> pathlib.Path:
-        """A path below what the services keep."""
+        """Return a path below the data directory of the services."""
         return self.directory.joinpath('data', *names)
 
     def log(self, name: str) -> pathlib.Path:
@@ -76,11 +79,11 @@ class Settings:
         return self.directory / 'run' / f'{name}.pid'
 
     def done(self, step: str) -> pathlib.Path:
-        """The mark of a step that is done once in a cloud's life."""
+        """Return the mark file of a step that is done once per cloud."""
         return self.directory / 'done' / step
 
     def save(self) -> None:
-        """Make the directory with all that is in it at first."""
+        """Create the cloud's directory with its folders and ``FILE``."""
         for name in ('etc', 'data', 'log', 'run', 'done', 'tmp'):
             (self.directory / name).mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o700)
@@ -92,9 +95,10 @@ class Settings:
 
 
 def load(directory: pathlib.Path) -> Settings | None:
-    """The cloud of a directory, None if there is none.
+    """Return the settings of the cloud in a directory, None if there is none.
 
-    :raises MinicloudError: if something else is there.
+    :raises MinicloudError: if the directory has other files, or ``FILE``
+        cannot be read.
     """
     path = directory / FILE
     try:
@@ -116,10 +120,12 @@ def load(directory: pathlib.Path) -> Settings | None:
 
 
 def new(directory: pathlib.Path, hosts: dict[str, str], gpu_config: str,
-        base_port: int | None = None, baremetal: bool = False) -> Settings:
-    """Decide what a new cloud is; nothing is written yet.
+        base_port: int | None = None, baremetal: bool = False,
+        report_interval: int = Settings.report_interval) -> Settings:
+    """Return the settings of a new cloud, without writing anything.
 
-    :param base_port: first of ``len(PORTS)``; None for free ones.
+    :param base_port: the first of ``len(PORTS)`` ports, None to find free
+        ports.
     :raises MinicloudError: if ports are taken.
     """
     if base_port is None:
@@ -135,19 +141,19 @@ def new(directory: pathlib.Path, hosts: dict[str, str], gpu_config: str,
             f'--base-port {base_port}: somebody listens on '
             f'{", ".join(taken)}; give the first of {len(PORTS)} free ports')
     return Settings(directory, base_port, hosts, gpu_config,
-                    secrets.token_hex(16), baremetal)
+                    secrets.token_hex(16), baremetal, report_interval)
 
 
 def _taken(base_port):
-    """Ports that somebody has, as texts."""
+    """Return the ports that are in use, as strings."""
     return [str(port) for port in range(base_port, base_port + len(PORTS))
             if not _is_free(port)]
 
 
 def _is_free(port):
     with socket.socket() as trial:
-        # As the services do: a connection of before that is closing does
-        # not matter.
+        # The services set the same option, so an earlier connection that is
+        # closing does not matter.
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind((ADDRESS, port))

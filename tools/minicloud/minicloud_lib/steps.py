@@ -10,9 +10,9 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a start consists of, and in which order: steps and services.
+"""The parts of a start: steps and services.
 
-Both name the ones that have to be done, or up, before them.
+Each part names the steps and services that it needs before it can start.
 """
 
 from __future__ import annotations
@@ -30,15 +30,17 @@ from minicloud_lib import processes
 from minicloud_lib import settings as settings_module
 
 PYTHON_PATH = str(pathlib.Path(__file__).resolve().parent.parent)
-"""Where this package is, for what is run from it."""
+"""The directory of this package, for modules of it that run as programs."""
 _POLL = 0.1
+_OUTPUT_DEADLINE = 300
+"""Seconds for a program whose output is read."""
 _TAIL = 15
-"""Lines of a log that a message quotes."""
+"""The number of lines of a log that a message quotes."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Something to do. ``once`` is for the whole life of the cloud."""
+    """An action. ``once`` is whether it runs only once per cloud."""
 
     name: str
     needs: tuple[str, ...]
@@ -46,7 +48,7 @@ class Step:
     once: bool = True
 
     def run(self, settings: settings_module.Settings) -> bool:
-        """Do it, unless it was done; whether there was something to do.
+        """Run the step unless it is done; return whether it ran.
 
         :raises MinicloudError: if it fails.
         """
@@ -61,7 +63,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Service:
-    """A daemon. It is up when its probe finds nothing missing."""
+    """A daemon. It is up when its probe returns None."""
 
     name: str
     needs: tuple[str, ...]
@@ -69,16 +71,17 @@ class Service:
     probe: probes.Probe
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     timeout: int = 300
-    """Seconds in which it has to be up."""
+    """Seconds until it must be up."""
 
     def run(self, settings: settings_module.Settings) -> bool:
-        """Start it, unless it runs, and wait until it is up.
+        """Start the service unless it is running, and wait until it is up.
 
+        :returns: whether the service was started.
         :raises MinicloudError: if it ends, or is not up in time.
         """
         running = processes.leader(settings, self.name) is not None
         if not running:
-            # What an earlier one has left would be in the way.
+            # End the processes that an earlier leader has left behind.
             processes.end(settings, [self.name])
             processes.spawn(settings, self.name, self.command,
                             self.environment)
@@ -86,14 +89,15 @@ class Service:
         return not running
 
     def wait(self, settings: settings_module.Settings) -> None:
-        """Wait until it is up.
+        """Wait until the service is up.
 
         :raises MinicloudError: if it ends, or is not up in time.
         """
         deadline = time.monotonic() + self.timeout
         while True:
             missing = self.probe()
-            # Asked even if all is well: then something else may answer.
+            # Check this even if the probe succeeds, because something else
+            # may have answered it.
             if processes.leader(settings, self.name) is None:
                 raise failure(settings, self.name, 'has ended')
             if missing is None:
@@ -106,7 +110,7 @@ class Service:
 
 def failure(settings: settings_module.Settings, name: str, what: str
             ) -> error.MinicloudError:
-    """An error that quotes the end of a log."""
+    """Return an error that quotes the end of a log."""
     path = settings.log(name)
     try:
         lines = path.read_text(encoding='utf-8',
@@ -123,12 +127,12 @@ def command(settings: settings_module.Settings, name: str,
             timeout: int = 300) -> None:
     """Run a program to its end, with its output in the log ``name``.
 
-    It runs as services do, so that a wipe finds it.
+    The program runs in the same way as a service, so that a wipe finds it.
 
     :raises MinicloudError: if it fails.
     """
     status = settings.directory / 'run' / f'{name}.status'
-    # A start that was interrupted may have left one at work.
+    # An interrupted start may have left this program running.
     processes.end(settings, [name])
     status.unlink(missing_ok=True)
     processes.spawn(
@@ -152,14 +156,18 @@ def command(settings: settings_module.Settings, name: str,
 
 def output(arguments: list[str],
            settings: settings_module.Settings) -> str:
-    """What a program prints.
+    """Return what a program prints.
 
-    :raises MinicloudError: if it fails.
+    :raises MinicloudError: if it fails or takes too long.
     """
-    done = subprocess.run(
-        arguments, capture_output=True, text=True, check=False,
-        stdin=subprocess.DEVNULL, cwd=settings.data(),
-        env=processes.environment(settings.directory, {}))
+    try:
+        done = subprocess.run(
+            arguments, capture_output=True, text=True, check=False,
+            stdin=subprocess.DEVNULL, cwd=settings.data(),
+            env=processes.environment(settings.directory, {}),
+            timeout=_OUTPUT_DEADLINE)
+    except subprocess.TimeoutExpired as late:
+        raise error.MinicloudError(str(late)) from late
     if done.returncode:
         raise error.MinicloudError(
             f'{" ".join(arguments)} ended with {done.returncode}:\n'
@@ -168,9 +176,9 @@ def output(arguments: list[str],
 
 
 def binary(name: str) -> str:
-    """A program of the environment whose Python runs this one.
+    """Return the path of a program in the Python environment of minicloud.
 
-    :raises MinicloudError: if it has none of that name.
+    :raises MinicloudError: if the environment has no such program.
     """
     path = pathlib.Path(sys.prefix, 'bin', name)
     if not path.exists():
@@ -182,9 +190,9 @@ def binary(name: str) -> str:
 
 
 def shipped(name: str) -> str:
-    """A file that a service's package installs below etc.
+    """Return the path of a file that a service's package installs below etc.
 
-    :raises MinicloudError: if it is not there.
+    :raises MinicloudError: if the file does not exist.
     """
     path = pathlib.Path(sys.prefix, 'etc', name)
     if not path.exists():

@@ -22,11 +22,11 @@ from minicloud_lib import steps
 
 _THREADS = 8
 MANY_THREADS = 40
-"""For those that call each other in a circle: a request for a server waits
-in nova-api for cyborg-api, which waits for a bind, whose end is told to
-nova-api. With fewer threads than requests at once, they wait for one another
-until RPC gives up. Not for the others: their pools of database connections
-are smaller."""
+"""For the APIs that call each other in a circle: a request for a server waits
+in nova-api for cyborg-api, cyborg-api waits for a bind, and nova-api must get
+a notification when the bind ends. With fewer threads than concurrent requests,
+they wait for each other until RPC times out. The other APIs must not have so
+many threads, because their pools of database connections are smaller."""
 
 
 def service(settings: settings_module.Settings, name: str, port: str,
@@ -34,12 +34,12 @@ def service(settings: settings_module.Settings, name: str, port: str,
             environment: dict[str, str] | None = None,
             arguments: str | None = None,
             path: str = '/', threads: int = _THREADS) -> steps.Service:
-    """One process with some threads.
+    """Return the service of an API: one process with several threads.
 
-    :param port: whose port it listens on.
-    :param module: has ``application``.
-    :param arguments: what it finds in ``sys.argv``.
-    :param path: answers without credentials.
+    :param port: the name of its port in the settings.
+    :param module: the module that has ``application``.
+    :param arguments: the arguments that the module gets in ``sys.argv``.
+    :param path: a path that answers without credentials, for the probe.
     """
     command = [
         steps.binary('uwsgi'),
@@ -50,7 +50,7 @@ def service(settings: settings_module.Settings, name: str, port: str,
         '--module', f'{module}:application', '--need-app',
         '--enable-threads', '--threads', str(threads), '--die-on-term',
         '--buffer-size', '65535', '--disable-logging',
-        # It closes each connection; clients have to know.
+        # uWSGI closes each connection, and clients must know it.
         '--add-header', 'Connection: close']
     if arguments is not None:
         command += ['--pyargv', arguments]

@@ -10,4 +10,4 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Upstream's tests of Cyborg, on the minicloud and with our GPUs."""
+"""Run upstream's tests of Cyborg on the minicloud, with our GPUs."""

@@ -43,7 +43,7 @@ _WORKER = 'cyborg_gpu_driver.tests.integration.tempest_run.worker'
 
 
 def main() -> int:
-    """All runs; 1 if anything is wrong with one, else 0."""
+    """Do all runs; return 1 if a run has a problem, else 0."""
     argparse.ArgumentParser(
         prog='tox -e tempest --', description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()

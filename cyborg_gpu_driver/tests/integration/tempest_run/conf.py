@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""How tempest is told of the minicloud."""
+"""The configuration of tempest for the minicloud."""
 
 from __future__ import annotations
 
@@ -53,10 +53,11 @@ def _sections(directory, cloud, run):
         'compute': {
             'image_ref': admin.image.find_image(base.IMAGE).id,
             'flavor_ref': admin.compute.find_flavor(_FLAVOR).id,
-            # The first one in which a server can ask for no network.
+            # The first version in which a request for a server can ask for
+            # no network.
             'min_microversion': '2.37', 'max_microversion': 'latest'},
         'compute-feature-enabled': {'snapshot': False},
-        # Nobody logs in to a server.
+        # The servers have no guests to log in to.
         'validation': {'run_validation': False},
         'cyborg_pci': {'device_profile_name': run.profile,
                        'vendor_id': vendor, 'product_id': product},

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A stand-in for the guest, which the fake virt driver does not have."""
+"""A stand-in for the guest: Nova's fake virt driver starts no guests."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from cyborg_gpu_driver.tests.integration import minicloud
 
 
 class NoGuest(Exception):
-    """A command that only a guest could run."""
+    """The test ran a command that only a real guest could run."""
 
 
 class StandIn:
-    """What the plug-in's tests use of an SSH client.
+    """The methods of an SSH client that the plug-in's tests call.
 
-    :param cloud: whose hardware answers.
-    :param requests: gives the accelerator requests of the server, as Cyborg
-        shows them.
+    :param cloud: the cloud whose hardware is shown.
+    :param requests: returns the accelerator requests of the server, as
+        Cyborg shows them.
     """
 
     def __init__(self, cloud: minicloud.Minicloud,
@@ -37,13 +37,13 @@ class StandIn:
         self._requests = requests
 
     def validate_authentication(self) -> None:
-        """Nobody is to be kept out."""
+        """Do nothing: every login is accepted."""
 
     def exec_command(self, command: str) -> str:
-        """What ``lspci -n`` would show of the server's accelerators.
+        """Return what ``lspci -n`` would print for the accelerators.
 
-        A request counts only if the hardware has what it promises: the
-        vGPU whose UUID is its handle's, or the GPU at its address.
+        A request has a line only if the hardware has its accelerator: the
+        vGPU with the UUID of the attach handle, or the GPU at the address.
 
         :raises NoGuest: for any other command.
         """

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The tests that do not pass, each with the reason."""
+"""The tests that are known not to pass, each with the reason."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ _LEGACY = 'its subject is the new policy defaults'
 class Named:
     """Why a test does not pass.
 
-    :ivar reason: for the reader of a report.
-    :ivar asked: whether it is run and skips itself; else it is left out.
-    :ivar policies: under which it does not pass.
+    :ivar reason: the reason, for the reader of a report.
+    :ivar asked: whether the test is run, and skips itself; a test for which
+        this is false is not run.
+    :ivar policies: the policies under which the test does not pass.
     """
 
     reason: str
@@ -60,12 +61,12 @@ TESTS = {
         'TestSRBACScopeEnforcement.test_system_admin_cannot_list_devices',
     )},
 }
-"""By their whole names. What is neither passed nor here is a failure, and so
-is what is here and passes, or is not there any more."""
+"""By their full names. A test that neither passes nor is listed here is a
+failure. So is a listed test that passes or does not exist any more."""
 
 
 def under(policy: str, folder: str) -> dict[str, Named]:
-    """Those that are known not to pass in such a run."""
+    """The tests that are known not to pass in such a run, by name."""
     prefix = f'cyborg_tempest_plugin.tests.{folder}.'
     return {test: named for test, named in TESTS.items()
             if policy in named.policies and test.startswith(prefix)}

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is run: which devices, under which policies, which tests."""
+"""The runs: which tests, with which devices, under which policies."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """What a server gets in place of the plug-in's FPGA.
+    """A device that a server gets instead of the plug-in's FPGA.
 
-    :ivar resource_class: as our driver publishes it for the minicloud's
-        hosts (``tools/minicloud/hosts``).
-    :ivar trait: another thing that it publishes, to be required.
-    :ivar handle_type: of the attach handle, as Cyborg names it.
-    :ivar providers: how many of the hosts' GPUs have it.
-    :ivar pci_id: vendor and product of the GPU behind it, as ``lspci -n``
-        prints them.
+    :ivar resource_class: the resource class that our driver publishes for
+        the minicloud's hosts (``tools/minicloud/hosts``).
+    :ivar trait: a trait that our driver publishes, which the device profile
+        requires.
+    :ivar handle_type: Cyborg's type of the attach handle.
+    :ivar providers: the number of the hosts' GPUs that have the device.
+    :ivar pci_id: vendor and product of the GPU behind the device, as
+        ``lspci -n`` prints them.
     """
 
     resource_class: str
@@ -38,7 +39,7 @@ class Device:
 
     @property
     def groups(self) -> list[dict[str, str]]:
-        """Of a device profile that asks for one."""
+        """The groups of a device profile that asks for one such device."""
         return [{f'resources:{self.resource_class}': '1',
                  f'trait:{self.trait}': 'required'}]
 
@@ -53,7 +54,7 @@ DEVICES = {
 }
 
 POLICIES = {'legacy': False, 'new': True}
-"""Whether Cyborg enforces scopes and the new defaults, by a name for it."""
+"""Whether Cyborg enforces scopes and the new defaults, by policy name."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,14 +72,16 @@ class Run:
 
     @property
     def profile(self) -> str:
-        """Name of the device profile that the lifecycle tests take."""
+        """Name of the device profile that the lifecycle tests use."""
         return f'tempest-{self.policy}-{self.folder}-{self.device}'
 
 
 def runs() -> list[Run]:
-    """All of them: the API once for each policy, servers with each device.
+    """Return all runs.
 
-    Only a server is given a device; to the API one is as good as another.
+    For each policy, the API tests run once, and the scenario tests run with
+    each device. Only servers get a device. For the API tests, any device is
+    as good as another.
     """
     return [Run(policy, folder, device) for policy in POLICIES
             for folder, device in (

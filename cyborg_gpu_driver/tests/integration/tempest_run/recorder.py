@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Notes how each test ends."""
+"""A test result that records how each test ends."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from collections.abc import Sequence
 from cyborg_gpu_driver.tests.integration.tempest_run import verdict
 
 _WHOLE_CLASS = re.compile(r'(?:setUp|tearDown)Class \((.+)\)')
-"""What unittest names in the tests' place when a class fails or skips."""
+"""The name that unittest reports when a whole class fails or is skipped."""
 
 
 class Recorder(unittest.TestResult):
-    """The result of a run; what holds for a class holds for its tests.
+    """The result of a run. An outcome of a class counts for all its tests.
 
     :param there: names of the tests that are run.
-    :param say: told in a line how a test or a class of them has ended.
+    :param say: called with a line that says how a test or a class ended.
     """
 
     def __init__(self, there: Sequence[str], say: Callable[[str], None]):
@@ -53,7 +53,7 @@ class Recorder(unittest.TestResult):
         self.addError(test, err)
 
     def addExpectedFailure(self, test, err):
-        # It does not show that anything works.
+        # An expected failure does not show that anything works.
         self.addError(test, err)
 
     def addUnexpectedSuccess(self, test):
@@ -72,5 +72,5 @@ class Recorder(unittest.TestResult):
 
 
 def name(test: unittest.TestCase) -> str:
-    """Of a test, without the attributes that testtools shows behind it."""
+    """Return a test's name without the attributes that testtools appends."""
     return test.id().partition('[')[0]

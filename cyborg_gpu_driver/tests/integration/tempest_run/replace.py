@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What of the released plug-in is other for our devices and our cloud.
+"""Adapt the released plug-in to our devices and our cloud.
 
 Everything is replaced in the memory of the process that runs the tests,
-before they are found. A name that a release of the plug-in no longer has
-ends the run with an AttributeError.
+before the tests are discovered. If a release of the plug-in no longer has a
+replaced name, the run ends with an AttributeError.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from cyborg_gpu_driver.tests.integration.tempest_run import plan
 from cyborg_gpu_driver.tests.integration.tempest_run import state
 
 _HANDLE_FIELDS = ('domain', 'bus', 'device', 'function', 'asked_type')
-"""What Nova's libvirt driver reads of a handle of type MDEV."""
+"""The fields of an MDEV attach handle that Nova's libvirt driver reads."""
 
 
 def everything(cloud: minicloud.Minicloud, device: plan.Device) -> None:
-    """Replace all of it.
+    """Replace everything that is different for our cloud and device.
 
-    :param cloud: on which the tests run.
-    :param device: what their servers are to get.
+    :param cloud: the cloud on which the tests run.
+    :param device: the device that the servers of the tests get.
     """
     _device_profiles(device)
     if device.handle_type != 'PCI':
@@ -47,15 +47,16 @@ def everything(cloud: minicloud.Minicloud, device: plan.Device) -> None:
 
 
 def _device_profiles(device):
-    """Have each device profile that a test makes ask for our device.
+    """Make each device profile that a test creates ask for our device.
 
-    The groups are literals in six modules, in some of them within a test;
-    all go through this one method.
+    The plug-in has the groups as literals in six modules, in some of them
+    within a test. All of them pass through this one method.
     """
     released = cyborg_rest_client.CyborgRestClient.create_device_profile
 
     def create_device_profile(self, body):
-        # In place: a test compares what it gave with what it got.
+        # Changed in place, because a test compares what it sent with the
+        # answer.
         for profile in body:
             profile['groups'] = device.groups
         return released(self, body)
@@ -65,7 +66,7 @@ def _device_profiles(device):
 
 
 def _handle_type(device):
-    """Have the lifecycle tests, which are for PCI, expect our handles."""
+    """Make the lifecycle tests, which are for PCI, expect our handles."""
     tests = _existing(test_pci_driver_lifecycle.TestPCIDriverLifecycle,
                       'attach_handle_type', '_assert_device_arq')
 
@@ -80,9 +81,10 @@ def _handle_type(device):
 
 
 def _servers(cloud, device):
-    """Make servers without Neutron, whose place a stub has, and not sooner
-    than their devices are there again: our driver holds a whole GPU back
-    until it has been reset after its last server.
+    """Create servers without Neutron, which a stub replaces.
+
+    Wait for the devices before each server: our driver withholds a whole GPU
+    until the GPU has been reset after its last server.
     """
     tests = _existing(manager.ScenarioTest, 'create_security_group',
                       'create_server')
@@ -92,13 +94,13 @@ def _servers(cloud, device):
         state.wait_for_devices(cloud, device)
         return released(self, *arguments, **{**more, 'networks': 'none'})
 
-    # Nova takes this name for nobody's group in particular.
+    # Nova does not look for a security group of this name.
     tests.create_security_group = lambda self: {'name': 'default'}
     tests.create_server = create_server
 
 
 def _guest(cloud):
-    """Have the simulated hardware answer where a guest would."""
+    """Let the simulated hardware answer instead of a guest."""
     tests = _existing(driver_lifecycle_base.DriverLifecycleMixin,
                       '_get_ssh_client')
 
@@ -110,9 +112,9 @@ def _guest(cloud):
 
 
 def _existing(owner, *names):
-    """The class, which has attributes of these names already.
+    """Return the class, after a check that it has these attributes.
 
-    :raises AttributeError: if it lacks one.
+    :raises AttributeError: if the class lacks one of them.
     """
     for name in names:
         getattr(owner, name)

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the cloud is made to be for a run, and what a run leaves on it."""
+"""Prepare the cloud for a run, and find what a run leaves on the cloud."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ from cyborg_gpu_driver.tests.integration.tempest_run import plan
 
 _API = 'cyborg-api'
 _PROJECT = 'project1'
-"""One of the minicloud's."""
+"""A project of the minicloud."""
 _POLL = 0.5
 
 
 class NotInForce(Exception):
-    """Cyborg's API decides by other policies than it was told to."""
+    """Cyborg's API applies other policy defaults than the configured ones."""
 
 
 @contextlib.contextmanager
 def policy(cloud: minicloud.Minicloud, enforced: bool) -> Iterator[None]:
-    """Have Cyborg's API on new or on legacy policy defaults meanwhile.
+    """Run Cyborg's API with new or with legacy policy defaults.
 
-    :param enforced: scopes and new defaults alike. oslo.policy 6 enforces
-        scopes in any case and does not know their option any more.
-    :raises NotInForce: if that does not change what it allows: the plug-in's
-        tests pass under either.
+    :param enforced: whether Cyborg enforces both scopes and new defaults.
+        oslo.policy 6 always enforces scopes and has no option for them any
+        more.
+    :raises NotInForce: if the API does not behave accordingly. The plug-in's
+        tests would not show this: they pass with either defaults.
     """
     path = cloud.directory / 'etc' / 'cyborg' / 'cyborg.conf'
     before = path.read_text(encoding='utf-8')
@@ -66,9 +67,9 @@ def policy(cloud: minicloud.Minicloud, enforced: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def device_profile(cloud: minicloud.Minicloud, run: plan.Run
                    ) -> Iterator[None]:
-    """Have the device profile of the lifecycle tests meanwhile.
+    """Create the device profile of the lifecycle tests; delete it at exit.
 
-    One that cannot be removed, because a request has it, is left.
+    A device profile that cannot be deleted because a request uses it is left.
     """
     accelerator = cloud.connect('admin').accelerator
     exceptions.raise_from_response(accelerator.post(
@@ -84,11 +85,12 @@ def device_profile(cloud: minicloud.Minicloud, run: plan.Run
 
 def wait_for_devices(cloud: minicloud.Minicloud, device: plan.Device
                      ) -> None:
-    """Wait until each GPU that has such a device can give one.
+    """Wait until each GPU that has such a device has a free one.
 
-    Not for one alone: a server that is unshelved needs another than it had.
+    One free device is not enough: a server that is unshelved needs a
+    different device from the one that it had.
 
-    :raises base.Late: if one cannot in the time of a report and then some.
+    :raises base.Late: if a GPU has none after :data:`base.SETTLE` seconds.
     """
     placement = cloud.connect('admin').placement
     deadline = time.monotonic() + base.SETTLE
@@ -101,9 +103,10 @@ def wait_for_devices(cloud: minicloud.Minicloud, device: plan.Device
 
 
 def left(cloud: minicloud.Minicloud) -> dict[str, object]:
-    """What the tests have left behind, by kind; empty for nothing.
+    """What the tests have left behind, by kind; empty if nothing is left.
 
-    Some goes a moment after Nova has said that a server is gone.
+    Waits, because some traces disappear a moment after Nova has deleted a
+    server.
     """
     deadline = time.monotonic() + base.SETTLE
     while (found := _left(cloud)) and time.monotonic() < deadline:
@@ -112,10 +115,11 @@ def left(cloud: minicloud.Minicloud) -> dict[str, object]:
 
 
 def _refuses_readers(cloud):
-    """Whether one who may only read may not delete a request, either.
+    """Whether Cyborg forbids a reader to delete an accelerator request.
 
-    The new defaults want a member for that, the legacy ones anybody of the
-    project, who is told that there is no such request.
+    The new defaults require the member role for that. The legacy defaults
+    allow it to every user of the project, so Cyborg answers that the request
+    does not exist.
     """
     identity = cloud.connect('admin').identity
     name, password = f'reader-{uuid.uuid4().hex[:12]}', uuid.uuid4().hex

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a run has shown, by what was known before."""
+"""The verdict on a run, given the tests that are known not to pass."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Outcome:
     """How a test ended.
 
     :ivar state: ``PASSED``, ``SKIPPED`` or ``FAILED``.
-    :ivar detail: why it was skipped, or the traceback.
+    :ivar detail: why the test was skipped, or the traceback of a failure.
     """
 
     state: str
@@ -39,11 +39,11 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Of one run.
+    """The verdict on one run.
 
-    :ivar passed: names of tests.
-    :ivar skipped: name of a test to the reason that we give for it.
-    :ivar problems: name of a test to what is wrong; empty if all is well.
+    :ivar passed: names of the tests that passed.
+    :ivar skipped: our reasons for the tests that were skipped, by test name.
+    :ivar problems: what is wrong, by test name; empty if all is well.
     """
 
     passed: tuple[str, ...]
@@ -55,9 +55,9 @@ def judge(there: Iterable[str], outcomes: Mapping[str, Outcome],
           named: Mapping[str, known.Named]) -> Verdict:
     """Judge a run.
 
-    :param there: names of all tests that the plug-in has for it.
-    :param outcomes: by name, of those that were run.
-    :param named: those of which it is known that they do not pass.
+    :param there: names of all tests that the plug-in has for the run.
+    :param outcomes: the outcomes of the tests that were run, by name.
+    :param named: the tests that are known not to pass.
     """
     passed = []
     skipped = {}

@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Runs one folder of the plug-in's tests, in a process of its own.
+"""Run one folder of the plug-in's tests, in a separate process.
 
-Tempest has one configuration in a process, and what is replaced in the
-plug-in stays so. ``TEMPEST_CONFIG_DIR`` and ``TEMPEST_CONFIG`` name the
-configuration.
+Tempest has one configuration per process, and replacements in the plug-in
+last as long as the process. ``TEMPEST_CONFIG_DIR`` and ``TEMPEST_CONFIG``
+name the configuration.
 
 usage: python -m ...tempest_run.worker CLOUD FOLDER DEVICE RESULT
 """
@@ -38,7 +38,7 @@ from cyborg_gpu_driver.tests.integration.tempest_run import replace
 
 
 def main(arguments: list[str]) -> int:
-    """Run them and write what became of them; 0 whatever that is."""
+    """Run the tests and write their outcomes; return 0 in any case."""
     directory, folder, device, result = arguments
     replace.everything(minicloud.Minicloud(pathlib.Path(directory)),
                        plan.DEVICES[device])

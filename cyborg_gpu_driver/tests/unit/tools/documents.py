@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The documentation, taken apart: pages, blocks of code, command lines."""
+"""The parts of the documentation: pages, blocks of code, command lines."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ _REDIRECTIONS = frozenset({'>', '>>', '|'})
 
 
 def pages() -> list[pathlib.Path]:
-    """The README and every page, in a fixed order."""
+    """Return the README and every page, in a fixed order."""
     return [ROOT / 'README.rst', *sorted(SOURCE.rglob('*.rst'))]
 
 
 def text(page: pathlib.Path) -> str:
-    """A page as its reader has it: with the fragments that it includes."""
+    """Return a page as readers see it, with the fragments it includes."""
     return _INCLUDE.sub(
         lambda match: (page.parent / match[1]).read_text(encoding='utf-8'),
         page.read_text(encoding='utf-8'))
 
 
 def blocks(of: str, language: str) -> Iterator[str]:
-    """Each block of code in a language, without its indentation."""
+    """Generate each block of code in a language, without indentation."""
     for match in _BLOCK.finditer(of):
         if match[2] == language:
             yield textwrap.dedent(match[3]).strip('\n') + '\n'
 
 
 def commands(of: str, program: str) -> Iterator[list[str]]:
-    """The words of each command line after a prompt that runs a program.
+    """Generate the words of each command line that runs a program.
 
-    What a shell does with the output is cut off.
+    The command line follows a prompt. Redirections and pipes are cut off.
     """
     for block in blocks(of, 'console'):
         for match in _PROMPT.finditer(block):

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""The scripts that check the project see what they are there to see."""
+"""The scripts that check the project find the faults they look for."""
 
 import contextlib
 import importlib.machinery
@@ -27,7 +27,7 @@ LICENCE = '# Licensed under the Apache License, Version 2.0\n'
 
 
 def script(name):
-    """A script of tools/ as a module; it has no suffix to import it by."""
+    """Import a script of tools/, which has no suffix, as a module."""
     loader = importlib.machinery.SourceFileLoader(
         name.replace('-', '_'), str(ROOT / 'tools' / name))
     module = importlib.util.module_from_spec(
@@ -57,7 +57,7 @@ class ScriptTest(base.BaseTestCase):
 class HouseTest(ScriptTest):
 
     def check(self, module, source, expected):
-        """One module of a package; ``expected`` words, '' for none."""
+        """Check one module; ``expected`` is part of a message, '' for none."""
         self.write(f'cyborg_gpu_driver/{module}', LICENCE + source)
         code, printed = self.run_script('check-house')
         (self.root / 'cyborg_gpu_driver' / module).unlink()
@@ -95,6 +95,15 @@ class HouseTest(ScriptTest):
                 ('novel/a.py', f'{ours} import exception\n',
                  'novel is not in the table')):
             self.check(module, source, expected)
+
+    def test_each_string_is_used_or_a_docstring(self):
+        for source, expected in (
+                ('"""A module."""\nA = 1\n"""What A is."""\n', ''),
+                ("A = ('one '\n     'two')\n", ''),
+                ("A = 'one '\n'two'\n", ':3: a string that nothing uses'),
+                ("def f():\n    return 'one '\n    'two'\n",
+                 ':4: a string that nothing uses')):
+            self.check('partition/a.py', source, expected)
 
     def test_third_parties_have_their_places(self):
         for module, source, expected in (

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What the documentation shows is what the library takes, and does."""
+"""The documentation shows what the library accepts and does."""
 
 import contextlib
 import doctest
@@ -44,7 +44,7 @@ SOURCE = documents.SOURCE
 
 
 def examples(group):
-    """Every configuration of the documentation that has such a group."""
+    """Generate every configuration in the documentation with such a group."""
     for path in documents.pages():
         for example in documents.blocks(documents.text(path), 'ini'):
             if re.search(fr'^\[{group}\]', example, re.MULTILINE):
@@ -68,7 +68,7 @@ class ConfigurationTest(base.BaseTestCase):
             named = set(re.findall(r'^\[gpu_policy:(.*)\]', text, re.M))
             self.assertEqual(set(conf.gpu.policies), named, path)
             with_policies += bool(settings.policies)
-            # An option that nobody registers is read by nobody.
+            # An option that no code registers is never read.
             known = {option for group in ('gpu', *(
                 f'gpu_policy:{name}' for name in named))
                 for option in conf[group]}
@@ -149,7 +149,7 @@ _PROCESS = re.compile(r'\((?:\?|[\w-]+)\)')
 
 
 class LayoutPageTest(cmd_base.CommandCase):
-    """The page on layouts, played from top to bottom on one host."""
+    """The page on layouts, followed from top to bottom on one host."""
 
     def setUp(self):
         super().setUp()
@@ -169,7 +169,7 @@ class LayoutPageTest(cmd_base.CommandCase):
         return machine.Machine.load('dgx-a100-80', 'machine.json')
 
     def happens(self, heading):
-        """What the page tells of and no command of it does."""
+        """Cause what the page tells of and none of its commands does."""
         address = '0000:07:00.0'
         if heading == 'What is in use':
             host = self.machine()
@@ -184,7 +184,7 @@ class LayoutPageTest(cmd_base.CommandCase):
             self.machine().reboot()
 
     def play(self, line):
-        """What a command prints, on a terminal."""
+        """Return what a command prints on a terminal."""
         if line == 'echo $?':
             return f'{self.code}\n'
         words = shlex.split(line)

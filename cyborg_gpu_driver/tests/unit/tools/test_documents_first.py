@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The ways to a first server, gone from top to bottom on simulated hosts."""
+"""The paths to a first server, followed in order on simulated hosts."""
 
 import os
 
@@ -28,12 +28,12 @@ gpus:
 """
 _HERE = [word for section in ('host', 'health', 'gpus', 'records')
          for word in ('--only', section)]
-"""Sections of the doctor that need no service."""
+"""The sections of the doctor that need no service."""
 _NOVA = ('[service_user]', '[pci]')
 
 
 class FirstServerTest(base.CommandCase):
-    """A page's commands work in its order, with its configuration alone.
+    """A page's commands work in its order, with only its configuration.
 
     The machine is bare: no MIG mode, no virtual functions.
     """
@@ -57,11 +57,11 @@ class FirstServerTest(base.CommandCase):
         return path
 
     def on_host(self, *words):
-        """What a command of the page prints; it may not fail."""
+        """Return the output of a command of the page; it may not fail."""
         if '--config-file' in words:
             words = words[2:]
         if 'doctor' in words:
-            # There is no Placement here to look at.
+            # The test has no Placement for the doctor.
             words = (*words, *_HERE)
         if 'check' in words or 'doctor' in words:
             words = (*words, '--nova-config-file', self.nova)
@@ -89,7 +89,7 @@ class FirstServerTest(base.CommandCase):
         return yaml.safe_load(self.on_host(*words, '-f', 'json'))
 
     def asked(self):
-        """Classes and traits that the page's file for the cloud asks for."""
+        """Return classes and traits that the page's cloud file requests."""
         block, = documents.blocks(self.text, 'yaml')
         profile, flavor = definition.parse(block, 'gpus.yaml').items
         self.assertEqual('gpu.first', flavor.name)
@@ -134,7 +134,7 @@ class FirstServerTest(base.CommandCase):
         with open(self.nova, encoding='utf-8') as stream:
             written = stream.read()
         self.assertEqual(4, written.count('device_spec'))
-        # What the page asks of Placement and in the flavor is what the
+        # The page's query of Placement and its flavor name the type that the
         # command has told Nova.
         self.assertIn('"resource_class": "CUSTOM_NVIDIA_L40S_12Q"', written)
         for name in ('--resource CUSTOM_NVIDIA_L40S_12Q=1',

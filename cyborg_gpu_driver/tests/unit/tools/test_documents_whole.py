@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The documentation is whole: nothing dangles, and nothing is left out."""
+"""The documentation is complete, and none of its links is broken."""
 
 import configparser
 import importlib
@@ -41,7 +41,7 @@ _TERM = re.compile(r':term:`([^`]+)`')
 
 
 def _entry_points(group):
-    """Commands of a group of ``setup.cfg``, each with where it is."""
+    """Return the entry points of a group of ``setup.cfg``: name to object."""
     parser = configparser.ConfigParser()
     parser.read(documents.ROOT / 'setup.cfg')
     return dict(line.split(' = ')
@@ -50,7 +50,7 @@ def _entry_points(group):
 
 
 def _sources():
-    """The pages of the documentation, without the README."""
+    """Return the pages of the documentation without the README."""
     return documents.pages()[1:]
 
 
@@ -103,7 +103,7 @@ class CompleteTest(base.BaseTestCase):
 
     def setUp(self):
         super().setUp()
-        # What is written for operators; what is generated does not count.
+        # Only the pages written for operators; generated pages do not count.
         self.text = '\n'.join(
             documents.text(page) for page in _sources()
             if page.parent.name not in ('cli', 'configuration'))
@@ -119,7 +119,7 @@ class CompleteTest(base.BaseTestCase):
             reference = documents.text(
                 documents.SOURCE / 'cli' / f'{page}.rst')
             self.assertIn(f'.. autoprogram-cliff:: {group}\n', reference)
-            # Options may stand before the command, and lines may end in it.
+            # Options may precede the command, and a line may end within it.
             self.assertEqual([], self.missing(
                 rf'{program}(?: --\S+ \S+)*\s+'
                 + re.sub('[_ ]', r'\\s+', name)
@@ -210,7 +210,7 @@ class CyborgGpuTest(cmd_base.CommandCase):
             lines += [words for words in documents.commands(
                 documents.text(page), 'cyborg-gpu') if '--simulate' in words]
         for words in lines:
-            # A check of a machine that has no services warns.
+            # The check warns about a machine without services.
             code = 1 if words[-1] == 'check' else 0
             self.run_program(*words[1:], code=code)
             played += 1
@@ -226,7 +226,7 @@ class OpenstackGpuTest(base.BaseTestCase):
             in _entry_points('openstack.gpu.v1').items()}
 
     def parse(self, words):
-        """Have a command's own parser read what follows its name."""
+        """Have a command's own parser read the words after its name."""
         while words[0].startswith('--'):
             words = words[2:]
         size = next((size for size in (5, 4, 3, 2)

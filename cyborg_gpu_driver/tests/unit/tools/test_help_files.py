@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Man pages and completions are what the commands' help says."""
+"""Man pages and completions match the help of the commands."""
 
 import contextlib
 import io
@@ -52,7 +52,7 @@ class HelpFilesTest(base.BaseTestCase):
 class BashTest(base.BaseTestCase):
 
     def complete(self, *words):
-        """What bash offers for the last word."""
+        """Return what bash offers for the last word."""
         script = (
             'complete() { :; }\n. etc/completion/bash/cyborg-gpu\n'
             'COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _cyborg_gpu\n'

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The list of what users may read."""
+"""The list of strings that users may read."""
 
 import contextlib
 import io

@@ -30,7 +30,7 @@ TOOL = pathlib.Path(__file__).resolve().parents[4] / 'tools' / 'minicloud'
 
 
 def module(name):
-    """A module of the tool, which is no package of the library."""
+    """Import a module of the tool, which is not part of the library."""
     if str(TOOL) not in sys.path:
         sys.path.append(str(TOOL))
     return importlib.import_module(f'minicloud_lib.{name}')
@@ -142,8 +142,8 @@ class ProcessesTest(MinicloudCase):
         return processes.leader(self.settings, 'service')
 
     def test_all_that_a_service_started_ends_with_it(self):
-        # Children outlive their parent unless the session is what is ended;
-        # this one still makes some when it is killed.
+        # Children outlive their parent unless the whole session is ended. This
+        # parent still starts children when it is killed.
         self.spawn('for n in $(seq 200); do sleep 600 & done; wait')
         recorded = self.settings.pid_file('service').read_text('utf-8')
         processes.end(self.settings, ['service'], signal.SIGKILL)
@@ -155,7 +155,7 @@ class ProcessesTest(MinicloudCase):
         self.spawn('exec sleep 600')
         path = self.settings.pid_file('service')
         words = path.read_text('utf-8').split()
-        # The same number, started at another time: a stranger.
+        # The same ID, started at another time: another process.
         words[21] = str(int(words[21]) - 1)
         recorded = path.read_text('utf-8')
         path.write_text(' '.join(words), 'utf-8')
@@ -192,13 +192,28 @@ class CommandTest(MinicloudCase):
             self.assertEqual(1, code)
             self.assertIn(f'there is no minicloud in {self.directory}',
                           told)
-        # A wipe has nothing to do, which is no failure.
+        # A wipe has nothing to do, which is not a failure.
         self.assertEqual(0, self.run_command('wipe')[0])
 
     def test_a_host_that_is_none(self):
         code, told = self.run_command('start', '--host', 'gpu1')
         self.assertEqual(2, code)
         self.assertIn("'gpu1' is not NAME=MACHINE", told)
+
+    def test_an_interval_that_is_none(self):
+        for text in ('0', '-1', '1.5', 'x', ''):
+            code, told = self.run_command('start', '--report-interval', text)
+            self.assertEqual(2, code)
+            self.assertIn(f'{text!r} is not a number of seconds', told)
+
+    def test_the_interval_of_a_cloud_does_not_change(self):
+        self.new(report_interval=10).save()
+        options = cli._parser().parse_args(
+            ['start', '--report-interval', '20'])
+        found = self.assertRaises(
+            error.MinicloudError, cli._refuse_changes, options,
+            settings.load(self.directory))
+        self.assertIn('--report-interval: the cloud in', str(found))
 
     def test_a_log_that_is_not_there(self):
         made = self.new()

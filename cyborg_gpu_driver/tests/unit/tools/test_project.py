@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What describes the project to packagers and to CI fits together."""
+"""The files that describe the project to packagers and CI agree."""
 
 import configparser
 import pathlib
@@ -87,7 +87,7 @@ class SystemPackagesTest(base.BaseTestCase):
             self.assertIn('bindep.txt:2: ', done.stderr)
 
     def test_no_script_has_a_list_of_its_own(self):
-        # The others are names of programs, too.
+        # The other packages share their names with programs.
         names = [name for name in self.packages('minicloud')
                  if '-' in name and name != 'rabbitmq-server']
         self.assertIn('mariadb-server', names)
@@ -141,7 +141,7 @@ class PackageTest(base.BaseTestCase):
     def setUp(self):
         super().setUp()
         self.check = test_checks.script('check-package')
-        # What a right build has.
+        # The files of a correct build.
         package = ROOT / 'cyborg_gpu_driver'
         self.wheel = [
             str(path.relative_to(ROOT)) for path in package.rglob('*')

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""How ``tools/test`` runs environments, with a program in tox's place."""
+"""How ``tools/test`` runs environments, with a script instead of tox."""
 
 import os
 import pathlib
@@ -51,7 +51,7 @@ class RunTest(base.BaseTestCase):
         return file
 
     def does(self, environment, code):
-        """What an environment does, in bash, with the tree as directory."""
+        """Set what an environment runs in bash, with the tree as directory."""
         self.write(f'{environment}.sh', code)
 
     def start(self, *environments, **variables):
@@ -74,7 +74,7 @@ class RunTest(base.BaseTestCase):
         self.assertIn('all of py3 passed\n2 passed, 0 failed', output)
 
     def test_waiting_environments_run_beside_the_others(self):
-        """Neither end of a pipe opens before the other."""
+        """Each end of a pipe waits until the other end is opened."""
         self.does('py3', 'echo met >meeting')
         self.does('baremetal', 'cat meeting')
         output = self.run_tests('py3', 'integration', 'baremetal', 'docs')
@@ -95,8 +95,16 @@ class RunTest(base.BaseTestCase):
         self.assertEqual('4 passed, 1 failed, 0 skipped',
                          output.splitlines()[-1])
 
+    def test_environment_that_hangs_is_interrupted(self):
+        os.mkfifo(self.root / 'never')
+        self.does('integration', 'exec cat never')
+        output = self.run_tests('integration', code=1, DEADLINE='1')
+        self.assertIn('integration was interrupted, 1 s after the start',
+                      output)
+        self.assertIn('FAILED: integration (see', output)
+
     def test_ctrl_c_ends_what_runs_beside(self):
-        """As a terminal does it: the signal goes to the process group."""
+        """As from a terminal, the signal goes to the process group."""
         os.mkfifo(self.root / 'ready')
         self.does('py3', 'echo >meeting; sleep 600')
         self.does('integration', '''
