@@ -12,10 +12,10 @@
 
 """A day of a simulated cloud in a real Prometheus, for pictures.
 
-The agent of each host binds and unbinds on simulated GPUs, and its exporter is
-read every four minutes of that day. promtool loads all of it, and then what
-the recording rules make of it. The alerts are those that a Prometheus with our
-rules fires at the end of the day.
+The agent of each host binds and unbinds on simulated GPUs, and the exporter of
+the host is read every four minutes of that day. promtool loads these samples,
+and then the results of the recording rules for them. The alerts are those that
+a Prometheus with the alert rules of this project fires at the end of the day.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.tests.unit.metrics import monitored
 
 DAY, STEP, PITCH = 86400, 240, 1920
-"""Seconds: of all, between two scrapes, and between two points."""
+"""Seconds of the day, between two scrapes, and between two points."""
 HOSTS = {'compute1': 'a30x4', 'compute2': 'mixed', 'compute3': 'dgx-a100-40'}
 PROJECTS = ('analytics', 'rendering', 'training')
 SECONDS = 0.8, 0.6
-"""How long an operation takes on hardware: median, and sigma of its log."""
+"""The duration of an operation on hardware: median, and sigma of its log."""
 AGE = 30
 """Seconds from a report to the next scrape."""
 
@@ -67,13 +67,13 @@ class _Host:
         self._hangs = False
 
     def _timer(self) -> float:
-        """Simulated hardware answers at once; real hardware does not."""
+        """Return ticks as of real hardware; simulated hardware is too fast."""
         self._ticks += self._choose.lognormvariate(
             math.log(SECONDS[0]), SECONDS[1])
         return self._ticks
 
     def step(self, part: float) -> None:
-        """What happens between two scrapes.
+        """Play what happens between two scrapes.
 
         :param part: how much of the day is over.
         """
@@ -87,13 +87,13 @@ class _Host:
         if self.name == 'compute1':
             self._break(part)
             self._warm()
-        # The agent of one host stands still for a while.
+        # The agent of one host stops reporting for a while.
         if self.name != 'compute2' or not 0.55 < part < 0.57:
             self._agent.agent.report()
 
     def _bind(self) -> None:
         gpus = self._agent.gpus
-        # The others of this host stay free for what breaks.
+        # The other GPUs of this host remain free for the failures.
         gpu = self._choose.choice(
             gpus[:2] if self.name == 'compute1' else gpus)
         host = self._agent.agent._host
@@ -110,15 +110,16 @@ class _Host:
                 (asked, self.now + self._choose.uniform(2, 9) * 3600))
 
     def _break(self, part: float) -> None:
-        """What goes wrong at some times of the day."""
-        sick, hung = self._agent.gpus[2:4]
+        """Cause the failures of some times of the day."""
+        unhealthy, hung = self._agent.gpus[2:4]
         machine = self._agent.machine
         if 0.72 < part < 0.723:
-            machine.set_remapped_rows(str(sick), uncorrected=1, pending=True)
+            machine.set_remapped_rows(str(unhealthy), uncorrected=1,
+                                      pending=True)
         if part > 0.985 and self._choose.random() < 0.8:
             function, _type, handle = self._agent.ask(
-                sick, self._agent.agent._host.offers(
-                    self._agent.agent._host.gpu(sick))[0].profile)
+                unhealthy, self._agent.agent._host.offers(
+                    self._agent.agent._host.gpu(unhealthy))[0].profile)
             with contextlib.suppress(exception.GpuDriverError):
                 self._agent.agent.bind(function, 'nvidia-9999', handle)
         if 0.97 < part < 0.973:
@@ -129,7 +130,7 @@ class _Host:
             self._agent.hang(hung)
 
     def _warm(self) -> None:
-        """A GPU is as warm as what is bound on it makes it."""
+        """Set the temperature of the GPUs by the number of their binds."""
         machine = self._agent.machine
         for gpu in self._agent.gpus[:3]:
             bound = len(self._agent.agent._journal.entries(gpu))
@@ -139,7 +140,7 @@ class _Host:
             self._exporter.sample(machine)
 
     def scrape(self) -> Iterator[str]:
-        """Samples with their time."""
+        """Yield the samples of a scrape with their time."""
         text = exposition.generate_latest(self._registry).decode()
         for line in text.splitlines():
             if line.startswith('#'):
@@ -167,10 +168,10 @@ def day(path: pathlib.Path, end: float, hosts: Mapping[str, str],
 @contextlib.contextmanager
 def prometheus(hosts: Mapping[str, str] = HOSTS, length: float = DAY
                ) -> Iterator[tuple[Any, float]]:
-    """A Prometheus that has seen the day, and when the day ended.
+    """Run a Prometheus with the data of the day; yield it and the day's end.
 
-    :param hosts: name to the name of a simulated host.
-    :param length: of the day, in seconds.
+    :param hosts: the simulated machine of each host, by the host's name.
+    :param length: the length of the day in seconds.
     """
     with tempfile.TemporaryDirectory() as directory:
         data, end = os.path.join(directory, 'data'), time.time()
@@ -193,10 +194,10 @@ def _promtool(*arguments):
 
 
 def wait_for_alerts(running: Any) -> None:
-    """Come back when an alert fires.
+    """Wait until an alert fires.
 
-    :raises AssertionError: if none does, as where it took minutes to make the
-        day: values that old are gone for Prometheus.
+    :raises AssertionError: if none fires, for example because the data of the
+        day took minutes to make and is too old for Prometheus.
     """
     monitored.wait_for('an alert fires', lambda: running.query(
         'ALERTS{alertstate="firing"}'))
@@ -204,9 +205,9 @@ def wait_for_alerts(running: Any) -> None:
 
 def answers(running: Any, end: float, dashboard: dict[str, Any],
             variables: dict[str, str]) -> dict[str, Any]:
-    """What Prometheus says to each query of a dashboard.
+    """Return the answers of Prometheus to the queries of a dashboard.
 
-    :param variables: the values that are chosen; ``All`` for the others.
+    :param variables: the chosen values of variables; the others are ``All``.
     """
     found = {}
     for panel in dashboard['panels']:
@@ -225,7 +226,7 @@ def answers(running: Any, end: float, dashboard: dict[str, Any],
 def _series(running, end, target, expression):
     used = re.findall(r'\{\{(\w+)\}\}', target.get('legendFormat', ''))
     if target['instant']:
-        # Alerts are those of the running Prometheus, and end with it.
+        # Only the running Prometheus has the alerts, so ask for those of now.
         items = running.get('query', query=expression, time=(
             time.time() if 'ALERTS' in expression else end))
         return [{'labels': _labels(target, item['metric'], used),

@@ -12,9 +12,9 @@
 
 """Draw a dashboard with the answers of Prometheus to its queries.
 
-It draws what a panel of Grafana shows as far as our dashboards need it: where
-each panel is, and its lines, areas, bars, numbers and cells with their units
-and thresholds.
+The picture has as much of Grafana's panels as the dashboards of this project
+need: the position of each panel, and its lines, areas, bars, numbers and cells
+with their units and thresholds.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ COLORS = ('#3b7a57', '#d9a300', '#3f6fb5', '#d4622a', '#7b4ea3', '#b23a48',
 NAMED = {'green': '#3b8a3e', 'orange': '#d97a00', 'red': '#c62f3b'}
 FAINT, FRAME = '#e4e7eb', '#c3cad2'
 LETTER = 6.6
-"""About the width of a character of 11 pixels."""
+"""The approximate width of a character of 11 pixels."""
 
 
 def draw(svg: Any, dashboard: dict[str, Any], answers: dict[str, Any]) -> str:
-    """The document.
+    """Return the picture as an SVG document.
 
-    :param svg: draws, as ``tools/draw`` has it.
-    :param answers: as :mod:`history` writes them.
-    :raises ValueError: if they are not those of the dashboard's queries.
+    :param svg: the drawing object of ``tools/draw``.
+    :param answers: the answers, as :mod:`history` returns them.
+    :raises ValueError: if the answers are not to the dashboard's queries.
     """
     bottom = 0
     for panel in dashboard['panels']:
@@ -63,7 +63,7 @@ def draw(svg: Any, dashboard: dict[str, Any], answers: dict[str, Any]) -> str:
 
 
 def _answers(dashboard, panel, answers):
-    """Pairs of a target and the series of its answer."""
+    """Return pairs of a target and the series of its answer."""
     found = []
     for target in panel['targets']:
         answer = answers['panels'].get(f'{panel["id"]}{target["refId"]}')
@@ -152,7 +152,7 @@ def _lines_panel(svg, place, panel, answers):
     custom = _defaults(panel)['custom']
     stacked = custom['stacking']['mode'] == 'normal'
     if stacked:
-        # What is always 0 is only in Grafana's legend.
+        # A series that is always 0 appears only in Grafana's legend.
         series = [item for item in series if any(item[1])] or series[:1]
     tops = _sums(series) if stacked else [values for _, values in series]
     largest = max((value for values in tops for value in values
@@ -181,7 +181,7 @@ def _lines_panel(svg, place, panel, answers):
 
 
 def _sums(series):
-    """Each with those below it."""
+    """Return each series with the sum of the series below it added."""
     found, below = [], None
     for _, values in series:
         values = [value or 0 for value in values]
@@ -192,7 +192,7 @@ def _sums(series):
 
 
 def _axis(largest, defaults):
-    """Where the axis begins, where it ends, and what is between two lines."""
+    """Return the begin and end of the axis, and the step between two lines."""
     high = defaults.get('max', largest) or 1
     step = 10 ** math.floor(math.log10(high))
     step = next(part for part in (step / 5, step / 2, step, 2 * step)
@@ -215,7 +215,7 @@ def _grid(svg, box, low, high, step, defaults):
 
 
 def _points(box, values, low, high):
-    """Runs of points; a value that is not there ends one."""
+    """Return runs of points. A missing value ends a run."""
     left, top, width, height = box
     runs: list[list[tuple[float, float]]] = [[]]
     for number, value in enumerate(values):
@@ -258,7 +258,7 @@ def _columns(svg, box, values, floor, low, high, color):
 
 
 def _names(svg, place, names):
-    """The legend, in at most two lines."""
+    """Draw the legend, in at most two lines."""
     left, top, width = place
     x, y = left, top
     for number, name in enumerate(names):
@@ -292,7 +292,7 @@ def _color(value, panel):
 
 
 def _shown(value, defaults):
-    """A value as Grafana writes it with the panel's unit."""
+    """Return a value as Grafana shows it with the panel's unit."""
     if value is None:
         return 'No data'
     unit = defaults['unit']
