@@ -42,7 +42,7 @@ case "$1/${2:-}" in
         if is_service_enabled cyborg-agent; then
             echo_summary "Configuring cyborg_gpu_driver"
             configure_cyborg_gpu_agent
-            # Only where the library is installed.
+            # Only on a machine that has the library.
             if [[ -n "$CYBORG_GPU_PLACEMENT" ]] \
                     && is_service_enabled n-sch; then
                 configure_cyborg_gpu_scheduler
@@ -50,7 +50,7 @@ case "$1/${2:-}" in
         fi
         ;;
     stack/extra)
-        # All of local.conf is in the files by now, and Cyborg is started.
+        # By now the files contain all of local.conf, and Cyborg is running.
         if is_service_enabled cyborg-agent; then
             check_cyborg_gpu_offers
         fi
@@ -63,7 +63,7 @@ case "$1/${2:-}" in
             report_cyborg_gpu_check
         fi
         ;;
-    # Services may have been disabled since; what is there goes all the same.
+    # Services may have been disabled since stack.sh. Remove everything anyway.
     unstack/*)
         unconfigure_cyborg_gpu
         ;;

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The plugin as DevStack runs it, on a directory in the machine's place."""
+"""Run the plugin as DevStack does, on a directory instead of a machine."""
 
 import os
 import pathlib
@@ -33,7 +33,7 @@ REAL = {'VIRT_DRIVER': 'libvirt', 'CYBORG_GPU_SIMULATE': 'False'}
 
 
 class PluginTest(base.BaseTestCase):
-    """Runs the plugin in a new bash for each of DevStack's scripts."""
+    """Tests that run the plugin in a new bash for each DevStack script."""
 
     def setUp(self):
         super().setUp()
@@ -47,12 +47,12 @@ class PluginTest(base.BaseTestCase):
                  trace='xtrace', localrc='', call=()):
         """Run one script of DevStack.
 
-        :param settings: what local.conf sets, by name.
+        :param settings: the settings of local.conf, by name.
         :param localrc: the rest of local.conf.
-        :param call: a function of the plugin, and its arguments, to run
-            after the phases.
-        :return: what the plugin called, a tuple each with its arguments,
-            paths below the directory relative to it.
+        :param call: a function of the plugin to run after the phases, and
+            its arguments.
+        :return: a tuple for each call that the plugin made, with the
+            arguments. Paths below the directory are relative to it.
         """
         (self.work / 'localrc').write_text(''.join(
             f'{name}={shlex.quote(value)}\n'
@@ -72,13 +72,13 @@ class PluginTest(base.BaseTestCase):
                 for line in text.splitlines()]
 
     def stack(self, *phases, **kwargs):
-        """As :meth:`devstack`, for stack.sh, which must succeed."""
+        """Run stack.sh as :meth:`devstack` does; it must succeed."""
         record = self.devstack('stack', *phases or PHASES, **kwargs)
         self.assertEqual(0, self.done.returncode, self.done.stderr)
         return record
 
     def unstack(self, *modes, **kwargs):
-        """unstack.sh or clean.sh, which runs unstack.sh first."""
+        """Run unstack.sh, clean.sh, or both as clean.sh does itself."""
         record = []
         for mode in modes:
             record += self.devstack(mode, **kwargs)
@@ -92,5 +92,5 @@ class PluginTest(base.BaseTestCase):
         return self.done.returncode == 0
 
     def configuration(self):
-        """``cyborg.conf`` as it is."""
+        """Return the text of ``cyborg.conf``."""
         return self.conf.read_text(encoding='utf-8')

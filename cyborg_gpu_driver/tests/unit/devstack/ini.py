@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Look up and change one option of a file, where DevStack would put it.
+"""Look up or change one option of a file, in the place DevStack uses.
 
-For ``devstack.sh``, which runs it without anything installed: a new option
-comes first in its group, a new group last in the file, and all other lines
-stay as they are.
+``devstack.sh`` runs this program without any installed packages. A new option
+becomes the first of its group, and a new group the last of the file. All
+other lines remain as they are.
 
 usage: ini.py get|set|add|delete FILE GROUP OPTION [VALUE]
 """
@@ -25,9 +25,9 @@ import sys
 
 
 def change(lines, action, group, option, value):
-    """The lines after ``action``, and the value that was there.
+    """Return the lines after ``action``, and the option's old value.
 
-    :param lines: of the file, without their ends.
+    :param lines: the lines of the file, without line ends.
     """
     found = ''
     header = f'[{group}]'

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What unstack.sh and clean.sh leave of the DevStack plugin's doings."""
+"""What unstack.sh and clean.sh leave of the DevStack plugin's changes."""
 
 from cyborg_gpu_driver.tests.unit.devstack import case
 
@@ -29,7 +29,7 @@ class UnstackTest(case.PluginTest):
         self.conf.write_text(self.configuration() + more, encoding='utf-8')
         self.unstack('unstack', settings=case.SIMULATED)
         self.assertEqual(before + more, self.configuration())
-        # The next stack.sh has a new database, and a new host.
+        # The next stack.sh starts with a new database and a new host.
         self.assertEqual([], list(self.state.iterdir()))
 
     def test_leaves_what_the_site_set(self):
@@ -95,7 +95,7 @@ class CleanTest(case.PluginTest):
     def test_keeps_the_records_of_real_gpus(self):
         self.stack('post-config', settings=case.REAL)
         (self.state / 'journal.json').write_text('{}', encoding='utf-8')
-        # Whatever is to be had in their place by now.
+        # Even if the settings ask for simulated GPUs by now.
         self.unstack('unstack', 'clean', settings=case.SIMULATED)
         self.assertIn(f'warning: {self.state} is left', self.done.stderr)
         self.assertTrue((self.state / 'journal.json').exists())

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Settings of the DevStack plugin, and what it says of wrong ones."""
+"""Settings of the DevStack plugin, and its messages for wrong ones."""
 
 import pathlib
 import re
@@ -22,7 +22,7 @@ README = case.PLUGIN / 'README.rst'
 
 
 def has_nvidia_gpu():
-    """Whether this machine has one."""
+    """Whether this machine has an NVIDIA GPU."""
     return any(
         (device / 'vendor').read_text(encoding='ascii').strip() == '0x10de'
         and (device / 'class').read_text(encoding='ascii').startswith('0x03')
@@ -42,7 +42,7 @@ class RefusedTest(case.PluginTest):
         self.assertIn(expected, died[0])
 
     def test_names_that_there_are_not(self):
-        self.refused('CYBORG_GPU_SIMULATED is no setting of '
+        self.refused('CYBORG_GPU_SIMULATED is not a setting of '
                      'cyborg-gpu-driver', CYBORG_GPU_SIMULATED='True')
         self.refused('CYBORG_GPU_POLICY_big: CYBORG_GPU_POLICIES does not '
                      'name big', CYBORG_GPU_POLICY_big='mode=mig')
@@ -65,7 +65,7 @@ class RefusedTest(case.PluginTest):
                  {'CYBORG_GPU_FLAVOR_RAM': '8G'}),
                 ('CYBORG_GPU_FLAVOR=m1.gpu needs CYBORG_GPU_PROFILE',
                  {'CYBORG_GPU_PROFILE': ''}),
-                ('CYBORG_GPU_TRAITS: HW_GPU: Cyborg takes traits that begin',
+                ('CYBORG_GPU_TRAITS: HW_GPU: Cyborg accepts only traits',
                  {'CYBORG_GPU_TRAITS': 'CUSTOM_A,HW_GPU'})):
             self.refused(expected, **settings)
 
@@ -92,16 +92,16 @@ class RefusedTest(case.PluginTest):
                      'bind', NOVA_USE_SERVICE_TOKEN='False')
 
     def test_virt_drivers_without_accelerators(self):
-        self.refused('VIRT_DRIVER=ironic has no accelerators: expected '
-                     'libvirt or fake', VIRT_DRIVER='ironic')
+        self.refused('VIRT_DRIVER=ironic does not support accelerators: '
+                     'expected libvirt or fake', VIRT_DRIVER='ironic')
 
     def test_a_simulated_gpu_for_a_guest(self):
         settings = {'VIRT_DRIVER': 'libvirt', 'CYBORG_GPU_SIMULATE': 'auto'}
         if has_nvidia_gpu():
             self.stack('pre-install', settings=settings)
         else:
-            self.refused('No NVIDIA GPU in this machine, and no guest of '
-                         'libvirt can have a simulated one', **settings)
+            self.refused('This machine has no NVIDIA GPU, and a libvirt '
+                         'guest cannot use a simulated GPU', **settings)
 
 
 class AcceptedTest(case.PluginTest):
@@ -138,7 +138,7 @@ class AcceptedTest(case.PluginTest):
     def test_the_sample(self):
         text = (case.PLUGIN / 'local.conf.sample').read_text(encoding='utf-8')
         sample = text.partition('[[local|localrc]]\n')[2]
-        # What it shows in comments is as right as the rest.
+        # The settings in its comments must be right as well.
         sample = re.sub(r'^#(CYBORG_)', r'\1', sample, flags=re.MULTILINE)
         sample = re.sub(r'^(enable|disable)_.*', '', sample,
                         flags=re.MULTILINE)

@@ -26,7 +26,7 @@ CONF = 'etc/cyborg.conf'
 
 
 def after(record, phase):
-    """What was called in one phase."""
+    """Return the calls of one phase."""
     found, here = [], False
     for call in record:
         if call[0] == 'phase':
@@ -67,9 +67,9 @@ class PhasesTest(case.PluginTest):
             ('openstack', 'flavor', 'set', '--property',
              'accel:device_profile=gpu', 'm1.gpu'),
             ('phase', 'stack', 'test-config')], record)
-        # The library could read the file, and offers what is asked for.
+        # The library read the file and offers the requested resource.
         self.assertNotIn('No GPU of this machine offers', self.done.stderr)
-        # cyborg-gpu check ran, and what it found stopped nothing.
+        # cyborg-gpu check ran, and its findings did not stop stack.sh.
         self.assertIn('Cyborg drivers', self.done.stdout)
         self.assertIn('warning: cyborg-gpu check', self.done.stderr)
 
@@ -208,7 +208,7 @@ class RolesTest(case.PluginTest):
 class PoliciesTest(case.PluginTest):
 
     def test_become_groups_that_the_library_reads(self):
-        # iniset would have the shell make file names of *A100*.
+        # With iniset, the shell would expand *A100* to file names.
         (self.work / 'top' / 'an-A100-guide').touch()
         self.stack('post-config', services='cyborg-agent', settings={
             **case.SIMULATED, 'CYBORG_GPU_POLICIES': 'slices,rest',
@@ -236,7 +236,7 @@ class PoliciesTest(case.PluginTest):
 
 
 class MachineTest(case.PluginTest):
-    """A machine with GPUs of its own."""
+    """A machine with real GPUs."""
 
     def test_gets_a_helper_and_the_unit(self):
         record = self.stack('post-config', settings=case.REAL)
