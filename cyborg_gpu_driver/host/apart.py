@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Calls into the kernel that may never return, each in a process of its own.
+"""Runs calls into the kernel that may never return in child processes.
 
-A process that hangs in the kernel cannot be interrupted or killed. Only the
-child hangs here; the caller goes on when its deadline has passed.
+A process that hangs in the kernel cannot be interrupted or killed. Here only
+the child hangs; the caller continues when its deadline has passed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _left: set[int] = set()
 def call(seconds: float, act: Callable[[], None]) -> None:
     """Call ``act`` in a child process.
 
-    :param act: makes system calls and nothing else: it runs in a fork of a
-        process that may have threads.
-    :param seconds: how long to wait for it.
-    :raises TimeoutError: if it did not return.
-    :raises SysfsError: that ``act`` raised.
+    :param act: makes system calls and nothing else, because it runs in a
+        fork of a process that may have threads.
+    :param seconds: how long to wait for ``act``.
+    :raises TimeoutError: if ``act`` did not return in time.
+    :raises SysfsError: if ``act`` raised it.
     """
     _reap()
     mine, theirs = os.pipe()
@@ -59,7 +59,7 @@ def call(seconds: float, act: Callable[[], None]) -> None:
 
 
 def call_in_thread(seconds: float, act: Callable[[], None]) -> None:
-    """Call ``act`` in a thread; otherwise as :func:`call`."""
+    """Call ``act`` in a thread; otherwise like :func:`call`."""
     answers: list[str] = []
     thread = threading.Thread(target=lambda: answers.append(_said(act)),
                               daemon=True)
@@ -71,9 +71,9 @@ def call_in_thread(seconds: float, act: Callable[[], None]) -> None:
 
 
 def _run(act: Callable[[], object], pipe: int) -> None:
-    """The child: say on ``pipe`` how ``act`` ended."""
+    """Run ``act`` in the child, and write to ``pipe`` how it ended."""
     try:
-        # What the child inherits would stay open for as long as it hangs.
+        # Inherited descriptors would stay open while the child hangs.
         nothing = os.open(os.devnull, os.O_RDWR)
         for descriptor in range(3):
             os.dup2(nothing, descriptor)
@@ -85,7 +85,7 @@ def _run(act: Callable[[], object], pipe: int) -> None:
 
 
 def _said(act: Callable[[], object]) -> str:
-    """How ``act`` ended: ``.``, or the four values of a SysfsError."""
+    """Run ``act``; return ``.``, or the four values of a SysfsError."""
     try:
         act()
     except exception.SysfsError as error:
@@ -106,7 +106,7 @@ def _raise(answer: str) -> None:
 
 
 def _answer(pipe: int, deadline: float) -> bytes:
-    """All that the child says until it closes the pipe."""
+    """Return all that the child writes until it closes the pipe."""
     said = b''
     while True:
         left = deadline - time.monotonic()
@@ -119,7 +119,7 @@ def _answer(pipe: int, deadline: float) -> bytes:
 
 
 def _reap() -> None:
-    """Forget the late children that have ended meanwhile."""
+    """Reap the late children that have ended meanwhile."""
     for child in list(_left):
         try:
             if os.waitpid(child, os.WNOHANG)[0]:

@@ -10,18 +10,18 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Calls that may never return, made in threads that nobody has to wait for.
+"""Runs calls that may never return in threads of their own.
 
 A call into NVIDIA's driver cannot be interrupted: while the GPU's firmware
-does not answer, the call stays in the kernel. So each GPU has one thread for
-its calls, and one more thread makes the calls that are about no GPU. Whoever
-wants an answer waits for it for a limited time. A thread that is stuck holds
-up its own GPU only; the process neither waits for it nor joins it at exit.
+does not answer, the call remains in the kernel. So each GPU has one thread for
+its calls, and one more thread makes the calls that concern no GPU. The caller
+waits for the answer for a limited time. A stuck thread blocks only its own
+GPU; the process neither waits for the thread nor joins it at exit.
 
-The threads are the operating system's, also where eventlet has replaced those
-of Python (cyborg-agent before 2026.1): a call that blocks in a green thread
-stops the whole process. Therefore nothing but the call itself runs in them:
-no lock of Python's and no logging, which eventlet has replaced too.
+The threads are native threads of the operating system, even if eventlet has
+replaced Python's threads (cyborg-agent before 2026.1): a call that blocks in a
+green thread stops the whole process. Therefore only the call itself runs in
+them. They use no Python lock and no logging, which eventlet replaces too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def on_green_threads() -> bool:
 
 
 def native(name: str) -> Any:
-    """A module of the standard library as it is without eventlet."""
+    """Return a standard library module without the changes of eventlet."""
     if on_green_threads():
         return sys.modules['eventlet.patcher'].original(name)
     return importlib.import_module(name)
@@ -63,18 +63,18 @@ def run(owner: Hashable, seconds: float, name: str,
         function: Callable[..., Any], *arguments: Any) -> Any:
     """Call ``function`` in the thread of ``owner`` and wait for the answer.
 
-    :param owner: what the call is about: the address of a GPU, or a text.
+    :param owner: what the call concerns: the address of a GPU, or a text.
     :param seconds: how long to wait.
-    :param name: what the function is called, for people.
-    :raises NvmlNotAnswering: if it takes longer, or an earlier call about
-        ``owner`` has not returned yet. A call that has begun may still have
-        its effect later; one that has not begun never will.
+    :param name: name of the function in messages.
+    :raises NvmlNotAnswering: if the call takes longer, or an earlier call of
+        ``owner`` has not returned yet. A call that has begun may still take
+        effect later; a call that has not begun is never made.
     """
     return _worker(owner).run(seconds, name, function, arguments)
 
 
 def stuck() -> tuple[str, ...]:
-    """Calls of this process that have not returned in time, for people."""
+    """Names of the overdue calls of this process that have not returned."""
     with _making:
         workers = [worker for worker in _workers.values()
                    if worker.is_here()]
@@ -82,17 +82,18 @@ def stuck() -> tuple[str, ...]:
 
 
 def missed() -> int:
-    """How many calls of this process did not end in time, until now."""
+    """Return how many calls of this process have not ended in time so far."""
     return _missed
 
 
 def each(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
-    """Call ``function`` with each item, all at the same time.
+    """Call ``function`` with each item, all in parallel.
 
     The function limits its own time.
 
     :returns: the answers, in the order of the items.
-    :raises Exception: what the first of them raised, once all have ended.
+    :raises Exception: the first exception in the order of the items, after
+        all calls have ended.
     """
     items = list(items)
     if len(items) < 2:
@@ -104,10 +105,10 @@ def each(function: Callable[[Any], Any], items: Iterable[Any]) -> list[Any]:
 
 
 class _Branch(threading.Thread):
-    """One of several functions that run at the same time."""
+    """The thread of one of several calls that run in parallel."""
 
     def __init__(self, function: Callable[[Any], Any], item: Any) -> None:
-        # The text of a whole GPU would take longer than most calls.
+        # Formatting a whole Gpu would take longer than most calls.
         about = getattr(item, 'address', item)
         super().__init__(name=f'cyborg-gpu-{about}'[:40], daemon=True)
         self._function = function
@@ -129,7 +130,7 @@ class _Branch(threading.Thread):
 
 
 class _Call:
-    """One call on its way to a thread and back."""
+    """One call that a caller passes to a thread, with its answer."""
 
     __slots__ = ('answer', 'arguments', 'claim', 'ended', 'error',
                  'function', 'name')
@@ -143,8 +144,8 @@ class _Call:
         self.answer = None
         self.error: BaseException | None = None
         self.claim = new_lock()
-        """Whoever acquires it decides: the thread, that the call is made;
-        who has waited in vain, that it is not."""
+        """The thread acquires this lock to make the call. A caller that has
+        timed out acquires it to cancel the call."""
         self.ended = new_lock()
         self.ended.acquire()
 
@@ -161,14 +162,14 @@ class _Call:
         return not self.ended.locked()
 
     def wait(self, seconds: float) -> bool:
-        """Whether the call ends within that time."""
+        """Whether the call ends within ``seconds``."""
         if not on_green_threads():
             return self.ended.acquire(timeout=seconds)
         end, nap = time.monotonic() + seconds, 0.0
         while not self.ended.acquire(blocking=False):
             if time.monotonic() >= end:
                 return False
-            # eventlet's sleep, in which the other green threads run.
+            # This is eventlet's sleep, during which other green threads run.
             time.sleep(nap)
             nap = min(max(2 * nap, _SHORTEST_NAP), _LONGEST_NAP)
         return True
@@ -180,7 +181,7 @@ class _Call:
         try:
             raise error
         finally:
-            # Its traceback has this frame: no cycle for the collector.
+            # The traceback refers to this frame: avoid a reference cycle.
             del error
 
 
@@ -192,14 +193,14 @@ class _Worker:
         self.process = os.getpid()
         self._calls = native('queue').SimpleQueue()
         self._late: tuple[_Call, float] | None = None
-        """A call that did not end in time, and what that time was."""
+        """A call that did not end in time, and its time limit in seconds."""
         native('threading').Thread(
             target=_work, args=(self._calls,), daemon=True,
             name=f'cyborg-gpu-nvml {owner}').start()
 
     @property
     def stuck(self) -> str:
-        """The call that has not returned, for people; or ``''``."""
+        """The name of the overdue call that has not returned, or ``''``."""
         late = self._late
         if late is None or late[0].has_ended():
             return ''
@@ -214,7 +215,7 @@ class _Worker:
             return call.result()
         _count_missed()
         if call.claim.acquire(blocking=False):
-            # It was never begun: another call is before it.
+            # The call has not begun: another call is ahead of it.
             self._refuse_while_stuck()
             raise self._error(name, seconds)
         self._late = (call, seconds)
@@ -223,7 +224,7 @@ class _Worker:
         raise error
 
     def is_here(self) -> bool:
-        """Whether its thread is in this process, not in its parent."""
+        """Whether the thread runs in this process, not in its parent."""
         return self.process == os.getpid()
 
     def _refuse_while_stuck(self) -> None:

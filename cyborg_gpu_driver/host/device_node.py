@@ -10,12 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Who has a GPU open: the holders of its device node ``/dev/nvidia<N>``.
+"""Finds what has a GPU open, by its device node ``/dev/nvidia<N>``.
 
-NVIDIA's kernel driver waits, when a GPU is taken from it, until nobody has
-the node open (nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c of
-NVIDIA's open kernel modules), and resets no GPU that is open. NVML's lists
-of processes show only those with a context on the GPU, so proc is asked.
+When a GPU is unbound, NVIDIA's kernel driver waits until no process has the
+node open (nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c of NVIDIA's open
+kernel modules). It does not reset a GPU that is open. NVML lists only the
+processes that have a context on the GPU, so this module reads proc instead.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ _NAME_LIMIT = 15
 
 def holders(machine: platform.Platform, address: model.PciAddress,
             proc: str = '/proc') -> tuple[Holder, ...]:
-    """Who keeps a GPU from being unbound or reset, this process included.
+    """Return the holders that keep a GPU from being unbound or reset.
+
+    This process may be one of them.
 
     :param proc: where proc is mounted.
-    :raises UsageUnknown: if that cannot be found out, as of a driver that is
-        not known.
+    :raises UsageUnknown: if the holders cannot be found, for example because
+        the driver is not known.
     :raises SysfsError: if the GPU cannot be read.
     """
     driver = pci.PciBus(machine.sysfs).driver(address)
@@ -88,9 +90,9 @@ def _openers(machine: platform.Platform, address: model.PciAddress, proc: str
 
 
 def _minor(address: model.PciAddress, proc: str) -> int | None:
-    """Number of the GPU's device node.
+    """Return the number of the GPU's device node.
 
-    NVML would have to open the GPU to say it. The driver prints it into
+    NVML would have to open the GPU to report it. The driver writes it to
     proc (nv_procfs_read_gpu_info in kernel-open/nvidia/nv-procfs.c).
     """
     path = f'{proc}/driver/nvidia/gpus/{address}/information'
@@ -108,9 +110,9 @@ def _minor(address: model.PciAddress, proc: str) -> int | None:
 
 def _display(machine: platform.Platform, address: model.PciAddress
              ) -> tuple[tuple[int, str], ...]:
-    """nvidia_drm, where it has the GPU open in the kernel.
+    """Return nvidia_drm if it has the GPU open in the kernel.
 
-    With modeset=1 it allocates a display device of each GPU, which opens
+    With modeset=1 it allocates a display device for each GPU, which opens
     the GPU (nv_drm_dev_load in kernel-open/nvidia-drm/nvidia-drm-drv.c;
     nvkms_open_gpu in kernel-open/nvidia-modeset/nvidia-modeset-linux.c).
     """

@@ -10,12 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The virtual machines of this host, as libvirt tells any user.
+"""The virtual machines of this host, as libvirt shows them to any user.
 
-libvirt serves reading alone on a socket of its own, which any user may open
-unless the host says otherwise (``unix_sock_ro_perms`` in libvirtd.conf and
-virtqemud.conf). It is asked through libvirt's Python module, which Nova needs
-on each host with its libvirt driver.
+libvirt has a separate read-only socket, which any user may open unless the
+host is configured otherwise (``unix_sock_ro_perms`` in libvirtd.conf and
+virtqemud.conf). This module uses libvirt's Python module, which Nova needs on
+each host with its libvirt driver.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _ACTIVE, _INACTIVE = 1, 2
 
 
 def connect() -> Any:
-    """A connection of libvirt's Python module that can only read.
+    """Open a read-only connection with libvirt's Python module.
 
-    :raises ImportError: if there is no such module.
+    :raises ImportError: if the module is not installed.
     :raises libvirt.libvirtError: if libvirt refuses.
     """
     module = importlib.import_module(MODULE)
-    # It would print each error.
+    # Without a handler, libvirt prints each error.
     module.registerErrorHandler(_ignore, None)
     return module.openReadOnly(URI)
 
@@ -55,7 +55,7 @@ def connect() -> Any:
 class DomainReader:
     """Reads all virtual machines, running or not.
 
-    :param connect: what :func:`connect` is.
+    :param connect: opens a connection, as :func:`connect` does.
     :param timeout: seconds that libvirt may take.
     """
 
@@ -64,7 +64,7 @@ class DomainReader:
         self._timeout = timeout
 
     def read(self) -> tuple[domain.Domain, ...]:
-        """All virtual machines. One that cannot be understood is left out.
+        """Return all virtual machines, except those that cannot be parsed.
 
         :raises LibvirtFailed: if libvirt refuses, or does not answer in time.
         """
@@ -74,7 +74,7 @@ class DomainReader:
         except exception.NvmlNotAnswering as error:
             raise exception.LibvirtFailed(reason=str(error)) from error
         except Exception as error:
-            # libvirt.libvirtError, of a module that need not be there.
+            # libvirt.libvirtError, from a module that may not be installed.
             raise exception.LibvirtFailed(reason=str(error)) from error
         found = []
         for text in texts:
@@ -85,7 +85,7 @@ class DomainReader:
         return tuple(found)
 
     def _texts(self) -> list[str]:
-        """XML of each domain, through a connection of its own."""
+        """Return the XML of each domain, over a separate connection."""
         connection = self._connect()
         try:
             found = []
@@ -93,7 +93,7 @@ class DomainReader:
                 try:
                     found.append(item.XMLDesc(0))
                 except Exception:
-                    # It has gone away, or the next call fails too.
+                    # Either the domain is gone, or the next call fails too.
                     connection.getVersion()
             return found
         finally:
@@ -101,4 +101,4 @@ class DomainReader:
 
 
 def _ignore(_context: object, _error: object) -> None:
-    """What an error handler of libvirt's is."""
+    """Ignore an error, as an error handler of libvirt."""

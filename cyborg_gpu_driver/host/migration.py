@@ -33,9 +33,9 @@ _UNKNOWN = migration.Migration()
 
 def look(machine: platform.Platform, host: model.Host
          ) -> dict[model.PciAddress, migration.Migration]:
-    """What NVML says of the GPUs that make vGPUs without mdev.
+    """Return what NVML reports about the GPUs that have vGPUs without mdev.
 
-    Nova live-migrates the vGPUs of no other GPU through its PCI code.
+    Nova's PCI code live-migrates only the vGPUs of these GPUs.
 
     :param host: a snapshot of the machine.
     """
@@ -45,7 +45,7 @@ def look(machine: platform.Platform, host: model.Host
 
 @gate.series
 def _of(machine: platform.Platform, gpu: model.Gpu) -> migration.Migration:
-    """Every answer that cannot be had is None."""
+    """Return the answers of NVML about a GPU; a missing answer is None."""
     nvml = machine.nvml
     if not gpu.visible_to_nvml:
         return _UNKNOWN

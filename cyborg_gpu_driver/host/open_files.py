@@ -22,24 +22,25 @@ from collections.abc import Iterator
 _WHOLE_MACHINE = 'pid:[4026531836]'
 """The first PID namespace (PROC_PID_INIT_INO in linux/proc_ns.h)."""
 _LOOKS = 3
-"""How often the list of locks is read. The kernel gives it in parts, so a
-line can be missed when other locks go away at the same time."""
+"""How many times the list of locks is read. The kernel returns it in parts, so
+a line can be missed when other locks are released at the same time."""
 
 
 def openers(proc: str, nodes: tuple[str, ...]) -> tuple[int, ...]:
-    """Ids of the processes with an open file whose path ends in a node's.
+    """Return the ids of processes with an open file of one of the nodes.
 
-    What comes before that depends on the mounts of the process.
+    A file matches by the end of its path, because the beginning depends on
+    the mounts of the process.
 
     :param proc: where proc is mounted.
-    :param nodes: such as ``/nvidia0``.
-    :raises OSError: if a process cannot be looked into, or processes of
-        other PID namespaces are out of sight.
+    :param nodes: ends of paths, such as ``/nvidia0``.
+    :raises OSError: if a process cannot be inspected, or processes of other
+        PID namespaces are not visible.
     """
     try:
         namespace = os.readlink(f'{proc}/self/ns/pid')
     except FileNotFoundError:
-        # A kernel without namespaces shows all that there is.
+        # A kernel without namespaces shows all processes.
         namespace = _WHOLE_MACHINE
     if namespace != _WHOLE_MACHINE:
         raise OSError(errno.EXDEV, 'only the processes of one PID namespace '
@@ -53,11 +54,11 @@ def openers(proc: str, nodes: tuple[str, ...]) -> tuple[int, ...]:
 
 def lock_holders(kind: str, is_file: Callable[[str], bool],
                  proc: str = '/proc') -> tuple[int, ...]:
-    """Ids of the processes that have a file locked; empty if not known.
+    """Return the ids of processes that have a file locked, as far as known.
 
     A line of proc_locks(5): number, kind, ADVISORY, WRITE, process id,
-    major:minor:inode (hexadecimal, hexadecimal, decimal), start and end. A
-    line of who waits has an arrow in the second place.
+    major:minor:inode (hexadecimal, hexadecimal, decimal), start and end. The
+    line of a waiting process has an arrow in the second place.
 
     :param kind: ``POSIX`` or ``FLOCK``.
     :param is_file: whether major, minor and inode are those of the file.
@@ -78,7 +79,7 @@ def lock_holders(kind: str, is_file: Callable[[str], bool],
 
 
 def process_name(pid: int, proc: str = '/proc') -> str:
-    """What the kernel calls a process; ``?`` if it is gone."""
+    """Return the kernel's name of a process; ``?`` if it has ended."""
     try:
         with open(f'{proc}/{int(pid)}/comm', encoding='utf-8',
                   errors='replace') as stream:
@@ -88,7 +89,7 @@ def process_name(pid: int, proc: str = '/proc') -> str:
 
 
 def _open_files(place: str) -> Iterator[str]:
-    """Paths of a process's open files; none of one that is gone."""
+    """Yield the paths of a process's open files; none if it has ended."""
     try:
         descriptors = os.listdir(place)
     except (FileNotFoundError, ProcessLookupError):

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The machine underneath: the real one, or a simulated one in its place."""
+"""The machine that the library works on: the real or a simulated one."""
 
 from __future__ import annotations
 
@@ -51,44 +51,44 @@ class Platform:
     nvml: nvml.NvmlSession
     simulated: bool = False
     sriov_manage: str | Callable[[str, bool], str] = _SRIOV_MANAGE
-    """Path of NVIDIA's script. A simulated machine has a callable in its
-    place: of the GPU's address and whether virtual functions are to be made
-    (True) or removed; it returns or raises (ProcessExecutionError of
-    oslo.concurrency) what running the script would."""
+    """Path of NVIDIA's script. A simulated machine has a callable instead. It
+    takes the GPU's address and whether to create (True) or remove virtual
+    functions. It returns or raises (ProcessExecutionError of
+    oslo.concurrency) what the script would."""
     mdevctl: str | Callable[..., str] = _MDEVCTL
-    """Name or path of mdevctl, or a callable of its arguments, as above."""
+    """Name or path of mdevctl, or a callable with its arguments, as above."""
     vfio_holders: Callable[[str], tuple[int, ...]] | None = None
-    """A simulated machine's answer to who has the VFIO device of a function
-    (by address) open: process ids. None looks through ``/proc``."""
+    """On a simulated machine, returns the ids of the processes that have the
+    VFIO device of a function (by address) open. None searches ``/proc``."""
     nvidia_smi: str | Callable[..., str] = _NVIDIA_SMI
-    """Name or path of nvidia-smi, or a callable of its arguments, as above;
-    it raises FileNotFoundError where nvidia-smi is not installed."""
+    """Name or path of nvidia-smi, or a callable with its arguments, as above,
+    which raises FileNotFoundError if nvidia-smi is not installed."""
     gpu_holders: Callable[[str], tuple[tuple[int, str], ...]] | None = None
-    """A simulated machine's answer to who has the device node of a GPU (by
-    address) open: process ids and names. None looks through ``/proc``."""
+    """On a simulated machine, returns the ids and names of the processes that
+    have the device node of a GPU (by address) open. None searches ``/proc``.
+    """
     fabric_manager: Callable[[], bool] | None = None
-    """A simulated machine's answer to whether NVIDIA's fabric manager runs.
-    None looks through ``/proc``."""
+    """On a simulated machine, returns whether NVIDIA's fabric manager runs.
+    None searches ``/proc``."""
     fabric_config: str | Callable[[], str] = fabric_config.PATH
     """Path of the fabric manager's configuration. A simulated machine has a
     callable that returns its text or raises OSError."""
     load_fabric: Callable[[str], Any] = ctypes.CDLL
     """Loads libnvfm, by its name."""
     nv_fabricmanager: str | Callable[..., str] = _NV_FABRICMANAGER
-    """Name or path of the fabric manager, or a callable of its arguments; it
-    raises FileNotFoundError where the fabric manager is not installed."""
+    """Name or path of the fabric manager, or a callable with its arguments,
+    which raises FileNotFoundError if the fabric manager is not installed."""
     driver_timeout: float = _DRIVER_TIMEOUT
-    """Seconds that a kernel driver may take to let go of a GPU, or to take
-    one."""
+    """Seconds that a kernel driver may take to unbind or to bind a GPU."""
     libvirt: Callable[[], Any] = domains.connect
-    """Opens a connection of libvirt's Python module for reading. A simulated
-    machine has what it needs of one."""
+    """Opens a read-only connection with libvirt's Python module. A simulated
+    machine has the parts of a connection that are used here."""
     boot_id: Callable[[], str] = health.boot_id
-    """Tells one start of the machine from another."""
+    """Returns an id that differs for each boot of the machine."""
     is_root: Callable[[], bool] = lambda: os.geteuid() == 0
     """Whether this process may change the machine itself."""
     records: gpu_record.Records = gpu_record.Records()
-    """What is kept of GPUs that NVML cannot be asked about."""
+    """The records of GPUs that NVML cannot be queried about."""
 
     @functools.cached_property
     def fabric(self) -> fabric_session.FabricSession:
@@ -100,21 +100,21 @@ class Platform:
 def real(sysfs_root: str = '/sys', sriov_manage: str = _SRIOV_MANAGE,
          mdevctl: str = _MDEVCTL, nvidia_smi: str = _NVIDIA_SMI,
          fabric: str = fabric_config.PATH) -> Platform:
-    """This machine. Opens nothing yet."""
+    """Return this machine. Nothing is opened yet."""
     return Platform(sysfs=sysfs.Sysfs(sysfs_root), nvml=nvml.NvmlSession(),
                     sriov_manage=sriov_manage, mdevctl=mdevctl,
                     nvidia_smi=nvidia_smi, fabric_config=fabric)
 
 
 def simulated(machine: str, state: str | None = None) -> Platform:
-    """A simulated machine under the real pynvml.
+    """Return a simulated machine under the real pynvml.
 
-    Loaded as a plug-in, so that nothing of the simulator is imported where
-    real GPUs are driven.
+    It is loaded as a plug-in, so that a host with real GPUs imports nothing
+    of the simulator.
 
-    :param machine: the name of a host shipped with the library, or a file.
+    :param machine: name of a host that comes with the library, or a file.
     :param state: file that keeps the machine between processes; None keeps
-        it in this process's memory.
+        the machine in the memory of this process.
     :raises SimulationError: if there is no such machine.
     """
     plugin = driver.DriverManager(NAMESPACE, 'simulated').driver
@@ -122,9 +122,9 @@ def simulated(machine: str, state: str | None = None) -> Platform:
 
 
 def from_conf(conf: cfg.ConfigOpts) -> Platform:
-    """The machine that ``[gpu]`` names, real or simulated.
+    """Return the machine that ``[gpu]`` names, real or simulated.
 
-    :raises SimulationError: if ``[gpu] simulate`` names none.
+    :raises SimulationError: if ``[gpu] simulate`` names no machine.
     """
     if conf.gpu.simulate:
         machine = simulated(conf.gpu.simulate, conf.gpu.simulate_state)
@@ -133,7 +133,7 @@ def from_conf(conf: cfg.ConfigOpts) -> Platform:
                        conf.gpu.mdevctl, conf.gpu.nvidia_smi,
                        conf.gpu.fabric_manager_config)
     machine.nvml.timeout = conf.gpu.nvml_timeout
-    # A simulated host in memory is this process's alone, and so are its locks.
+    # A simulated host in memory and its locks are for this process alone.
     in_memory = conf.gpu.simulate and not conf.gpu.simulate_state
     machine.nvml.gate.access = access.Access(
         None if in_memory else gpu_conf.state_path(conf),

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What could not be read, collected for the snapshot and logged once."""
+"""Collects for the snapshot what could not be read, and logs it once."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Problems:
 
     @contextlib.contextmanager
     def noted(self, what: str) -> Iterator[None]:
-        """Note an error of NVML or sysfs, and go on after the block.
+        """Note an error of NVML or sysfs, and continue after the block.
 
-        A GPU that does not answer is not asked for the rest.
+        A GPU that does not answer is not queried further.
 
-        :raises NvmlNotAnswering: as the block did.
+        :raises NvmlNotAnswering: if the block raises it.
         """
         try:
             yield
@@ -55,15 +55,15 @@ class Problems:
 
 
 class Chronicle:
-    """Logs each problem when it comes and when it goes."""
+    """Logs each problem when it appears and when it is over."""
 
     def __init__(self) -> None:
         self._said: dict[str, tuple[str, ...]] = {}
 
     def tell(self, current: Mapping[str, tuple[str, ...]]) -> None:
-        """Compare the problems of this snapshot with those before.
+        """Log what differs from the problems of the last snapshot.
 
-        :param current: problems by what they are about.
+        :param current: problems by the name of what they concern.
         """
         for name in sorted({*current, *self._said}):
             now = current.get(name, ())

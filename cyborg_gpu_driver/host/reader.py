@@ -10,14 +10,14 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""One snapshot of the machine, out of sysfs and NVML.
+"""Takes snapshots of the machine from sysfs and NVML.
 
-A fault costs the detail of the GPU that has it, never the snapshot. GPUs are
-read side by side: one that does not answer in time holds up no other. What
-changes is read each time; what could not be read is left out and said, and
-never taken from an earlier snapshot. Only a GPU that NVML is not asked about
-because it is bound to another driver, or in passthrough mode, has the facts of
-its record.
+A fault of a GPU costs the details of that GPU, never the snapshot. GPUs are
+read in parallel, so a GPU that does not answer in time delays no other. What
+may change is read for each snapshot. What cannot be read is left out and
+reported as a problem; it is never taken from an earlier snapshot. Only a GPU
+that NVML is not queried about, because it is bound to another driver or in
+passthrough mode, has the facts of its record.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from cyborg_gpu_driver.host.sysfs import pci
 class HostReader:
     """Takes snapshots of one machine.
 
-    :param platform: the machine, real or simulated; nothing of it is
-        opened before the first snapshot.
+    :param platform: the machine, real or simulated. Nothing of it is opened
+        before the first snapshot.
     """
 
     def __init__(self, platform: platform_module.Platform):
@@ -59,20 +59,20 @@ class HostReader:
         self._chronicle = problems_module.Chronicle()
         self._peers: dict[model.PciAddress,
                           tuple[model.PciAddress, ...]] = {}
-        """Ends of NVLinks, by the last snapshot."""
+        """The NVLink peers of each GPU, from the last snapshot with links."""
         self._mutex = threading.Lock()
 
     @gate.series
     def snapshot(self, detail: bool = False, links: bool = True
                  ) -> model.Host:
-        """The machine as it is now.
+        """Return the machine as it is now.
 
-        Does not raise for anything that hardware does.
+        Does not raise for a hardware fault.
 
-        :param detail: also read what takes long and people want to see:
-            UUIDs of MIG devices, availability on each virtual function.
-        :param links: whether to read the NVLinks of GPUs, which takes some
-            40 calls a GPU, once a session.
+        :param detail: also read the details that take long and that users
+            see: UUIDs of MIG devices, availability on each virtual function.
+        :param links: whether to read the NVLinks of GPUs, which takes about
+            40 calls per GPU, once per session.
         """
         host = self._read(detail, links)
         with self._mutex:
@@ -86,14 +86,16 @@ class HostReader:
 
     @gate.series
     def gpu(self, address: model.PciAddress) -> model.Gpu:
-        """One GPU as it is now; no other GPU is asked.
+        """Return one GPU as it is now.
 
-        :raises UnknownGpu: if there is none at ``address``.
+        Queries no other GPU, unless sysfs does not show this one.
+
+        :raises UnknownGpu: if there is no GPU at ``address``.
         """
         identities = self._identities(problems_module.Problems())
         identity = identities.get(address)
         if identity is None or identity.physfn in identities:
-            # NVML alone may know it.
+            # Only NVML may know the GPU.
             return self.snapshot().gpu(address)
         problems = problems_module.Problems()
         mdevs = self._functions.mdevs(problems)
@@ -103,10 +105,10 @@ class HostReader:
             address, gpu.nvlink_peers))
 
     def complete_gpu(self, address: model.PciAddress) -> model.Gpu:
-        """As :meth:`gpu`, of which nothing is missing.
+        """Like :meth:`gpu`, but raise if a part of the GPU is missing.
 
-        :raises UnknownGpu: if it is gone.
-        :raises StepFailed: if not all of it can be read.
+        :raises UnknownGpu: if there is no GPU at ``address``.
+        :raises StepFailed: if a part of the GPU cannot be read.
         """
         gpu = self.gpu(address)
         if gpu.problems:
@@ -114,9 +116,10 @@ class HostReader:
         return gpu
 
     def owner(self, function: model.PciAddress) -> model.PciAddress | None:
-        """The GPU that a function is, or is a virtual function of.
+        """Return the GPU that a PCI function belongs to.
 
-        Sysfs alone is asked; None if it shows no such function.
+        The function is the GPU itself or one of its virtual functions. Reads
+        sysfs only; returns None if sysfs shows no such function.
         """
         identities = self._identities(problems_module.Problems())
         identity = identities.get(function)
@@ -126,9 +129,9 @@ class HostReader:
                 else identity.address)
 
     def openable(self) -> tuple[model.Gpu, ...]:
-        """GPUs that NVML may be asked about, as sysfs shows them.
+        """Return the GPUs that NVML may be queried about, from sysfs.
 
-        Who asks NVML about a GPU opens it, and NVIDIA's driver lets go of no
+        A query to NVML opens the GPU, and NVIDIA's driver does not release a
         GPU that is open (:mod:`cyborg_gpu_driver.host.device_node`).
         """
         problems = problems_module.Problems()
@@ -141,10 +144,10 @@ class HostReader:
             if self._is_openable(gpu, self._recorded(gpu)))
 
     def is_openable(self, gpu: model.Gpu) -> bool:
-        """Whether NVML may still be asked about a GPU of :meth:`openable`.
+        """Whether NVML may still be queried about a GPU of :meth:`openable`.
 
-        Only its record is read again. To be asked with the session open: who
-        then releases the GPU has to wait until the session is closed.
+        Reads only the GPU's record again. Call this with the session open: a
+        process that then releases the GPU waits until the session is closed.
         """
         return self._is_openable(gpu, self._recorded(gpu))
 
@@ -176,7 +179,7 @@ class HostReader:
         self._functions.keep(identities)
         if nvml_problem is None:
             if self._nvml.problem() is not None:
-                # It went away meanwhile: one account of it, not one a GPU.
+                # NVML went away meanwhile: report it once, not once per GPU.
                 return self._read(detail, links)
             gpus.extend(self._hidden_gpus(
                 self._gpus.hidden(gpus, unidentified), detail))
@@ -193,7 +196,7 @@ class HostReader:
     def _gpus_of(self, identities: Iterable[pci.Identity],
                  mdevs: functions.Mdevs, unlisted: Iterable[str], detail: bool,
                  with_nvml: bool) -> list[model.Gpu]:
-        """GPUs that are on the PCI bus."""
+        """Return the GPUs that are on the PCI bus."""
         readings, problems_of, asked = {}, {}, []
         for identity in identities:
             problems = problems_of[identity.address] = (
@@ -211,7 +214,7 @@ class HostReader:
                 for address, reading in readings.items()]
 
     def _recorded(self, gpu: model.Gpu) -> model.Gpu | None:
-        """The GPU with what its record keeps, where NVML is not asked."""
+        """The GPU with its recorded facts; None if there are none to use."""
         record = None
         if gpu.physfn is None:
             record = self._records.get(gpu.address)
@@ -235,7 +238,7 @@ class HostReader:
 
     def _hidden_gpus(self, addresses: Iterable[model.PciAddress], detail: bool
                      ) -> list[model.Gpu]:
-        """GPUs that NVML alone knows."""
+        """Return the GPUs that only NVML knows."""
         return [dataclasses.replace(item.gpu, problems=item.reasons)
                 for item in self._gpus.complete(
                     (model.Gpu(address=address, vendor_id='10de',
@@ -251,11 +254,11 @@ class HostReader:
         return None
 
     def _with_peers(self, gpus: list[model.Gpu]) -> tuple[model.Gpu, ...]:
-        """Name NVLink peers, now that all GPUs are known.
+        """Set the NVLink peers of each GPU, now that all GPUs are known.
 
         GPUs on NVSwitches are peers of each other: within one machine the
         switches reach every GPU on them. A link to a GPU that is bound to
-        another driver is not active; the GPU at its other end remembers it.
+        another driver is not active; the record of that GPU names its peers.
         """
         remembered = collections.defaultdict(set)
         for gpu in gpus:

@@ -44,7 +44,7 @@ class RunningVgpu:
 @gate.series
 def processes(machine: platform.Platform, address: model.PciAddress
               ) -> tuple[nvml_process.Process, ...]:
-    """Processes on a GPU and its instances.
+    """Return the processes on a GPU and its instances.
 
     :raises NvmlError: if they cannot be read.
     """
@@ -53,22 +53,22 @@ def processes(machine: platform.Platform, address: model.PciAddress
 
 @dataclasses.dataclass(frozen=True)
 class GuestVgpu:
-    """A vGPU that a guest runs, as NVML knows it; of others it is silent.
+    """A vGPU that a guest runs, as NVML knows it. NVML knows no others.
 
-    Its PCI function is not among what NVML tells: what
-    nvmlVgpuInstanceGetGpuPciId gives is the address within the guest.
+    NVML does not report its PCI function on the host:
+    nvmlVgpuInstanceGetGpuPciId returns the address within the guest.
     """
 
     type_id: str
     """``nvidia-474``."""
     uuid: str | None = None
-    """The mdev's; None with vendor VFIO."""
+    """UUID of the mdev; None with vendor VFIO."""
     instance_id: int | None = None
     placement_id: int | None = None
-    """In mixed-size mode."""
+    """Placement id in mixed-size mode."""
 
     def may_be_on(self, function: model.VirtualFunction) -> bool:
-        """Whether nothing that is known of both says otherwise."""
+        """Whether all known facts allow that the vGPU is on ``function``."""
         if self.uuid is not None:
             return any(mdev.uuid == self.uuid for mdev in function.mdevs)
         return (self.type_id == f'nvidia-{function.current_vgpu_type}'
@@ -79,12 +79,12 @@ class GuestVgpu:
 @gate.series
 def guests(machine: platform.Platform, gpu: model.Gpu
            ) -> tuple[GuestVgpu, ...]:
-    """vGPUs of a GPU that guests run.
+    """Return the vGPUs of a GPU that guests run.
 
     :raises NvmlError: if they cannot be read.
     """
     nvml = machine.nvml
-    # A vGPU's number does not tell which GPU a call is about.
+    # A vGPU's number does not show which GPU a call concerns.
     with nvml.about(gpu.address):
         return tuple(_guest(nvml, gpu.framework, vgpu) for vgpu in
                      nvml.optional('nvmlDeviceGetActiveVgpus',
@@ -109,16 +109,16 @@ def _guest(nvml: nvml_module.NvmlSession, framework: model.Framework,
 @gate.series
 def may_run(machine: platform.Platform, gpu: model.Gpu,
             function: model.PciAddress, proc: str = '/proc') -> bool:
-    """Whether NVML has a running vGPU that may be the one on a function.
+    """Whether NVML reports a running vGPU that may be on a function.
 
-    Of functions that NVML's account cannot tell apart those that have their
-    VFIO device open are taken to be the ones with guests. So this is to be
-    asked beside :func:`vfio_holders`, not in its place.
+    If NVML's facts fit several functions, those whose VFIO device is open
+    are assumed to have the guests. So use this in addition to
+    :func:`vfio_holders`, not instead of it.
 
     :param gpu: a fresh snapshot of the GPU.
     :param function: one of its virtual functions.
-    :raises NvmlError, SysfsError, UsageUnknown: if that cannot be found
-        out.
+    :raises NvmlError, SysfsError, UsageUnknown: if this cannot be
+        determined.
     """
     alike = [vgpu for vgpu in guests(machine, gpu)
              if any(vgpu.may_be_on(vf) for vf in gpu.vfs
@@ -134,11 +134,11 @@ def may_run(machine: platform.Platform, gpu: model.Gpu,
 @gate.series
 def vgpus(machine: platform.Platform, gpu: model.Gpu
           ) -> tuple[RunningVgpu, ...]:
-    """vGPUs whose GPU instance is known.
+    """Return the vGPUs whose GPU instance is known.
 
-    NVML knows it of those that a guest runs, sysfs (``gpu_instance_id`` of
-    the virtual function) of each that the vendor's VFIO driver has made; of
-    an mdev without a guest nobody tells.
+    NVML reports it for vGPUs that a guest runs, and sysfs
+    (``gpu_instance_id`` of the virtual function) for each vGPU of the
+    vendor's VFIO driver. For an mdev without a guest it is unknown.
 
     :raises NvmlError: if they cannot be read.
     """
@@ -158,16 +158,17 @@ def vgpus(machine: platform.Platform, gpu: model.Gpu
 
 def vfio_holders(machine: platform.Platform, function: model.PciAddress,
                  proc: str = '/proc') -> tuple[int, ...]:
-    """Processes that have a function's VFIO device open.
+    """Return the ids of processes that have a function's VFIO device open.
 
-    The device is ``/dev/vfio/devices/vfio<n>``, n that of the function's
-    ``vfio-dev`` directory, and the group that it is in ``/dev/vfio/<n>``
-    (Documentation/driver-api/vfio.rst of the kernel).
+    The device is ``/dev/vfio/devices/vfio<n>``, with the n of the function's
+    ``vfio-dev`` directory. Its group is ``/dev/vfio/<n>``, with the n of the
+    IOMMU group (Documentation/driver-api/vfio.rst of the kernel).
 
     :param proc: where proc is mounted.
-    :returns: their ids; a group's holder may use another function of it.
-    :raises UsageUnknown: if a process cannot be looked into, or others than
-        those in sight may be there.
+    :returns: process ids. A process that has the group open may use another
+        function of the group.
+    :raises UsageUnknown: if a process cannot be inspected, or there may be
+        processes that are not visible.
     :raises SysfsError: if the function cannot be read.
     """
     if machine.vfio_holders is not None:

@@ -35,7 +35,7 @@ PORT = 6666
 
 ADDRESS_INET = 1
 ADDRESS_UNIX = 2
-"""Of enum nvFmApiAddrTypes."""
+"""Values of enum nvFmApiAddrTypes."""
 
 SUCCESS = 0
 NOT_SUPPORTED = -3
@@ -68,7 +68,7 @@ _BusId = ctypes.c_char * 32
 
 
 class ConnectParams(ctypes.Structure):
-    """fmConnectParams_v1. A later library takes it too (nv_fm_types.h)."""
+    """fmConnectParams_v1 of nv_fm_types.h, of drivers before 570."""
 
     _fields_ = [('version', _UINT), ('address', ctypes.c_char * TEXT),
                 ('timeout_ms', _UINT), ('is_unix_socket', _UINT)]
@@ -105,7 +105,7 @@ class PartitionInfo(ctypes.Structure):
 
 
 class PartitionList(ctypes.Structure):
-    """fmFabricPartitionList_v2, which has version number 1 all the same."""
+    """fmFabricPartitionList_v2, whose version number is nevertheless 1."""
 
     _fields_ = [('version', _UINT), ('count', _UINT), ('max_count', _UINT),
                 ('partitions', PartitionInfo * MAX_PARTITIONS)]
@@ -170,5 +170,5 @@ FUNCTIONS = {
 
 
 def stamped(kind: Any) -> Any:
-    """A structure with its version (MAKE_FM_PARAM_VERSION of the header)."""
+    """Create a structure with its version (MAKE_FM_PARAM_VERSION)."""
     return kind(version=ctypes.sizeof(kind) | kind.number << 24)

@@ -33,11 +33,11 @@ PATH = '/usr/share/nvidia/nvswitch/fabricmanager.cfg'
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What matters of it."""
+    """The settings of the fabric manager that this library uses."""
 
     mode: fabric.Mode = fabric.Mode.BARE_METAL
     address: str = f'127.0.0.1:{abi.PORT}'
-    """Where libnvfm reaches it: an address with a port, or a path."""
+    """Where libnvfm reaches the fabric manager: address and port, or path."""
 
     @property
     def is_unix_socket(self) -> bool:
@@ -46,10 +46,10 @@ class Config:
 
 
 def read(source: str | Callable[[], str]) -> Config:
-    """Read the file.
+    """Read the configuration file.
 
-    :param source: its path, or what returns its text.
-    :raises FabricError: if it cannot be read or a value is not valid.
+    :param source: path of the file, or a callable that returns its text.
+    :raises FabricError: if the file cannot be read or a value is not valid.
     """
     path = PATH if callable(source) else source
     try:
@@ -64,9 +64,9 @@ def read(source: str | Callable[[], str]) -> Config:
 
 
 def parse(text: str, path: str = PATH) -> Config:
-    """The configuration in a file's text.
+    """Parse the text of a configuration file.
 
-    :param path: of the file, for messages.
+    :param path: path of the file, for messages.
     :raises FabricError: if a value is not valid.
     """
     values = dict(_items(text))

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Reads what there is of a host's NVSwitch fabric."""
+"""Reads the NVSwitch fabric of a host."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SECONDS = 10
 
 def look(machine: platform.Platform, host: model.Host
          ) -> fabric.Fabric | None:
-    """Read the fabric, and ask the fabric manager if it runs.
+    """Read the fabric, and query the fabric manager.
 
     :param host: a snapshot of the machine.
     :returns: None if the machine has no NVSwitches.
@@ -60,9 +60,9 @@ def look(machine: platform.Platform, host: model.Host
 
 def module_on_switches(machine: platform.Platform,
                        address: model.PciAddress) -> int | None:
-    """Module id of a GPU that NVML knows; None if it is on no NVSwitches.
+    """Module id of a GPU that NVML knows; None if not on NVSwitches.
 
-    :raises NvmlError: if NVML cannot be asked.
+    :raises NvmlError: if NVML cannot be queried.
     """
     device = machine.nvml.device(address)
     module = machine.nvml.optional('nvmlDeviceGetModuleId', device)
@@ -73,8 +73,9 @@ def module_on_switches(machine: platform.Platform,
 
 def _modules(machine: platform.Platform, host: model.Host
              ) -> dict[model.PciAddress, int]:
-    """Module ids of the GPUs on a baseboard: 0 stands for no baseboard
-    (nvmlDeviceGetModuleId in nvml.h).
+    """Return the module ids of the GPUs on a baseboard.
+
+    The module id 0 means no baseboard (nvmlDeviceGetModuleId in nvml.h).
     """
     found = {}
     for gpu in host.gpus:
@@ -87,8 +88,9 @@ def _modules(machine: platform.Platform, host: model.Host
 
 def _ends_at_switch(machine: platform.Platform,
                     modules: Iterable[model.PciAddress]) -> bool:
-    """Whether NVLinks lead to NVSwitches; those of Blackwell and later are
-    no PCI functions of the host.
+    """Whether NVLinks lead to NVSwitches.
+
+    NVSwitches of Blackwell and later are not PCI functions of the host.
     """
     with contextlib.suppress(exception.NvmlError):
         return any(
@@ -122,7 +124,7 @@ def _mode(machine: platform.Platform) -> tuple[fabric.Mode | None, str]:
 
 
 def _asked(machine: platform.Platform) -> dict[str, Any]:
-    """What the fabric manager itself says."""
+    """Return what the fabric manager itself reports."""
     session = machine.fabric
     try:
         found = (*session.partitions(), *session.unsupported())

@@ -12,11 +12,11 @@
 
 """The connection to NVIDIA's fabric manager, through its library libnvfm.
 
-No root is needed for it: the library connects to a TCP port of the loopback
-interface, or to a Unix socket where FM_CMD_UNIX_SOCKET_PATH names one ("The
+It does not need root: the library connects to a TCP port of the loopback
+interface, or to a Unix socket if FM_CMD_UNIX_SOCKET_PATH names one ("The
 Fabric Manager API Interface" in the user guide).
 
-Every call has a deadline, in one thread for all of them (see
+Every call has a deadline. All calls run in one thread (see
 :mod:`cyborg_gpu_driver.host.deadline`).
 """
 
@@ -53,7 +53,7 @@ _REASONS = {
     'NOT_SUPPORTED': 'FABRIC_MODE of the fabric manager does not allow it',
     'UNINITIALIZED': 'the partition is not active',
     'TIMEOUT': 'the fabric manager could not configure a GPU or an NVSwitch '
-               'in time; its log tells more',
+               'in time; see its log',
     _OTHER_VERSION: f'{abi.LIBRARY} is of another version than this call',
     'IN_USE': 'the partition is active, or one of its GPUs is in another '
               'active partition',
@@ -66,14 +66,14 @@ _REASONS = {
 
 
 class FabricSession:
-    """One connection with the fabric manager, for the threads of a process.
+    """One connection to the fabric manager, shared by a process's threads.
 
-    It is opened at the first call, and again when the fabric manager was
-    restarted or the process has forked.
+    The first call opens it. A later call opens it again if the fabric manager
+    was restarted or the process has forked.
 
-    :param config: gives the configuration of the fabric manager, which has
-        its address.
-    :param load: loads a library by name, :class:`ctypes.CDLL`.
+    :param config: returns the configuration of the fabric manager, which
+        contains its address.
+    :param load: loads a library by name, such as :class:`ctypes.CDLL`.
     :param timeout: seconds that one call may take.
     """
 
@@ -89,7 +89,7 @@ class FabricSession:
         self._process = 0
 
     def partitions(self) -> tuple[fabric.Partition, ...]:
-        """All partitions that are supported now.
+        """Return all partitions that are supported now.
 
         :raises FabricError: NOT_SUPPORTED with FABRIC_MODE=0.
         """
@@ -99,12 +99,12 @@ class FabricSession:
                      for item in _first(found.partitions, found.count))
 
     def unsupported(self) -> tuple[fabric.Partition, ...]:
-        """Partitions that hardware errors have taken away.
+        """Return the partitions that hardware errors have made unusable.
 
         Always empty on Hopper and later ("Getting a List of Unsupported
         Partitions" in the user guide).
 
-        :raises FabricError: as :meth:`partitions`.
+        :raises FabricError: as in :meth:`partitions`.
         """
         found = abi.stamped(abi.UnsupportedList)
         self._ask('fmGetUnsupportedFabricPartitions', found)
@@ -139,10 +139,10 @@ class FabricSession:
             functions: Sequence[model.PciAddress]) -> None:
         """Connect virtual functions with vGPUs (FABRIC_MODE=2).
 
-        :param functions: one of each GPU of the partition. Their order has
+        :param functions: one for each GPU of the partition. Their order has
             to be the same at each activation (user guide, "Activating a GPU
             Partition with Virtual Functions").
-        :raises FabricError: as :meth:`activate`.
+        :raises FabricError: as in :meth:`activate`.
         """
         array = (abi.PciDevice * len(functions))(*(
             abi.PciDevice(item.domain, item.bus, item.device, item.function)
@@ -158,13 +158,14 @@ class FabricSession:
         self._change(False, 'fmDeactivateFabricPartition', partition_id)
 
     def restore(self, partition_ids: Iterable[int]) -> None:
-        """Tell a fabric manager that was started with ``--restart`` which
-        partitions are active; it waits for that for 60 seconds.
+        """Tell a restarted fabric manager which partitions are active.
 
-        Pass none where none is active ("Resiliency" in the user guide).
+        A fabric manager that was started with ``--restart`` waits for this
+        for 60 seconds. Pass no ids if no partition is active ("Resiliency"
+        in the user guide).
 
-        :raises FabricError: NOT_SUPPORTED if it does not wait for that.
-        :raises InvalidValue: if there are more than it can take.
+        :raises FabricError: NOT_SUPPORTED if it does not wait for this.
+        :raises InvalidValue: if there are more ids than it accepts.
         """
         wanted = sorted(partition_ids)
         if len(wanted) > abi.MAX_PARTITIONS:
@@ -185,9 +186,9 @@ class FabricSession:
 
     def _change(self, wanted: bool, name: str, partition_id: int,
                 *args: Any) -> None:
-        """Activate or deactivate.
+        """Activate or deactivate a partition.
 
-        A change whose connection was lost may have taken effect.
+        If the connection was lost, the change may have taken effect.
         """
         with self._mutex:
             try:
@@ -202,7 +203,7 @@ class FabricSession:
                 self._once(name, partition_id, *args)
 
     def _ask(self, name: str, *args: Any) -> None:
-        """A call that may be repeated."""
+        """Make a call that may be repeated."""
         with self._mutex:
             try:
                 self._once(name, *args)
@@ -266,7 +267,7 @@ class FabricSession:
                          ) from error
 
     def _call(self, name: str, *args: Any) -> None:
-        """One C function; structures are passed by reference."""
+        """Call one C function, and pass structures by reference."""
         try:
             function = getattr(self._library, name)
         except AttributeError:
@@ -296,7 +297,7 @@ def _error(call: str, symbol: str) -> exception.FabricError:
 
 
 def _first(items: Any, count: int) -> list[Any]:
-    """As many items of a C array as are used; a wrong count cannot harm."""
+    """Return the used items of a C array; a wrong count does no harm."""
     return [items[index] for index in range(min(count, len(items)))]
 
 

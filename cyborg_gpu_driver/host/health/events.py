@@ -11,13 +11,13 @@
 # under the License.
 
 
-"""Hearing of errors of GPUs at the moment that they happen.
+"""Receives errors of GPUs at the moment that they happen.
 
-NVML tells a thread that waits in it. From 2026.1 on cyborg-agent runs on
-native threads (oslo.service's threading backend), and a call of NVML releases
-the interpreter's lock; so waiting holds up nobody. Before, it runs on
-eventlet's green threads, of which one that waits in NVML would hold up all the
-others: there the thread waits outside, and asks without waiting.
+NVML reports events to a thread that waits in an NVML call. From 2026.1 on
+cyborg-agent runs on native threads (oslo.service's threading backend), and an
+NVML call releases the interpreter's lock, so waiting blocks no other thread.
+Before 2026.1 it runs on eventlet's green threads. A green thread that waits in
+NVML would block all others, so there the thread waits outside NVML and polls.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ LOG = logging.getLogger(__name__)
 OFF_THE_BUS = 79
 """XID of a GPU that fell off the bus (NVIDIA's XID catalogue)."""
 DOUBLE_BIT = 48
-"""XID of an uncorrected ECC error, which has an event of its own too."""
+"""XID of an uncorrected ECC error, which also has its own event type."""
 
 _TYPES = (pynvml.nvmlEventTypeXidCriticalError
           | pynvml.nvmlEventTypeDoubleBitEccError)
 _NO_SESSION = frozenset({'UNINITIALIZED', 'DRIVER_NOT_LOADED'})
 _STILL_MEMBERS = {None, exception.NvmlNotAnswering.symbol}
-"""States of GPUs that a set is kept for: to take one out, the set has to be
-freed, which may hang too while a call about the GPU does."""
+"""States of GPUs with which a set is kept. To remove a GPU, the set has to be
+freed, which may hang too while a call about the GPU hangs."""
 _WHOLE_GPU = 0xffffffff
 _WAIT_MS = 1000
-"""How long one call waits: stopping and pausing take that long."""
+"""How long one call waits. Stopping and pausing take that long."""
 _FIRST_DELAY = 1.0
 _LONGEST_DELAY = 60.0
 _STOP_SECONDS = 5.0
@@ -66,13 +66,14 @@ Callback = Callable[[health_facts.Event], object]
 
 
 class Watcher:
-    """One thread that hears of the errors of a process's GPUs.
+    """A thread that receives the errors of a process's GPUs.
 
-    It has a session of its own, so that an end of the other one does not
-    take away what it waits on. NVML may go away and come back.
+    The thread has its own NVML session, so that the end of the process's
+    session does not remove what the thread waits on. NVML may go away and
+    come back.
 
-    :param nvml: the process's session: it is to notice first that NVML has
-        come back, because its handles are dead then.
+    :param nvml: the process's session. It has to notice first that NVML has
+        come back, because its handles are then invalid.
     :param callback: called in the thread with each event.
     """
 
@@ -88,11 +89,11 @@ class Watcher:
         self._said = log_once.LogOnce()
 
     def watch(self, addresses: Iterable[model.PciAddress]) -> None:
-        """Hear of these GPUs from now on, and of no others.
+        """Receive errors of these GPUs from now on, and of no others.
 
-        To be called with each report: it starts the thread, in the process
-        that works, and has GPUs tried again that could not be watched or
-        were reset.
+        Call this with each report. It starts the thread, in the process that
+        does the work, and tries GPUs again that could not be watched or were
+        reset.
         """
         with self._mutex:
             self._wanted = frozenset(addresses)
@@ -105,7 +106,7 @@ class Watcher:
                 self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; :meth:`watch` starts another one."""
+        """End the thread; :meth:`watch` starts a new one."""
         with self._mutex:
             self._stopping = True
             thread = self._thread
@@ -140,7 +141,7 @@ class Watcher:
         self._close()
 
     def _say_failure(self, error: Exception) -> None:
-        """Log what ended the wait; what nobody expects, once."""
+        """Log the error that ended the wait; an unexpected error once."""
         if isinstance(error, exception.NvmlError):
             LOG.debug('Waiting for events of the GPUs: %s', error)
             return
@@ -173,11 +174,11 @@ class Watcher:
 
 
 class EventSet:
-    """GPUs that one thread waits on, through a session of its own.
+    """The GPUs that one thread waits on, through its own session.
 
     :param shared: the process's session.
     :param nvml: the thread's session.
-    :param wake: set when the set was freed for another process.
+    :param wake: is set when the event set was freed for another process.
     """
 
     def __init__(self, shared: nvml_module.NvmlSession,
@@ -188,30 +189,30 @@ class EventSet:
         self._handle = None
         self._said = log_once.LogOnce()
         self._unfit: set[model.PciAddress] = set()
-        """GPUs that spoil a set by being put into it."""
+        """GPUs that break a set when they are put into it."""
         self.members: dict[int, model.PciAddress] = {}
-        """GPUs that are waited on, by what their handles point to."""
+        """GPUs in the set, by the address that their handles point to."""
         self._was_taken = False
         self._wake = wake or threading.Event()
         nvml.before_closing = self._give_up
 
     def was_taken(self) -> bool:
-        """Whether the set was freed since the last call, for another process.
+        """Whether the set was freed for another process since the last call.
 
-        Nobody is waited on then; :meth:`settle` begins again.
+        No GPU is waited on then, until :meth:`settle` is called.
         """
         taken, self._was_taken = self._was_taken, False
         return taken
 
     def settle(self, wanted: frozenset[model.PciAddress]
                ) -> list[health_facts.Event]:
-        """Wait on these GPUs and on no others, as far as that can be.
+        """Put these GPUs and no others into the set, as far as possible.
 
-        A GPU that refuses is left out; it disturbs no other.
+        A GPU that refuses is left out and does not affect the others.
 
         :returns: one event for each member that turns out to be lost.
         :raises NvmlError: if NVML itself is not available.
-        :raises NvmlClosed: if another process has NVML alone.
+        :raises NvmlClosed: if another process has NVML to itself.
         """
         with self._nvml.kept(0):
             before = set(self.members.values())
@@ -232,10 +233,10 @@ class EventSet:
                 if states[address] == 'GPU_IS_LOST']
 
     def wait(self, milliseconds: int) -> list[health_facts.Event]:
-        """The next event, if there is one within that time.
+        """Return the next event, if there is one within that time.
 
-        :raises NvmlError: if the set is of no more use.
-        :raises NvmlClosed: if another process has NVML alone.
+        :raises NvmlError: if the set can no longer be used.
+        :raises NvmlClosed: if another process has NVML to itself.
         """
         try:
             with self._nvml.kept(0):
@@ -245,7 +246,7 @@ class EventSet:
                 return []
             if error.symbol != 'GPU_IS_LOST':
                 raise
-            # One lost GPU spoils the set for all.
+            # One lost GPU breaks the set for all GPUs.
             lost = self.settle(frozenset(self.members.values()))
             if not lost:
                 raise
@@ -260,7 +261,7 @@ class EventSet:
             _id(data.gpuInstanceId), _id(data.computeInstanceId))]
 
     def close(self) -> None:
-        """Let go of all GPUs and of NVML. Does not raise."""
+        """Free the set and close the session. Does not raise."""
         self.members.clear()
         if self._handle is not None:
             with contextlib.suppress(exception.NvmlError):
@@ -283,13 +284,13 @@ class EventSet:
             return self._nvml.call(name, *arguments)
         except exception.NvmlError as error:
             if error.symbol in _NO_SESSION:
-                # The set has ended with the session. To free it in the next
-                # one would be to free memory twice.
+                # The set has ended with the session. Freeing it in the next
+                # session would free memory twice.
                 self._handle = None
             raise
 
     def _state(self, address: model.PciAddress) -> str | None:
-        """None if the GPU's handle is alive, else why not."""
+        """Return None if the GPU's handle is valid, else the error."""
         try:
             self._call('nvmlDeviceGetSupportedEventTypes',
                        self._nvml.device(address))
@@ -340,7 +341,7 @@ def _pointer(device: Any) -> int:
 
 
 def _xid(data: Any) -> int:
-    """nvml.h: ``eventData`` has the XID of an XID event alone."""
+    """Return the XID; ``eventData`` has it for XID events only (nvml.h)."""
     if data.eventType == pynvml.nvmlEventTypeDoubleBitEccError:
         return DOUBLE_BIT
     return data.eventData

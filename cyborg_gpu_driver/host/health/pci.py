@@ -10,13 +10,13 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the PCI bus says of a GPU's health, whatever driver it has.
+"""What the PCI bus shows of a GPU's health, whatever its driver.
 
-Sources, all of the kernel's documentation: ``aer_dev_fatal`` in
+Sources, all in the kernel's documentation: ``aer_dev_fatal`` in
 Documentation/ABI/testing/sysfs-bus-pci-devices-aer, ``current_link_width``
 in Documentation/ABI/testing/sysfs-bus-pci. A function that is off the bus
-reads as all ones (PCI Local Bus Specification, "master abort"); one that
-sleeps is woken for a read of its configuration space
+reads as all ones (PCI Local Bus Specification, "master abort"). A function
+that sleeps is woken for a read of its configuration space
 (pci_config_pm_runtime_get in drivers/pci/pci.c).
 """
 
@@ -33,12 +33,12 @@ from cyborg_gpu_driver.host.sysfs import pci
 
 _TOTAL = re.compile('TOTAL_ERR_FATAL ([0-9]+)', re.ASCII)
 _ABSENT = b'\xff\xff\xff\xff'
-"""The first register, vendor and device id, of what does not answer."""
+"""First register (vendor and device id) of a function that does not answer."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """One look at a function; None where the kernel does not tell."""
+    """A function at one moment; None where the kernel reports nothing."""
 
     reachable: bool | None = None
     """Whether its configuration space can be read."""
@@ -51,7 +51,7 @@ class Seen:
 
 
 def read(sysfs: sysfs_module.Sysfs, address: model.PciAddress) -> Seen:
-    """Look at a function; does not raise for anything that hardware does."""
+    """Read the state of a function. Does not raise for a hardware fault."""
     place = (*pci.DEVICES, str(address))
     try:
         config = sysfs.read_bytes(*place, 'config')
@@ -64,10 +64,11 @@ def read(sysfs: sysfs_module.Sysfs, address: model.PciAddress) -> Seen:
 
 
 def wrong(before: Seen, now: Seen) -> tuple[str, ...]:
-    """What is wrong with a function.
+    """Return what is wrong with a function.
 
-    :param before: when NVML last found it well.
-    :returns: of :data:`health_facts.PCI`.
+    :param before: its state when NVML last found it healthy.
+    :param now: its state now.
+    :returns: codes from :data:`health_facts.PCI`.
     """
     return tuple(code for code, found in (
         (health_facts.UNREACHABLE, now.reachable is False),

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Asking GPUs for their health, each for itself."""
+"""Reads the health of GPUs, each on its own."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _ROWS = 'nvmlDeviceGetRemappedRows'
 
 @dataclasses.dataclass
 class _Known:
-    """What stays as it is while a session lasts."""
+    """Facts that do not change during a session."""
 
     generation: int
     slowdown: int | None
     shutdown: int | None
     absent: set[str] = dataclasses.field(default_factory=set)
-    """Calls that this GPU, its driver or our pynvml does not have."""
+    """Calls that this GPU, its driver or this pynvml does not have."""
 
 
 class HealthReader:
@@ -58,12 +58,12 @@ class HealthReader:
 
     @gate.series
     def read(self, address: model.PciAddress) -> health_facts.Facts:
-        """What the GPU at ``address`` says; five calls, more at first.
+        """Read the health of the GPU at ``address``.
 
-        Does not raise for anything that hardware does. A GPU that fell off
-        the bus answers GPU_IS_LOST, or UNKNOWN to every call (believed;
-        nvidia-smi then prints "Unknown Error"). One that does not answer is
-        asked nothing more.
+        Makes five calls, more the first time. Does not raise for a hardware
+        fault. A GPU that fell off the bus answers GPU_IS_LOST, or UNKNOWN to
+        every call (an assumption; nvidia-smi then prints "Unknown Error"). A
+        GPU that does not answer is not queried further.
         """
         with self._nvml.about(address):
             return self._read(address)
@@ -97,12 +97,11 @@ class HealthReader:
 
     @staticmethod
     def _memory(asked: _Questions, known: _Known) -> tuple[Any, Any]:
-        """Remapped rows and retired pages; a GPU has the one or the other.
+        """Return remapped rows and retired pages; a GPU has only one of them.
 
-        A GPU in MIG mode with instances does not support the question for
-        rows (nvml.h, nvmlDeviceGetRemappedRows), and does again when they
-        are gone. So only the answer to the other question says that the GPU
-        remaps no rows.
+        A GPU in MIG mode does not support the call for rows while it has
+        instances (nvml.h, nvmlDeviceGetRemappedRows). So only an answer to
+        the call for pages shows that the GPU does not remap rows.
         """
         rows = retired = None
         if _ROWS not in known.absent:
@@ -115,7 +114,7 @@ class HealthReader:
         return rows, retired
 
     def _static(self, address: model.PciAddress, asked: _Questions) -> _Known:
-        """Thresholds; newer GPUs do not tell them (nvml.h, Ada)."""
+        """Read thresholds; newer GPUs do not report them (nvml.h, Ada)."""
         known = self._known.get(address)
         if known is None or known.generation != self._nvml.generation:
             absent: set[str] = set()
@@ -130,7 +129,7 @@ class HealthReader:
 
 
 class _Questions:
-    """Questions to one GPU, and what became of them."""
+    """Makes calls about one GPU, and notes which of them failed."""
 
     def __init__(self, nvml: nvml_module.NvmlSession,
                  address: model.PciAddress):
@@ -145,21 +144,21 @@ class _Questions:
 
     @property
     def reachable(self) -> bool:
-        """Whether there is a GPU to ask."""
+        """Whether NVML has the GPU."""
         return self._device is not None
 
     @property
     def failed(self) -> bool:
-        """Whether a question that it can answer was not answered."""
+        """Whether a call that the GPU supports was not answered."""
         return bool(self._failures)
 
     def ask(self, call: str, absent: set[str], *arguments: Any) -> Any:
-        """The answer, or None.
+        """Return the answer of a call, or None.
 
-        A GPU that is lost is asked nothing more: each answer may take long.
+        A lost GPU is not queried further, because each answer may take long.
 
-        :param absent: calls not to be made; one more if this turns out to
-            be one.
+        :param absent: calls to skip. This call is added if the GPU turns out
+            not to support it.
         """
         if call in absent or self._failures & {_LOST, _SILENT}:
             return None
@@ -175,7 +174,7 @@ class _Questions:
         return answer
 
     def facts(self, **facts: Any) -> health_facts.Facts:
-        """What all that amounts to."""
+        """Return the facts that follow from the calls and their failures."""
         lost = _LOST in self._failures or (
             _UNKNOWN in self._failures and not self.answered)
         return health_facts.Facts(
@@ -186,7 +185,7 @@ class _Questions:
 
 
 def _field(values: Any) -> int | None:
-    """The value of the only field asked for; None if it has none."""
+    """Return the value of the only requested field; None if it has none."""
     if values is None or values[0].nvmlReturn != pynvml.NVML_SUCCESS:
         return None
     return values[0].value.uiVal
@@ -195,7 +194,7 @@ def _field(values: Any) -> int | None:
 @gate.series
 def instance_place(nvml: nvml_module.NvmlSession, address: model.PciAddress,
                    instance_id: int) -> model.Placement | None:
-    """Where the GPU instance of an id lies; None if that is not known."""
+    """Return the placement of a GPU instance by id; None if not known."""
     try:
         handle = nvml.call('nvmlDeviceGetGpuInstanceById',
                            nvml.device(address), instance_id)
@@ -206,9 +205,9 @@ def instance_place(nvml: nvml_module.NvmlSession, address: model.PciAddress,
 
 
 def boot_id() -> str:
-    """What the kernel calls the time since it was started.
+    """Return the kernel's id of this boot.
 
-    Empty where it does not say, as outside of Linux.
+    Empty if the kernel has none, for example outside of Linux.
     """
     try:
         with open(_BOOT_ID, encoding='ascii') as stream:

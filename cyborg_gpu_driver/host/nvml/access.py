@@ -10,20 +10,22 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which processes of ours may have NVML open, and when none but one may.
+"""Access to NVML: shared by our processes, or exclusive to one of them.
 
 NVML opens the device node of a GPU when a process asks for its handle, and
 closes it with the last nvmlShutdown of that process. NVIDIA's kernel driver
-unbinds and resets no GPU that anybody has open (nv_pci_remove_helper in
-kernel-open/nvidia/nv-pci.c). So who wants that asks all processes of ours on
-this machine to close NVML: cyborg-agent with the watcher of its events, the
-daemon of oslo.privsep, and commands that run beside them.
+neither unbinds nor resets a GPU that any process has open
+(nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c). So a process that wants
+to unbind or reset a GPU asks all processes of this library on the machine to
+close NVML: cyborg-agent with its event watcher, the daemon of oslo.privsep,
+and commands that run beside them.
 
-Two files are locked (flock), so that a process that dies asks for nothing
-and holds nothing:
+Two files are locked (flock), so that a dead process requests and holds
+nothing:
 
-* ``nvml``: shared, by who has NVML open; exclusively, by who has it alone;
-* ``nvml-wanted``: exclusively, by who wants NVML closed.
+* ``nvml``: shared by the processes that have NVML open; exclusive for the
+  process that has NVML to itself;
+* ``nvml-wanted``: exclusive for the process that wants NVML closed.
 """
 
 from __future__ import annotations
@@ -46,18 +48,18 @@ from cyborg_gpu_driver.host import open_files
 
 TIMEOUT = 60.0
 POLL = 0.1
-"""Seconds between two looks at a lock."""
+"""Seconds between two checks of a lock."""
 _NAMES = ('nvml', 'nvml-wanted')
 
 
 class Access:
-    """What the sessions of one process share.
+    """The access to NVML that the sessions of one process share.
 
-    :param state_path: of the lock files, which lie below ``locks``. Where it
-        is missing or this user may not use it, and with None, the locks are
-        in memory, for this process alone.
-    :param timeout: seconds to wait for NVML to be free, and for others to
-        close it.
+    :param state_path: directory that has the lock files below ``locks``. If
+        it is None or missing, or this user may not use it, the locks are in
+        memory, for this process alone.
+    :param timeout: seconds to wait until NVML is free, and until others have
+        closed it.
     """
 
     def __init__(self, state_path: str | None = None,
@@ -68,7 +70,7 @@ class Access:
         self._alone = threading.RLock()
         self._memory: _Memory | None = None
         self._descriptor: int | None = None
-        """Of ``nvml-wanted``, to see whether somebody has it."""
+        """Descriptor of ``nvml-wanted``, to check whether it is locked."""
         self.owner: int | None = None
         """The thread of this process that has NVML to itself."""
 
@@ -91,7 +93,7 @@ class Access:
         return self.owner == threading.get_ident()
 
     def wanted(self) -> bool:
-        """Whether somebody wants NVML closed."""
+        """Whether another process or thread wants NVML closed."""
         with self._mutex:
             if self._descriptor is None:
                 self._descriptor = os.open(self._paths()[1],
@@ -102,10 +104,12 @@ class Access:
             return False
 
     def share(self, seconds: float) -> int | None:
-        """Be one of those that have NVML open.
+        """Take a shared lock, so that this process may open NVML.
 
-        :returns: what :func:`release` takes; None for who has it alone.
-        :raises NvmlClosed: if somebody has it alone for longer than that.
+        :returns: the descriptor for :func:`release`; None if this thread has
+            NVML to itself.
+        :raises NvmlClosed: if another process or thread has NVML to itself
+            for longer than ``seconds``.
         """
         if self.is_owner():
             return None
@@ -125,11 +129,11 @@ class Access:
 
     @contextlib.contextmanager
     def alone(self, close: Callable[[], object]) -> Iterator[None]:
-        """Have NVML to this thread for the time of the block.
+        """Give this thread exclusive access to NVML within the block.
 
-        :param close: closes the session of this thread, if it is idle.
-        :raises NvmlHeld: if others have not closed it in time; they have
-            it open again.
+        :param close: closes the session of the caller, if it is idle.
+        :raises NvmlHeld: if others have not closed NVML in time. They may
+            open it again then.
         """
         if self.is_owner():
             yield
@@ -145,7 +149,7 @@ class Access:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """Use NVML for another process that has it to itself."""
+        """Use NVML on behalf of a process that has it to itself."""
         if self.is_owner():
             yield
             return
@@ -157,13 +161,13 @@ class Access:
                 self.owner = None
 
     def closed(self) -> exception.NvmlClosed:
-        """What to say to who cannot open NVML."""
+        """Return the exception for a caller that cannot open NVML."""
         return exception.NvmlClosed(
             call='nvmlInit', code=pynvml.NVML_ERROR_IN_USE, symbol='IN_USE',
             who=self._who(1))
 
     def forget(self) -> None:
-        """Have no part in what the process held that forked this one."""
+        """After a fork: forget the locks that the parent process holds."""
         self._mutex = threading.Lock()
         self._alone = threading.RLock()
         self.owner = self._descriptor = None
@@ -182,7 +186,7 @@ class Access:
             time.sleep(POLL)
 
     def _take(self, index: int, kind: int) -> int | None:
-        """Descriptor of a file that is locked now; None if it cannot be."""
+        """Lock a file; return its descriptor, or None if it is not free."""
         with self._mutex:
             path = self._paths()[index]
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -192,7 +196,7 @@ class Access:
         return None
 
     def _paths(self) -> list[str]:
-        """The two files, which are made where they are missing."""
+        """Return the paths of the two files, and create missing ones."""
         if self._memory is None:
             with contextlib.suppress(OSError):
                 return self._files()
@@ -211,7 +215,7 @@ class Access:
         return paths
 
     def _who(self, index: int) -> str:
-        """Who has a file locked, for people."""
+        """Return a text with the processes that have a file locked."""
         with self._mutex:
             inode = os.stat(self._paths()[index]).st_ino
         return ', '.join(
@@ -222,7 +226,7 @@ class Access:
 
 
 class _Memory:
-    """Files in memory, which have no name but in this process."""
+    """Lock files in memory, which have a name only in this process."""
 
     def __init__(self) -> None:
         descriptors = [os.memfd_create(name) for name in _NAMES]
@@ -236,7 +240,7 @@ def _close(descriptors: Iterable[int]) -> None:
 
 
 def release(descriptor: int | None) -> None:
-    """Give back what :meth:`Access.share` gave."""
+    """Release what :meth:`Access.share` returned."""
     if descriptor is not None:
         # A forked child may have the descriptor too.
         fcntl.flock(descriptor, fcntl.LOCK_UN)

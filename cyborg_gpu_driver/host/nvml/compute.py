@@ -12,7 +12,7 @@
 
 """Compute instances: the parts of a GPU instance.
 
-Read and changed through a
+They are read and changed through a
 :class:`~cyborg_gpu_driver.host.nvml.session.NvmlSession`. Placements are in
 compute slices of the GPU instance (nvmlComputeInstancePlacement_t).
 """
@@ -45,12 +45,12 @@ class Profile:
 
 
 class ComputeReader:
-    """Compute instances of one machine.
+    """Reads and changes the compute instances of one machine.
 
-    What profiles a GPU instance profile has is asked once a session, of one
-    of the boards that are alike.
+    The compute instance profiles of a GPU instance profile are read once per
+    session, from one board of each kind.
 
-    :param board_of: a board's kind, by its address.
+    :param board_of: returns a board's kind, by its address.
     """
 
     def __init__(self, nvml: nvml_module.NvmlSession,
@@ -64,9 +64,9 @@ class ComputeReader:
     def instances(self, address: model.PciAddress,
                   instance: model.GpuInstance, handle: Any
                   ) -> tuple[model.ComputeInstance, ...]:
-        """Live compute instances of a GPU instance, by start.
+        """Return the live compute instances of a GPU instance, by start.
 
-        :param handle: the GPU instance's.
+        :param handle: handle of the GPU instance.
         :raises NvmlError: INVALID_ARGUMENT if the GPU instance is gone.
         """
         found = []
@@ -84,14 +84,14 @@ class ComputeReader:
                ) -> model.ComputeInstance:
         """Create a compute instance and read it back.
 
-        :param profile_id: of the GPU instance.
-        :param instance_id: of the GPU instance.
-        :param start: compute slice of the GPU instance that it begins at;
-            None leaves that to the driver.
-        :param slices: its size.
+        :param profile_id: profile id of the GPU instance.
+        :param instance_id: id of the GPU instance.
+        :param start: compute slice of the GPU instance at which it begins;
+            None leaves the choice to the driver.
+        :param slices: its size in compute slices.
         :raises NvmlError: INSUFFICIENT_RESOURCES if a slice is taken.
-        :raises InvalidValue: if the GPU instance has no profile of so many
-            slices.
+        :raises InvalidValue: if the GPU instance has no profile with this
+            number of slices.
         """
         handle = self._handle(address, instance_id)
         profiles = self._profiles_of(address, profile_id, handle)
@@ -128,10 +128,10 @@ class ComputeReader:
 
     def _profiles_of(self, address: model.PciAddress, profile_id: int,
                      handle: Any) -> tuple[Profile, ...]:
-        """Profiles, the largest first: most often it is the only one used.
+        """Profiles, the largest first: often only the largest is in use.
 
-        Of several with as many slices the first that NVML lists counts;
-        the others are the same with media engines.
+        Of several profiles with the same number of slices, the first that
+        NVML lists counts. The others are the same with media engines.
         """
         def read(_problems: problems_module.Problems) -> tuple[Profile, ...]:
             by_slices: dict[int, Profile] = {}

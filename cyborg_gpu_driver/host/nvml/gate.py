@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""When a session with NVML is open, and when it is closed for others."""
+"""Decides when an NVML session is open and when it closes for others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Gate:
-    """One session's part in :class:`access.Access`.
+    """Connects one session to :class:`access.Access`.
 
     :param close: closes the session.
     """
@@ -44,12 +44,12 @@ class Gate:
                  close: Callable[[], object]):
         self.access = access
         self.stays_open = True
-        """Whether the session stays open when nobody uses it."""
+        """Whether the session remains open while it is not in use."""
         self._let_go = weakref.WeakMethod(close)
         self._mutex = threading.RLock()
         self._users = 0
         self._in_vain = False
-        """Whether the last one who waited gave up: the next need not."""
+        """Whether the last caller waited in vain: the next does not wait."""
         self._held: int | None = None
         self.is_open = False
         """Whether the session is open."""
@@ -58,7 +58,7 @@ class Gate:
     def kept(self, seconds: float | None = None) -> Iterator[None]:
         """Keep the session from being closed for others.
 
-        :param seconds: how long to wait where somebody wants it closed.
+        :param seconds: how long to wait while others want NVML closed.
         :raises NvmlClosed: if that takes longer.
         """
         self._enter(self.access.timeout if seconds is None else seconds)
@@ -72,9 +72,9 @@ class Gate:
                     self._close()
 
     def opening(self, seconds: float | None = None) -> None:
-        """To be called before NVML is opened.
+        """Take the shared lock; call this before NVML is opened.
 
-        :raises NvmlClosed: if others want it closed.
+        :raises NvmlClosed: if others want NVML closed for too long.
         """
         if self._held is None:
             self._held = self.access.share(
@@ -83,20 +83,20 @@ class Gate:
         _keepers.look_after(self)
 
     def closed(self) -> None:
-        """To be called when NVML was closed."""
+        """Release the shared lock; call this after NVML was closed."""
         self.is_open = False
         held, self._held = self._held, None
         access_module.release(held)
 
     def yield_to_others(self) -> None:
-        """Close the session if it is idle and somebody wants that."""
+        """Close the session if it is idle and others want NVML closed."""
         with self._mutex:
             if (not self._users and self.access.owner is None
                     and self.access.wanted()):
                 self._close()
 
     def forget(self) -> None:
-        """After a fork: let go of what the parent holds."""
+        """After a fork: let go of the locks that the parent holds."""
         self.access.forget()
         self._mutex = threading.RLock()
         self._users = 0
@@ -131,22 +131,22 @@ class Gate:
 
 
 class Guarded:
-    """A session that other processes can have closed.
+    """A session that closes when other processes want NVML closed.
 
-    It is open while it is used or nobody else wants NVML.
+    It remains open while it is in use, or no other process wants NVML closed.
 
-    :param shared: what the sessions of this process share; None makes one.
+    :param shared: what the sessions of this process share; None creates it.
     """
 
     def __init__(self, shared: access_module.Access | None = None):
         self.gate = Gate(shared or access_module.Access(), self._let_go)
         self.before_closing: Callable[[Callable], object] = (
             lambda call: None)
-        """Called before the session is closed for others, with what calls a
-        function of pynvml."""
+        """Called before the session is closed for others. Its argument is a
+        function that calls a function of pynvml."""
 
     def reset(self) -> bool:
-        """Close the session; whether that could be done."""
+        """Close the session, and return whether it is closed."""
         raise NotImplementedError
 
     def _call(self, name: str, *arguments: Any) -> Any:
@@ -156,24 +156,25 @@ class Guarded:
              ) -> contextlib.AbstractContextManager[None]:
         """Keep the session open for a series of calls.
 
-        Handles are good for one session. Between two series it may be
-        closed, because another process wants to have NVML alone. Within
-        the block nobody may wait for such a process, as for a GPU's lock.
+        Handles are valid for one session. Between two series the session
+        may be closed, because another process wants it closed. The block
+        must not wait for such a process, for example for a GPU's lock.
 
-        :param seconds: how long to wait while another has it alone.
+        :param seconds: how long to wait while others have NVML to themselves.
         :raises NvmlClosed: if that takes longer.
         """
         return self.gate.kept(seconds)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Have no other process of ours, nor thread, have NVML open.
+        """Give this thread exclusive access to NVML within the block.
 
-        It is open in the block only from the first call of this thread to
+        No other thread, and no other process of this library, has NVML open.
+        In the block, NVML is open from the first call of this thread until
         :meth:`reset`, which has to come before a GPU is unbound or reset.
-        Not to be used within :meth:`kept`.
+        Do not use this within :meth:`kept`.
 
-        :raises NvmlHeld: naming who does not close it in time.
+        :raises NvmlHeld: naming the processes that do not close NVML in time.
         """
         with self.gate.access.alone(self.gate.yield_to_others):
             try:
@@ -183,7 +184,10 @@ class Guarded:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """Call NVML for who has it alone; it is closed after the block."""
+        """Call NVML on behalf of the process that has it to itself.
+
+        NVML is closed after the block.
+        """
         with self.gate.access.lent():
             try:
                 yield
@@ -191,17 +195,17 @@ class Guarded:
                 self.reset()
 
     def _let_go(self) -> None:
-        """Close the session for others; nobody uses it."""
+        """Close the idle session for others."""
         self.before_closing(self._call)
         self.reset()
 
 
 def series(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a function make all its calls in one session (decorator).
+    """Make a function keep one session open for all its calls (decorator).
 
-    Its first argument is the session, or has it as ``nvml``, ``_nvml`` or
-    ``_machine.nvml``. Where the session cannot be opened, the calls of the
-    function say so.
+    Its first argument is the session, or an object that has the session as
+    ``nvml``, ``_nvml`` or ``_machine.nvml``. If the session cannot be kept
+    open, the function runs all the same, and its calls raise the error.
     """
     @functools.wraps(function)
     def in_one_session(owner: Any, *arguments: Any, **named: Any) -> Any:
@@ -224,7 +228,7 @@ def _session_of(owner: Any) -> Guarded:
 class _Keepers:
     """The open sessions of this process, and a thread that closes them.
 
-    A session that nobody uses does not hear that others want it closed.
+    An idle session does not notice that others want it closed.
     """
 
     def __init__(self) -> None:
@@ -260,24 +264,26 @@ class _Keepers:
 
 _keepers = _Keepers()
 _abandoned: collections.deque[Callable[[], object]] = collections.deque()
-"""What closes the sessions whose objects are no more."""
+"""Functions that close sessions whose objects no longer exist."""
 
 
 def close_soon(process: int, close: Callable[..., object], *arguments: Any
                ) -> None:
-    """Have a session of ``process`` closed whose object is no more.
+    """Schedule the close of a session whose object no longer exists.
 
-    It takes no lock: Python collects garbage in any thread, also in one that
-    is within pynvml or has the lock of another session.
+    It takes no lock, because Python collects garbage in any thread, even in
+    one that is inside pynvml or has the lock of another session.
+
+    :param process: id of the process that opened the session.
     """
     if process == os.getpid():
         _abandoned.append(functools.partial(close, *arguments))
 
 
 def close_abandoned() -> None:
-    """Close the sessions whose objects are no more.
+    """Close the sessions whose objects no longer exist.
 
-    A failure concerns nobody: whoever calls this needs another session.
+    A failure is only logged, because the caller needs another session.
     """
     while not deadline.stuck():
         try:

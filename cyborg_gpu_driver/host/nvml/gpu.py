@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What NVML says of GPUs: static facts once, the rest each time."""
+"""Reads GPUs through NVML: static facts once, the rest each time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from cyborg_gpu_driver.host.snapshot import model
 LOG = logging.getLogger(__name__)
 
 Links = tuple[tuple[model.PciAddress, ...], bool]
-"""Ends of NVLinks, and whether one is an NVSwitch."""
+"""Other ends of NVLinks, and whether one of them is an NVSwitch."""
 
 _GRAPHICS = '+gfx'
 _FINAL = frozenset({'NO_PERMISSION', 'NOT_SUPPORTED', 'FUNCTION_NOT_FOUND',
@@ -43,35 +43,35 @@ _FINAL = frozenset({'NO_PERMISSION', 'NOT_SUPPORTED', 'FUNCTION_NOT_FOUND',
 
 @dataclasses.dataclass(frozen=True)
 class _Known:
-    """Static facts and what they hold for."""
+    """Static facts, and the state for which they are valid."""
 
     valid: tuple
     facts: nvml_static.Facts
     links: Links | None = None
-    """None until somebody asks for them."""
+    """None until they are requested."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """A GPU as far as NVML told of it, and what it did not tell."""
+    """A GPU as far as NVML reported it, and why something is missing."""
 
     gpu: model.Gpu
     reasons: tuple[str, ...] = ()
-    """Why something is missing, for people."""
+    """Why something is missing, as text for users."""
     error: exception.NvmlError | None = None
     """Why nothing could be read."""
 
     @property
     def is_to_be_repeated(self) -> bool:
-        """Whether all is missing, and a new handle may help."""
+        """Whether nothing could be read and a new handle may help."""
         return self.error is not None and self.error.symbol not in _FINAL
 
 
 class GpuReader:
-    """Reads GPUs through one session; remembers static facts.
+    """Reads GPUs through one session and caches static facts.
 
-    They are read again when the session is opened anew, and when the GPU's
-    driver, number of virtual functions or MIG mode has changed.
+    Static facts are read again when the session was opened again, and when
+    the GPU's driver, number of virtual functions or MIG mode has changed.
     """
 
     def __init__(self, nvml: nvml_module.NvmlSession):
@@ -85,12 +85,12 @@ class GpuReader:
 
     def complete(self, gpus: Iterable[model.Gpu], detail: bool = False
                  ) -> list[Reading]:
-        """The GPUs with all that NVML knows of them, read side by side.
+        """Return the GPUs with all that NVML knows, read in parallel.
 
-        Where the MIG state of one cannot be read, that is a problem of it
-        and its ``mig`` is None. A handle that died (reset, new driver) is
-        asked for again; if that does not help, the session is opened anew,
-        once for each new failure.
+        If the MIG state of a GPU cannot be read, this is a problem of that
+        GPU and its ``mig`` is None. A handle that has become invalid (reset,
+        new driver) is requested again. If that does not help, the session is
+        opened again, once for each new failure.
         """
         gpus = list(gpus)
         if not gpus:
@@ -102,8 +102,8 @@ class GpuReader:
             LOG.info('Opening NVML again because of %s', '; '.join(
                 f'GPU {item.gpu.address}: {item.error}' for item in hopeful))
         if self._nvml.problem() is None and self._nvml.generation != session:
-            # The end of a session ends what others were doing in it. One
-            # after the other now, so that it happens to nobody again.
+            # The end of a session breaks what other threads were reading.
+            # Read one GPU after the other now, so that no reading breaks.
             read = [self._attempt(gpu, detail)
                     if item.reasons or item.is_to_be_repeated else item
                     for gpu, item in zip(gpus, read, strict=True)]
@@ -128,7 +128,7 @@ class GpuReader:
         return Reading(complete, problems.all())
 
     def _may_heal(self, reading: Reading) -> bool:
-        """Whether another session may help, where none has been tried."""
+        """Whether a new session may help and has not been tried yet."""
         error = reading.error
         return (error is not None and reading.is_to_be_repeated
                 and error.call != nvml_module.INIT
@@ -166,10 +166,10 @@ class GpuReader:
 
     def _processes(self, device: Any, mig_state: model.Mig | None,
                    problems: problems_module.Problems) -> int:
-        """How many processes use the GPU.
+        """Return how many processes use the GPU.
 
-        In MIG mode they run on instances, and draw only on those whose
-        profile has graphics.
+        In MIG mode processes run on instances, and use graphics only on
+        instances whose profile has graphics.
         """
         graphics = True
         if mig_state is not None and mig_state.enabled:
@@ -185,7 +185,7 @@ class GpuReader:
     def _vgpu_state(self, device: Any, facts: nvml_static.Facts,
                     problems: problems_module.Problems, mig: bool
                     ) -> dict[str, Any]:
-        """How vGPUs share the GPU now, by the names of model.Gpu.
+        """Return how vGPUs share the GPU now, by field name of model.Gpu.
 
         :param mig: whether MIG mode is on.
         """
@@ -200,9 +200,9 @@ class GpuReader:
         return {'mixed_sizes': mixed, 'scheduler': scheduler}
 
     def _mode(self, device: Any) -> tuple[bool, bool] | None:
-        """Current and pending MIG mode, None if the GPU has none.
+        """Return the current and pending MIG mode; None without MIG.
 
-        Also asked of those without, to find out whether they are well.
+        GPUs without MIG are queried as well, to check that they answer.
         """
         try:
             return self._nvml.mig_mode(device)
@@ -244,7 +244,7 @@ class GpuReader:
                                                           facts.profiles))
             if detail:
                 with problems.noted('MIG devices'):
-                    # Some twenty calls an instance.
+                    # About twenty calls per instance.
                     instances = tuple(dataclasses.replace(
                         instance, mig_uuids=self._nvml.mig_uuids(
                             device, instance.instance_id))
@@ -255,7 +255,7 @@ class GpuReader:
     def _scheduled(self, device: Any, instance: model.GpuInstance,
                    facts: nvml_static.Facts,
                    problems: problems_module.Problems) -> model.GpuInstance:
-        """An instance that vGPUs may share with its scheduler (two calls)."""
+        """Add the scheduler to an instance that vGPUs can share: two calls."""
         if not any((item.per_instance or 0) > 1 for item in facts.vgpu_types
                    if item.gi_profile_id == instance.profile_id):
             return instance
@@ -269,12 +269,12 @@ class GpuReader:
     def with_free_placements(self, gpu: model.Gpu,
                              problems: problems_module.Problems
                              ) -> model.Gpu:
-        """The GPU with what is free for each type in mixed-size mode.
+        """Return the GPU with the free placements of mixed-size mode.
 
-        Types of one size and the same placements stand for each other: two
-        calls a size, none on a GPU that nothing uses.
+        Types with the same size and placements share one answer. This takes
+        two calls per size, and none on a GPU that is not in use.
 
-        :param gpu: with its vGPUs.
+        :param gpu: a GPU with its vGPUs.
         """
         if not gpu.mixed_sizes:
             return gpu
@@ -304,12 +304,12 @@ class GpuReader:
 
     def links(self, address: model.PciAddress,
               problems: problems_module.Problems) -> Links:
-        """Ends of a GPU's NVLinks, and whether one is an NVSwitch.
+        """Other ends of a GPU's NVLinks, and whether one is an NVSwitch.
 
-        Read when they are first asked for, and again when the GPU's static
-        facts are: they are not active in MIG mode.
+        They are read at the first request, and again after the GPU's static
+        facts were read again, because NVLinks are not active in MIG mode.
 
-        :param address: of a GPU; one that was not read has no links.
+        :param address: address of the GPU; a GPU not read yet has no links.
         """
         known = self._known.get(address)
         if known is None:
@@ -328,19 +328,19 @@ class GpuReader:
     def hidden(self, seen: Iterable[model.Gpu],
                unidentified: problems_module.Problems
                ) -> tuple[model.PciAddress, ...]:
-        """GPUs that NVML knows and sysfs does not show.
+        """Return the GPUs that NVML knows and sysfs does not show.
 
-        One call where there are none.
+        Makes one call if there are none.
 
-        :param seen: what sysfs shows, completed.
-        :param unidentified: takes that NVML counts more GPUs than it tells
-            the addresses of: it counts those that it cannot open, too.
+        :param seen: the GPUs that sysfs shows, completed.
+        :param unidentified: receives a problem if NVML counts more GPUs than
+            it returns addresses of. NVML also counts GPUs that it cannot open.
         """
         seen = list(seen)
         try:
             count = self._nvml.device_count()
-            # NVML counts each GPU that is bound to its driver. To list
-            # them opens them, also one that nobody may open.
+            # NVML counts each GPU that is bound to its driver. Listing them
+            # opens them, even a GPU that no process may open.
             if count <= sum(gpu.visible_to_nvml or gpu.driver == drivers.NVIDIA
                             for gpu in seen):
                 return ()
@@ -361,7 +361,7 @@ class GpuReader:
                      if address not in shown)
 
     def driver_version(self) -> str:
-        """Version of the kernel driver, read once a session.
+        """Return the version of the kernel driver, read once per session.
 
         :raises NvmlError: if it cannot be read.
         """
@@ -372,9 +372,9 @@ class GpuReader:
 
 
 def _board(gpu: model.Gpu) -> tuple[Any, ...] | None:
-    """A GPU's kind by its PCI ids, and what else its facts may depend on.
+    """Return a GPU's PCI ids and what else its facts may depend on.
 
-    :returns: None where the kernel does not show the ids.
+    :returns: None if the kernel does not show the ids.
     """
     if not gpu.in_pci_sysfs:
         return None

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""NVML's shared library: where it is, and what its codes mean."""
+"""NVML's shared library: its path, and the meaning of its codes."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ WSL_PATH = '/usr/lib/wsl/lib/libnvidia-ml.so.1'
 """Where Windows puts the library under WSL 2, outside the loader's path."""
 
 ABSENT = frozenset({'NOT_SUPPORTED', 'FUNCTION_NOT_FOUND'})
-"""Errors that mean that a GPU or its driver does not have something."""
+"""Errors that mean that a GPU or its driver does not support a call."""
 
 _INDEX_LIMIT = 64
-"""Where to stop asking, should NVML never say that it is enough."""
+"""The index at which to stop if NVML never reports the end."""
 _NATIVE = '_thread'
 """The module of Python's own locks."""
 _PREFIX = 'NVML_ERROR_'
@@ -57,12 +57,12 @@ _REASONS = {
 def initialise(wsl_path: str, load: Callable[[str], Any]) -> None:
     """Load the library if it is not loaded, and open a session.
 
-    :param wsl_path: tried where the loader knows no library.
-    :param load: loads a library by path, :class:`ctypes.CDLL`.
-    :raises NVMLError: pynvml's own, as nvmlInit answered.
+    :param wsl_path: path to try if the loader finds no library.
+    :param load: loads a library by path, such as :class:`ctypes.CDLL`.
+    :raises NVMLError: pynvml's exception, if nvmlInit fails.
     """
     if type(pynvml.libLoadLock).__module__ != _NATIVE:
-        # One of eventlet's, which the threads that call NVML cannot share.
+        # An eventlet lock, which the threads that call NVML cannot share.
         pynvml.libLoadLock = deadline.native('threading').Lock()
     try:
         pynvml.nvmlInit()
@@ -81,7 +81,7 @@ def initialise(wsl_path: str, load: Callable[[str], Any]) -> None:
 
 
 def function(name: str) -> Callable[..., Any] | None:
-    """A function of pynvml, corrected where pynvml is wrong.
+    """Return a function of pynvml, corrected where pynvml is wrong.
 
     :returns: None if pynvml is too old to have it.
     """
@@ -89,10 +89,10 @@ def function(name: str) -> Callable[..., Any] | None:
 
 
 def _framebuffer_usage(vgpu: int) -> int:
-    """nvmlVgpuInstanceGetFbUsage in bytes.
+    """Return the bytes of nvmlVgpuInstanceGetFbUsage.
 
-    NVML writes an ``unsigned long long`` (nvml.h), and pynvml 13.615 makes
-    room for an ``unsigned int``: it loses what is above 4 GiB.
+    NVML writes an ``unsigned long long`` (nvml.h), but pynvml 13.615 passes
+    an ``unsigned int``, which loses what is above 4 GiB.
     """
     used = ctypes.c_ulonglong()
     code = pynvml._nvmlGetFunctionPointer('nvmlVgpuInstanceGetFbUsage')(
@@ -113,21 +113,22 @@ def symbol(code: int) -> str:
 
 
 def error(call: str, code: int) -> exception.NvmlError:
-    """Our exception for what a call answered."""
+    """Return this library's exception for the return code of a call."""
     return exception.NvmlError(call=call, code=code, symbol=symbol(code))
 
 
 def reason(failure: exception.NvmlError) -> str:
-    """Why NVML cannot be opened, for people."""
+    """Return why NVML cannot be opened, as text for users."""
     return _REASONS.get(failure.symbol, str(failure))
 
 
 def indexed(ask: Callable[[int], Any]) -> Iterator[tuple[int, Any]]:
-    """What NVML has at each index: a kind's numbers differ between boards.
+    """Yield each index with what NVML has there.
 
-    A gap is NOT_SUPPORTED, the end INVALID_ARGUMENT.
+    All indices are tried, because a kind's numbers differ between boards.
+    NVML answers NOT_SUPPORTED for a gap and INVALID_ARGUMENT at the end.
 
-    :raises NvmlError: for anything else.
+    :raises NvmlError: for any other error.
     """
     for index in range(_INDEX_LIMIT):
         try:
@@ -147,12 +148,12 @@ def is_missing(failure: exception.NvmlError) -> bool:
 
 
 def is_usual(failure: exception.NvmlError) -> bool:
-    """Whether a healthy machine may be like that."""
+    """Whether a healthy machine may have this error."""
     return failure.symbol in (_MISSING, _NOT_LOADED)
 
 
 def text(value: str | bytes) -> str:
-    """What NVML wrote into a buffer: up to NUL, bytes in a structure."""
+    """Return the text in a buffer up to NUL; structures contain bytes."""
     if isinstance(value, bytes):
         value = value.decode('utf-8', 'replace')
     return value.split('\0', 1)[0]

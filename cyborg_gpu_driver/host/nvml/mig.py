@@ -26,20 +26,20 @@ from cyborg_gpu_driver.host.nvml import library as nvml_library
 from cyborg_gpu_driver.host.snapshot import model
 
 INSTANCE_LIMIT = 64
-"""Room in a list of instances. nvmlDeviceGetGpuInstances writes as many as
-there are without asking for the size of the array; no GPU has more than its
-grid has units, and the largest known grid has twelve."""
+"""Room in a list of instances. nvmlDeviceGetGpuInstances writes all instances
+without checking the size of the array. No GPU has more instances than its grid
+has units, and the largest known grid has twelve units."""
 
 
 class MigCalls:
-    """What a session reads and changes of MIG; a part of NvmlSession."""
+    """The MIG calls of a session; a base class of NvmlSession."""
 
     call: Callable[..., Any]
     belongs: Callable[[Any, Any], None]
     instance_ids: Callable[[], dict[int, int]]
 
     def mig_mode(self, device: Any) -> tuple[bool, bool]:
-        """Current and pending MIG mode.
+        """Return the current and the pending MIG mode.
 
         :raises NvmlError: NOT_SUPPORTED if the GPU has no MIG.
         """
@@ -47,9 +47,9 @@ class MigCalls:
         return bool(current), bool(pending)
 
     def set_mig_mode(self, device: Any, enable: bool) -> str:
-        """Set the MIG mode, which may be pending only.
+        """Set the MIG mode; the change may be pending until a reset.
 
-        :returns: activation status, ``SUCCESS``, ``RESET_REQUIRED`` or
+        :returns: the activation status ``SUCCESS``, ``RESET_REQUIRED`` or
             ``IN_USE``; read :meth:`mig_mode` again in any case.
         :raises NvmlError: NO_PERMISSION, NOT_SUPPORTED.
         """
@@ -59,9 +59,11 @@ class MigCalls:
     def gpu_instances(self, device: Any, profile_id: int,
                       limit: int = INSTANCE_LIMIT
                       ) -> tuple[model.GpuInstance, ...]:
-        """Live GPU instances of a profile: one call and one an instance.
+        """Return the live GPU instances of a profile.
 
-        :param limit: the profile's ``max_instances``, where it is known.
+        Makes one call, and one per instance.
+
+        :param limit: the profile's ``max_instances``, if it is known.
         :raises NvmlError: NOT_SUPPORTED if MIG mode is off.
         """
         return tuple(sorted(
@@ -71,12 +73,13 @@ class MigCalls:
     def live_instances(self, device: Any,
                        profiles: Iterable[model.GpuInstanceProfile]
                        ) -> tuple[model.GpuInstance, ...]:
-        """Live GPU instances: one call a profile and one an instance.
+        """Return the live GPU instances.
 
-        A profile is not asked for when every placement that it has is taken
-        by instances found before.
+        Makes one call per profile and one per instance. Skips a profile if
+        the instances found before overlap all its placements.
 
-        :raises NvmlError: if one cannot be read, or goes away meanwhile.
+        :raises NvmlError: if an instance cannot be read, or is destroyed
+            meanwhile.
         """
         return tuple(instance for instance, _ in self.live_handles(
             device, profiles))
@@ -84,7 +87,7 @@ class MigCalls:
     def live_handles(self, device: Any,
                      profiles: Iterable[model.GpuInstanceProfile]
                      ) -> tuple[tuple[model.GpuInstance, Any], ...]:
-        """As :meth:`live_instances`, each with its handle."""
+        """Like :meth:`live_instances`, each with its handle."""
         found: list[tuple[model.GpuInstance, Any]] = []
         taken = 0
         for profile in profiles:
@@ -100,12 +103,12 @@ class MigCalls:
 
     def gpu_instance_ids(self, device: Any, profile_id: int,
                          limit: int = INSTANCE_LIMIT) -> tuple[int, ...]:
-        """Ids of the live GPU instances of a profile.
+        """Return the ids of the live GPU instances of a profile.
 
-        One call where this session has met them all before. An instance
-        that another process has put in the place of one that it destroyed
-        may have the handle of the old one, and then comes with its id: use
-        :meth:`gpu_instances` to tell what is to be destroyed.
+        Makes one call if this session has seen all of them before. If another
+        process has replaced an instance, the new one may have the handle of
+        the old one, and is then returned with the old id. So use
+        :meth:`gpu_instances` to decide what to destroy.
         """
         known = self.instance_ids()
         ids = []
@@ -167,7 +170,7 @@ class MigCalls:
         return tuple(found)
 
     def compute_profiles(self, instance: Any) -> Iterator[Any]:
-        """What NVML says of each compute instance profile.
+        """Yield the information on each compute instance profile.
 
         :param instance: handle of the GPU instance.
         """
@@ -187,7 +190,7 @@ class MigCalls:
             self.call('nvmlComputeInstanceDestroy', handle)
 
     def mig_uuids(self, device: Any, instance_id: int) -> tuple[str, ...]:
-        """UUIDs of a GPU instance's MIG devices, one a compute instance.
+        """UUIDs of a GPU instance's MIG devices, one per compute instance.
 
         :raises NvmlError: NOT_FOUND if there is no such GPU instance.
         """
@@ -209,11 +212,11 @@ class MigCalls:
                 limit: int = INSTANCE_LIMIT) -> list[Any]:
         """Handles of the live instances of a profile (one call).
 
-        :param name: the call that lists them.
-        :param owner: handle of what they are instances of.
+        :param name: the call that lists the instances.
+        :param owner: handle of the GPU or GPU instance that contains them.
         :param kind: type of their handles.
-        :param limit: how many there may be; there is room for more.
-        :raises NvmlError: as the call failed.
+        :param limit: the most instances to expect; there is room for more.
+        :raises NvmlError: if the call fails.
         """
         found = (kind * max(limit, INSTANCE_LIMIT))()
         count = ctypes.c_uint(0)
@@ -233,5 +236,5 @@ class MigCalls:
 
 
 def pointer(handle: Any) -> int:
-    """What a handle points to, which tells handles apart."""
+    """Return the address that a handle points to, which identifies it."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0

@@ -13,12 +13,12 @@
 """Modes of a GPU that outlive its tenant, and its place in the fabric.
 
 ECC mode is in the board's InfoROM and takes effect at the next reset
-(nvmlDeviceSetEccMode in nvml.h). Confidential computing is a mode of the
-system in NVML, which only tells it; NVIDIA's gpu-admin-tools set it, through
-PCI (their README, "--set-cc-mode").
+(nvmlDeviceSetEccMode in nvml.h). In NVML, confidential computing is a mode of
+the system that NVML only reports; NVIDIA's gpu-admin-tools set it through PCI
+(their README, "--set-cc-mode").
 
 In a rack such as GB200 NVL72, NVLinks lead from machine to machine. GPUs reach
-each other by them if they are of one cluster and one clique
+each other through them if they are in the same cluster and clique
 (nvmlGpuFabricInfo_t in NVML's reference; NVIDIA/k8s-test-infra, guide
 "Topograph").
 """
@@ -36,7 +36,7 @@ from cyborg_gpu_driver.host.nvml import session as nvml_session
 from cyborg_gpu_driver.host.snapshot import model
 
 _FABRIC_VERSIONS = (3, 2)
-"""Of the structure, newest first."""
+"""Versions of the structure of :func:`fabric_info`, newest first."""
 
 OFF = 'off'
 ON = 'on'
@@ -45,7 +45,7 @@ DEVTOOLS = 'devtools'
 
 @dataclasses.dataclass(frozen=True)
 class Ecc:
-    """Whether ECC is on, and will be after the next reset."""
+    """Whether ECC is on now, and whether it is after the next reset."""
 
     enabled: bool
     pending: bool
@@ -53,9 +53,9 @@ class Ecc:
 
 def ecc(nvml: nvml_session.NvmlSession, address: model.PciAddress
         ) -> Ecc | None:
-    """The ECC mode of a GPU; None if it has none.
+    """Return the ECC mode of a GPU; None if the GPU has no ECC.
 
-    :raises NvmlError: if NVML does not say.
+    :raises NvmlError: if NVML does not report it.
     """
     modes = nvml.optional('nvmlDeviceGetEccMode', nvml.device(address))
     return modes and Ecc(*(mode == pynvml.NVML_FEATURE_ENABLED
@@ -63,10 +63,10 @@ def ecc(nvml: nvml_session.NvmlSession, address: model.PciAddress
 
 
 def confidential_computing(nvml: nvml_session.NvmlSession) -> str | None:
-    """The mode of all GPUs of the machine: off, on or devtools.
+    """Return the mode of all GPUs of the machine: off, on or devtools.
 
     :returns: None if the driver does not know the mode.
-    :raises NvmlError: if NVML does not say.
+    :raises NvmlError: if NVML does not report it.
     """
     state = nvml.optional('nvmlSystemGetConfComputeState')
     if state is None:
@@ -78,26 +78,26 @@ def confidential_computing(nvml: nvml_session.NvmlSession) -> str | None:
 
 
 def settings() -> ctypes.Structure | None:
-    """For nvmlSystemGetConfComputeSettings; None if pynvml is too old."""
+    """Argument of nvmlSystemGetConfComputeSettings; None in old pynvml."""
     made = getattr(pynvml, 'c_nvmlSystemConfComputeSettings_v1_t', None)
     return made and made()
 
 
 def fabric_info(version: int) -> ctypes.Structure | None:
-    """For nvmlDeviceGetGpuFabricInfoV; None if pynvml has no such version.
-    """
+    """Argument of nvmlDeviceGetGpuFabricInfoV; None if pynvml has none."""
     made = getattr(pynvml, f'c_nvmlGpuFabricInfo_v{version}_t', None)
     return made and made()
 
 
 def clique(nvml: nvml_session.NvmlSession, address: model.PciAddress
            ) -> str | None:
-    """The clique of a GPU: UUID of its cluster, a dot and a number.
+    """Return the clique of a GPU: UUID of its cluster, a dot and a number.
 
-    :returns: None if its NVLinks do not leave the machine, or it is not yet,
-        or not successfully, registered with the fabric. Its status counts
-        only once that is completed (nvmlGpuFabricInfo_t in NVML's reference).
-    :raises NvmlError: if NVML does not say.
+    :returns: None if the GPU's NVLinks do not leave the machine, or its
+        registration with the fabric is not completed or has failed. The
+        status is valid only after the registration is completed
+        (nvmlGpuFabricInfo_t in NVML's reference).
+    :raises NvmlError: if NVML does not report it.
     """
     device = nvml.device(address)
     found = None
@@ -125,9 +125,9 @@ def clique(nvml: nvml_session.NvmlSession, address: model.PciAddress
 
 
 def check(code: int) -> None:
-    """Raise for what a function of pynvml returned instead of raising.
+    """Raise the error that a function of pynvml returned as a code.
 
-    :raises pynvml.NVMLError: if the code is an error's.
+    :raises pynvml.NVMLError: if the code is the code of an error.
     """
     if code != pynvml.NVML_SUCCESS:
         raise pynvml.NVMLError(code)

@@ -31,7 +31,8 @@ _GRAPHICS = 'nvmlDeviceGetGraphicsRunningProcesses_v3'
 class Process:
     """A process that uses a GPU.
 
-    The ids are those of its MIG device; None for the GPU as a whole.
+    The instance ids are those of the MIG device that it uses; they are None
+    for the GPU as a whole.
     """
 
     pid: int
@@ -41,10 +42,12 @@ class Process:
 
 def processes(nvml: nvml_module.NvmlSession, device: Any,
               graphics: bool = True) -> tuple[Process, ...]:
-    """Processes on a GPU and its instances (one call a kind; two if any).
+    """Return the processes on a GPU and its instances.
 
-    :param graphics: also ask for those that draw, not only compute.
-    :returns: none where the driver does not tell.
+    Makes one call per kind of process, or two if there are any.
+
+    :param graphics: also read graphics processes, not only compute.
+    :returns: no processes if the driver does not report them.
     :raises NvmlError: if they cannot be read.
     """
     found = set()
@@ -59,15 +62,15 @@ def processes(nvml: nvml_module.NvmlSession, device: Any,
 def memory(nvml: nvml_module.NvmlSession,
            addresses: Iterable[model.PciAddress], pids: Collection[int]
            ) -> int | None:
-    """Bytes that processes have of GPUs; None where the driver is silent.
+    """Return the bytes of GPU memory of processes; None if not reported.
 
-    NVML names processes by their ids on the host, so in a container it may
-    know none of them. Of a GPU in MIG mode it tells the sum of the instances,
-    to a caller with the privilege (nvmlDeviceGetComputeRunningProcesses in
-    nvml.h).
+    NVML identifies processes by their ids on the host, so in a container it
+    may know none of them. For a GPU in MIG mode NVML reports the sum of the
+    instances, to a caller with the privilege
+    (nvmlDeviceGetComputeRunningProcesses in nvml.h).
 
-    :param addresses: of the GPUs.
-    :param pids: of the processes.
+    :param addresses: addresses of the GPUs.
+    :param pids: ids of the processes.
     :raises NvmlError: if there is no session or a GPU cannot be read.
     """
     found = None
@@ -85,7 +88,7 @@ def memory(nvml: nvml_module.NvmlSession,
 
 def smallest(nvml: nvml_module.NvmlSession,
              addresses: Iterable[model.PciAddress]) -> int | None:
-    """Bytes of memory of the smallest of GPUs; None without any.
+    """Return the bytes of memory of the smallest GPU; None without GPUs.
 
     :raises NvmlError: if there is no session or a GPU cannot be read.
     """

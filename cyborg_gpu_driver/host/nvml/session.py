@@ -13,13 +13,13 @@
 
 """The session with NVIDIA's management library (NVML), through pynvml.
 
-The only module that calls pynvml outside the simulator. A session is opened
-at its first call, in the process that makes it: the agent forks after it
-has made its drivers, and a session does not survive a fork.
+Only this module and :mod:`.library` call pynvml. The first call opens the
+session, in the process that makes the call: the agent forks after it has
+created its drivers, and a session does not survive a fork.
 
-Every call has a deadline, in a thread of the GPU that it is about (see
-:mod:`cyborg_gpu_driver.host.deadline`): a GPU that does not answer holds up
-nothing else.
+Every call has a deadline and runs in a thread of the GPU that it concerns (see
+:mod:`cyborg_gpu_driver.host.deadline`), so that a GPU that does not answer
+delays nothing else.
 """
 
 from __future__ import annotations
@@ -51,28 +51,28 @@ from cyborg_gpu_driver.host.snapshot import model
 LOG = logging.getLogger(__name__)
 
 INIT = 'nvmlInit'
-"""The ``call`` of an error that says that there is no session."""
+"""The ``call`` of an error that means that there is no session."""
 
 TIMEOUT = 30.0
-"""Seconds that one call may take, and all calls that read one GPU.
+"""Seconds for one call, and for all calls together that read one GPU.
 
 A bind has to end before Cyborg gives up after [DEFAULT] rpc_response_timeout,
 60 s. The driver itself gives up on the GPU system processor (GSP) after 6 s,
 after 4 s on a host for vGPUs and after 45 s on a GPU in compute mode: one and
-a half times what osGetTimeoutParams says (arch/nvalloc/unix/src/os.c, and
+a half times what osGetTimeoutParams sets (arch/nvalloc/unix/src/os.c, and
 _kgspRpcRecvPoll in kernel/gpu/gsp/kernel_gsp.c, of src/nvidia in NVIDIA's open
-kernel modules, 595.45.04). Only the last of these comes after this limit."""
+kernel modules, 595.45.04). Only the last of these exceeds this limit."""
 
 _LONG = {INIT: 4, 'nvmlDeviceSetMigMode': 4}
-"""Calls that may take so many times as long. nvmlInit loads the driver where
-nothing keeps it loaded. A change of the MIG mode resets the GPU (nvml.h), and
-no bind waits for it: the GPU has no instances then."""
+"""Calls that may take this many times the timeout. nvmlInit loads the driver
+if nothing keeps it loaded. A change of the MIG mode resets the GPU (nvml.h);
+no bind waits for it, because the GPU has no instances then."""
 
 _OWN_THREAD = frozenset({'nvmlEventSetWait_v2'})
-"""Calls that wait on purpose, from a thread that does nothing else."""
+"""Calls that wait on purpose, in a thread that does nothing else."""
 
 _NVML = 'NVML'
-"""The owner of calls that are about no GPU."""
+"""The owner of calls that concern no GPU."""
 _EVENTS = 'The event set of NVML'
 _BY_ADDRESS = 'nvmlDeviceGetHandleByPciBusId'
 _BY_INDEX = 'nvmlDeviceGetHandleByIndex'
@@ -82,7 +82,7 @@ _NO_SESSION = frozenset({'UNINITIALIZED', 'DRIVER_NOT_LOADED'})
 
 @dataclasses.dataclass
 class _Open:
-    """What one open session holds."""
+    """The state of one open session."""
 
     process: int
     generation: int
@@ -90,20 +90,20 @@ class _Open:
     devices: dict[model.PciAddress, Any] = dataclasses.field(
         default_factory=dict)
     instance_ids: dict[int, int] = dataclasses.field(default_factory=dict)
-    """Id of each GPU instance by the address in its handle."""
+    """Id of each GPU instance, by the address in its handle."""
     owners: dict[int, Hashable] = dataclasses.field(default_factory=dict)
-    """What each handle belongs to, by the address in it."""
+    """Owner of each handle, by the address in the handle."""
 
 
 class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
     """One session with NVML, shared by the threads of a process.
 
-    :param wsl_library: tried where the loader knows no library.
-    :param load: loads a library by path, :class:`ctypes.CDLL`.
-    :param wsl: whether this is WSL 2; None finds out.
-    :param timeout: seconds that one call may take, and all calls of a block
-        that is :meth:`about` one GPU.
-    :param shared: what the sessions of this process share; None makes one.
+    :param wsl_library: path to try if the loader finds no library.
+    :param load: loads a library by path, such as :class:`ctypes.CDLL`.
+    :param wsl: whether this is WSL 2; None detects it.
+    :param timeout: seconds for one call, and for all calls together in a
+        block of :meth:`about`.
+    :param shared: what the sessions of this process share; None creates it.
     """
 
     def __init__(self, wsl_library: str = nvml_library.WSL_PATH,
@@ -118,16 +118,16 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         self._mutex = threading.Lock()
         self._session: _Open | None = None
         self.generation = 0
-        """A number that grows each time the session is opened again. What
-        was learnt in an earlier generation (handles, static facts) may be
-        wrong in this one: the driver may have been replaced."""
+        """A number that grows each time the session is opened. Handles and
+        static facts from an earlier generation may be wrong, because the
+        driver may have been replaced."""
         self._said = log_once.LogOnce()
         self.library_missing = False
-        """Whether the last try found no NVML library at all."""
+        """Whether the last attempt found no NVML library at all."""
         _SESSIONS.add(self)
 
     def another(self) -> NvmlSession:
-        """A session like this one, which opens and closes by itself."""
+        """Create a session like this one that opens and closes separately."""
         return NvmlSession(self._wsl_library, self._load, self._wsl,
                            self.timeout, self.gate.access)
 
@@ -135,16 +135,16 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
 
     @property
     def wsl(self) -> bool:
-        """Whether this is WSL 2: Microsoft names its kernel's release."""
+        """Whether this is WSL 2: its kernel release names Microsoft."""
         if self._wsl is None:
             self._wsl = 'microsoft' in os.uname().release.lower()
         return self._wsl
 
     def problem(self) -> str | None:
-        """Open the session if it is not; why it cannot be, for people.
+        """Open the session if needed; return why it cannot be opened.
 
-        No library and no driver are states of a healthy machine, logged
-        once and tried again at each call.
+        A healthy machine may have no library or no driver. This is logged
+        once, and each call tries again.
         """
         try:
             with self.kept():
@@ -156,12 +156,12 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
     def reset(self) -> bool:
         """Close the session; the next call opens a new one.
 
-        For a driver that was reloaded and a GPU that was reset or lost:
-        their handles are dead. Never raises.
+        Use this after the driver was reloaded or a GPU was reset or lost,
+        because the handles are then invalid. Never raises.
 
-        :returns: whether this process has closed it. While a call does not
-            return, nvmlShutdown is not called: it would have to wait too, or
-            would take away what that call works on.
+        :returns: whether the session is closed. While a call has not
+            returned, nvmlShutdown is not called: it would wait too, or
+            would free what that call works on.
         """
         return self._close(self._session)
 
@@ -169,16 +169,16 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         """Call a function of pynvml.
 
         :param name: such as ``nvmlDeviceGetName``.
-        :raises NvmlError: FUNCTION_NOT_FOUND where pynvml or the library is
-            too old for it; NOT_SUPPORTED where the GPU cannot; and so on.
-        :raises NvmlNotAnswering: if it does not return in time.
-        :raises NvmlClosed: if another process has NVML alone for too long.
+        :raises NvmlError: FUNCTION_NOT_FOUND if pynvml or the library is
+            too old; NOT_SUPPORTED if the GPU does not support it; and so on.
+        :raises NvmlNotAnswering: if the call does not return in time.
+        :raises NvmlClosed: if others have NVML to themselves for too long.
         """
         with self.kept():
             return self._call(name, *args)
 
     def optional(self, name: str, *args: Any) -> Any:
-        """As :meth:`call`; None if the GPU or its driver has no such thing."""
+        """Like :meth:`call`; None if the GPU or driver does not have it."""
         try:
             return self.call(name, *args)
         except exception.NvmlError as error:
@@ -209,10 +209,10 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
 
     @contextlib.contextmanager
     def about(self, address: model.PciAddress) -> Iterator[None]:
-        """Limit the time of all calls in the block, which are about one GPU.
+        """Limit the total time of the calls in the block about one GPU.
 
-        Together they may take as long as one call otherwise. Calls that do
-        not name a GPU by a handle count as calls about this one.
+        Together they may take as long as a single call otherwise. Calls that
+        do not name a GPU by a handle count as calls about this GPU.
         """
         before = getattr(_here, 'about', None)
         _here.about = (address, time.monotonic() + self.timeout)
@@ -222,20 +222,20 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             _here.about = before
 
     def belongs(self, handle: Any, owner: Any) -> None:
-        """Note that a handle is of the same GPU as another one.
+        """Record that ``handle`` is of the same GPU as ``owner``.
 
-        To be called for each handle that NVML gives away in a structure.
+        Call this for each handle that NVML returns in a structure.
         """
         owners = self._opened().owners
         owners[nvml_mig.pointer(handle)] = owners.get(
             nvml_mig.pointer(owner), _NVML)
 
     def instance_ids(self) -> dict[int, int]:
-        """Ids of the GPU instances met, by the address in their handles."""
+        """Ids of the known GPU instances, by the address in their handles."""
         return self._opened().instance_ids
 
     def _seconds(self, name: str) -> float:
-        """How long a call may take from now on."""
+        """Return how many seconds a call may take from now on."""
         seconds = self.timeout * _LONG.get(name, 1)
         about = getattr(_here, 'about', None)
         if about is None or name in _LONG:
@@ -243,7 +243,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         return max(0.0, min(seconds, about[1] - time.monotonic()))
 
     def _close(self, session: _Open | None) -> bool:
-        """Close a session unless another thread has done so already."""
+        """Close a session, unless another thread has already closed it."""
         with self._mutex:
             if self._session is None or session is not self._session:
                 return True
@@ -312,15 +312,15 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         return nvml_library.text(self.call('nvmlSystemGetDriverVersion'))
 
     def device_count(self) -> int:
-        """How many GPUs NVML knows (nvmlDeviceGetCount)."""
+        """Number of GPUs that NVML knows (nvmlDeviceGetCount)."""
         return self.call('nvmlDeviceGetCount')
 
     def device(self, address: model.PciAddress) -> Any:
-        """Handle of the GPU at ``address``, asked for once a session.
+        """Return the handle of the GPU at ``address``, cached per session.
 
-        To be used within one block of :meth:`kept`.
+        Use the handle only within one block of :meth:`kept`.
 
-        :raises NvmlError: NOT_FOUND if NVML has none there.
+        :raises NvmlError: NOT_FOUND if NVML knows no GPU there.
         """
         with self.kept():
             session = self._opened()
@@ -332,15 +332,15 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             return handle
 
     def forget(self, address: model.PciAddress) -> None:
-        """Ask for the handle of the GPU at ``address`` again next time."""
+        """Drop the cached handle of the GPU at ``address``."""
         session = self._session
         if session is not None:
             session.devices.pop(address, None)
 
     def addresses(self) -> tuple[model.PciAddress, ...]:
-        """Addresses of the GPUs that NVML knows and can open.
+        """Return the addresses of the GPUs that NVML knows and can open.
 
-        Two calls a GPU: for where sysfs does not tell.
+        Makes two calls per GPU. For GPUs that sysfs does not show.
         """
         found = []
         for index in range(self.device_count()):
@@ -355,7 +355,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
 
 
 def _owner(session: _Open, name: str, arguments: tuple[Any, ...]) -> Hashable:
-    """What a call is about: a GPU's address, or a text."""
+    """Return what a call concerns: a GPU's address, or a text."""
     first = arguments[0] if arguments else None
     owner = None
     if isinstance(first, ctypes._Pointer):
@@ -374,8 +374,8 @@ def _owner(session: _Open, name: str, arguments: tuple[Any, ...]) -> Hashable:
 
 _here = threading.local()
 def _shut_down(library: Any, timeout: float, closed: Callable) -> bool:
-    """Close a session; whether that could be done."""
-    # A library that was replaced must not keep the calls of another waiting.
+    """Close a session, and return whether it is closed."""
+    # A replaced library must not delay the calls of its successor.
     if pynvml.nvmlLib is library:
         try:
             with contextlib.suppress(pynvml.NVMLError):
@@ -392,7 +392,7 @@ _SESSIONS: weakref.WeakSet[NvmlSession] = weakref.WeakSet()
 
 def _after_fork() -> None:
     # A lock that another thread held while this process was forked would
-    # stay locked here for good.
+    # stay locked here forever.
     for session in list(_SESSIONS):
         session._forget_after_fork()
 

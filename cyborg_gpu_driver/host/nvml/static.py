@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What NVML says of a GPU once and for all."""
+"""Reads the static facts of a GPU through NVML."""
 
 from __future__ import annotations
 
@@ -56,24 +56,25 @@ class Facts:
     profiles: tuple[host_model.GpuInstanceProfile, ...] = ()
     vgpu_types: tuple[host_model.VgpuType, ...] = ()
     mixes: bool = False
-    """Whether vGPUs of several sizes can be on it, as it is now."""
+    """Whether vGPUs of several sizes can share the GPU in its present mode."""
     scheduler: host_model.Scheduler | None = None
-    """Which schedulers it has, without which is in force."""
+    """The schedulers that the GPU has, without the policy in force."""
 
 
 PART = 6
-"""The part of the time for one GPU that may pass until another one of its
-kind was read."""
+"""Divisor of the timeout of one GPU. A thread waits for the quotient until
+another GPU of the same kind has been read."""
 
 
 class Alike:
-    """What is equal for boards that are alike, read of one, in one session.
+    """A cache of facts that are equal for all boards of a kind.
 
-    Of several threads that want the same, one reads and the others wait for
-    it. They do not wait long, because the GPU that it reads may be one that
-    does not answer. What was read with problems is not kept.
+    The facts are read from one board, once per session. If several threads
+    want the same facts, one reads them and the others wait. They do not wait
+    long, because the GPU that is read may not answer. Facts that were read
+    with problems are not cached.
 
-    :param wait: seconds after which a thread reads its own board.
+    :param wait: seconds after which a waiting thread reads its own board.
     """
 
     def __init__(self, wait: float) -> None:
@@ -85,15 +86,15 @@ class Alike:
     def of(self, generation: int, kind: Hashable | None,
            read: Callable[[problems_module.Problems], Any],
            problems: problems_module.Problems) -> Any:
-        """What ``read`` returns for a kind of board.
+        """Return what ``read`` returns for a kind of board.
 
-        :param generation: of the session; another one may have another
-            driver, so that nothing is kept from one to the next.
-        :param kind: all that the answer depends on; None if that is not
-            known, so that each board is read by itself.
-        :param read: called with what takes its problems.
-        :param problems: takes the problems of a call that was made.
-        :raises NvmlError: what ``read`` raises.
+        :param generation: generation of the session. The cache keeps nothing
+            from one session to the next, as the driver may have changed.
+        :param kind: all that the answer depends on. If it is None, the kind
+            is not known and each board is read separately.
+        :param read: reads the facts; its argument collects the problems.
+        :param problems: receives the problems if ``read`` is called.
+        :raises NvmlError: if ``read`` raises it.
         """
         if kind is None:
             return read(problems)
@@ -123,7 +124,7 @@ class Alike:
 
 
 class _Kind:
-    """One kind of board."""
+    """The cache entry for one kind of board."""
 
     def __init__(self) -> None:
         self.mutex = threading.Lock()
@@ -140,15 +141,16 @@ class StaticReader:
     def facts(self, device: Any, mig: bool | None,
               problems: problems_module.Problems,
               board: tuple[Any, ...] | None = None) -> Facts:
-        """Everything about one GPU.
+        """Return all static facts of one GPU.
 
-        Profiles and vGPU types are read of one GPU of each kind: they follow
-        from the board with its VBIOS, the driver, and the GPU's modes.
+        Profiles and vGPU types are read from one GPU of each kind, because
+        they depend on the board with its VBIOS, the driver and the GPU's
+        modes.
 
-        :param mig: the GPU's current MIG mode, None if it has none.
-        :param problems: takes what could not be read.
+        :param mig: the GPU's current MIG mode, None if it has no MIG.
+        :param problems: receives what could not be read.
         :param board: the GPU's kind as the kernel knows it, with what else
-            its facts depend on; None if that is not known.
+            its facts depend on; None if it is not known.
         """
         memory_mib = None
         with problems.noted('memory'):
@@ -169,7 +171,7 @@ class StaticReader:
     def _of_kind(self, device: Any, mig: bool | None, memory_mib: int | None,
                  board: tuple[Any, ...] | None,
                  problems: problems_module.Problems) -> dict[str, Any]:
-        """What GPUs that are alike have in common, by the names of Facts."""
+        """Return the facts that GPUs of a kind share, by field of Facts."""
         numbers: tuple[int, ...] = ()
         vbios = None
         with problems.noted('vGPU types'):
@@ -192,9 +194,9 @@ class StaticReader:
             problems)
 
     def pci_identity(self, device: Any) -> dict[str, str]:
-        """PCI ids of a GPU, by the names of :class:`host_model.Gpu`.
+        """PCI ids of a GPU, by field name of :class:`host_model.Gpu`.
 
-        For a GPU that is not on the PCI bus that the kernel shows.
+        This is for a GPU that the kernel does not show on the PCI bus.
 
         :raises NvmlError: if they cannot be read.
         """
@@ -213,7 +215,7 @@ class StaticReader:
             self._nvml.call('nvmlDeviceGetPciInfoExt', device,
                             ctypes.byref(info))
         except exception.NvmlError:
-            # Where PCI is hidden (WSL 2) the GPUs are those with displays.
+            # If PCI is hidden (WSL 2), the GPUs are those with displays.
             return '0300'
         return f'{info.baseClass:02x}{info.subClass:02x}'
 
@@ -226,7 +228,7 @@ class StaticReader:
 
     def _profiles(self, device: Any, mig: bool | None, total_mib: int | None
                   ) -> tuple[host_model.GpuInstanceProfile, ...]:
-        """GPU instance profiles in NVML's order."""
+        """Return the GPU instance profiles in NVML's order."""
         return tuple(
             _profile(index, info, total_mib,
                      self._placements_allowed(device, mig, info.id))
@@ -236,9 +238,10 @@ class StaticReader:
     def _placements_allowed(self, device: Any, mig: bool | None,
                             profile_id: int
                             ) -> tuple[host_model.Placement, ...]:
-        """Placements; none for who may not ask while MIG mode is off.
+        """Return the placements, or none if this user may not read them.
 
-        Only root may. Others can still offer such a GPU as a whole.
+        While MIG mode is off only root may read them. Other users can still
+        offer such a GPU as a whole.
         """
         try:
             return self._placements(device, profile_id)
@@ -271,12 +274,12 @@ class StaticReader:
     def _vgpu_facts(self, device: Any, mig: bool | None,
                     numbers: tuple[int, ...],
                     problems: problems_module.Problems) -> dict[str, Any]:
-        """Facts about vGPUs; none where the driver makes none.
+        """Return the facts about vGPUs; none if the driver hosts no vGPUs.
 
         In MIG mode the driver neither mixes sizes nor schedules vGPUs on
         the GPU as a whole; it schedules those that share a GPU instance.
 
-        :param numbers: ids of the types that it supports.
+        :param numbers: ids of the vGPU types that the GPU supports.
         """
         types: tuple[host_model.VgpuType, ...] = ()
         mixes, scheduler = False, None
@@ -322,9 +325,9 @@ class StaticReader:
 
     def links(self, device: Any
               ) -> tuple[tuple[host_model.PciAddress, ...], bool]:
-        """Ends of the active NVLinks, and whether one is an NVSwitch.
+        """Other ends of the active NVLinks, and whether one is an NVSwitch.
 
-        Up to 54 calls, so they are made where somebody wants to know.
+        Makes up to 54 calls, so it is called only when the links are wanted.
 
         :raises NvmlError: if they cannot be read.
         """
@@ -368,7 +371,7 @@ def _profile(index: int, info: Any, total_mib: int | None,
 
 
 def _name(index: int, info: Any, total_mib: int | None) -> str:
-    """``name`` of the structure, or where it has none, the computed one."""
+    """Return the ``name`` of the structure, or else the computed name."""
     name = nvml_library.text(getattr(info, 'name', '') or '')
     if name:
         return name.removeprefix(_NAME_PREFIX)

@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What monitoring reads of a GPU at work, through NVML.
+"""Reads the metrics of a GPU for monitoring, through NVML.
 
-All that one call can answer is asked in one call: most of it are fields of
-nvmlDeviceGetFieldValues. What a GPU, its driver or this user's permissions do
-not have is left out.
+Values that one call can return are read with one call: most of them are fields
+of nvmlDeviceGetFieldValues. Values that the GPU or its driver does not have,
+or that this user may not read, are left out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Quantity = telemetry.Quantity
 Value = telemetry.Value
 
 _LEFT_OUT = nvml_library.ABSENT | {'NO_PERMISSION'}
-"""nvml.h of nvmlDeviceGetMemoryInfo: in MIG mode it answers for the GPU "only
+"""nvml.h on nvmlDeviceGetMemoryInfo: in MIG mode it answers for the GPU "only
 if the caller has appropriate privileges"."""
 _NOW_AND_THEN = frozenset({'NO_DATA', 'NOT_FOUND', 'NOT_READY'})
 _EACH = frozenset({'nvmlDeviceGetClockInfo', 'nvmlDeviceGetNvLinkState'})
@@ -68,8 +68,8 @@ FIELDS = {
     pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES: (Quantity.PCIE_SENT, 1, ()),
     pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES: (Quantity.PCIE_RECEIVED, 1, ()),
 }
-"""Quantity, factor and labels by field (nvml.h, "Field Identifiers"). What
-dcgm-exporter offers by default comes from the same fields
+"""Quantity, factor and labels by field (nvml.h, "Field Identifiers"). The
+default metrics of dcgm-exporter come from the same fields
 (etc/default-counters.csv of NVIDIA/dcgm-exporter)."""
 LINK_SUMS = {
     pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL: 'crc_flit',
@@ -77,7 +77,7 @@ LINK_SUMS = {
     pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL: 'replay',
     pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL: 'recovery',
 }
-"""Errors of all links together: the kind of error by field."""
+"""Kind of error by field. Each field counts the errors of all links."""
 _LINK_STATE = pynvml.NVML_FI_DEV_NVLINK_GET_STATE
 _PER_LINK = {
     pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY: 'replay',
@@ -85,8 +85,9 @@ _PER_LINK = {
     pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_CRC: 'crc',
     pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS: 'recovery',
 }
-"""Errors of one link, whose number is the field's ``scopeId``. Blackwell has
-the last one in place of the others (nvml.h)."""
+"""Kind of error by field. Each field counts the errors of one link, whose
+number is the field's ``scopeId``. Blackwell has the last field in place of the
+others (nvml.h)."""
 _VALUES = {
     pynvml.NVML_VALUE_TYPE_DOUBLE: 'dVal',
     pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: 'uiVal',
@@ -105,23 +106,23 @@ _VGPU_PERCENTS = {'smUtil': Quantity.VGPU_UTILIZATION,
 
 @dataclasses.dataclass
 class _Known:
-    """What stays as it is while a session and the MIG mode last."""
+    """Facts that hold until the session or the MIG mode changes."""
 
     valid: tuple[int, bool]
     """Generation of the session, and whether MIG mode is on."""
     uuid: str = ''
     links: int = 0
-    """How many NVLinks the GPU has."""
+    """Number of NVLinks of the GPU."""
     mig_devices: int = 0
-    """How many MIG devices there may be."""
+    """Maximum number of MIG devices."""
     absent: set[str] = dataclasses.field(default_factory=set)
-    """Calls that this GPU does not answer, some of them with a number."""
+    """Calls that this GPU does not support, some with their number."""
     last: int = 0
-    """When the driver took the last sample of vGPUs, in its microseconds."""
+    """The driver's timestamp of the last vGPU sample, in microseconds."""
 
 
 class TelemetryReader:
-    """Reads GPUs at work through one session.
+    """Reads the metrics of GPUs through one session.
 
     :param nvml: the session; opened at the first reading.
     """
@@ -132,12 +133,12 @@ class TelemetryReader:
 
     def read(self, address: model.PciAddress, may_open: Callable[[], bool]
              ) -> telemetry.Sample | None:
-        """What the GPU at ``address`` says.
+        """Read the metrics of the GPU at ``address``.
 
-        :param may_open: asked once the session is open and nobody can have
-            it closed meanwhile.
-        :returns: None if the GPU must not be opened, or NVML cannot be.
-        :raises NvmlClosed: if somebody wants NVML closed.
+        :param may_open: whether the GPU may be opened. It is called while
+            the session is open and cannot be closed for other processes.
+        :returns: None if the GPU must not, or NVML cannot, be opened.
+        :raises NvmlClosed: if another process wants NVML closed.
         :raises NvmlError: if the GPU does not answer.
         """
         with self._nvml.kept(0), self._nvml.about(address):
@@ -146,7 +147,7 @@ class TelemetryReader:
             try:
                 return self._read(address)
             except exception.NvmlError:
-                # The handle may be dead: a reset ends it.
+                # The handle may be invalid, for example after a reset.
                 self._nvml.forget(address)
                 self._known.pop(address, None)
                 raise
@@ -178,16 +179,16 @@ class TelemetryReader:
 
 
 class _Questions:
-    """Questions to one GPU, of which those in vain are not put again."""
+    """Makes calls about one GPU, and does not repeat unsupported ones."""
 
     def __init__(self, nvml: nvml_module.NvmlSession, known: _Known):
         self.nvml = nvml
         self.known = known
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """The answer; None where there is none.
+        """Return the answer of a call; None if there is none.
 
-        :raises NvmlError: if the GPU does not answer, or not any more.
+        :raises NvmlError: if the GPU does not answer, or no longer answers.
         """
         key = f'{name} {arguments[1]}' if name in _EACH else name
         if key in self.known.absent:
@@ -203,7 +204,7 @@ class _Questions:
 
 
 def _board(asked: _Questions, device: Any) -> Iterator[Value]:
-    """What each has a call of its own for."""
+    """Yield the values that have a call of their own."""
     rates = asked.ask('nvmlDeviceGetUtilizationRates', device)
     if rates is not None:
         yield Value(Quantity.UTILIZATION, rates.gpu * _PERCENT)
@@ -228,7 +229,7 @@ def _board(asked: _Questions, device: Any) -> Iterator[Value]:
 
 
 def _fields(asked: _Questions, device: Any) -> Iterator[Value]:
-    """What one call of nvmlDeviceGetFieldValues answers, and NVLinks."""
+    """Yield the values of nvmlDeviceGetFieldValues, and of NVLinks."""
     links = range(asked.known.links)
     wanted = [*FIELDS]
     if links:
@@ -252,7 +253,7 @@ def _fields(asked: _Questions, device: Any) -> Iterator[Value]:
 
 
 def _link_errors(found: Mapping[tuple[int, int], float]) -> dict[str, float]:
-    """Errors of all links by kind, however the GPU counts them."""
+    """Sum the errors of all links by kind, however the GPU counts them."""
     sums = {kind: found[field, 0] for field, kind in LINK_SUMS.items()
             if (field, 0) in found}
     if sums:
@@ -265,7 +266,7 @@ def _link_errors(found: Mapping[tuple[int, int], float]) -> dict[str, float]:
 
 
 def _answered(fields: Iterable[Any]) -> dict[tuple[int, int], float]:
-    """Values of the fields that have one, by field and scope."""
+    """Return the values of the answered fields, by field and scope."""
     return {(field.fieldId, field.scopeId):
             getattr(field.value, _VALUES[field.valueType])
             for field in fields if field.nvmlReturn == pynvml.NVML_SUCCESS
@@ -273,14 +274,14 @@ def _answered(fields: Iterable[Any]) -> dict[tuple[int, int], float]:
 
 
 def _instances(asked: _Questions, device: Any) -> Iterator[Value]:
-    """Memory of each GPU instance that has a MIG device.
+    """Yield the memory of each GPU instance that has a MIG device.
 
     A MIG device is a compute instance; its memory is that of the GPU
     instance, which all its compute instances share (MIG user guide).
     """
     seen = set()
     for index in range(asked.known.mig_devices):
-        # Not remembered in vain: MIG devices come and go.
+        # Failures are not remembered, because MIG devices come and go.
         try:
             mig = asked.nvml.call('nvmlDeviceGetMigDeviceHandleByIndex',
                                   device, index)
@@ -290,7 +291,7 @@ def _instances(asked: _Questions, device: Any) -> Iterator[Value]:
             seen.add(number)
             memory = asked.nvml.call('nvmlDeviceGetMemoryInfo', mig)
         except exception.NvmlError as error:
-            # INVALID_ARGUMENT: it went away between two calls.
+            # INVALID_ARGUMENT: the device went away between two calls.
             if error.symbol in {*_LEFT_OUT, *_NOW_AND_THEN,
                                 'INVALID_ARGUMENT'}:
                 continue
@@ -301,7 +302,7 @@ def _instances(asked: _Questions, device: Any) -> Iterator[Value]:
 
 
 def _vgpus(asked: _Questions, device: Any) -> Iterator[telemetry.Vgpu]:
-    """vGPUs that guests run; NVML knows no others."""
+    """Yield the vGPUs that guests run. NVML knows no others."""
     for vgpu in asked.ask('nvmlDeviceGetActiveVgpus', device) or ():
         mdev = asked.ask('nvmlVgpuInstanceGetMdevUUID', vgpu)
         instance = asked.ask('nvmlVgpuInstanceGetGpuInstanceId', vgpu)
@@ -320,7 +321,7 @@ def _vgpu_values(asked: _Questions, device: Any,
         used = asked.ask('nvmlVgpuInstanceGetFbUsage', vgpu.vgpu_id)
         if used is not None:
             yield Value(Quantity.VGPU_FRAMEBUFFER_USED, used, vgpu.labels)
-    # Of the time since the last question.
+    # The samples since the last call.
     for sample in asked.ask('nvmlDeviceGetVgpuUtilization', device,
                             asked.known.last) or ():
         asked.known.last = max(asked.known.last, sample.timeStamp)
@@ -333,9 +334,9 @@ def _vgpu_values(asked: _Questions, device: Any,
 
 
 def _server(answer: tuple[Any, int] | None) -> str:
-    """UUID of a virtual machine.
+    """Return the UUID of a virtual machine; empty if there is none.
 
-    nvml.h, nvmlVgpuVmIdType_t: the id is a UUID or a hypervisor's number.
+    nvml.h, nvmlVgpuVmIdType_t: the id is a UUID or the hypervisor's number.
     """
     if answer is None or answer[1] != pynvml.NVML_VGPU_VM_ID_UUID:
         return ''
@@ -343,7 +344,7 @@ def _server(answer: tuple[Any, int] | None) -> str:
 
 
 def _uuid(value: str | bytes | None) -> str:
-    """A UUID as OpenStack writes it; empty if it is none."""
+    """Return a UUID as OpenStack writes it; empty if the value is no UUID."""
     try:
         return str(uuid.UUID(nvml_library.text(value or '')))
     except ValueError:

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a GPU still shows of who used it, through NVML."""
+"""The traces that users leave on a GPU, as NVML shows them."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def uuid(nvml: nvml_module.NvmlSession, device: Any) -> str:
 
 def memory_mib(nvml: nvml_module.NvmlSession, device: Any
                ) -> tuple[int, int] | None:
-    """Memory in use, without what the driver keeps for itself, and all.
+    """Return the used memory without the driver's own, and the total.
 
-    :returns: None where the driver does not tell the two apart.
+    :returns: None if the driver does not report its own memory separately.
     :raises NvmlError: if it cannot be read.
     """
     found = nvml.optional('nvmlDeviceGetMemoryInfo', device,
@@ -46,7 +46,7 @@ def memory_mib(nvml: nvml_module.NvmlSession, device: Any
 
 def uncorrected_errors(nvml: nvml_module.NvmlSession, device: Any
                        ) -> int | None:
-    """Uncorrected errors of memory since the last reset (volatile ECC).
+    """Uncorrected memory errors since the last reset (volatile ECC).
 
     :returns: None on a GPU without ECC.
     :raises NvmlError: if they cannot be read.

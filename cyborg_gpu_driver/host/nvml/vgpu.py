@@ -42,10 +42,10 @@ _MIGRATION = 1
 
 
 class PlacementList(ctypes.Structure):
-    """nvmlVgpuPlacementList_v1_t, which version 2 begins with.
+    """nvmlVgpuPlacementList_v1_t, with which version 2 begins.
 
-    pynvml 13.580 has two fields of version 1 in the wrong order, so that
-    its count is none: look at what it answers through ``from_buffer``.
+    pynvml 13.580 has two fields of version 1 in the wrong order, so its
+    count is wrong. Read what it returns through ``from_buffer``.
     """
 
     _fields_ = [('version', ctypes.c_uint),
@@ -61,9 +61,9 @@ class PlacementList(ctypes.Structure):
 def can_mix_sizes(nvml: nvml_module.NvmlSession, device: Any) -> bool:
     """Whether the GPU can carry vGPUs of several framebuffer sizes.
 
-    Does not change while the driver is loaded.
+    The answer does not change while the driver is loaded.
 
-    :raises NvmlError: if that cannot be read.
+    :raises NvmlError: if this cannot be read.
     """
     try:
         return bool(nvml.optional(
@@ -79,12 +79,12 @@ def can_mix_sizes(nvml: nvml_module.NvmlSession, device: Any) -> bool:
 def can_migrate(nvml: nvml_module.NvmlSession, device: Any) -> bool | None:
     """Whether the vGPUs of a GPU can be live-migrated.
 
-    nvml.h of pgpuVirtualizationCaps in nvmlVgpuPgpuMetadata_t. The driver
-    asks the GPU's firmware, and says no on KVM if its registry key
+    Source: nvml.h on pgpuVirtualizationCaps in nvmlVgpuPgpuMetadata_t. The
+    driver asks the GPU's firmware, and answers no on KVM if its registry key
     RmEnableKvmVgpuMigration is 0 (vgpuConfigGetMigrationCap,
     src/nvidia/src/kernel/virtualization/vgpuconfigapi.c of NVIDIA's open
-    kernel modules 595.45.04). None of nvmlVgpuTypeGetCapabilities and
-    nvmlDeviceGetVgpuCapabilities says it: DEVICE_STREAMING there is about
+    kernel modules 595.45.04). Neither nvmlVgpuTypeGetCapabilities nor
+    nvmlDeviceGetVgpuCapabilities reports it: their DEVICE_STREAMING is about
     how fast the data of a migration is read.
 
     :returns: None if the driver hosts no vGPUs.
@@ -96,13 +96,13 @@ def can_migrate(nvml: nvml_module.NvmlSession, device: Any) -> bool | None:
 
 def migration_metadata(nvml: nvml_module.NvmlSession, device: Any
                        ) -> str | None:
-    """What equals that of another GPU if vGPUs can migrate between the two.
+    """Return a text that is equal for GPUs between which vGPUs can migrate.
 
     It encodes the PCI and subsystem ids, which units of the chip are
     disabled (before Hopper), and whether ECC and SR-IOV are on. If the GPU
-    supports no migration it is the GPU's UUID, so that it equals no other
+    supports no migration, it is the GPU's UUID, which equals no other text
     (vgpuConfigGetPgpuMetadataString, in the same file of the driver, which
-    names the comparison as its purpose).
+    names this comparison as its purpose).
 
     :returns: None if the driver hosts no vGPUs.
     :raises NvmlError: if that cannot be read.
@@ -112,9 +112,9 @@ def migration_metadata(nvml: nvml_module.NvmlSession, device: Any
 
 
 def mixes_sizes(nvml: nvml_module.NvmlSession, device: Any) -> bool | None:
-    """Whether mixed-size mode is on, of a GPU that has it.
+    """Whether mixed-size mode is on, for a GPU that supports it.
 
-    :returns: None where it does not apply, as in MIG mode.
+    :returns: None if it does not apply, for example in MIG mode.
     :raises NvmlError: if that cannot be read.
     """
     mode = nvml.optional('nvmlDeviceGetVgpuHeterogeneousMode', device)
@@ -123,7 +123,7 @@ def mixes_sizes(nvml: nvml_module.NvmlSession, device: Any) -> bool | None:
 
 def set_mixed_sizes(nvml: nvml_module.NvmlSession, device: Any,
                     enable: bool) -> None:
-    """Turn mixed-size mode on or off, until reboot, reset or sriov-manage.
+    """Turn mixed-size mode on or off, until a reboot, reset or sriov-manage.
 
     :raises NvmlError: IN_USE if the GPU has a vGPU; NOT_SUPPORTED in MIG
         mode; NO_PERMISSION.
@@ -133,9 +133,9 @@ def set_mixed_sizes(nvml: nvml_module.NvmlSession, device: Any,
 
 def supported_placements(nvml: nvml_module.NvmlSession, device: Any,
                          type_id: int) -> tuple[int | None, tuple[int, ...]]:
-    """Placement size of a type, and all ids it may have in mixed sizes.
+    """Return a type's placement size and its ids in mixed-size mode.
 
-    :returns: (None, ()) where the driver does not tell.
+    :returns: (None, ()) if the driver does not report them.
     :raises NvmlError: if they cannot be read.
     """
     found = _placements(nvml, 'nvmlDeviceGetVgpuTypeSupportedPlacements',
@@ -148,9 +148,9 @@ def supported_placements(nvml: nvml_module.NvmlSession, device: Any,
 
 def free_placements(nvml: nvml_module.NvmlSession, device: Any,
                     type_id: int) -> tuple[int, ...]:
-    """Placement ids at which a vGPU of a type can be made now.
+    """Return the placement ids at which a vGPU of a type can be created now.
 
-    :returns: none outside of mixed-size mode.
+    :returns: no ids outside of mixed-size mode.
     :raises NvmlError: if they cannot be read.
     """
     found = _placements(nvml, 'nvmlDeviceGetVgpuTypeCreatablePlacements',
@@ -160,12 +160,12 @@ def free_placements(nvml: nvml_module.NvmlSession, device: Any,
 
 def scheduler_capabilities(nvml: nvml_module.NvmlSession, device: Any
                            ) -> model.Scheduler | None:
-    """What schedulers the GPU has, without which is in force.
+    """Return the schedulers that the GPU has, without the policy in force.
 
-    Does not change while the driver is loaded.
+    They do not change while the driver is loaded.
 
-    :returns: None where vGPUs are not scheduled by the driver.
-    :raises NvmlError: if that cannot be read.
+    :returns: None if the driver does not schedule vGPUs.
+    :raises NvmlError: if this cannot be read.
     """
     found = nvml.optional('nvmlDeviceGetVgpuSchedulerCapabilities', device)
     return found and model.Scheduler(
@@ -177,7 +177,7 @@ def scheduler_capabilities(nvml: nvml_module.NvmlSession, device: Any
 
 def scheduler_state(nvml: nvml_module.NvmlSession, device: Any,
                     capabilities: model.Scheduler) -> model.Scheduler | None:
-    """``capabilities`` with the policy that is in force.
+    """Return ``capabilities`` with the policy that is in force.
 
     :raises NvmlError: if that cannot be read.
     """
@@ -188,12 +188,12 @@ def scheduler_state(nvml: nvml_module.NvmlSession, device: Any,
 def instance_scheduler_state(nvml: nvml_module.NvmlSession, device: Any,
                              instance_id: int, capabilities: model.Scheduler
                              ) -> model.Scheduler | None:
-    """As :func:`scheduler_state`, of the vGPUs that share a GPU instance.
+    """Like :func:`scheduler_state`, for vGPUs that share a GPU instance.
 
-    Two calls.
+    Makes two calls.
 
-    :returns: None where the driver does not schedule vGPUs per GPU
-        instance: it does from Blackwell GB20x on (nvml.h).
+    :returns: None if the driver does not schedule vGPUs per GPU instance,
+        which it does from Blackwell GB20x on (nvml.h).
     :raises NvmlError: if that cannot be read.
     """
     asked = pynvml.c_nvmlVgpuSchedulerStateInfo_v1_t()
@@ -205,7 +205,7 @@ def instance_scheduler_state(nvml: nvml_module.NvmlSession, device: Any,
 
 
 def _scheduler(state: Any, capabilities: model.Scheduler) -> model.Scheduler:
-    """The scheduler that NVML's structure describes."""
+    """Return the scheduler that NVML's structure describes."""
     adaptive = state.arrMode == pynvml.NVML_VGPU_SCHEDULER_ARR_ENABLE
     time_slice = (None if adaptive
                   else state.schedulerParams.vgpuSchedData.timeslice)
@@ -223,11 +223,11 @@ def set_scheduler(nvml: nvml_module.NvmlSession, device: Any,
                   time_slice: int | None) -> None:
     """Set how time-sliced vGPUs share the GPU, until the driver unloads.
 
-    :param time_slice: nanoseconds; None leaves it to the driver, whose
-        default is what it takes for 0 (nvmlVgpuSchedulerSetParams_t).
+    :param time_slice: nanoseconds; None lets the driver use its default,
+        which it does for the value 0 (nvmlVgpuSchedulerSetParams_t).
     :raises NvmlError: IN_USE, on older drivers NOT_SUPPORTED, while a
         virtual machine runs; INVALID_ARGUMENT for a time slice out of
-        range; NO_PERMISSION; RESET_REQUIRED where only a reboot helps.
+        range; NO_PERMISSION; RESET_REQUIRED if only a reboot helps.
     """
     wanted = pynvml.c_nvmlVgpuSchedulerSetState_t()
     _fill(nvml, device, wanted, policy, time_slice)
@@ -239,9 +239,9 @@ def set_instance_scheduler(nvml: nvml_module.NvmlSession, device: Any,
                            time_slice: int | None) -> None:
     """Set how vGPUs share a GPU instance, until it is destroyed.
 
-    Two calls, three with a time slice.
+    Makes two calls, or three with a time slice.
 
-    :param time_slice: as of :func:`set_scheduler`.
+    :param time_slice: as in :func:`set_scheduler`.
     :raises NvmlError: IN_USE while a virtual machine runs within the GPU
         instance; NOT_SUPPORTED before Blackwell GB20x; NOT_FOUND;
         INVALID_ARGUMENT for a time slice out of range; NO_PERMISSION.
@@ -256,7 +256,7 @@ def set_instance_scheduler(nvml: nvml_module.NvmlSession, device: Any,
 
 def _fill(nvml: nvml_module.NvmlSession, device: Any, wanted: Any,
           policy: model.SchedulerPolicy, time_slice: int | None) -> None:
-    """Write what is wanted into NVML's structure."""
+    """Write the policy and the time slice into NVML's structure."""
     wanted.schedulerPolicy = _NUMBERS[policy]
     wanted.enableARRMode = pynvml.NVML_VGPU_SCHEDULER_ARR_DEFAULT
     if time_slice is not None:
@@ -269,9 +269,9 @@ def _fill(nvml: nvml_module.NvmlSession, device: Any, wanted: Any,
 
 def _placements(nvml: nvml_module.NvmlSession, name: str, device: Any,
                 type_id: int, *mode: int) -> PlacementList | None:
-    """The list of placements; None where the driver has none to give.
+    """Return the list of placements; None if the driver has none.
 
-    Version 2 says how long the array is; drivers before 565 know only
+    Version 2 contains the length of the array. Drivers before 565 know only
     version 1, which relies on nvmlVgpuTypeGetMaxInstances.
     """
     try:

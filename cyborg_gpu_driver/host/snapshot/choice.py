@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which GPU a person or a file means. Pure, from the snapshot alone.
+"""Finds the GPU that a user or a file names. Pure, from the snapshot alone.
 
-The one place that says so. An index counts every physical NVIDIA GPU by PCI
-address, whatever driver it is bound to and whether it can be read or not:
-the number of a board must never become that of its neighbour.
+This is the only place that decides it. The index counts all physical NVIDIA
+GPUs by PCI address, whatever their driver is and whether they can be read or
+not: the index of a board must never become that of its neighbour.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _EXPECTED = ('expected an index such as 0, a PCI address such as '
 
 
 def gpus(host: model.Host) -> tuple[model.Gpu, ...]:
-    """The GPUs of a machine in the order of their indices.
+    """Return the GPUs of a machine in the order of their indices.
 
-    :raises HostUnusable: if it is not known which PCI functions are GPUs:
-        each index might then mean another board.
+    :raises HostUnusable: if it is not known which PCI functions are GPUs,
+        because an index might then name another board.
     """
     if host.unidentified:
         raise exception.HostUnusable(
@@ -50,7 +50,7 @@ def gpus(host: model.Host) -> tuple[model.Gpu, ...]:
 
 
 def index(host: model.Host, gpu: model.Gpu) -> int | None:
-    """A GPU's index; None if it has none."""
+    """Return the index of a GPU; None if it has no index."""
     try:
         return [item.address for item in gpus(host)].index(gpu.address)
     except (exception.HostUnusable, ValueError):
@@ -58,13 +58,13 @@ def index(host: model.Host, gpu: model.Gpu) -> int | None:
 
 
 def find(host: model.Host, text: str) -> model.Gpu:
-    """The GPU that a person typed.
+    """Return the GPU that a user named.
 
-    :param text: an index; a PCI address in sysfs's, NVML's or lspci's
-        spelling; or a UUID.
-    :raises InvalidValue: if it is none of these.
+    :param text: an index; a PCI address in the form of sysfs, NVML or lspci;
+        or a UUID.
+    :raises InvalidValue: if ``text`` is none of these.
     :raises NoSuchGpu: if this machine has no such GPU.
-    :raises HostUnusable: as of :func:`gpus`.
+    :raises HostUnusable: as in :func:`gpus`.
     """
     if _INDEX.fullmatch(text):
         return _numbered(host, text)
@@ -78,13 +78,13 @@ def find(host: model.Host, text: str) -> model.Gpu:
 
 
 def obstacle(host: model.Host, gpu: model.Gpu) -> str:
-    """Why a GPU cannot be worked on, naming it; empty if it can."""
+    """Return why NVML cannot work on a GPU, with its name; else empty."""
     reason = condition.obstacle(gpu)
     return reason and f'{name(host, gpu)} cannot be reached: {reason}'
 
 
 def name(host: model.Host, gpu: model.Gpu) -> str:
-    """``GPU 3 (0000:4e:00.0)``, for people."""
+    """Return the name of a GPU for users: ``GPU 3 (0000:4e:00.0)``."""
     number = index(host, gpu)
     return (f'GPU {gpu.address}' if number is None
             else f'GPU {number} ({gpu.address})')

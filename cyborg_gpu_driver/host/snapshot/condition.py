@@ -12,8 +12,8 @@
 
 """Whether NVML can work on a GPU, in words. Pure, from the snapshot alone.
 
-The one place that says so: commands, layouts and the first boot show and
-refuse a GPU by it.
+This is the only place that decides it. Commands, layouts and the first boot
+use it to show and to refuse a GPU.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _FAILURES = {
 
 
 def state(gpu: model.Gpu) -> str:
-    """What a GPU is like for NVML, in one to three words.
+    """Return the state of a GPU for NVML, in one to three words.
 
-    One of the constants above, ``bound to DRIVER`` or ``no driver``.
+    It is one of the constants above, ``bound to DRIVER`` or ``no driver``.
     """
     if not _is_nvidias(gpu):
         return f'bound to {gpu.driver}' if gpu.driver else 'no driver'
@@ -62,9 +62,10 @@ def state(gpu: model.Gpu) -> str:
 
 
 def is_away(gpu: model.Gpu) -> bool:
-    """Whether the GPU is not NVML's to read: another driver has it, or
-    none, it is in passthrough mode and nobody here may open it, or it is no
-    physical GPU.
+    """Whether NVML cannot, or must not, read the GPU.
+
+    Another driver or none is bound to it, it is in passthrough mode and no
+    process of this host may open it, or it is not a physical GPU.
     """
     return (gpu.released or gpu.physfn is not None
             or not _is_nvidias(gpu))
@@ -76,10 +77,10 @@ def is_failed(gpu: model.Gpu) -> bool:
 
 
 def obstacle(gpu: model.Gpu) -> str:
-    """Why nothing can be done to a GPU through NVML; empty if it can.
+    """Return why NVML cannot work on a GPU; empty if it can.
 
-    A GPU without MIG and one whose MIG state could not be read look alike
-    but for their problems.
+    Only its problems tell a GPU whose MIG state could not be read from a GPU
+    without MIG.
     """
     if not _is_nvidias(gpu):
         return (f'it is bound to {gpu.driver}, not to the {drivers.NVIDIA} '

@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What libvirt's XML of a domain says of its server. Pure.
+"""Reads what libvirt's XML of a domain says about its server. Pure.
 
 Nova's libvirt driver gives the domain the UUID of the server, and puts flavor
 and project into its metadata (``nova:instance``; LibvirtConfigGuestMetaNova*
-in nova/virt/libvirt/config.py). A ``hostdev`` element is what it is given
+in nova/virt/libvirt/config.py). A ``hostdev`` element is an assigned device
 ("Domain XML format" of libvirt, "Host device assignment").
 """
 
@@ -28,11 +28,11 @@ from xml.parsers import expat
 from cyborg_gpu_driver.host.snapshot import model
 
 _LIMIT = 4 << 20
-"""Characters of XML that are read; domains have some ten thousand."""
+"""Maximum number of XML characters; a domain has about ten thousand."""
 _NOVA = 'http://openstack.org/xmlns/libvirt/nova/'
-"""What the namespaces of Nova's metadata begin with; the version follows."""
+"""Prefix of the namespaces of Nova's metadata; the version follows."""
 _PROJECT = re.compile('[A-Za-z0-9_-]{1,64}', re.ASCII)
-"""An id of Keystone (its schema of projects)."""
+"""A project id of Keystone (its schema of projects)."""
 _FLAVOR_MAX = 255
 """Characters of a flavor's name (Nova's schema of flavors)."""
 _ADDRESS_PARTS = ('domain', 'bus', 'slot', 'function')
@@ -41,22 +41,22 @@ _DEVICES = ('domain', 'devices', 'hostdev', 'source', 'address')
 
 @dataclasses.dataclass(frozen=True)
 class Domain:
-    """A virtual machine, as libvirt has it."""
+    """A virtual machine as libvirt describes it."""
 
     uuid: str
-    """Of the server, where Nova made it."""
+    """UUID of the server, if Nova created the domain."""
     project: str = ''
     """Id of the project; empty where Nova's metadata is missing."""
     flavor: str = ''
     """Name of the flavor."""
     devices: frozenset[str] = frozenset()
-    """Addresses of PCI functions and UUIDs of mdevs that it is given."""
+    """Addresses of PCI functions and UUIDs of mdevs assigned to it."""
 
 
 def parse(xml: str) -> Domain:
-    """The domain of an XML document.
+    """Return the domain that an XML document describes.
 
-    :raises ValueError: if it is none.
+    :raises ValueError: if the document does not describe a domain.
     """
     if len(xml) > _LIMIT:
         raise ValueError('it is too long for the XML of a domain')
@@ -65,7 +65,7 @@ def parse(xml: str) -> Domain:
     parser.StartElementHandler = reader.start
     parser.EndElementHandler = reader.end
     parser.CharacterDataHandler = reader.text
-    # Entities are declared in a document type alone, and libvirt writes none.
+    # Only a document type can declare entities, and libvirt writes none.
     parser.StartDoctypeDeclHandler = _refuse
     try:
         parser.Parse(xml, True)
@@ -75,7 +75,7 @@ def parse(xml: str) -> Domain:
 
 
 class _Reader:
-    """Takes what is wanted while expat reads a document."""
+    """Collects the fields of a domain while expat reads a document."""
 
     def __init__(self) -> None:
         self._path: list[str] = []
@@ -110,13 +110,13 @@ class _Reader:
 
 
 def _plain(name: str) -> str:
-    """A name without its namespace, which is ``nova:`` for Nova's."""
+    """Return a name without its namespace; ``nova:`` stands for Nova's."""
     space, _, local = name.rpartition(' ')
     return f'nova:{local}' if space.startswith(_NOVA) else local
 
 
 def _device(attributes: dict[str, str]) -> str:
-    """Address or UUID of a host device; empty for another kind of device."""
+    """Return the address or UUID of a host device; empty for other kinds."""
     try:
         if 'uuid' in attributes:
             return str(uuid.UUID(attributes['uuid']))

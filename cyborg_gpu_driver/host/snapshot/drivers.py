@@ -19,8 +19,9 @@ VFIO_PCI = 'vfio-pci'
 
 
 def is_vfio(driver: str | None) -> bool:
-    """Whether a driver gives a function to a guest.
+    """Whether a driver assigns a function to a guest.
 
-    vfio-pci does, and those for single boards such as nvgrace_gpu_vfio_pci.
+    vfio-pci does, and so do drivers for single boards such as
+    nvgrace_gpu_vfio_pci.
     """
     return driver is not None and 'vfio' in driver

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the fabric manager says about the NVSwitches: values, no I/O."""
+"""What the fabric manager reports about NVSwitches: values, no I/O."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class Member:
     the UUID and the PCI address are empty there, and that the physical id is
     the module id of NVML."""
     links: int = 0
-    """NVLinks that can be used in the partition."""
+    """Number of NVLinks that can be used in the partition."""
     line_rate: int = 0
-    """Of each NVLink, in MB/s."""
+    """Line rate of each NVLink, in MB/s."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Partition:
         return frozenset(member.physical_id for member in self.members)
 
     def overlaps(self, other: Partition) -> bool:
-        """Whether both have a GPU in common: one of them can be active."""
+        """Whether they have a common GPU, so that only one can be active."""
         return bool(self.physical_ids & other.physical_ids)
 
 
@@ -85,21 +85,21 @@ class Fabric:
     mode_problem: str = ''
     """Why ``mode`` is None."""
     version: str | None = None
-    """Of the installed nv-fabricmanager; None if that cannot be told."""
+    """Version of the installed nv-fabricmanager; None if unknown."""
     installed: bool | None = None
-    """Whether nv-fabricmanager is installed; None if that cannot be told."""
+    """Whether nv-fabricmanager is installed; None if unknown."""
     partitions: tuple[Partition, ...] = ()
-    """By id, those that are not supported too."""
+    """All partitions by id, including those that are not supported."""
     failed: tuple[str, ...] = ()
     """PCI addresses of GPUs and NVSwitches whose NVLinks have failed."""
     problem: str = ''
     """Why the partitions cannot be read."""
 
     def gpu(self, member: Member) -> model.PciAddress | None:
-        """The GPU of this host that a member is.
+        """Return the GPU of this host that a member of a partition is.
 
-        :returns: None if it is not known: the GPU is not bound to NVIDIA's
-            driver, so NVML does not tell its module id.
+        :returns: None if it is not known, because the GPU is not bound to
+            NVIDIA's driver and NVML does not report its module id.
         """
         if member.address is not None:
             return member.address
@@ -108,7 +108,7 @@ class Fabric:
         return found[0] if len(found) == 1 else None
 
     def single(self, address: model.PciAddress) -> Partition | None:
-        """The partition with that GPU alone; None if there is none."""
+        """Return the partition of only this GPU; None if there is none."""
         return next((
             partition for partition in self.partitions
             if partition.supported and len(partition.members) == 1

@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is kept of a GPU that NVML cannot be asked about.
+"""The record of a GPU that NVML cannot be queried about.
 
 A GPU in passthrough mode is bound to vfio-pci, where NVML does not see
-it, or must at least not be opened. What NVML reported before is a part of its
-record, which only the code that binds the GPU writes, under the GPU's lock.
+it, or must at least not be opened. Its record keeps what NVML reported before.
+Only the code that binds the GPU writes the record, under the GPU's lock.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _OF_MODEL = ('model', 'architecture', 'memory_mib')
 """Facts that every board with the same PCI ids has. NVIDIA gives boards
 with another memory size or form factor other ids (the pci.ids list)."""
 _OF_BOARD = ('uuid', 'serial')
-"""Facts of one board. Nothing tells them apart in the PCI configuration
-space, so they hold until the machine starts again: a board cannot be
-replaced by another of its model while it runs."""
+"""Facts of one board. The PCI configuration space does not distinguish boards
+of one model, so these facts hold until the machine starts again: a board
+cannot be replaced by another of its model while the machine runs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Health:
-    """How the GPU was when NVML last answered."""
+    """The health of the GPU when NVML last answered."""
 
     state: str
     reasons: tuple[str, ...]
@@ -77,10 +77,10 @@ class Record:
 
 def of(gpu: host_model.Gpu, boot: str, time: float,
        driver_version: str | None = None, **more: Any) -> Record:
-    """The record of a GPU that NVML has just been asked about.
+    """Create the record of a GPU that NVML has just been queried about.
 
-    :param gpu: of a complete snapshot.
-    :param more: fields of :class:`Record` that are not the snapshot's.
+    :param gpu: the GPU in a complete snapshot.
+    :param more: fields of :class:`Record` that the snapshot does not have.
     """
     return Record(
         ids=_ids(gpu), boot=boot, time=time, driver_version=driver_version,
@@ -90,12 +90,12 @@ def of(gpu: host_model.Gpu, boot: str, time: float,
 
 
 def holds(record: Record, gpu: host_model.Gpu, boot: str) -> bool:
-    """Whether ``record`` is of this board, since the machine's last start."""
+    """Whether ``record`` is of this board and of the current boot."""
     return record.ids == _ids(gpu) and bool(boot) and record.boot == boot
 
 
 def complete(gpu: host_model.Gpu, record: Record, boot: str) -> host_model.Gpu:
-    """A GPU that NVML was not asked about, with what its record says.
+    """Return a GPU that NVML was not queried about, with its record's facts.
 
     :param boot: boot id of the machine now.
     """
@@ -114,19 +114,19 @@ def complete(gpu: host_model.Gpu, record: Record, boot: str) -> host_model.Gpu:
 
 
 class Records:
-    """The records of a machine of which nothing is kept."""
+    """The records of a machine that keeps no records."""
 
     def get(self, address: host_model.PciAddress) -> Record | None:
-        """The record of a GPU; None without one that can be used.
+        """Return the record of a GPU; None if there is no usable record.
 
-        Does not raise. An unusable record concerns this GPU alone and is
+        Does not raise. An unusable record affects only this GPU and is
         logged once.
         """
 
     def put(self, address: host_model.PciAddress, record: Record) -> None:
         """Replace the record of a GPU.
 
-        :raises JournalError: if it cannot be put on the disk.
+        :raises JournalError: if the record cannot be written to the disk.
         """
 
 

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What a GPU says of its own health: immutable values, no I/O."""
+"""What a GPU reports about its own health: immutable values, no I/O."""
 
 from __future__ import annotations
 
@@ -22,57 +22,57 @@ from cyborg_gpu_driver.host.snapshot import model
 UNREACHABLE = 'PCI_UNREACHABLE'
 """The PCI configuration space cannot be read."""
 FATAL = 'PCI_FATAL'
-"""Fatal PCIe errors (AER) since NVML was last asked."""
+"""Fatal PCIe errors (AER) since NVML was last queried."""
 LANES = 'PCI_LANES'
-"""The PCIe link has fewer lanes than when NVML was last asked."""
+"""The PCIe link has fewer lanes than when NVML was last queried."""
 PCI = frozenset({UNREACHABLE, FATAL, LANES})
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """One GPU's answers at one moment; None where it gave none.
+    """The answers of one GPU at one moment; None stands for no answer.
 
     Temperatures are in degrees Celsius.
     """
 
     answered: bool = False
-    """Whether it answered anything; without, nothing is known of it."""
+    """Whether the GPU gave any answer; if not, nothing is known about it."""
     lost: bool = False
-    """NVML cannot reach it any more (GPU_IS_LOST)."""
+    """NVML can no longer reach the GPU (GPU_IS_LOST)."""
     not_answering: bool = False
-    """A call about it has not returned in time; it was asked nothing else."""
+    """A call about the GPU did not return in time; no others were made."""
     reset_required: bool = False
-    """NVML refuses to work on it before a reset (RESET_REQUIRED)."""
+    """NVML refuses to use the GPU before a reset (RESET_REQUIRED)."""
     ecc_uncorrected: int | None = None
     """Uncorrected ECC errors since the driver was loaded (volatile)."""
     remapped_rows: int | None = None
-    """Rows of memory remapped in its life (Ampere and later)."""
+    """Rows of memory remapped so far (Ampere and later)."""
     remap_pending: bool | None = None
-    """Rows wait for a reset to be remapped."""
+    """Whether rows wait for a reset to be remapped."""
     remap_failed: bool | None = None
-    """A row could not be remapped: there is no spare left for it."""
+    """A row could not be remapped, because no spare row is left for it."""
     retired_pending: bool | None = None
-    """Pages wait for a reset to be retired (before Ampere)."""
+    """Whether pages wait for a reset to be retired (before Ampere)."""
     temperature: int | None = None
     slowdown_temperature: int | None = None
     shutdown_temperature: int | None = None
     thermal_slowdown: bool | None = None
-    """The hardware halves its clocks because of heat, or more."""
+    """The hardware reduces its clocks by half or more because of heat."""
     recovery_action: int | None = None
-    """What the driver asks for (nvmlDeviceGpuRecoveryAction_t); 0 nothing.
-    Drivers from R565 on say it (NVML's change log)."""
+    """Action that the driver requests (nvmlDeviceGpuRecoveryAction_t); 0 is
+    none. Drivers from R565 on report it (NVML's change log)."""
     by_pci: bool = False
-    """NVML was not asked: all is unknown but what the PCI bus says."""
+    """NVML was not queried: only what the PCI bus reports is known."""
     pci: tuple[str, ...] = ()
-    """What the PCI bus says is wrong: of :data:`PCI`."""
+    """The faults that the PCI bus reports, from :data:`PCI`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-    """An error that the driver told of one GPU.
+    """An error that the driver reported for one GPU.
 
-    ``instance_id`` and ``compute_id`` are None where it concerns the whole
-    GPU.
+    ``instance_id`` and ``compute_id`` are None if the error concerns the
+    whole GPU.
     """
 
     address: model.PciAddress

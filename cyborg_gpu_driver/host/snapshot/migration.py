@@ -20,7 +20,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Migration:
-    """What NVML says of one GPU; None where it does not say."""
+    """What NVML reports about one GPU; None where it reports nothing."""
 
     supported: bool | None = None
     """NVML_VGPU_PGPU_VIRTUALIZATION_CAP_MIGRATION of nvml.h."""
@@ -28,4 +28,4 @@ class Migration:
     """nvmlDeviceGetPgpuMetadataString. vGPUs can move between GPUs whose
     strings are equal, and not where they differ."""
     ecc: bool | None = None
-    """Whether ECC is on. None also for a GPU that has none."""
+    """Whether ECC is on. Also None for a GPU that has no ECC."""

@@ -12,7 +12,7 @@
 
 """The snapshot of a machine: immutable values, no I/O.
 
-All that the library knows about hardware is one :class:`Host` value, made
+All that the library knows about hardware is one :class:`Host` value, created
 by :mod:`cyborg_gpu_driver.host.reader`. Memory is in MiB, as in NVML.
 """
 
@@ -31,7 +31,7 @@ _ADDRESS = re.compile(
 
 @dataclasses.dataclass(frozen=True, order=True)
 class PciAddress:
-    """A PCI function's address.
+    """The address of a PCI function.
 
     NVML writes eight upper-case digits of domain, sysfs four lower-case
     ones; both parse to the same value and ``str()`` gives the sysfs form.
@@ -44,7 +44,7 @@ class PciAddress:
 
     @classmethod
     def parse(cls, text: str) -> PciAddress:
-        """Read an address in sysfs's or in NVML's spelling.
+        """Parse an address in the form of sysfs or of NVML.
 
         :raises InvalidPciAddress: if ``text`` is anything else.
         """
@@ -60,7 +60,7 @@ class PciAddress:
 
 
 class Framework(enum.Enum):
-    """How this GPU makes vGPUs, told from sysfs, never configured."""
+    """How a GPU creates vGPUs; detected in sysfs, never configured."""
     NONE = 'none'
     MDEV_PF = 'mdev-pf'
     """mdev types on the GPU itself (Turing and older)."""
@@ -72,7 +72,7 @@ class Framework(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Placement:
-    """Where an instance lies on the grid of memory slices.
+    """The position of an instance on the grid of memory slices.
 
     ``start`` and ``size`` are in memory units, as in NVML's
     ``nvmlGpuInstancePlacement_t``.
@@ -83,7 +83,7 @@ class Placement:
 
     @property
     def mask(self) -> int:
-        """The units taken, bit n for unit n."""
+        """The occupied units as a bit mask, bit n for unit n."""
         return ((1 << self.size) - 1) << self.start
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ class Placement:
 @dataclasses.dataclass(frozen=True)
 class Engines:
     """Media engines of a GPU instance profile (nvmlGpuInstanceProfileInfo),
-    without copy engines, which are shared out differently.
+    without copy engines, which are assigned differently.
     """
 
     decoders: int = 0
@@ -106,8 +106,8 @@ class Engines:
 class GpuInstanceProfile:
     """One GPU instance profile as NVML describes it for one GPU.
 
-    ``profile_id`` is the board's number, which Create takes, not the index
-    that found it; both differ between boards for the same name.
+    ``profile_id`` is the board's number, which NVML's create calls take, not
+    the index at which NVML lists it. Both differ between boards for a name.
     """
 
     profile_id: int
@@ -124,7 +124,7 @@ class GpuInstanceProfile:
     copy_engines: int = 0
     engines: Engines = Engines()
     capabilities: int = 0
-    """``isP2pSupported`` or the capability bits that took its place."""
+    """``isP2pSupported``, or the capability bits that replaced it."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -142,25 +142,25 @@ class ComputeInstance:
 class GpuInstance:
     """A live GPU instance.
 
-    ``instance_id`` is opaque and reused by the driver: an identity only
-    until the instance is destroyed.
+    ``instance_id`` is opaque, and the driver reuses it: it identifies the
+    instance only until the instance is destroyed.
     """
 
     placement: Placement
     profile_id: int
     instance_id: int
     mig_uuids: tuple[str, ...] = ()
-    """UUIDs of its MIG devices (one a compute instance), where asked for."""
+    """UUIDs of its MIG devices (one per compute instance), if requested."""
     compute: tuple[ComputeInstance, ...] = ()
-    """Its compute instances by start, where asked for."""
+    """Its compute instances by start, if requested."""
     scheduler: Scheduler | None = dataclasses.field(
         default=None, compare=False)
-    """Of the vGPUs that share it in time, where the driver says it."""
+    """Scheduler of the vGPUs that time-share it, if the driver reports it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mig:
-    """A GPU's MIG state; absent (None) on a GPU that has no MIG."""
+    """The MIG state of a GPU. A GPU without MIG has None instead."""
 
     enabled: bool
     """Current mode (nvmlDeviceGetMigMode)."""
@@ -182,7 +182,7 @@ class Mig:
 class MdevType:
     """An mdev type of one parent (sysfs ``mdev_supported_types/<type_id>``).
 
-    ``available`` is None where it was not read in this snapshot.
+    ``available`` is None if this snapshot did not read it.
     """
 
     type_id: str
@@ -191,7 +191,7 @@ class MdevType:
     """Last word of ``name``: ``A100-1-5C``."""
     available: int | None
     max_instances: int | None = None
-    """``max_instance`` of ``description``, where it says so."""
+    """``max_instance`` in ``description``, if it is there."""
     framebuffer_mib: int | None = None
 
 
@@ -220,13 +220,13 @@ class VgpuType:
     gi_profile_id: int | None = None
     """GPU instance profile that it needs; None if it is time-sliced."""
     per_instance: int | None = None
-    """nvmlVgpuTypeGetMaxInstancesPerGpuInstance; several share it in time."""
+    """nvmlVgpuTypeGetMaxInstancesPerGpuInstance; several time-share it."""
     placement_size: int | None = None
-    """Slots (nvmlDeviceGetVgpuTypeSupportedPlacements) in mixed sizes."""
+    """Slots in mixed-size mode (nvmlDeviceGetVgpuTypeSupportedPlacements)."""
     placements: tuple[int, ...] = ()
-    """Placement ids that it may have among mixed sizes, ascending."""
+    """Its possible placement ids in mixed-size mode, ascending."""
     free_placements: tuple[int, ...] | None = None
-    """Those free now (nvmlDeviceGetVgpuTypeCreatablePlacements), if read."""
+    """Free placements (nvmlDeviceGetVgpuTypeCreatablePlacements), if read."""
 
     @property
     def mdev_type_id(self) -> str:
@@ -235,16 +235,16 @@ class VgpuType:
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Vgpu:
-    """A live vGPU, whichever framework made it."""
+    """A live vGPU of any framework."""
 
     function: PciAddress
     """The GPU itself, or the virtual function that carries it."""
     type_id: str
-    """``nvidia-474``, also where there is no mdev."""
+    """``nvidia-474``, also without an mdev."""
     uuid: str | None = None
-    """The mdev's; None with vendor VFIO, where the function is its name."""
+    """UUID of the mdev; None with vendor VFIO, where the function names it."""
     instance_id: int | None = None
-    """GPU instance below it, where that can be read (vendor VFIO)."""
+    """Its GPU instance, if that can be read (vendor VFIO)."""
 
     @property
     def name(self) -> str:
@@ -263,9 +263,9 @@ class Scheduler:
     """nvml{Device,GpuInstance}GetVgpuSchedulerState; times in ns."""
 
     policy: SchedulerPolicy | None
-    """Current; None for one that this library does not know."""
+    """Current policy; None if this library does not know it."""
     time_slice: int | None = None
-    """Current; None where NVML does not say (adaptive round robin)."""
+    """Current slice; None if not reported (adaptive round robin)."""
     supported: tuple[SchedulerPolicy, ...] = ()
     min_time_slice: int = 0
     max_time_slice: int = 0
@@ -285,25 +285,25 @@ class VirtualFunction:
     mdev_types: tuple[MdevType, ...] = ()
     mdevs: tuple[Mdev, ...] = ()
     current_vgpu_type: int | None = None
-    """``nvidia/current_vgpu_type`` (vendor VFIO): 0 none, None no file."""
+    """``nvidia/current_vgpu_type`` (vendor VFIO); 0: none, None: no file."""
     creatable_types: tuple[int, ...] | None = None
     """``nvidia/creatable_vgpu_types``, which each vGPU changes, if read."""
     gpu_instance_id: int | None = None
-    """``nvidia/gpu_instance_id``: below the vGPU that is there, if any."""
+    """``nvidia/gpu_instance_id`` of the vGPU on this function, if any."""
     placement_id: int | None = None
-    """``nvidia/placement_id`` of the vGPU that is there, if any."""
+    """``nvidia/placement_id`` of the vGPU on this function, if any."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
     """One physical NVIDIA GPU: a PCI function of class 0300 or 0302.
 
-    A GPU that NVML cannot see has what sysfs tells and its record keeps.
+    A GPU that NVML cannot see has the facts from sysfs and from its record.
     """
 
     address: PciAddress
     vendor_id: str
-    """Four lower-case hexadecimal digits, ``10de``; so is the next."""
+    """Four lower-case hexadecimal digits, ``10de``; so is ``device_id``."""
     device_id: str
     class_code: str
     """``0302``."""
@@ -317,7 +317,7 @@ class Gpu:
     serial: str | None = None
     memory_mib: int | None = None
     numa_node: int | None = None
-    """None where the kernel says -1."""
+    """None if the kernel reports -1."""
     iommu_group: int | None = None
     driver: str | None = None
     """Bound kernel driver: ``nvidia``, ``vfio-pci``, None."""
@@ -325,33 +325,33 @@ class Gpu:
     """False under WSL 2, where only NVML knows the GPU."""
     visible_to_nvml: bool = False
     told_at: float | None = None
-    """When NVML reported what is remembered here; None: just now."""
+    """When NVML reported the recorded facts; None: just now."""
     bound_from: str | None = None
     """Its driver before this library bound it to vfio-pci, if it did."""
     released: bool = False
-    """Offered whole on ``nvidia``: no process of ours may open it."""
+    """Offered whole on ``nvidia``: none of our processes may open it."""
     nvml_failure: str | None = None
-    """What ended its reading, such as ``GPU_IS_LOST`` (nvmlReturn_t)."""
+    """Error that ended its reading: ``GPU_IS_LOST``, ... (nvmlReturn_t)."""
     sriov_totalvfs: int = 0
     sriov_numvfs: int = 0
     vfs: tuple[VirtualFunction, ...] = ()
     physfn: PciAddress | None = None
-    """Set where this function is itself a VF without its PF in sight."""
+    """Set if this function is itself a VF whose PF is not visible."""
     mig: Mig | None = None
     framework: Framework = Framework.NONE
     mdev_types: tuple[MdevType, ...] = ()
-    """On the GPU itself (:attr:`Framework.MDEV_PF`)."""
+    """Types on the GPU itself (:attr:`Framework.MDEV_PF`)."""
     mdevs: tuple[Mdev, ...] = ()
-    """On the GPU itself; those of VFs hang on their VF."""
+    """mdevs on the GPU itself; mdevs on a VF are in its entry in ``vfs``."""
     vgpu_types: tuple[VgpuType, ...] = ()
     mixed_sizes: bool | None = None
     """nvmlDeviceGetVgpuHeterogeneousMode; None if the GPU has none."""
     scheduler: Scheduler | None = None
     processes: int = 0
-    """Of this machine, as far as NVML tells."""
+    """Processes of this machine that use it, as far as NVML reports."""
     nvlink_peers: tuple[PciAddress, ...] = ()
     problems: tuple[str, ...] = ()
-    """What could not be read, for people; empty on a healthy GPU."""
+    """What could not be read, as text; empty on a healthy GPU."""
 
     @property
     def vgpus(self) -> tuple[Vgpu, ...]:
@@ -377,7 +377,7 @@ class Host:
     """The machine at one moment.
 
     ``gpus`` are physical functions by address. ``nvml_problem`` says why
-    NVML did not take part (no library, driver not loaded), or is None.
+    NVML was not used (no library, driver not loaded), or is None.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -386,13 +386,13 @@ class Host:
     library_missing: bool = False
     wsl: bool = False
     unidentified: tuple[str, ...] = ()
-    """What may be a GPU of this machine and could not be read, and why."""
+    """Possible GPUs of this machine that could not be read, and why."""
     problems: tuple[str, ...] = ()
 
     def gpu(self, address: PciAddress) -> Gpu:
-        """The GPU at ``address``.
+        """Return the GPU at ``address``.
 
-        :raises UnknownGpu: if this machine has none there.
+        :raises UnknownGpu: if this machine has no GPU there.
         """
         for gpu in self.gpus:
             if gpu.address == address:

@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Names of GPU instance profiles, for drivers that do not give them.
+"""Names of GPU instance profiles, for drivers that do not report them.
 
-nvmlGpuInstanceProfileInfo_v2_t carries a name; before it, tools computed it
-from the profile's size.
+nvmlGpuInstanceProfileInfo_v2_t contains a name; before it, tools computed the
+name from the profile's size.
 """
 
 from __future__ import annotations
@@ -34,21 +34,22 @@ a profile of twice the memory (1_SLICE_REV2) adds nothing to its name."""
 
 
 def attribute(index: int) -> str:
-    """What the profile found at an enumeration index adds to its name."""
+    """Return the name suffix of the profile at an enumeration index."""
     return _ATTRIBUTES.get(index, '')
 
 
 def memory_gb(memory_mib: int, total_mib: int) -> int:
-    """The memory in a profile's name.
+    """Return the memory in a profile's name.
 
-    Counted in started eighths of the GPU's, as marketed: in started GiB.
+    It is rounded up to eighths of the GPU's memory. The GPU's memory is
+    rounded up to GiB, as marketed.
 
     :param memory_mib: ``memorySizeMB``, above 0.
     :param total_mib: the whole GPU's (nvmlDeviceGetMemoryInfo), above 0.
     """
     eighths = -(-memory_mib * _EIGHTHS // total_mib)
     whole_gb = -(-total_mib // _MIB_PER_GIB)
-    # Half goes up; round() would send 70.5 down to 70.
+    # Round half up; round() would round 70.5 down to 70.
     return math.floor(eighths * whole_gb / _EIGHTHS + 0.5)
 
 
@@ -57,6 +58,6 @@ def computed(slices: int, memory_mib: int, total_mib: int,
     """A profile's name as ``nvidia-smi mig -lgip`` prints it: 1g.10gb+me.
 
     :param slices: ``sliceCount``.
-    :param suffix: as :func:`attribute` gives it.
+    :param suffix: as :func:`attribute` returns it.
     """
     return f'{slices}g.{memory_gb(memory_mib, total_mib)}gb{suffix}'

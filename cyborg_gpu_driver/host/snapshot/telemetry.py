@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What monitoring reads of a GPU at work: immutable values, no I/O."""
+"""The metrics of a GPU for monitoring: immutable values, no I/O."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import enum
 
 
 class Quantity(enum.Enum):
-    """What a value is of. Values are in base units."""
+    """The quantity of a value. Values are in base units."""
 
     # Of a GPU.
     UTILIZATION = enum.auto()
@@ -61,7 +61,7 @@ class Quantity(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """One value, and what of the GPU it is about."""
+    """One value, with labels for the part of the GPU that it concerns."""
 
     quantity: Quantity
     value: float
@@ -73,13 +73,13 @@ class Vgpu:
     """A vGPU that a guest runs, as NVML knows it."""
 
     vgpu_id: int
-    """NVML's vGPU instance."""
+    """NVML's id of the vGPU instance."""
     mdev: str = ''
-    """Its UUID; empty where vGPUs are made without mdev."""
+    """UUID of its mdev; empty if vGPUs are created without mdev."""
     server: str = ''
-    """UUID of the virtual machine; empty where NVML knows no UUID."""
+    """UUID of the virtual machine; empty if NVML knows no UUID."""
     instance_id: int | None = None
-    """Id of the GPU instance below; None if it is time-sliced."""
+    """Id of its GPU instance; None if the vGPU is time-sliced."""
 
     @property
     def labels(self) -> tuple[str, str, str, str]:
@@ -90,7 +90,7 @@ class Vgpu:
 
 @dataclasses.dataclass(frozen=True)
 class Sample:
-    """What one GPU answered. What it does not support is not in it."""
+    """The metrics of one GPU, without those that it does not support."""
 
     uuid: str
     values: tuple[Value, ...] = ()

@@ -12,9 +12,9 @@
 
 """Files of sysfs, read and written one system call at a time.
 
-The only place that opens a file below ``/sys``. ``root`` and ``os_module``
-are where a simulated machine takes the kernel's place: it gives
-an object with the few functions of :mod:`os` used here.
+The only module that opens a file below ``/sys``. A simulated machine replaces
+the kernel through ``root`` and ``os_module``: it passes an object with the few
+functions of :mod:`os` that are used here.
 """
 
 import errno as errno_codes
@@ -33,12 +33,12 @@ _READ_LIMIT = 1 << 20
 class Sysfs:
     """sysfs below ``root``.
 
-    Paths are given as components, which are joined here and nowhere else; a
-    component that could leave the tree is refused before a path is built.
+    Callers pass paths as components, and only this class joins them. It
+    refuses a component that could leave the tree before it builds a path.
 
     :param root: where sysfs is mounted, ``/sys`` on a real machine.
-    :param os_module: what answers ``open``, ``read``, ``write``, ``close``,
-        ``listdir``, ``readlink`` and ``stat``.
+    :param os_module: has the functions ``open``, ``read``, ``write``,
+        ``close``, ``listdir``, ``readlink`` and ``stat``.
     """
 
     def __init__(self, root: str = '/sys', os_module: Any = os) -> None:
@@ -46,14 +46,14 @@ class Sysfs:
         self._os = os_module
 
     def read(self, *parts: str) -> str:
-        """The text of a file without surrounding white space.
+        """Return the text of a file without surrounding white space.
 
         :raises SysfsError: with the kernel's errno.
         """
         return self.read_bytes(*parts).decode('utf-8', 'replace').strip()
 
     def read_bytes(self, *parts: str) -> bytes:
-        """All of a file.
+        """Return the content of a file.
 
         :raises SysfsError: with the kernel's errno.
         """
@@ -68,7 +68,7 @@ class Sysfs:
             raise _sysfs_error('read', path, error) from error
 
     def read_optional(self, *parts: str) -> str | None:
-        """Like :meth:`read`, None where there is no such file."""
+        """Like :meth:`read`; None if there is no such file."""
         try:
             return self.read(*parts)
         except exception.SysfsError as error:
@@ -80,7 +80,7 @@ class Sysfs:
         """Write a control file with exactly one write.
 
         A buffered file object would repeat a refused write when it is
-        closed, so that a control file acts twice.
+        closed, and a control file would act twice.
 
         :raises SysfsError: with the kernel's errno.
         """
@@ -98,11 +98,11 @@ class Sysfs:
         """Write a control file that may never return.
 
         A write that hangs in the kernel cannot be interrupted, and keeps its
-        process from ending. So another process makes it; a simulated kernel,
-        which may be in the memory of this one, is called in a thread.
+        process from ending. So a child process makes the write. A simulated
+        kernel may be in this process's memory and is called in a thread.
 
-        :param seconds: how long to wait for it.
-        :raises TimeoutError: if it did not return; it may still do so.
+        :param seconds: how long to wait for the write.
+        :raises TimeoutError: if the write did not return; it may still do so.
         :raises SysfsError: with the kernel's errno.
         """
         if self._os is os:
@@ -112,9 +112,9 @@ class Sysfs:
                 seconds, functools.partial(self.write, value, *parts))
 
     def listdir(self, *parts: str) -> list[str]:
-        """Names in a directory, sorted; empty where there is none.
+        """Return the sorted names in a directory; empty if it is missing.
 
-        :raises SysfsError: if it is there and cannot be read.
+        :raises SysfsError: if the directory exists and cannot be read.
         """
         path = self._path(parts)
         try:

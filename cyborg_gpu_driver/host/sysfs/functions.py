@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What sysfs says of a GPU and of its virtual functions."""
+"""Reads GPUs and their virtual functions from sysfs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Mdevs = Mapping[model.PciAddress, tuple[model.Mdev, ...]]
 
 
 class FunctionReader:
-    """Reads GPUs from the PCI bus; remembers what is static.
+    """Reads GPUs from the PCI bus and caches static facts.
 
-    What belongs to a binding (IOMMU groups, mdev types) is read again when
-    the driver or the number of virtual functions has changed.
+    Facts that belong to a driver binding (IOMMU groups, mdev types) are read
+    again when the driver or the number of virtual functions has changed.
     """
 
     def __init__(self, bus: pci.PciBus, tree: mdev.MdevTree):
@@ -43,22 +43,22 @@ class FunctionReader:
         self._groups: dict[model.PciAddress, int | None] = {}
 
     def mdevs(self, problems: problems_module.Problems) -> Mdevs:
-        """Every live mdev of the machine by its parent."""
+        """Return every live mdev of the machine, by its parent."""
         return self._tree.live(problems)
 
     def keep(self, present: Collection[model.PciAddress]) -> None:
-        """Forget all functions but those."""
+        """Forget all functions except those in ``present``."""
         for known in (self._binding, self._virtual, self._groups):
             for address in [*known]:
                 if address not in present:
-                    # Another snapshot may do the same at this moment.
+                    # Another snapshot may do the same at the same time.
                     known.pop(address, None)
                     self._tree.forget(address)
                     self._tree.forget_function(address)
 
     def bare(self, identity: pci.Identity,
              problems: problems_module.Problems) -> model.Gpu:
-        """A GPU without its vGPUs and without what NVML knows."""
+        """Return a GPU without its vGPUs and without NVML's facts."""
         address = identity.address
         driver, numvfs, group = None, 0, None
         virtual: tuple[model.PciAddress, ...] = ()
@@ -89,12 +89,13 @@ class FunctionReader:
     def with_vgpus(self, gpu: model.Gpu, mdevs: Mdevs,
                    problems: problems_module.Problems,
                    detail: bool = False) -> model.Gpu:
-        """The GPU with its vGPUs, their framework and what more there can be.
+        """The GPU with its vGPUs, their framework and what can be created.
 
-        :param gpu: with its MIG state: in MIG mode how many more mdevs
-            could be made follows from the instances and is not read.
-        :param detail: read what can be made on each virtual function. All
-            empty ones of a GPU have the same, so one is asked otherwise.
+        :param gpu: a GPU with its MIG state. In MIG mode, how many more mdevs
+            can be created follows from the instances and is not read.
+        :param detail: read what can be created on each virtual function.
+            Otherwise only one empty function is read, because it is the same
+            on all empty functions of a GPU.
         """
         on_gpu: tuple[model.MdevType, ...] = ()
         counted = gpu.mig is None or not gpu.mig.enabled
@@ -132,9 +133,9 @@ class FunctionReader:
     def _with_vendors(self, functions: Iterable[model.VirtualFunction],
                       problems: problems_module.Problems, detail: bool
                       ) -> tuple[model.VirtualFunction, ...]:
-        """Functions with what the vendor's VFIO driver says of each.
+        """Return the functions with what the vendor's VFIO driver reports.
 
-        One that has a vGPU takes no other, whatever its list says.
+        A function that has a vGPU takes no other, whatever its list says.
         """
         found, sample = [], None
         for function in functions:
@@ -160,13 +161,13 @@ class FunctionReader:
 
     def _counted(self, function: model.VirtualFunction,
                  sample: tuple[model.MdevType, ...]) -> model.VirtualFunction:
-        """A virtual function with how many more vGPUs it takes now.
+        """Return a virtual function with how many more vGPUs it takes now.
 
         :param sample: the answer of another empty function of the GPU.
         """
         types = function.mdev_types
         if function.mdevs:
-            # One vGPU is all that a virtual function takes.
+            # A virtual function takes only one vGPU.
             types = tuple(dataclasses.replace(mdev_type, available=0)
                           for mdev_type in types)
         elif [item.type_id for item in sample] == [
@@ -177,7 +178,7 @@ class FunctionReader:
         return dataclasses.replace(function, mdev_types=types)
 
     def _renew(self, address: model.PciAddress, binding: object) -> None:
-        """Forget what was read under another driver or number of VFs."""
+        """Forget what was read with another driver or number of VFs."""
         if self._binding.get(address) == binding:
             return
         self._binding[address] = binding

@@ -13,8 +13,8 @@
 """vGPUs as sysfs shows them: mdev types, live mdevs, vendor VFIO.
 
 Documentation/driver-api/vfio-mediated-device.rst of the kernel describes
-the mdev files; the ``nvidia/`` directory of a virtual function is the one
-of NVIDIA's vGPU guide for kernels without mdev.
+the mdev files. NVIDIA's vGPU guide describes the ``nvidia/`` directory of a
+virtual function, for kernels without mdev.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NONE = frozenset({0xffff, 0xffffffff})
 
 
 class MdevTree:
-    """Reads mdev types and mdevs; remembers what does not change.
+    """Reads mdev types and mdevs, and caches what does not change.
 
     A type's name and description belong to the GPU's driver; they are read
     once for a GPU, not once for each of its virtual functions.
@@ -65,7 +65,7 @@ class MdevTree:
               ) -> tuple[model.MdevType, ...]:
         """The mdev types of a function, without their availability.
 
-        :param gpu: the GPU that it is, or is a virtual function of.
+        :param gpu: the GPU that the function belongs to.
         :raises SysfsError: if they cannot be read.
         """
         if function not in self._listed:
@@ -84,7 +84,7 @@ class MdevTree:
     def available(self, function: model.PciAddress,
                   types: tuple[model.MdevType, ...]
                   ) -> tuple[model.MdevType, ...]:
-        """``types`` with how many more a function can take now.
+        """Return ``types`` with how many more a function can take now.
 
         :raises SysfsError, InvalidValue: if one cannot be read.
         """
@@ -97,9 +97,9 @@ class MdevTree:
 
     def live(self, problems: problems_module.Problems
              ) -> Mapping[model.PciAddress, tuple[model.Mdev, ...]]:
-        """Every mdev of the machine by its parent.
+        """Return every mdev of the machine, by its parent.
 
-        :param problems: takes what could not be read.
+        :param problems: receives what could not be read.
         """
         found = collections.defaultdict(list)
         with problems.noted('mdevs'):
@@ -112,7 +112,7 @@ class MdevTree:
                 for parent, mdevs in found.items()}
 
     def _mdev(self, uuid: str) -> model.Mdev | None:
-        """One mdev; None if it is gone by now or no PCI function's."""
+        """One mdev; None if it is gone or its parent is no PCI function."""
         place = self._sysfs.link_parts(*_MDEVS, uuid)
         type_id = self._sysfs.link_name(*_MDEVS, uuid, 'mdev_type')
         if len(place) < 2 or type_id is None:
@@ -124,9 +124,9 @@ class MdevTree:
         return model.Mdev(uuid=uuid, parent=parent, type_id=type_id)
 
     def current_vgpu_type(self, function: model.PciAddress) -> int | None:
-        """Type of the vGPU on a function of vendor VFIO: 0 for none.
+        """Type of the vGPU on a function of vendor VFIO; 0 for no vGPU.
 
-        :returns: None where the function has no such file.
+        :returns: None if the function has no such file.
         :raises SysfsError, InvalidValue: if it cannot be read.
         """
         return pci.number(self._sysfs.read_optional(
@@ -135,9 +135,9 @@ class MdevTree:
 
     def creatable_types(self, function: model.PciAddress
                         ) -> tuple[int, ...] | None:
-        """Types that a function of vendor VFIO can be given now.
+        """vGPU types that can be created on a function of vendor VFIO now.
 
-        :returns: None where the function has no such file.
+        :returns: None if the function has no such file.
         :raises SysfsError: if it cannot be read.
         :raises InvalidValue: if it is not a table of numbers and names.
         """
@@ -156,11 +156,11 @@ class MdevTree:
 
     def vgpu_output(self, function: model.PciAddress, name: str
                     ) -> int | None:
-        """What the driver says of the vGPU on a function of vendor VFIO.
+        """Return a number of the vGPU on a function of vendor VFIO.
 
         :param name: ``gpu_instance_id`` or ``placement_id``.
-        :returns: None where it says none, by whatever word, or there is no
-            vGPU (ENXIO).
+        :returns: None if the driver reports none, by whatever word, or there
+            is no vGPU (ENXIO).
         :raises SysfsError: if it cannot be read.
         """
         text = self._sysfs.read_optional(

@@ -28,16 +28,16 @@ _DISPLAY = ('0300', '0302')
 """VGA compatible and 3D controller (PCI Code and ID Assignment)."""
 _UNREADABLE = '0000'
 _BRIDGE = '0680'
-"""Other bridge device, which NVSwitches are."""
+"""Other bridge device: the class of NVSwitches."""
 HOPPER_NVSWITCHES = frozenset(f'22a{digit:x}' for digit in range(8))
 """Device ids of the NVSwitches of Hopper (nvswitch_ls10_device_ids in
 src/common/nvswitch/kernel/nvswitch.c of NVIDIA's open kernel modules). Later
-ones are no PCI functions of the host."""
+NVSwitches are not PCI functions of the host."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """What a PCI function is for as long as it is on the bus."""
+    """The properties of a PCI function while it is on the bus."""
 
     address: model.PciAddress
     vendor_id: str
@@ -47,16 +47,16 @@ class Identity:
     subsystem_device_id: str | None
     numa_node: int | None
     physfn: model.PciAddress | None
-    """The physical function of a virtual one (``physfn``)."""
+    """The physical function of a virtual function (``physfn``)."""
     physfn_known: bool
-    """False where that could not be read: it may be a virtual one."""
+    """False if ``physfn`` was not read: it may be a virtual function."""
     sriov_totalvfs: int
     problems: tuple[str, ...] = ()
 
 
 def board(sysfs: sysfs_module.Sysfs, address: model.PciAddress
           ) -> tuple[str | None, ...] | model.PciAddress:
-    """A board's kind: its PCI ids; its address where they cannot be read.
+    """Return a board's kind: its PCI ids, or its address without them.
 
     :raises SysfsError: if sysfs cannot be read.
     """
@@ -67,7 +67,7 @@ def board(sysfs: sysfs_module.Sysfs, address: model.PciAddress
 
 
 class PciBus:
-    """Reads which NVIDIA GPUs there are; remembers what they are.
+    """Lists the NVIDIA GPUs on the PCI bus, and caches their identities.
 
     A function's identity is read once and kept while the function stays
     on the bus.
@@ -79,10 +79,10 @@ class PciBus:
 
     def functions(self, problems: problems_module.Problems
                   ) -> tuple[Identity, ...]:
-        """NVIDIA's functions of class 0300 and 0302, virtual ones too.
+        """NVIDIA's functions of class 0300 and 0302, also virtual functions.
 
-        :param problems: takes why some function may be missing. Where the
-            bus itself cannot be listed, the functions seen last are given.
+        :param problems: receives why functions may be missing. If the bus
+            itself cannot be listed, the functions seen last are returned.
         """
         try:
             names = self._sysfs.listdir(*DEVICES)
@@ -99,7 +99,7 @@ class PciBus:
         known: dict[str, Identity | None] = {}
         for name in names:
             identity = self._known.get(name)
-            # What was read only in part is read again.
+            # An identity that was read only in part is read again.
             if name in self._known and not (identity and identity.problems):
                 known[name] = identity
                 continue
@@ -110,7 +110,7 @@ class PciBus:
         self._known = known
 
     def _identify(self, name: str) -> Identity | None:
-        """The identity of a function of ours, None for any other's."""
+        """Return the identity of an NVIDIA GPU; None for other functions."""
         if self._hex(name, 'vendor') != _NVIDIA:
             return None
         class_code = self._hex(name, 'class')[:4]
@@ -178,7 +178,7 @@ class PciBus:
             *DEVICES, str(address), 'iommu_group'), 'iommu_group')
 
     def group_members(self, group: int | None) -> tuple[str, ...]:
-        """Addresses of the functions in an IOMMU group; none without one.
+        """Addresses of the functions in an IOMMU group; none without group.
 
         :raises SysfsError: if they cannot be listed.
         """
@@ -188,7 +188,7 @@ class PciBus:
                                          str(group), 'devices'))
 
     def numvfs(self, address: model.PciAddress) -> int:
-        """How many virtual functions are enabled.
+        """Return how many virtual functions are enabled.
 
         :raises SysfsError: if it cannot be read.
         """
@@ -196,9 +196,9 @@ class PciBus:
 
     def virtual_functions(self, address: model.PciAddress, numvfs: int
                           ) -> tuple[model.PciAddress, ...]:
-        """Addresses of virtual functions, in order of their index.
+        """Return the addresses of virtual functions, in order of their index.
 
-        Fewer than ``numvfs`` while they are being enabled.
+        There are fewer than ``numvfs`` while they are being enabled.
 
         :raises SysfsError: if one cannot be read.
         """
@@ -213,9 +213,9 @@ class PciBus:
 
 
 def number(text: str | None, what: str) -> int | None:
-    """A number from a file of sysfs, None where there was no file.
+    """Return the number in a file of sysfs; None if there was no file.
 
-    :raises InvalidValue: if it is none.
+    :raises InvalidValue: if the text is not a number.
     """
     if text is None:
         return None

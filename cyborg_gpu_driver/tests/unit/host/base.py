@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Tests on a simulated machine."""
+"""Base classes of tests on a simulated machine."""
 
 import logging
 
@@ -23,7 +23,7 @@ from cyborg_gpu_driver.simulator.machine import machine as machine_module
 
 
 class LogTestCase(base.BaseTestCase):
-    """Has what the library logs."""
+    """A test case that keeps what the library logs."""
 
     def setUp(self):
         super().setUp()
@@ -36,7 +36,7 @@ class LogTestCase(base.BaseTestCase):
 
 
 class SimulatedTestCase(LogTestCase):
-    """Has a machine under pynvml, and its platform."""
+    """A test case with a machine under pynvml, and its platform."""
 
     MACHINE = 'dgx-a100-80'
 
@@ -58,20 +58,20 @@ class SimulatedTestCase(LogTestCase):
         return self.nvml.device(address or self.first)
 
     def cut(self, address, profile_id, *placement):
-        """Cut a GPU instance, at start and size if given."""
+        """Create a GPU instance, at a start and size if given."""
         return self.nvml.create_gpu_instance(
             self.device(address), profile_id,
             model.Placement(*placement) if placement else None)
 
     def calls(self):
-        """How many calls of each symbol since this was asked last."""
+        """Return the calls of each symbol since the last such request."""
         counted = dict(self.machine.calls)
         self.machine.reset_calls()
         return counted
 
 
 class LogRecords(logging.Handler):
-    """Keeps messages."""
+    """A handler that keeps the messages."""
 
     def __init__(self):
         super().__init__()

@@ -25,9 +25,9 @@ from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.tests.unit.host import base
 
 _LONG = 30
-"""Seconds; more than anything here takes."""
+"""Seconds; longer than anything in these tests takes."""
 _SHORT = 0.1
-"""Seconds after which a call that blocks is given up."""
+"""Seconds after which a blocked call is abandoned."""
 
 _EXIT = """
 import threading
@@ -75,12 +75,12 @@ class DeadlineTest(base.LogTestCase):
         return deadline.run(self.owner, seconds, 'call', function, *arguments)
 
     def block(self):
-        """Let a call hang that is given up."""
+        """Let a call hang until it is abandoned."""
         return self.assertRaises(exception.NvmlNotAnswering, self.run_it,
                                  self.release.wait, seconds=_SHORT)
 
     def wait_until_idle(self):
-        """Release what hangs; come back when the thread is free again."""
+        """Release the hung call; return when the thread is free again."""
         worker = deadline._worker(self.owner)
         call = worker._late[0]
         self.release.set()

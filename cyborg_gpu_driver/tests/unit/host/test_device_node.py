@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Who has the device node of a GPU open."""
+"""Which processes have the device node of a GPU open."""
 
 import pathlib
 
@@ -106,7 +106,7 @@ class HoldersTest(base.BaseTestCase):
                                     nvml.NvmlSession())
         self.assertFalse(device_node.fabric_manager_runs(
             machine, str(self.proc)))
-        # The kernel keeps fifteen characters of a name.
+        # The kernel keeps fifteen characters of a process name.
         self.add_process(6, 'nv-fabricmanager'[:15])
         self.assertTrue(device_node.fabric_manager_runs(
             machine, str(self.proc)))

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Virtual machines of a simulated host, and a libvirt in trouble."""
+"""Virtual machines of a simulated host, and failures of libvirt."""
 
 import errno
 import threading
@@ -43,7 +43,7 @@ class DomainReaderTest(base.SimulatedTestCase):
 
     def test_a_domain_that_goes_away_meanwhile(self):
         class Connection(libvirt.Connection):
-            """Has one domain less once they are listed."""
+            """A connection that loses a domain after it is listed."""
 
             def listAllDomains(self, flags):
                 found = super().listAllDomains(flags)
@@ -71,7 +71,7 @@ class DomainReaderTest(base.SimulatedTestCase):
             self.assertIn('listAllDomains did not return', str(error))
 
     def _answered(self, answers):
-        """Let it answer, and come back when it has."""
+        """Let libvirt answer, and return when it has answered."""
         answers.set()
         call = deadline._workers['libvirt']._late[0]
         call.wait(30)

@@ -22,7 +22,7 @@ _1G = 19
 _SOON = 0.5
 """Seconds that a call may take once a GPU hangs."""
 _LATER = 5
-"""Seconds, where much is read of the others."""
+"""The same, where much is read from the other GPUs."""
 
 
 class HungGpuTest(base.SimulatedTestCase):
@@ -33,12 +33,12 @@ class HungGpuTest(base.SimulatedTestCase):
         self.addCleanup(self.answer_again)
 
     def hang(self):
-        """Let the first GPU hang, and wait for nothing long."""
+        """Let the first GPU hang, and shorten the timeout of calls."""
         self.machine.hang_gpu(str(self.first))
         self.nvml.timeout = _SOON
 
     def answer_again(self):
-        """Let it answer, and come back when nothing hangs any more."""
+        """Let the GPU answer; return when nothing hangs any more."""
         self.machine.hang_gpu(str(self.first), False)
         self.nvml.timeout = 30
         worker = deadline._workers.get(self.first)
@@ -46,7 +46,7 @@ class HungGpuTest(base.SimulatedTestCase):
             call = worker._late[0]
             call.wait(30)
             call.ended.release()
-        # Says in the log that it does, in this test and not in the next.
+        # Logs the recovery now, so that the next test does not see it.
         deadline.run(self.first, 30, 'nothing', int)
 
     def check_others(self, host):
@@ -83,7 +83,7 @@ class HungGpuTest(base.SimulatedTestCase):
                       self.reader.snapshot().gpus[0].problems[0])
 
     def test_in_the_middle_of_a_reading(self):
-        """What is unknown is not taken for nothing: no process, say."""
+        """Unknown facts are not read as empty, such as no processes."""
         self.nvml.call('nvmlDeviceGetMigMode', self.device())
         self.nvml.timeout = _SOON
         self.machine.faults.delay(

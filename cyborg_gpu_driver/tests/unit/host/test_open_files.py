@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Who has a file locked."""
+"""Which processes hold a lock on a file."""
 
 import os
 import threading

@@ -31,7 +31,7 @@ _PATHS = ('sriov_manage', 'mdevctl', 'nvidia_smi')
 
 
 class RealCase(base.BaseTestCase):
-    """This machine, with a PCI bus of the test's that has an NVSwitch."""
+    """This machine, but with a test PCI bus that has an NVSwitch."""
 
     def setUp(self):
         super().setUp()
@@ -70,7 +70,7 @@ class PathsTest(RealCase):
 
 
 class FabricConfigTest(RealCase):
-    """``[gpu] fabric_manager_config``, by everyone who reads it."""
+    """``[gpu] fabric_manager_config``, in all code that reads it."""
 
     def test_the_reader(self):
         for number, mode in enumerate(fabric.Mode):

@@ -19,7 +19,7 @@ _1G, _3G = 19, 9
 
 
 class StaticTest(base.SimulatedTestCase):
-    """What the simulated models are known to be."""
+    """The static facts of the simulated models."""
 
     def test_a_whole_machine(self):
         host = self.reader.snapshot()
@@ -149,7 +149,7 @@ class BudgetTest(base.SimulatedTestCase):
         self.assertEqual(56, sum(len(gpu.mig.instances)
                                  for gpu in host.gpus))
         self.assertLessEqual(sum(calls.values()), 8 * 8 + 2 * 56, calls)
-        # The grid is full after the first profile, so no other is asked.
+        # The first profile fills the grid, so no other one is read.
         self.assertEqual({'nvmlDeviceGetMigMode': 8,
                           'nvmlDeviceGetGpuInstances': 8,
                           'nvmlGpuInstanceGetInfo': 56,
@@ -163,7 +163,7 @@ class BudgetTest(base.SimulatedTestCase):
         self.assertLessEqual(sum(self.calls().values()), 8 * 8 + 1)
 
     def test_virtual_functions_do_not_multiply_files(self):
-        """Names and descriptions once; one VF speaks for all."""
+        """A second snapshot reads no name, description or availability."""
         self.use('mixed')
         self.reader.snapshot()
         opened = []

@@ -24,10 +24,10 @@ _CODES = (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_NOT_SUPPORTED,
 
 
 class FaultTest(base.SimulatedTestCase):
-    """One broken thing costs its GPU's detail, never the snapshot."""
+    """A fault costs the detail of its GPU, never the snapshot."""
 
-    def _sick(self):
-        """The first GPU; all others must be well."""
+    def _unhealthy(self):
+        """Return the first GPU; all others must have no problem."""
         host = self.reader.snapshot()
         self.assertEqual(8, len(host.gpus))
         for gpu in host.gpus[1:]:
@@ -38,7 +38,7 @@ class FaultTest(base.SimulatedTestCase):
     def test_lost_gpu(self):
         self.reader.snapshot()
         self.machine.lose_gpu(str(self.first))
-        gpu = self._sick()
+        gpu = self._unhealthy()
         self.assertIn('GPU_IS_LOST', gpu.problems[0])
         self.assertEqual((None, None, False, ()),
                          (gpu.mig, gpu.model, gpu.visible_to_nvml,
@@ -46,10 +46,10 @@ class FaultTest(base.SimulatedTestCase):
         self.assertEqual('nvidia', gpu.driver)
         self.assertEqual(20, len(gpu.vfs))
         for _ in range(3):
-            self._sick()
+            self._unhealthy()
         self.assertEqual(1, len(self.log.about('GPU_IS_LOST', 30)))
         self.machine.find_gpu(str(self.first))
-        self.assertEqual((), self._sick().problems)
+        self.assertEqual((), self._unhealthy().problems)
         self.assertEqual(2, len(self.log.about('GPU_IS_LOST', 30)))
 
     def test_lost_gpu_does_not_close_the_session_each_time(self):
@@ -62,7 +62,7 @@ class FaultTest(base.SimulatedTestCase):
         self.assertEqual(before, self.nvml.generation)
 
     def test_every_call_that_can_fail(self):
-        """Any error of any call is one GPU's problem, or no problem."""
+        """Any error of any call is a problem of one GPU, or of none."""
         self.use('mixed')
         ampere = self.addresses[1]
         self.cut(ampere, _1G)
@@ -86,31 +86,31 @@ class FaultTest(base.SimulatedTestCase):
 
     def test_mig_state_that_cannot_be_read_is_never_the_old_one(self):
         self.cut(self.first, _1G)
-        self.assertEqual(1, len(self._sick().mig.instances))
+        self.assertEqual(1, len(self._unhealthy().mig.instances))
         for symbol in ('nvmlDeviceGetMigMode', 'nvmlDeviceGetGpuInstances',
                        'nvmlGpuInstanceGetInfo'):
             self.machine.faults.fail(symbol, pynvml.NVML_ERROR_UNKNOWN,
                                      times=None, address=str(self.first))
-            gpu = self._sick()
+            gpu = self._unhealthy()
             self.assertIsNone(gpu.mig, symbol)
             self.assertIn(symbol, gpu.problems[0])
             self.machine.faults.clear()
-            self.assertEqual(1, len(self._sick().mig.instances), symbol)
+            self.assertEqual(1, len(self._unhealthy().mig.instances), symbol)
 
     def test_hiccup_is_tried_again_at_once(self):
         self.reader.snapshot()
         self.machine.faults.fail('nvmlDeviceGetMigMode',
                                  pynvml.NVML_ERROR_UNKNOWN, times=1,
                                  address=str(self.first))
-        self.assertEqual((), self._sick().problems)
+        self.assertEqual((), self._unhealthy().problems)
 
     def test_handles_that_died_are_asked_for_again(self):
         self.reader.snapshot()
         self.machine.sriov_manage(str(self.first), enable=False)
         self.machine.reset_gpu(str(self.first))
         before = self.nvml.generation
-        self.assertEqual((), self._sick().problems)
-        # Without closing the session under what other threads do.
+        self.assertEqual((), self._unhealthy().problems)
+        # The session was not closed: other threads may be using it.
         self.assertEqual(before, self.nvml.generation)
 
     def test_reboot(self):
@@ -141,17 +141,17 @@ class FaultTest(base.SimulatedTestCase):
         self.machine.faults.fail('nvmlDeviceGetMigMode',
                                  pynvml.NVML_ERROR_NO_PERMISSION,
                                  times=None, address=str(self.first))
-        self.assertIn('NO_PERMISSION', self._sick().problems[0])
+        self.assertIn('NO_PERMISSION', self._unhealthy().problems[0])
         self.assertEqual(1, self.nvml.generation)
 
     def test_static_facts_that_failed_are_read_again(self):
         self.machine.faults.fail('nvmlDeviceGetSerial',
                                  pynvml.NVML_ERROR_UNKNOWN, times=1,
                                  address=str(self.first))
-        gpu = self._sick()
+        gpu = self._unhealthy()
         self.assertIsNone(gpu.serial)
         self.assertIn('nvmlDeviceGetSerial', gpu.problems[0])
-        gpu = self._sick()
+        gpu = self._unhealthy()
         self.assertEqual((self.machine.gpus[0].spec.serial, ()),
                          (gpu.serial, gpu.problems))
 
@@ -180,8 +180,8 @@ class FaultTest(base.SimulatedTestCase):
         address = str(self.addresses[0])
         for path in (f'*/{address}/mdev_supported_types/*/available_*',):
             self.machine.faults.fail_read(path, errno.EIO, times=None)
-            sick, *others = self.reader.snapshot().gpus
-            self.assertIn('available_instances', sick.problems[0])
+            unhealthy, *others = self.reader.snapshot().gpus
+            self.assertIn('available_instances', unhealthy.problems[0])
             self.assertEqual([()] * 3, [gpu.problems for gpu in others])
             self.machine.faults.clear()
             self.assertEqual(before, self.reader.snapshot())

@@ -56,7 +56,7 @@ class VgpuCase(base.SimulatedTestCase):
 
 
 class TypeTest(VgpuCase):
-    """What is static about vGPU types."""
+    """The static facts of vGPU types."""
 
     def test_how_many_a_gpu_instance_holds(self):
         for machine, type_name, expected in (
@@ -385,7 +385,7 @@ class VendorTest(VgpuCase):
 
 
 class FileTest(oslo_base.BaseTestCase):
-    """The files of vendor VFIO, whatever they say."""
+    """The files of vendor VFIO, whatever they contain."""
 
     function = model.PciAddress(0, 0x16, 0, 4)
 

@@ -32,7 +32,7 @@ _VF = model.PciAddress.parse('0000:41:00.4')
 
 
 class ProcTest(base.SimulatedTestCase):
-    """Who has a VFIO device open, from /proc and sysfs as they are."""
+    """Which processes have a VFIO device open, from /proc and sysfs."""
 
     MACHINE = 't4x4'
 
@@ -129,7 +129,7 @@ class ProcTest(base.SimulatedTestCase):
 
 
 class MdevGuestTest(base.SimulatedTestCase):
-    """NVML's account of guests on mdevs."""
+    """What NVML reports about guests on mdevs."""
 
     def setUp(self):
         super().setUp()
@@ -172,7 +172,7 @@ class MdevGuestTest(base.SimulatedTestCase):
 
 
 class VendorGuestTest(base.SimulatedTestCase):
-    """NVML's account of guests where it names no function."""
+    """What NVML reports about guests if it names no function."""
 
     MACHINE = 'l40sx4'
 
@@ -215,7 +215,7 @@ class VendorGuestTest(base.SimulatedTestCase):
         self.assertEqual([False] * 3, self._may_run())
         self.machine.start_guest(str(self.functions[1]))
         self.assertEqual([False, True, False], self._may_run())
-        # Whoever has which device open.
+        # The processes that have a device open make no difference.
         self.assertEqual([False, True, False],
                          self._may_run(self._without_holders()))
 
@@ -228,7 +228,7 @@ class VendorGuestTest(base.SimulatedTestCase):
 
     def test_a_guest_that_nothing_accounts_for_is_on_either(self):
         self._mix()
-        # As drivers do that are older than mixed sizes.
+        # Drivers that are older than mixed sizes answer like this.
         self.machine.faults.fail('nvmlVgpuInstanceGetPlacementId',
                                  pynvml.NVML_ERROR_NOT_SUPPORTED, times=None)
         self.machine.start_guest(str(self.functions[1]))

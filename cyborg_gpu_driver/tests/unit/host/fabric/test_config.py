@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is read of the fabric manager's configuration."""
+"""What is read from the fabric manager's configuration."""
 
 import fixtures
 from oslotest import base

@@ -179,7 +179,7 @@ class VgpuModeTest(FabricCase):
         self.assertEqual(15, len(self.session.partitions()))
 
     def wait_until_idle(self):
-        """The thread makes one call after the other."""
+        """Wait for one more call: the thread makes them in order."""
         ended = threading.Event()
         call = deadline._Call('last', ended.set, ())
         deadline._worker(session._OWNER)._calls.put(call)

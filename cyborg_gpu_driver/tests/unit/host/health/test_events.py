@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Hearing of errors, in a thread that waits in a simulated NVML."""
+"""Receiving errors in a thread that waits in a simulated NVML."""
 
 import queue
 import threading
@@ -26,11 +26,11 @@ from cyborg_gpu_driver.host.snapshot import health_facts
 from cyborg_gpu_driver.tests.unit.host import base
 
 _SECONDS = 30
-"""More than anything here takes."""
+"""Longer than anything in these tests takes."""
 
 
 class EventSetTest(base.SimulatedTestCase):
-    """The set, without the thread."""
+    """The event set, without the watcher's thread."""
 
     def setUp(self):
         super().setUp()
@@ -169,12 +169,12 @@ class EventSetTest(base.SimulatedTestCase):
 
 
 class WatcherTest(base.SimulatedTestCase):
-    """The thread."""
+    """The watcher's thread."""
 
     def setUp(self):
         super().setUp()
         self.first_delay = events._FIRST_DELAY
-        # Each is a second for a real GPU, and tests wait for them.
+        # Each is a second on a real GPU, and the tests wait for them.
         self.use_constant('_WAIT_MS', 20)
         self.use_constant('_FIRST_DELAY', 0.02)
         self.events = queue.Queue()
@@ -186,7 +186,7 @@ class WatcherTest(base.SimulatedTestCase):
             f'{events.__name__}.{name}', value))
 
     def watch(self):
-        """Watch all, and come back when that is so."""
+        """Watch all GPUs; return when the watcher waits for events."""
         registered = threading.Event()
         self.machine.faults.delay('nvmlEventSetWait_v2', 0,
                                   lambda _: registered.set())
@@ -227,7 +227,7 @@ class WatcherTest(base.SimulatedTestCase):
     def test_a_lost_gpu_is_told_and_does_not_keep_it_busy(self):
         self.watch()
         self.machine.lose_gpu(str(self.first))
-        # By the driver, and by who looks which GPU spoils the set.
+        # From the driver, and from the search for the GPU at fault.
         for _ in range(2):
             self.assertEqual(health_facts.Event(self.first, 79), self.next())
         self.watch()
@@ -251,7 +251,7 @@ class WatcherTest(base.SimulatedTestCase):
         self.assertRaises(queue.Empty, tries.get, timeout=0.3)
 
     def test_no_error_ends_it(self):
-        """Whatever breaks, it is said once, and errors are heard again."""
+        """An exception is logged once, and errors are received again."""
         failed = threading.Semaphore(0)
 
         def fail(_):

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Hearing of errors in a process whose threads are eventlet's."""
+"""Receiving errors in a process whose threads are eventlet's."""
 
 import subprocess
 import sys
@@ -80,7 +80,7 @@ machine.hang_gpu('0000:07:00.0', False)
 class GreenTest(base.BaseTestCase):
 
     def run_program(self, program):
-        """What a program prints."""
+        """Return what a program prints."""
         if importutils.try_import('eventlet') is None:
             self.skipTest('this release of OpenStack is without eventlet')
         done = subprocess.run([sys.executable, '-W', 'ignore', '-c',

@@ -53,7 +53,7 @@ class ReadTest(base.BaseTestCase):
 
     def test_a_gpu_that_is_off_the_bus(self):
         self.write('config', b'\xff' * 64)
-        # drivers/pci/pci-sysfs.c prints 63, the whole field, for no link.
+        # drivers/pci/pci-sysfs.c prints 63, all bits set, without a link.
         self.write('current_link_width', '63\n')
         self.assertEqual(pci_health.Seen(False, None, 63), self.read())
 

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What GPUs say of their health, on simulated machines."""
+"""What GPUs report about their health, on simulated machines."""
 
 import dataclasses
 

@@ -26,7 +26,7 @@ CLIQUE = '51d4ba7b-6d2a-4b39-9e4b-1c4a4bd0f1a2.32766'
 
 
 def write_rack(directory, clique=CLIQUE):
-    """A file of a machine whose NVLinks leave it; its path."""
+    """Write the file of a host whose NVLinks leave it; return its path."""
     text = (files.HERE / 'hosts' / 'hgx-h200.yaml').read_text('utf-8')
     path = pathlib.Path(directory) / 'rack.yaml'
     path.write_text(f'{text}clique: {clique}\n', encoding='utf-8')

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Who may have NVML open, in one process and in several."""
+"""Which sessions may open NVML, in one process and in several."""
 
 import contextlib
 import multiprocessing
@@ -52,7 +52,7 @@ class Session(gate.Guarded):
 
 
 def _another_process(state_path, connection):
-    """Uses NVML or wants it alone, as it is told."""
+    """Use NVML, or take it alone, as each order says."""
     session = Session(access.Access(state_path, 0.3))
     while (order := connection.recv()) != 'end':
         try:
@@ -82,13 +82,13 @@ class GateTest(base.BaseTestCase):
         return access.Access(self.state_path, timeout)
 
     def session(self, timeout=_SECONDS):
-        """As of another process: it shares nothing but the files."""
+        """A session like another process's: it shares only the files."""
         session = Session(self.access(timeout))
         self.addCleanup(session.reset)
         return session
 
     def process(self):
-        """Another process; orders to it and its answers."""
+        """Return another process, and a pipe for orders and answers."""
         mine, theirs = multiprocessing.Pipe()
         process = multiprocessing.get_context('fork').Process(
             target=_another_process, args=(self.state_path, theirs))
@@ -185,7 +185,7 @@ class GateTest(base.BaseTestCase):
         error = self.assertRaises(exception.NvmlClosed, session.use)
         self.assertIn(f'process {process.pid} (', str(error))
         self.assertEqual('nvmlInit', error.call)
-        # The next does not wait once more for the same.
+        # The next call does not wait again for the same process.
         session.gate.access.timeout = 10 * _SECONDS
         self.assertRaises(exception.NvmlClosed, session.use)
         other.send('go on')
@@ -234,7 +234,7 @@ class GateTest(base.BaseTestCase):
         os.mkdir(self.state_path)
 
     def test_a_session_is_closed_whatever_lock_is_held(self):
-        """Garbage is collected in any thread, also in one that has a lock."""
+        """Any thread may collect garbage, even one that holds a lock."""
         session = self.session()
         session.use()
         with gate._keepers._mutex:

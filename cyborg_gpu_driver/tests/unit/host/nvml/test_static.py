@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Facts of boards that are alike are read of one of them."""
+"""The static facts of equal boards are read from one of them."""
 
 import itertools
 import threading
@@ -25,8 +25,8 @@ from cyborg_gpu_driver.tests.unit.host import base
 
 _PROFILE = 'nvmlDeviceGetGpuInstanceProfileInfoV'
 _A_MINUTE = 60
-_INDICES = 19
-"""Of NVML's list of profiles, with its end."""
+_INDICES = pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT + 1
+"""The calls that read NVML's list of profiles to its end: one fails."""
 
 
 class AlikeTest(oslo_base.BaseTestCase):

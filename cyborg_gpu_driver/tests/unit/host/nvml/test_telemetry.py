@@ -110,8 +110,8 @@ class MigTest(_Case):
         self.assertEqual(dict.fromkeys(ids, 9856 << 20), memory)
         self.assertFalse({Q.UTILIZATION, Q.MEMORY_UTILIZATION,
                           Q.REMAPPED_ROWS} & {key[0] for key in found})
-        # Before Hopper the links' errors come as sums, and their state from
-        # a call for each.
+        # Before Hopper, NVML returns the sum of the links' errors, and the
+        # state of each link in a call of its own.
         self.assertEqual(0, found[Q.LINK_ERRORS, 'crc_flit'])
         self.assertEqual(1, found[Q.LINK_UP, '0'])
 
@@ -168,7 +168,7 @@ class VgpuTest(_Case):
         self.assertEqual(
             {Q.VGPU_UTILIZATION: 0.5, Q.VGPU_MEMORY_UTILIZATION: 0.25,
              Q.VGPU_ENCODER_UTILIZATION: 0, Q.VGPU_DECODER_UTILIZATION: 0.1,
-             # More than pynvml has room for.
+             # More than 4 GiB, which the function of pynvml cannot return.
              Q.VGPU_FRAMEBUFFER_USED: 5000 << 20},
             {item.quantity: item.value for item in sample.values
              if item.labels == vgpu.labels})

@@ -36,7 +36,7 @@ class VgpuCase(base.SimulatedTestCase):
                     if item.name == name)
 
     def make(self, name, number=0, address=None):
-        """Make a vGPU of vendor VFIO; the address of its function."""
+        """Make a vGPU of vendor VFIO; return its function's address."""
         function = str(self.gpu(address).vfs[number].address)
         self.platform.sysfs.write(
             str(self.type(name, address).type_id), 'bus', 'pci', 'devices',
@@ -53,7 +53,7 @@ class VgpuCase(base.SimulatedTestCase):
 class MixedSizesTest(VgpuCase):
 
     def mixed_sizes(self):
-        """Whether the mode is on; None where the GPU does not have it."""
+        """Whether the mode is on; None if the GPU does not have it."""
         device = self.device()
         if not nvml_vgpu.can_mix_sizes(self.nvml, device):
             return None
@@ -91,7 +91,7 @@ class MixedSizesTest(VgpuCase):
 
 
 class PlacementTest(VgpuCase):
-    """On drivers that know either version of the list."""
+    """Placements, on drivers with either version of the list."""
 
     def _placements(self, address, name):
         return nvml_vgpu.supported_placements(
@@ -229,7 +229,7 @@ class SchedulerTest(VgpuCase):
 
 
 class InstanceSchedulerTest(base.SimulatedTestCase):
-    """Of the vGPUs that share a GPU instance."""
+    """The scheduler of the vGPUs that share a GPU instance."""
 
     MACHINE = 'rtxpro6000x8'
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which GPU a person means, and in what state it is."""
+"""Which GPU a user means, and in which state the GPU is."""
 
 import dataclasses
 import errno
@@ -131,7 +131,7 @@ class FindTest(ReadCase):
 
 
 class WslTest(ReadCase):
-    """NVML alone knows the GPUs."""
+    """Only NVML knows the GPUs."""
 
     host = 'wsl'
 
@@ -176,7 +176,7 @@ class StateTest(ReadCase):
         self.machine.faults.fail(
             'nvmlDeviceGetGpuInstanceProfileInfo*',
             pynvml.NVML_ERROR_UNKNOWN, times=None, address=_FIRST)
-        # Else it would be taken to be like the other boards.
+        # Otherwise the GPU would get the facts of the equal boards.
         self.machine.faults.fail('nvmlDeviceGetVbiosVersion',
                                  pynvml.NVML_ERROR_NOT_SUPPORTED,
                                  times=None, address=_FIRST)

@@ -26,7 +26,7 @@ NAMESPACE = 'http://openstack.org/xmlns/libvirt/nova/1.1'
 
 def xml(server=SERVER, project=PROJECT, flavor='gpu.small', devices=(),
         namespace=NAMESPACE):
-    """A domain as Nova makes it.
+    """Return the XML of a domain as Nova makes it.
 
     :param devices: UUIDs of mdevs and addresses of PCI functions.
     """

@@ -56,7 +56,7 @@ class RecordTestCase(base.SimulatedTestCase):
         self.reader = self.new_reader()
 
     def new_reader(self):
-        """Of another process, which remembers nothing."""
+        """Return the reader of another process, which remembers nothing."""
         return reader.HostReader(dataclasses.replace(
             self.platform, records=boards.Boards(self.state_path)))
 
@@ -149,7 +149,7 @@ class ReleasedTest(RecordTestCase):
     """GPUs in passthrough mode while they are bound to nvidia."""
 
     def opened(self):
-        """Addresses of GPUs of which a handle was asked for."""
+        """The addresses of GPUs for which NVML gave a handle."""
         return {address for address in self.addresses
                 if address in self.nvml._session.devices}
 
@@ -163,7 +163,7 @@ class ReleasedTest(RecordTestCase):
         self.assertEqual((gpu.model, gpu.uuid, True, False), (
             now.model, now.uuid, now.released, now.visible_to_nvml))
         self.assertEqual(set(self.addresses[1:]), self.opened())
-        # That would open each one.
+        # That call would open every GPU.
         self.assertNotIn('nvmlDeviceGetHandleByIndex_v2', self.calls())
 
     def test_it_is_read_once_after_a_reboot(self):

@@ -35,7 +35,7 @@ class ProfileNameTest(base.BaseTestCase):
 
 
 class ComputedTest(simulated.SimulatedTestCase):
-    """Against the names that NVML gives."""
+    """Computed names, compared with the names that NVML gives."""
 
     def test_computed_names_are_those_of_nvml(self):
         for name in ('dgx-a100-40', 'dgx-a100-80', 'a30x4', 'hgx-h100'):
