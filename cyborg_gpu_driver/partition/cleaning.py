@@ -10,12 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Whole GPUs between two tenants: what is known, and what follows. Pure.
+"""Whole GPUs between two tenants: their states and transitions. Pure.
 
-Cyborg calls nobody when a whole GPU is given away or given back. Placement
-tells: its allocations name who has the GPU, and the provider's generation
-grows with each allocation that is made (not with each that is deleted), so
-that a tenant who came and went between two looks leaves a trace.
+Cyborg does not call the driver when a server gets or releases a whole GPU.
+Placement shows it: its allocations name the server that has the GPU, and the
+provider's generation grows with each new allocation (not with each deletion).
+So a tenant that came and went between two reports leaves a trace.
 """
 
 from __future__ import annotations
@@ -24,85 +24,85 @@ import dataclasses
 import enum
 
 _MEMORY_SHARE = 64
-"""Of a GPU that nobody uses, less than one part in so many of its memory is
-in use: the driver's own is some megabytes, and is not counted in full."""
+"""On an idle GPU, less than one part in this many of the memory is in use.
+The driver's own use is some megabytes, and NVML does not count all of it."""
 
 
 class State(enum.Enum):
     """Where a whole GPU is between two tenants."""
 
     FREE = 'free'
-    """Nobody has had it since it was reset, or first offered."""
+    """No server has had it since it was reset, or first offered."""
     USED = 'used'
-    """Somebody has it."""
+    """A server has it."""
     DIRTY = 'dirty'
-    """Somebody had it; it is to be reset."""
+    """A server had it; it has to be reset."""
     CLEANING = 'cleaning'
-    """Its reset has begun. Found at a look, its process ended meanwhile."""
+    """Its reset has begun. If a report finds this, that process has ended."""
     STUCK = 'stuck'
-    """Somebody had it, and its last reset or the check after it failed."""
+    """A server had it, and its last reset or the check after it failed."""
 
     @property
     def awaits_reset(self) -> bool:
-        """Whether it was given back and is not clean yet."""
+        """Whether the GPU was released and is not clean yet."""
         return self not in (State.FREE, State.USED)
 
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What Placement says of a whole GPU's provider."""
+    """What Placement records about a whole GPU's provider."""
 
     tenants: tuple[str, ...]
-    """UUIDs of the consumers that have allocations, sorted: servers."""
+    """UUIDs of the consumers (servers) that have allocations, sorted."""
     generation: int
-    """The provider's."""
+    """The provider's generation."""
     ours: int = 0
-    """How often this process has written to the provider, each of which has
-    raised its generation by one."""
+    """How often this process has written to the provider. Each write has
+    raised the generation by one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What is remembered of a whole GPU from one look to the next."""
+    """What the driver remembers of a whole GPU between two reports."""
 
     state: State
     tenants: tuple[str, ...] = ()
-    """Who has it, or had it last."""
+    """The servers that have it, or had it last."""
     generation: int | None = None
-    """Of the provider; None where Cyborg had not made it yet."""
+    """The provider's generation; None if Cyborg had not created it yet."""
     ours: int = 0
-    """As in :class:`Seen`. It counts in the process that saw it alone."""
+    """As in :class:`Seen`; valid only in the process that counted it."""
     reason: str = ''
-    """Why it is not clean yet; empty if there is none but the next look."""
+    """Why it is not clean yet; empty if only the next report is missing."""
 
     @property
     def withheld(self) -> bool:
-        """Whether it must not be promised to anybody now."""
+        """Whether the GPU must not be offered now."""
         return self.state is not State.FREE
 
 
 @dataclasses.dataclass(frozen=True)
 class Traces:
-    """What a GPU shows of who used it; None where it does not tell."""
+    """Signs of use that a GPU shows; None where it shows nothing."""
 
     driver: str | None
     uuid: str | None = None
     processes: int | None = None
     memory_used_mib: int | None = None
-    """nvmlMemory_v2_t.used: without what the driver reserves."""
+    """nvmlMemory_v2_t.used: without the memory that the driver reserves."""
     memory_mib: int | None = None
     ecc_uncorrected: int | None = None
     """Since the driver was loaded or the GPU reset (volatile)."""
 
 
 def following(known: Known | None, seen: Seen | None) -> Known:
-    """What is to be remembered after a look.
+    """Return what to remember after a report.
 
-    A GPU of which nothing is remembered although its provider is there may
-    have had a tenant: before this version, or before the record was lost.
-    One whose provider Cyborg has yet to make had none.
+    A GPU with a provider of which nothing is remembered may have had a
+    tenant: before this version, or before the record was lost. A GPU whose
+    provider Cyborg has not created yet had none.
 
-    :param seen: None if there is no such provider.
+    :param seen: None if the provider does not exist.
     """
     if seen is None:
         if known is None or known.state is State.FREE:
@@ -121,9 +121,9 @@ def following(known: Known | None, seen: Seen | None) -> Known:
 
 
 def doubt(known: Known | None, seen: Seen | None) -> str:
-    """Why a tenant may have got the GPU uncleaned; empty if none has.
+    """Return why a tenant may have got the GPU uncleaned; empty if none has.
 
-    The one allocation that makes a tenant raises the generation by one.
+    The allocation of a tenant raises the generation by exactly one.
     """
     if known is None or seen is None or not seen.tenants:
         return ''
@@ -140,7 +140,7 @@ def doubt(known: Known | None, seen: Seen | None) -> str:
 
 
 def remains(before: Traces, after: Traces) -> str:
-    """Why a GPU that was reset is not fit for the next tenant; or ``''``."""
+    """Return why a reset GPU is not fit for the next tenant; or ``''``."""
     if after.driver != before.driver:
         return (f'its driver was {before.driver} before the reset and is '
                 f'{after.driver} now')
@@ -156,7 +156,7 @@ def remains(before: Traces, after: Traces) -> str:
 
 
 def in_use(traces: Traces) -> str:
-    """How a GPU shows that somebody uses it; or ``''``."""
+    """Describe the sign that a GPU is in use; or ``''``."""
     if traces.processes:
         return f'{traces.processes} process(es) use it'
     if (traces.memory_used_mib is not None and traces.memory_mib
@@ -166,7 +166,7 @@ def in_use(traces: Traces) -> str:
 
 
 def _uses(known: Known, seen: Seen) -> int:
-    """How often others have changed the provider since it was known."""
+    """Return how often others have changed the provider since ``known``."""
     if known.generation is None:
         return 0
     return (seen.generation - seen.ours) - (known.generation - known.ours)

@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which GPUs get no new server, by whom, since when and why. Pure.
+"""Which GPUs get no new server, with the source, time and reason. Pure.
 
-A GPU may have a cordon of each source at the same time. It gets servers
-again when the last one is lifted.
+A GPU may have one cordon of each source at the same time. The GPU gets new
+servers again when the last cordon is lifted.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import moments
 
 REASON_BYTES = 90
-"""Length of a reason in UTF-8. The trait of a cordon holds it."""
+"""Maximum length of a reason in UTF-8. The trait of a cordon contains it."""
 TRAIT = 'CUSTOM_GPU_CORDON_'
-"""How the traits of cordons begin. What follows is base32 of the time, who
-and the reason: Placement allows A-Z, 0-9 and _ in 255 characters (os-traits,
+"""Prefix of the traits of cordons. Base32 of the time, the user and the
+reason follows: Placement allows A-Z, 0-9 and _ in 255 characters (os-traits,
 placement/schemas/trait.py)."""
 FOR_A_MOVE = 'openstack gpu defragment'
-"""Reason of a cordon that is lifted once a server has moved. Any other
-replaces it."""
+"""Reason of a cordon that is lifted once a server has moved. A cordon with
+any other reason replaces it."""
 _WHO_BYTES = 40
 _BLOCK = 8
-"""Base32 comes in blocks of so many characters."""
+"""Base32 comes in blocks of this many characters."""
 
 
 class Source(enum.Enum):
-    """Who can lift a cordon."""
+    """What set a cordon."""
 
     OPERATOR = 'operator'
     """An operator on the host."""
     CYBORG = 'cyborg'
-    """Whoever disabled the device in Cyborg, for as long as it is."""
+    """The user who disabled the device in Cyborg, until it is enabled."""
     HEALTH = 'health'
-    """The agent, after too many errors."""
+    """The agent, after too many errors of the GPU."""
 
 
 ON_HOST = frozenset({Source.OPERATOR, Source.HEALTH})
@@ -61,7 +61,7 @@ ON_HOST = frozenset({Source.OPERATOR, Source.HEALTH})
 
 
 def _checked_text(value: str) -> str:
-    """A name or reason, which is shown on terminals and in metrics."""
+    """Return a name or reason, which terminals and metrics show."""
     if type(value) is not str or not value.isprintable():
         raise ValueError(f'{value!r} is not a line of text')
     return value
@@ -76,9 +76,9 @@ class Cordon:
 
     source: Source
     since: float | None = None
-    """Seconds of the epoch; None if that is not known."""
+    """Seconds of the epoch; None if the time is not known."""
     who: Text = ''
-    """User name; empty if that is not known."""
+    """User name; empty if the user is not known."""
     reason: Text = ''
 
     def __str__(self) -> str:
@@ -96,29 +96,29 @@ Cordons = tuple[Cordon, ...]
 
 
 def added(cordons: Iterable[Cordon], new: Cordon) -> Cordons:
-    """The cordons with a new one in the place of that of its source."""
+    """Return the cordons with a new one, which replaces its source's."""
     return tuple(sorted((*without(cordons, {new.source}), new),
                         key=lambda item: list(Source).index(item.source)))
 
 
 def without(cordons: Iterable[Cordon], sources: Collection[Source]
             ) -> Cordons:
-    """The cordons that remain when those of some sources are lifted."""
+    """Return the cordons that remain when those of some sources are lifted."""
     return tuple(item for item in cordons if item.source not in sources)
 
 
 def of(cordons: Iterable[Cordon], source: Source) -> Cordon | None:
-    """The cordon of a source; None without one."""
+    """Return the cordon of a source; None without one."""
     return next((item for item in cordons if item.source is source), None)
 
 
 def text(cordons: Iterable[Cordon]) -> str:
-    """All cordons of a GPU for people; empty without one."""
+    """Return a text of all cordons of a GPU; empty without one."""
     return '; '.join(map(str, cordons))
 
 
 def reason(value: str) -> str:
-    """A reason as an operator gave it.
+    """Return a reason as the operator gave it.
 
     :raises InvalidValue: if it is empty, too long or cannot be printed.
     """
@@ -139,9 +139,9 @@ def reason(value: str) -> str:
 
 
 def trait(cordon: Cordon) -> str:
-    """The trait that tells of a cordon: when, who and why.
+    """Return the trait that describes a cordon: when, who and why.
 
-    A user name that is too long is cut off.
+    A user name that is too long is truncated.
     """
     who = cordon.who.encode()[:_WHO_BYTES].decode(errors='ignore')
     content = f'{int(cordon.since or 0)}\n{who}\n{cordon.reason}'
@@ -149,17 +149,17 @@ def trait(cordon: Cordon) -> str:
 
 
 def plain(cordon: Cordon) -> dict[str, Any]:
-    """A cordon as messages and the API have it."""
+    """Return a cordon in the form of messages and the API."""
     return {**dataclasses.asdict(cordon), 'source': cordon.source.value}
 
 
 def to_json(cordons: Iterable[Cordon]) -> str:
-    """What Cyborg's API shows of the cordons; see :func:`of_json`."""
+    """Return the cordons as Cyborg's API shows them; see :func:`of_json`."""
     return json.dumps(list(map(plain, cordons)), sort_keys=True)
 
 
 def of_json(text: str) -> Cordons:
-    """The cordons that :func:`to_json` wrote.
+    """Return the cordons that :func:`to_json` wrote.
 
     :raises ValueError, KeyError, TypeError, OverflowError, OSError: if
         ``text`` is anything else.
@@ -179,10 +179,10 @@ def of_json(text: str) -> Cordons:
 
 
 def of_traits(traits: Iterable[str]) -> Cordon | None:
-    """The latest cordon in Cyborg that a provider's traits tell of.
+    """Return the latest cordon in Cyborg that a provider's traits describe.
 
-    A malformed one is ignored: anybody who may write to Placement can set
-    it.
+    A malformed trait is ignored, because every user who may write to
+    Placement can set one.
     """
     found = [item for item in map(_of_trait, traits) if item is not None]
     return max(found, key=lambda item: item.since or 0.0, default=None)
@@ -190,9 +190,9 @@ def of_traits(traits: Iterable[str]) -> Cordon | None:
 
 def current(told: Iterable[Cordon], enabled: bool,
             traits: Iterable[str] = ()) -> Cordons:
-    """The cordons of a GPU as the services of the cloud tell of them.
+    """Return the cordons of a GPU as the cloud's services report them.
 
-    :param told: what Cyborg's API shows, as of the agent's last report.
+    :param told: what Cyborg's API shows, from the agent's last report.
     :param enabled: whether the device is enabled in Cyborg now.
     :param traits: of the GPU's providers.
     """

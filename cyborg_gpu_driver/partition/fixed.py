@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which virtual function is to carry which fixed vGPU: pure.
+"""Which virtual function carries which fixed vGPU: pure.
 
-For GPUs of vendor VFIO whose vGPUs are made when the agent starts and then
-left to Nova's own PCI code. Nova knows a function by its address, so one
-that had a type keeps it for as long as the policy wants that type.
+This is for GPUs of vendor VFIO. The agent creates their vGPUs when it starts
+and leaves them to Nova's own PCI code. Nova knows a function by its address,
+so a function that had a type keeps it as long as the policy wants that type.
 """
 
 from __future__ import annotations
@@ -44,22 +44,23 @@ class FixedPlan:
     """All fixed vGPUs of one GPU."""
 
     vgpus: tuple[spec.VgpuSpec, ...] = ()
-    """What is to be, whether it is there or not, by virtual function."""
+    """The wanted vGPUs, existing or not, by virtual function."""
     instances: tuple[spec.MigInstanceSpec, ...] = ()
-    """The GPU instances that are missing."""
+    """The GPU instances that do not exist yet."""
 
 
 def plan(gpu: model.Gpu, policy: policies.Policy,
          remembered: Mapping[model.PciAddress, str]) -> FixedPlan:
-    """What is to be on which virtual function of ``gpu``.
+    """Decide which virtual function of ``gpu`` carries which fixed vGPU.
 
-    What is there and wanted stays where it is, whoever made it; then what
-    was there before; the rest takes the lowest functions that are empty,
-    in the policy's order. What is there and not wanted stays too.
+    A wanted vGPU that exists keeps its function, whatever created it. Then
+    each empty function gets the wanted type that it had before. The rest
+    take the lowest empty functions, in the policy's order. A vGPU that
+    exists and is not wanted is also kept.
 
     :param remembered: the type (name or mdev type) that each function had.
-    :returns: nothing for a GPU that makes vGPUs through mdev.
-    :raises FixedVgpusRefused: if not all of it fits, saying why.
+    :returns: an empty plan for a GPU that makes vGPUs through mdev.
+    :raises FixedVgpusRefused: if they do not all fit, with the reason.
     """
     if not policy.fixed_vgpus or gpu.framework in (
             model.Framework.MDEV_PF, model.Framework.MDEV_VF):
@@ -78,13 +79,13 @@ def plan(gpu: model.Gpu, policy: policies.Policy,
 def surplus(gpu: model.Gpu, policy: policies.Policy | None,
             remembered: Mapping[model.PciAddress, str]
             ) -> tuple[model.PciAddress, ...]:
-    """Functions whose fixed vGPU is not wanted any more.
+    """Return the functions whose fixed vGPU is no longer wanted.
 
-    Of a type of which fewer are wanted these are the last functions.
+    If fewer vGPUs of a type are wanted, these are the last functions.
 
-    :param policy: the one that governs the GPU now, if any.
-    :param remembered: as for :func:`plan`; what is not as remembered is
-        never surplus, because somebody else made it.
+    :param policy: the policy that governs the GPU now, if any.
+    :param remembered: as for :func:`plan`. A vGPU that is not the remembered
+        one is never surplus, because another tool created it.
     """
     known = _known(gpu)
     left: collections.Counter[vgpu_types.Type] = collections.Counter()
@@ -104,7 +105,7 @@ def surplus(gpu: model.Gpu, policy: policies.Policy | None,
 
 
 class _Refusal:
-    """Makes the exception for one GPU and policy."""
+    """Creates the exception for one GPU and policy."""
 
     def __init__(self, gpu: model.Gpu, policy: policies.Policy) -> None:
         self._gpu = gpu
@@ -117,7 +118,7 @@ class _Refusal:
 
 def _wanted(gpu: model.Gpu, policy: policies.Policy, refuse: _Refusal
             ) -> dict[vgpu_types.Type, int]:
-    """How many of each type, in the policy's order."""
+    """Return how many of each type to have, in the policy's order."""
     types = vgpu_types.of_mode(gpu, policy.mode)
     wanted: dict[vgpu_types.Type, int] = {}
     for text, number in policy.fixed_vgpus:
@@ -135,7 +136,7 @@ def _wanted(gpu: model.Gpu, policy: policies.Policy, refuse: _Refusal
 
 
 def _known(gpu: model.Gpu) -> dict[str | None, vgpu_types.Type]:
-    """Its types by what a function may carry, which is none too."""
+    """Return the GPU's types by mdev type; callers may look up None."""
     return {entry.type_id: entry for entry in vgpu_types.types_of(gpu)}
 
 
@@ -151,7 +152,7 @@ def _carried(function: model.VirtualFunction) -> str | None:
 def _assign(gpu: model.Gpu, wanted: Mapping[vgpu_types.Type, int],
             remembered: Mapping[model.PciAddress, str], refuse: _Refusal
             ) -> _Given:
-    """The type of each function that is to carry one."""
+    """Return the type of each function that is to carry a vGPU."""
     left = collections.Counter(wanted)
     usable = [function for function in _functions(gpu)
               if function.current_vgpu_type is not None]
@@ -192,13 +193,13 @@ def _listed(given: _Given,
 
 
 def _others(gpu: model.Gpu, given: _Given) -> list[model.VirtualFunction]:
-    """Functions that carry what is not wanted."""
+    """Return the functions that carry a vGPU that is not wanted."""
     return [function for function in _functions(gpu)
             if _carried(function) and function not in given]
 
 
 def _check_one_size(gpu: model.Gpu, given: _Given, refuse: _Refusal) -> None:
-    """Without mixed sizes the first vGPU decides the size of all."""
+    """Refuse what does not fit: the first vGPU decides the size of all."""
     known = _known(gpu)
     others = _others(gpu, given)
     entries = [*given.values(),
@@ -218,7 +219,7 @@ def _check_one_size(gpu: model.Gpu, given: _Given, refuse: _Refusal) -> None:
 
 
 def _said(others: Sequence[model.VirtualFunction]) -> str:
-    """What is there and not wanted, for people."""
+    """Describe the existing vGPUs that are not wanted, for people."""
     if not others:
         return ''
     return '; existing vGPUs that are not in fixed_vgpus: ' + ', '.join(
@@ -227,7 +228,7 @@ def _said(others: Sequence[model.VirtualFunction]) -> str:
 
 def _places(gpu: model.Gpu, given: _Given, refuse: _Refusal
             ) -> dict[model.VirtualFunction, int]:
-    """Placement ids by function; of what is not there the largest first."""
+    """Return placement ids by function; new vGPUs are placed largest first."""
     known: dict[str | None, model.VgpuType] = {
         entry.mdev_type_id: entry for entry in gpu.vgpu_types}
     places, taken = {}, []
@@ -260,7 +261,10 @@ def _places(gpu: model.Gpu, given: _Given, refuse: _Refusal
 
 def _instances(gpu: model.Gpu, given: _Given, refuse: _Refusal
                ) -> tuple[spec.MigInstanceSpec, ...]:
-    """GPU instances to create: none has vGPUs of two framebuffer sizes."""
+    """Return the GPU instances to create.
+
+    The vGPUs of one instance all have the same framebuffer size.
+    """
     if gpu.mig is None:
         raise refuse('this GPU does not support MIG')
     missing: collections.Counter[tuple[Any, int, int]] = collections.Counter(

@@ -10,9 +10,9 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The GPUs of a host side by side: what is taken, by whom, and what is free.
+"""The GPUs of a host side by side: what is in use, by whom, and what is free.
 
-Pure: snapshots and handles in, boxes and lines out.
+Pure: takes snapshots and handles, and returns boxes and lines.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 
 TILE = 38
-"""Characters of one GPU: two of them and the gap fit 80 columns."""
+"""Width of one GPU in characters: two GPUs and the gap fit 80 columns."""
 _GAP = 4
 _LEAST_PITCH = 3
 _ESCAPE = re.compile('\x1b\\[[0-9;]*m')
 _BOUND_MARK = '*'
 
 Paint = Callable[[str, str], str]
-"""Gives a text in the colour of a state, by the state's value."""
+"""Returns a text in the colour of a state, given the state's value."""
 
 
 class State(enum.Enum):
-    """What a box of the map stands for."""
+    """What a box of the map represents."""
 
     BOUND = 'bound'
-    """An instance or vGPU that an attach handle of Cyborg has."""
+    """An instance or vGPU that an attach handle of Cyborg uses."""
     CREATED = 'created'
-    """One that no attach handle has."""
+    """An instance or vGPU that no attach handle uses."""
     FREE = 'free'
-    """Nothing is there, and something can be created there now."""
+    """Empty, and something can be created there now."""
     BLOCKED = 'blocked'
-    """Nothing is there, and nothing can be created there now."""
+    """Empty, and nothing can be created there now."""
     PASSTHROUGH = 'passthrough'
     """A GPU without partitions, in passthrough mode."""
     OFF = 'off'
     """A GPU without partitions that no policy offers."""
     UNREAD = 'unread'
-    """A GPU of which not all could be read."""
+    """A GPU that could not be read completely."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,12 +76,12 @@ class Box:
     """Units of the grid; None without a grid."""
     instance_id: int | None = None
     handles: tuple[str, ...] = ()
-    """Attach handles that have it."""
+    """Attach handles that use it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Claimed:
-    """What attach handles have on one GPU."""
+    """What the attach handles use on one GPU."""
 
     instances: Mapping[model.Placement, tuple[str, ...]] = (
         dataclasses.field(default_factory=dict))
@@ -89,17 +89,17 @@ class Claimed:
         dataclasses.field(default_factory=dict))
     """Handles of time-sliced vGPUs, by the function that carries them."""
     mdevs: frozenset[str] = frozenset()
-    """UUIDs of mdevs that are handles themselves."""
+    """UUIDs of mdevs that are themselves attach handles."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Tile:
     """One GPU of the map.
 
-    :param index: its number on this host; None if it has none.
-    :param mode: its mode under the policies, or the role that it has in mode
-        auto; None if it has none now.
-    :param roles: in mode auto: what it can be.
+    :param index: the GPU's number on this host; None if it has none.
+    :param mode: the GPU's mode under the policies, or in mode auto its
+        current role; None if it has none now.
+    :param roles: in mode auto: the roles that it can take.
     """
 
     gpu: model.Gpu
@@ -111,9 +111,9 @@ class Tile:
 
 def tile(gpu: model.Gpu, index: int | None, mode: policy.Mode | None,
          claimed: Claimed, roles: tuple[policy.Mode, ...] = ()) -> Tile:
-    """What the map has of a GPU.
+    """Return the map's picture of a GPU.
 
-    :param roles: of a GPU in mode auto: what it can be.
+    :param roles: of a GPU in mode auto: the roles that it can take.
     """
     return Tile(gpu, index, mode, tuple(_boxes(gpu, mode, claimed)), roles)
 
@@ -140,20 +140,20 @@ def _boxes(gpu: model.Gpu, mode: policy.Mode | None, claimed: Claimed
     elif mode in policy.WHOLE:
         yield Box(State.PASSTHROUGH)
     else:
-        # In MIG mode it would have a grid.
+        # A GPU in MIG mode would have a grid.
         yield Box(State.FREE if mode in (policy.Mode.VGPU, policy.Mode.AUTO)
                   else State.BLOCKED)
 
 
 def _gridded(gpu: model.Gpu) -> model.Mig | None:
-    """MIG of a GPU that has a grid of units now."""
+    """Return the MIG state of a GPU that has a grid of units now."""
     if gpu.mig is not None and gpu.mig.enabled and gpu.mig.profiles:
         return gpu.mig
     return None
 
 
 def _grid_boxes(mig: model.Mig, claimed: Claimed) -> Iterator[Box]:
-    """Instances and ranges of free units, by their first unit."""
+    """Yield the instances and ranges of free units, by their first unit."""
     grid = geometry.Geometry(mig.profiles)
     occupancy = grid.occupancy_of(mig.instances)
     reachable = 0
@@ -170,7 +170,7 @@ def _grid_boxes(mig: model.Mig, claimed: Claimed) -> Iterator[Box]:
             item.placement, item.instance_id, handles))
     empty = [unit for unit in range(grid.units)
              if not occupancy.mask >> unit & 1]
-    # Units in a row have the same difference to their position.
+    # Adjacent units have the same difference to their index in the list.
     for (state, _), group in itertools.groupby(
             enumerate(empty), lambda item: (
                 State.FREE if reachable >> item[1] & 1 else State.BLOCKED,
@@ -182,16 +182,16 @@ def _grid_boxes(mig: model.Mig, claimed: Claimed) -> Iterator[Box]:
 
 
 def _place(box: Box) -> tuple[int, int]:
-    """Where a box lies, to sort by; what has no place comes first."""
+    """Return a box's placement as a sort key; no placement sorts first."""
     place = box.placement or model.Placement(-1, 0)
     return place.start, place.size
 
 
 def lines(tiles: Sequence[Tile], pens: picture.Pens, width: int,
           paint: Paint = lambda text, _: text) -> list[str]:
-    """The map, with a line at its end that explains its marks.
+    """Return the lines of the map; the last one explains the marks.
 
-    :param width: characters of a line; one GPU is drawn in any case.
+    :param width: characters in a line; at least one GPU is always drawn.
     """
     beside = max(1, (width + _GAP) // (TILE + _GAP))
     drawn = []
@@ -213,7 +213,7 @@ def _padded(text: str) -> str:
 
 
 def _drawn(item: Tile, pens: picture.Pens, paint: Paint) -> list[str]:
-    """The lines of one GPU."""
+    """Return the lines of one GPU."""
     gpu = item.gpu
     number = '-' if item.index is None else item.index
     about = [item.mode.value if item.mode else '-']
@@ -235,7 +235,7 @@ def _drawn(item: Tile, pens: picture.Pens, paint: Paint) -> list[str]:
 
 def _cells(item: Tile, pens: picture.Pens
            ) -> tuple[list[picture.Cell], int]:
-    """Cells of the grid, or one for the GPU, and how many units there are."""
+    """Return the cells of the grid or GPU, and the number of units."""
     if _gridded(item.gpu) is None:
         return [_one_box(item)], 1
     units = max(box.placement.start + box.placement.size
@@ -244,7 +244,7 @@ def _cells(item: Tile, pens: picture.Pens
     cells, end = [], 0
     for box in item.boxes:
         if box.placement is None or box.placement.start < end:
-            # Instances never overlap; drawn is what can be.
+            # Instances never overlap; draw whatever can be drawn.
             continue
         end = box.placement.start + box.placement.size
         if box.name is None:
@@ -260,7 +260,7 @@ def _cells(item: Tile, pens: picture.Pens
 
 
 def _short(name: str, width: int) -> str:
-    """A profile's name without its memory where that has no room."""
+    """Return a profile's name, without its memory if it is too long."""
     if len(name) <= width:
         return name
     return re.sub(r'\.[0-9]+gb', '', name)
@@ -278,7 +278,7 @@ def _printable(text: str) -> str:
 
 
 def _one_box(item: Tile) -> picture.Cell:
-    """The one box of a GPU without a grid."""
+    """Return the one box of a GPU without a grid."""
     gpu, first = item.gpu, item.boxes[0]
     if first.name is not None:
         return _listed(item)
@@ -294,7 +294,7 @@ def _one_box(item: Tile) -> picture.Cell:
 
 
 def _listed(item: Tile) -> picture.Cell:
-    """How many partitions a GPU has of each kind, and how many are bound."""
+    """Return a cell that counts a GPU's partitions and the bound ones."""
     named = [box for box in item.boxes if box.name is not None]
     counts = collections.Counter(box.name for box in named)
     bound = sum(box.state is State.BOUND for box in named)
@@ -311,7 +311,7 @@ def _cut(text: str, pens: picture.Pens) -> str:
 
 def claimed(claims: Iterable[tuple[str, model.PciAddress,
                                    model.Placement | None]]) -> Claimed:
-    """What attach handles have, from (handle, function, placement)."""
+    """Group claims of (handle, function, placement) by what they use."""
     instances = collections.defaultdict(list)
     functions = collections.defaultdict(list)
     mdevs = set()

@@ -11,13 +11,13 @@
 # under the License.
 
 
-"""What errors and answers say of a GPU's health, and what cures what.
+"""What errors and NVML's answers say about a GPU's health, and what heals it.
 
 Sources: NVIDIA's XID catalogue ("Analyzing Xid Errors with the Xid
-Catalog") for what each XID asks for; "GPU Memory Error Management" for row
-remapping. NVIDIA's device plugin for Kubernetes counts every XID but those
-of applications; where the catalogue says to ignore one, it is not counted
-here either.
+Catalog") for the action that each XID needs; "GPU Memory Error Management"
+for row remapping. NVIDIA's device plugin for Kubernetes counts every XID
+except those of applications. This module also does not count the XIDs that
+the catalogue says to ignore.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from typing import Annotated
 from cyborg_gpu_driver.host.snapshot import health_facts
 from cyborg_gpu_driver.host.snapshot import model
 
-TRAIT = 'CUSTOM_GPU_SICK_'
-"""How the traits of unhealthy GPUs begin; the condition's code follows."""
+TRAIT = 'CUSTOM_GPU_UNHEALTHY_'
+"""Prefix of the traits of unhealthy GPUs; the condition's code follows."""
 
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 109})
-"""Errors of the programs that run, not of the GPU. The catalogue wants a
-reset after 109 (a context switch took too long); the device plugin does not
-count it, because a program brings it about."""
+"""Errors of the programs that run, not of the GPU. The catalogue asks for a
+reset after 109 (a context switch took too long). The device plugin does not
+count 109, because a program causes it."""
 
 IGNORED_XIDS = frozenset({
     37, 38, 44, 63, 66, 67, 92, 93, 106, 107, 108, 121, 137, 141, 152, 153,
     157, 160, 161,
-    # A vGPU that does not start: the catalogue wants other software.
+    # A vGPU that does not start: the catalogue asks for other software.
     78,
-    # "Recovery action changed" (the action itself is read), and news of
-    # power smoothing.
+    # "Recovery action changed" (the check reads the action itself), and
+    # reports of power smoothing.
     154, 162, 163, 164, 165})
-"""Those that the catalogue says to ignore; 63 tells of a remapped row, and
-whether that waits for a reset is read."""
+"""XIDs that the catalogue says to ignore. 63 reports a remapped row; the
+check reads whether the row waits for a reset."""
 
 RESET_XIDS = {
     46: 'stopped processing',
@@ -66,19 +66,19 @@ RESET_XIDS = {
     120: 'error of the GPU system processor',
     136: 'NVLink training failed',
     140: 'unrecovered ECC error',
-    143: 'initialisation failed',
+    143: 'initialization failed',
     **dict.fromkeys(range(144, 151), 'NVLink error'),
     155: 'NVLink error',
     156: 'a component was retired',
     158: 'fatal timeout',
-    # Without an action in the catalogue; believed to need one.
+    # The catalogue has no action for these; they probably need one.
     167: 'fatal timeout of PCIe',
     169: 'a microcontroller halted',
     171: 'uncorrected memory error',
     172: 'uncorrected cache error',
 }
-"""Those after which the catalogue wants a reset or a restart. Every other
-one is over when the program is, and heals with time."""
+"""XIDs after which the catalogue asks for a reset or a restart. Every other
+error ends with its program, and clean checks heal it."""
 
 LOST = 'LOST'
 NOT_ANSWERING = 'NOT_ANSWERING'
@@ -98,7 +98,7 @@ _TEXTS = {
            'clears the counter',
     'THERMAL': 'too hot',
     health_facts.UNREACHABLE: 'its PCI configuration space cannot be read',
-    health_facts.FATAL: 'fatal PCIe errors since NVML was last asked',
+    health_facts.FATAL: 'fatal PCIe errors since NVML was last queried',
     health_facts.LANES: 'its PCIe link has lost lanes',
     'NEEDS_GPU_RESET': 'the driver asks for a reset',
     'NEEDS_NODE_REBOOT': 'the driver asks for a restart of the machine',
@@ -115,12 +115,12 @@ _ACTIONS = {1: 'NEEDS_GPU_RESET', 2: 'NEEDS_NODE_REBOOT',
 """nvmlDeviceGpuRecoveryAction_t."""
 _TOLD_BY = {'REMAP_PENDING': 'remap_pending',
             'RETIRED_PENDING': 'retired_pending'}
-"""What a check must have read to call these over. Remapped rows cannot be
-read while a GPU in MIG mode has instances."""
+"""The fact that a check must have read before it can clear the condition.
+Remapped rows cannot be read while a GPU in MIG mode has instances."""
 _NO_ACTION = (None, 0, 5)
-"""5 concerns how machines share memory, not this GPU (believed)."""
+"""5 probably concerns how machines share memory, not this GPU."""
 _AGAIN_SECONDS = 10
-"""The same error within this time is not counted anew."""
+"""The same error within this time is not counted again."""
 
 
 class State(enum.Enum):
@@ -132,9 +132,9 @@ class State(enum.Enum):
 
 
 def _checked_code(value: str) -> str:
-    """A code, which becomes a part of a trait's name."""
+    """Return a condition's code, which becomes a part of a trait's name."""
     if not _CODE.fullmatch(value):
-        raise ValueError(f'{value!r} is no code')
+        raise ValueError(f'{value!r} is not a code')
     return value
 
 
@@ -143,18 +143,18 @@ Code = Annotated[str, _checked_code]
 
 @dataclasses.dataclass(frozen=True)
 class Condition:
-    """One thing that is or was wrong. Times are in seconds of the epoch."""
+    """A fault of a GPU or GPU instance. Times are in seconds of the epoch."""
 
     code: Code
-    """``XID_79``, ``REMAP_PENDING``: what the trait ends with."""
+    """``XID_79``, ``REMAP_PENDING``: the end of the trait's name."""
     first: float
     last: float
-    """When it was told of first and last."""
+    """When the condition was first and last reported."""
     count: int = 1
     clean: int = 0
-    """Clean checks since."""
+    """The number of clean checks since the last report."""
     placement: model.Placement | None = None
-    """Of the GPU instance that has it; None if the whole GPU has."""
+    """Of the GPU instance that has the fault; None for the whole GPU."""
     instance_id: int | None = None
 
     @property
@@ -165,7 +165,7 @@ class Condition:
 
     @property
     def text(self) -> str:
-        """What it is, for people."""
+        """A description of the condition for people."""
         if self.xid is None:
             return _TEXTS.get(self.code, self.code)
         what = RESET_XIDS.get(self.xid)
@@ -174,17 +174,17 @@ class Condition:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """How a GPU, or one of its instances, is."""
+    """The health of a GPU or of one of its instances."""
 
     state: State = State.OK
     reasons: tuple[str, ...] = ()
-    """For people."""
+    """Descriptions for people."""
     trait: str | None = None
     since: float | None = None
     """Seconds of the epoch."""
 
     @property
-    def sick(self) -> bool:
+    def is_unhealthy(self) -> bool:
         return self.state is not State.OK
 
 
@@ -192,9 +192,9 @@ WELL = Verdict()
 
 
 def counts(xid: int, ignored: Collection[int] = ()) -> bool:
-    """Whether an XID says anything about the GPU.
+    """Whether an XID says anything about the GPU's health.
 
-    :param ignored: those that the operator does not want counted either.
+    :param ignored: other XIDs that the operator does not want counted.
     """
     return not (xid in APPLICATION_XIDS or xid in IGNORED_XIDS
                 or xid in ignored)
@@ -203,7 +203,7 @@ def counts(xid: int, ignored: Collection[int] = ()) -> bool:
 def noted(conditions: tuple[Condition, ...], xid: int, now: float,
           placement: model.Placement | None = None,
           instance_id: int | None = None) -> tuple[Condition, ...]:
-    """The conditions after an XID that counts."""
+    """Return the conditions after an XID that counts."""
     code = f'{_XID}{xid}'
     known = next((item for item in conditions if item.code == code
                   and item.placement == placement), None)
@@ -219,7 +219,7 @@ def noted(conditions: tuple[Condition, ...], xid: int, now: float,
 
 def seen(conditions: tuple[Condition, ...], facts: health_facts.Facts,
          now: float) -> tuple[Condition, ...]:
-    """The conditions with what the GPU's answers say."""
+    """Return the conditions, with those that the GPU's answers show."""
     codes = set(_codes(facts))
     kept = tuple(dataclasses.replace(item, clean=0)
                  if item.code in codes else item for item in conditions)
@@ -232,15 +232,15 @@ def checked(conditions: tuple[Condition, ...], facts: health_facts.Facts,
             needed: int, now: float,
             live: Collection[tuple[int, model.Placement]] | None = None
             ) -> tuple[Condition, ...]:
-    """The conditions after one check.
+    """Return the conditions after one check.
 
-    A clean check is one in which the GPU answers and nothing is wrong. What
-    needs a reset is healed by clean checks only where the driver says that
-    it asks for nothing: it was reset by somebody else, or recovered.
+    A check is clean if the GPU answers and nothing is wrong. An XID that
+    needs a reset heals by clean checks only if the driver says that the GPU
+    needs no action: another tool has reset it, or it has recovered.
 
-    :param needed: how many clean checks heal.
-    :param live: ids and placements of the GPU's instances, where known; an
-        instance that is gone has taken what it had with it.
+    :param needed: how many clean checks heal a condition.
+    :param live: ids and placements of the GPU's instances, if known. A
+        condition ends when its instance no longer exists.
     """
     found = [item for item in seen(conditions, facts, now)
              if item.placement is None or live is None
@@ -257,22 +257,22 @@ def checked(conditions: tuple[Condition, ...], facts: health_facts.Facts,
 
 
 def after_reset(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
-    """What a reset of the GPU, or a restart of the machine, leaves."""
+    """Return the conditions that remain after a reset or a restart."""
     return tuple(item for item in conditions if item.code in _PERMANENT)
 
 
 def without_instance(conditions: Iterable[Condition],
                      placement: model.Placement) -> tuple[Condition, ...]:
-    """What is left once the instance at a placement was destroyed."""
+    """Return the conditions that remain after an instance is destroyed."""
     return tuple(item for item in conditions if item.placement != placement)
 
 
 def errors(before: Iterable[Condition], after: Iterable[Condition]
            ) -> tuple[int, str]:
-    """How many errors were noted, and what the last of them was.
+    """Return how many errors are new, and a description of the last one.
 
-    A condition that lasts is one error, and an XID that comes again is
-    another one.
+    A condition that lasts is one error. An XID that occurs again is another
+    error.
 
     :returns: 0 and an empty text if there is nothing new.
     """
@@ -288,9 +288,9 @@ def errors(before: Iterable[Condition], after: Iterable[Condition]
 
 def judge(conditions: Iterable[Condition],
           placement: model.Placement | None = None) -> Verdict:
-    """How the whole GPU is, or the instance at a placement.
+    """Return the health of the whole GPU, or of the instance at a placement.
 
-    What the whole GPU has, its instances are not said to have too.
+    A condition of the whole GPU does not count for its instances.
     """
     found = sorted((item for item in conditions
                     if item.placement == placement),
@@ -313,7 +313,7 @@ def unhealthy_placements(conditions: Iterable[Condition]
 
 
 def _heals(item: Condition, facts: health_facts.Facts) -> bool:
-    """Whether a clean check brings it nearer to its end."""
+    """Whether a clean check counts towards the end of a condition."""
     if item.code in _PERMANENT:
         return False
     if item.code in _TOLD_BY and getattr(facts, _TOLD_BY[item.code]) is None:
@@ -322,7 +322,7 @@ def _heals(item: Condition, facts: health_facts.Facts) -> bool:
 
 
 def _codes(facts: health_facts.Facts) -> Iterator[str]:
-    """What the GPU's answers say is wrong with it, worst first."""
+    """Yield the codes of what the GPU's answers show, worst first."""
     yield from facts.pci
     if facts.remap_failed:
         yield REMAP_FAILED
@@ -354,6 +354,6 @@ def _too_hot(facts: health_facts.Facts) -> bool:
 
 
 def told(traits: Iterable[str]) -> tuple[str, ...]:
-    """What ails a GPU by the traits of its provider: ``XID_79``."""
+    """Return the codes in the traits of a GPU's provider: ``XID_79``."""
     return tuple(sorted(trait.removeprefix(TRAIT) for trait in traits
                         if trait.startswith(TRAIT)))

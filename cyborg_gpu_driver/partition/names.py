@@ -12,9 +12,9 @@
 
 """Names of profiles and vGPU types: they parse, print and compare.
 
-A name says what a thing is like, never which it is: two boards give the
-same name to different profiles (1g.10gb is an eighth of one A100 and a
-quarter of another), so a name is looked up on one GPU, in what NVML lists.
+A name describes a thing but does not identify it: two boards give the same
+name to different profiles (1g.10gb is an eighth of one A100 and a quarter of
+another). So a name is looked up on one GPU, in what NVML lists.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ ATTRIBUTES = ('+me', '+me.all', '+gfx', '-me')
 them, with graphics, without media engines."""
 
 SERIES = 'CQBA'
-"""Series of vGPU types (compute, workstation, desktop, application), the
-one that a compute cloud wants first."""
+"""Series of vGPU types (compute, workstation, desktop, application), in the
+order of preference of a compute cloud."""
 
 _PROFILE = re.compile(
     r'(?:(?P<compute>[1-9]\d?)c\.)?(?P<slices>[1-9]\d?)g\.'
@@ -56,7 +56,7 @@ class ProfileName:
     slices: int
     memory_gb: int
     attributes: frozenset[str] = frozenset()
-    """Out of :data:`ATTRIBUTES`; pluses and minuses never together."""
+    """Values of :data:`ATTRIBUTES`; pluses and minuses never together."""
 
     def __post_init__(self) -> None:
         unknown = sorted(self.attributes - set(ATTRIBUTES))
@@ -77,7 +77,7 @@ class ProfileName:
     def parse(cls, text: str) -> ProfileName:
         """Read a name as ``nvidia-smi mig`` prints it, without ``MIG``.
 
-        :raises InvalidValue: saying what is expected.
+        :raises InvalidValue: with what is expected.
         """
         match = _PROFILE.fullmatch(text) if isinstance(text, str) else None
         if match is None:
@@ -113,11 +113,11 @@ class VgpuTypeName:
     product: str
     """``A100``, ``T4``, ``RTX6000-Ada``."""
     slices: int | None
-    """Compute slices of the GPU instance below; None if time-sliced."""
+    """Compute slices of its GPU instance; None for a time-sliced type."""
     framebuffer_gb: int
-    """0 stands for half a GiB."""
+    """0 means half a GiB."""
     series: str
-    """One letter out of :data:`SERIES`."""
+    """One letter of :data:`SERIES`."""
     suffix: str = ''
     """``ME``, ``NOME``, ``MEALL``, ``GFX`` (what the GPU instance has) or
     the number of displays of a B type."""
@@ -126,7 +126,7 @@ class VgpuTypeName:
     def parse(cls, text: str) -> VgpuTypeName:
         """Read a name such as ``T4-2B`` or ``A100-1-5CME``.
 
-        :raises InvalidValue: saying what is expected.
+        :raises InvalidValue: with what is expected.
         """
         match = (_VGPU_TYPE.fullmatch(text) if isinstance(text, str)
                  else None)

@@ -12,8 +12,8 @@
 
 """Groups of whole GPUs that NVLink connects. Pure.
 
-On NVSwitches a group is a partition of NVIDIA's fabric manager. Without them
-bridges connect GPUs directly.
+With NVSwitches a group is a partition of NVIDIA's fabric manager. Without
+them, bridges connect GPUs directly.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Group:
     """GPUs that one server gets together."""
 
     members: tuple[model.PciAddress, ...]
-    """In order. The first one stands for the group in Cyborg."""
+    """In order. The first one represents the group in Cyborg."""
     partition: int | None = None
-    """Of the fabric manager; None where bridges connect the GPUs."""
+    """Of the fabric manager; None if bridges connect the GPUs."""
 
     @property
     def leader(self) -> model.PciAddress:
@@ -44,15 +44,15 @@ class Group:
 
     @property
     def profile(self) -> str:
-        """What a handle asks for, and an offer is called: ``nvlink-2``."""
+        """The name in handles and offers of the group: ``nvlink-2``."""
         return f'nvlink-{len(self.members)}'
 
 
 def to_text(members: Sequence[model.PciAddress]) -> str:
-    """Addresses for an attach handle, which has room for 255 characters.
+    """Return addresses for an attach handle, which has 255 characters.
 
-    :returns: ``0000:18:00.0 2a:00.0``: those in the domain of the first one
-        come without it.
+    :returns: ``0000:18:00.0 2a:00.0``: an address in the domain of the first
+        one is written without the domain.
     """
     first, *others = members
     domain = str(first).partition(':')[0] + ':'
@@ -61,9 +61,9 @@ def to_text(members: Sequence[model.PciAddress]) -> str:
 
 
 def from_text(text: str) -> tuple[model.PciAddress, ...]:
-    """The reverse of :func:`to_text`.
+    """Return the addresses in a text of :func:`to_text`.
 
-    :raises InvalidPciAddress: if one is none.
+    :raises InvalidPciAddress: if a part is not an address.
     """
     first, *others = text.split(' ')
     domain = first.partition(':')[0]
@@ -75,13 +75,13 @@ def from_text(text: str) -> tuple[model.PciAddress, ...]:
 def of_partitions(partitions: Iterable[fabric.Partition],
                   modules: Mapping[model.PciAddress, int]
                   ) -> tuple[Group, ...]:
-    """The groups that the fabric manager can connect.
+    """Return the groups that the fabric manager can connect.
 
-    :param partitions: those that hardware has failed in are groups too: an
-        offer must not go while a server may have it.
+    :param partitions: a partition with failed hardware is a group too,
+        because an offer must not disappear while a server may have it.
     :param modules: module id of each GPU.
-    :returns: of each first GPU and size one, that with the lowest number. A
-        partition with a GPU that is not in ``modules`` is left out.
+    :returns: for each first GPU and size, the group with the lowest partition
+        number. A partition with a GPU that is not in ``modules`` is left out.
     """
     board = fabric.Fabric(modules)
     found: dict[tuple[model.PciAddress, int], Group] = {}
@@ -97,10 +97,10 @@ def of_partitions(partitions: Iterable[fabric.Partition],
 
 def of_bridges(peers: Mapping[model.PciAddress, Collection[model.PciAddress]]
                ) -> tuple[Group, ...]:
-    """The groups that bridges connect: all GPUs of a bridge, and each alone.
+    """Return the groups of bridges: all GPUs of a bridge, and each GPU alone.
 
     A pair of GPUs is a group only if an NVLink leads from each to the other.
-    The four GPUs of one bridge are also two pairs, by their addresses.
+    The four GPUs of one bridge also form two pairs, by their addresses.
 
     :param peers: of each GPU, where its NVLinks end. GPUs that are missing
         here are in no group.

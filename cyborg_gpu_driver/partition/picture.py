@@ -12,7 +12,7 @@
 
 """A GPU's slice grid, drawn for a terminal of 80 columns.
 
-Pure: a snapshot in, lines out, none of them with a space at its end.
+Pure: takes a snapshot and returns lines, none with trailing spaces.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 
 WIDTH = 80
-"""No line is longer."""
+"""The maximum length of a line."""
 
 _GRID_WIDTH = 64
 _MARGIN = '  '
@@ -63,19 +63,19 @@ ASCII = Pens('-', '|', ('+', '+', '+'), ('+', '+', '+'), '.', 'x', '#', '-',
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """A box of the grid: an instance, or one unit that is not taken."""
+    """A box of the grid: an instance, or one free unit."""
 
     units: int
     text: tuple[str, ...] = ()
-    """What it is and whose it is; empty for a unit that is not taken."""
+    """The instance's name and its owner; empty for a free unit."""
     kind: str = ''
-    """For who paints the cells, see :func:`frame`."""
+    """For the caller that paints the cells, see :func:`frame`."""
     mark: str = ''
-    """In place of that of a free unit."""
+    """Replaces the usual mark of a free unit."""
 
 
 def pens_for(encoding: str | None) -> Pens:
-    """Box drawing if a terminal of that encoding can show it."""
+    """Return box-drawing pens if a terminal of that encoding can show them."""
     try:
         ''.join(''.join(part) for part in
                 dataclasses.astuple(UNICODE)).encode(encoding or 'ascii')
@@ -88,12 +88,12 @@ def lines(gpu: model.Gpu,
           owners: Mapping[model.Placement, str] | None = None,
           pens: Pens = UNICODE, layout: spec.MigLayout | None = None
           ) -> tuple[str, ...]:
-    """The GPU as lines of text: its grid, or its time-sliced vGPUs.
+    """Return the GPU as lines of text: its grid or its time-sliced vGPUs.
 
-    :param owners: whose the instance at a placement is, as far as known;
-        for the others the instance's id is shown.
-    :param layout: drawn in place of the live instances.
-    :returns: empty for a GPU that has neither.
+    :param owners: the owner of the instance at a placement, as far as known;
+        other instances are shown with their id.
+    :param layout: drawn instead of the live instances.
+    :returns: empty for a GPU that has neither a grid nor vGPUs.
     """
     layout = layout or spec.layout_of(gpu)
     if gpu.mig is not None and layout.enabled and gpu.mig.profiles:
@@ -127,7 +127,7 @@ def _mig(mig: model.Mig, instances: Sequence[spec.MigInstanceSpec],
 def _laid_out(instances: Sequence[spec.MigInstanceSpec]
               ) -> tuple[list[spec.MigInstanceSpec],
                          list[spec.MigInstanceSpec]]:
-    """Those that can be drawn side by side, and the rest (never any)."""
+    """Return the instances to draw side by side, and the rest (never any)."""
     drawn, hidden, end = [], [], 0
     for instance in sorted(instances):
         if instance.placement.start < end or not instance.placement.size:
@@ -163,11 +163,11 @@ def _grid(cells: Sequence[Cell], units: int, pens: Pens) -> list[str]:
 def frame(cells: Sequence[Cell], pitch: int, pens: Pens,
           paint: Callable[[str, Cell], str] = lambda text, _: text
           ) -> list[str]:
-    """Cells side by side: the numbers of their units, and then the boxes.
+    """Return cells side by side: the numbers of the units, then the boxes.
 
-    :param pitch: characters of a unit, with one wall.
-    :param paint: gives what is written in place of a line of a cell's text;
-        it has to look as long.
+    :param pitch: characters of a unit, including one wall.
+    :param paint: returns the replacement for a line of a cell's text, which
+        must have the same visible length.
     """
     edge = [pens.line * (cell.units * pitch - 1) for cell in cells]
     texts = [_cell_text(cell, cell.units * pitch - 1, pens)
@@ -186,7 +186,7 @@ def frame(cells: Sequence[Cell], pitch: int, pens: Pens,
 
 
 def _listed(cells: Iterable[Cell]) -> list[str]:
-    """In place of a grid too fine to be drawn."""
+    """Return rows that replace a grid too fine to draw."""
     rows, unit = [], 0
     for cell in cells:
         if cell.text:
@@ -201,7 +201,7 @@ def _cell_text(cell: Cell, width: int, pens: Pens) -> list[str]:
     name, owner = cell.text
     parts = [name]
     if len(name) > width:
-        # 1g.10gb+me in a single unit: the attribute gets a line of its own.
+        # 1g.10gb+me in a single unit: the attribute gets its own line.
         parts = re.findall(r'[^+-]+|[+-].*', name)
     return [part if len(part) <= width else part[:width - 1] + pens.cut
             for part in (*parts, owner)]

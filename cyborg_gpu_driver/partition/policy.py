@@ -30,16 +30,16 @@ class Mode(enum.Enum):
     """What a GPU is for. A GPU has one mode at a time."""
 
     PASSTHROUGH = 'passthrough'
-    """The whole GPU to one server (PCI handle)."""
+    """One server gets the whole GPU (PCI handle)."""
     VGPU = 'vgpu'
     """Time-sliced vGPUs."""
     MIG = 'mig'
     """MIG-backed vGPUs, each instance created when it is bound."""
     NVLINK = 'nvlink'
-    """Whole GPUs that NVLink connects, as a group to one server."""
+    """One server gets a group of whole GPUs that NVLink connects."""
     AUTO = 'auto'
-    """Several of these, its roles: what the GPU becomes, the first server
-    decides, and when it is idle again it may become any of them."""
+    """Several of these modes, called roles. The first server decides which
+    role the GPU takes. Once the GPU is idle again, it may take any role."""
     OFF = 'off'
     """Not offered at all."""
 
@@ -52,9 +52,9 @@ WHOLE = frozenset({Mode.PASSTHROUGH, Mode.NVLINK})
 class Policy:
     """One ``[gpu_policy:NAME]`` group.
 
-    Each ``match_*`` is a tuple of alternatives; the ones that are not empty
-    must all match. ``profiles`` and ``vgpu_types`` name what is enabled;
-    empty ``profiles`` enables every profile that NVML lists.
+    Each ``match_*`` is a tuple of alternatives. All that are not empty must
+    match. ``profiles`` and ``vgpu_types`` name what is enabled. Empty
+    ``profiles`` enables every profile that NVML lists.
     """
 
     name: str
@@ -67,42 +67,42 @@ class Policy:
     profiles: tuple[str, ...] = ()
     vgpu_types: tuple[str, ...] = ()
     max_instances: tuple[tuple[str, int], ...] = ()
-    """vGPU types (name or mdev type) and how many of each at most."""
+    """vGPU types (name or mdev type), with the most vGPUs of each."""
     fixed_vgpus: tuple[tuple[str, int], ...] = ()
-    """vGPU types and how many of each to make when the agent starts, on a
+    """vGPU types, with how many of each the agent creates when it starts, on a
     GPU of vendor VFIO that is left to Nova's own PCI code."""
     mixed_sizes: bool = False
-    """Mode vgpu: whether vGPUs of several sizes may live side by side."""
+    """Mode vgpu: whether vGPUs of several sizes may be on the GPU together."""
     scheduler: model.SchedulerPolicy | None = None
-    """How vGPUs share the GPU, or in mode mig a GPU instance; None leaves it
-    as it is."""
+    """How vGPUs share the GPU, or in mode mig a GPU instance. None leaves the
+    scheduler as it is."""
     time_slice: int | None = None
-    """Of the scheduler, in nanoseconds; None is the driver's."""
+    """Of the scheduler, in nanoseconds; None means the driver's default."""
     isolated: bool = False
-    """Modes vgpu and mig: whether all servers on the GPU must be of one
+    """Modes vgpu and mig: whether all servers on the GPU must belong to one
     project."""
     roles: tuple[Mode, ...] = ()
     """Mode auto: what an idle GPU may become."""
     nvlink_sizes: tuple[int, ...] = ()
-    """Mode nvlink: how many GPUs the groups have that are offered; empty
+    """Mode nvlink: the sizes of the groups that are offered, in GPUs. Empty
     offers groups of every size."""
 
     @property
     def modes(self) -> tuple[Mode, ...]:
-        """All that the GPU may be used for: its roles, or its one mode."""
+        """The modes that the GPU may have: its roles, or its one mode."""
         return self.roles or (self.mode,)
 
     def in_role(self, role: Mode) -> Policy:
-        """The policy of a GPU that has taken one of its roles."""
+        """Return the policy of a GPU that has taken one of its roles."""
         return dataclasses.replace(self, mode=role, roles=())
 
     def at_most(self, *names: str) -> int | None:
-        """How many vGPUs of the type called any of ``names`` at most."""
+        """Return the maximum number of vGPUs of a type with these names."""
         return next((number for name, number in self.max_instances
                      if name in names), None)
 
     def matches(self, gpu: model.Gpu) -> bool:
-        """Whether this policy speaks of ``gpu``."""
+        """Whether this policy applies to ``gpu``."""
         return all((
             not self.match_address or gpu.address in self.match_address,
             not self.match_uuid or _same_uuid(gpu.uuid, self.match_uuid),
@@ -124,7 +124,7 @@ def _like(gpu: model.Gpu, globs: Iterable[str]) -> bool:
 
 
 def restricted(policy: Policy, others: frozenset[str]) -> Policy:
-    """A policy without the vGPU types that are none of its mode."""
+    """Return a policy without the vGPU types that belong to other modes."""
     return dataclasses.replace(
         policy,
         vgpu_types=tuple(name for name in policy.vgpu_types
@@ -134,12 +134,13 @@ def restricted(policy: Policy, others: frozenset[str]) -> Policy:
 
 
 def automatic(gpu: model.Gpu) -> Policy:
-    """The policy where none is configured: as the machine was prepared.
+    """Return the policy of a GPU if none is configured.
 
-    A GPU in MIG mode with virtual functions was made ready for MIG-backed
-    vGPUs. Every other is in passthrough mode (which
-    :func:`cyborg_gpu_driver.partition.offer.offers.offers` refuses again for a
-    GPU that is carved up).
+    The policy follows how the machine was prepared. A GPU in MIG mode with
+    virtual functions is for MIG-backed vGPUs. Every other GPU is in
+    passthrough mode, which
+    :func:`cyborg_gpu_driver.partition.offer.offers.offers` then refuses for a
+    GPU that is carved up.
     """
     sliced = gpu.mig is not None and gpu.mig.enabled and gpu.vfs
     return Policy(name='automatic',
@@ -148,10 +149,10 @@ def automatic(gpu: model.Gpu) -> Policy:
 
 def choose(gpu: model.Gpu, policies: tuple[Policy, ...] | None
            ) -> Policy | None:
-    """The policy that governs ``gpu``.
+    """Return the policy that governs ``gpu``.
 
     :param policies: in the operator's order; None if none are configured.
-    :returns: None if policies are configured and none matches: the GPU is
+    :returns: None if policies are configured and none matches; the GPU is
         then not offered.
     """
     if policies is None:

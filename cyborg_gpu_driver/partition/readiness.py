@@ -10,14 +10,14 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a policy needs of a GPU, and the steps that bring it there. Pure.
+"""What a policy needs of a GPU, and the steps to get there. Pure.
 
-The order is the one that works: NVIDIA's driver, MIG mode, virtual functions,
-then mixed-size mode and the scheduler, or the driver for guests. Enabling or
-disabling virtual functions (``sriov-manage``) wipes GPU instances and puts
-mixed-size mode and the scheduler back to the driver's own; the MIG mode
-cannot change while there are virtual functions ("In use by another client").
-In MIG mode each GPU instance that vGPUs share has a scheduler of its own.
+Only this order works: NVIDIA's driver, MIG mode, virtual functions, then
+mixed-size mode and the scheduler, or the driver for guests. Enabling or
+disabling virtual functions (``sriov-manage``) deletes the GPU instances and
+resets mixed-size mode and the scheduler to the driver's defaults. The MIG
+mode cannot change while virtual functions exist ("In use by another client").
+In MIG mode each GPU instance that vGPUs share has its own scheduler.
 """
 
 from __future__ import annotations
@@ -35,38 +35,39 @@ Action = action.Action
 
 
 HARMLESS = frozenset({Action.BIND_VFIO, Action.RELEASE})
-"""Steps that take nothing from a server that has the GPU and is shut off: it
+"""Steps that take nothing from a shut-off server that has the GPU. The server
 needs them to start again."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Wants:
-    """What a policy needs of one GPU; None leaves a thing as it is."""
+    """What a policy needs of one GPU; None leaves a setting as it is."""
 
     mig: bool | None = None
     """MIG mode."""
     vfs: bool | None = None
-    """Whether there are virtual functions."""
+    """Whether there are to be virtual functions."""
     mixed: bool | None = None
     """Mixed-size mode."""
     scheduler: tuple[model.SchedulerPolicy, int | None] | None = None
-    """Policy and time slice in ns; a time slice of None is any. In MIG mode
-    that of each GPU instance that vGPUs share."""
+    """Policy and time slice in ns; a time slice of None means any. In MIG mode
+    this is the scheduler of each GPU instance that vGPUs share."""
     driver: str | None = None
     """``nvidia``, or ``vfio-pci`` for any driver that serves guests."""
     released: bool = False
-    """Whether it is to be offered while it is bound to nvidia: then no
-    process of this library may have it open."""
+    """Whether the GPU is offered while it is bound to nvidia: then no process
+    of this library may have it open."""
 
 
 def wants(gpu: model.Gpu, policy: policies.Policy,
           passthrough_driver: str = drivers.VFIO_PCI) -> Wants:
-    """What ``policy`` needs of ``gpu``.
+    """Return what ``policy`` needs of ``gpu``.
 
-    Of a GPU that NVML does not see only its driver is wanted: what cannot be
-    read cannot be changed safely. A GPU goes back to nvidia only if this
-    library took it from there. In MIG mode NVML does not tell whether a GPU
-    can mix sizes; it is taken for able until MIG mode is off.
+    For a GPU that NVML does not see, only the driver matters: a setting that
+    cannot be read cannot be changed safely. A GPU returns to nvidia only if
+    this library took it from there. In MIG mode NVML does not report whether
+    a GPU can mix sizes, so the GPU is assumed to be able until MIG mode is
+    off.
 
     :param passthrough_driver: ``[gpu] passthrough_driver``.
     """
@@ -82,13 +83,13 @@ def wants(gpu: model.Gpu, policy: policies.Policy,
 
 
 def driver_only(gpu: model.Gpu, wanted: Wants) -> Wants:
-    """What is wanted where nothing but the driver may be changed."""
+    """Return what is wanted if nothing but the driver may be changed."""
     return Wants() if carved_up(gpu) else Wants(
         driver=wanted.driver, released=wanted.released)
 
 
 def carved_up(gpu: model.Gpu) -> str:
-    """Why a GPU is no whole one now; empty if it is."""
+    """Return why a GPU is not whole now; empty if it is."""
     if not gpu.in_pci_sysfs:
         return 'not on the PCI bus of this host (WSL 2)'
     if gpu.physfn is not None:
@@ -104,9 +105,9 @@ def carved_up(gpu: model.Gpu) -> str:
 
 
 def steps(gpu: model.Gpu, wanted: Wants) -> tuple[action.Step, ...]:
-    """The steps from ``gpu`` as it is to what is wanted, in their order."""
+    """Return the ordered steps from the state of ``gpu`` to what is wanted."""
     if gpu.released and not wanted.released:
-        # All else can be told only once NVML may be asked again.
+        # Nothing else is known until NVML may be queried again.
         return (action.Step(Action.REOPEN),)
     if wanted.driver == drivers.NVIDIA and gpu.driver != drivers.NVIDIA:
         return (action.Step(Action.BIND_NVIDIA),)
@@ -122,16 +123,16 @@ def steps(gpu: model.Gpu, wanted: Wants) -> tuple[action.Step, ...]:
 
 
 def actions(gpu: model.Gpu, wanted: Wants) -> tuple[Action, ...]:
-    """The actions of :func:`steps`."""
+    """Return the actions of :func:`steps`."""
     return tuple(step.action for step in steps(gpu, wanted))
 
 
 def instance_scheduler(gpu: model.Gpu, wanted: Wants, profile_id: int | None
                        ) -> tuple[model.SchedulerPolicy, int | None] | None:
-    """The scheduler that a GPU instance of a profile is to have.
+    """Return the scheduler that a GPU instance of a profile needs.
 
-    :returns: policy and time slice in ns; None if it is to have none of
-        its own, because vGPUs do not share it in time.
+    :returns: policy and time slice in ns; None if the instance needs no
+        scheduler of its own, because vGPUs do not share it in time.
     """
     shared = any((kind.per_instance or 0) > 1 for kind in gpu.vgpu_types
                  if kind.gi_profile_id == profile_id)
@@ -139,7 +140,7 @@ def instance_scheduler(gpu: model.Gpu, wanted: Wants, profile_id: int | None
 
 
 def _modes(gpu: model.Gpu, wanted: Wants) -> list[Action]:
-    """What changes a GPU as a whole, but for its driver."""
+    """Return the actions that change a GPU as a whole, except its driver."""
     found = []
     there = bool(gpu.vfs or gpu.sriov_numvfs)
     vfs = there if wanted.vfs is None else wanted.vfs
@@ -161,13 +162,13 @@ def _modes(gpu: model.Gpu, wanted: Wants) -> list[Action]:
 
 def _schedulers(gpu: model.Gpu, wanted: Wants, modes: Collection[Action]
                 ) -> Iterator[action.Step]:
-    """The steps that set schedulers, after those that set modes."""
+    """Yield the steps that set schedulers, which follow the mode changes."""
     if wanted.scheduler is None:
         return
     reset = Action.ENABLE_FUNCTIONS in modes
     if gpu.mig is not None and (
             gpu.mig.enabled if wanted.mig is None else wanted.mig):
-        # A change of the modes leaves no GPU instance.
+        # No GPU instance is left after the modes change.
         for instance in () if modes else gpu.mig.instances:
             scheduler = instance_scheduler(gpu, wanted, instance.profile_id)
             if scheduler and not _schedules(instance.scheduler, *scheduler):
@@ -181,12 +182,12 @@ def _schedulers(gpu: model.Gpu, wanted: Wants, modes: Collection[Action]
 
 def _passthrough(gpu: model.Gpu, driver: str) -> Wants:
     if gpu.driver != drivers.NVIDIA:
-        # One without a driver is not in use. Another driver than NVIDIA's
-        # may drive a console: that is the operator's business.
+        # A GPU without a driver is not in use. A driver other than NVIDIA's
+        # may drive a console; the operator decides about it.
         return Wants(driver=drivers.VFIO_PCI) if gpu.driver is None and (
             driver == drivers.VFIO_PCI) else Wants()
     if gpu.released:
-        # Read as it was released: neither MIG mode nor functions.
+        # The last reading before the release: no MIG mode, no functions.
         return Wants(driver=driver, released=driver == drivers.NVIDIA)
     if not gpu.visible_to_nvml:
         return Wants()
@@ -225,7 +226,7 @@ def _mig(gpu: model.Gpu, enabled: bool) -> bool | None:
 
 
 def _vfs(gpu: model.Gpu, enabled: bool) -> bool | None:
-    """None where there can be none, as on Turing."""
+    """Return None if the GPU cannot have functions, as on Turing."""
     return enabled if gpu.sriov_totalvfs else None
 
 

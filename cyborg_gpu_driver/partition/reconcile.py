@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Words for what does not fit together on a host: values, no I/O.
+"""Terms for inconsistencies on a host: values, no I/O.
 
 The journal, the hardware, Cyborg's accelerator requests and Placement each
-have an account of who has which part of a GPU. Where two of them disagree
-there is a :class:`Difference`.
+record which server has which part of a GPU. Where two of these accounts
+disagree, there is a :class:`Difference`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from cyborg_gpu_driver.host.snapshot import model
 
 
 class Kind(enum.Enum):
-    """What disagrees with what."""
+    """The kind of a difference."""
 
     VGPU_GONE = 'vgpu-gone'
-    """A bound handle has no vGPU any more."""
+    """The vGPU of a bound handle no longer exists."""
     INSTANCE_GONE = 'instance-gone'
-    """The GPU instance of a bound handle is not there."""
+    """The GPU instance of a bound handle does not exist."""
     OTHER_TYPE = 'other-type'
-    """Where a bound handle's vGPU should be there is one of another type."""
+    """A vGPU of another type exists in the place of a bound handle's vGPU."""
     GPU_GONE = 'gpu-gone'
     """A handle is bound on a GPU that this machine does not show."""
     NO_REQUEST = 'no-request'
@@ -42,23 +42,23 @@ class Kind(enum.Enum):
     NOT_RECORDED = 'not-recorded'
     """The journal has no entry for a bound accelerator request."""
     UNFINISHED = 'unfinished'
-    """A bind or unbind did not come to its end."""
+    """A bind or unbind did not finish."""
     FOREIGN_VGPU = 'foreign-vgpu'
-    """No bind or policy has created a vGPU."""
+    """A vGPU that no bind or policy has created."""
     FOREIGN_INSTANCE = 'foreign-instance'
-    """No bind, layout or policy has created a GPU instance."""
+    """A GPU instance that no bind, layout or policy has created."""
     ALLOCATED = 'allocated'
     """Placement has more allocated than is bound."""
     NOT_ALLOCATED = 'not-allocated'
     """Placement has less allocated than is bound."""
     RESERVED = 'reserved'
-    """Placement's ``reserved`` is not what cannot be made."""
+    """Placement's ``reserved`` is not the number that cannot be created."""
     LAYOUT_CHANGE = 'layout-change'
-    """A change of layout did not come to its end."""
+    """A change of layout did not finish."""
     BAD_RECORD = 'bad-record'
     """The record of a GPU cannot be read, or is damaged."""
     EARLIER_DRIVER = 'earlier-driver'
-    """Servers have a GPU through the driver that Cyborg had before."""
+    """Servers have a GPU through the driver that Cyborg used before."""
 
 
 _MAY_PASS = frozenset({Kind.NO_REQUEST, Kind.NOT_RECORDED, Kind.ALLOCATED,
@@ -73,27 +73,27 @@ class Difference:
     kind: Kind
     gpu: model.PciAddress
     subject: str
-    """What it is about: a handle, a vGPU, an instance, a provider."""
+    """The handle, vGPU, instance or provider that it concerns."""
     text: str
     """What is wrong, for people."""
     remedy: str
     """What to do about it, for people."""
     safe: bool = False
-    """Whether it can be repaired without a risk for anybody."""
+    """Whether it can be repaired without any risk."""
 
     @property
     def key(self) -> tuple[str, model.PciAddress, str]:
-        """The same for the same difference, seen again."""
+        """A key that is equal when the same difference is found again."""
         return self.kind.value, self.gpu, self.subject
 
     @property
     def may_pass(self) -> bool:
-        """Whether it may be but a bind or unbind that is under way."""
+        """Whether a bind or unbind that is under way may be the cause."""
         return self.kind in _MAY_PASS
 
     @property
     def by_report(self) -> bool:
-        """Whether each report of the agent repairs it by itself."""
+        """Whether each report of the agent repairs it."""
         return self.kind in _REPORTED
 
 
@@ -103,11 +103,11 @@ class Earlier:
 
     gpu: model.PciAddress
     function: model.PciAddress
-    """That it stands for: the GPU, or a virtual function of it."""
+    """The function of the provider: the GPU, or a virtual function of it."""
     provider: str
-    """Its name."""
+    """The provider's name."""
     servers: tuple[str, ...] = ()
-    """UUIDs of those that have it allocated."""
+    """UUIDs of the servers that have it allocated."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,22 +120,22 @@ class Claim:
     """UUID of the request."""
     server: str | None
     function: model.PciAddress
-    """That the handle names: the GPU, or a virtual function of it."""
+    """The function that the handle names: the GPU, or one of its VFs."""
     type_id: str
     """``nvidia-474``."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Claims:
-    """What Cyborg's accelerator requests have on one host."""
+    """What Cyborg's accelerator requests use on one host."""
 
     bound: tuple[Claim, ...] = ()
     unsettled: tuple[str, ...] = ()
     """UUIDs of requests that may have a handle on this host that Cyborg
-    does not show: it shows those of bound requests alone."""
+    does not show, because it shows only the handles of bound requests."""
 
     def of(self, handle: str) -> Claim | None:
-        """The request that has a handle; None if none has."""
+        """Return the request that has a handle; None if no request has it."""
         return self._by_handle.get(handle)
 
     @functools.cached_property
@@ -145,13 +145,13 @@ class Claims:
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """One provider as Placement has it, and as it should be."""
+    """The usage of one provider, in Placement and as it should be."""
 
     provider: str
     """UUID."""
     profile: str
     type_id: str
-    """Of the vGPUs that stand behind it, ``nvidia-474``."""
+    """Of the vGPUs that the provider represents, ``nvidia-474``."""
     used: int
     reserved: int
     wanted: int

@@ -13,7 +13,7 @@
 """Specifications of MIG instances and vGPUs: for records, plans, layouts.
 
 A specification says what an instance is and where it lies. It never has an
-id or a UUID: the driver gives out new ones each time it creates an
+id or a UUID, because the driver assigns new ones each time it creates an
 instance. The live instance (:class:`~cyborg_gpu_driver.host.snapshot.model.
 GpuInstance`) comes from NVML alone.
 """
@@ -39,7 +39,7 @@ class MigInstanceSpec:
 
     @property
     def bare(self) -> MigInstanceSpec:
-        """The GPU instance alone: equal whatever its compute instances."""
+        """The GPU instance alone; equal whatever its compute instances are."""
         return MigInstanceSpec(self.placement, self.profile_id)
 
     def __str__(self) -> str:
@@ -72,9 +72,9 @@ class VgpuSpec:
     type_id: Annotated[str, vgpu_name.mdev_type]
     """``nvidia-474``."""
     uuid: Annotated[str, vgpu_name.handle] | None = None
-    """Of the mdev; None for a vGPU of NVIDIA's own VFIO driver."""
+    """UUID of the mdev; None for a vGPU of NVIDIA's own VFIO driver."""
     placement_id: int | None = None
-    """Where on the framebuffer, on a GPU of mixed sizes; None elsewhere."""
+    """Placement id, on a GPU of mixed sizes; None elsewhere."""
     name: str = dataclasses.field(default='', compare=False)
     """The type's name, L40S-12Q, for people; may be empty."""
 
@@ -84,25 +84,25 @@ class VgpuSpec:
 
 def profile(gpu: model.Gpu, profile_id: int | None
             ) -> model.GpuInstanceProfile | None:
-    """The GPU instance profile with an id; None if a GPU has none now."""
+    """Return the GPU instance profile with an id; None if there is none."""
     if gpu.mig is None or profile_id is None:
         return None
     return gpu.mig.profile_by_id(profile_id)
 
 
 def of(instance: model.GpuInstance) -> MigInstanceSpec:
-    """The specification of a live GPU instance without compute instances."""
+    """Return the specification of an instance, without compute instances."""
     return MigInstanceSpec(instance.placement, instance.profile_id)
 
 
 def in_full(instance: model.GpuInstance) -> MigInstanceSpec:
-    """The specification of one whose compute instances have been read."""
+    """Return the specification of one whose compute instances were read."""
     return dataclasses.replace(of(instance), compute=tuple(sorted(
         (part.start, part.size) for part in instance.compute)))
 
 
 def layout_of(gpu: model.Gpu) -> MigLayout:
-    """The layout of a GPU whose compute instances have been read."""
+    """Return the layout of a GPU whose compute instances have been read."""
     if gpu.mig is None:
         return MigLayout(False, False)
     return MigLayout(gpu.mig.enabled, gpu.mig.pending,

@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""How an attach handle and a vGPU type are written. Pure.
+"""The format of attach handles and vGPU types. Pure.
 
 Both become part of paths in sysfs, so they are checked wherever they come
-from: RPC, a record, the privileged process's caller.
+from: RPC, a record, the caller of the privileged process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UUID = re.compile(r'[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', re.ASCII)
 
 
 def mdev_type(value: str) -> str:
-    """``value`` if it can be the name of an NVIDIA mdev type.
+    """Return ``value`` if it can be the name of an NVIDIA mdev type.
 
     :raises InvalidValue: if not.
     """
@@ -41,7 +41,7 @@ def mdev_type(value: str) -> str:
 
 
 def group_size(value: str) -> int | None:
-    """How many GPUs the group has that ``nvlink-2`` asks for.
+    """Return the size of the group that a text like ``nvlink-2`` asks for.
 
     :returns: None if ``value`` asks for no group.
     """
@@ -50,7 +50,7 @@ def group_size(value: str) -> int | None:
 
 
 def asked_type(value: str) -> str:
-    """``value`` if a handle can ask for it: an mdev type or a group.
+    """Return ``value`` if a handle can ask for it: an mdev type or a group.
 
     :raises InvalidValue: if not.
     """
@@ -58,15 +58,15 @@ def asked_type(value: str) -> str:
 
 
 def type_number(type_id: str) -> int:
-    """NVML's number of a vGPU type: 474 for ``nvidia-474``.
+    """Return NVML's number of a vGPU type: 474 for ``nvidia-474``.
 
-    :raises InvalidValue: if that is none.
+    :raises InvalidValue: if ``type_id`` is not a vGPU type.
     """
     return int(mdev_type(type_id).rpartition('-')[2])
 
 
 def handle(value: str) -> str:
-    """``value`` if it is a UUID in the form that sysfs gives back.
+    """Return ``value`` if it is a UUID, in the form that sysfs uses.
 
     :raises InvalidValue: if not.
     """

@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The steps that change a GPU: one vocabulary for whoever plans them.
+"""The steps that change a GPU: one vocabulary for all planners.
 
-A step is a value. It can be printed before it is taken, and written to the
-GPU's record while it is taken. Its executor is
+A step is a value. It can be printed before it is executed, and is written to
+the GPU's record during the execution. The executor is
 :mod:`cyborg_gpu_driver.program.steps.executor`.
 """
 
@@ -28,7 +28,7 @@ from cyborg_gpu_driver.partition import spec
 
 
 class Action(enum.Enum):
-    """What one step does. The values are for programs."""
+    """The kind of a step. The values are for programs."""
 
     BIND_NVIDIA = 'bind-nvidia'
     REOPEN = 'reopen-nvml'
@@ -79,38 +79,38 @@ _WORDS = {
     Action.BIND_VFIO: 'bind it to vfio-pci',
     Action.RELEASE: 'close it in NVML',
 }
-"""The same for people."""
+"""Descriptions of the actions for people."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Step:
     """One step. It names a GPU instance by its placement, never by its id,
-    which is not known yet for one that a step before creates.
+    because an instance that an earlier step creates has no id yet.
     """
 
     action: Action
     profile: model.GpuInstanceProfile | None = None
-    """None where the step is about no GPU instance, or where NVML lists no
-    such profile."""
+    """None if the step concerns no GPU instance, or if NVML lists no such
+    profile."""
     placement: model.Placement | None = None
-    """Of the GPU instance; None where the step is about none."""
+    """Of the GPU instance; None if the step concerns none."""
     slices: int | None = None
-    """Of the compute instance; None where the step is about none."""
+    """Of the compute instance; None if the step concerns none."""
     start: int | None = None
-    """Where in its GPU instance the compute instance lies, in compute
-    slices; None leaves it to the driver."""
+    """Position of the compute instance in its GPU instance, in compute
+    slices; with None the driver chooses it."""
     vgpu: spec.VgpuSpec | None = None
-    """None where the step is about no vGPU."""
+    """None if the step concerns no vGPU."""
     fabric_partition: int | None = None
     """NVSwitch partition of the vGPU, or without a vGPU of whole GPUs; None
-    where the step is about none."""
+    if the step concerns none."""
     scheduler: tuple[model.SchedulerPolicy, int | None] | None = None
     """Policy and time slice in ns, for ``SCHEDULER``, and for a
-    ``CREATE_INSTANCE`` whose vGPUs share the instance; a time slice of None
-    is any."""
+    ``CREATE_INSTANCE`` whose vGPUs share the instance. A time slice of None
+    means any."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; what a step is not about is left out."""
+        """Return a dictionary for JSON, without values that do not apply."""
         values = {
             'action': self.action.value,
             'profile': self.profile and self.profile.name,

@@ -13,8 +13,8 @@
 
 """A change to one GPU, as a value that can be printed before it is made.
 
-:mod:`cyborg_gpu_driver.partition.change.plan` makes it; carrying it out is
-the business of others.
+:mod:`cyborg_gpu_driver.partition.change.plan` creates it. Other modules carry
+it out.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from cyborg_gpu_driver.partition.change import target
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-    """A live instance that stays, and what it is wanted for."""
+    """A live instance that is kept, and its purpose in the new layout."""
 
     instance: model.GpuInstance
     wanted: target.WantedInstance
     in_use: str | None = None
-    """What uses it; None for an idle one."""
+    """What uses the instance; None for an idle one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Created:
-    """An instance that will be made, and where."""
+    """An instance that will be created, with its placement."""
 
     placement: model.Placement
     wanted: target.WantedInstance
@@ -51,17 +51,17 @@ class Created:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """From what a GPU is to what it is wanted to be."""
+    """The change from what a GPU is to what is wanted."""
 
     gpu: model.Gpu
-    """As it was when this was planned."""
+    """The GPU as it was when the change was planned."""
     wanted: target.Wanted
     keep: tuple[Kept, ...] = ()
-    """By placement; so are ``destroy`` and ``create``."""
+    """Sorted by placement, like ``destroy`` and ``create``."""
     destroy: tuple[model.GpuInstance, ...] = ()
     create: tuple[Created, ...] = ()
     steps: tuple[action.Step, ...] = ()
-    """In this order each is valid when its turn comes."""
+    """In this order each step is valid when its turn comes."""
 
     @property
     def is_empty(self) -> bool:
@@ -69,7 +69,7 @@ class Change:
         return not self.steps
 
     def after(self) -> spec.MigLayout:
-        """The layout that the GPU will have."""
+        """Return the layout that the GPU will have."""
         stays = [
             dataclasses.replace(spec.of(item.instance), compute=_laid_out(
                 item.wanted.compute)) if item.in_use is None
@@ -84,7 +84,7 @@ class Change:
                               tuple(sorted((*stays, *comes))))
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole plan for JSON."""
+        """Return the whole plan for JSON."""
         return {
             'address': str(self.gpu.address),
             'mig_enabled': self.wanted.enabled,
@@ -103,7 +103,7 @@ class Change:
 
     def lines(self, pens: picture.Pens = picture.UNICODE
               ) -> tuple[str, ...]:
-        """The plan for people: before, the steps, after."""
+        """Return the plan for people: before, the steps, after."""
         if self.is_empty:
             return (f'{self.gpu.address}: unchanged ({self.wanted})',)
         before = {item.placement: 'goes' for item in self.destroy}
@@ -129,6 +129,6 @@ class Change:
 
 
 def _laid_out(compute: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Compute instances of those sizes, one after the other."""
+    """Place compute instances of these sizes one after the other."""
     starts = itertools.accumulate(compute, initial=0)
     return tuple(zip(starts, compute, strict=False))

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What becomes of the compute instances in a GPU instance that stays."""
+"""What happens to the compute instances in a GPU instance that is kept."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cyborg_gpu_driver.partition.change import target
 
 @dataclasses.dataclass(frozen=True)
 class ComputeChange:
-    """What to destroy first, and what to create then."""
+    """The compute instances to destroy first, and those to create then."""
 
     destroy: tuple[model.ComputeInstance, ...] = ()
     create: tuple[int, ...] = ()
@@ -36,7 +36,7 @@ class ComputeChange:
 
 def change(instance: model.GpuInstance, wanted: target.WantedInstance
            ) -> ComputeChange:
-    """The change that destroys the fewest compute instances."""
+    """Return the change that destroys the fewest compute instances."""
     room = wanted.profile.slices
     for count in range(len(instance.compute), -1, -1):
         for keep in itertools.combinations(instance.compute, count):
@@ -49,16 +49,16 @@ def change(instance: model.GpuInstance, wanted: target.WantedInstance
                 return ComputeChange(tuple(
                     item for item in instance.compute if item not in keep),
                     create)
-    # No way that we can tell, say 4 and 3 of 7 slices: the GPU knows.
+    # Nothing is known to fit, e.g. 4 and 3 of 7 slices: let the GPU decide.
     return ComputeChange(instance.compute, wanted.compute)
 
 
 def cost(instance: model.GpuInstance, wanted: target.WantedInstance,
          in_use: bool) -> tuple[int, int] | None:
-    """Compute instances destroyed and created.
+    """Return how many compute instances are destroyed and created.
 
-    Those of an instance in use are left alone. Without any, they are its
-    user's business: the guest of a MIG-backed vGPU makes its own.
+    An instance in use keeps its compute instances. If it has none, its user
+    manages them: the guest of a MIG-backed vGPU creates its own.
 
     :returns: None if an instance in use is not as wanted.
     """
@@ -81,9 +81,9 @@ def _mask(compute: Collection[model.ComputeInstance]) -> int:
 def _fits(room: int, taken: int, sizes: Sequence[int]) -> bool:
     """Whether free slices can hold the sizes.
 
-    Compute instances of one size are laid end to end from the first slice.
-    A GPU that allows more starts than that loses nothing but a compute
-    instance that could have stayed.
+    Compute instances of one size are placed end to end from the first slice.
+    If a GPU allows more starts than that, the only loss is a compute
+    instance that could have been kept.
     """
     if not sizes:
         return True

@@ -11,10 +11,10 @@
 # under the License.
 
 
-"""The order of the steps of a change: each valid when its turn comes.
+"""The order of the steps of a change: each is valid when its turn comes.
 
-What is destroyed goes only when the room is needed, or last of all: if
-something fails on the way, as much as can be is still there.
+An instance is destroyed only when its room is needed, or at the end. If a
+step fails, as many instances as possible still exist.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Action = action.Action
 def steps(mig: model.Mig, keep: Iterable[change.Kept],
           destroy: Iterable[model.GpuInstance],
           create: Iterable[change.Created]) -> tuple[Step, ...]:
-    """The steps between two changes of mode."""
+    """Return the steps between two changes of mode."""
     grid = geometry.Geometry(mig.profiles)
     there = sorted(mig.instances)
     doomed, waiting = sorted(destroy), sorted(
@@ -71,8 +71,8 @@ def _occupancy(grid: geometry.Geometry, there: Iterable[model.GpuInstance],
 def _in_the_way(grid: geometry.Geometry, occupancy: geometry.Occupancy,
                 doomed: Iterable[model.GpuInstance], item: change.Created
                 ) -> list[model.GpuInstance]:
-    """What must go before an instance can be made: what lies there, and
-    for want of engines or of its number, as much more as it takes.
+    """Return the instances to destroy before another can be created: those
+    at its placement, and as many more as engines or its number require.
     """
     first = [instance for instance in doomed
              if instance.placement.mask & item.placement.mask]

@@ -11,10 +11,10 @@
 # under the License.
 
 
-"""How one GPU becomes what is wanted, planned as a whole.
+"""Plan the change of one GPU to what is wanted, as a whole.
 
-Pure: a snapshot in (with the compute instances of each GPU instance), a
-value out that can be looked at before anything is done.
+Pure: takes a snapshot (with the compute instances of each GPU instance) and
+returns a value that can be inspected before anything is changed.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _NOBODY: _InUse = {}
 
 def plan(gpu: model.Gpu, wanted: target.Wanted,
          in_use: _InUse = _NOBODY) -> change.Change:
-    """The change that destroys least and moves nothing that is in use.
+    """Plan the change that destroys least and keeps everything in use.
 
-    :param gpu: as it is, its instances' compute instances included.
-    :param in_use: what uses the instance at a placement; such an instance
-        stays as it is, or there is no plan.
-    :raises LayoutUnreachable: saying which instance is in the way and what
-        would fit beside it.
+    :param gpu: its current state, with its instances' compute instances.
+    :param in_use: what uses the instance at a placement. Such an instance
+        stays as it is; if that is impossible, there is no plan.
+    :raises LayoutUnreachable: with the instance that prevents the change and
+        what would fit beside it.
     """
     mig = gpu.mig
     if mig is None:
@@ -91,7 +91,7 @@ def _unreachable(gpu: model.Gpu, wanted: target.Wanted, reason: str
 
 
 def _reason(mig: model.Mig, wanted: target.Wanted, in_use: _InUse) -> str:
-    """Why there is no way, and what comes nearest."""
+    """Return why no plan exists, and what comes nearest."""
     grid = geometry.Geometry(mig.profiles)
     if change_search.solve(grid, (), (), wanted) is None:
         return ('it does not fit on this GPU even when the GPU is empty; '
@@ -110,7 +110,7 @@ def _reason(mig: model.Mig, wanted: target.Wanted, in_use: _InUse) -> str:
 def _blocking(grid: geometry.Geometry, mig: model.Mig,
               used: list[model.GpuInstance], wanted: target.Wanted
               ) -> list[model.GpuInstance]:
-    """Each that alone prevents it; if none does alone, all of them."""
+    """Return each instance that alone prevents it; if none does, all."""
     alone = []
     for item in used:
         others = {other.placement for other in used if other != item}
@@ -121,7 +121,7 @@ def _blocking(grid: geometry.Geometry, mig: model.Mig,
 
 
 def _harmless(item: model.GpuInstance, wanted: target.Wanted) -> bool:
-    """Whether an instance is one of those wanted, just as it is."""
+    """Whether an instance is a wanted one without any change."""
     return any(
         choice.profile.profile_id == item.profile_id
         and compute_change.cost(item, choice, True) is not None

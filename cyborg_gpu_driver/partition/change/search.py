@@ -11,10 +11,11 @@
 # under the License.
 
 
-"""The search for what can stay and where the rest goes: exact.
+"""An exact search for what to keep and where to create the rest.
 
-A grid has a dozen units at most and a GPU as few instances, so all that can
-be kept is tried, what loses least first, with every way to place the rest.
+A grid has at most a dozen units and a GPU as few instances. So the search
+tries every set of instances that can be kept, the one that loses least first,
+with every way to place the rest.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _Cost = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Solution:
-    """What stays, as what, and what is made where."""
+    """The instances to keep, their new purpose, and those to create."""
 
     keep: tuple[_Pair, ...]
     create: tuple[tuple[model.Placement, target.WantedInstance], ...]
@@ -55,16 +56,15 @@ def solve(grid: geometry.Geometry,
           instances: Sequence[model.GpuInstance],
           in_use: Collection[model.Placement],
           wanted: target.Wanted) -> Solution | None:
-    """The way to what is wanted that destroys least.
+    """Find the way to the wanted state that destroys least.
 
-    In this order: the fewest MIG devices destroyed (compute instances, and
-    GPU instances without any); the fewest GPU instances in the end; the
-    fewest of them destroyed. Of equals it is the one that leaves most room
-    for what may be asked for next
-    (:func:`cyborg_gpu_driver.partition.mig.score.cost`).
+    It minimizes, in this order: the MIG devices destroyed (compute instances,
+    and GPU instances without any); the GPU instances in the end; the GPU
+    instances destroyed. Among equals it takes the one that leaves most room
+    for later requests (:func:`cyborg_gpu_driver.partition.mig.score.cost`).
 
     :param in_use: placements of instances that must stay as they are.
-    :returns: None if there is no way with those in place.
+    :returns: None if there is no way while those instances exist.
     """
     best: tuple[tuple[Any, ...], Solution] | None = None
     for packing in wanted.packings():
@@ -81,10 +81,10 @@ def solve(grid: geometry.Geometry,
 
 def completions(grid: geometry.Geometry, occupancy: geometry.Occupancy,
                 needs: Needs) -> Iterator[geometry.Occupancy]:
-    """Every occupancy that has so many more instances.
+    """Yield every occupancy that has these additional instances.
 
-    Instances of one profile are placed from low to high, so that none
-    comes twice.
+    Instances of one profile are placed from low to high, so that no
+    occupancy is yielded twice.
     """
     if not needs:
         yield occupancy
@@ -94,7 +94,7 @@ def completions(grid: geometry.Geometry, occupancy: geometry.Occupancy,
 
 
 def fits_empty(gpu: model.Gpu, wanted: target.Wanted) -> bool:
-    """Whether a GPU with nothing on it can be as wanted."""
+    """Whether an empty GPU can get the wanted devices."""
     if gpu.mig is None:
         return not wanted.devices
     grid = geometry.Geometry(gpu.mig.profiles)
@@ -103,11 +103,11 @@ def fits_empty(gpu: model.Gpu, wanted: target.Wanted) -> bool:
 
 def largest(mig: model.Mig, wanted: target.Wanted,
             fixed: Iterable[model.GpuInstance] = ()) -> dict[str, int]:
-    """The largest part of what is wanted that there is room for.
+    """Return the largest part of what is wanted that there is room for.
 
     Largest by compute slices, then by number of MIG devices.
 
-    :param fixed: instances that stay; those that are wanted count as such.
+    :param fixed: instances that remain; the wanted ones among them count.
     :returns: MIG devices by name, empty if nothing fits.
     """
     grid = geometry.Geometry(mig.profiles)
@@ -152,7 +152,7 @@ def _has_room(grid: geometry.Geometry, fixed: Sequence[model.GpuInstance],
 
 
 def _needs(counts: Mapping[model.GpuInstanceProfile, int]) -> Needs:
-    """Large ones first: what fits nowhere is found out soonest."""
+    """Return needs, large first, to find soonest what fits nowhere."""
     return tuple(sorted(
         ((profile, count) for profile, count in counts.items()
          if count > 0),
@@ -174,8 +174,8 @@ def _place(grid: geometry.Geometry, occupancy: geometry.Occupancy,
 def _keepable(instances: Sequence[model.GpuInstance],
               in_use: Collection[model.Placement], packing: _Packing
               ) -> list[tuple[int, tuple[model.GpuInstance, ...]]]:
-    """(MIG devices lost with the others, instances that could stay), by
-    what is lost.
+    """Return (MIG devices lost with the others, instances that could stay),
+    sorted by the loss.
     """
     counts = collections.Counter(
         item.profile.profile_id for item in packing)
@@ -195,7 +195,7 @@ def _keepable(instances: Sequence[model.GpuInstance],
 
 
 def _devices(instance: model.GpuInstance) -> int:
-    """What is lost with an instance."""
+    """Return how many MIG devices are lost with an instance."""
     return max(1, len(instance.compute))
 
 
@@ -209,8 +209,8 @@ def _within(chosen: Iterable[model.GpuInstance], counts: Mapping[int, int]
 def _assign(keep: Iterable[model.GpuInstance],
             in_use: Collection[model.Placement], packing: _Packing
             ) -> tuple[int, list[_Pair]] | None:
-    """(compute instances lost, what each instance is to be), at the least
-    cost; None if one in use cannot be as wanted.
+    """Return (compute instances lost, the purpose of each instance), at the
+    lowest cost; None if an instance in use cannot be as wanted.
     """
     lost, pairs = 0, []
     by_profile = collections.defaultdict(list)
@@ -253,8 +253,8 @@ def _complete(grid: geometry.Geometry, lost: int,
               instances: Sequence[model.GpuInstance],
               assigned: tuple[int, list[_Pair]], packing: _Packing
               ) -> tuple[tuple[Any, ...], Solution] | None:
-    """(cost, solution) for the best way to place what is missing; None if
-    there is none.
+    """Return (cost, solution) for the best way to place the missing
+    instances; None if there is none.
     """
     lost_inside, pairs = assigned
     missing = collections.Counter(packing)
@@ -279,7 +279,7 @@ def _complete(grid: geometry.Geometry, lost: int,
 def _placed(after: geometry.Occupancy, before: geometry.Occupancy,
             missing: collections.Counter[target.WantedInstance]
             ) -> tuple[tuple[model.Placement, target.WantedInstance], ...]:
-    """Which of the missing instances goes where: any of its profile."""
+    """Return which missing instance gets which placement of its profile."""
     new = list((collections.Counter(after.taken)
                 - collections.Counter(before.taken)).elements())
     result = []
@@ -294,5 +294,5 @@ def _placed(after: geometry.Occupancy, before: geometry.Occupancy,
 
 
 def _descending(occupancy: geometry.Occupancy) -> tuple[int, ...]:
-    """A key by which higher starts come first."""
+    """Return a sort key that puts higher starts first."""
     return tuple(-place.start for _profile, place in occupancy.taken)

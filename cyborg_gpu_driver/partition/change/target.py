@@ -13,8 +13,8 @@
 
 """What a layout file wants of one GPU, in that GPU's own profiles.
 
-Spec and live are different types: :class:`Wanted` says what, never where;
-what is there is :class:`cyborg_gpu_driver.host.snapshot.model.GpuInstance`.
+Wanted and live state have different types. :class:`Wanted` says what, never
+where. :class:`cyborg_gpu_driver.host.snapshot.model.GpuInstance` is live.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _Share = tuple[tuple[int, ...], ...]
 
 @dataclasses.dataclass(frozen=True)
 class WantedInstance:
-    """A GPU instance that is wanted, wherever it will lie."""
+    """A GPU instance that is wanted, at any placement."""
 
     profile: model.GpuInstanceProfile
     compute: tuple[int, ...]
@@ -44,7 +44,7 @@ class WantedInstance:
 
     @property
     def device_names(self) -> tuple[str, ...]:
-        """Names of its MIG devices, one a compute instance."""
+        """Names of its MIG devices, one per compute instance."""
         return tuple(device_name(self.profile, slices)
                      for slices in self.compute)
 
@@ -57,7 +57,7 @@ class WantedInstance:
 
 @dataclasses.dataclass(frozen=True)
 class WantedDevices:
-    """So many MIG devices of one name."""
+    """A number of MIG devices of one name."""
 
     profile: model.GpuInstanceProfile
     """Of the GPU instance that they are in."""
@@ -73,7 +73,7 @@ class WantedDevices:
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """What one GPU is to be: MIG mode, and what MIG devices it has.
+    """The wanted state of one GPU: its MIG mode and MIG devices.
 
     A layout file counts MIG devices, that is compute instances: three
     ``1c.3g.20gb`` may share one GPU instance or have one each.
@@ -84,8 +84,8 @@ class Wanted:
     devices: tuple[WantedDevices, ...] = ()
     """By compute slices and name, largest first, each name once."""
     without_mig: bool = False
-    """MIG mode was asked of all GPUs and this one has no MIG: it stays as
-    it is."""
+    """The layout turns MIG mode on for all GPUs, but this one does not
+    support MIG: it stays as it is."""
 
     @property
     def counts(self) -> dict[str, int]:
@@ -93,10 +93,10 @@ class Wanted:
         return {entry.name: entry.count for entry in self.devices}
 
     def packings(self) -> Iterator[tuple[WantedInstance, ...]]:
-        """Every way to share the devices out among GPU instances.
+        """Return every way to distribute the devices over GPU instances.
 
-        The first has the fewest GPU instances, as tools that create one
-        after the other and fill up the last one make them.
+        The first has the fewest GPU instances. Tools that create one device
+        after the other and fill up the last GPU instance produce the same.
         """
         groups: dict[model.GpuInstanceProfile, list[int]] = (
             collections.defaultdict(list))
@@ -124,11 +124,11 @@ class Wanted:
 
 def wanted(gpu: model.Gpu, enabled: bool, devices: Mapping[str, int]
            ) -> Wanted:
-    """A layout file's counts in the profiles that NVML lists for ``gpu``.
+    """Convert a layout file's counts to the profiles that NVML lists.
 
     :param devices: MIG devices by name (``1g.10gb``, ``1c.3g.40gb``).
     :raises InvalidValue: if a name is malformed, if this GPU has no such
-        profile, or if it is wanted with MIG and has none.
+        profile, or if MIG is wanted and the GPU does not support it.
     """
     if enabled and gpu.mig is None:
         raise exception.InvalidValue(
@@ -146,13 +146,13 @@ def wanted(gpu: model.Gpu, enabled: bool, devices: Mapping[str, int]
 
 
 def device_name(profile: model.GpuInstanceProfile, slices: int) -> str:
-    """Name of a MIG device of ``slices`` in a GPU instance."""
+    """Return the name of a MIG device of ``slices`` in a GPU instance."""
     return (profile.name if slices == profile.slices
             else f'{slices}c.{profile.name}')
 
 
 def listed(counts: Mapping[str, int]) -> str:
-    """``2 x 1g.10gb, 3g.40gb``."""
+    """Return a text like ``2 x 1g.10gb, 3g.40gb``."""
     return ', '.join(f'{count} x {name}' if count > 1 else name
                      for name, count in counts.items())
 
@@ -174,7 +174,7 @@ def _devices(gpu: model.Gpu, text: str, count: int) -> WantedDevices:
 @functools.lru_cache(maxsize=1024)
 def _shares(room: int, most: int, slices: tuple[int, ...]
             ) -> tuple[_Share, ...]:
-    """Every way to share compute slices out among at most ``most`` bins.
+    """Return every way to distribute slices over at most ``most`` bins.
 
     :param slices: sorted, largest first.
     :returns: ways; a way is a tuple of bins, a bin a tuple of slices.

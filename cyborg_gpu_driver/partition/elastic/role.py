@@ -10,12 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which of its roles a GPU in mode auto has, and which it can take. Pure.
+"""Which role a GPU in mode auto has, and which it can take. Pure.
 
-The role in force follows from what is bound on the GPU and from nothing
-else: there is no second account of it that could differ. A GPU on which
-nothing is bound is idle, and rests in a state from which every role can be
-taken.
+The current role follows only from the claims on the GPU and from what exists
+on it. No second record of the role exists that could differ. A GPU on which
+nothing is bound is idle, and rests in a state from which it can take every
+role.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 
 _WHOLE = policies.Mode.PASSTHROUGH
 PARTITIONED = (policies.Mode.MIG, policies.Mode.VGPU)
-"""Roles that are taken at a bind, of which Cyborg tells the agent."""
+"""Roles that a GPU takes at a bind, which Cyborg announces to the agent."""
 
 
 def in_force(gpu: model.Gpu, claimed: Collection[policies.Mode]
              ) -> policies.Mode | None:
-    """The role that a GPU has; None for one that is idle.
+    """Return the role that a GPU has; None for an idle GPU.
 
-    What is on the hardware without a claim counts too: an instance that
-    somebody else has made keeps the GPU in its role all the same. That a
-    server has the GPU as a whole shows in Placement alone.
+    Hardware state without a claim counts too: an instance that another tool
+    created also keeps the GPU in its role. Only Placement shows that a server
+    has the whole GPU.
 
     :param claimed: the roles of the claims on the GPU.
     """
@@ -53,11 +53,11 @@ def in_force(gpu: model.Gpu, claimed: Collection[policies.Mode]
 
 
 def resting(gpu: model.Gpu, policy: policies.Policy) -> policies.Mode:
-    """The role whose state an idle GPU is kept in.
+    """Return the role in whose state an idle GPU is kept.
 
-    Cyborg calls nobody when a server gets a whole GPU, so a GPU that may be
-    had as a whole is kept ready for that. Every other role is taken at a
-    bind, and a GPU that has only such stays as it is.
+    Cyborg does not call the driver when a server gets a whole GPU, so a GPU
+    that can be assigned as a whole is kept ready for that. A GPU takes every
+    other role at a bind. A GPU that has only such roles stays as it is.
     """
     if _WHOLE in policy.roles:
         return _WHOLE
@@ -66,7 +66,7 @@ def resting(gpu: model.Gpu, policy: policies.Policy) -> policies.Mode:
 
 
 def governs(policy: policies.Policy, gpu: model.Gpu) -> policies.Policy:
-    """The policy of one mode by which a GPU is kept now.
+    """Return the policy of one mode that applies to a GPU now.
 
     :param policy: of any mode.
     """
@@ -76,7 +76,7 @@ def governs(policy: policies.Policy, gpu: model.Gpu) -> policies.Policy:
 
 
 def stands(gpu: model.Gpu, role: policies.Mode) -> bool:
-    """Whether a GPU is in the state of a role that parts it."""
+    """Whether a GPU is in the state of a role that partitions it."""
     if not gpu.visible_to_nvml or gpu.driver != drivers.NVIDIA:
         return False
     if gpu.sriov_totalvfs and not gpu.vfs:
@@ -86,9 +86,9 @@ def stands(gpu: model.Gpu, role: policies.Mode) -> bool:
 
 
 def unsupported(gpu: model.Gpu, role: policies.Mode) -> str:
-    """Why a board cannot have a role; empty where it may be able to.
+    """Return why a board cannot have a role; empty if it may be able to.
 
-    :param gpu: as read while NVML sees it.
+    :param gpu: as read while NVML sees the GPU.
     """
     if role is policies.Mode.MIG and gpu.mig is None:
         return 'this GPU does not support MIG'
@@ -100,9 +100,9 @@ def unsupported(gpu: model.Gpu, role: policies.Mode) -> str:
 
 def rules(policy: policies.Policy, role: policies.Mode, gpu: model.Gpu
           ) -> policies.Policy:
-    """The policy of one role, with the vGPU types that are that role's.
+    """Return the policy of one role, with only that role's vGPU types.
 
-    :param gpu: with the vGPU types that it has in the role.
+    :param gpu: with the vGPU types that the GPU has in the role.
     """
     others = [kind for kind in vgpu_types.types_of(gpu)
               if kind.is_mig_backed is not (role is policies.Mode.MIG)]
@@ -119,7 +119,7 @@ def _types(policy: policies.Policy) -> Iterable[str]:
 
 
 def _is_named_otherwise(text: str, role: policies.Mode) -> bool:
-    """Whether a type's name says that it is another role's."""
+    """Whether a type's name shows that the type belongs to another role."""
     named = vgpu_types.Type(text, text).parsed
     return named is not None and (named.slices is not None) is not (
         role is policies.Mode.MIG)

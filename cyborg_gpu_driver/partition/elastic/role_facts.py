@@ -10,12 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a GPU is in a role that it has not now. Pure.
+"""What a GPU is like in a role that it does not have now. Pure.
 
-A GPU on vfio-pci tells NVML nothing, one without virtual functions has no
-mdev types, and one that is not in MIG mode tells no profiles. What Cyborg is
-told must not change with the role. So the GPU is read once in each of its
-roles, while it is idle, and that is kept in its record.
+NVML reports nothing about a GPU on vfio-pci. A GPU without virtual functions
+has no mdev types, and a GPU that is not in MIG mode has no profiles. But the
+driver's report to Cyborg must not change with the role. So the agent reads the
+GPU once in each of its roles, while it is idle, and keeps that in its record.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from cyborg_gpu_driver.partition import policy as policies
 
 @dataclasses.dataclass(frozen=True)
 class RoleFacts:
-    """A GPU as it was read in one role, when nothing was on it."""
+    """A GPU as it was read in one role, while it was idle."""
 
     device_id: str
     """PCI device id of the board."""
     problem: str = ''
-    """Why the GPU cannot have the role; the rest is then empty."""
+    """Why the GPU cannot have the role; the other facts are then empty."""
     is_doubtful: bool = False
-    """Whether that may be different next time."""
+    """Whether a later reading may differ."""
     functions: tuple[model.PciAddress, ...] = ()
     """Its virtual functions, by their index."""
     framework: model.Framework = model.Framework.NONE
     mdev_types: tuple[model.MdevType, ...] = ()
-    """Of each virtual function, or of the GPU itself where that makes
-    mdevs."""
+    """Of each virtual function, or of the GPU itself if it makes mdevs
+    itself."""
     vgpu_types: tuple[model.VgpuType, ...] = ()
     mixed_sizes: bool | None = None
     has_mig: bool = False
@@ -57,7 +57,7 @@ FactsByRole = Mapping[str, RoleFacts]
 
 
 def of(gpu: model.Gpu) -> RoleFacts:
-    """The facts of a GPU that was read just now in its role."""
+    """Return the facts of a GPU that has just been read in its role."""
     types = next((function.mdev_types for function in gpu.vfs
                   if function.mdev_types), gpu.mdev_types)
     return RoleFacts(
@@ -74,15 +74,15 @@ def of(gpu: model.Gpu) -> RoleFacts:
 
 
 def holds(known: RoleFacts | None, gpu: model.Gpu) -> bool:
-    """Whether facts are of such a board as is there now."""
+    """Whether the facts belong to a board of the model that is there now."""
     return known is not None and known.device_id == gpu.device_id
 
 
 def gpu_in_role(gpu: model.Gpu, role: policies.Mode, known: RoleFacts
             ) -> model.Gpu:
-    """A GPU as it would be if it took a role now: idle.
+    """Return a GPU as it would be, idle, if it took a role now.
 
-    :param known: its facts in that role.
+    :param known: the GPU's facts in that role.
     """
     on_itself = known.framework is model.Framework.MDEV_PF
     vendor = known.framework is model.Framework.VENDOR_VFIO
@@ -104,10 +104,10 @@ def gpu_in_role(gpu: model.Gpu, role: policies.Mode, known: RoleFacts
 
 
 def complete(gpu: model.Gpu, by_role: FactsByRole) -> model.Gpu:
-    """A GPU with all that is known of it in any role, for its traits.
+    """Return a GPU with all that is known of it in any role, for its traits.
 
-    What is the same in two roles is as these facts have it, so that it
-    does not change with the role.
+    Where a role's facts include a value, that value is used, so that it does
+    not change with the role.
     """
     of_board = [known for known in by_role.values() if holds(known, gpu)]
     if not of_board:
@@ -128,13 +128,13 @@ def complete(gpu: model.Gpu, by_role: FactsByRole) -> model.Gpu:
 
 
 def functions(by_role: FactsByRole) -> Collection[model.PciAddress]:
-    """The virtual functions that a GPU has in any of its roles."""
+    """Return the virtual functions that a GPU has in any of its roles."""
     return {address for known in by_role.values()
             for address in known.functions}
 
 
 def _union(lists: Iterable[tuple], last: tuple) -> tuple:
-    """The vGPU types of all lists, each once."""
+    """Return the vGPU types of all lists, each once."""
     found = {kind.type_id: kind for kinds in (last, *reversed([*lists]))
              for kind in kinds}
     return tuple(found[type_id] for type_id in sorted(found))

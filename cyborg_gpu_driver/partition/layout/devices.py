@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Of which GPUs an item of a layout file speaks: devices, device-filter."""
+"""Which GPUs an item of a layout file selects: devices, device-filter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """A choice of GPUs, by index and by what board they are."""
+    """A selection of GPUs, by index and by board."""
 
     indices: tuple[int, ...] | None = None
     """Positions among the host's GPUs by PCI address; None for all."""
@@ -38,7 +38,7 @@ class Devices:
     def parse(cls, item: dict[str, Any], place: schema.Place) -> Devices:
         """Read ``devices`` and ``device-filter`` of an item.
 
-        :param item: that has passed its schema.
+        :param item: an item that has passed its schema.
         :raises LayoutError: if a board appears twice.
         """
         found = item.get('device-filter') or ()
@@ -50,7 +50,7 @@ class Devices:
                    else tuple(item['devices']), boards)
 
     def to_dict(self) -> dict[str, Any]:
-        """As they stand in a file."""
+        """Return the keys as they appear in a file."""
         result: dict[str, Any] = {}
         if len(self.boards) == 1:
             result['device-filter'] = self.boards[0]
@@ -61,13 +61,13 @@ class Devices:
         return result
 
     def include(self, index: int, gpu: model.Gpu) -> bool:
-        """Whether the GPU at position ``index`` is one of them."""
+        """Whether the selection includes the GPU at position ``index``."""
         return ((self.indices is None or index in self.indices)
                 and (not self.boards or board(gpu).lower() in
                      (text.lower() for text in self.boards)))
 
     def overlap(self, other: Devices) -> bool:
-        """Whether a GPU is sure to be in both, if it is there at all."""
+        """Whether both surely select the same GPU, if that GPU exists."""
         ours = {text.lower() for text in self.boards}
         theirs = {text.lower() for text in other.boards}
         if ours != theirs and not ours & theirs:
@@ -84,15 +84,15 @@ class Devices:
 
 
 def board(gpu: model.Gpu) -> str:
-    """What board a GPU is, as filters name it: ``0x20B010DE``."""
+    """Return a GPU's board as filters name it: ``0x20B010DE``."""
     return f'0x{gpu.device_id.upper()}{gpu.vendor_id.upper()}'
 
 
 def check_overlaps(chosen: Sequence[Devices], place: schema.Place
                    ) -> None:
-    """Refuse two items of one entry that are sure to choose one GPU.
+    """Refuse two items of one entry that surely select the same GPU.
 
-    :raises LayoutError: naming both.
+    :raises LayoutError: naming both items.
     """
     for number, devices in enumerate(chosen):
         for other in range(number):

@@ -21,8 +21,8 @@
           mig-enabled: true
           mig-devices: {"1g.5gb": 2, "2g.10gb": 1, "3g.20gb": 1}
 
-Text in, values out: reading the file is the caller's. The names of profiles
-mean something only on one GPU (:meth:`Entry.for_gpu`), as the same name is
+Takes text and returns values; the caller reads the file. A profile name has a
+meaning only on one GPU (:meth:`Entry.for_gpu`), because the same name is
 another profile on another board.
 """
 
@@ -47,18 +47,18 @@ from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-    """One item of an entry: some GPUs, and what they are to be."""
+    """One item of an entry: a selection of GPUs and their wanted state."""
 
     devices: layout_devices.Devices
     mig_enabled: bool
     mig_devices: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """MIG devices by name; with ``mig_enabled`` none clears the GPU."""
+    """MIG devices by name; empty with ``mig_enabled`` clears the GPU."""
 
     @classmethod
     def parse(cls, item: dict[str, Any], place: schema.Place) -> Section:
         """Read one item that has passed its schema.
 
-        :raises LayoutError: if its parts do not go together.
+        :raises LayoutError: if its parts contradict each other.
         """
         enabled = item['mig-enabled']
         if enabled and 'mig-devices' not in item:
@@ -75,7 +75,7 @@ class Section:
                    dict(counts))
 
     def to_dict(self) -> dict[str, Any]:
-        """As it stands in a file."""
+        """Return the section as it appears in a file."""
         result = {**self.devices.to_dict(), 'mig-enabled': self.mig_enabled}
         if self.mig_enabled:
             result['mig-devices'] = dict(self.mig_devices)
@@ -84,10 +84,10 @@ class Section:
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One named layout: what each GPU of a host is to be."""
+    """One named layout: the wanted state of each GPU of a host."""
 
     source: str
-    """The file that it is from, for complaints."""
+    """The file of the entry, for error messages."""
     name: str
     sections: tuple[Section, ...]
 
@@ -96,9 +96,9 @@ class Entry:
               place: schema.Place) -> Entry:
         """Read one entry.
 
-        :param items: that have passed ``layout_schema.ITEMS``.
+        :param items: items that have passed ``layout_schema.ITEMS``.
         :param place: of the items.
-        :raises LayoutError: if they do not go together.
+        :raises LayoutError: if the items contradict each other.
         """
         sections = tuple(Section.parse(item, place.below(number))
                          for number, item in enumerate(items))
@@ -107,14 +107,15 @@ class Entry:
         return cls(place.source, name, sections)
 
     def for_gpu(self, index: int, gpu: model.Gpu) -> target.Wanted | None:
-        """What is wanted of one GPU, in its own profiles.
+        """Return what is wanted of one GPU, in its own profiles.
 
         :param index: its position among the host's GPUs.
-        :returns: None if the entry does not speak of it. A GPU without MIG
-            stays as it is where MIG mode is asked of all, as mig-parted has
-            it (cmd/nvidia-mig-parted/apply/mode.go, MatchesAllDevices).
+        :returns: None if the entry does not select it. If the entry turns on
+            MIG mode for all GPUs, a GPU without MIG stays as it is, as with
+            mig-parted (cmd/nvidia-mig-parted/apply/mode.go,
+            MatchesAllDevices).
         :raises LayoutError: if this GPU lacks a profile, can never hold
-            them all, or is spoken of twice.
+            them all, or is selected twice.
         """
         found = [section for section in self.sections
                  if section.devices.include(index, gpu)]
@@ -145,20 +146,20 @@ class Entry:
 
     def for_host(self, gpus: Sequence[model.Gpu]
                  ) -> dict[int, target.Wanted]:
-        """What is wanted of each GPU that the entry speaks of, by index.
+        """Return what is wanted of each GPU that the entry selects, by index.
 
-        :param gpus: the host's, by address, as a snapshot holds them.
-        :raises LayoutError: as :meth:`for_gpu`, for an index that is not
-            there, and if MIG mode is asked of GPUs none of which has MIG.
+        :param gpus: the host's GPUs, by address, as a snapshot holds them.
+        :raises LayoutError: as :meth:`for_gpu`, for an index that does not
+            exist, and if MIG mode is wanted but no selected GPU supports it.
         """
         return self.for_chosen(gpus, self.chosen(gpus))
 
     def for_chosen(self, gpus: Sequence[model.Gpu], indices: Iterable[int]
                    ) -> dict[int, target.Wanted]:
-        """What is wanted of some of them.
+        """Return what is wanted of some of the selected GPUs, by index.
 
         :param gpus: as for :meth:`for_host`.
-        :param indices: some of those that :meth:`chosen` gave.
+        :param indices: some of those that :meth:`chosen` returned.
         :raises LayoutError: as :meth:`for_host`.
         """
         found = ((index, self.for_gpu(index, gpus[index]))
@@ -174,10 +175,10 @@ class Entry:
         return wanted
 
     def chosen(self, gpus: Sequence[model.Gpu]) -> tuple[int, ...]:
-        """Indices of the GPUs that the entry speaks of, ascending.
+        """Return the indices of the GPUs that the entry selects, ascending.
 
         :param gpus: as for :meth:`for_host`.
-        :raises LayoutError: for an index that is not there.
+        :raises LayoutError: for an index that does not exist.
         """
         self._check_indices(len(gpus))
         return tuple(index for index, gpu in enumerate(gpus)
@@ -225,7 +226,7 @@ class LayoutFile:
         return tuple(entry.name for entry in self.entries)
 
     def entry(self, name: str | None = None) -> Entry:
-        """The entry of that name; without a name, the only entry.
+        """Return the entry of that name; without a name, the only entry.
 
         :raises LayoutError: listing the entries of the file.
         """
@@ -238,11 +239,11 @@ class LayoutFile:
             else f'no entry {name!r}', 'there are ' + ', '.join(self.names))
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole file as plain values."""
+        """Return the whole file as plain values."""
         return {'version': layout_schema.VERSION, layout_schema.ROOT: {
             entry.name: [section.to_dict() for section in entry.sections]
             for entry in self.entries}}
 
     def dump(self) -> str:
-        """The file's text; :meth:`parse` reads the same from it."""
+        """Return the file's text; :meth:`parse` reads the same from it."""
         return layout_yaml.dump(self.to_dict())

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""A layout file of all that makes sense for the GPUs of a host."""
+"""Generate a layout file of all sensible layouts for a host's GPUs."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from cyborg_gpu_driver.partition.mig import geometry
 
 _Counts = tuple[tuple[str, int], ...]
 _Content = tuple[bool, _Counts]
-"""MIG mode, and how many instances of each profile by name."""
+"""MIG mode, and the number of instances of each profile by name."""
 _DISABLED: _Content = (False, ())
 _ENABLED: _Content = (True, ())
 
 
 def generate(gpus: Iterable[model.Gpu], source: str = 'this host'
              ) -> layout_file.LayoutFile:
-    """All sensible layouts for the GPUs found.
+    """Return all sensible layouts for the GPUs found.
 
-    MIG off; MIG on and empty; each profile as often as it fits; all sizes
-    of plain profile beside each other (``all-balanced``); and each other
-    set of plain profiles to which none can be added. An entry says what to
-    do on each kind of board that it suits, by device-filter where there
-    are several kinds.
+    These are: MIG off; MIG on and empty; each profile as often as it fits;
+    all sizes of plain profile together (``all-balanced``); and each other
+    set of plain profiles to which none can be added. An entry covers each
+    kind of board that it suits. If there are several kinds, it has sections
+    with a device-filter.
     """
     boards: dict[str, model.Mig | None] = {}
     for gpu in gpus:
-        # Of a GPU that cannot be read, another of its board knows more.
+        # If a GPU cannot be read, another GPU of its board may know more.
         board = layout_devices.board(gpu)
         boards[board] = boards.get(board) or gpu.mig
     entries: dict[str, dict[str, _Content]] = collections.defaultdict(dict)
@@ -66,7 +66,7 @@ def generate(gpus: Iterable[model.Gpu], source: str = 'this host'
 
 def _sections(by_board: Mapping[str, _Content], board_count: int
               ) -> tuple[layout_file.Section, ...]:
-    """One section for all boards that are to be the same."""
+    """Return one section for all boards with the same content."""
     alike = collections.defaultdict(list)
     for board, content in by_board.items():
         alike[content].append(board)
@@ -78,7 +78,7 @@ def _sections(by_board: Mapping[str, _Content], board_count: int
 
 
 def _layouts(mig: model.Mig) -> Iterator[tuple[str, _Counts]]:
-    """(entry name, ((profile name, count), ...)) for one board."""
+    """Yield (entry name, ((profile name, count), ...)) for one board."""
     grid = geometry.Geometry(mig.profiles)
     for profile in mig.profiles:
         count = grid.creatable(geometry.EMPTY, profile)
@@ -86,7 +86,7 @@ def _layouts(mig: model.Mig) -> Iterator[tuple[str, _Counts]]:
             yield _entry_name(((profile.name, 1),)), ((profile.name, count),)
     mixed = _mixed(grid, _plain(mig.profiles))
     if mixed:
-        # As many sizes as can be, and of that as many instances as can be.
+        # The most sizes, and among those layouts the most instances.
         yield 'all-balanced', max(mixed, key=lambda counts: (
             len(counts), sum(count for _name, count in counts)))
     for counts in mixed:
@@ -95,8 +95,8 @@ def _layouts(mig: model.Mig) -> Iterator[tuple[str, _Counts]]:
 
 def _plain(profiles: Iterable[model.GpuInstanceProfile]
            ) -> tuple[model.GpuInstanceProfile, ...]:
-    """The plain profile of each size: without attributes, and of two with
-    as many slices the smaller, of which more fit.
+    """Return the plain profile of each size: without attributes, and of two
+    with equal slices the smaller one, of which more fit.
     """
     plain: dict[int, model.GpuInstanceProfile] = {}
     for profile in profiles:
@@ -117,7 +117,7 @@ def _attributes(profile: model.GpuInstanceProfile) -> bool:
 
 def _mixed(grid: geometry.Geometry, plain: Sequence[model.GpuInstanceProfile]
            ) -> list[_Counts]:
-    """Sets of two profiles and more that are in no larger one."""
+    """Return sets of two or more profiles that no larger set contains."""
     by_id = {profile.profile_id: profile for profile in plain}
     found = [dict(item) for item in
              enumeration.maximal_multisets(grid, plain)]
@@ -133,7 +133,7 @@ def _mixed(grid: geometry.Geometry, plain: Sequence[model.GpuInstanceProfile]
 
 
 def _entry_name(counts: _Counts) -> str:
-    """``all-3g.20gb-4x1g.5gb``: fit to be a label, so no plus."""
+    """Return a name like ``all-3g.20gb-4x1g.5gb``, a label without plus."""
     words = [f'{count}x{name}' if count > 1 else name
              for name, count in counts]
     return 'all-' + '-'.join(words).replace('+', '.')

@@ -44,7 +44,7 @@ _FILTER = {
         'examples': _BOARD['examples'],
         'anyOf': [_BOARD, schema.listing(_BOARD, 1), {'enum': ['', None]}]}}
 DEVICES = schema.mapping(_CHOICE, _FILTER)
-"""Of an item, that says which GPUs it is about."""
+"""The keys of an item that select GPUs."""
 
 _ITEM = schema.mapping({**_CHOICE, 'mig-enabled': schema.TRUTH}, {
     **_FILTER,
@@ -55,7 +55,7 @@ _ITEM = schema.mapping({**_CHOICE, 'mig-enabled': schema.TRUTH}, {
         'propertyNames': {'type': 'string', 'format': 'mig-device'},
         'additionalProperties': schema.integer(0)}})
 ITEMS = schema.listing(_ITEM, 1)
-"""Of one entry."""
+"""The items of one entry."""
 LAYOUT_FILE = schema.mapping({
     'version': {'const': VERSION},
     ROOT: {
@@ -65,7 +65,7 @@ LAYOUT_FILE = schema.mapping({
 
 
 def place(source: str, path: str = '') -> schema.Place:
-    """A place in a layout, which makes :class:`exception.LayoutError`."""
+    """Return a place in a layout, which raises LayoutError."""
     return schema.Place(source, path, exception.LayoutError)
 
 
@@ -73,6 +73,6 @@ def check(value: Any, what: schema.Schema, where: schema.Place) -> None:
     """Check a layout file or a part of one.
 
     :param what: one of the schemas of this module.
-    :raises LayoutError: naming the place and what would be right.
+    :raises LayoutError: naming the place and what is expected.
     """
     schema.check(value, what, where, FORMATS)

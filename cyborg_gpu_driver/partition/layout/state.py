@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What GPUs are now, in the words of layout files."""
+"""The current state of GPUs, in the terms of layout files."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _NOBODY: Mapping[model.Placement, str] = {}
 
 def mode_differences(gpu: model.Gpu, wanted: target.Wanted
                      ) -> tuple[str, ...]:
-    """How a GPU's MIG mode differs from what is wanted; empty if it does
-    not.
+    """Describe how a GPU's MIG mode differs from what is wanted; empty if
+    it does not.
     """
     there = gpu.mig is not None and gpu.mig.enabled
     pending = gpu.mig is not None and gpu.mig.pending
@@ -51,10 +51,10 @@ def mode_differences(gpu: model.Gpu, wanted: target.Wanted
 def differences(gpu: model.Gpu, wanted: target.Wanted,
                 in_use: Mapping[model.Placement, str] = _NOBODY
                 ) -> tuple[str, ...]:
-    """How a GPU differs from what is wanted; empty if it is as wanted.
+    """Describe how a GPU differs from what is wanted; empty if it does not.
 
-    A GPU is as wanted if and only if there is nothing to change, so that
-    one to which a layout was applied always passes.
+    A GPU is as wanted if and only if there is nothing to change. So a GPU
+    to which a layout was applied always passes.
 
     :param in_use: as for :func:`change_plan.plan`.
     """
@@ -79,13 +79,13 @@ def differences(gpu: model.Gpu, wanted: target.Wanted,
 def export(gpus: Sequence[model.Gpu], name: str = 'current',
            source: str = 'this host', left_out: Collection[int] = ()
            ) -> layout_file.LayoutFile:
-    """What all GPUs are now, as a layout file of one entry.
+    """Return the current state of all GPUs, as a layout file of one entry.
 
-    A GPU instance without compute instances counts as the whole of one,
-    since a layout file cannot say otherwise.
+    A GPU instance without compute instances counts as one whole MIG device,
+    because a layout file cannot describe it.
 
-    :param gpus: the host's, by address.
-    :param left_out: indices of which the file is to say nothing.
+    :param gpus: the host's GPUs, by address.
+    :param left_out: indices of GPUs that the file does not include.
     """
     alike = collections.defaultdict(list)
     for index, gpu in enumerate(gpus):
@@ -104,13 +104,13 @@ def export(gpus: Sequence[model.Gpu], name: str = 'current',
 
 def _instances(gpu: model.Gpu
                ) -> list[tuple[model.Mig, model.GpuInstance]]:
-    """Each GPU instance with what lists its profile."""
+    """Return each GPU instance with the MIG state that lists its profile."""
     return [] if gpu.mig is None else [
         (gpu.mig, item) for item in gpu.mig.instances]
 
 
 def _counts(gpu: model.Gpu) -> collections.Counter[str]:
-    """MIG devices by name."""
+    """Return the number of MIG devices by name."""
     counts: collections.Counter[str] = collections.Counter()
     for mig, item in _instances(gpu):
         profile = mig.profile_by_id(item.profile_id)

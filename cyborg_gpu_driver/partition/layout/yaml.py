@@ -11,10 +11,10 @@
 # under the License.
 
 
-"""Strict YAML for layout files: what is not understood is an error.
+"""Strict YAML for layout files: whatever is not understood is an error.
 
-A misspelt key that is passed over in silence would leave a GPU as it is,
-or empty it.
+If a misspelt key were ignored silently, a GPU would stay as it is or be
+emptied.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ import yaml
 from cyborg_gpu_driver import schema
 
 _BITS = 63
-"""Of the greatest number; Python does not even print one of thousands."""
+"""Bits of the largest number; Python refuses to print far larger ones."""
 _NOT_YAML = (yaml.YAMLError, RecursionError, ValueError, LookupError,
              TypeError, AttributeError, OverflowError)
-"""What PyYAML raises; all but the first for values that are not what their
-tag says (``!!int ''``, ``!!bool x``, ``!!timestamp x``)."""
+"""The errors that PyYAML raises. All but the first are for values that do
+not match their tag (``!!int ''``, ``!!bool x``, ``!!timestamp x``)."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values only, and no key twice."""
+    """A loader of plain values that refuses a repeated key."""
 
 
 def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode
@@ -69,11 +69,11 @@ _Loader.add_constructor(
 
 
 class Flow(list):
-    """A list that is written on one line."""
+    """A list that the dumper writes on one line."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes like people do: lists indented below their key."""
+    """A dumper that indents lists below their key, as people do."""
 
     def increase_indent(self, flow: bool=False, indentless: bool=False
                         ) -> None:
@@ -89,7 +89,7 @@ _Dumper.add_representer(Flow, lambda dumper, value: (
 
 
 def plain(text: str, place: schema.Place) -> Any:
-    """What YAML or JSON says: plain values, and no key of a mapping twice.
+    """Return the plain values of YAML or JSON; refuse a repeated key.
 
     :param place: of the text.
     :raises DocumentError: of the place's type, if it is not YAML.
@@ -103,6 +103,6 @@ def plain(text: str, place: schema.Place) -> Any:
 
 
 def dump(content: dict[str, Any]) -> str:
-    """A layout file's text."""
+    """Return a layout file's text."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False,
                      default_flow_style=False)

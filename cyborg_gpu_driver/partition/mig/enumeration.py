@@ -12,8 +12,8 @@
 
 """Every way to partition a GPU, by enumeration.
 
-For people (which layouts are there?), for tests and for planning ahead;
-nothing that runs at a bind enumerates.
+It is for people (which layouts exist?), for tests and for planning ahead.
+Nothing that runs at a bind enumerates.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition.mig import geometry
 
 Multiset = tuple[tuple[int, int], ...]
-"""(profile id, count), by id, counts above 0: what, not where."""
+"""(profile id, count), by id, counts above 0; no placements."""
 
 
 def states(grid: geometry.Geometry,
            profiles: Iterable[model.GpuInstanceProfile] | None = None
            ) -> Iterator[geometry.Occupancy]:
-    """Every occupancy that the rules allow, the empty GPU included.
+    """Yield every occupancy that the rules allow, including the empty GPU.
 
-    Each is given once, whatever the order in which it could be made.
+    Each occupancy is yielded once, whatever the order of its creation.
 
-    :param profiles: those to create, of the grid's; None for all.
+    :param profiles: the grid's profiles to create; None for all.
     """
     return _fill(grid, _chosen(grid, profiles), geometry.EMPTY, 0)
 
@@ -44,7 +44,7 @@ def states(grid: geometry.Geometry,
 def maximal_layouts(grid: geometry.Geometry,
                     profiles: Iterable[model.GpuInstanceProfile]
                     | None = None) -> Iterator[geometry.Occupancy]:
-    """Every occupancy to which none of ``profiles`` can be added."""
+    """Yield every occupancy to which none of ``profiles`` can be added."""
     chosen = _chosen(grid, profiles)
     for occupancy in states(grid, chosen):
         if not any(grid.free_placements(occupancy, profile)
@@ -55,12 +55,12 @@ def maximal_layouts(grid: geometry.Geometry,
 def maximal_multisets(grid: geometry.Geometry,
                       profiles: Iterable[model.GpuInstanceProfile]
                       | None = None) -> frozenset[Multiset]:
-    """The maximal layouts without regard to where the instances lie."""
+    """Return the maximal layouts without their placements."""
     return frozenset(map(multiset, maximal_layouts(grid, profiles)))
 
 
 def multiset(occupancy: geometry.Occupancy) -> Multiset:
-    """How many of each profile there are."""
+    """Return how many instances of each profile there are."""
     return tuple(sorted(occupancy.counts.items()))
 
 
@@ -74,7 +74,7 @@ def _fill(grid: geometry.Geometry,
           profiles: Sequence[model.GpuInstanceProfile],
           occupancy: geometry.Occupancy, first: int
           ) -> Iterator[geometry.Occupancy]:
-    """``occupancy``, and with it all that adds at or after ``first``."""
+    """Yield ``occupancy`` and all that adds instances from ``first`` on."""
     yield occupancy
     for profile in profiles:
         for placement in grid.free_placements(occupancy, profile):

@@ -10,19 +10,19 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What fits beside what on one GPU's grid of memory slices.
+"""Which instances fit together on one GPU's grid of memory slices.
 
-Nothing here knows a board. The rules are those that NVML's figures imply:
+This module knows no particular board. The rules follow from NVML's figures:
 
 * two instances never share a memory unit
   (nvmlDeviceGetGpuInstancePossiblePlacements);
-* of one profile there are never more than its ``instanceCount``;
-* of each media engine there are only so many
+* a profile never has more instances than its ``instanceCount``;
+* each media engine exists only a limited number of times
   (nvmlGpuInstanceProfileInfo_t). NVML does not say how many the GPU has,
-  but they suffice for ``instanceCount`` instances of any one profile, and
-  the largest such product is taken for the whole. It makes ``+me``
-  exclusive where there is one OFA, and ``+me.all`` exclude all that have
-  any engine, without either being a special case.
+  but they suffice for ``instanceCount`` instances of any one profile. The
+  largest such product is used as the total. It makes ``+me`` exclusive
+  where there is one OFA, and ``+me.all`` exclude every profile with any
+  engine, although neither is a special case.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _ENGINES = tuple(field.name for field in dataclasses.fields(model.Engines))
 
 @dataclasses.dataclass(frozen=True)
 class Occupancy:
-    """What lies where on one GPU: a multiset of profiles and placements.
+    """The instances on one GPU: a multiset of profiles and placements.
 
-    It holds no instance ids, which the driver gives out and reuses as it
-    likes: two GPUs partitioned alike have equal occupancies.
+    It holds no instance ids, because the driver assigns and reuses them
+    freely. Two GPUs that are partitioned alike have equal occupancies.
     """
 
     taken: tuple[tuple[int, model.Placement], ...] = ()
@@ -56,23 +56,23 @@ class Occupancy:
 
     @functools.cached_property
     def mask(self) -> int:
-        """The memory units taken, bit n for unit n."""
+        """The memory units in use, bit n for unit n."""
         return functools.reduce(
             lambda mask, item: mask | item[1].mask, self.taken, 0)
 
     @functools.cached_property
     def counts(self) -> collections.Counter[int]:
-        """How many instances there are of each profile id."""
+        """How many instances exist of each profile id."""
         return collections.Counter(
             profile_id for profile_id, _placement in self.taken)
 
     def add(self, profile: model.GpuInstanceProfile,
             placement: model.Placement) -> Occupancy:
-        """The occupancy with one more instance; nothing is checked."""
+        """Return the occupancy with one more instance; checks nothing."""
         return Occupancy((*self.taken, (profile.profile_id, placement)))
 
     def without(self, instances: Iterable[model.GpuInstance]) -> Occupancy:
-        """The occupancy once these instances are destroyed."""
+        """Return the occupancy once these instances are destroyed."""
         gone = {(item.profile_id, item.placement) for item in instances}
         return Occupancy(tuple(
             item for item in self.taken if item not in gone))
@@ -84,8 +84,8 @@ EMPTY = Occupancy()
 class Geometry:
     """The rules of one GPU.
 
-    :param profiles: every profile that NVML lists for the GPU; those that
-        are not offered too, because their instances take room and engines.
+    :param profiles: every profile that NVML lists for the GPU, even if it
+        is not offered, because its instances take room and engines.
     """
 
     def __init__(self, profiles: Iterable[model.GpuInstanceProfile]):
@@ -101,15 +101,16 @@ class Geometry:
                  for rules in self._rules.values()), default=0)
             for number in range(len(_ENGINES)))
         self.engines = model.Engines(*self._engines)
-        """What there is of each media engine, as far as profiles tell."""
+        """The number of each media engine, as far as profiles show it."""
 
     def occupancy_of(
             self, instances: Iterable[model.GpuInstance
                                       | spec.MigInstanceSpec]) -> Occupancy:
-        """What instances take.
+        """Return the occupancy that instances cause.
 
-        One of an unknown profile, or where its profile cannot lie, takes
-        its memory units all the same: the GPU is right, not we.
+        An instance of an unknown profile, or at a placement that its
+        profile does not allow, still takes its memory units: the GPU's
+        answer counts.
         """
         return Occupancy(tuple(
             (instance.profile_id, instance.placement)
@@ -117,14 +118,14 @@ class Geometry:
 
     def can_place(self, occupancy: Occupancy,
                   profile: model.GpuInstanceProfile, start: int) -> bool:
-        """Whether an instance of ``profile`` can be made at ``start``."""
+        """Whether an instance of ``profile`` can be created at ``start``."""
         return any(placement.start == start for placement in
                    self.free_placements(occupancy, profile))
 
     def free_placements(self, occupancy: Occupancy,
                         profile: model.GpuInstanceProfile
                         ) -> tuple[model.Placement, ...]:
-        """Where an instance of ``profile`` can be made, by start."""
+        """Return where an instance of ``profile`` can be created, by start."""
         rules = self._rules_of(profile)
         if not self._allowance(occupancy, rules, self._used(occupancy)):
             return ()
@@ -134,17 +135,17 @@ class Geometry:
 
     def creatable(self, occupancy: Occupancy,
                   profile: model.GpuInstanceProfile) -> int:
-        """How many instances of ``profile`` alone can still be made.
+        """Return how many instances of only ``profile`` can still be created.
 
-        Exact: placements are intervals, and of intervals taking the one
-        that ends first gives the largest number that do not overlap.
+        The number is exact. Placements are intervals, and always taking the
+        interval that ends first gives the most that do not overlap.
         """
         return self.creatable_of_each(occupancy, (profile,))[0]
 
     def creatable_of_each(self, occupancy: Occupancy,
                           profiles: Iterable[model.GpuInstanceProfile]
                           ) -> tuple[int, ...]:
-        """How many instances of each profile alone can still be made."""
+        """Return how many instances of each profile alone can be created."""
         used = self._used(occupancy)
         return tuple(
             min(self._allowance(occupancy, rules, used),
@@ -152,14 +153,14 @@ class Geometry:
             for rules in map(self._rules_of, profiles))
 
     def _rules_of(self, profile: model.GpuInstanceProfile) -> _Rules:
-        """Those of a profile; of one that the grid lacks, made for once."""
+        """Return a profile's rules; they are new if the grid lacks it."""
         rules = self._rules.get(profile.profile_id)
         if rules is None or rules.profile is not profile:
             rules = _Rules(profile)
         return rules
 
     def _used(self, occupancy: Occupancy) -> tuple[int, ...]:
-        """How much of each media engine is in use, as far as is known."""
+        """Return how much of each media engine is known to be in use."""
         known = [(self._rules[profile_id].engines, count)
                  for profile_id, count in occupancy.counts.items()
                  if profile_id in self._rules]
@@ -170,7 +171,7 @@ class Geometry:
 
     def _allowance(self, occupancy: Occupancy, rules: _Rules,
                    used: Sequence[int]) -> int:
-        """How many more there may be, room left aside."""
+        """Return how many more may exist, regardless of memory units."""
         allowance = (rules.profile.max_instances
                      - occupancy.counts[rules.profile.profile_id])
         for engine, each in rules.needs:
@@ -180,7 +181,7 @@ class Geometry:
 
 
 class _Rules:
-    """What is asked again and again of one profile, computed once."""
+    """Facts of one profile that are needed often, computed once."""
 
     def __init__(self, profile: model.GpuInstanceProfile) -> None:
         self.profile = profile
@@ -197,7 +198,7 @@ class _Rules:
         self._fitting: dict[int, int] = {}
 
     def fitting(self, taken: int) -> int:
-        """How many instances there is room for beside the units taken."""
+        """Return how many instances fit beside the units taken."""
         count = self._fitting.get(taken)
         if count is None:
             count, free_from = 0, 0

@@ -9,27 +9,28 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""What it costs to put an instance somewhere: the room that it takes.
+"""The cost of an instance's placement: the room that it takes.
 
-This is the one measure of every choice between places: of the start of an
-instance on a GPU (a bind, ``instance create``), between layouts that are as
-good otherwise, and of host and GPU by the weigher in Nova's scheduler.
+This one measure decides every choice between places: the start of an instance
+on a GPU (a bind, ``instance create``), the choice between layouts that are
+otherwise equal, and the host and GPU that the weigher in Nova's scheduler
+prefers.
 
 *Room* is how many more instances of a profile a GPU could hold, of that
-profile alone. It is the mean over what may end, each instance with the chance
-:data:`ENDING`.
+profile alone. It is a mean over the instances that may end, each with the
+probability :data:`ENDING`.
 
-The *price* of a unit of room is ``demand / (1/2 + room)``: what is scarce is
+The *price* of a unit of room is ``demand / (1/2 + room)``: scarce room is
 expensive. The room is that of all GPUs between which there is a choice, so a
-bind asks its own GPU and the scheduler the whole cloud. Demand is the same
-for each profile, unless somebody has measured it.
+bind considers its own GPU and the scheduler the whole cloud. Demand is the
+same for each profile, unless it has been measured.
 
 The *loss* of a choice is the room that it takes, each unit at its price. The
 choice that loses least is best.
 
-A mask of the memory units would not do in place of an occupancy. Two GPUs
-with the same mask can differ in what ends together (a 3g, or a 2g and two
-1g) and in what the media engines still allow.
+A mask of the memory units cannot replace an occupancy. Two GPUs with the same
+mask can differ in which units are freed together (a 3g, or a 2g and two 1g)
+and in what the media engines still allow.
 """
 
 from __future__ import annotations
@@ -44,30 +45,30 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition.mig import geometry
 
 ENDING = 1 / 16
-"""How likely each instance is taken to end before its room is wanted.
+"""The assumed probability that an instance ends before its room is wanted.
 
-Above 0 it tells apart what merely has no room now from what is about to
-have some. Acceptance is flat around it (1/16 to 1/6, benchmarks/packing.py);
-far above, room that is only hoped for counts like room that is there. Being
-a power of two it makes every sum of rooms exact in floating point, whatever
-its order.
+A value above 0 distinguishes room that is missing now from room that may
+soon exist. Acceptance is flat around this value (1/16 to 1/6,
+benchmarks/packing.py). With a far larger value, possible room counts like
+existing room. Because it is a power of two, every sum of rooms is exact in
+floating point, whatever its order.
 """
 
 _MOST = 8
-"""Instances that may end; more of them are taken to stay, because the work
+"""Instances that may end. Further ones are assumed to stay, because the work
 doubles with each. No board of NVIDIA's has had more than 7 (MIG user guide).
 """
 
 _SPARE = 0.5
-"""Added to room, which may be none: a price must not be infinite."""
+"""Added to room, which may be 0, so that a price is never infinite."""
 
 
 def prices(room: Iterable[float], demand: Iterable[float] | None = None
            ) -> tuple[float, ...]:
-    """The price of one unit of room, for each profile.
+    """Return the price of one unit of room, for each profile.
 
     :param room: of all GPUs between which there is a choice.
-    :param demand: how much a profile is asked for; alike by default.
+    :param demand: how much each profile is requested; equal by default.
     """
     if demand is None:
         return tuple(1 / (_SPARE + left) for left in room)
@@ -76,24 +77,24 @@ def prices(room: Iterable[float], demand: Iterable[float] | None = None
 
 
 def loss(taken: Iterable[float], at: Iterable[float]) -> float:
-    """What room costs.
+    """Return the cost of room.
 
     :param taken: units of room, for each profile.
     :param at: the prices, in the same order.
     """
-    # Rounded once, so that the order of the profiles decides nothing.
+    # Rounded once, so that the order of the profiles does not matter.
     return math.fsum(map(operator.mul, taken, at))
 
 
 def choose_start(grid: geometry.Geometry, occupancy: geometry.Occupancy,
                  profile: model.GpuInstanceProfile
                  ) -> model.Placement | None:
-    """The placement that loses least on a GPU.
+    """Return the placement that loses least on a GPU.
 
-    Where two lose the same the higher start wins, as the driver itself
-    fills a grid from its end.
+    If two placements lose the same, the higher start wins, because the
+    driver itself fills a grid from its end.
 
-    :param profile: one of the grid's.
+    :param profile: one of the grid's profiles.
     :returns: None only if there is no free placement at all.
     """
     free = grid.free_placements(occupancy, profile)
@@ -108,9 +109,9 @@ def choose_start(grid: geometry.Geometry, occupancy: geometry.Occupancy,
 
 
 def cost(grid: geometry.Geometry, occupancy: geometry.Occupancy) -> float:
-    """What an occupancy as a whole takes of an empty GPU.
+    """Return the room that an occupancy as a whole takes of an empty GPU.
 
-    For choices between layouts, which need not have anything in common.
+    This compares layouts, which need not have anything in common.
     """
     table = of_grid(grid.profiles)
     empty = table.row(geometry.EMPTY)
@@ -119,13 +120,13 @@ def cost(grid: geometry.Geometry, occupancy: geometry.Occupancy) -> float:
 
 @functools.lru_cache(maxsize=64)
 def of_grid(profiles: tuple[model.GpuInstanceProfile, ...]) -> Table:
-    """The table of a grid, which all GPUs of a kind share."""
+    """Return the table of a grid, which all GPUs of a kind share."""
     return Table(geometry.Geometry(profiles))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Option:
-    """One more instance of a profile on a GPU of some row."""
+    """The result of adding one instance of a profile to a row."""
 
     placement: model.Placement
     after: Row
@@ -135,7 +136,7 @@ class Option:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Row:
-    """An occupancy and the room that it leaves; a table has one of each."""
+    """An occupancy and the room that it leaves; unique within its table."""
 
     table: Table
     occupancy: geometry.Occupancy
@@ -148,9 +149,9 @@ class Row:
     def options(self) -> tuple[tuple[Option, ...], ...]:
         """For each profile, the starts worth choosing from, best first.
 
-        A start that costs at least as much room of every profile as
-        another is left out; where two cost the same the higher stays, as in
-        :func:`choose_start`.
+        A start is omitted if it costs at least as much room of every
+        profile as another. If two cost the same, the higher start is kept,
+        as in :func:`choose_start`.
         """
         return tuple(_undominated(self._option(profile, placement)
                                   for placement in self.table.grid
@@ -158,7 +159,7 @@ class Row:
                      for profile in self.table.profiles)
 
     def lost(self, after: Row) -> tuple[float, ...]:
-        """The room that is lost on the way to another row."""
+        """Return the room that is lost on the way to another row."""
         return tuple(map(operator.sub, self.room, after.room))
 
     def _option(self, profile: model.GpuInstanceProfile,
@@ -168,14 +169,14 @@ class Row:
 
 
 class Table:
-    """The rows of one grid, made when they are first asked for, then kept.
+    """The rows of one grid, created on first use and then kept.
 
-    So a decision that has been made before looks up and adds. A grid has
-    some hundreds of rows that matter, and thousands at most.
+    A decision that has been made before needs only lookups and additions. A
+    grid has some hundreds of rows that matter, and thousands at most.
 
     :param grid: the grid, of any size that NVML describes.
-    :param profiles: those that are offered, whose room counts; None for
-        all of the grid's.
+    :param profiles: the offered profiles, whose room counts; None for all
+        of the grid's.
     """
 
     def __init__(self, grid: geometry.Geometry,
@@ -188,7 +189,7 @@ class Table:
         self._creatable: dict[geometry.Occupancy, tuple[int, ...]] = {}
 
     def row(self, occupancy: geometry.Occupancy) -> Row:
-        """The row of an occupancy, whoever made it."""
+        """Return the row of an occupancy, whatever created it."""
         row = self._rows.get(occupancy)
         if row is None:
             row = self._rows[occupancy] = Row(
@@ -213,7 +214,7 @@ class Table:
 
 def _endings(occupancy: geometry.Occupancy
              ) -> list[tuple[geometry.Occupancy, float]]:
-    """What may be left of an occupancy, and how likely."""
+    """Return what may be left of an occupancy, with probabilities."""
     outcomes = [(occupancy.taken[_MOST:], 1.0)]
     for item in occupancy.taken[:_MOST]:
         outcomes = [outcome for left, chance in outcomes for outcome in (

@@ -13,8 +13,8 @@
 """GPUs with their instances and holders, as the planner of moves sees them.
 
 A GPU has a grid (:mod:`cyborg_gpu_driver.partition.mig.geometry`) and one or
-more occupancies. It has several where the exact placements are unknown and
-several of them explain what is known. A whole GPU is a grid with one unit.
+more occupancies. It has several if the exact placements are unknown and
+several arrangements match the known facts. A whole GPU is a grid of one unit.
 """
 
 from __future__ import annotations
@@ -35,43 +35,43 @@ WHOLE = 'passthrough'
 """The profile of a whole GPU."""
 
 Rows = tuple[score.Row, ...]
-"""The occupancies that a GPU may have, of one table."""
+"""The occupancies that a GPU may have; all are rows of one table."""
 
 
 class Mobility(enum.Enum):
-    """Whether an instance can go."""
+    """Whether an instance can be moved or destroyed."""
 
     FIXED = 'fixed'
     MOVABLE = 'movable'
     """The server that holds it may be moved."""
     IDLE = 'idle'
-    """No server runs on it: it can go and needs no other place."""
+    """No server runs on it: it can be destroyed and needs no other place."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Want:
     """What a server needs: one instance of a profile.
 
-    :ivar gpus: names of the only GPUs that suit it; None if all do that
-        offer the profile.
+    :ivar gpus: names of the only GPUs that suit the server; None if every
+        GPU that offers the profile does.
     """
 
     profile: str
     gpus: frozenset[Hashable] | None = None
 
     def suits(self, gpu: Gpu) -> bool:
-        """Whether a GPU could have such an instance if it were empty."""
+        """Whether a GPU could have such an instance if the GPU were empty."""
         return self.profile in gpu.numbers and (
             self.gpus is None or gpu.name in self.gpus)
 
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """Who has an instance on a GPU.
+    """A server or an idle instance that occupies a place on a GPU.
 
-    :ivar name: the server's, or the instance's if it is idle.
-    :ivar placement: None if it is unknown which one of the instances of its
-        profile it has.
+    :ivar name: the server's name, or the idle instance's.
+    :ivar placement: None if it is unknown which instance of its profile the
+        holder has.
     """
 
     name: str
@@ -84,8 +84,8 @@ class Holder:
 class Gpu:
     """A GPU that takes part in a plan.
 
-    :ivar rows: all that it may have now, at least one.
-    :ivar holders: those that are known; an instance without one is fixed.
+    :ivar rows: all occupancies that the GPU may have now, at least one.
+    :ivar holders: the known holders; an instance without a holder is fixed.
     """
 
     name: Hashable
@@ -99,7 +99,7 @@ class Gpu:
 
 
 def whole(holder: Holder | None = None, name: Hashable = None) -> Gpu:
-    """A GPU that is assigned as a whole, with the server that has it."""
+    """Return a GPU assigned as a whole, with the server that has it."""
     row = _whole_table().row(geometry.EMPTY)
     if holder is None:
         return Gpu(name, (row,))
@@ -107,9 +107,10 @@ def whole(holder: Holder | None = None, name: Hashable = None) -> Gpu:
 
 
 def only_free(profiles: Iterable[str], name: Hashable = None) -> Gpu:
-    """A GPU of which only that is known that can be created on it now.
+    """Return a GPU of which only the profiles with free room are known.
 
-    One instance is taken to use up all of it, which is safe for a plan.
+    One instance is assumed to use up the whole GPU, which is safe for a
+    plan.
 
     :param profiles: those of which one more instance can be created.
     """
@@ -138,9 +139,9 @@ def numbers(table: score.Table) -> Mapping[str, int]:
 
 
 def without(rows: Rows, holder: Holder) -> Rows:
-    """All that a GPU may have once a holder has left it.
+    """Return all rows that a GPU may have once a holder has left it.
 
-    :returns: empty if no row has an instance of the holder's.
+    :returns: empty if no row has an instance of the holder's profile.
     """
     number = numbers(rows[0].table)[holder.want.profile]
     return tuple(dict.fromkeys(
@@ -160,7 +161,7 @@ def _without(row: score.Row, number: int, holder: Holder
 @functools.lru_cache(maxsize=1 << 18)
 def arrived(rows: Rows, arrivals: tuple[int, ...], certain: bool
             ) -> Rows | None:
-    """All that a GPU may have once instances are created on it.
+    """Return all rows that a GPU may have once instances are created on it.
 
     The agent chooses each placement as it does at a bind
     (:func:`cyborg_gpu_driver.partition.mig.score.choose_start`).

@@ -13,22 +13,23 @@
 """Find the fewest moves of servers that make room for one more.
 
 A move takes a server off its GPU and starts it again, on another GPU or on
-the same one where the agent then chooses a better placement. Idle instances
-go first and do not count. Moves are one after the other: at each of them
-the server has to fit with all that is there at that time.
+the same GPU, where the agent then chooses a better placement. Idle instances
+are destroyed first and do not count as moves. Moves happen one after the
+other: at each move the server must fit next to everything that exists then.
 
-The search goes backwards from the server that needs room. For each GPU that
-suits it and each smallest set of holders that would make room, each holder
-gets another place: one that is free, or while moves are left one that
-becomes free by the same means. It looks for plans with no moves, then with
-one, and so on. Among plans with the same number of moves it takes the one
-that destroys the fewest idle instances and then the one that loses the least
-room, by the measure of :mod:`cyborg_gpu_driver.partition.mig.score`, then
-the first in the order of the GPUs.
+The search goes backwards from the server that needs room. It looks at each
+GPU that suits the server, and at each smallest set of holders that would make
+room there. Each of these holders gets another place: a free one, or while
+moves are left, one that becomes free in the same way. The search looks for
+plans with no moves, then with one, and so on. Among plans with the same
+number of moves it takes the one that destroys the fewest idle instances, then
+the one that loses the least room, as measured by
+:mod:`cyborg_gpu_driver.partition.mig.score`, then the first in the order of
+the GPUs.
 
-GPUs that are alike are the same to a plan. A plan for N moves concerns at
-most N + 1 of them, so the others are not looked at, and the work grows with
-the number of different GPUs. It ends at a limit all the same.
+Identical GPUs are interchangeable in a plan. A plan for N moves concerns at
+most N + 1 of them, so the search ignores the others, and its work grows with
+the number of different GPUs. The search still has a limit.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ from cyborg_gpu_driver.partition.mig import score
 from cyborg_gpu_driver.partition.moves import gpus as moving
 
 LIMIT = 200_000
-"""Placements that a search tries at most: some seconds of work."""
+"""The most placements that a search tries: some seconds of work."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """A server leaves a GPU and gets a place on another or the same one."""
+    """A server leaves a GPU and gets a place on the same or another GPU."""
 
     server: str
     profile: str
@@ -61,13 +62,13 @@ class Move:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What makes room, in the order in which it has to be done.
+    """The steps that make room, in the order in which they must be done.
 
-    :ivar gpu: which GPU has room in the end.
-    :ivar idle: names of the idle instances there and elsewhere that go
-        first.
-    :ivar certain: whether it works in every arrangement that a GPU may
-        have; if not, in one at least.
+    :ivar gpu: the GPU that has room in the end.
+    :ivar idle: names of the idle instances, on this and other GPUs, that are
+        destroyed first.
+    :ivar certain: whether the plan works in every arrangement that a GPU may
+        have; otherwise it works in at least one.
     """
 
     gpu: Hashable
@@ -78,11 +79,11 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a search found.
+    """The result of a search.
 
-    :ivar plan: None if none was found.
-    :ivar complete: whether all was searched that had to be; if there is
-        neither a plan nor this, the search ended at its limit.
+    :ivar plan: None if the search found no plan.
+    :ivar complete: whether the search covered everything that it had to. If
+        it is false, the search ended at its limit.
     """
 
     plan: Plan | None
@@ -91,14 +92,14 @@ class Answer:
 
 def find(gpus: Iterable[moving.Gpu], wanted: moving.Want, moves: int = 2,
          limit: int = LIMIT) -> Answer:
-    """The plan with the fewest moves that makes room for one more server.
+    """Find the plan with the fewest moves that makes room for one more server.
 
     A plan that works in every arrangement that a GPU may have comes before
-    one with fewer moves that need not work.
+    a plan with fewer moves that may not work.
 
-    :param gpus: in an order that decides where nothing else does.
-    :param moves: at most so many.
-    :param limit: at most so many placements are tried.
+    :param gpus: in an order that breaks ties.
+    :param moves: the most moves of a plan.
+    :param limit: the most placements to try.
     """
     gpus = tuple(gpus)
     unknown = any(len(gpu.rows) > 1 or holder.placement is None
@@ -115,16 +116,16 @@ def find(gpus: Iterable[moving.Gpu], wanted: moving.Want, moves: int = 2,
 
 
 class _LimitReached(Exception):
-    """The search has done as much as it may."""
+    """The search has reached its limit."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Spot:
     """A GPU in a plan that is being made.
 
-    :ivar rows: without those who leave it.
-    :ivar staying: holders that have not been told to leave.
-    :ivar arrivals: numbers of profiles that come, the first one first.
+    :ivar rows: without the holders that leave the GPU.
+    :ivar staying: holders that the plan does not move away.
+    :ivar arrivals: numbers of the profiles that come, in their order.
     """
 
     gpu: moving.Gpu
@@ -157,9 +158,9 @@ class _Search:
         self._certain = True
 
     def plan(self, certain: bool) -> Plan | None:
-        """The best plan.
+        """Return the best plan.
 
-        :raises _LimitReached: if it takes too long.
+        :raises _LimitReached: if the search takes too long.
         """
         self._certain = certain
         for moves in range(self._moves + 1):
@@ -172,7 +173,7 @@ class _Search:
 
     def _plans(self, gpu: moving.Gpu, moves: int
                ) -> Iterator[tuple[Plan, float]]:
-        """Plans that make room on a GPU, with the room that each loses."""
+        """Yield plans that make room on a GPU, each with the room it loses."""
         start = _Spot(gpu, gpu.rows, gpu.holders)
         for spot, leaving in self._vacated(start, self._wanted, moves):
             movers = _movers(leaving)
@@ -192,9 +193,10 @@ class _Search:
         """Find places for holders.
 
         :param spots: the GPUs that the plan concerns so far.
-        :param budget: how many more may be moved.
-        :param made: moves, the last one first.
-        :returns: spots, idle and moves of the whole; None if it cannot be.
+        :param budget: how many more holders may be moved.
+        :param made: the moves so far, the last one first.
+        :returns: spots, idle instances and moves of the plan; None if there
+            is no plan.
         """
         if not pending:
             moves = tuple(reversed(made))
@@ -226,7 +228,7 @@ class _Search:
 
     def _vacated(self, spot: _Spot, want: moving.Want, budget: int
                  ) -> Iterator[tuple[_Spot, tuple[moving.Holder, ...]]]:
-        """A GPU with room, and who has to leave it; no one needlessly."""
+        """Yield a GPU with room, per minimal set of holders to leave."""
         enough: list[set[int]] = []
         seen = set()
         for numbers in _choices(spot.staying, budget):
@@ -252,7 +254,7 @@ class _Search:
 
     def _free(self, want: moving.Want, spots: _Spots
               ) -> Iterator[moving.Gpu]:
-        """GPUs with room as they are, those that lose least first."""
+        """Yield the GPUs that have room now, those that lose least first."""
         known = self._places.get((want, self._certain))
         if known is None:
             known = self._places[want, self._certain] = self._priced(
@@ -278,7 +280,7 @@ class _Search:
 
     def _works(self, spots: _Spots, idle: tuple[str, ...],
                moves: tuple[_Moved, ...]) -> bool:
-        """Whether each move finds room at its time, and the last one too."""
+        """Whether each move and then the wanted server find room in turn."""
         rows = {name: spot.gpu.rows for name, spot in spots.items()}
         for spot in spots.values():
             for holder in spot.gpu.holders:
@@ -306,7 +308,7 @@ class _Search:
         return moving.arrived(spot.rows, spot.arrivals, self._certain)
 
     def _loss(self, spot: _Spot) -> float:
-        """What a GPU loses of its room by a plan."""
+        """Return the room that a GPU loses by a plan."""
         after = moving.arrived(spot.rows, spot.arrivals, self._certain)
         table = spot.gpu.rows[0].table
         return score.loss(
@@ -319,14 +321,14 @@ def _spot(spots: _Spots, gpu: moving.Gpu) -> _Spot:
 
 
 def _with(spot: _Spot, want: moving.Want) -> _Spot:
-    """A GPU to which one more comes, before all that came into the plan."""
+    """Return a spot with one more arrival, before the existing ones."""
     return dataclasses.replace(spot, arrivals=(
         spot.gpu.numbers[want.profile], *spot.arrivals))
 
 
 def _choices(staying: Sequence[moving.Holder], budget: int
              ) -> Iterator[tuple[int, ...]]:
-    """Sets of holders that may leave, by number; the cheapest first."""
+    """Yield sets of holders that may leave, by number, cheapest first."""
     idle = [number for number, holder in enumerate(staying)
             if holder.mobility is moving.Mobility.IDLE]
     movable = [number for number, holder in enumerate(staying)
@@ -349,12 +351,12 @@ def _idle(leaving: Iterable[moving.Holder]) -> tuple[str, ...]:
 
 
 def _look(holder: moving.Holder) -> tuple[object, ...]:
-    """What two holders that are the same to a plan have in common."""
+    """Return the properties that make holders interchangeable in a plan."""
     return holder.want, holder.mobility, holder.placement
 
 
 def _room(rows: moving.Rows) -> tuple[float, ...]:
-    """The mean room that a GPU leaves for each profile of its table."""
+    """Return the mean room on a GPU for each profile of its table."""
     if len(rows) == 1:
         return rows[0].room
     return tuple(map(statistics.fmean, zip(
@@ -370,7 +372,7 @@ def _prices(gpus: Iterable[moving.Gpu]) -> dict[str, float]:
 
 def _different(gpus: Sequence[moving.Gpu], wanted: moving.Want, most: int
                ) -> Iterator[moving.Gpu]:
-    """The GPUs, and of those that are alike no more than ``most``."""
+    """Yield the GPUs, at most ``most`` of each group of identical ones."""
     groups = {want.gpus for want in itertools.chain(
         [wanted], (holder.want for gpu in gpus for holder in gpu.holders))
         if want.gpus is not None}

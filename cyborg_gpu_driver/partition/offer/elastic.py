@@ -34,7 +34,7 @@ _Make = Callable[[model.Gpu, policies.Policy, Sequence[offer.Held]],
 
 @dataclasses.dataclass(frozen=True)
 class Situation:
-    """What an elastic GPU's record says that its offers depend on."""
+    """The parts of an elastic GPU's record that its offers depend on."""
 
     claimed: frozenset[policies.Mode] = frozenset()
     """The roles of the claims on it."""
@@ -43,10 +43,11 @@ class Situation:
 
 def offers(gpu: model.Gpu, policy: policies.Policy, situation: Situation,
            held: Sequence[offer.Held], make: _Make) -> Iterator[offer.Offer]:
-    """The offers of every role; of one that is not to be had, nothing.
+    """Yield the offers of every role.
 
-    What there is of each, its functions and its total, is the same whatever
-    role the GPU has.
+    Nothing can be created in a role that the GPU cannot take now. The offers
+    of each role, their functions and their totals are the same whatever role
+    the GPU has.
 
     :param make: returns what a GPU offers under a policy of one mode.
     """
@@ -64,7 +65,7 @@ def offers(gpu: model.Gpu, policy: policies.Policy, situation: Situation,
 def owner_of(function: model.PciAddress,
              known: Collection[tuple[model.PciAddress, role_facts.FactsByRole]]
              ) -> model.PciAddress | None:
-    """The GPU that has a function in one of its roles, if not now.
+    """Return the GPU that has a function in one of its roles, if not now.
 
     :param known: GPUs with their facts by role.
     """
@@ -74,7 +75,7 @@ def owner_of(function: model.PciAddress,
 
 def _whole(gpu: model.Gpu, policy: policies.Policy, make: _Make
            ) -> Iterator[offer.Offer]:
-    """The whole GPU; while it is in another state, it is to be had later."""
+    """Yield the whole GPU; if it is carved up, it is busy for now."""
     carved = readiness.carved_up(gpu)
     for item in make(gpu, policy.in_role(_WHOLE), ()):
         if carved and gpu.in_pci_sysfs and gpu.physfn is None:
@@ -104,10 +105,10 @@ def _partitioned(gpu: model.Gpu, policy: policies.Policy, role: policies.Mode,
 
 def settled(found: Collection[offer.Offer], is_taken: bool,
             is_partitioning: bool) -> tuple[offer.Offer, ...]:
-    """The offers of a GPU, with what only Placement and binds know of it.
+    """Return a GPU's offers, adjusted to what Placement and binds know.
 
-    :param is_taken: whether a server has it as a whole, or had, and it has
-        not been reset yet.
+    :param is_taken: whether a server has the GPU as a whole, or had it and
+        the GPU has not been reset yet.
     :param is_partitioning: whether a bind may be giving it another role now.
     """
     if len({item.mode for item in found}) < 2:

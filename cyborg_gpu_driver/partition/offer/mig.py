@@ -12,18 +12,18 @@
 
 """What a GPU in MIG mode offers: MIG-backed vGPUs. Pure.
 
-A type that fills its GPU instance is offered by the name of the instance's
-profile; one of which an instance holds several, by its own name. The
-instances of all offers exclude each other by place, and an instance holds
-vGPUs of one framebuffer size only.
+If a type fills its GPU instance, the offer has the name of the instance's
+profile. If an instance holds several vGPUs of a type, the offer has the
+type's own name. The instances of all offers compete for the same units, and
+an instance holds vGPUs of one framebuffer size only.
 
-What is in use is counted so that it adds up. An offer of whole instances
-has in use every instance of its profile, also one that carries shared
-vGPUs, because that one is not left for it; a shared type has in use its
-own vGPUs. Every offer's ``creatable`` is at most its total less what it has
-in use, and what is bound through it is part of that: so a provider's
-``reserved`` (total less what is bound less what is creatable) is never
-negative, and what Placement has left is exactly what is creatable.
+The counts of what is in use must add up. An offer of whole instances counts
+every instance of its profile as in use, including one that carries shared
+vGPUs, because that instance is not available to it. An offer of a shared type
+counts its own vGPUs. Every offer's ``creatable`` is at most its total minus
+what it has in use, and that includes what is bound through the offer. So a
+provider's ``reserved`` (total minus bound minus creatable) is never negative,
+and what Placement has left is exactly what is creatable.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 
 @dataclasses.dataclass(frozen=True)
 class _Kind:
-    """What one offer is about."""
+    """The profile and vGPU type of one offer."""
 
     profile: model.GpuInstanceProfile
     backing: vgpu_types.Type | None
     """None if no type of the GPU uses the profile."""
     shared: bool
-    """Whether an instance holds several."""
+    """Whether an instance holds several vGPUs."""
 
     @property
     def sharing(self) -> vgpu_types.Type | None:
-        """The type of which an instance holds several, if it does."""
+        """The type of which an instance holds several vGPUs, if it does."""
         return self.backing if self.shared else None
 
     @property
@@ -70,10 +70,11 @@ class _Kind:
 def offers(gpu: model.Gpu, policy: policies.Policy,
            held: Sequence[offer.Held], vfio_handles: bool
            ) -> Iterator[offer.Offer]:
-    """One offer for each profile and each shared type that is enabled.
+    """Yield one offer for each profile and each shared type that is enabled.
 
-    :param held: which vGPUs of ours lie on which instance. An instance that
-        is not among them is somebody else's: nothing is promised on it.
+    :param held: which vGPUs of this driver lie on which instance. An
+        instance that is not among them belongs to another tool; no room on it
+        is offered.
     :param vfio_handles: whether handles can be bound to virtual functions
         of vendor VFIO.
     """
@@ -108,13 +109,13 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
 
 def short_of_functions(gpu: model.Gpu, policy: policies.Policy
                        ) -> list[str]:
-    """Which offers have fewer attach handles than the GPU could carry.
+    """Describe the offers with fewer attach handles than the GPU could carry.
 
-    As on an A100 of 40 GB whose driver has A100X-1-10C for 1g.10gb
+    An example is an A100 of 40 GB whose driver has A100X-1-10C for 1g.10gb
     (g_nv_name_released.h in NVIDIA's open kernel modules lists it). Users
     see 16 virtual functions on that board; NVIDIA publishes no number.
 
-    :returns: a sentence for each.
+    :returns: a sentence for each such offer.
     """
     if gpu.mig is None:
         return []
@@ -130,7 +131,7 @@ def short_of_functions(gpu: model.Gpu, policy: policies.Policy
 
 
 def unknown_profile(mig: model.Mig, name: str) -> str:
-    """A sentence that names the profiles that there are instead."""
+    """Return a sentence that names the profiles that the GPU has instead."""
     return (f'this GPU has no profile {name}; it has '
             + (', '.join(profile.name for profile in mig.profiles)
                or 'none'))
@@ -138,10 +139,10 @@ def unknown_profile(mig: model.Mig, name: str) -> str:
 
 def _unknown(gpu: model.Gpu, mig: model.Mig, policy: policies.Policy,
              types: Sequence[vgpu_types.Type]) -> Iterator[offer.Offer]:
-    """What the policy names and the GPU has not.
+    """Yield an offer for each name in the policy that the GPU lacks.
 
-    Where profiles are named, a type only says how one of them is to be
-    backed, if the GPU has it.
+    If the policy names profiles, a type only says how one of them is
+    backed, provided that the GPU has the type.
     """
     for name in dict.fromkeys(policy.profiles):
         if mig.profile_by_name(name) is None:
@@ -155,7 +156,7 @@ def _unknown(gpu: model.Gpu, mig: model.Mig, policy: policies.Policy,
 
 def _kinds(mig: model.Mig, types: Sequence[vgpu_types.Type],
            policy: policies.Policy) -> tuple[_Kind, ...]:
-    """In NVML's order, which the operator's lists do not change."""
+    """Return the kinds in NVML's order, whatever the order of the policy."""
     return tuple(kind for profile in mig.profiles
                  for kind in _kinds_of(profile, types, policy))
 
@@ -189,7 +190,7 @@ def _total(policy: policies.Policy, kind: _Kind) -> int:
 def _handles(gpu: model.Gpu, policy: policies.Policy,
              kinds: Sequence[_Kind], room: _Room
              ) -> Iterator[tuple[_Kind, int, tuple[model.PciAddress, ...]]]:
-    """Each kind with how many the GPU can have, and its functions."""
+    """Yield each kind, the most that the GPU can have, and its functions."""
     claims = [functions.Claim(_total(policy, kind), group)
               for kind, group in zip(kinds, room.groups(kinds), strict=True)]
     for kind, claim, own in zip(
@@ -210,7 +211,7 @@ def _problem(gpu: model.Gpu, mig: model.Mig, kind: _Kind, vfio_handles: bool
 
 
 class _Room:
-    """What is on a GPU, and what it leaves."""
+    """The instances and vGPUs on a GPU, and the room that they leave."""
 
     def __init__(self, gpu: model.Gpu, mig: model.Mig,
                  types: Iterable[vgpu_types.Type],
@@ -231,7 +232,7 @@ class _Room:
         return self._occupancy.counts[kind.profile.profile_id]
 
     def creatable(self, kind: _Kind, own: Sequence[model.PciAddress]) -> int:
-        """How many more can be made.
+        """Return how many more of a kind can be created.
 
         :param own: the functions that the handles name.
         """
@@ -248,7 +249,7 @@ class _Room:
 
     def _spare(self, instance: model.GpuInstance, entry: vgpu_types.Type
                ) -> int:
-        """How many more of a type an instance of ours takes."""
+        """Return how many more of a type an instance of this driver takes."""
         there = self._held[instance.placement]
         sizes = {self._types[type_id].framebuffer_mib
                  if type_id in self._types else None for type_id in there}
@@ -259,7 +260,7 @@ class _Room:
         return max(0, entry.per_instance - max(len(there), told))
 
     def groups(self, kinds: Sequence[_Kind]) -> list[int]:
-        """A number for each kind; those of different ones never coexist."""
+        """Return a group number per kind; different groups never coexist."""
         groups = list(range(len(kinds)))
         for one, other in itertools.combinations(range(len(kinds)), 2):
             if (groups[one] != groups[other]

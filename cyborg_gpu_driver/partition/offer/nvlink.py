@@ -12,9 +12,9 @@
 
 """What a GPU offers in mode nvlink: the groups that it leads. Pure.
 
-Groups that have a GPU in common exclude each other. So what is left of a
-group follows from all of its GPUs: a group can be had only while no GPU of it
-belongs to anybody.
+Groups that have a GPU in common exclude each other. So the room in a group
+depends on all of its GPUs: a group is available only while none of them has a
+claim.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Member:
     """A GPU of a group."""
 
     gpu: model.Gpu | None
-    """None if the machine does not show it."""
+    """None if the machine does not show the GPU."""
     governed: bool = True
     """Whether the policy of the group governs it."""
     claim: str = ''
-    """Who has it, or may have; empty if nobody has."""
+    """What has the GPU, or may have it; empty if nothing has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,7 @@ class State:
 
 def offers(gpu: model.Gpu, policy: policies.Policy, states: Iterable[State],
            driver: str | None = None) -> Iterator[offer.Offer]:
-    """One offer for each group that ``gpu`` leads and the policy names.
+    """Yield one offer for each group that ``gpu`` leads and the policy names.
 
     :param states: the groups that the GPU is in.
     :param driver: ``[gpu] passthrough_driver``.
@@ -92,7 +92,7 @@ def offers(gpu: model.Gpu, policy: policies.Policy, states: Iterable[State],
 
 def _problem(gpu: model.Gpu, state: State) -> str:
     if gpu.model is None:
-        return 'NVML has not told the model of the GPU yet'
+        return 'NVML has not returned the model of the GPU yet'
     for address, member in zip(state.group.members, state.members,
                                strict=True):
         if member.gpu is None:

@@ -35,8 +35,8 @@ NO_FUNCTIONS = ('no virtual functions: enable them with sriov-manage -e '
 class Held:
     """A vGPU that is known to lie on a GPU instance.
 
-    The driver tells that of no mdev, so for those it comes from the journal
-    of what was bound.
+    The driver does not report the GPU instance of an mdev. For mdevs the
+    journal of binds is the source.
     """
 
     placement: model.Placement
@@ -47,12 +47,12 @@ class Held:
 
 @dataclasses.dataclass(frozen=True)
 class Offer:
-    """One thing that can be asked of one GPU, and how much of it there is.
+    """One thing that can be requested from one GPU, and how much there is.
 
-    ``total`` and ``parents`` follow from what the GPU and the policy are,
-    never from what is in use, because Cyborg cannot take back a handle.
-    ``in_use`` counts everything live, whoever made it, and ``creatable`` is
-    never more than what is left of ``total`` then.
+    ``total`` and ``parents`` depend on the GPU and the policy, never on what
+    is in use, because Cyborg cannot withdraw a handle. ``in_use`` counts
+    everything that exists, whatever created it. ``creatable`` is never more
+    than ``total`` minus ``in_use``.
     """
 
     gpu: model.PciAddress
@@ -65,20 +65,20 @@ class Offer:
     total: int
     in_use: int = 0
     creatable: int = 0
-    """How many more could be made now, if nothing else is."""
+    """How many more could be created now, if nothing else is created."""
     gi_profile_id: int | None = None
     vgpu_type_id: str | None = None
     """The mdev type, ``nvidia-474``."""
     parents: tuple[model.PciAddress, ...] = ()
     """Functions that the handles name: the GPU itself, or ``total`` VFs."""
     framework: model.Framework = model.Framework.NONE
-    """How one is made; NONE for a whole GPU."""
+    """How one is created; NONE for a whole GPU."""
     per_instance: int = 1
-    """How many of it one GPU instance holds, where it needs one."""
+    """How many vGPUs one GPU instance holds, if the offer needs one."""
     framebuffer_mib: int = 0
     """Of its vGPU type; a GPU instance holds vGPUs of one size only."""
     isolated: bool = False
-    """Whether all servers on the GPU must be of one project."""
+    """Whether all servers on the GPU must belong to one project."""
     members: tuple[model.PciAddress, ...] = ()
     """Of a group of GPUs: all of them."""
     board: str = ''
@@ -86,25 +86,25 @@ class Offer:
     problem: str = ''
     """Why this cannot be offered now; empty if it can."""
     busy: str = ''
-    """Why none can be had for the moment, though it can be offered: who has
-    it without having asked for it. Empty if nobody has."""
+    """Why none can be created for the moment, although it can be offered, for
+    example because processes of the machine use the GPU. Empty otherwise."""
 
 
 def nothing(gpu: model.Gpu, policy: policies.Policy, profile: str,
             problem: str) -> Offer:
-    """What stands for something that a policy names and a GPU lacks."""
+    """Return an offer of none, for what a policy names and a GPU lacks."""
     return Offer(gpu=gpu.address, policy=policy.name, mode=policy.mode,
                  profile=profile, total=0, problem=problem)
 
 
 def no_function_left(policy: policies.Policy) -> str:
-    """Why an offer has no handle: others have all virtual functions."""
+    """Return why an offer has no handle: others use all functions."""
     return ('every virtual function is reserved for another type: use fewer '
             f'types in policy {policy.name}, or limit them with max_instances')
 
 
 def unreported(gpu: model.Gpu, vfio_handles: bool) -> str:
-    """Why vGPUs of this GPU cannot be bound by Cyborg; or ``''``.
+    """Return why Cyborg cannot bind vGPUs of this GPU; or ``''``.
 
     :param vfio_handles: ``[gpu] nova_vfio_handles``.
     """

@@ -33,7 +33,7 @@ Held = offer.Held
 Offer = offer.Offer
 Situation = elastic.Situation
 UNKNOWN = elastic.Situation()
-"""Of a GPU that has no record."""
+"""The situation of a GPU that has no record."""
 
 
 def offers(gpu: model.Gpu, policy: policies.Policy,
@@ -41,17 +41,17 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
            passthrough_driver: str | None = None,
            situation: Situation = UNKNOWN,
            groups: Sequence[offer_nvlink.State] = ()) -> tuple[Offer, ...]:
-    """What ``gpu`` offers under the policy that governs it.
+    """Return what ``gpu`` offers under the policy that governs it.
 
-    Whatever the policy asks for and the GPU cannot give is there too, with
-    its :attr:`Offer.problem`, so that an operator sees why.
+    An offer that the policy asks for and the GPU cannot give is included,
+    with its :attr:`Offer.problem`, so that an operator sees why.
 
     :param held: which vGPUs lie on which of its GPU instances, as far as
-        that is known; each once.
+        known; each vGPU once.
     :param vfio_handles: ``[gpu] nova_vfio_handles``: whether handles can be
         bound to virtual functions of vendor VFIO.
-    :param passthrough_driver: ``[gpu] passthrough_driver``; None tells what
-        a GPU could offer, whatever its driver is now.
+    :param passthrough_driver: ``[gpu] passthrough_driver``; with None the
+        GPU's current driver does not matter.
     :param situation: of a GPU in mode auto.
     :param groups: mode nvlink: the groups that the GPU is in.
     """
@@ -72,11 +72,11 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
 
 
 def possible_offers(gpu: model.Gpu) -> tuple[Offer, ...]:
-    """What ``gpu`` could offer in any mode, to choose a policy by."""
+    """Return what ``gpu`` could offer in any mode, to choose a policy."""
     found = list(offers(gpu, policies.Policy(
         '', policies.Mode.PASSTHROUGH)))
-    # One by one: offered together they might need more virtual functions
-    # than there are.
+    # One type at a time: all types together might need more virtual
+    # functions than the GPU has.
     for entry in vgpu_types.of_mode(gpu, policies.Mode.VGPU):
         found += offers(gpu, policies.Policy(
             '', policies.Mode.VGPU, vgpu_types=(entry.type_id,)))
@@ -90,13 +90,13 @@ def possible_offers(gpu: model.Gpu) -> tuple[Offer, ...]:
 
 def check_policy(gpu: model.Gpu, policy: policies.Policy,
                  by_role: role_facts.FactsByRole | None = None) -> list[str]:
-    """What a policy asks for that this GPU does not know, or has too little.
+    """Describe what a policy asks for and this GPU lacks or has too few of.
 
     :param by_role: of a GPU in mode auto.
 
-    :returns: sentences naming the policy, the option and what would be
-        right; empty if all is well. A policy may govern boards with other
-        names, so this is worth a warning, not a refusal.
+    :returns: sentences that name the policy, the option and correct values;
+        empty if there is nothing to report. A policy may govern boards with
+        other names, so the caller warns and does not refuse the policy.
     """
     if policy.mode is policies.Mode.AUTO:
         return list(_check_roles(gpu, policy, by_role or {}))
@@ -126,7 +126,7 @@ def check_policy(gpu: model.Gpu, policy: policies.Policy,
 
 def _check_roles(gpu: model.Gpu, policy: policies.Policy,
                  by_role: role_facts.FactsByRole) -> Iterator[str]:
-    """What is wrong with each role of a policy in mode auto."""
+    """Yield what is wrong with each role of a policy in mode auto."""
     for role in policy.roles:
         known = by_role.get(role.value)
         if known is None or not role_facts.holds(known, gpu):
@@ -147,7 +147,7 @@ def _type_options(policy: policies.Policy
 
 
 def _shared(mig: model.Mig, gpu: model.Gpu) -> tuple[str, ...]:
-    """The types of which a GPU instance holds several."""
+    """Return the types of which a GPU instance holds several."""
     types = vgpu_types.of_mode(gpu, policies.Mode.MIG)
     return tuple(
         entry.type_id for profile in mig.profiles

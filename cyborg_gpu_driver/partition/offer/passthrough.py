@@ -25,14 +25,14 @@ from cyborg_gpu_driver.partition.offer import offer
 
 def offers(gpu: model.Gpu, policy: policies.Policy,
            driver: str | None = None) -> Iterator[offer.Offer]:
-    """The whole GPU: never one that is carved up.
+    """Yield the offer of the whole GPU; a carved-up GPU has a problem.
 
-    A GPU that libvirt cannot take, or on which processes of this machine
-    run, is an offer, but none that can be had now: that ends some time, and
-    its handle must stay.
+    If libvirt cannot take the GPU, or processes of this machine use it, the
+    GPU is offered, but none can be created now. That state ends at some
+    time, and the handle must remain.
 
-    :param driver: ``[gpu] passthrough_driver``; None asks for none, for what
-        a GPU could offer.
+    :param driver: ``[gpu] passthrough_driver``; None requires no driver, to
+        show what a GPU could offer.
     """
     problem = readiness.carved_up(gpu)
     busy = '' if problem else busy_with(gpu, driver)
@@ -44,7 +44,7 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
 
 
 def busy_with(gpu: model.Gpu, driver: str | None) -> str:
-    """Why a whole GPU cannot be had for the moment; or ``''``.
+    """Return why a whole GPU cannot be used for the moment; or ``''``.
 
     :param driver: see :func:`offers`.
     """

@@ -12,10 +12,10 @@
 
 """What a GPU offers as time-sliced vGPUs. Pure.
 
-Without mixed sizes the types of one GPU exclude each other. On a GPU that
-is its own parent (Turing) a vGPU leaves room for its own type only; on
-virtual functions for all types of its framebuffer size, which then share
-the number that fits. Among mixed sizes a type fits wherever one of its
+Without mixed sizes the types of one GPU exclude each other. On a GPU that is
+its own parent (Turing), a vGPU leaves room only for its own type. On virtual
+functions it leaves room for all types of its framebuffer size, which then
+share the number that fits. With mixed sizes a type fits wherever one of its
 placements is free.
 """
 
@@ -34,11 +34,11 @@ from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 
 def offers(gpu: model.Gpu, policy: policies.Policy, vfio_handles: bool
            ) -> Iterator[offer.Offer]:
-    """One offer for each type that the policy names.
+    """Yield one offer for each type that the policy names.
 
     :param vfio_handles: whether handles can be bound to virtual functions
-        of vendor VFIO. Where they cannot, the types of ``fixed_vgpus``
-        stand for those of a policy that has no others.
+        of vendor VFIO. If they cannot, and the policy has no
+        ``vgpu_types``, the types of ``fixed_vgpus`` are used instead.
     """
     names = policy.vgpu_types
     if (not names and not vfio_handles
@@ -55,7 +55,7 @@ def offers(gpu: model.Gpu, policy: policies.Policy, vfio_handles: bool
               for entry in enabled]
     parents = functions.assign(gpu.vfs, claims)
     for entry, claim, own in zip(enabled, claims, parents, strict=True):
-        # Never a matter of what is in use.
+        # The total never depends on what is in use.
         total = len(own) if gpu.vfs else claim.total
         in_use = sum(vgpu.type_id == entry.type_id for vgpu in gpu.vgpus)
         yield offer.Offer(
@@ -81,9 +81,10 @@ def _is_parent(gpu: model.Gpu) -> bool:
 
 def _group(policy: policies.Policy, entry: vgpu_types.Type,
            enabled: Iterable[vgpu_types.Type]) -> str | None:
-    """The types that can be on the GPU beside one: a key for all of them.
+    """Return a key that the types that can be together on the GPU share.
 
-    Any among mixed sizes, else those of the same framebuffer size.
+    With mixed sizes these are all types, otherwise those of one
+    framebuffer size.
     """
     if policy.mixed_sizes:
         return None
@@ -92,7 +93,7 @@ def _group(policy: policies.Policy, entry: vgpu_types.Type,
 
 
 def _most(policy: policies.Policy, entry: vgpu_types.Type) -> int:
-    """How many fit on the GPU; 0 where nobody says."""
+    """Return how many fit on the GPU; 0 if no source says."""
     told = [vgpu_types.most(entry, policy)]
     if policy.mixed_sizes:
         told.append(len(entry.placements))
@@ -110,8 +111,8 @@ def _problem(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_types.Type,
         return (f'neither NVML nor sysfs says how many {entry.name} fit: add '
                 f'it to max_instances of policy {policy.name}')
     if policy.mixed_sizes and gpu.mixed_sizes is None:
-        return 'this GPU does not support mixed sizes: set mixed_sizes to '
-        'false'
+        return ('this GPU does not support mixed sizes: set mixed_sizes to '
+                'false')
     if policy.mixed_sizes and not gpu.mixed_sizes:
         return ('mixed-size mode is off; it will be turned on when the GPU is '
                 'idle')
@@ -125,7 +126,7 @@ def _problem(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_types.Type,
 
 def _available(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_types.Type,
                own: Sequence[model.PciAddress]) -> int:
-    """How many more could be made beside what is there.
+    """Return how many more could be created beside the existing vGPUs.
 
     :param own: the functions that the handles name.
     """
@@ -144,10 +145,10 @@ def _available(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_types.Type,
 
 def _available_on_gpu(gpu: model.Gpu, policy: policies.Policy,
                       entry: vgpu_types.Type) -> int:
-    """What the kernel says of the GPU; all where it was not read.
+    """Return what the kernel reports as available, or all if it was not read.
 
-    Types exclude each other. That is known here too, because what was
-    read may be older than the mdevs.
+    Types exclude each other. This function checks that too, because the
+    value that was read may be older than the mdevs.
     """
     if any(mdev.type_id != entry.type_id for mdev in gpu.all_mdevs):
         return 0
@@ -157,7 +158,7 @@ def _available_on_gpu(gpu: model.Gpu, policy: policies.Policy,
 
 
 def _free_places(gpu: model.Gpu, entry: vgpu_types.Type) -> int:
-    """Placements that are free; what was not read is taken for taken."""
+    """Return how many placements are free; unread ones count as taken."""
     if entry.free_placements is not None:
         return len(entry.free_placements)
     return 0 if gpu.vgpus else len(entry.placements)

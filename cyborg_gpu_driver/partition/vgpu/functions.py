@@ -12,16 +12,16 @@
 
 """Which handle names which virtual function.
 
-Cyborg keeps a handle for ever, so the answer depends on the GPU and the
-policy alone, never on what is in use.
+Cyborg keeps a handle forever, so the answer depends on the GPU and the policy
+alone, never on what is in use.
 
-A vGPU is made on the very function that its handle names, because that is
-where Nova looks for it. Nova 34 asks libvirt for the node device
-``mdev_<uuid>_<address of the handle's function>``, and makes an mdev of the
+The driver creates a vGPU on the function that its handle names, because Nova
+looks for it there. Nova 34 asks libvirt for the node device
+``mdev_<uuid>_<address of the handle's function>``, and creates an mdev of the
 same UUID on that function if there is none
 (nova/virt/libvirt/driver.py, ``_allocate_cyborg_mdevs``). Without mdev the
-guest is given the function itself. So handles that can be bound at the same
-time must name different functions.
+guest gets the function itself. So handles that can be bound at the same time
+must name different functions.
 """
 
 from __future__ import annotations
@@ -40,19 +40,18 @@ class Claim:
     """The functions that one offer needs."""
 
     total: int
-    """How many vGPUs of it the GPU can have at most."""
+    """The most vGPUs of the offer that the GPU can have."""
     group: Hashable = None
     """Claims of different groups are never on the GPU at the same time."""
 
 
 def assign(vfs: Iterable[model.VirtualFunction], claims: Sequence[Claim]
            ) -> tuple[tuple[model.PciAddress, ...], ...]:
-    """The functions of each claim, in the order of ``claims``.
+    """Return the functions of each claim, in the order of ``claims``.
 
-    No two claims of a group share a function. Where a group has too few,
-    its smallest claims are served first, and the last get what is left.
-    Groups share functions with each other only where there are too few for
-    all of them.
+    No two claims of a group share a function. If a group has too few, its
+    smallest claims are served first, and the last ones get the rest. Groups
+    share functions with each other only if there are too few for all.
     """
     addresses = [function.address for function in
                  sorted(vfs, key=lambda function: function.index)]
@@ -62,7 +61,7 @@ def assign(vfs: Iterable[model.VirtualFunction], claims: Sequence[Claim]
     given: dict[int, tuple[model.PciAddress, ...]] = {}
     first = 0
     # A claim alone in its group needs the fewest functions, so it comes
-    # last: the others are then the more likely to have their own.
+    # last: then the others more likely get functions of their own.
     for members in sorted(groups.values(), key=lambda group: len(group) < 2):
         totals = _limited(claims, members, len(addresses))
         start = first
@@ -78,7 +77,7 @@ def assign(vfs: Iterable[model.VirtualFunction], claims: Sequence[Claim]
 
 def _limited(claims: Sequence[Claim], members: Sequence[int], left: int
              ) -> dict[int, int]:
-    """How many functions each claim of a group gets."""
+    """Return how many functions each claim of a group gets."""
     totals = {}
     for number in sorted(members, key=lambda number: claims[number].total):
         totals[number] = min(claims[number].total, left)
@@ -88,11 +87,11 @@ def _limited(claims: Sequence[Claim], members: Sequence[int], left: int
 
 def empty(gpu: model.Gpu, own: Collection[model.PciAddress],
           type_id: str | None = None) -> tuple[model.VirtualFunction, ...]:
-    """The functions of an offer that can take a vGPU; one holds one at most.
+    """Return the functions of an offer that can take a vGPU, one each.
 
     :param own: the functions that the offer's handles name.
-    :param type_id: the type that it is to be, ``nvidia-474``; a function
-        that was read and does not take it now is left out.
+    :param type_id: the type of the vGPU, ``nvidia-474``. A function that
+        was read and does not accept this type now is left out.
     """
     return tuple(function for function in gpu.vfs
                  if function.address in own

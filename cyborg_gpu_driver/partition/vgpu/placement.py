@@ -12,10 +12,10 @@
 
 """Where the next vGPU goes on a GPU of mixed sizes: pure.
 
-A placement id is where on the GPU's framebuffer a vGPU begins, in slots; a
-type has a few that it may have (vGPU user guide, mixed-size mode). A type is
-to this what a profile of GPU instances is to MIG, so the same geometry
-counts what is left.
+A placement id is the start of a vGPU in the GPU's framebuffer, in slots. A
+type has a few possible ones (vGPU user guide, mixed-size mode). A type
+corresponds to a GPU instance profile of MIG, so the same geometry counts the
+remaining room.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ from cyborg_gpu_driver.partition.mig import geometry
 
 def choose(types: Iterable[model.VgpuType], wanted: model.VgpuType,
            taken: Iterable[model.Placement] = ()) -> int | None:
-    """The placement id that loses the least of what may be asked for next.
+    """Return the placement id that leaves the most room for later requests.
 
-    What is left is counted for the largest type first: what a small vGPU
-    needs is in many places, what a large one needs in few. Where that is
-    equal the lowest id wins.
+    The room for the largest type counts first: a small vGPU fits in many
+    places, a large one in few. If placements are equal, the lowest id wins.
 
-    :param types: those that may be asked for, with or without ``wanted``;
-        of each what is free comes from its ``free_placements``.
-    :param wanted: the type of the vGPU that is to be made.
-    :param taken: what else is spoken for, start and size in slots.
+    :param types: the types that may be requested, with or without
+        ``wanted``; their free places come from their ``free_placements``.
+    :param wanted: the type of the vGPU that is to be created.
+    :param taken: other places that are reserved, start and size in slots.
     :returns: None if there is no place for it.
     """
     taken = tuple(taken)
@@ -53,11 +52,11 @@ def choose(types: Iterable[model.VgpuType], wanted: model.VgpuType,
 
 def profile_of(entry: model.VgpuType, starts: Iterable[int]
                ) -> model.GpuInstanceProfile:
-    """A type of mixed sizes as a profile on a grid of slots.
+    """Return a type of mixed sizes as a profile on a grid of slots.
 
-    Types of one size are the same, whatever their series.
+    Types of one size are equal, whatever their series.
 
-    :param starts: the placement ids that it may have.
+    :param starts: the type's possible placement ids.
     """
     size = entry.placement_size or 0
     places = tuple(model.Placement(start, size) for start in starts)

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The vGPU types of a GPU: what NVML and sysfs say of them, as one."""
+"""The vGPU types of a GPU: the facts of NVML and sysfs combined."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cyborg_gpu_driver.partition import policy
 
 @dataclasses.dataclass(frozen=True)
 class Type:
-    """A vGPU type, whoever told of it."""
+    """A vGPU type, from NVML or sysfs."""
 
     type_id: str
     """The mdev type, ``nvidia-474``."""
@@ -34,19 +34,19 @@ class Type:
     """``A100-1-5C``."""
     framebuffer_mib: int = 0
     max_instances: int | None = None
-    """For the whole GPU; None if nobody says."""
+    """For the whole GPU; None if no source says."""
     gi_profile_id: int | None = None
-    """GPU instance profile below it."""
+    """Profile of the GPU instance that it needs."""
     per_instance: int = 1
-    """How many a GPU instance holds, where it needs one."""
+    """How many vGPUs a GPU instance holds, if the type needs one."""
     placements: tuple[int, ...] = ()
-    """Placement ids among mixed sizes."""
+    """Placement ids on a GPU of mixed sizes."""
     free_placements: tuple[int, ...] | None = None
-    """Those free now; None where they were not read."""
+    """The ids that are free now; None if they were not read."""
 
     @property
     def number(self) -> int:
-        """NVML's number of the type, which vendor VFIO takes too."""
+        """NVML's number of the type, which vendor VFIO also uses."""
         return _number(self)[0]
 
     @property
@@ -59,7 +59,7 @@ class Type:
 
     @property
     def is_mig_backed(self) -> bool:
-        """Whether it needs a GPU instance; the name tells if NVML is out."""
+        """Whether it needs a GPU instance; by name if NVML does not say."""
         parsed = self.parsed
         return (self.gi_profile_id is not None
                 or parsed is not None and parsed.slices is not None)
@@ -70,20 +70,20 @@ class Type:
             self.framebuffer_mib == other.framebuffer_mib != 0)
 
     def is_called(self, text: str) -> bool:
-        """Whether an operator means it: by name or by mdev type."""
+        """Whether an operator's text names it: by name or by mdev type."""
         return text in (self.name, self.type_id)
 
 
 def types_of(gpu: model.Gpu) -> tuple[Type, ...]:
-    """Every type of a GPU, by number of the type.
+    """Return every type of a GPU, by number of the type.
 
-    NVML knows the maximum and the instance profile; sysfs fills in where
-    NVML does not take part.
+    NVML knows the maximum and the instance profile. sysfs provides the types
+    that NVML does not list.
     """
     found: dict[str, Type] = {}
     for entry in (*gpu.mdev_types, *(mdev_type for function in gpu.vfs
                                      for mdev_type in function.mdev_types)):
-        # A host has 64 VFs with 100 types each.
+        # A host can have 64 VFs with 100 types each.
         if entry.type_id not in found:
             found[entry.type_id] = Type(
                 entry.type_id, entry.name, entry.framebuffer_mib or 0,
@@ -98,36 +98,36 @@ def types_of(gpu: model.Gpu) -> tuple[Type, ...]:
 
 
 def of_mode(gpu: model.Gpu, mode: policy.Mode) -> tuple[Type, ...]:
-    """The types of a GPU that a mode makes."""
+    """Return the types of a GPU that can be created in a mode."""
     wants_mig = mode is policy.Mode.MIG
     return tuple(entry for entry in types_of(gpu)
                  if entry.is_mig_backed is wants_mig)
 
 
 def unknown(types: Iterable[Type], text: str) -> str:
-    """A sentence that names the types that there are instead."""
+    """Return a sentence that names the types that the GPU has instead."""
     return (f'this GPU has no vGPU type {text}; it has '
             + (', '.join(f'{entry.name} ({entry.type_id})'
                          for entry in types) or 'none'))
 
 
 def most(entry: Type, rules: policy.Policy) -> int | None:
-    """How many of a type one GPU takes, as far as anybody says."""
+    """Return how many of a type one GPU takes, if any source says."""
     told = (entry.max_instances, rules.at_most(entry.name, entry.type_id))
     return min(filter(None, told), default=None)
 
 
 def using(types: Iterable[Type], profile: model.GpuInstanceProfile
           ) -> tuple[Type, ...]:
-    """The types whose vGPUs lie on instances of ``profile``."""
+    """Return the types whose vGPUs lie on instances of ``profile``."""
     return tuple(entry for entry in types if _uses(entry, profile))
 
 
 def filling(types: Iterable[Type], profile: model.GpuInstanceProfile
             ) -> tuple[Type, ...]:
-    """Those of :func:`using` that take an instance for themselves.
+    """Return those of :func:`using` that take a whole instance.
 
-    One that an instance holds only once does, and so does the largest.
+    A type that fits an instance only once does, and so does the largest.
     """
     there = using(types, profile)
     largest = max((entry.framebuffer_mib for entry in there), default=0)
@@ -137,12 +137,12 @@ def filling(types: Iterable[Type], profile: model.GpuInstanceProfile
 
 def backing(types: Iterable[Type], profile: model.GpuInstanceProfile,
             preferred: Sequence[str] = ()) -> Type | None:
-    """The type that a handle for ``profile`` asks for.
+    """Return the type that a handle for ``profile`` asks for.
 
-    A profile may carry several that fill it: other framebuffer sizes, other
-    series. The first that ``preferred`` names is taken; else the one with
-    the largest framebuffer, and of those the series that a compute cloud
-    wants (:data:`names.SERIES`).
+    Several types may fill an instance of a profile, with other framebuffer
+    sizes or other series. The first that ``preferred`` names is chosen.
+    Otherwise it is the one with the largest framebuffer, and among equals
+    the first in the order of :data:`names.SERIES`.
 
     :param preferred: names (A100-1-5C) or mdev types (nvidia-474).
     :returns: None if no type uses the profile.
@@ -158,7 +158,7 @@ def backing(types: Iterable[Type], profile: model.GpuInstanceProfile,
 def _uses(entry: Type, profile: model.GpuInstanceProfile) -> bool:
     if entry.gi_profile_id is not None or not entry.is_mig_backed:
         return entry.gi_profile_id == profile.profile_id
-    # Without NVML's word: a type as large as the instance, named alike.
+    # NVML does not say: a type as large as the instance, named alike.
     try:
         wanted = names.ProfileName.parse(profile.name)
     except exception.InvalidValue:

@@ -12,6 +12,6 @@
 
 import hypothesis
 
-# A busy machine is no reason to fail.
+# A test must not fail because the machine is busy.
 hypothesis.settings.register_profile('unhurried', deadline=None)
 hypothesis.settings.load_profile('unhurried')

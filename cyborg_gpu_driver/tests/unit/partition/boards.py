@@ -12,8 +12,8 @@
 
 """Boards as NVML describes them, for tests.
 
-Figures as ``nvidia-smi mig -lgip`` and ``-lgipp`` print them on real boards
-and as NVIDIA's MIG user guide gives them.
+The figures are those that ``nvidia-smi mig -lgip`` and ``-lgipp`` print on
+real boards and that NVIDIA's MIG user guide gives.
 """
 
 from cyborg_gpu_driver.host.snapshot import model
@@ -36,7 +36,7 @@ def profile(profile_id, name, memory_mib, maximum, starts, size,
 
 
 def _eight_units(names, memory, multiprocessors, decoders, jpeg):
-    """A grid of 8 units and 7 slices; ids as on all such boards.
+    """The profiles of 8 units and 7 slices; all such boards have these ids.
 
     :param memory: MiB of 1g, 1g of double memory, 2g, 3g and 4g, 7g.
     """
@@ -129,15 +129,15 @@ BASE = {
 
 
 def named(profiles, *names):
-    """The profiles of those names, in the order of ``names``."""
+    """The profiles with those names, in the order of ``names``."""
     by_name = {profile.name: profile for profile in profiles}
     return tuple(by_name[name] for name in names)
 
 
 def packable(grid, profiles=None):
-    """Every multiset of instances that fits on the GPU; not the empty one.
+    """Every non-empty multiset of instances that fits on the GPU.
 
-    Each is (profile id, count) pairs, by id.
+    Each is a tuple of (profile id, count) pairs, ordered by id.
     """
     return {enumeration.multiset(occupancy) for occupancy
             in enumeration.states(grid, profiles)} - {()}
@@ -146,7 +146,7 @@ def packable(grid, profiles=None):
 def gpu(profiles, live=(), enabled=True, **fields):
     """A GPU with a MIG grid.
 
-    :param live: what is on it, as (profile name, start).
+    :param live: its GPU instances, as (profile name, start).
     """
     instances = []
     for number, (name, start) in enumerate(live, start=7):
@@ -167,7 +167,7 @@ def gpu(profiles, live=(), enabled=True, **fields):
 def vfs(count, mdev_types=(), used=()):
     """Virtual functions of the GPU that :func:`gpu` makes.
 
-    :param used: mdev type ids of those on the first functions.
+    :param used: mdev type ids of the mdevs on the first functions.
     """
     result = []
     for index in range(count):

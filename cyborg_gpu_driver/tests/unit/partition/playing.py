@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""A change carried out on paper, each step checked against the rules."""
+"""Play a change without a GPU, and check each step against the rules."""
 
 import dataclasses
 
@@ -23,14 +23,14 @@ Action = action.Action
 
 
 class Refused(AssertionError):
-    """A step that a GPU would not carry out."""
+    """A GPU would not carry out a step."""
 
 
 def with_compute(gpu, layouts=None):
     """The GPU with compute instances in every GPU instance.
 
-    :param layouts: sizes by start of the GPU instance; the whole of it
-        where nothing is said.
+    :param layouts: sizes by start of the GPU instance; by default one
+        compute instance fills it.
     """
     layouts = layouts or {}
     instances = []

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is known of whole GPUs, and what follows from a look at them."""
+"""What is known about whole GPUs, and what follows from new facts."""
 
 import dataclasses
 

@@ -52,7 +52,7 @@ class CordonTest(base.BaseTestCase):
 
     def test_a_trait_of_somebody_else(self):
         for name in ('CUSTOM_GPU_CORDON_', 'CUSTOM_GPU_CORDON_1',
-                     'CUSTOM_GPU_CORDON_MFRGG', 'CUSTOM_GPU_SICK_ECC',
+                     'CUSTOM_GPU_CORDON_MFRGG', 'CUSTOM_GPU_UNHEALTHY_ECC',
                      cordon.trait(cordon.Cordon(
                          cordon.Source.CYBORG, 1e14, 'a', 'b')),
                      cordon.trait(cordon.Cordon(

@@ -27,10 +27,10 @@ from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.partition.vgpu import test_placement
 
-# Number, name, framebuffer in GiB, maximum.
+# Type number, name, framebuffer in GiB, maximum of instances.
 L40S = ((1, 'L40S-48Q', 48, 1), (2, 'L40S-24Q', 24, 2), (3, 'L40S-12Q', 12, 4),
         (4, 'L40S-12A', 12, 4), (5, 'L40S-2B', 2, 24))
-# And GPU instance profile, vGPUs an instance.
+# The same, then GPU instance profile and vGPUs per GPU instance.
 PRO_6000 = ((11, 'DC-1-24Q', 24, 4, 47, 1), (12, 'DC-1-12Q', 12, 8, 47, 2),
             (13, 'DC-1-8Q', 8, 12, 47, 3), (14, 'DC-1-8A', 8, 12, 47, 3),
             (15, 'DC-2-48Q', 48, 2, 35, 1), (16, 'DC-2-24Q', 24, 4, 35, 2))
@@ -45,8 +45,8 @@ def types(rows):
 def functions(count, carried=()):
     """Virtual functions of vendor VFIO.
 
-    :param carried: what the first have, as numbers of types (0 for none)
-        or as (number, fields).
+    :param carried: the vGPU types of the first functions, as numbers
+        (0 for none) or as (number, fields).
     """
     made = []
     for number, function in enumerate(boards.vfs(count)):
@@ -71,7 +71,7 @@ def pro_6000(*carried, live=(), vfs=16):
 
 
 def a100(*carried, mixed=True):
-    """An A100-40 of mixed sizes."""
+    """An A100-40 in mixed-size mode, by default."""
     return l40s(*carried, vfs=16, mixed_sizes=mixed, vgpu_types=tuple(
         dataclasses.replace(kind, free_placements=None)
         for kind in test_placement.kinds(40)))
@@ -85,7 +85,7 @@ def rules(mode='vgpu', mixed_sizes=False, **numbers):
 
 
 def where(gpu, plan):
-    """Names of types by number of the virtual function."""
+    """Names of the planned types, by number of the virtual function."""
     indices = {function.address: function.index for function in gpu.vfs}
     return {indices[item.function]: item.name for item in plan.vgpus}
 

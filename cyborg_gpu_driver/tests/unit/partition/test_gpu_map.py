@@ -58,7 +58,7 @@ def states(item):
 class TestBoxes(base.BaseTestCase):
 
     def test_a_unit_that_nothing_reaches_is_blocked(self):
-        # A 1g.20gb at 6 would reach it, and overlaps the 1g.10gb.
+        # A 1g.20gb at 6 would reach unit 7, but it overlaps the 1g.10gb.
         self.assertEqual(
             [('created', '0:4', '4g.40gb'), ('created', '4:1', '1g.10gb'),
              ('free', '5:3', None)],

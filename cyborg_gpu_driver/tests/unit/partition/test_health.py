@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What makes sick, what heals, and what is only noise."""
+"""What makes a GPU unhealthy, what heals it, and what is only noise."""
 
 import dataclasses
 
@@ -88,7 +88,7 @@ class JudgingTest(base.BaseTestCase):
     def test_nothing_is_wrong(self):
         verdict = _after(_CLEAN)
         self.assertEqual(health.WELL, verdict)
-        self.assertFalse(verdict.sick)
+        self.assertFalse(verdict.is_unhealthy)
 
     def test_each_answer_that_is_not_well(self):
         for changes, trait in (
@@ -106,7 +106,7 @@ class JudgingTest(base.BaseTestCase):
                 ({'recovery_action': 99}, 'NEEDS_ACTION_99')):
             verdict = _after(_facts(**changes))
             self.assertEqual(
-                (health.State.TRANSIENT, f'CUSTOM_GPU_SICK_{trait}', 1),
+                (health.State.TRANSIENT, f'CUSTOM_GPU_UNHEALTHY_{trait}', 1),
                 (verdict.state, verdict.trait, len(verdict.reasons)),
                 changes)
 
@@ -120,13 +120,13 @@ class JudgingTest(base.BaseTestCase):
     def test_a_row_that_cannot_be_remapped_is_for_good(self):
         verdict = _after(_facts(remap_failed=True, lost=True))
         self.assertEqual(
-            (health.State.PERMANENT, 'CUSTOM_GPU_SICK_REMAP_FAILED', 2),
+            (health.State.PERMANENT, 'CUSTOM_GPU_UNHEALTHY_REMAP_FAILED', 2),
             (verdict.state, verdict.trait, len(verdict.reasons)))
 
     def test_the_first_of_many_names_the_trait(self):
         conditions = health.noted(health.noted((), 79, _NOW), 48, _NOW + 1)
         verdict = health.judge(conditions)
-        self.assertEqual('CUSTOM_GPU_SICK_XID_79', verdict.trait)
+        self.assertEqual('CUSTOM_GPU_UNHEALTHY_XID_79', verdict.trait)
         self.assertEqual(_NOW, verdict.since)
         self.assertEqual(('XID 79 (fell off the bus)',
                           'XID 48 (uncorrected ECC error)'),
@@ -136,10 +136,10 @@ class JudgingTest(base.BaseTestCase):
         verdict = health.judge(health.noted((), 999, _NOW))
         self.assertEqual(('XID 999',), verdict.reasons)
 
-    def test_an_instance_is_sick_alone(self):
+    def test_an_instance_is_unhealthy_alone(self):
         conditions = health.noted((), 94, _NOW, _PLACE, 3)
         self.assertEqual(health.WELL, health.judge(conditions))
-        self.assertEqual('CUSTOM_GPU_SICK_XID_94',
+        self.assertEqual('CUSTOM_GPU_UNHEALTHY_XID_94',
                          health.judge(conditions, _PLACE).trait)
         self.assertEqual({_PLACE}, health.unhealthy_placements(conditions))
         self.assertEqual(2, len(health.noted(conditions, 94, _NOW)))
@@ -154,7 +154,7 @@ class HealingTest(base.BaseTestCase):
 
     def test_one_that_needs_a_reset_waits_for_it(self):
         conditions = _after_checks(health.noted((), 79, _NOW), _OLD_DRIVER, 99)
-        self.assertTrue(health.judge(conditions).sick)
+        self.assertTrue(health.judge(conditions).is_unhealthy)
         self.assertEqual((), health.after_reset(conditions))
 
     def test_unless_the_driver_says_that_it_needs_none(self):
@@ -187,7 +187,7 @@ class HealingTest(base.BaseTestCase):
             conditions, _facts(remap_pending=True), 5))
 
     def test_what_cannot_be_read_is_not_over(self):
-        """As remapped rows while a GPU in MIG mode has instances."""
+        """For example, remapped rows while a MIG GPU has instances."""
         conditions = _after_checks((), _facts(remap_pending=True), 1)
         self.assertEqual(conditions, _after_checks(
             conditions, _facts(remap_pending=None), 99))
@@ -196,7 +196,7 @@ class HealingTest(base.BaseTestCase):
     def test_a_gpu_that_answers_again_is_well_after_clean_checks(self):
         silent = health_facts.Facts(answered=True, not_answering=True)
         conditions = _after_checks((), silent, 9)
-        self.assertEqual('CUSTOM_GPU_SICK_NOT_ANSWERING',
+        self.assertEqual('CUSTOM_GPU_UNHEALTHY_NOT_ANSWERING',
                          health.judge(conditions).trait)
         self.assertTrue(_after_checks(conditions, _OLD_DRIVER, 2))
         self.assertFalse(_after_checks(conditions, _OLD_DRIVER, 3))
@@ -217,12 +217,12 @@ class HealingTest(base.BaseTestCase):
 
 
 class PciTest(base.BaseTestCase):
-    """A GPU of which only the PCI bus is asked."""
+    """A GPU of which only the PCI bus is read."""
 
     def pci(self, *codes):
         return health_facts.Facts(by_pci=True, pci=codes)
 
-    def test_each_is_an_ailment_while_the_bus_says_so(self):
+    def test_each_is_a_condition_while_the_bus_says_so(self):
         for code in health_facts.PCI:
             conditions = _after_checks((), self.pci(code), 1)
             verdict = health.judge(conditions)

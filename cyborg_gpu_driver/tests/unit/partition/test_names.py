@@ -97,7 +97,7 @@ class TestProfileName(base.BaseTestCase):
 
 
 class TestComputed(base.BaseTestCase):
-    """Names that are computed are the ones that the boards print."""
+    """Computed names are the names that the boards print."""
 
     def test_boards_as_nvml_gives_them(self):
         for board, profiles in boards.ALL.items():
@@ -114,7 +114,7 @@ class TestComputed(base.BaseTestCase):
                 (141, (18, 35, 71, 141)), (144, (18, 36, 72, 144)),
                 (180, (23, 45, 90, 180)), (186, (23, 47, 93, 186)),
                 (269, (34, 67, 135, 269)), (278, (35, 70, 139, 278))):
-            # The driver keeps a little for itself, of the GPU and of each
+            # The driver reserves a little memory of the GPU and of each
             # instance.
             total = whole * _GIB - 500
             for eighths, size in zip((1, 2, 4, 8), sizes, strict=True):

@@ -101,7 +101,7 @@ class TestWants(base.BaseTestCase):
                 (t4(), rules('vgpu'), ()), (t4(), rules('mig'), ()),
                 (t4(), rules('passthrough'),
                  (None, None, None, None, 'vfio-pci')),
-                # It cannot mix sizes, so it is not asked to.
+                # The GPU cannot mix sizes, so no step asks for it.
                 (a100(mixed_sizes=None), rules('vgpu', mixed_sizes=True),
                  (False, True))):
             self.assertEqual(readiness.Wants(*expected),
@@ -147,11 +147,11 @@ class TestSteps(base.BaseTestCase):
                 (a100(vfs=16), mixed, (Step.MIXED_ON,)),
                 (a100(vfs=16, mixed_sizes=True), rules('vgpu'),
                  (Step.MIXED_OFF,)),
-                # And set the scheduler back.
+                # Enabling the functions resets the scheduler: set it again.
                 (a100(scheduler=model.Scheduler(FIXED, 2, BOTH)),
                  rules('vgpu', scheduler=FIXED),
                  (Step.ENABLE_FUNCTIONS, Step.SCHEDULER)),
-                # Functions that are yet to come turn it off by themselves.
+                # Enabling the functions turns mixed sizes off by itself.
                 (a100(mixed_sizes=True), rules('vgpu'),
                  (Step.ENABLE_FUNCTIONS,))):
             self.assertEqual(expected, steps(gpu, governing), governing)
@@ -209,7 +209,7 @@ class TestSteps(base.BaseTestCase):
         self.assertEqual((FIXED, None), readiness.instance_scheduler(
             gpu, wants, 47))
         self.assertIsNone(readiness.instance_scheduler(gpu, wants, 35))
-        # The instances go with MIG mode, and the GPU has one of its own.
+        # The instances end with MIG mode. The GPU has its own scheduler.
         off = readiness.steps(gpu, readiness.Wants(
             mig=False, scheduler=(FIXED, None)))
         self.assertEqual([(Step.DISABLE_MIG, None), (Step.SCHEDULER, None)],
@@ -229,10 +229,10 @@ class TestSteps(base.BaseTestCase):
                 gpu = taken(gpu, left[0], readiness.wants(gpu, governing))
                 done.append(left[0])
             if planned == (Step.BIND_NVIDIA,):
-                # What more is needed NVML tells only then.
+                # NVML shows only then what else is needed.
                 self.assertEqual(Step.BIND_NVIDIA, done[0])
                 continue
-            # Beforehand it is not known what scheduler a reset brings.
+            # The scheduler that a reset sets is not known beforehand.
             self.assertIn(planned, (tuple(done), (*done, Step.SCHEDULER)),
                           governing)
 
@@ -278,7 +278,7 @@ class TestDriver(base.BaseTestCase):
         self.assertEqual((Step.RELEASE,),
                          self.steps(a100(), 'passthrough', 'nvidia'))
         self.assertEqual((), self.steps(released(), 'passthrough', 'nvidia'))
-        # A guest has it, or the operator bound it.
+        # A guest has the GPU, or the operator bound it.
         self.assertEqual((), self.steps(handed_over(), 'passthrough',
                                         'nvidia'))
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a GPU has, as what it is to have."""
+"""The layout that a GPU has, in the form of a wanted layout."""
 
 import dataclasses
 

@@ -43,7 +43,7 @@ def states(board):
 
 @functools.cache
 def by_multiset(board):
-    """The occupancies that hold the same, wherever it lies."""
+    """The occupancies of a board, grouped by multiset of instances."""
     groups = collections.defaultdict(list)
     for state in states(board):
         groups[enumeration.multiset(state)].append(state)
@@ -51,7 +51,7 @@ def by_multiset(board):
 
 
 def gpu_of(board, occupancy, enabled=True):
-    """A GPU on which that lies, with whole compute instances."""
+    """A GPU with that occupancy and with whole compute instances."""
     instances = tuple(
         model.GpuInstance(placement, profile_id, number)
         for number, (profile_id, placement) in enumerate(occupancy.taken))
@@ -67,8 +67,8 @@ def wanted_of(gpu, multiset):
 
 
 def fewest(board, occupancy, multiset, fixed=frozenset()):
-    """The fewest to be destroyed, by looking at every layout; None if no
-    layout has what is fixed.
+    """The fewest instances to destroy, by trying every layout; None if no
+    layout keeps the fixed ones.
     """
     there = set(occupancy.taken)
     return min((len(there - set(state.taken))
@@ -77,7 +77,7 @@ def fewest(board, occupancy, multiset, fixed=frozenset()):
 
 
 def largest_part(board, multiset, fixed):
-    """Compute slices of what is wanted in the layout that has most."""
+    """The most compute slices of wanted instances that a layout has."""
     slices = {profile.profile_id: profile.slices
               for profile in boards.ALL[board]}
     wanted = dict(multiset)
@@ -88,7 +88,7 @@ def largest_part(board, multiset, fixed):
 
 @st.composite
 def situations(draw, names=tuple(boards.ALL)):
-    """(board, what lies on it, what is wanted, what is in use)."""
+    """Draw (board, occupancy, wanted multiset, instances in use)."""
     board = draw(st.sampled_from(names))
     occupancy = draw(st.sampled_from(states(board)))
     multiset = draw(st.sampled_from(sorted(by_multiset(board))))

@@ -93,7 +93,7 @@ class WantedTestCase(base.BaseTestCase):
 class ComputeChangeTestCase(base.BaseTestCase):
 
     def change(self, live, wanted, profile='4g.20gb'):
-        """(sizes and starts destroyed, sizes created)."""
+        """Return ([(start, size) destroyed], sizes created)."""
         profile, = boards.named(boards.A100_40, profile)
         instance = model.GpuInstance(
             model.Placement(0, 4), profile.profile_id, 1, compute=tuple(

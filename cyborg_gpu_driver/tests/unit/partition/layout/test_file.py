@@ -53,7 +53,7 @@ mig-configs:
 
 
 def one(item):
-    """A file of one entry of one item."""
+    """A layout file with one entry that has one item."""
     return f'version: v1\nmig-configs: {{mine: [{item}]}}'
 
 

@@ -25,7 +25,7 @@ from cyborg_gpu_driver.tests.unit.partition.mig import test_geometry
 
 
 def place(grid, occupancy, profiles):
-    """Starts that the measure gives one after the other; None at the end."""
+    """Return the starts chosen in turn (None: no room) and the occupancy."""
     starts = []
     for profile in profiles:
         chosen = score.choose_start(grid, occupancy, profile)
@@ -132,13 +132,13 @@ class TestChooseStart(base.BaseTestCase):
             self.assert_all_placed(board, profiles)
 
     def test_base_profiles_alone_are_placed_largest_first(self):
-        # A board that lists fewer profiles weighs otherwise.
+        # With fewer profiles listed, the same starts cost something else.
         for board, names in boards.BASE.items():
             self.assert_all_placed(
                 board, boards.named(boards.ALL[board], *names))
 
     def assert_all_placed(self, board, profiles):
-        """Each multiset that fits is placed, the largest first."""
+        """Assert that each multiset that fits is placed, the largest first."""
         grid = geometry.Geometry(profiles)
         by_id = {profile.profile_id: profile for profile in profiles}
         for multiset in boards.packable(grid):

@@ -143,8 +143,8 @@ class TestGeometry(base.BaseTestCase):
                          self.grid('RTX PRO 6000').engines)
 
     def test_engine_count_that_every_profile_gives_alike(self):
-        # Where even the whole GPU counts one decoder, seven instances of
-        # one decoder each are still possible: NVML says there may be seven.
+        # Even if the whole GPU reports one decoder, seven instances with one
+        # decoder each are possible, because NVML allows seven of them.
         profile = model.GpuInstanceProfile(
             19, '1g.23gb', 1, 23000, 7,
             tuple(model.Placement(start, 1) for start in range(7)),
@@ -240,7 +240,7 @@ class TestGeometry(base.BaseTestCase):
 
 
 class TestEnumeration(base.BaseTestCase):
-    """The numbers that the rules of geometry must come to."""
+    """The numbers that the rules of geometry must produce."""
 
     def figures(self, board, *more):
         grid = geometry.Geometry(boards.ALL[board])

@@ -25,7 +25,7 @@ from cyborg_gpu_driver.tests.unit.partition.mig import test_geometry
 
 
 def base(board):
-    """The table of a board with no more than its base profiles."""
+    """The table of a board with its base profiles only."""
     return score.Table(geometry.Geometry(
         boards.named(boards.ALL[board], *boards.BASE[board])))
 
@@ -43,7 +43,8 @@ class TableTest(test_base.BaseTestCase):
         table = base('A30')
         one, two, four = table.profiles
         occupancy = geometry.EMPTY.add(one, model.Placement(1, 1))
-        # 3 of 4 small ones and 1 of 2 halves; what may end gives one each.
+        # Room for 3 of 4 small ones and 1 of 2 halves. If the instance ends,
+        # there is room for one more of each.
         end = score.ENDING
         self.assertEqual((3 + end, 1 + end, end), table.row(occupancy).room)
         occupancy = occupancy.add(two, model.Placement(2, 2))
@@ -84,7 +85,7 @@ class TableTest(test_base.BaseTestCase):
         table = score.Table(geometry.Geometry(profiles), [small])
         row = table.row(geometry.EMPTY)
         self.assertEqual((7.0,), row.room)
-        # Where it costs nothing else, all starts are alike: the highest.
+        # All starts cost the same here, so the highest is chosen.
         self.assertEqual([6], [option.placement.start
                                for option in row.options[0]])
 
@@ -93,7 +94,7 @@ class TableTest(test_base.BaseTestCase):
         table = score.Table(geometry.Geometry([profile]))
         occupancy = geometry.Occupancy(tuple(
             (1, model.Placement(start, 1)) for start in range(40)))
-        # Only so many of them are looked at: there is an end to the work.
+        # Only 8 of the 40 are assumed to end, which limits the work.
         self.assertEqual((24 + 8 * score.ENDING,),
                          table.row(occupancy).room)
 

@@ -144,7 +144,7 @@ class FindTest(test_base.BaseTestCase):
 
 
 class UncertainTest(test_base.BaseTestCase):
-    """The placements are not known, only what they may be."""
+    """Only the possible placements are known, not the actual ones."""
 
     def _gpu(self, name, *arrangements):
         known = [a30(name, *instances) for instances in arrangements]
@@ -162,7 +162,7 @@ class UncertainTest(test_base.BaseTestCase):
         self.assertEqual(2, len(answer.plan.moves))
 
     def test_a_plan_that_may_work(self):
-        # Of three in a row either end or the middle one may be the server's.
+        # Of three in a row, the server's may be one at an end or the middle.
         answer = planner.find(
             [self._gpu('a', [(SMALL, 0), (SMALL, 1), (SMALL, 2)]),
              moving.only_free([SMALL], 'b')], moving.Want(HALF), moves=1)
@@ -171,7 +171,7 @@ class UncertainTest(test_base.BaseTestCase):
 
 
 def fewest(gpus, wanted, most):
-    """The fewest moves, by trying every sequence of moves."""
+    """Return the fewest moves, by trying every sequence of moves."""
     for moves in range(most + 1):
         if _reachable({one.name: one.rows for one in gpus}, [
                 (holder, one) for one in gpus for holder in one.holders],
@@ -249,7 +249,7 @@ class ExactTest(test_base.BaseTestCase):
             if answer.plan:
                 self._carry_out(*drawn, answer.plan)
             counts[best] += 1
-        # Each outcome is tried, not the easy ones alone.
+        # Every outcome occurred, not only the easy ones.
         self.assertLess(5, min(counts[best] for best in (0, 1, 2, None)),
                         counts)
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a GPU of mode auto offers: the same of each role, whichever it has."""
+"""What a GPU of mode auto offers: the same, whichever role it has."""
 
 import dataclasses
 
@@ -32,7 +32,7 @@ RULES = policy.Policy(
 
 
 def gpu(*live, sliced=True, **fields):
-    """A GPU that is parted, as NVML sees it."""
+    """A partitioned GPU, as NVML shows it."""
     found = test_offers.a100(*live, driver='nvidia', visible_to_nvml=True,
                              device_id='20b0', **fields)
     return found if sliced else dataclasses.replace(
@@ -41,7 +41,7 @@ def gpu(*live, sliced=True, **fields):
 
 
 def at_rest(**fields):
-    """The same one, ready to be had as a whole."""
+    """The same GPU at rest, ready to be assigned as a whole."""
     return dataclasses.replace(
         gpu(), driver='vfio-pci', visible_to_nvml=False, mig=None, vfs=(),
         sriov_numvfs=0, vgpu_types=(), framework=model.Framework.NONE,
@@ -100,7 +100,7 @@ class OffersTest(base.BaseTestCase):
         self.assertIn('MIG mode is on', found['passthrough'].busy)
 
     def test_claims_that_a_reboot_has_left(self):
-        """The role is the claims', whatever the hardware is."""
+        """The claims decide the role, whatever state the hardware is in."""
         found = self.creatable(at_rest(), _MIG)
         self.assertEqual((0, 0), (found['passthrough'], found['A100-4C']))
 

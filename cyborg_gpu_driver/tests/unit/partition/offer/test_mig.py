@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""MIG-backed vGPUs of which a GPU instance holds several."""
+"""MIG-backed vGPUs, several of which share a GPU instance."""
 
 import dataclasses
 import random
@@ -53,7 +53,7 @@ def by_profile(board, governing, held=(), vfio_handles=False):
 
 
 def held(board, *types):
-    """The first instance of the board and what is on it."""
+    """The vGPUs of those types, all on the board's first instance."""
     place = board.mig.instances[0].placement
     return tuple(offers.Held(place, type_id) for type_id in types)
 
@@ -130,7 +130,7 @@ class TestWhatIsOffered(base.BaseTestCase):
         found = by_profile(board, rules('DC-4-8Q', 'DC-4-96Q'))
         self.assertEqual(found['DC-4-8Q'].parents[:1],
                          found['4g.96gb+gfx'].parents)
-        # Of one size they lie side by side, and need distinct ones.
+        # vGPUs of one size lie side by side, and need distinct functions.
         more = dataclasses.replace(board, vfs=boards.vfs(20))
         found = by_profile(more, rules('DC-4-8Q', 'DC-4-8A'))
         self.assertEqual(20, len({parent for offer in found.values()
@@ -199,7 +199,7 @@ class TestRoom(base.BaseTestCase):
 
     @hypothesis.given(st.integers(0, 2 ** 16), st.integers(4, 48))
     def test_promises_are_kept_and_add_up(self, seed, vfs):
-        """Binds at random: what is creatable is exactly what can be made."""
+        """After random binds, ``creatable`` is exactly what can be made."""
         chance = random.Random(seed)
         board = gpu(vfs=vfs)
         governing = rules(*self.TYPES, 'DC-2-24Q')
@@ -228,7 +228,7 @@ class TestRoom(base.BaseTestCase):
 
 
 def _place(board, offer, there):
-    """Where one more goes; None if it cannot be made."""
+    """Return the placement of one more; None if it cannot be made."""
     if not _empty(board, offer):
         return None
     sizes = {entry.mdev_type_id: entry.framebuffer_mib
@@ -247,7 +247,7 @@ def _place(board, offer, there):
 
 
 def _empty(board, offer):
-    """The functions that a handle of an offer may name."""
+    """The empty functions that a handle of an offer may name."""
     return [function for function in board.vfs
             if function.address in offer.parents and not function.mdevs]
 
@@ -293,7 +293,7 @@ class TestVendorVfio(base.BaseTestCase):
         self.assertEqual(8, offer.creatable)
 
     def test_what_is_creatable_now_is_no_limit_to_what_is_cut(self):
-        # The driver lists types that a live instance takes only.
+        # The driver lists only the types that a live instance takes.
         offer, = offers.offers(
             self.gpu(*[(0, {'creatable_types': ()})] * 48),
             rules('DC-1-8Q'), vfio_handles=True)

@@ -54,7 +54,7 @@ def a100(*live, vfs=16, **fields):
 
 
 def t4(used=(), available=16, **fields):
-    """A T4, whose mdevs hang on the GPU itself."""
+    """A T4, whose mdevs are children of the GPU itself."""
     return boards.gpu((), **{
         'mig': None, 'framework': model.Framework.MDEV_PF,
         'mdev_types': (

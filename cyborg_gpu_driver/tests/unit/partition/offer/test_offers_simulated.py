@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What each simulated board offers, read as from real hardware."""
+"""What each simulated board offers, read like real hardware."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ class SimulatedCase(base.BaseTestCase):
             simulated.open_platform(machine)).snapshot().gpus
 
     def totals(self, gpu, mode, *types, vfio_handles=True):
-        """Total of each offer; all can be made, as the GPU is empty."""
+        """The total of each offer, all of it creatable on an empty GPU."""
         found = offers.offers(
             gpu, policy.Policy('p', mode, vgpu_types=types),
             vfio_handles=vfio_handles)
@@ -87,10 +87,10 @@ class TestOffers(SimulatedCase):
         self.assertIn('vgpu_scheduler: has no effect', said)
 
     def test_fewer_functions_than_handles(self):
-        """No handle shares a function with one that may be bound beside it.
+        """Handles that may be bound side by side never share a function.
 
-        As on an A100 of 40 GB with a vGPU type for 1g.10gb: of 18 handles
-        that may be bound beside each other 16 have a function.
+        An A100 of 40 GB with a vGPU type for 1g.10gb is such a GPU: of 18
+        handles that may be bound side by side, 16 have a function.
         """
         rules = policy.Policy('x', policy.Mode.MIG)
         gpu = self.gpus('a100x4-vfio')[0]
@@ -113,7 +113,7 @@ class TestOffers(SimulatedCase):
         found = offers.offers(gpu, policy.Policy(
             'p', policy.Mode.MIG,
             vgpu_types=tuple(entry.name for entry in types)))
-        # Of the 42, three series fill each of three profiles.
+        # Of the 42 types, three series fill each of three profiles.
         self.assertEqual((42, 42 - 9 + 3), (len(types), len(found)))
         for name in (names.label, names.resource_class):
             self.assertEqual(len(found), len(set(map(name, found))))

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Time-sliced vGPUs: sizes that exclude each other, and mixed ones."""
+"""Time-sliced vGPUs: sizes that exclude each other, and mixed sizes."""
 
 import dataclasses
 
@@ -79,7 +79,7 @@ class TestOneSize(base.BaseTestCase):
     def test_types_of_one_size_have_functions_of_their_own(self):
         one, other = offers.offers(mdev(vfs=6), rules(*TWELVE))
         self.assertEqual(6, len({*one.parents, *other.parents}))
-        # Where there are too few, the last get what is left, if anything.
+        # With too few functions, the last type gets what is left, if any.
         for vfs, rest in ((6, 2), (4, 0)):
             one, other = offers.offers(mdev(vfs=vfs), rules(*TWELVE))
             self.assertEqual((4, rest), (one.total, other.total))
@@ -201,7 +201,7 @@ class TestMixedSizes(base.BaseTestCase):
                 for name, offer in self.offers(board, **fields).items()}
 
     def test_limits(self):
-        # A function is one handle's; those that come last get what is left.
+        # One function serves one handle. The last types get what is left.
         few = self.numbers(self.gpu(vfs=5))
         self.assertEqual(
             {'X-20Q': (2, 0, 2), 'X-8Q': (3, 0, 3), 'X-4Q': (0, 0, 0)}, few)
@@ -209,7 +209,7 @@ class TestMixedSizes(base.BaseTestCase):
                       self.offers(self.gpu(vfs=5))['X-4Q'].problem)
         self.assertEqual((2, 0, 2), self.numbers(
             self.gpu(), max_instances=(('X-4Q', 2),))['X-4Q'])
-        # Beside one size only, fewer would fit.
+        # Of equal sizes 10 would fit, but mixed sizes have 8 placements.
         fewer = dataclasses.replace(self.gpu(), vgpu_types=tuple(
             dataclasses.replace(kind, max_instances=10)
             for kind in self.gpu().vgpu_types))
@@ -239,7 +239,7 @@ class TestMixedSizes(base.BaseTestCase):
 
     def test_problems(self):
         for board, mixed, said in (
-                (self.gpu(mixed=None), True, 'does not support mixed sizes'),
+                (self.gpu(mixed=None), True, 'set mixed_sizes to false'),
                 (self.gpu(mixed=False), True,
                  'mixed-size mode is off; it will be turned on when the GPU '
                  'is idle'),

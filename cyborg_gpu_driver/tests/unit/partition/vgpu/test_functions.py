@@ -23,7 +23,7 @@ CLAIMS = st.lists(st.builds(functions.Claim, st.integers(0, 20),
 
 
 def named(count, *claims):
-    """Numbers of the functions of each claim."""
+    """The numbers of the functions that each claim gets."""
     vfs = boards.vfs(count)
     index = {function.address: function.index for function in vfs}
     return [[index[address] for address in given]

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Placement ids among mixed sizes, against all that could have been."""
+"""Placement ids of mixed sizes, compared with every alternative."""
 
 import dataclasses
 import functools
@@ -22,7 +22,7 @@ from oslotest import base
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition.vgpu import placement as vgpu_placement
 
-# Size to placement ids, as in the vGPU user guide.
+# Placement ids by region and size, as in the vGPU user guide.
 REGIONS = {
     24: {24: (0,), 12: (0, 12), 8: (0, 16), 6: (0, 6, 12, 18),
          4: (0, 8, 12, 20), 3: tuple(range(0, 24, 3)),
@@ -36,11 +36,11 @@ REGIONS = {
          4: (0, 6, 10, 16, 20, 26, 30, 36, 40, 46, 50, 56, 60, 66, 70, 76)},
 }
 HALVES = {24: (24, 12, 6, 3), 40: (40, 20, 10, 5)}
-"""The sizes that are a power of two parts of the region."""
+"""The sizes that are 1, 1/2, 1/4 and 1/8 of the region."""
 
 
 def kind(region, size, taken=()):
-    """A type as NVML tells of it with some placements taken."""
+    """A type as NVML shows it when some placements are taken."""
     ids = REGIONS[region][size]
     return model.VgpuType(
         size, f'X-{size}Q', 'Quadro', size * 1024, len(ids),
@@ -64,7 +64,7 @@ def choose(region, taken, size, sizes=None):
 
 
 def left(region, taken, sizes):
-    """How many of each size still fit, alone."""
+    """How many free placements each size has, without the other sizes."""
     return tuple(len(kind(region, size, taken).free_placements)
                  for size in sizes)
 
@@ -82,11 +82,12 @@ class TestChoose(base.BaseTestCase):
                              (region, taken, size))
 
     def test_only_what_may_be_asked_for_counts(self):
-        taken = [(0, 8)]
-        # With 10 about, the half that has none of them left is taken.
-        self.assertEqual(12, choose(40, taken, 8))
-        self.assertEqual(12, choose(40, taken, 8, sizes=(8, 20)))
-        self.assertEqual(12, choose(40, taken, 8, sizes=(8,)))
+        taken = [(20, 10)]
+        # Placement 30 keeps the other half for a 20.
+        self.assertEqual(30, choose(40, taken, 10))
+        self.assertEqual(30, choose(40, taken, 10, sizes=(10, 20)))
+        # Without a 20 all placements are equal, and the lowest wins.
+        self.assertEqual(0, choose(40, taken, 10, sizes=(5, 10)))
 
     def test_what_is_promised_is_taken(self):
         free = kinds(40)
@@ -109,7 +110,7 @@ class TestChoose(base.BaseTestCase):
             [queue, compute], compute))
 
     def test_no_order_of_arrivals_strands_a_large_one(self):
-        """After any arrivals as much is left of every size as can be."""
+        """After any arrivals, as many of every size fit as is possible."""
         for region, sizes in HALVES.items():
             best = functools.cache(
                 lambda counts, region=region, sizes=sizes:
@@ -133,14 +134,14 @@ class TestChoose(base.BaseTestCase):
             self.assertGreater(len(seen), 30)
 
     def _best(self, region, sizes, counts):
-        """The most that is left of each size, over every arrangement."""
+        """The most of each size that still fits, over every arrangement."""
         found = [left(region, taken, sizes) for taken in
                  arrangements(region, sizes, counts, ())]
         return tuple(max(column) for column in zip(*found, strict=True))
 
     @hypothesis.given(st.sampled_from(sorted(REGIONS)), st.data())
     def test_no_single_choice_leaves_more(self, region, data):
-        """Of every size, the large before the small."""
+        """All sizes count; a large one counts before a small one."""
         sizes = tuple(REGIONS[region])
         taken = ()
         for size in data.draw(st.lists(st.sampled_from(sizes),

@@ -129,7 +129,7 @@ class TestBacking(base.BaseTestCase):
         self.assertEqual((types[2],), vgpu_types.filling(types, self.GFX))
         self.assertEqual(types[2], vgpu_types.backing(
             types, self.GFX, ('DC-1-8Q',)))
-        # The largest fills the instance whatever NVML says.
+        # The largest type fills the instance, whatever NVML says.
         self.assertEqual(types[1], vgpu_types.backing(types[:2], self.GFX))
 
     def test_equal_types_go_by_number(self):
