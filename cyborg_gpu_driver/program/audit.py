@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The record of what was given to whom, taken back and cleaned.
+"""The audit log: which GPU or part was given to whom, returned and cleaned.
 
-One JSON object a line, appended and put on the disk before the caller goes
-on. It tells people what happened; nothing is ever decided by it, and so a
-record that cannot be written stops nobody.
+Each line is a JSON object. It is appended and written to the disk before the
+caller continues. The log tells people what happened. The driver never decides
+anything by it, so a record that cannot be written blocks no operation.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ LOG = logging.getLogger(__name__)
 _NAME = 'audit.jsonl'
 _FILE_SIZE = 1 << 20
 _FILES = 64
-"""How many files of that size are kept, the one being written included:
-about 70,000 partitions from bind to unbind."""
+"""How many files of that size are kept, including the one being written:
+enough for about 70,000 partitions from bind to unbind."""
 _FIELDS = frozenset({'time', 'gpu', 'what', 'subject', 'evidence'})
 
 
@@ -57,20 +57,20 @@ class Record:
     what: str
     """One word, such as ``cleaned``."""
     subject: str
-    """For whom: UUID of the attach handle, or of the server with a whole
-    GPU; empty where nobody has anything to do with it."""
+    """UUID of the attach handle, or of the server with a whole GPU; empty if
+    neither is involved."""
     evidence: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """What the files hold, oldest first."""
+    """The content of the audit log's files, oldest first."""
 
     records: tuple[Record, ...]
     bad: int = 0
-    """Lines that are no records, such as one that a crash cut short."""
+    """Number of invalid lines, such as one that a crash cut short."""
     whole: bool = True
-    """Whether nothing was dropped yet to make room."""
+    """Whether no file was dropped yet to make room."""
 
 
 class Audit:
@@ -85,11 +85,12 @@ class Audit:
 
     def record(self, gpu: model.PciAddress, what: str, subject: str,
                evidence: dict[str, Any]) -> None:
-        """Append one record; never raises.
+        """Append one record. Never raises.
 
-        That it cannot be written is logged once, until it can be again.
+        If records cannot be written, that is logged once, until a write
+        succeeds again.
 
-        :param evidence: what JSON can hold.
+        :param evidence: values that JSON can represent.
         """
         line = json.dumps({
             'time': timeutils.utcnow(with_timezone=True).isoformat(),
@@ -110,7 +111,7 @@ class Audit:
 
 
 def read(state_path: str) -> Reading:
-    """All that is kept, also while it is written.
+    """Read all records, even while another process writes.
 
     :param state_path: ``[gpu] state_path``.
     :raises JournalUnreadable: if a file cannot be read.
@@ -118,7 +119,7 @@ def read(state_path: str) -> Reading:
     path = os.path.join(state_path, _NAME)
     texts = []
     seen = set()
-    # The newest first: a file that is rotated meanwhile is met twice then,
+    # The newest first: a file that is rotated meanwhile is then found twice,
     # and never missed.
     for number in range(_FILES):
         try:
@@ -140,7 +141,7 @@ def read(state_path: str) -> Reading:
 
 
 def of_entry(entry: journal.Entry) -> dict[str, Any]:
-    """The evidence of a bind or unbind: what lay where."""
+    """The evidence of a bind or unbind: the partition and its place."""
     return {
         'profile': entry.profile, 'type': entry.mdev_type,
         'function': str(entry.function),
@@ -156,9 +157,9 @@ def of_entry(entry: journal.Entry) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _alone(path: str) -> Iterator[int]:
-    """A descriptor of the file that no other process or thread writes.
+    """Lock the file for writing, and yield its descriptor.
 
-    Whoever held it before may have rotated it away.
+    Retries if the previous holder of the lock has rotated the file away.
     """
     while True:
         durable.make_file(path)
@@ -185,9 +186,9 @@ def _is_at(descriptor: int, path: str) -> bool:
 
 
 def _append(descriptor: int, line: bytes) -> None:
-    """Append a line after a whole one.
+    """Append a line, and end an incomplete line before it.
 
-    What a crash has left of a line must not swallow the next.
+    Otherwise the rest of a line that a crash cut short would spoil it.
     """
     size = os.fstat(descriptor).st_size
     if size and os.pread(descriptor, 1, size - 1) != b'\n':
@@ -208,7 +209,7 @@ def _numbered(path: str, number: int) -> str:
 
 
 def _parse(line: bytes) -> Record | None:
-    """The record of a line; None if it is none."""
+    """The record in a line; None if the line is not a record."""
     try:
         found = json.loads(line)
         if set(found) != _FIELDS:

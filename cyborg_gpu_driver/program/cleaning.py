@@ -10,12 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Whole GPUs made fit for their next tenant.
+"""Clean whole GPUs for their next tenants.
 
-A whole GPU is reserved in Placement while somebody has it, so that it does
-not become free with its release: it is reset and looked at first, and only
-then offered again. Nothing is reset that anybody has or uses: its provider
-is found without allocations and closed to new ones in one step before.
+A whole GPU is reserved in Placement while a server has it, so that it does
+not become free when the server releases it. It is first reset and checked,
+and only then offered again. A GPU in use is never reset: before a reset, one
+step checks that its provider has no allocations and closes it to new ones.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from cyborg_gpu_driver.record import store
 LOG = logging.getLogger(__name__)
 
 _PAUSE = 300.0
-"""Seconds between two resets of a GPU of which the first has failed. The
-kernel waits up to a minute for a device to come back."""
+"""Seconds from a failed reset of a GPU to the next attempt. The kernel waits
+up to a minute for a device to come back."""
 _LOOKS = 5
-"""At a provider that somebody changes between the look and the write."""
+"""Attempts at a provider that changes between the look and the write."""
 _State = cleaning.State
 
 
@@ -56,19 +56,20 @@ class Whole:
 
     gpu: model.Gpu
     provider: str
-    """UUID."""
+    """The provider's UUID."""
     resource_class: str
 
 
 class Tenancy(Protocol):
-    """Placement's side; see :mod:`cyborg_gpu_driver.report.reserved`."""
+    """The calls to Placement; see :mod:`cyborg_gpu_driver.report.reserved`.
+    """
 
     def seen(self, provider: str) -> cleaning.Seen | None:
-        """Who has it."""
+        """The consumers of a provider; None if it is missing."""
 
     def close(self, provider: str, resource_class: str,
               seen: cleaning.Seen) -> cleaning.Seen | None:
-        """Let nobody have it any more."""
+        """Close a provider to new allocations."""
 
 
 class Cleaner:
@@ -76,16 +77,16 @@ class Cleaner:
 
     :param resetter: resets GPUs.
     :param state_path: ``[gpu] state_path``.
-    :param tenancy: asks Placement; None where :meth:`Cleaner.look` is not
+    :param tenancy: queries Placement; None if :meth:`Cleaner.look` is not
         called.
-    :param record: what was done.
-    :param enabled: ``[gpu] clean_whole_gpus``. False: nothing is looked at,
-        remembered or withheld.
-    :param clock: seconds that only grow.
-    :param closes_used: whether a GPU is closed as soon as somebody has it.
-        False closes it when it was given back: Placement before 14.0.0
-        refuses to write an allocation again where ``reserved`` and ``used``
-        are more than ``total`` together, even if it is unchanged
+    :param record: the audit log.
+    :param enabled: ``[gpu] clean_whole_gpus``. If False, GPUs are not
+        checked, remembered or withheld.
+    :param clock: a monotonic clock, in seconds.
+    :param closes_used: whether a GPU is closed as soon as a server has it.
+        False closes it only after its release: Placement before 14.0.0
+        refuses to rewrite an allocation if ``reserved`` and ``used`` together
+        exceed ``total``, even if the allocation is unchanged
         (_check_capacity_exceeded in placement/objects/allocation.py).
     """
 
@@ -103,33 +104,35 @@ class Cleaner:
         self._clock = clock
         self._closes_used = closes_used
         self._memory: dict[model.PciAddress, cleaning.Known | None] = {}
-        """What this process has seen, with what no record has of it."""
+        """What this process knows, including what no record has."""
         self._failed: dict[model.PciAddress, float] = {}
         self._said = log_once.LogOnce()
 
     def withholds(self, found: Collection[offers.Offer]) -> bool:
-        """Whether nobody may be promised a GPU as a whole now.
+        """Whether Placement must not promise a GPU as a whole now.
 
-        :param found: what the GPU offers; of another mode than whole it
-            does not matter who had it before.
+        :param found: the GPU's offers. Only those of whole GPUs count: for
+            other modes the last tenant does not matter.
         """
         return (not self.stays_open(found)
                 and any(known.withheld for known in self._of(found)))
 
     def is_taken(self, found: Collection[offers.Offer]) -> bool:
-        """Whether somebody has a GPU as a whole, or it is not clean yet."""
+        """Whether a server has a GPU as a whole, or it is not clean yet."""
         return any(known.withheld for known in self._of(found))
 
     def take(self, whole: Whole, is_reported: bool, is_parted: bool) -> str:
-        """Let nobody have a GPU as a whole from now on.
+        """Let no server get a GPU as a whole from now on.
 
-        Its provider is closed in one step with the look at who has it. The
-        caller sees to it that it stays closed.
+        One step checks that the provider has no allocations and closes it.
+        The caller ensures that it remains closed.
 
-        :param is_reported: whether Cyborg was told of it.
-        :param is_parted: whether parts of it are bound. Nobody can have had
-            it as a whole since then, whatever has changed its provider.
-        :returns: who has it, or may have; empty if nobody has.
+        :param is_reported: whether the GPU was reported to Cyborg.
+        :param is_parted: whether parts of the GPU are bound. Since then no
+            server can have had the whole GPU, even if its provider has
+            changed.
+        :returns: why a server has or may have the whole GPU; empty if none
+            has.
         :raises Exception: what the client of Placement raises.
         """
         if self._tenancy is None:
@@ -156,18 +159,18 @@ class Cleaner:
         return f'provider {whole.provider} in Placement changes too often'
 
     def stays_open(self, found: Collection[offers.Offer]) -> bool:
-        """Whether a GPU must not be closed while somebody has it.
+        """Whether a GPU must not be closed while a server has it.
 
-        Nothing of it is free, and the allocation may have to be written
-        again, as when its server is evacuated.
+        The GPU has no free unit anyway, and its allocation may have to be
+        written again, for example when the server is evacuated.
 
-        :param found: as :meth:`withholds`.
+        :param found: see :meth:`withholds`.
         """
         return not self._closes_used and any(
             known.state is _State.USED for known in self._of(found))
 
     def _of(self, found: Iterable[offers.Offer]) -> list[cleaning.Known]:
-        """What is known of the GPU, if it is in passthrough mode."""
+        """The known states of the offers of whole GPUs."""
         if not self._enabled:
             return []
         return [known for offer in found
@@ -175,9 +178,9 @@ class Cleaner:
                 and (known := self._known(offer.gpu)) is not None]
 
     def look(self, wholes: Iterable[Whole]) -> None:
-        """See who has come and gone, and clean what was left; never raises.
+        """See which servers have whole GPUs, and clean the released GPUs.
 
-        Where Placement does not answer all stays as it was.
+        Never raises. If Placement does not answer, nothing changes.
 
         :param wholes: GPUs that are reported as they are in the machine.
         """
@@ -187,7 +190,7 @@ class Cleaner:
             try:
                 seen = self._tenancy.seen(whole.provider)
             except Exception as error:
-                # It would not answer for the others either.
+                # Placement would not answer for the other GPUs either.
                 reason = exception.steady(error)
                 if self._said.is_new(reason):
                     LOG.warning('Cannot read from Placement which servers '
@@ -202,7 +205,8 @@ class Cleaner:
         address = whole.gpu.address
         before = self._known(address)
         known = cleaning.following(before, seen)
-        # Rather recorded twice, if this process is killed, than never.
+        # In this order: if this process is killed, the audit log has the
+        # change twice, but never misses it.
         self._tell(address, before, known, cleaning.doubt(before, seen))
         self._keep(address, known)
         if known.state is _State.DIRTY and seen is not None:
@@ -213,7 +217,7 @@ class Cleaner:
     def _tell(self, address: model.PciAddress,
               before: cleaning.Known | None, known: cleaning.Known,
               doubt: str) -> None:
-        """Record what has changed of a GPU since the last look."""
+        """Write to the audit log what has changed since the last look."""
         was = before and before.state
         if known.state is _State.USED and (
                 before is None or was is not _State.USED
@@ -235,7 +239,7 @@ class Cleaner:
 
     def _clean(self, tenancy: Tenancy, whole: Whole, known: cleaning.Known,
                seen: cleaning.Seen) -> None:
-        """Reset a GPU that nobody has; what becomes of it is kept."""
+        """Reset a GPU that no server has, and remember the result."""
         address = whole.gpu.address
         if self._clock() < self._failed.get(address, 0.0):
             self._keep(address, dataclasses.replace(
@@ -250,8 +254,8 @@ class Cleaner:
             self._put_off(address, known, _State.DIRTY, str(error))
         except Exception as error:
             if not isinstance(error, exception.GpuDriverError):
-                # As of privsep, whose daemon may not start. A report must
-                # not depend on it.
+                # For example of privsep, whose daemon may not start. A
+                # report must not fail because of this.
                 LOG.exception('GPU %s', address)
             self._failed[address] = self._clock() + _PAUSE
             self._put_off(address, known, _State.STUCK, str(error))
@@ -283,7 +287,7 @@ class Cleaner:
 
     def _put_off(self, address: model.PciAddress, known: cleaning.Known,
                  state: cleaning.State, reason: str) -> None:
-        """Keep a GPU withheld; why is said once."""
+        """Keep a GPU withheld, and log the reason once."""
         self._keep(address, dataclasses.replace(known, state=state,
                                                 reason=reason))
         if self._said.is_new(reason, address):
@@ -294,9 +298,9 @@ class Cleaner:
                         {'gpu': address, 'reason': reason})
 
     def _known(self, address: model.PciAddress) -> cleaning.Known | None:
-        """What is remembered; nothing if the record cannot be used.
+        """The remembered state; None if the record cannot be used.
 
-        A GPU that has had a provider is reset then.
+        In that case a GPU that has a provider is reset.
         """
         if address not in self._memory:
             known = self._store.peek(address).tenancy
@@ -306,7 +310,8 @@ class Cleaner:
 
     def _keep(self, address: model.PciAddress, known: cleaning.Known
               ) -> None:
-        # What an older record makes of it is a reset too many.
+        # If the record cannot be written, an older one remains. That causes
+        # at most an unnecessary reset.
         self._memory[address] = known
         self._store.observe(address, tenancy=known)
 

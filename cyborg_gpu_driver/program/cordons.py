@@ -12,8 +12,9 @@
 
 """The cordons of a machine's GPUs, kept in their records.
 
-The agent notes what Cyborg says, an operator cordons on the host, and the
-health of a GPU may cordon it (:mod:`.program.health`).
+The agent notes which GPUs are disabled in Cyborg, an operator can cordon a
+GPU on the host, and the health of a GPU may cordon it
+(:mod:`.program.health`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from cyborg_gpu_driver.record import store
 LOG = logging.getLogger(__name__)
 
 Explain = Callable[[model.PciAddress], cordon.Cordon | None]
-"""Who disabled a GPU in Cyborg, when and why; None if nobody has said."""
+"""Who disabled a GPU in Cyborg, when and why; None if unknown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Change:
 
     gpu: model.PciAddress
     cordon: cordon.Cordon
-    """The new one, or one of those that were lifted."""
+    """The new cordon, or one of those that were lifted."""
     is_cordoned: bool
 
 
@@ -59,12 +60,12 @@ class CordonKeeper:
         self._store = store.of(state_path)
         self._clock = clock
         self._disabled: frozenset[model.PciAddress] | None = None
-        """What Cyborg said last to this process."""
+        """The GPUs disabled by Cyborg's last answer to this process."""
         self._told: Mapping[model.PciAddress, cordon.Cordons] | None = None
-        """The cordons of which :meth:`changes` has told."""
+        """The cordons at the last call of :meth:`changes`."""
 
     def of(self, address: model.PciAddress) -> cordon.Cordons:
-        """The cordons of a GPU; nothing of a record that is unusable."""
+        """The cordons of a GPU; none if its record is unusable."""
         return self._store.peek(address).cordons
 
     def known(self) -> dict[model.PciAddress, cordon.Cordons]:
@@ -76,9 +77,9 @@ class CordonKeeper:
             ) -> cordon.Cordons:
         """Cordon a GPU as an operator on this host.
 
-        One that an operator has cordoned already keeps that cordon.
+        If an operator has cordoned the GPU already, that cordon is kept.
 
-        :returns: its cordons.
+        :returns: the GPU's cordons.
         :raises JournalError: if the record cannot be read or written.
         """
         with self._store.gpu(address) as draft:
@@ -93,9 +94,9 @@ class CordonKeeper:
     def lift(self, address: model.PciAddress) -> cordon.Cordons:
         """Lift the cordons of a GPU that an operator can lift on this host.
 
-        Its errors are counted from 0 again.
+        This resets the count of its errors to 0.
 
-        :returns: the cordons that remain, as Cyborg's.
+        :returns: the cordons that remain, such as Cyborg's.
         :raises JournalError: if the record cannot be read or written.
         """
         with self._store.gpu(address) as draft:
@@ -108,9 +109,10 @@ class CordonKeeper:
                       explain: Explain = lambda address: None) -> None:
         """Note which GPUs are disabled in Cyborg.
 
-        :param now: None if Cyborg did not answer: what it said last counts.
-        :param explain: asked for each disabled GPU of which that is not
-            known yet.
+        :param now: the disabled GPUs. None if Cyborg did not answer: then
+            its last answer counts.
+        :param explain: called for each disabled GPU if the operator and the
+            reason are not known yet.
         """
         if self._told is None:
             self._told = self.known()
@@ -127,7 +129,7 @@ class CordonKeeper:
                     known, {cordon.Source.CYBORG}))
 
     def changes(self) -> Iterator[Change]:
-        """What has changed since this was last called, or since the start.
+        """The changes since the last call, or since the start.
 
         A GPU that loses one of several cordons has not changed.
         """
@@ -137,7 +139,7 @@ class CordonKeeper:
             old, new = before.get(address, ()), now.get(address, ())
             for item in new:
                 if cordon.of(old, item.source) is None:
-                    LOG.info('GPU %(gpu)s gets no further server: '
+                    LOG.info('GPU %(gpu)s gets no new server: '
                              '%(cordon)s', {'gpu': address, 'cordon': item})
                     yield Change(address, item, True)
             if old and not new:
@@ -146,7 +148,7 @@ class CordonKeeper:
                 yield Change(address, old[-1], False)
 
     def _note(self, address: model.PciAddress, explain: Explain) -> None:
-        """Note that a GPU is disabled in Cyborg, and why if that is new."""
+        """Note that a GPU is disabled in Cyborg; ask why unless known."""
         known = cordon.of(self.of(address), cordon.Source.CYBORG)
         if (known is not None and (known.who or known.reason)
                 and known.reason != cordon.FOR_A_MOVE):

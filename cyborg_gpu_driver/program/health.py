@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Which GPUs are sick, and since when: what errors and checks have said."""
+"""Track which GPUs are unhealthy and since when, by errors and checks."""
 
 from __future__ import annotations
 
@@ -45,29 +45,29 @@ _NOTHING = health_facts.Facts()
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """One GPU's health with what it follows from, to be shown."""
+    """One GPU's health and the facts behind it, to be shown."""
 
     gpu: model.Gpu
     verdict: health.Verdict
     instances: Mapping[model.Placement, health.Verdict]
-    """Those that are sick."""
+    """The unhealthy GPU instances."""
     facts: health_facts.Facts
     conditions: tuple[health.Condition, ...]
 
 
 class HealthKeeper:
-    """Keeps the health of this machine's GPUs, durably.
+    """Keeps the health of this machine's GPUs in their records.
 
-    Where a record cannot be written it goes on in memory.
+    While a record cannot be written, it is kept in memory.
 
-    :param machine: where the GPUs are asked.
+    :param machine: the machine with the GPUs.
     :param state_path: ``[gpu] state_path``.
-    :param cloud: publishes a GPU when an event has made it, or an instance
-        of it, sick or sicker.
-    :param clean_checks: how many clean checks in a row heal.
-    :param cordon_errors: how many errors cordon a GPU; 0 for none.
-    :param ignored_xids: XIDs that are not counted, beside those that never
-        are.
+    :param cloud: publishes a GPU when an event has changed its health, that
+        of an instance, or its cordons.
+    :param clean_checks: how many clean checks in a row heal a GPU.
+    :param cordon_errors: how many errors cordon a GPU; 0 for never.
+    :param ignored_xids: XIDs that are not counted, in addition to those that
+        never are.
     :param clock: seconds of the epoch.
     """
 
@@ -92,12 +92,12 @@ class HealthKeeper:
               ) -> dict[model.PciAddress, health.Verdict]:
         """Ask every GPU of a snapshot for its health.
 
-        Does not raise for anything that hardware or the disk does. Of a GPU
-        that cannot be asked (NVML away, in passthrough mode) is known what was
-        known before.
+        Does not raise for errors of the hardware or the disk. If a GPU cannot
+        be asked (no NVML, or in passthrough mode), its health remains as it
+        was.
 
-        :returns: how each GPU of ``host`` is; its instances are told by
-            :meth:`sick_instances`.
+        :returns: the health of each GPU of ``host``. For their instances see
+            :meth:`unhealthy_instances`.
         """
         facts = self._ask_all(host)
         now = self._clock()
@@ -108,10 +108,10 @@ class HealthKeeper:
         return {gpu.address: self._verdict(gpu.address) for gpu in host.gpus}
 
     def event(self, event: health_facts.Event) -> None:
-        """Take note of an error at once; called by the watcher's thread.
+        """Note an error at once; called by the watcher's thread.
 
-        One that names a GPU instance makes that alone sick, unless there is
-        none of that id any more.
+        An error that names a GPU instance makes only that one unhealthy, if
+        an instance with that id still exists.
         """
         if not health.counts(event.xid, self._ignored):
             return
@@ -122,64 +122,65 @@ class HealthKeeper:
         now = self._clock()
         before, after = self._change(
             event.address, lambda known: dataclasses.replace(
-                known, ailments=health.noted(
-                    known.ailments, event.xid, now, placement,
+                known, conditions=health.noted(
+                    known.conditions, event.xid, now, placement,
                     event.instance_id)))
-        if (_verdicts(_ailments(before)) != _verdicts(_ailments(after))
+        if (_verdicts(_conditions(before)) != _verdicts(_conditions(after))
                 or before.cordons != after.cordons):
             self._cloud.publish_soon(event.address)
 
-    def sick(self, address: model.PciAddress) -> health.Verdict | None:
-        """How a GPU is, if it is unhealthy; None if it is well."""
+    def unhealthy(self, address: model.PciAddress) -> health.Verdict | None:
+        """The verdict on an unhealthy GPU; None for a healthy one."""
         verdict = self._verdict(address)
-        return verdict if verdict.sick else None
+        return verdict if verdict.is_unhealthy else None
 
-    def sick_instances(self, address: model.PciAddress
-                       ) -> frozenset[model.Placement]:
-        """Placements of a GPU's instances that are sick by themselves."""
+    def unhealthy_instances(self, address: model.PciAddress
+                            ) -> frozenset[model.Placement]:
+        """Placements of a GPU's instances that are unhealthy by themselves."""
         return health.unhealthy_placements(self._conditions(address))
 
     def reset_done(self, address: model.PciAddress) -> None:
-        """Forget what a reset of the GPU cures; it was just reset."""
+        """Forget the conditions that a reset cures; the GPU was just reset.
+        """
         if self._conditions(address):
             self._change(address, lambda known: dataclasses.replace(
-                known, ailments=health.after_reset(known.ailments)))
+                known, conditions=health.after_reset(known.conditions)))
 
     def replaced(self, address: model.PciAddress) -> bool:
-        """Forget all of a GPU: an operator says that it is well.
+        """Forget a GPU's health and errors: an operator says it is healthy.
 
-        :returns: whether anything was known of it.
+        :returns: whether any condition was known.
         :raises JournalError: if the record cannot be read or written.
         """
         with self._store.gpu(address) as draft:
-            known = draft.record.sickness
-            draft.record = dataclasses.replace(draft.record, sickness=None,
+            known = draft.record.health
+            draft.record = dataclasses.replace(draft.record, health=None,
                                                errors=0)
         return known is not None
 
     def instance_gone(self, address: model.PciAddress,
                       placement: model.Placement) -> None:
-        """Forget what an instance had; it was just destroyed.
+        """Forget the conditions of an instance that was just destroyed.
 
-        Another one may get its id and its placement before the next check.
+        A new instance may get its id and placement before the next check.
         """
-        if placement in self.sick_instances(address):
+        if placement in self.unhealthy_instances(address):
             self._change(address, lambda known: dataclasses.replace(
-                known, ailments=health.without_instance(
-                    known.ailments, placement)))
+                known, conditions=health.without_instance(
+                    known.conditions, placement)))
 
     def statuses(self, host: model.Host) -> list[Status]:
         """Every GPU's health, for people; changes nothing.
 
-        :raises JournalError: if what is known cannot be read.
+        :raises JournalError: if a record cannot be read.
         """
         now = self._clock()
         facts = self._ask_all(host)
         found = []
         for gpu in host.gpus:
             known = self._of_board(self._of_boot(
-                self._store.read(gpu.address).sickness), gpu)
-            conditions = health.seen(known.ailments, facts[gpu.address], now)
+                self._store.read(gpu.address).health), gpu)
+            conditions = health.seen(known.conditions, facts[gpu.address], now)
             found.append(Status(
                 gpu, health.judge(conditions),
                 {place: health.judge(conditions, place)
@@ -189,7 +190,7 @@ class HealthKeeper:
 
     def _ask_all(self, host: model.Host
                  ) -> dict[model.PciAddress, health_facts.Facts]:
-        """What every GPU answers; they are asked side by side."""
+        """The answers of all GPUs, which are asked in parallel."""
         return dict(zip(
             (gpu.address for gpu in host.gpus),
             deadline.each(lambda gpu: self._ask(gpu, host), host.gpus),
@@ -205,9 +206,10 @@ class HealthKeeper:
         return self._reader.read(gpu.address)
 
     def _ask_pci(self, gpu: model.Gpu) -> health_facts.Facts:
-        """What the PCI bus says of a GPU that NVML must not be asked about.
+        """The facts that the PCI bus tells of a GPU hidden from NVML.
 
-        Against its record, where that is of this board and start.
+        They are compared with the board's record, if that is of this board
+        and this boot.
         """
         seen = pci_health.read(self._sysfs, gpu.address)
         record = self._board_records.get(gpu.address)
@@ -221,27 +223,27 @@ class HealthKeeper:
 
     def _of_boot(self, known: gpu_record.HealthRecord | None
                  ) -> gpu_record.HealthRecord:
-        """What is left after a restart of the machine, if there was one."""
+        """A health record, without what a reboot since then has cured."""
         boot = self._boot_id()
         if known is None:
             return gpu_record.HealthRecord(boot)
         if known.boot == boot:
             return known
         return dataclasses.replace(
-            known, boot=boot, ailments=health.after_reset(known.ailments))
+            known, boot=boot, conditions=health.after_reset(known.conditions))
 
     @staticmethod
     def _of_board(record: gpu_record.HealthRecord, gpu: model.Gpu
                   ) -> gpu_record.HealthRecord:
-        """The record of the board that is there now."""
+        """A health record, emptied if it is of another board."""
         if record.uuid and gpu.uuid and record.uuid != gpu.uuid:
-            record = dataclasses.replace(record, ailments=())
+            record = dataclasses.replace(record, conditions=())
         return dataclasses.replace(record, uuid=gpu.uuid or record.uuid)
 
     def _conditions(self, address: model.PciAddress
                   ) -> tuple[health.Condition, ...]:
-        """What a GPU has, by what is known now."""
-        return self._of_boot(self._store.peek(address).sickness).ailments
+        """The known conditions of a GPU."""
+        return self._of_boot(self._store.peek(address).health).conditions
 
     def _verdict(self, address: model.PciAddress) -> health.Verdict:
         return health.judge(self._conditions(address))
@@ -250,33 +252,32 @@ class HealthKeeper:
                  facts: health_facts.Facts, now: float
                  ) -> gpu_record.HealthRecord:
         known = self._of_board(known, gpu)
-        return dataclasses.replace(known, ailments=health.checked(
-            known.ailments, facts, self._needed, now, _live(gpu)))
+        return dataclasses.replace(known, conditions=health.checked(
+            known.conditions, facts, self._needed, now, _live(gpu)))
 
     def _change(self, address: model.PciAddress,
                 change: Callable[[gpu_record.HealthRecord],
                                  gpu_record.HealthRecord]
                 ) -> tuple[gpu_record.GpuRecord, gpu_record.GpuRecord]:
-        """Change what is known of a GPU, and log what is new of it.
+        """Change the health record of a GPU, and log what is new.
 
-        :param change: of what is known; returns what is known then.
-        :returns: the record before and after.
+        :param change: returns the new health record for the old one.
+        :returns: the GPU's record before and after.
         """
         def changed(record: gpu_record.GpuRecord) -> gpu_record.GpuRecord:
-            before = self._of_boot(record.sickness)
+            before = self._of_boot(record.health)
             known = change(before)
             return self._counted(dataclasses.replace(
-                record, sickness=known if known.ailments else None),
-                *health.errors(before.ailments, known.ailments))
+                record, health=known if known.conditions else None),
+                *health.errors(before.conditions, known.conditions))
 
         before, after = self._store.keep(address, changed)
-        self._tell(address, _ailments(before), _ailments(after))
+        self._tell(address, _conditions(before), _conditions(after))
         return before, after
 
     def _counted(self, record: gpu_record.GpuRecord, errors: int, last: str
                  ) -> gpu_record.GpuRecord:
-        """A record after new errors, of which the last may cordon the GPU.
-        """
+        """Count new errors in a record, and cordon the GPU at the limit."""
         if not errors or not self._most:
             return record
         errors += record.errors
@@ -303,20 +304,20 @@ class HealthKeeper:
 
 
 def _live(gpu: model.Gpu) -> set[tuple[int, model.Placement]] | None:
-    """Ids and placements of a GPU's instances; None if not known."""
+    """Ids and placements of a GPU's instances; None if unknown."""
     if gpu.mig is None:
         return None
     return {(item.instance_id, item.placement)
             for item in gpu.mig.instances}
 
 
-def _ailments(record: gpu_record.GpuRecord) -> tuple[health.Condition, ...]:
-    return record.sickness.ailments if record.sickness else ()
+def _conditions(record: gpu_record.GpuRecord) -> tuple[health.Condition, ...]:
+    return record.health.conditions if record.health else ()
 
 
 def _verdicts(conditions: tuple[health.Condition, ...]
               ) -> dict[model.Placement | None, health.Verdict]:
-    """How a GPU is (None) and its unhealthy instances, by placement."""
+    """Verdicts on a GPU (key None) and its unhealthy instances."""
     places = sorted(health.unhealthy_placements(conditions))
     return {place: health.judge(conditions, place)
             for place in (None, *places)}
@@ -325,7 +326,7 @@ def _verdicts(conditions: tuple[health.Condition, ...]
 def _log(address: model.PciAddress, place: model.Placement | None,
          was: health.Verdict, now: health.Verdict) -> None:
     name = f'GPU {address}' + (f', instance at {place}' if place else '')
-    if now.sick:
+    if now.is_unhealthy:
         LOG.warning(
             '%(name)s is unhealthy (%(state)s): %(reasons)s. Nothing new is '
             'created on it.', {'name': name, 'state': now.state.value,

@@ -10,10 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Who owns what on this machine, and what was under way.
+"""The claims of attach handles on this machine, and how far they have come.
 
-One claim an attach handle, written before its partition is touched and
-again when that is done, so that whoever comes next can finish or undo.
+Each attach handle has one claim on each of its GPUs. A claim is written
+before its partition is touched and again afterwards, so that the next process
+can finish the operation or roll it back.
 """
 
 from __future__ import annotations
@@ -49,17 +50,17 @@ class Journal:
         self._store = store.of(state_path)
         self.clock = clock
         self._given_back: dict[str, float] = {}
-        """When each handle was given back of which no record may say so
-        yet."""
+        """Handle to the time when Cyborg gave it back, if its record may not
+        say so yet."""
 
     def get(self, handle: str, gpu: model.PciAddress | None = None
             ) -> Entry | None:
-        """The claim of ``handle``.
+        """The claim of ``handle``; for a group, the claim on its first GPU.
 
-        :param gpu: the GPU that it can be on; None for any.
-        :returns: of a group that of its first GPU.
-        :raises JournalError: if there is none in the records that can be
-            read, and that of ``gpu`` is not among them.
+        :param gpu: the GPU that the claim can be on; None for any.
+        :returns: None if there is no claim.
+        :raises JournalError: if no readable record has a claim, and the
+            record of ``gpu`` (if None: of any GPU) cannot be read.
         """
         problem = None
         follower = None
@@ -93,7 +94,7 @@ class Journal:
                      for entry in self._as_given_back(record.claims))
 
     def situation(self, gpu: model.PciAddress) -> elastic.Situation:
-        """What the record of a GPU in mode auto says of its roles.
+        """What the record of a GPU in mode auto says about its roles.
 
         :raises JournalError: if the record cannot be read.
         """
@@ -101,7 +102,7 @@ class Journal:
                                  self._store.read(gpu).by_role)
 
     def reported(self, gpu: model.PciAddress) -> frozenset[str]:
-        """UUIDs of the providers of which Cyborg was told.
+        """UUIDs of the GPU's providers that were reported to Cyborg.
 
         :raises JournalError: if the record cannot be read.
         """
@@ -110,7 +111,8 @@ class Journal:
 
     def facts_by_role(self) -> list[tuple[model.PciAddress,
                                       role_facts.FactsByRole]]:
-        """The GPUs that have been read in several roles, as far as known."""
+        """The GPUs with facts by role; empty if the records are unreadable.
+        """
         try:
             records = self._store.records()
         except exception.JournalUnreadable:
@@ -119,12 +121,12 @@ class Journal:
                 for address, record in records.items() if record.by_role]
 
     def put(self, *entries: Entry) -> None:
-        """Write claims over those of the same handles.
+        """Write claims, replacing those of the same handles.
 
-        Those of one GPU are written in one step. What was given back is
-        written as unbinding, whatever phase an entry has here.
+        The claims of one GPU are written in one step. A bound claim whose
+        handle Cyborg has given back is written as unbinding.
 
-        :raises JournalError: if they cannot be put on the disk.
+        :raises JournalError: if they cannot be written to the disk.
         """
         by_gpu = collections.defaultdict(list)
         for entry in entries:
@@ -134,9 +136,9 @@ class Journal:
                 self._set(draft, (*draft.record.claims, *changed))
 
     def found(self, gpu: model.PciAddress, entries: Iterable[Entry]) -> None:
-        """Write the claims that were found again of a GPU that lost them.
+        """Write the rebuilt claims of a GPU whose record was lost.
 
-        :raises JournalError: if they cannot be put on the disk.
+        :raises JournalError: if they cannot be written to the disk.
         """
         with self._store.gpu(gpu) as draft:
             self._set(draft, (*draft.record.claims, *entries))
@@ -144,7 +146,7 @@ class Journal:
                                                claims_lost=False)
 
     def remove(self, handle: str) -> None:
-        """Forget ``handle``; does nothing if it is not there."""
+        """Remove the claims of ``handle``; does nothing if it has none."""
         entry = self.get(handle)
         if entry is None:
             return
@@ -157,44 +159,45 @@ class Journal:
     def give_back(self, handle: str) -> None:
         """Write that Cyborg has given a handle back.
 
-        Only the lock of the record is needed. The entry of the handle
-        counts as unbinding from now on until it is removed, also where
-        that cannot be written: Cyborg does not ask twice, and may give the
-        handle to the next server.
+        This takes only the lock of the record. From now on the handle's
+        entry counts as unbinding until it is removed, even if that cannot be
+        written: Cyborg does not ask twice, and may give the handle to the
+        next server.
 
-        :raises JournalError: if it cannot be put on the disk.
+        :raises JournalError: if it cannot be written to the disk.
         """
         self._given_back.setdefault(handle, self.clock())
         entry = self.get(handle)
         if entry is None:
             self._given_back.pop(handle, None)
         else:
-            # Not the entry, which may have been written again meanwhile.
+            # Not ``entry``: the claim may have been written again meanwhile.
             for address in entry.gpus:
                 with self._store.gpu(address) as draft:
                     self._set(draft, draft.record.claims)
 
     def given_away(self, handle: str) -> None:
-        """Cyborg has given a handle, which has no entry, to a server.
+        """Note that Cyborg has given a handle without an entry to a server.
 
-        Another process may have removed what was left of it, as
-        ``cyborg-gpu doctor --repair`` does.
+        The handle no longer counts as given back. Another process, such as
+        ``cyborg-gpu doctor --repair``, may have removed its old entry.
         """
         self._given_back.pop(handle, None)
 
     def check(self) -> bool:
         """Set unusable records aside, with a message.
 
-        :returns: whether claims are lost and have to be found again.
-        :raises JournalUnreadable: if a record may well be usable, by others.
+        :returns: whether claims are lost and have to be rebuilt.
+        :raises JournalUnreadable: if this process cannot read a record that
+            others may be able to use.
         """
         self._store.check()
         return self._store.has_lost()
 
     def owners(self, gpu: model.PciAddress) -> str:
-        """Who has a GPU, or a part of it, for people; empty if nobody has.
+        """The claims on a GPU, as text for people; empty if there is none.
 
-        :raises JournalError: if that cannot be read.
+        :raises JournalError: if the record cannot be read.
         """
         if self._store.is_lost(gpu):
             return 'unknown: its record was lost'
@@ -202,14 +205,14 @@ class Journal:
                          for entry in self.entries(gpu))
 
     def nvlink(self, gpu: model.PciAddress) -> gpu_record.Nvlink | None:
-        """How NVLink connects a GPU; None if that is not known."""
+        """How NVLink connects a GPU; None if unknown."""
         return self._store.peek(gpu).nvlink
 
     def put_nvlink(self, gpu: model.PciAddress, known: gpu_record.Nvlink
                    ) -> None:
         """Write how NVLink connects a GPU.
 
-        :raises JournalError: if it cannot be put on the disk.
+        :raises JournalError: if it cannot be written to the disk.
         """
         self._store.put(gpu, nvlink=known)
 
@@ -238,9 +241,9 @@ def claimed(entries: Iterable[Entry]) -> frozenset[policy.Mode]:
 
 
 def owned(entries: Iterable[Entry]) -> collections.Counter[str]:
-    """How many of each profile stand for a bound handle.
+    """How many handles are bound with each profile.
 
-    A group counts on its first GPU, which offers it.
+    A group counts only on its first GPU, which offers it.
     """
     return collections.Counter(entry.profile for entry in entries
                                if entry.phase is Phase.BOUND and entry.leads)
@@ -249,7 +252,7 @@ def owned(entries: Iterable[Entry]) -> collections.Counter[str]:
 def on_each(entry: Entry, **changes: Any) -> tuple[Entry, ...]:
     """The claims of a handle on all of its GPUs, the first GPU's first.
 
-    :param changes: of fields of all of them.
+    :param changes: changed fields, for all of the claims.
     """
     return tuple(dataclasses.replace(entry, gpu=address, **changes)
                  for address in entry.gpus)

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the cloud's services say of a host, and what they are told."""
+"""The interface between a host and the cloud's services."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from cyborg_gpu_driver.partition.offer import offers
 
 
 class Services:
-    """Cyborg and Placement, as the parts of one host know them.
+    """Cyborg and Placement, as seen by one host.
 
-    Here nobody asks them: nothing is known, and nothing is written. The
-    agent and the doctor ask.
+    This class does not contact them: it knows nothing and writes nothing.
+    The agent and the doctor override its methods.
     """
 
     def requests(self) -> reconcile.Claims | None:
         """Cyborg's accelerator requests for this host.
 
-        :returns: None if they are not known.
+        :returns: None if they are unknown.
         """
         return None
 
@@ -44,15 +44,15 @@ class Services:
                                      Sequence[offers.Offer]]
                ) -> Mapping[model.PciAddress,
                             tuple[reconcile.Usage, ...]] | None:
-        """What Placement has of the providers of GPUs.
+        """What Placement has for the providers of GPUs.
 
         :param looked: the offers of each GPU.
-        :returns: None if it is not known.
+        :returns: None if it is unknown.
         """
         return None
 
     def earlier(self, host: model.Host) -> Iterable[reconcile.Earlier]:
-        """What servers have through Cyborg's own driver."""
+        """The providers that servers have through Cyborg's own driver."""
         return ()
 
     def claimed(self, address: model.PciAddress) -> str:
@@ -63,44 +63,47 @@ class Services:
         return ''
 
     def mixed(self, address: model.PciAddress, handle: str) -> str:
-        """Why a GPU must not get what an attach handle stands for.
+        """Why an attach handle must not be bound on a GPU.
 
-        :returns: empty if all servers on it are then of one project, or
-            need not be.
+        :returns: empty if all servers on the GPU would be of one project, or
+            if the GPU may have servers of several projects.
         """
         return ''
 
     @contextlib.contextmanager
     def partitioning(self, address: model.PciAddress) -> Iterator[str]:
-        """Let nobody have a GPU as a whole while its role may change.
+        """Let no server get a GPU as a whole while its role may change.
 
         For a GPU in mode auto. The caller does not hold its lock.
 
-        :returns: a context manager of why somebody has it, or may have it,
-            as a whole; empty if nobody has, and nobody can get it.
+        :returns: a context manager. It yields why a server has or may have
+            the whole GPU; empty if no server has it or can get it.
         """
         yield ''
 
     def publish(self, address: model.PciAddress) -> None:
-        """Write to Placement what can still be made on a GPU.
+        """Write the free capacity of a GPU to Placement.
 
         The caller does not hold the GPU's lock. Never raises.
         """
 
     def settle(self, address: model.PciAddress) -> bool:
-        """The same; whether it is written, and nothing older can be."""
+        """Like :meth:`publish`; wait for earlier writes too.
+
+        :returns: whether the state is written and no older one can be.
+        """
         return True
 
     def publish_soon(self, address: model.PciAddress) -> None:
-        """The same, without waiting: for the thread of events."""
+        """Like :meth:`publish`, without waiting: for the event thread."""
 
     def health_changed(self, address: model.PciAddress,
                        placement: model.Placement | None,
                        before: health.Verdict, after: health.Verdict
                        ) -> None:
-        """Announce that a GPU's health is another one; does not wait.
+        """Announce a change of a GPU's health; does not wait.
 
-        :param placement: of the GPU instance concerned; None for the GPU.
+        :param placement: of the GPU instance that changed; None for the GPU.
         """
 
     def drift_found(self, difference: reconcile.Difference) -> None:

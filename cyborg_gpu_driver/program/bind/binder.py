@@ -10,12 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Bind and unbind: a partition made for one attach handle, and returned.
+"""Bind and unbind: create a partition for an attach handle, and remove it.
 
-Each has a time limit, because Cyborg has one and does not say when it is
-over. A bind that is late is refused, or rolled back. An unbind writes first
-that the handle was given back; what it cannot remove soon, it leaves to the
-next report.
+Both have a time limit, because Cyborg has one and does not say when it ends.
+A late bind is refused or rolled back. An unbind first writes that the handle
+was given back. What it cannot remove soon, the next report removes.
 """
 
 from __future__ import annotations
@@ -56,25 +55,25 @@ _Subject = TypeVar('_Subject', journal.Entry, request.Request)
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How long what Cyborg asks for may take, in seconds."""
+    """Time limits for Cyborg's requests, in seconds."""
 
     unbind: float = 5.0
-    """Until an unbind answers; what is left to do goes on after that."""
+    """Time until an unbind answers. The rest of its work continues."""
     clock: Callable[[], float] = time.monotonic
 
 
 class Binder:
     """Carries out binds and unbinds on one machine.
 
-    :param host: what is known of the machine.
-    :param parts: create and destroy what claims stand for.
-    :param transactions: roll back what a process that died has left.
+    :param host: the state of the machine.
+    :param parts: creates and destroys the partitions of claims.
+    :param transactions: roll back the changes that a dead process left.
     :param records: the journal.
-    :param cloud: publishes what can still be made on a GPU when that may
-        have changed.
-    :param keeper: forgets the health of instances that were destroyed.
+    :param cloud: publishes what a GPU has room for when that may have
+        changed.
+    :param keeper: forgets the health of destroyed instances.
     :param cordons: knows which GPUs get no new server.
-    :param limits: how long each may take.
+    :param limits: the time limits.
     :param running: the binds of this process that have not ended.
     """
 
@@ -99,19 +98,19 @@ class Binder:
         self._roles = role_taker.RoleTaker(host, transactions, cloud)
         self._turns = running or turns.Turns(limits.clock)
         self._kept = log_once.LogOnce()
-        """Why what a handle had left could not be removed, by handle."""
+        """By handle: why its leftovers could not be removed."""
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str,
              seconds: float = 30.0) -> None:
-        """Make what the handle stands for, unless it is there already.
+        """Create the partition of an attach handle, unless it exists.
 
-        :param seconds: how long it may take.
+        :param seconds: how long the bind may take.
         :raises InvalidValue: if an argument is malformed.
-        :raises UnknownGpu: if ``pci_addr`` is no function of our GPUs.
-        :raises BindRefused: if it cannot be made; nothing has changed.
-        :raises BindAbandoned: if it took too long, or its handle was given
-            back meanwhile; undone.
-        :raises NvmlError, SysfsError: as the hardware refused it; undone.
+        :raises UnknownGpu: if ``pci_addr`` is not a function of a known GPU.
+        :raises BindRefused: if the bind is impossible; nothing has changed.
+        :raises BindAbandoned: if the bind took too long, or Cyborg gave the
+            handle back meanwhile. The bind is rolled back.
+        :raises NvmlError, SysfsError: if the hardware refused it; undone.
         """
         asked = request.parse(pci_addr, asked_type, ah_uuid)
         with self._turns.turn(asked, seconds) as turn:
@@ -121,8 +120,8 @@ class Binder:
                 with self._roles.alone(address, asked):
                     made = self._bind(address, turn)
             finally:
-                # Also what a refused bind has learnt: Placement would
-                # promise the same place to the next server.
+                # Also after a refused bind: otherwise Placement promises
+                # the same place to the next server.
                 self._cloud.publish(address)
         if made is None:
             LOG.info('Handle %s is bound already', asked.handle)
@@ -136,22 +135,21 @@ class Binder:
                   'gpu': ' and '.join(map(str, made.gpus))})
 
     def unbind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
-        """Return what the handle stands for; idempotent.
+        """Remove the partition of an attach handle; idempotent.
 
-        Binds of the handle that are under way are cancelled. What is still
-        held by a guest stays in the journal and is removed by
-        :meth:`recover` when it can be; so is what could not be removed in
-        time, and what was given back while the journal could not be
-        written, as long as this process lives.
+        Cancels the binds of the handle that are under way. The journal
+        keeps what a guest still holds and what could not be removed in
+        time; :meth:`recover` removes it later. If the journal cannot be
+        written, this process remembers the unbind as long as it lives.
 
         :raises InvalidValue: if an argument is malformed.
-        :raises BindRefused: if the handle is bound as something else; that
-            is left alone.
+        :raises BindRefused: if the handle is bound as something else, which
+            is not touched.
         :raises NvmlError, SysfsError, VgpuInUse, UsageUnknown: if something
             could not be removed.
-        :raises JournalError: if that could not be written, or the GPU's
-            lock is held by somebody.
-        :raises StepFailed: if it is not done yet.
+        :raises JournalError: if the journal cannot be read or written, or
+            another process holds the GPU's lock.
+        :raises StepFailed: if the removal is not finished yet.
         """
         asked = request.parse(pci_addr, asked_type, ah_uuid)
         self._turns.cancel(asked.handle)
@@ -165,15 +163,15 @@ class Binder:
             self._soon(self._remove_unrecorded, asked)
             return
         making.check_same(entry, asked)
-        # It goes all the same where that cannot be written.
+        # The unbind continues even if the journal cannot be written.
         with contextlib.suppress(exception.JournalError):
             self._journal.give_back(asked.handle)
-        if entry.members:  # Their resets take longer than Cyborg waits.
+        if entry.members:  # Resets of GPUs take longer than Cyborg waits.
             self._cloud.publish(entry.gpu)
         self._soon(self._return, entry)
 
     def recover(self) -> None:
-        """Finish what was under way when a process ended; never raises."""
+        """Finish what dead processes and unbinds left. Never raises."""
         try:
             left = [entry for entry in self._journal.entries()
                     if entry.phase is not journal.Phase.BOUND and entry.leads]
@@ -190,10 +188,10 @@ class Binder:
                     LOG.info('Removed the leftovers of handle %s on GPU %s',
                              entry.handle, entry.gpu)
             except exception.LockTimeout as error:
-                # For its other entries it would be waited for in vain too.
+                # Do not wait for the lock again for the GPU's other entries.
                 reason = locked[entry.gpu] = str(error)
             except Exception as error:
-                # What is reported of the GPUs must not depend on it.
+                # The report of the GPUs must not fail because of this.
                 reason = str(error)
                 if not isinstance(error, exception.GpuDriverError):
                     LOG.exception('GPU %s', entry.gpu)
@@ -202,7 +200,7 @@ class Binder:
 
     def _bind(self, address: model.PciAddress, turn: turns.Turn
               ) -> journal.Entry | None:
-        """The entry that was made; None where the handle has it already."""
+        """Bind, and return the new entry; None if it was bound already."""
         purpose = f'the bind of handle {turn.asked.handle}'
         defined: list[str] = []
         gpus = self._host.changed_by(address, turn.asked)
@@ -219,7 +217,8 @@ class Binder:
                 self._roles.take(address, turn)
                 made = self._maker.make(address, turn)
                 if turn.cancelled:
-                    # An unbind may have come before the entry was written.
+                    # An unbind may have read the journal before the entry
+                    # was written.
                     self._maker.remove(made)
                     turn.check()
                 return made
@@ -236,9 +235,9 @@ class Binder:
 
     def _check_cordons(self, address: model.PciAddress,
                        asked: request.Request) -> None:
-        """Placement may have promised the GPU just before it was cordoned.
+        """Refuse a bind that Placement promised just before a cordon.
 
-        :raises BindRefused: if it is cordoned.
+        :raises BindRefused: if the GPU is cordoned.
         """
         cordons = self._cordons.of(address)
         if cordons:
@@ -249,9 +248,9 @@ class Binder:
                        asked: request.Request) -> None:
         """Refuse to put servers of two projects on a GPU that forbids it.
 
-        It needs no lock: allocations precede binds.
+        This needs no lock, because allocations precede binds.
 
-        :raises BindRefused: or if it is not known whose they are.
+        :raises BindRefused: also if the servers' projects are unknown.
         """
         reason = self._cloud.mixed(address, asked.handle)
         if reason:
@@ -260,11 +259,11 @@ class Binder:
 
     def _finish_change(self, address: model.PciAddress, turn: turns.Turn
                        ) -> None:
-        """Roll back the change of a GPU that a process left that died.
+        """Roll back the change of a GPU that a dead process left.
 
-        A bind might take a place that the rollback needs.
+        Otherwise a bind could take a place that the rollback needs.
 
-        :raises BindRefused: if it cannot be rolled back now.
+        :raises BindRefused: if the change cannot be rolled back now.
         """
         try:
             if self._transactions.finish(self._host.gpu(address)):
@@ -275,13 +274,13 @@ class Binder:
     def _finish_others(self, address: model.PciAddress, handle: str,
                        locked: frozenset[model.PciAddress],
                        defined: list[str]) -> None:
-        """Finish what is under way for other handles of a GPU.
+        """Finish the binds and unbinds of other handles on a GPU.
 
-        Whoever began it is dead, or has no time left. An instance that is
-        looked for by its place must not be taken for one that is made now.
+        Their processes are dead or out of time. An unfinished entry finds
+        its instance by placement, and must not find the one made now.
 
-        :param locked: a group with other GPUs is left alone.
-        :param defined: gets the handles whose definition is to go.
+        :param locked: the locked GPUs. Groups with other GPUs are skipped.
+        :param defined: gets the handles whose mdev definitions are obsolete.
         """
         for entry in self._journal.entries(address):
             if (entry.phase is journal.Phase.BOUND or entry.handle == handle
@@ -299,10 +298,10 @@ class Binder:
 
     def _soon(self, function: Callable[[_Subject, float], None],
               subject: _Subject) -> None:
-        """Call a function of an unbind; after a while it goes on alone.
+        """Call a function of an unbind, and wait for it up to the limit.
 
-        :raises Exception: what it raises until then.
-        :raises StepFailed: if it has not ended by then.
+        :raises Exception: what the function raises within the limit.
+        :raises StepFailed: if it takes longer; it continues in its thread.
         """
         errors: list[Exception] = []
         late = threading.Event()
@@ -330,9 +329,9 @@ class Binder:
             raise errors[0]
 
     def _return(self, entry: journal.Entry, seconds: float) -> None:
-        """Return what an entry has, unless that was done or is not wanted.
+        """Remove what an entry has, unless it is gone or bound again.
 
-        mdevctl is asked without the GPU's lock.
+        mdevctl runs without the GPU's lock.
         """
         gone = False
         try:
@@ -347,14 +346,14 @@ class Binder:
                 if current is not None:
                     self._maker.remove(current)
         finally:
-            # What stays is no server's any more: without its allocation
-            # Placement would give its place to the next one.
+            # What could not be removed has no server and no allocation any
+            # more. So Placement would promise its place to the next server.
             self._cloud.publish(entry.gpu)
 
     @contextlib.contextmanager
     def _unfinished(self, entry: journal.Entry, seconds: float
                     ) -> Iterator[journal.Entry | None]:
-        """Hold the GPU; the entry as it is then, if it is to be removed."""
+        """Lock the GPUs; yield the current entry, None if gone or bound."""
         with locks.gpus(self._state_path, entry.gpus, seconds):
             current = self._journal.get(entry.handle)
             if (current is not None
@@ -366,9 +365,9 @@ class Binder:
                            ) -> None:
         """Remove the mdev of a handle that the journal does not know.
 
-        Its UUID is the handle's, so it is Cyborg's; which instance it was
-        on is not known, and an instance that we do not know is left alone.
-        So is a vGPU of vendor VFIO, which does not tell whose it is.
+        The mdev has the handle's UUID, so it belongs to Cyborg. Its GPU
+        instance is unknown and is kept. So is a vGPU of vendor VFIO, which
+        has no UUID that would tell its owner.
         """
         if (asked.is_group
                 or self._parts.vgpu_type(asked.mdev) != asked.mdev_type):
@@ -377,7 +376,7 @@ class Binder:
         address = self._host.owner(asked.function)
         with locks.gpu(self._state_path, address, seconds):
             if self._journal.get(asked.handle) is not None:
-                # A bind that came after the unbind.
+                # A later bind made it.
                 return
             self._maker.remove_unrecorded(address, asked)
         self._cloud.publish(address)
@@ -388,7 +387,7 @@ class Binder:
                     {'handle': asked.handle, 'gpu': address})
 
     def _tell_kept(self, entry: journal.Entry, reason: str) -> None:
-        """Say once why something cannot be removed."""
+        """Log once why leftovers cannot be removed."""
         if self._kept.is_new(reason, entry.handle):
             LOG.warning(
                 'Could not remove everything that handle %(handle)s has on '

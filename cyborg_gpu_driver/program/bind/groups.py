@@ -10,15 +10,15 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Groups of whole GPUs that NVLink connects, given to a handle and returned.
+"""Bind and unbind groups of whole GPUs that NVLink connects.
 
-A claim is written on each GPU before the partition is activated, and the
-partition is deactivated before a claim goes. So no partition is active without
-an owner, whenever a process dies.
+A bind writes a claim on each GPU before it activates the partition. An unbind
+deactivates the partition before it removes a claim. So no partition is active
+without an owner, whenever a process dies.
 
-A GPU is reset after its server, when its partition is inactive, and never
-between the activation of its partition and the start of the server: no source
-says what a reset does to an active partition.
+A GPU is reset after its server has left and its partition is inactive. It is
+never reset between the activation of its partition and the start of the
+server: no source says what a reset does to an active partition.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ Action = action.Action
 
 
 class Groups:
-    """Gives and returns groups; each call under the locks of their GPUs.
+    """Binds and unbinds groups; callers hold the locks of their GPUs.
 
-    :param machine: whose GPUs they are.
-    :param host: what is known of it.
+    :param machine: the machine with the GPUs.
+    :param host: the state of the machine.
     :param records: the journal.
     :param history: the audit log.
     :param resetter: resets GPUs.
@@ -65,12 +65,13 @@ class Groups:
         self._resetter = resetter
 
     def make(self, turn: turns.Turn) -> journal.Entry:
-        """Give a group that nobody has to a handle.
+        """Bind a free group to a handle.
 
         :returns: the claim on the first GPU.
-        :raises BindRefused: if it cannot be given; nothing has changed.
-        :raises BindAbandoned: if nobody waits for it any more; undone.
-        :raises FabricError: as the fabric manager refused it; undone.
+        :raises BindRefused: if the group is not free; nothing has changed.
+        :raises BindAbandoned: if Cyborg no longer waits for the bind, which
+            is rolled back.
+        :raises FabricError: if the fabric manager refused it; rolled back.
         """
         asked = turn.asked
         group = self._check(turn)
@@ -81,7 +82,7 @@ class Groups:
             fabric_partition=group.partition, members=group.members)
         try:
             self._journal.put(*journal.on_each(entry))
-            # One that is active was left by a server that is gone.
+            # A partition that is active was left by a deleted server.
             self._take(entry, Action.DEACTIVATE_PARTITION)
             self._take(entry, Action.ACTIVATE_PARTITION)
             turn.check()
@@ -97,20 +98,21 @@ class Groups:
         return bound[0]
 
     def remove(self, entry: journal.Entry) -> None:
-        """Return a group: deactivate its partition, and reset its GPUs.
+        """Release a group: deactivate its partition, and reset its GPUs.
 
-        A bind that did not come to its end had no server yet.
+        After a bind that did not finish no GPU is reset, because the group
+        had no server yet.
 
-        :raises GpuInUse: while somebody has one of its GPUs open.
-        :raises FabricError: as the fabric manager refused it.
+        :raises GpuInUse: while a process has one of its GPUs open.
+        :raises FabricError: if the fabric manager refused it.
         :raises StepFailed: if a GPU cannot be reset, or is not clean.
         :raises NvmlError, SysfsError, UsageUnknown, DriverError, NvmlHeld: as
             the machine answers.
-        :raises JournalError: if it could not be forgotten.
+        :raises JournalError: if the claims could not be removed.
         """
         had_server = entry.phase is not journal.Phase.BINDING
         if entry.phase is journal.Phase.BOUND:
-            # It goes all the same where that cannot be written.
+            # The unbind continues even if the journal cannot be written.
             with contextlib.suppress(exception.JournalError):
                 self._journal.give_back(entry.handle)
         if had_server:
@@ -128,9 +130,10 @@ class Groups:
         self._look(entry)
 
     def _check(self, turn: turns.Turn) -> nvlink.Group:
-        """The group that is asked for, which nobody has.
+        """Return the requested group, if it is free.
 
-        :raises BindRefused: if there is none, or somebody has a GPU of it.
+        :raises BindRefused: if there is no such group, or one of its GPUs
+            is claimed or in use.
         """
         asked = turn.asked
         group = self._host.group(asked.function, asked.mdev_type)
@@ -156,8 +159,9 @@ class Groups:
         return group
 
     def _check_boot(self, turn: turns.Turn, group: nvlink.Group) -> None:
-        """A partition's GPUs are told by their module ids, and those must
-        have been read since the machine was started.
+        """Refuse a group if a module id was not read since the host started.
+
+        The GPUs of a partition are identified by their module ids.
         """
         if group.partition is None:
             return
@@ -182,16 +186,16 @@ class Groups:
                 what, fabric_partition=entry.fabric_partition))
 
     def _look(self, entry: journal.Entry) -> None:
-        """See the GPUs as they are now."""
+        """Read the GPUs of a group again."""
         for address in entry.gpus:
             self._host.refresh_gpu(address)
 
     def _roll_back(self, entry: journal.Entry) -> None:
-        """Roll a bind back; what resists is left to the next report."""
+        """Roll back a bind. What fails is left to the next report."""
         try:
             self.remove(entry)
         except Exception as error:
-            # The error of the bind itself is what Cyborg has to get.
+            # Cyborg must get the error of the bind, not this one.
             LOG.error('Could not roll back the bind of handle %(handle)s on '
                       'GPUs %(gpus)s: %(error)s. The next report tries '
                       'again.', {'handle': entry.handle,

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The newest snapshot, kept true by what we change between two of them."""
+"""The newest snapshot, updated with the binds and unbinds since then."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _ChangeInstances = Callable[[tuple[model.GpuInstance, ...]],
 
 
 class LiveHost:
-    """What this process knows of the machine at any moment.
+    """The state of the machine as this process knows it.
 
-    A snapshot takes a while; a GPU that was bound or unbound meanwhile
-    keeps what the bind knows, which is newer.
+    A snapshot takes a while. If a bind or unbind changes a GPU meanwhile,
+    the GPU keeps the state that the bind or unbind recorded, which is newer.
 
-    :param host_reader: what takes snapshots.
+    :param host_reader: takes snapshots.
     :param settings: the operator's policies.
     :param records: the journal.
     """
@@ -70,7 +70,7 @@ class LiveHost:
         self._complaints = _Latest()
 
     def refresh(self) -> model.Host:
-        """Take a snapshot; does not raise for what hardware does."""
+        """Take a snapshot. Never raises for hardware errors."""
         with self._mutex:
             before = dict(self._changes)
         host = self._reader.snapshot()
@@ -84,9 +84,9 @@ class LiveHost:
             return self._set(dataclasses.replace(host, gpus=gpus))
 
     def refresh_gpu(self, address: model.PciAddress) -> model.Gpu:
-        """Read one GPU again and no other; for who holds its lock.
+        """Read only one GPU again; the caller holds its lock.
 
-        Another GPU may not answer, and a bind must not wait for that.
+        Another GPU may not answer, and a bind must not wait for it.
 
         :raises UnknownGpu: if there is none at ``address``.
         """
@@ -98,7 +98,7 @@ class LiveHost:
             host = self._host or first
             if self._changes[address] != before:
                 return host.gpu(address)
-            # A snapshot that began earlier knows less.
+            # A snapshot that began earlier must not replace this state.
             self._changes[address] += 1
             others = (other for other in host.gpus
                       if other.address != address)
@@ -107,7 +107,7 @@ class LiveHost:
             return gpu
 
     def host(self) -> model.Host:
-        """The machine, read if it never was."""
+        """The state of the machine; read now if it was never read."""
         with self._mutex:
             host = self._host
         return host or self.refresh()
@@ -138,7 +138,7 @@ class LiveHost:
         return owner
 
     def offers(self, gpu: model.Gpu) -> tuple[partition_offers.Offer, ...]:
-        """What the GPU's policy offers on it; empty without a policy.
+        """The offers of the GPU's policy; empty without a policy.
 
         :raises JournalError: if the journal cannot be read.
         """
@@ -154,8 +154,8 @@ class LiveHost:
 
     def board(self, address: model.PciAddress
               ) -> tuple[model.PciAddress, ...]:
-        """The GPUs whose offers depend on a GPU: itself, and those that are
-        in a group with it.
+        """The GPUs whose offers depend on a GPU: the GPU itself, and all
+        that are in a group with it.
         """
         return tuple(sorted({address, *(
             member for group in self.groups([address])
@@ -163,7 +163,7 @@ class LiveHost:
 
     def group(self, leader: model.PciAddress, profile: str
               ) -> nvlink.Group | None:
-        """The group of a size that a GPU leads; None if it leads none."""
+        """The group with a profile that a GPU leads; None if none."""
         return next((
             group for group in self.groups([leader])
             if group.leader == leader and group.profile == profile), None)
@@ -180,7 +180,7 @@ class LiveHost:
 
     def groups(self, gpus: Iterable[model.PciAddress]
                ) -> tuple[nvlink.Group, ...]:
-        """All groups that GPUs are in; each once."""
+        """All groups that contain any of the GPUs, without duplicates."""
         return tuple(sorted({
             group for address in gpus
             if (known := self._journal.nvlink(address)) is not None
@@ -194,7 +194,7 @@ class LiveHost:
 
     @property
     def cleans(self) -> bool:
-        """Whether whole GPUs are reset after a server had them."""
+        """Whether whole GPUs are reset after a server has left them."""
         return self._settings.clean_whole_gpus
 
     def _states(self, gpu: model.Gpu
@@ -206,15 +206,15 @@ class LiveHost:
             self._settings.policy_for, self._journal.owners)
 
     def policy_for(self, gpu: model.Gpu) -> policy_module.Policy | None:
-        """The policy that governs a GPU; None if it is not offered."""
+        """The policy of a GPU; None if the GPU is not offered."""
         return self._settings.policy_for(gpu)
 
     def wants(self, gpu: model.Gpu,
               role: policy_module.Mode | None = None) -> readiness.Wants:
-        """What the GPU's policy needs of it.
+        """The state that a GPU's policy requires.
 
-        :param role: that a GPU in mode auto is to take; None is the one
-            that it has.
+        :param role: the role that a GPU in mode auto is to take; None for
+            the role that it has.
         """
         return self._settings.wants(gpu, role or self.role(gpu))
 
@@ -228,11 +228,11 @@ class LiveHost:
 
     @property
     def reader(self) -> reader.HostReader:
-        """What reads GPUs."""
+        """The reader of GPUs."""
         return self._reader
 
     def complaints(self, gpu: model.Gpu) -> tuple[str, ...]:
-        """What is wrong with the GPU's policy on it."""
+        """The problems that the GPU's policy has on this GPU."""
         policy = self._settings.policy_for(gpu)
         by_role = self._journal.situation(gpu.address).by_role
         return self._complaints.of(
@@ -244,10 +244,10 @@ class LiveHost:
                | None = None,
                gone: tuple[spec.MigInstanceSpec | None, model.Vgpu]
                | None = None) -> None:
-        """Take over a change that was made to a GPU.
+        """Update the state with a change that was made to a GPU.
 
-        :param made: instance (None if none was created for it) and vGPU.
-        :param gone: instance (None if none went with it) and vGPU.
+        :param made: the new instance (None if none was created) and vGPU.
+        :param gone: the removed instance (None if none was) and vGPU.
         """
         first = self.host()
         with self._mutex:
@@ -265,11 +265,11 @@ class LiveHost:
                 for other in host.gpus)))
         if gpu.mixed_sizes or _unread_mig(gpu, made) or _unread_mig(gpu, gone):
             # Only the driver knows which placements a change leaves free,
-            # and what else there is on a GPU that was lost for a while.
+            # and what else exists on a GPU that was lost for a while.
             self.refresh_gpu(address)
 
     def mark(self, address: model.PciAddress) -> int:
-        """A number that changes with every change to the GPU."""
+        """A counter that increases with every change to the GPU."""
         with self._mutex:
             return self._changes[address]
 
@@ -290,10 +290,10 @@ class _Latest:
 
     def of(self, address: model.PciAddress, inputs: tuple[Any, ...],
            make: Callable[[], Any]) -> Any:
-        """What ``make`` returns for ``inputs``, made again if they differ.
+        """The result of ``make`` for ``inputs``, made again if they differ.
 
-        They are compared by value: each snapshot makes new objects of what
-        has not changed.
+        Inputs are compared by value, because each snapshot has new objects
+        even for what has not changed.
         """
         known = self._known.get(address)
         if known is None or known[0] != inputs:
@@ -334,9 +334,10 @@ def _without(gpu: model.Gpu, instance: spec.MigInstanceSpec | None,
 
 def _on_function(gpu: model.Gpu, vgpu: model.Vgpu, **changes: Any
                  ) -> model.Gpu:
-    """The GPU with another vGPU on a function of vendor VFIO.
+    """The GPU with a changed vGPU on a function of vendor VFIO.
 
-    What each function can be given changes with it, and is not read again.
+    The change also affects which types each function can get. They are not
+    read again, so they become unknown.
     """
     return dataclasses.replace(gpu, vfs=tuple(
         dataclasses.replace(vf, creatable_types=None, **(
@@ -345,9 +346,9 @@ def _on_function(gpu: model.Gpu, vgpu: model.Vgpu, **changes: Any
 
 
 def _map_mdevs(gpu: model.Gpu, change: _ChangeMdevs) -> model.Gpu:
-    """The GPU with other mdevs, and what sysfs said of room forgotten.
+    """The GPU with changed mdevs, without ``available_instances``.
 
-    ``available_instances`` was read before the change; without it what is
+    That was read from sysfs before the change. Without it, the room that is
     left follows from the types' maxima and the mdevs.
     """
     return dataclasses.replace(
@@ -374,7 +375,7 @@ def _unread(types: tuple[model.MdevType, ...]) -> tuple[model.MdevType, ...]:
 
 def _unread_mig(gpu: model.Gpu, changed: tuple[Any, model.Vgpu] | None
                 ) -> bool:
-    """Whether an instance came or went on a GPU seen without any."""
+    """Whether an instance was made or removed on a GPU with unknown MIG."""
     return gpu.mig is None and bool(changed and changed[0])
 
 

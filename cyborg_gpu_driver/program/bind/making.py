@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a bind makes and an unbind removes, under the GPU's lock.
+"""Create the partition of a bind and remove it, under the GPU's lock.
 
-Plan, journal, make, read back, journal. Whatever fails on the way is undone
-before the error leaves.
+The steps of a bind: plan, write the journal, create, read back, write the
+journal. If a step fails, the bind is rolled back before the error is raised.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from cyborg_gpu_driver.program.steps import reset
 LOG = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
-"""Plans tried where others than we change the GPU at the same time."""
+"""Plans to try if another program changes the GPU at the same time."""
 
 _SESSION_ENDED = frozenset({'UNINITIALIZED', 'INVALID_ARGUMENT'})
-"""What NVML says to one whose session another thread has ended, and of a
-handle from there: sriov-manage wants NVML closed for any GPU."""
+"""NVML's errors if another thread has ended the session, and for a handle of
+an ended session: sriov-manage needs NVML closed for all GPUs."""
 _NO_ROOM = (errno.ENOSPC, errno.EIO)
-"""What the kernel says where no GPU instance takes the vGPU: of an mdev, and
-of vendor VFIO."""
+"""The kernel's errors if no GPU instance has room for the vGPU: for an mdev,
+and for vendor VFIO."""
 
 
 class _NoRoom(Exception):
-    """The instances that were to be shared take no more; rolled back."""
+    """The instance to share has no room; the bind was rolled back."""
 
     def __init__(self, error: exception.GpuDriverError):
         super().__init__(error)
@@ -65,14 +65,14 @@ class _NoRoom(Exception):
 
 
 class Maker:
-    """Makes and removes partitions; each call under the GPU's lock.
+    """Makes and removes partitions; callers hold the GPU's lock.
 
-    :param machine: what is changed.
-    :param host: what is known of it.
-    :param parts: create and destroy what claims stand for.
+    :param machine: the machine to change.
+    :param host: the state of the machine.
+    :param parts: creates and destroys the partitions of claims.
     :param records: the journal.
     :param history: the audit log.
-    :param keeper: forgets the health of instances that were destroyed.
+    :param keeper: forgets the health of destroyed instances.
     """
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
@@ -88,9 +88,9 @@ class Maker:
 
     def is_made(self, address: model.PciAddress,
                 asked: request.Request) -> bool:
-        """Whether an earlier bind left what this one asks for on a GPU.
+        """Whether an earlier bind has made what this bind asks for.
 
-        What an earlier unbind could not remove is removed first.
+        Removes first what an earlier unbind could not remove.
 
         :raises BindRefused: if the handle is bound as something else.
         :raises NvmlError, SysfsError, VgpuInUse, UsageUnknown: if something
@@ -112,12 +112,13 @@ class Maker:
 
     def make(self, address: model.PciAddress, turn: turns.Turn
              ) -> journal.Entry:
-        """Make what a handle stands for.
+        """Make the partition or group of a handle.
 
-        :raises BindRefused: if it cannot be made; nothing has changed.
-        :raises BindAbandoned: if nobody waits for it any more; undone.
-        :raises NvmlError, SysfsError, FabricError: as the hardware refused
-            it; undone.
+        :raises BindRefused: if that is impossible; nothing has changed.
+        :raises BindAbandoned: if Cyborg no longer waits for the bind, which
+            is rolled back.
+        :raises NvmlError, SysfsError, FabricError: if the hardware refused
+            it; the bind is rolled back.
         """
         if turn.asked.is_group:
             return self._groups.make(turn)
@@ -125,7 +126,7 @@ class Maker:
 
     def _make_part(self, address: model.PciAddress, turn: turns.Turn
                    ) -> journal.Entry:
-        """Plan on what is known; look again where that proves wrong."""
+        """Plan with the known state; read the GPU again if that fails."""
         share = True
         for attempt in range(1, _ATTEMPTS + 1):
             turn.check()
@@ -160,11 +161,11 @@ class Maker:
         raise failure
 
     def remove(self, entry: journal.Entry) -> None:
-        """Return all that an entry has; finishes what was begun.
+        """Remove all that an entry has, also after an interrupted bind.
 
         :raises NvmlError, SysfsError, VgpuInUse, UsageUnknown: if something
             could not be removed.
-        :raises JournalError: if that could not be written.
+        :raises JournalError: if the journal could not be written.
         """
         if entry.members:
             self._groups.remove(entry)
@@ -173,14 +174,14 @@ class Maker:
         self.remove_instance(entry)
 
     def remove_vgpu(self, entry: journal.Entry) -> None:
-        """Return the vGPU of an entry, its first half.
+        """Remove the vGPU of an entry, the first half of :meth:`remove`.
 
         :raises SysfsError, VgpuInUse, UsageUnknown, NvmlError: if it could
             not be removed.
         """
         if entry.phase is journal.Phase.BOUND:
-            # It goes all the same where that cannot be written: whoever is
-            # given the handle next must not find it.
+            # Continue even if the journal cannot be written: the next
+            # server that gets the handle must not find this vGPU.
             with contextlib.suppress(exception.JournalError):
                 self._journal.give_back(entry.handle)
         self._parts.destroy_vgpu(
@@ -189,17 +190,18 @@ class Maker:
         self._parts.disconnect(entry)
 
     def remove_instance(self, entry: journal.Entry) -> None:
-        """Return the instance of an entry whose vGPU is gone, and forget it.
+        """Remove an entry whose vGPU is gone, with its GPU instance.
 
         :raises NvmlError: IN_USE while something runs on the instance.
-        :raises JournalError: if it could not be forgotten.
+        :raises JournalError: if the entry could not be removed.
         """
         instance = self._parts.destroy_instance(entry,
                                                 self._host.refresh_gpu)
         if instance is not None:
             self._health.instance_gone(entry.gpu, instance.placement)
-        # The record has the times. A process that is killed between the two
-        # writes repeats both, so the line may be there twice, but not never.
+        # The record has the times. If the process is killed between the two
+        # writes, both are repeated: the line may exist twice, but is never
+        # missing.
         ended = self._journal.get(entry.handle, entry.gpu) or entry
         self._audit.record(
             entry.gpu, 'undone' if entry.phase is journal.Phase.BINDING
@@ -218,10 +220,10 @@ class Maker:
             asked.function, asked.mdev_type, asked.handle)))
 
     def _known(self, address: model.PciAddress) -> model.Gpu:
-        """A GPU as it is known; of mixed sizes, as it is now.
+        """The known state of a GPU; read again if it has mixed sizes.
 
-        Only the driver knows the placements that the vGPUs of others have,
-        and one that is taken shows when the guest starts, not at the bind.
+        Only the driver knows the placements of vGPUs that other tools made.
+        A taken placement fails when the guest starts, not at the bind.
         """
         gpu = self._host.gpu(address)
         return self._host.refresh_gpu(address) if gpu.mixed_sizes else gpu
@@ -242,13 +244,11 @@ class Maker:
                 created = self._parts.create_instance(
                     gpu, entry, self._host.wants(gpu))
                 entry = self._parts.numbered(entry, created.instance_id)
-            moved, below = self._parts.create_vgpu(gpu, entry)
-            if moved is not entry:
-                created = None
+            moved, made = self._parts.create_vgpu(gpu, entry, created)
             turn.check()
-            # In this order: what is left is read without a lock, and must
-            # never seem to be more than it is.
-            self._host.record(gpu.address, made=(created, moved.live(below)))
+            # In this order: the room that is left is read without a lock,
+            # and must never seem larger than it is.
+            self._host.record(gpu.address, made=made)
             entry = dataclasses.replace(moved, phase=journal.Phase.BOUND,
                                         since=self._journal.clock())
             self._journal.put(entry)
@@ -263,12 +263,12 @@ class Maker:
 
     def _check_unclaimed(self, entry: journal.Entry,
                          asked: request.Request) -> None:
-        """See to it that what is to be made is not there already."""
+        """Refuse the bind if its vGPU exists already."""
         if self._parts.vgpu_type(entry.vgpu) is not None:
             raise plan.refusal(asked, (
                 'that virtual function carries a vGPU' if entry.vfio
                 else 'an mdev with that UUID exists')
-                + ' that this driver did not make')
+                + ' that this driver did not create')
 
     def _entry(self, gpu: model.Gpu, offer: offers.Offer,
                planned: plan.BindPlan, asked: request.Request
@@ -288,19 +288,19 @@ class Maker:
             planned.instance_id)
 
     def _roll_back(self, entry: journal.Entry, reason: Exception) -> None:
-        """Roll a bind back; what resists is left to the next report.
+        """Roll back a bind. What fails is left to the next report.
 
-        :raises JournalError: if nothing was created and that cannot be
-            written.
+        :raises JournalError: if nothing was created, and the entry cannot be
+            removed.
         """
         if executor.was_refused(reason):
-            # What lies at the placement is another's.
+            # The instance at the placement is not of this bind.
             self._journal.remove(entry.handle)
             return
         try:
             self.remove(entry)
         except Exception as error:
-            # The error of the bind itself is what Cyborg has to get.
+            # Cyborg must get the error of the bind, not this one.
             LOG.error('Could not roll back the bind of handle %(handle)s on '
                       'GPU %(gpu)s: %(error)s. The next report tries again.',
                       {'handle': entry.handle, 'gpu': entry.gpu,
@@ -309,13 +309,13 @@ class Maker:
 
 
 def _own_partition(gpu: model.Gpu, asked: request.Request) -> int | None:
-    """NVSwitch partition that the vGPU needs before its guest starts.
+    """The NVSwitch partition that the vGPU needs before its guest starts.
 
-    The NVLinks of a GPU are one virtual function's ("vGPU Virtualization
+    The NVLinks of a GPU belong to one virtual function ("vGPU Virtualization
     Model" in the fabric manager's user guide), so only a vGPU that takes the
     whole GPU can have them.
 
-    :raises BindRefused: if it needs one and cannot have it.
+    :raises BindRefused: if the vGPU needs a partition and cannot get it.
     """
     kind = next((kind for kind in gpu.vgpu_types
                  if kind.mdev_type_id == asked.mdev_type), None)
@@ -331,9 +331,9 @@ def _own_partition(gpu: model.Gpu, asked: request.Request) -> int | None:
 def check_same(entry: journal.Entry, asked: request.Request) -> None:
     """Refuse a handle that is bound as something else, or elsewhere.
 
-    Nova looks for the vGPU on the function that it names now.
+    Nova looks for the vGPU on the function in the current request.
 
-    :raises BindRefused: if it is.
+    :raises BindRefused: if the type or the function differs.
     """
     if entry.mdev_type != asked.mdev_type:
         raise plan.refusal(asked, f'the handle is bound as {entry.mdev_type}')
@@ -343,7 +343,7 @@ def check_same(entry: journal.Entry, asked: request.Request) -> None:
 
 def _is_full(error: Exception
              ) -> TypeGuard[exception.SysfsError | exception.VgpuNotCreatable]:
-    """Whether no GPU instance takes the vGPU, by what the kernel says."""
+    """Whether an error says that no GPU instance has room for the vGPU."""
     return (isinstance(error, exception.VgpuNotCreatable)
             or isinstance(error, exception.SysfsError)
             and error.errno in _NO_ROOM)

@@ -10,15 +10,14 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What one claim stands for: a vGPU, and in mode mig a GPU instance below it.
+"""The partition of a claim: a vGPU, and in mode mig a GPU instance below it.
 
 Creating and destroying look before they act, so that they can finish what a
-process that died began.
+dead process began.
 
-The driver puts a vGPU on any instance of its profile that has room for it,
-not always on the one that it was meant for, and of an mdev it never tells.
-So a claim says which instance it keeps alive; an instance goes when no claim
-is left that does.
+The driver puts a vGPU on any instance of its profile that has room, not
+always on the claim's instance. For an mdev it does not say which. So each
+claim keeps one instance alive. The last claim of an instance removes it.
 """
 
 from __future__ import annotations
@@ -54,24 +53,24 @@ Action = action.Action
 
 @dataclasses.dataclass(frozen=True)
 class Usage:
-    """Who uses the GPU instances of one GPU."""
+    """The vGPUs and processes on the GPU instances of one GPU."""
 
     vgpus: Mapping[int, Set[str]]
     """Instance id to the vGPUs that are known to be on it."""
     busy: frozenset[int]
     """Instances that are known to have a vGPU or a process."""
     has_compute: bool
-    """Whether the instance that was asked about has compute instances."""
+    """Whether the requested instance has compute instances."""
     reason: str
-    """What uses that instance, or may; empty if nothing does."""
+    """What uses or may use the requested instance; empty if nothing."""
 
 
 class Partitions:
-    """Creates and destroys what claims stand for, on one machine.
+    """Creates and destroys the partitions of claims on one machine.
 
-    To be used under the GPU's lock.
+    Callers hold the GPU's lock.
 
-    :param machine: where state is read.
+    :param machine: the machine with the GPUs.
     :param records: the journal.
     """
 
@@ -80,9 +79,9 @@ class Partitions:
         self._journal = records
 
     def vgpu_type(self, vgpu: spec.VgpuSpec) -> str | None:
-        """Type of the vGPU (``nvidia-474``) where ``vgpu`` is to be, if any.
+        """Type (``nvidia-474``) of the vGPU in the place of ``vgpu``, if any.
 
-        :raises SysfsError: if that cannot be read.
+        :raises SysfsError: if the type cannot be read.
         """
         return executor.type_of(self._machine, vgpu)
 
@@ -99,17 +98,17 @@ class Partitions:
                  ) -> journal.Entry:
         """The entry with the id of an instance of this boot.
 
-        :param instance_id: None if it is yet to be created.
+        :param instance_id: None if the instance is yet to be created.
         """
         return dataclasses.replace(entry, instance_id=instance_id,
                                    boot=self._machine.boot_id())
 
     def number(self, entries: Iterable[journal.Entry],
                instance: model.GpuInstance) -> tuple[journal.Entry, ...]:
-        """Write that an instance is the one of these entries.
+        """Write the id of an instance to the entries that it belongs to.
 
-        :returns: the entries as they are now.
-        :raises JournalError: if that cannot be put on the disk.
+        :returns: the changed entries.
+        :raises JournalError: if they cannot be written to the disk.
         """
         entries = tuple(self.numbered(entry, instance.instance_id)
                         for entry in entries)
@@ -120,9 +119,9 @@ class Partitions:
                         wanted: readiness.Wants) -> model.GpuInstance:
         """Create the entry's instance at its placement.
 
-        :param wanted: what the policy needs of the GPU.
-        :raises NvmlError: as NVML refused it.
-        :raises StepFailed: if the driver put it somewhere else.
+        :param wanted: the state that the GPU's policy requires.
+        :raises NvmlError: if NVML refused it.
+        :raises StepFailed: if the driver chose another placement.
         """
         runner = executor.Executor(self._machine, gpu.address, gpu)
         runner.take(action.Step(
@@ -131,20 +130,23 @@ class Partitions:
                 gpu, wanted, entry.profile_id)))
         return runner.instance(entry.placement)
 
-    def create_vgpu(self, gpu: model.Gpu, entry: journal.Entry
-                    ) -> tuple[journal.Entry, int | None]:
-        """Create the entry's vGPU; nothing, where it is already.
+    def create_vgpu(
+            self, gpu: model.Gpu, entry: journal.Entry,
+            created: model.GpuInstance | None = None
+    ) -> tuple[journal.Entry, tuple[model.GpuInstance | None, model.Vgpu]]:
+        """Create the entry's vGPU, unless it exists.
 
-        If the driver puts it on another instance of ours, the one that was
-        to be its own goes again. If that is a stranger's, ours stays the
-        entry's, to be destroyed with it. Where the driver does not tell,
-        the entry stays as it is.
+        The driver may choose another GPU instance than the entry's. If an
+        entry made that one, this entry moves to it and its own instance is
+        destroyed, unless an entry needs it whose vGPU is on an instance of
+        another tool. On such an instance, the entry keeps its own one.
 
-        :returns: the entry, with the instance that the vGPU really lies
-            on, and that instance's id as the driver tells it.
+        :param created: the instance that was created for the entry, if any.
+        :returns: the entry with the instance of its vGPU, and the instance
+            (None if not new) and the vGPU that are new on the GPU.
         :raises NvmlError, SysfsError: if the hardware refused something.
-        :raises StepFailed: if something else is there, or the kernel made
-            something else.
+        :raises StepFailed: if another vGPU is in its place, or the kernel
+            made another one.
         """
         runner = executor.Executor(self._machine, entry.gpu, gpu)
         runner.take(action.Step(Action.CREATE_VGPU, vgpu=entry.vgpu))
@@ -154,21 +156,36 @@ class Partitions:
                                     fabric_partition=entry.fabric_partition))
         found = self.instance_under(entry)
         if found is None or found == entry.instance_id:
-            return entry, found
+            return entry, (created, entry.live(found))
         for other in self._others(entry):
             if other.instance_id == found and self.own_instance(other):
-                if not self._sharers(entry):
+                away = self._away(entry, other)
+                if away is not None:
+                    self._journal.put(dataclasses.replace(
+                        away, placement=entry.placement,
+                        instance_id=entry.instance_id))
+                elif not self.sharers(entry):
                     self._destroy(entry)
-                return dataclasses.replace(
-                    entry, placement=other.placement,
-                    instance_id=found), found
-        return entry, found
+                    created = None
+                entry = dataclasses.replace(entry, instance_id=found,
+                                            placement=other.placement)
+                break
+        return entry, (created, entry.live(found))
+
+    def _away(self, entry: journal.Entry, other: journal.Entry
+              ) -> journal.Entry | None:
+        """An entry with ``other``'s instance and its vGPU on another one."""
+        return next((
+            item for item in self._others(entry)
+            if _place(item) == _place(other)
+            and item.phase is journal.Phase.BOUND and self.instance_under(
+                item) not in (None, item.instance_id)), None)
 
     def instance_under(self, entry: journal.Entry) -> int | None:
         """Id of the GPU instance that the driver put the vGPU on.
 
-        :returns: None where the driver does not tell, as of an mdev.
-        :raises SysfsError: if it cannot be read.
+        :returns: None if the driver does not tell, as for an mdev.
+        :raises SysfsError: if the id cannot be read.
         """
         if not entry.vfio:
             return None
@@ -178,11 +195,11 @@ class Partitions:
                      gpu: model.Gpu | None = None) -> None:
         """Destroy a vGPU; does nothing if it is gone.
 
-        :param address: of its GPU.
-        :param gpu: the GPU, where the vGPU is of vendor VFIO.
+        :param address: the GPU's address.
+        :param gpu: the GPU, if the vGPU is of vendor VFIO.
         :raises SysfsError: EBUSY while a guest holds it.
-        :raises VgpuInUse: if somebody uses it.
-        :raises UsageUnknown, NvmlError: if that is not known.
+        :raises VgpuInUse: if the vGPU is in use.
+        :raises UsageUnknown, NvmlError: if its use cannot be found out.
         """
         executor.Executor(self._machine, address, gpu).take(
             action.Step(Action.DESTROY_VGPU, vgpu=vgpu))
@@ -190,7 +207,7 @@ class Partitions:
     def disconnect(self, entry: journal.Entry) -> None:
         """Deactivate the NVSwitch partition of a vGPU that is gone.
 
-        :raises FabricError: as the fabric manager refused it.
+        :raises FabricError: if the fabric manager refused it.
         """
         if entry.fabric_partition is not None:
             executor.Executor(self._machine, entry.gpu).take(action.Step(
@@ -198,7 +215,7 @@ class Partitions:
                 fabric_partition=entry.fabric_partition))
 
     def undefine_mdev(self, handle: str) -> None:
-        """Let mdevctl forget the mdev of a handle; never raises."""
+        """Remove the definition of a handle's mdev. Never raises."""
         try:
             privileged_vgpu.undefine_mdev(handle)
         except exception.GpuDriverError as error:
@@ -207,20 +224,21 @@ class Partitions:
     def destroy_instance(self, entry: journal.Entry,
                          read: Callable[[model.PciAddress], model.Gpu]
                          ) -> spec.MigInstanceSpec | None:
-        """Destroy the instance of an entry, if no other keeps it alive.
+        """Destroy the instance of an entry, unless other entries share it.
 
-        Nothing is destroyed to find out who uses it: compute instances go
-        only where nothing uses the instance that they are in.
+        Compute instances are destroyed only if nothing uses their GPU
+        instance, never to find out whether something does.
 
-        :param entry: its vGPU is gone.
+        :param entry: an entry whose vGPU is gone.
         :param read: reads a GPU again.
-        :returns: what was destroyed, which may have been another's before;
-            None if nothing was.
+        :returns: the destroyed instance, which another entry may have had
+            before; None if none was destroyed.
         :raises NvmlError: IN_USE while something runs on it, or may.
-        :raises SysfsError: if who uses it cannot be found out.
+        :raises SysfsError: if its use cannot be found out.
         """
-        if (entry.placement is None or self._is_past(entry)
-                or self._sharers(entry)):
+        if (entry.placement is None
+                or entry.is_past(self._machine.boot_id())
+                or self.sharers(entry)):
             return None
         try:
             self._destroy(entry)
@@ -232,18 +250,12 @@ class Partitions:
 
     @gate.series
     def own_instance(self, entry: journal.Entry) -> model.GpuInstance | None:
-        """The live instance that the entry made, None if there is none.
-
-        A process that died while it created one has not written the id:
-        then it is the one at the entry's placement that was not there
-        before. GPU instances do not outlive a boot (MIG User Guide), so
-        what an entry of an earlier boot made is gone, whatever lies in its
-        place now.
+        """The live instance that the entry made; None if there is none.
 
         :raises NvmlError: if the live instances cannot be read.
         """
-        if (entry.placement is None or entry.profile_id is None
-                or self._is_past(entry)):
+        boot = self._machine.boot_id()
+        if entry.profile_id is None or entry.is_past(boot):
             return None
         nvml = self._machine.nvml
         try:
@@ -253,20 +265,14 @@ class Partitions:
             if error.symbol in executor.GONE:
                 return None
             raise
-        for instance in live:
-            if instance.placement != entry.placement:
-                continue
-            if (entry.instance_id == instance.instance_id
-                    or entry.instance_id is None
-                    and instance.instance_id not in entry.foreign_ids):
-                return instance
-        return None
+        return next((instance for instance in live
+                     if entry.made(instance, boot)), None)
 
     @gate.series
     def usage(self, gpu: model.Gpu, instance_id: int) -> Usage:
-        """Who uses the GPU instances of a GPU; above all, one of them.
+        """What uses the GPU instances of a GPU, and one of them in detail.
 
-        :raises NvmlError, SysfsError: if that cannot be found out.
+        :raises NvmlError, SysfsError: if their use cannot be found out.
         """
         nvml = self._machine.nvml
         vgpus = collections.defaultdict(set)
@@ -284,15 +290,11 @@ class Partitions:
             bool(nvml.compute_instances(nvml.device(gpu.address),
                                         instance_id)), reason)
 
-    def _is_past(self, entry: journal.Entry) -> bool:
-        """Whether an entry's instance was made before the last boot."""
-        return entry.boot not in (None, self._machine.boot_id())
-
     def _destroy(self, entry: journal.Entry) -> None:
         """Destroy the entry's instance; does nothing if it is gone.
 
         Instance ids are reused, so the instance with the entry's id is
-        destroyed only if it lies where the entry's was created.
+        destroyed only if it has the entry's placement.
 
         :raises NvmlError: IN_USE while something runs on it.
         """
@@ -318,7 +320,8 @@ class Partitions:
         used = self.usage(read(entry.gpu), number)
         for other in self._finished(entry):
             if differences.vgpu_name(other) in used.vgpus[number]:
-                # It runs on ours, so ours may have sat on its.
+                # The other entry's vGPU runs on this entry's instance, so
+                # this entry's vGPU may have been on the other's instance.
                 moved = dataclasses.replace(
                     entry, placement=other.placement,
                     instance_id=other.instance_id)
@@ -331,8 +334,8 @@ class Partitions:
             return self._exchange(entry, number, used.busy, error)
         if used.reason:
             raise error
-        # A guest may have left some (MIG User Guide: they are created within
-        # a virtual machine too).
+        # A guest may have left compute instances (MIG User Guide: they are
+        # created within a virtual machine too).
         self._take(entry, instance, Action.DESTROY_COMPUTE,
                    Action.DESTROY_INSTANCE)
         return entry.instance
@@ -340,13 +343,12 @@ class Partitions:
     def _exchange(self, entry: journal.Entry, number: int,
                   busy: frozenset[int], error: exception.NvmlError
                   ) -> spec.MigInstanceSpec | None:
-        """Give the instance to whose vGPU is on it, and remove theirs.
+        """Swap instances with the entry whose vGPU is on this one.
 
-        NVML says that there is a vGPU and nobody tells whose: its guest
-        does not run. Then NVML refuses each instance that has a vGPU, and
-        the one that it does not refuse is empty. Where there are vGPUs on
-        each of the others' too, one of those that are taken to share an
-        instance is on ours; which, nobody tells.
+        NVML does not tell whose vGPU that is, because its guest does not
+        run. NVML refuses to destroy an instance that has a vGPU, so one that
+        it destroys was empty. If none is empty, an entry that the journal has
+        on a shared instance has its vGPU on this one. It is unknown which.
         """
         groups = collections.defaultdict(list)
         for other in self._finished(entry):
@@ -376,7 +378,7 @@ class Partitions:
         raise error
 
     def _finished(self, entry: journal.Entry) -> list[journal.Entry]:
-        """The others whose bind has ended."""
+        """The entries of :meth:`_others` whose bind has ended."""
         return [other for other in self._others(entry)
                 if other.phase is not journal.Phase.BINDING]
 
@@ -387,7 +389,8 @@ class Partitions:
                 and other.placement is not None
                 and other.profile_id == entry.profile_id]
 
-    def _sharers(self, entry: journal.Entry) -> list[journal.Entry]:
+    def sharers(self, entry: journal.Entry) -> list[journal.Entry]:
+        """The other entries that share the entry's instance."""
         return [other for other in self._others(entry)
                 if _place(other) == _place(entry)]
 

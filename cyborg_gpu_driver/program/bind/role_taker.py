@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A GPU of mode auto takes the role that a bind asks of it."""
+"""Give a GPU in mode auto the role that a bind needs."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ LOG = logging.getLogger(__name__)
 class RoleTaker:
     """Gives idle GPUs the roles that binds ask for.
 
-    :param host: what is known of the machine.
-    :param transactions: where the machine and its records are.
-    :param cloud: sees to it that nobody has a GPU as a whole.
+    :param host: the state of the machine.
+    :param transactions: has the machine and its records.
+    :param cloud: ensures that no server gets a GPU as a whole.
     """
 
     def __init__(self, host: live.LiveHost,
@@ -56,14 +56,14 @@ class RoleTaker:
     @contextlib.contextmanager
     def alone(self, address: model.PciAddress, asked: request.Request
               ) -> Iterator[None]:
-        """Let nobody have a GPU as a whole while a part of it is bound.
+        """Let no server get a GPU as a whole while a part of it is bound.
 
-        Cyborg tells nobody of a server that gets a whole GPU; its
-        allocation in Placement precedes its bind. So the whole GPU is
-        reserved first and its allocations are read after that. The caller
-        does not hold the GPU's lock.
+        Cyborg does not tell the driver about a server that gets a whole
+        GPU. The server's allocation in Placement precedes its bind. So the
+        whole GPU is reserved first and its allocations are read after that.
+        The caller does not hold the GPU's lock.
 
-        :raises BindRefused: if somebody has it, or that is not known.
+        :raises BindRefused: if a server has or may have the whole GPU.
         """
         if not self._may_be_whole(self._host.gpu(address)):
             yield
@@ -74,12 +74,12 @@ class RoleTaker:
             yield
 
     def take(self, address: model.PciAddress, turn: turns.Turn) -> None:
-        """Let a GPU take the role that a bind needs; under its lock.
+        """Give a GPU the role that a bind needs; the caller holds its lock.
 
-        :raises BindRefused: if it has another role, or cannot take this
-            one now. What was changed then is put back by the next report.
-        :raises BindAbandoned: if nobody waits for the bind any more.
-        :raises JournalError: if its record cannot be read.
+        :raises BindRefused: if the GPU has another role, or cannot take this
+            one now. The next report reverts the steps taken until then.
+        :raises BindAbandoned: if Cyborg no longer waits for the bind.
+        :raises JournalError: if the GPU's record cannot be read.
         """
         gpu = self._host.gpu(address)
         governing = self._host.policy_for(gpu)

@@ -10,12 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Binds from their arrival to their end.
+"""The binds that have arrived and not ended.
 
 Cyborg waits ``[DEFAULT] rpc_response_timeout`` for a bind. Then it fails the
-request, deletes it and may give the handle to another server, and tells
-nobody here. So a bind ends by itself before, and an unbind ends the binds of
-its handle that arrived before it.
+request, deletes it and may give the handle to another server. It does not
+tell the agent. So a bind ends by itself before that, and an unbind ends the
+binds of its handle that arrived before it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from cyborg_gpu_driver.program.planning import request
 class Turn:
     """One bind.
 
-    :param seconds: how long it may take from now on.
+    :param seconds: how long the bind may take from now on.
     """
 
     def __init__(self, asked: request.Request, seconds: float,
@@ -53,9 +53,10 @@ class Turn:
         return max(0.0, self._end - self._clock())
 
     def check(self) -> None:
-        """See that somebody still waits for the bind.
+        """Check that Cyborg still waits for the bind.
 
-        :raises BindAbandoned: if not.
+        :raises BindAbandoned: if the handle was given back, or the time is
+            over.
         """
         if self.cancelled:
             raise self._abandoned('Cyborg has given the handle back while '
@@ -83,7 +84,7 @@ class Turns:
 
     @contextlib.contextmanager
     def partitioning(self, address: model.PciAddress) -> Iterator[None]:
-        """While a GPU may get another role."""
+        """Mark a GPU as one that may get another role in this context."""
         with self._mutex:
             self._partitioning[address] += 1
         try:
@@ -100,7 +101,7 @@ class Turns:
     @contextlib.contextmanager
     def turn(self, asked: request.Request, seconds: float
              ) -> Iterator[Turn]:
-        """The turn of a bind that has just arrived."""
+        """Create the turn of a bind that has just arrived."""
         turn = Turn(asked, seconds, self._clock)
         with self._mutex:
             self._turns.add(turn)
@@ -111,7 +112,7 @@ class Turns:
                 self._turns.discard(turn)
 
     def cancel(self, handle: str) -> None:
-        """Cancel the binds of a handle that have arrived until now."""
+        """Cancel all binds of a handle that have arrived so far."""
         with self._mutex:
             for turn in self._turns:
                 if turn.asked.handle == handle:

@@ -10,10 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a GPU should be by its record and policy, and the steps to it. Pure.
+"""The state that a GPU should have, and the steps to it. Pure.
 
-Whoever changes a GPU asks here: restore, repair, fixed vGPUs and rollbacks.
-The question is put again whenever the GPU was read again.
+It follows from the GPU's record and policy. All that changes a GPU uses this
+module: restore, repair, fixed vGPUs and rollbacks. They compute the steps
+again each time the GPU was read.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Action = action.Action
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """A GPU instance and the claims whose vGPUs it carries."""
+    """A GPU instance and the claims whose vGPUs are on it."""
 
     instance: spec.MigInstanceSpec | None
     """None for time-sliced vGPUs, which have no GPU instance."""
@@ -45,27 +46,28 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class Desired:
-    """What a GPU should be. None of it says what has to go."""
+    """The state that a GPU should have. It does not say what to destroy."""
 
     wants: readiness.Wants
-    """Its modes."""
+    """The GPU's modes."""
     groups: tuple[Group, ...] = ()
-    """In the order in which they are created."""
+    """The groups in the order in which they are created."""
 
 
 def desired(gpu: model.Gpu, record: gpu_record.GpuRecord,
             policy: readiness.Wants) -> Desired:
-    """What a GPU should be.
+    """Return the state that a GPU should have.
 
-    What is bound comes first, then what is laid out, then the policy.
-    Which driver it has is for the agent to choose, who knows of servers.
+    Bound claims take precedence, then the layout, then the policy. The
+    kernel driver is not part of it: the agent chooses it, because the agent
+    knows about servers.
 
-    The driver puts a vGPU on any instance of its profile that has room. So
-    each instance is created only when its own vGPUs are next, and those
-    with most of them come first.
+    NVIDIA's driver puts a vGPU on any instance of its profile that has room.
+    So each instance is created just before its own vGPUs, and the instances
+    with the most vGPUs come first.
 
-    :param gpu: as it is.
-    :param policy: what the policy needs of it.
+    :param gpu: the GPU in its current state.
+    :param policy: the state that the policy requires.
     """
     claims = sorted((claim for claim in record.claims
                      if claim.phase is gpu_record.Phase.BOUND
@@ -88,9 +90,10 @@ def desired(gpu: model.Gpu, record: gpu_record.GpuRecord,
 
 def creation(gpu: model.Gpu, instances: Iterable[spec.MigInstanceSpec],
              policy: readiness.Wants) -> tuple[action.Step, ...]:
-    """The steps that create those instances that a GPU lacks.
+    """The steps that create those given instances that a GPU lacks.
 
-    :param policy: what the policy needs of the GPU, its scheduler above all.
+    :param policy: the state that the policy requires. Only its scheduler is
+        used.
     """
     return tuple(
         dataclasses.replace(step, scheduler=readiness.instance_scheduler(
@@ -101,32 +104,46 @@ def creation(gpu: model.Gpu, instances: Iterable[spec.MigInstanceSpec],
 
 def removal(gpu: model.Gpu, instances: Collection[spec.MigInstanceSpec]
             ) -> tuple[action.Step, ...]:
-    """The steps that destroy those instances that a GPU has."""
+    """The steps that destroy those given instances that a GPU has."""
     return _differing(gpu, (), instances)
 
 
 def rollback(gpu: model.Gpu, change: gpu_record.Change
              ) -> tuple[action.Step, ...]:
-    """The steps from how a GPU is to how it was before a change.
+    """The steps that restore the state of a GPU before a change.
 
-    Instances are created again where they were, with the compute instances
-    that they had; ids and UUIDs cannot be brought back. An instance that is
-    in neither and was not touched is somebody else's and stays. The MIG
-    mode is not among the steps.
+    Instances are created again in their old places, with their compute
+    instances. Ids and UUIDs cannot be restored. An instance that did not
+    exist before and that no step touched is of another tool, and is kept.
+    The MIG mode is not among the steps.
 
-    :param gpu: with compute instances; in the MIG mode that it had before.
+    :param gpu: the GPU with its compute instances, in the MIG mode that it
+        had before.
     """
     there = {vgpu.function: vgpu.type_id for vgpu in gpu.vgpus}
     return (
         *(action.Step(Action.DESTROY_VGPU, vgpu=vgpu)
           for vgpu in reversed(change.vgpus)
           if there.get(vgpu.function) == vgpu.type_id),
-        *_differing(gpu, change.before.instances, change.touched))
+        *_differing(gpu, remaining(gpu, change), change.touched))
+
+
+def remaining(gpu: model.Gpu, change: gpu_record.Change
+              ) -> tuple[spec.MigInstanceSpec, ...]:
+    """The instances before a change that a rollback keeps or creates again.
+
+    A missing instance that no step touched is left out: something else, such
+    as an unbind, has destroyed it meanwhile.
+    """
+    live = {spec.of(instance)
+            for instance in (gpu.mig.instances if gpu.mig else ())}
+    return tuple(item for item in change.before.instances
+                 if item.bare in live or item.bare in change.touched)
 
 
 def differences(gpu: model.Gpu, change: gpu_record.Change
                 ) -> tuple[str, ...]:
-    """What is not as it was before a change, for people; empty if all is."""
+    """What differs from before a change, for people; empty if nothing."""
     found = []
     mig, before = spec.layout_of(gpu), change.before
     for what, is_now, was in (('MIG mode', mig.enabled, before.enabled),
@@ -141,7 +158,7 @@ def differences(gpu: model.Gpu, change: gpu_record.Change
 def _differing(gpu: model.Gpu, wanted: Sequence[spec.MigInstanceSpec],
                touched: Collection[spec.MigInstanceSpec]
                ) -> tuple[action.Step, ...]:
-    """Steps to what is wanted; of what is there only ``touched`` may go."""
+    """Steps to the wanted instances; only ``touched`` ones are destroyed."""
     if gpu.mig is None:
         return ()
     live = {spec.of(instance): instance for instance in gpu.mig.instances}
@@ -212,14 +229,14 @@ def _wants(policy: readiness.Wants, gpu: model.Gpu,
 def _mig(policy: bool | None, gpu: model.Gpu,
          saved: gpu_record.SavedLayout | None,
          claims: Sequence[gpu_record.Claim]) -> bool | None:
-    """The MIG mode; None leaves it."""
+    """The MIG mode that a GPU should have; None keeps the current one."""
     if gpu.mig is None:
         return None
     if (any(claim.placement is not None for claim in claims)
             or saved is not None and saved.layout.instances):
         return True
     if claims and policy:
-        # Time-sliced vGPUs of an earlier policy, which need it off.
+        # Time-sliced vGPUs of an earlier policy, which need MIG off.
         return None
     if policy is None and saved is not None and not gpu.mig.instances:
         return saved.layout.enabled

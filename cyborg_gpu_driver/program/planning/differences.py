@@ -10,9 +10,9 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Journal, hardware, Cyborg and Placement held against each other. Pure.
+"""Compare journal, hardware, Cyborg and Placement. Pure.
 
-What is not known is no difference.
+Unknown facts are not differences.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _PASSING = ('its server may be created or deleted just now; if the difference '
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """All that is known of one GPU at one moment."""
+    """The known facts of one GPU at one moment."""
 
     gpu: model.Gpu
     record: gpu_record.GpuRecord = gpu_record.GpuRecord()
     governed: bool = True
-    """Whether what lies on the GPU is this library's business."""
+    """Whether this library manages the vGPUs and instances on the GPU."""
     claims: reconcile.Claims | None = None
-    """None where Cyborg could not be asked."""
+    """Cyborg's requests; None if Cyborg could not be asked."""
     usages: tuple[reconcile.Usage, ...] = ()
-    """Of the providers that Placement told of."""
+    """Usages of the GPU's providers that Placement returned."""
     users: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Names of vGPUs that are in use, or may be, and by what."""
+    """Names of vGPUs that are or may be in use, and what uses them."""
     in_use: Mapping[model.Placement, str] | None = None
-    """Instances in use and by what; None where that is not known."""
+    """Instances in use and what uses them; None if unknown."""
 
     @property
     def entries(self) -> tuple[journal.Entry, ...]:
@@ -58,7 +58,7 @@ class Facts:
 
 
 def compare(facts: Facts) -> tuple[reconcile.Difference, ...]:
-    """Everything on which two accounts of one GPU disagree."""
+    """All differences between two sources about one GPU."""
     found = [*_layout(facts)]
     if facts.gpu.problems:
         return tuple(found)
@@ -101,7 +101,7 @@ def earlier(found: Iterable[reconcile.Earlier]
 
 
 def unreadable(gpu: model.PciAddress, reason: str) -> reconcile.Difference:
-    """A GPU whose record cannot be used; nothing is compared with it."""
+    """The difference of an unusable record, which cannot be compared."""
     return _difference(
         reconcile.Kind.BAD_RECORD, gpu, str(gpu), reason,
         'the next report of the agent moves the damaged record aside and '
@@ -125,12 +125,12 @@ def unexplained(facts: Facts) -> tuple[model.GpuInstance, ...]:
 
 
 def vgpu_name(entry: journal.Entry) -> str:
-    """The name that an entry's vGPU goes by."""
+    """The name of an entry's vGPU: its function, or the mdev's UUID."""
     return str(entry.function) if entry.vfio else entry.handle
 
 
 def claimed_vgpu(gpu: model.Gpu, claim: reconcile.Claim) -> model.Vgpu | None:
-    """The live vGPU of a request on a GPU, None if it is not there."""
+    """The live vGPU of a request on a GPU; None if it does not exist."""
     vfio = gpu.framework is model.Framework.VENDOR_VFIO
     name = str(claim.function) if vfio else claim.handle
     return next((vgpu for vgpu in gpu.vgpus if vgpu.name == name
@@ -142,8 +142,7 @@ def _layout(facts: Facts) -> Iterator[reconcile.Difference]:
         yield _difference(
             reconcile.Kind.LAYOUT_CHANGE, facts.gpu.address,
             str(facts.gpu.address),
-            f'a change of layout did not come to its end: '
-            f'{facts.record.change}',
+            f'a change of layout did not finish: {facts.record.change}',
             'run "cyborg-gpu layout restore", which undoes it')
 
 
@@ -209,7 +208,7 @@ def _no_request(facts: Facts, claims: reconcile.Claims, entry: journal.Entry,
 
 
 def _instance(facts: Facts, entry: journal.Entry) -> tuple[str, bool]:
-    """What is wrong with an entry's instance; whether its place is free."""
+    """The problem of an entry's instance, and whether its place is free."""
     if entry.placement is None or not facts.gpu.visible_to_nvml:
         return '', True
     free = True
@@ -303,7 +302,7 @@ def _of_placement(facts: Facts) -> Iterator[reconcile.Difference]:
                               '"openstack gpu orphan clean" removes what '
                               'Cyborg still has bound for it; until then '
                               'Placement may promise what is taken')
-        # What is wanted counts what the journal knows.
+        # ``wanted`` counts only the claims in the journal.
         if usage.reserved != usage.wanted and not unrecorded:
             yield _difference(
                 kind.RESERVED, address, usage.provider,

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is known of the groups that a GPU is in. Pure."""
+"""Collect the state of the groups that a GPU is in. Pure."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def states(host: model.Host, groups: Iterable[nvlink.Group],
            policy_for: Callable[[model.Gpu], policies.Policy | None],
            owners: Callable[[model.PciAddress], str]
            ) -> tuple[offer_nvlink.State, ...]:
-    """The groups with all that decides whether they can be had.
+    """The groups with all facts that decide whether they are available.
 
-    :param groups: those that one GPU is in.
-    :param policy_for: the policy that governs a GPU.
-    :param owners: who has a claim on a GPU; empty if nobody has.
+    :param groups: the groups that one GPU is in.
+    :param policy_for: returns the policy of a GPU.
+    :param owners: returns the claims on a GPU as text; empty if none.
     """
     gpus = {gpu.address: gpu for gpu in host.gpus}
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a bind will do, decided before anything is touched. Pure."""
+"""Plan a bind before anything is touched. Pure."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from cyborg_gpu_driver.program.planning import request
 
 @dataclasses.dataclass(frozen=True)
 class BindPlan:
-    """One bind: the function for its vGPU, and in mode mig its instance."""
+    """One bind: the function of its vGPU, and in mode mig its instance."""
 
     function: model.PciAddress
     profile_id: int | None = None
     placement: model.Placement | None = None
-    """Of the GPU instance."""
+    """Placement of the GPU instance."""
     instance_id: int | None = None
-    """Of an instance of ours that others are on; None where one is to be
+    """Id of the bound instance to share; None if a new one is to be
     created."""
     vgpu_placement: int | None = None
     """Placement id among vGPUs of mixed sizes."""
@@ -49,32 +49,32 @@ class BindPlan:
 
 def held(gpu: model.Gpu, entries: Sequence[journal.Entry]
          ) -> tuple[offers.Held, ...]:
-    """Which vGPUs lie on which GPU instances of ours.
+    """The vGPUs on the GPU instances that the journal has.
 
-    Of vendor VFIO the driver tells. Of an mdev it does not: that one is
-    taken to be where the journal has it, because the driver fills the
-    instances of a profile in an order of its own, and how many vGPUs there
-    are on all of them stays the same.
+    With vendor VFIO, the driver tells the instance of a vGPU. For an mdev it
+    does not, and the journal's instance is used: the driver fills the
+    instances of a profile in its own order, but the total of vGPUs on them
+    does not change. The journal's instance is also used for a vGPU that
+    the driver has put on an instance of another tool. That instance is gone
+    after a reboot, and then the vGPU needs its own place.
 
-    :param entries: the journal's of the GPU.
+    :param entries: the journal's entries of the GPU.
     """
-    told = {function.address for function in gpu.vfs
-            if function.gpu_instance_id is not None}
     ours = {instance.instance_id: instance.placement
             for instance in _ours(gpu, entries)}
-    found = [offers.Held(entry.placement, entry.mdev_type)
-             for entry in entries
-             if entry.placement is not None and entry.function not in told]
-    found.extend(offers.Held(ours[vgpu.instance_id], vgpu.type_id)
-                 for vgpu in gpu.vgpus if vgpu.instance_id in ours)
-    return tuple(found)
+    told = {vgpu.function: offers.Held(ours[vgpu.instance_id], vgpu.type_id)
+            for vgpu in gpu.vgpus if vgpu.instance_id in ours}
+    return (
+        *(offers.Held(entry.placement, entry.mdev_type) for entry in entries
+          if entry.placement is not None and entry.function not in told),
+        *told.values())
 
 
 def find_offer(gpu: model.Gpu, available: tuple[offers.Offer, ...],
                asked: request.Request) -> offers.Offer:
-    """The offer that a request is about.
+    """Find the offer that a request asks for.
 
-    :param available: what the GPU's policy offers.
+    :param available: the offers of the GPU's policy.
     :raises BindRefused: if no handle of this GPU has that function and
         type, or its offer cannot be served now.
     """
@@ -97,12 +97,12 @@ def find_offer(gpu: model.Gpu, available: tuple[offers.Offer, ...],
 def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
          offer: offers.Offer, asked: request.Request,
          entries: Sequence[journal.Entry], share: bool = True) -> BindPlan:
-    """Where the request goes on ``gpu`` as it is now.
+    """Plan the bind of a request on ``gpu`` in its current state.
 
-    :param available: all that is offered on the GPU, ``offer`` among it.
-    :param entries: the journal's of the GPU.
-    :param share: whether an instance that is there may be used.
-    :raises BindRefused: if there is no room, naming what is in the way.
+    :param available: all offers of the GPU, including ``offer``.
+    :param entries: the journal's entries of the GPU.
+    :param share: whether the vGPU may use an existing instance.
+    :raises BindRefused: if there is no room, naming what occupies it.
     """
     function = _parent(gpu, asked, entries)
     if offer.mode is not policy.Mode.MIG:
@@ -127,7 +127,7 @@ def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
 
 
 def refusal(asked: request.Request, reason: str) -> exception.BindRefused:
-    """A refused bind, for the reason."""
+    """Make the exception that refuses a bind for a reason."""
     return exception.BindRefused(
         handle=asked.handle, asked_type=asked.mdev_type,
         address=asked.function, reason=reason)
@@ -137,10 +137,10 @@ def _parent(gpu: model.Gpu, asked: request.Request,
             entries: Iterable[journal.Entry]) -> model.PciAddress:
     """The function that the handle names, which has to be empty.
 
-    Nova looks for the vGPU there and nowhere else
+    Nova looks for the vGPU only on that function
     (:mod:`cyborg_gpu_driver.partition.vgpu.functions`). A virtual function
-    holds one vGPU. One that a guest would not let go of at its unbind is
-    still its handle's in the journal.
+    holds one vGPU. If a guest did not release its vGPU at the unbind, the
+    journal still has the entry of that vGPU's handle.
 
     :raises BindRefused: if the virtual function is not free.
     """
@@ -155,16 +155,16 @@ def _parent(gpu: model.Gpu, asked: request.Request,
              if vgpu.function == asked.function]
     if there:
         raise refusal(asked, f'that virtual function carries vGPU {there[0]} '
-                      'that this driver did not make')
+                      'that this driver did not create')
     return asked.function
 
 
 def _shared(gpu: model.Gpu, offer: offers.Offer,
             entries: Sequence[journal.Entry]) -> model.GpuInstance | None:
-    """The fullest instance of ours with room for one more vGPU.
+    """The fullest instance in the journal with room for one more vGPU.
 
-    An instance takes vGPUs of one framebuffer size. What somebody else has
-    created is not ours to fill.
+    An instance takes vGPUs of one framebuffer size. Instances that another
+    tool created are not used.
     """
     if offer.per_instance < 2:
         return None
@@ -184,9 +184,9 @@ def _shared(gpu: model.Gpu, offer: offers.Offer,
 
 def _unfinished(mig: model.Mig, entries: Iterable[journal.Entry]
                 ) -> list[spec.MigInstanceSpec]:
-    """Instances that are being made or removed, whatever is there now.
+    """Instances that are being made or removed and are not live now.
 
-    One whose id is not known yet is known by its place alone.
+    An instance without an id yet is compared by placement and profile.
     """
     live = {spec.of(instance) for instance in mig.instances}
     return [entry.instance for entry in entries
@@ -197,7 +197,10 @@ def _unfinished(mig: model.Mig, entries: Iterable[journal.Entry]
 
 def _ours(gpu: model.Gpu, entries: Iterable[journal.Entry]
           ) -> list[model.GpuInstance]:
-    """The live instances that the journal has; ids alone are reused."""
+    """The live instances that the journal has.
+
+    They are compared by id and place, because ids are reused.
+    """
     return [instance for instance in (gpu.mig.instances if gpu.mig else ())
             if any(entry.is_on(instance) for entry in entries)]
 
@@ -205,10 +208,10 @@ def _ours(gpu: model.Gpu, entries: Iterable[journal.Entry]
 def _placement_id(gpu: model.Gpu, available: Iterable[offers.Offer],
                   offer: offers.Offer, asked: request.Request,
                   entries: Iterable[journal.Entry]) -> int | None:
-    """Where on a GPU of mixed sizes; None where the driver sees to that.
+    """The vGPU's placement on a GPU of mixed sizes; None on another GPU.
 
-    What was promised before is spoken for, also while no guest runs on it
-    and NVML may call it free.
+    On other GPUs the driver chooses it. The placements of earlier binds are
+    taken, even while no guest runs and NVML may call them free.
     """
     if not gpu.mixed_sizes:
         return None

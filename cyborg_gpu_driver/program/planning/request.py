@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What Cyborg's RPC may say, checked before anything is built from it."""
+"""Check the arguments of Cyborg's RPC before they are used."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from cyborg_gpu_driver.partition import vgpu_name
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """A bind or unbind as cyborg-conductor or cyborg-api asks for it.
+    """A bind or unbind that cyborg-conductor or cyborg-api requests.
 
-    ``function`` is the handle's PCI function (the GPU or a VF of it),
-    ``handle`` the attach handle's UUID, which becomes the mdev's.
+    ``function`` is the handle's PCI function (the GPU or a VF of it).
+    ``handle`` is the attach handle's UUID, which is also the mdev's UUID.
     """
 
     function: model.PciAddress
@@ -35,12 +35,13 @@ class Request:
 
     @property
     def is_group(self) -> bool:
-        """Whether it is for a group of GPUs; ``function`` is the first."""
+        """Whether the request is for a group; ``function`` is its first GPU.
+        """
         return vgpu_name.group_size(self.mdev_type) is not None
 
     @property
     def mdev(self) -> spec.VgpuSpec:
-        """The mdev of the handle, where its framework makes mdevs."""
+        """The mdev of the handle, if the GPU's framework makes mdevs."""
         return spec.VgpuSpec(self.function, self.mdev_type, self.handle)
 
 
@@ -51,7 +52,7 @@ def parse(pci_addr: str, asked_type: str, ah_uuid: str) -> Request:
     :param asked_type: mdev type, ``nvidia-474``, or ``nvlink-2`` for a group
         of two GPUs.
     :param ah_uuid: the attach handle's UUID, lower case with dashes.
-    :raises InvalidValue: naming the one that is wrong.
+    :raises InvalidValue: naming the string that is malformed.
     """
     return Request(function=model.PciAddress.parse(pci_addr),
                    mdev_type=vgpu_name.asked_type(asked_type),

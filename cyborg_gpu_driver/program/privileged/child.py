@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Programs of others, none of which is waited for without a limit."""
+"""Run external programs, always with a time limit."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from collections.abc import Callable
 from oslo_concurrency import processutils
 
 Tool = str | Callable[..., str]
-"""Name or path of a program, or what a simulated machine has in its place,
-which is called with the arguments."""
+"""Name or path of a program, or the function of a simulated machine that is
+called with the arguments instead."""
 
 
 class Failed(Exception):
-    """A program did not do its work; the text says why, for people."""
+    """A program failed. The text says why, for people."""
 
 
 def run(seconds: float, tool: Tool, *arguments: object) -> None:
     """Run a program to its end.
 
-    :param seconds: how long it may take. One that takes longer is killed,
-        with the programs that it has started.
+    :param seconds: how long the program may take. After that, it is killed
+        together with the programs that it has started.
     :raises FileNotFoundError: if there is no such program.
-    :raises Failed: with what it said, if it ends with another code than 0,
-        takes longer, or cannot be started.
+    :raises Failed: with its output, if it ends with another code than 0; or
+        if it takes too long or cannot be started.
     """
     try:
         if callable(tool):
@@ -58,7 +58,7 @@ def run(seconds: float, tool: Tool, *arguments: object) -> None:
 
 
 def _kill(process: processutils.subprocess.Popen) -> None:
-    """Kill what has not ended, without waiting for it."""
+    """Kill a process that has not ended, without waiting for it."""
     if process.poll() is None:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)

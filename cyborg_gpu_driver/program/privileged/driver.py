@@ -12,10 +12,10 @@
 
 """Privileged operations on the kernel driver of a whole GPU.
 
-As in :mod:`cyborg_gpu_driver.program.privileged.mig`, each checks its
-arguments again. A GPU is unbound from its driver only while no process has it
-open: NVIDIA's driver would wait for the holder, for ever in some versions
-(nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c).
+As in :mod:`cyborg_gpu_driver.program.privileged.mig`, each operation checks
+its arguments again. A GPU is unbound from its driver only while no process
+has it open: NVIDIA's driver would wait for the process, forever in some
+versions (nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c).
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _GROUPS = ('kernel', 'iommu_groups')
 _DISPLAY = ('0x0300', '0x0302')
 _BRIDGE = '0x0604'
 _NONE = '(null)'
-"""What ``driver_override`` reads where nothing is written; an empty line
-clears it (Documentation/ABI/testing/sysfs-bus-pci of the kernel)."""
+"""The content of ``driver_override`` if it is not set. An empty line clears
+it (Documentation/ABI/testing/sysfs-bus-pci of the kernel)."""
 
 
 @privsep.entrypoint
 def holders(address: str) -> tuple[tuple[int, str], ...]:
-    """Who has a GPU open: process ids and names; id 0 is a kernel module.
+    """What has a GPU open: process ids and names; id 0 is a kernel module.
 
-    Files of processes of other users are root's to see.
+    Only root sees the open files of other users' processes.
 
     :raises UsageUnknown, SysfsError: if that cannot be found out.
     """
@@ -55,18 +55,19 @@ def holders(address: str) -> tuple[tuple[int, str], ...]:
 
 @privsep.slow_entrypoint
 def bind(address: str, driver: str) -> None:
-    """Give a GPU to a driver, with the other functions of its board.
+    """Bind a GPU to a kernel driver, with the other functions of its board.
 
-    Those go to ``vfio-pci`` with it, because a guest gets an IOMMU group as
-    a whole (Documentation/driver-api/vfio.rst), and back to the drivers that
-    the kernel has for them. What is right already is left alone.
+    The other functions are bound to ``vfio-pci`` too, because a guest gets a
+    whole IOMMU group (Documentation/driver-api/vfio.rst). With ``nvidia``
+    they return to the drivers that the kernel has for them. A function with
+    the right driver is not touched.
 
     :param driver: ``nvidia`` or ``vfio-pci``.
-    :raises GpuInUse: if somebody has it open; nothing was changed.
-    :raises DriverStuck: if its driver does not let go of it.
-    :raises DriverError: if it cannot be given to that driver; where its own
-        driver takes it back, it has it again.
-    :raises UsageUnknown, SysfsError: if the GPU cannot be looked at.
+    :raises GpuInUse: if the GPU is in use; nothing was changed.
+    :raises DriverStuck: if its driver does not release it.
+    :raises DriverError: if it cannot be bound to that driver. Then it is
+        bound to its former driver again, if possible.
+    :raises UsageUnknown, SysfsError: if the GPU's state cannot be read.
     """
     if driver not in (drivers.NVIDIA, drivers.VFIO_PCI):
         raise exception.InvalidValue(
@@ -95,16 +96,16 @@ def bind(address: str, driver: str) -> None:
 
 @privsep.slow_entrypoint
 def reset(address: str) -> None:
-    """Reset a GPU while no driver has it, and give it back to its own.
+    """Unbind a GPU from its driver, reset it, and bind it again.
 
-    A reset through sysfs asks no driver, and NVIDIA's has no callback to
-    hear of one (nv_pci_driver in kernel-open/nvidia/nv-pci.c has no
-    err_handler): under a bound driver it would ruin the GPU's state.
+    A reset through sysfs does not ask the driver, and NVIDIA's driver has no
+    callback for it (nv_pci_driver in kernel-open/nvidia/nv-pci.c has no
+    err_handler). With a bound driver, a reset would ruin the GPU's state.
 
-    :raises GpuInUse: if somebody has it open; nothing was changed.
-    :raises DriverStuck: if its driver does not let go of it.
+    :raises GpuInUse: if the GPU is in use; nothing was changed.
+    :raises DriverStuck: if its driver does not release it.
     :raises DriverError: if it could not be reset, or bound again.
-    :raises UsageUnknown, SysfsError: if the GPU cannot be looked at.
+    :raises UsageUnknown, SysfsError: if the GPU's state cannot be read.
     """
     gpu = nvidia_gpu(address)
     former = _driver(gpu)
@@ -118,13 +119,14 @@ def reset(address: str) -> None:
             address=gpu, reason=f'it was not reset: {error}',
             state=_taken_back(gpu, former)) from error
     if former == drivers.VFIO_PCI:
-        # Whoever bound it may have taken back what let vfio-pci have it.
+        # The tool that bound it to vfio-pci may have cleared the override
+        # since then.
         _override(gpu, former)
     _bind(gpu, former)
 
 
 def nvidia_gpu(address: str) -> model.PciAddress:
-    """The address of a physical GPU of NVIDIA's.
+    """Parse the address of a physical NVIDIA GPU.
 
     :raises InvalidPciAddress, UnknownGpu: if it is something else.
     """
@@ -136,9 +138,9 @@ def nvidia_gpu(address: str) -> model.PciAddress:
 
 
 def refuse_held(gpu: model.PciAddress) -> None:
-    """See to it that nobody has a GPU open, this process included.
+    """Ensure that no process has a GPU open, including this process.
 
-    :raises GpuInUse: naming who has it open.
+    :raises GpuInUse: naming what has it open.
     :raises UsageUnknown, SysfsError: if that cannot be found out.
     """
     privileged.machine().nvml.reset()
@@ -149,7 +151,7 @@ def refuse_held(gpu: model.PciAddress) -> None:
 
 
 def _check_idle(gpu: model.PciAddress) -> None:
-    """See to it that the GPU can be taken from its driver at once."""
+    """Ensure that the GPU can be unbound from its driver at once."""
     refuse_held(gpu)
     functions = _read(gpu, 'sriov_numvfs') or '0'
     if functions != '0':
@@ -166,10 +168,10 @@ def _check_loaded(gpu: model.PciAddress, driver: str) -> None:
 
 
 def _others(gpu: model.PciAddress, driver: str) -> list[str]:
-    """The other functions that have to go with the GPU.
+    """The other functions of the board that have to be bound with the GPU.
 
-    :raises DriverError: if something else is in its IOMMU group, which a
-        guest would get too.
+    :raises DriverError: if a function of another board is in its IOMMU
+        group, because a guest would get that too.
     """
     board = [name for name in privileged.machine().sysfs.listdir(
         *pci.DEVICES) if name != str(gpu) and _board(name) == _board(gpu)
@@ -198,7 +200,7 @@ def _others(gpu: model.PciAddress, driver: str) -> list[str]:
 
 
 def _follow(other: str, driver: str) -> None:
-    """Let a function of the same board go where the GPU has gone."""
+    """Bind another function of the board as the GPU was bound."""
     now = _driver(other)
     _override(other, driver)
     if driver == drivers.VFIO_PCI:
@@ -212,7 +214,7 @@ def _follow(other: str, driver: str) -> None:
 
 
 def _override(function: model.PciAddress | str, driver: str | None) -> None:
-    """Say which driver may have a function; the kernel asks at each bind."""
+    """Set which driver may bind a function; the kernel checks each bind."""
     now = _read(function, 'driver_override') or _NONE
     wanted = drivers.VFIO_PCI if driver == drivers.VFIO_PCI else _NONE
     if now != wanted:
@@ -222,7 +224,7 @@ def _override(function: model.PciAddress | str, driver: str | None) -> None:
 
 
 def _unbind(function: model.PciAddress | str, driver: str | None) -> None:
-    """Take a function from its driver, if it has one.
+    """Unbind a function from its driver, if it has one.
 
     :raises DriverStuck: if the driver does not return in time.
     """
@@ -244,9 +246,9 @@ def _unbind(function: model.PciAddress | str, driver: str | None) -> None:
 
 
 def _bind(function: model.PciAddress | str, driver: str | None) -> None:
-    """Give a function without a driver to one.
+    """Bind a function without a driver to a driver.
 
-    :raises DriverError, SysfsError: if it does not take it.
+    :raises DriverError, SysfsError: if the driver does not take it.
     """
     if driver is None:
         return
@@ -266,7 +268,7 @@ def _bind(function: model.PciAddress | str, driver: str | None) -> None:
 
 
 def _taken_back(gpu: model.PciAddress, former: str | None) -> str:
-    """Give a GPU back to the driver that it had; how it is now, in words."""
+    """Bind a GPU to its former driver; return its state as text."""
     try:
         if _driver(gpu) != former:
             _unbind(gpu, _driver(gpu))
@@ -294,5 +296,5 @@ def _exists(function: model.PciAddress | str, name: str) -> bool:
 
 
 def _board(name: model.PciAddress | str) -> str:
-    """What the functions of one board share: domain, bus and device."""
+    """The domain, bus and device, which all functions of a board share."""
     return str(name).rpartition('.')[0]

@@ -12,9 +12,9 @@
 
 """Privileged calls to NVIDIA's fabric manager.
 
-As in :mod:`cyborg_gpu_driver.program.privileged.mig`, each checks its
-arguments again and makes one change. Its socket may be root's alone
-(FM_CMD_UNIX_SOCKET_PATH).
+As in :mod:`cyborg_gpu_driver.program.privileged.mig`, each operation checks
+its arguments again and makes one change. The fabric manager's socket may be
+accessible only to root (FM_CMD_UNIX_SOCKET_PATH).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _LIMIT = 1 << 31
 
 @privsep.entrypoint
 def own_partition(address: str) -> int | None:
-    """The partition with one GPU alone.
+    """The partition that has only one given GPU.
 
-    :param address: of the GPU.
+    :param address: the GPU's address.
     :returns: None if the GPU is not on NVSwitches.
-    :raises StepFailed: if the fabric manager has none for it, or runs in
-        another mode than for vGPUs.
-    :raises FabricError: if it cannot be asked.
+    :raises StepFailed: if the fabric manager has no such partition, or runs
+        in another mode than the one for vGPUs.
+    :raises FabricError: if the fabric manager cannot be asked.
     """
     gpu = model.PciAddress.parse(address)
     machine = privileged.machine()
@@ -64,9 +64,10 @@ def own_partition(address: str) -> int | None:
 def activate(partition_id: int, function: str) -> None:
     """Activate the partition of one GPU for the vGPU on a function.
 
-    One that is active was left by a vGPU that is gone.
+    A partition that is active already was left by a removed vGPU, and is
+    deactivated first.
 
-    :raises FabricError: as the fabric manager refused it.
+    :raises FabricError: if the fabric manager refused it.
     """
     privileged.check_number('fabric partition', partition_id, _LIMIT)
     address = privileged.nvidia_function(function)
@@ -78,12 +79,12 @@ def activate(partition_id: int, function: str) -> None:
 
 @privsep.entrypoint
 def activate_whole(partition_id: int) -> None:
-    """Activate a partition whose GPUs a server gets whole.
+    """Activate a partition whose GPUs a server gets as whole GPUs.
 
-    One that is active stays so: its server may run.
+    A partition that is active is not touched: its server may run.
 
-    :raises FabricError: as the fabric manager refused it.
-    :raises StepFailed: if it is not active then.
+    :raises FabricError: if the fabric manager refused it.
+    :raises StepFailed: if the partition is not active afterwards.
     """
     privileged.check_number('fabric partition', partition_id, _LIMIT)
     session = privileged.machine().fabric
@@ -93,15 +94,15 @@ def activate_whole(partition_id: int) -> None:
     if partition_id not in _active(session.partitions()):
         raise exception.StepFailed(
             reason=f'the fabric manager accepted partition {partition_id} '
-            'and has not activated it; its log tells more')
+            'and has not activated it; see its log')
 
 
 @privsep.entrypoint
 def partitions() -> list[tuple[int, list[tuple[int, str | None]], bool, bool]]:
-    """All partitions, those that are not supported too.
+    """All partitions, including those that are not supported.
 
-    :returns: of each its number, the physical ids and addresses of its GPUs,
-        whether it is active and whether it is supported.
+    :returns: for each partition its number, the physical ids and addresses
+        of its GPUs, whether it is active and whether it is supported.
     :raises FabricError: if they cannot be read.
     """
     session = privileged.machine().fabric
@@ -113,7 +114,7 @@ def partitions() -> list[tuple[int, list[tuple[int, str | None]], bool, bool]]:
 
 
 def read_partitions() -> tuple[fabric.Partition, ...]:
-    """The same as values.
+    """The result of :func:`partitions` as :class:`fabric.Partition` objects.
 
     :raises FabricError: if they cannot be read.
     """
@@ -130,7 +131,7 @@ def give_list(partition_ids: list[int]) -> None:
     """Tell a fabric manager that was started with ``--restart`` which
     partitions are active.
 
-    :raises FabricError: as the fabric manager refused it.
+    :raises FabricError: if the fabric manager refused it.
     """
     for partition_id in partition_ids:
         privileged.check_number('fabric partition', partition_id, _LIMIT)
@@ -139,9 +140,9 @@ def give_list(partition_ids: list[int]) -> None:
 
 @privsep.entrypoint
 def deactivate(partition_id: int) -> None:
-    """Deactivate a partition; nothing if it is not active.
+    """Deactivate a partition; does nothing if it is not active.
 
-    :raises FabricError: as the fabric manager refused it.
+    :raises FabricError: if the fabric manager refused it.
     """
     privileged.check_number('fabric partition', partition_id, _LIMIT)
     session = privileged.machine().fabric
@@ -149,23 +150,24 @@ def deactivate(partition_id: int) -> None:
         if partition_id in _active(session.partitions()):
             session.deactivate(partition_id)
     except exception.FabricError as error:
-        # It was started in another mode, which ends all partitions.
+        # The fabric manager was started in another mode, which ends all
+        # partitions.
         if error.symbol != 'NOT_SUPPORTED':
             raise
 
 
 @privsep.entrypoint
 def restore(owners: list[tuple[int, str]], idle: list[str]) -> list[str]:
-    """Make the active partitions those of their owners.
+    """Activate the partitions of owners, and deactivate those without owner.
 
     A fabric manager that was started with ``--restart`` waits for the list
-    of them; one that was started without it has none.
+    of active partitions. One that was started without it has none.
 
     :param owners: partitions with the functions of their vGPUs.
-    :param idle: addresses of GPUs without a vGPU: a partition of one of them
-        alone has no owner.
+    :param idle: addresses of GPUs without a vGPU: a partition that has only
+        one of them has no owner.
     :returns: what was done, for people.
-    :raises FabricError: as the fabric manager refused it.
+    :raises FabricError: if the fabric manager refused it.
     """
     wanted = {}
     for partition_id, function in owners:

@@ -12,8 +12,8 @@
 
 """Privileged operations on a GPU as a whole.
 
-As in :mod:`cyborg_gpu_driver.program.privileged.mig`, each checks its
-arguments again and makes one change.
+As in :mod:`cyborg_gpu_driver.program.privileged.mig`, each operation checks
+its arguments again and makes one change.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from cyborg_gpu_driver.program.privileged import sriov
 
 @privsep.slow_entrypoint
 def set_virtual_functions(address: str, enable: bool) -> None:
-    """Create a GPU's virtual functions, all that it has, or remove them.
+    """Create all virtual functions of a GPU, or remove them.
 
-    :raises SriovError: as NVIDIA's sriov-manage refused it, or because the
-        GPU has GPU instances, which sriov-manage would destroy.
+    :raises SriovError: if NVIDIA's sriov-manage refused it, or if the GPU
+        has GPU instances, which sriov-manage would destroy.
     """
     privileged.check_truth('virtual functions', enable)
     gpu = privileged_driver.nvidia_gpu(address)
     machine = privileged.machine()
-    # The lock that sriov-manage needs is refused while NVML is open.
+    # sriov-manage does not get the lock that it needs while NVML is open.
     with machine.nvml.lent():
         has_instances = _has_instances(machine.nvml, gpu)
     if has_instances:
@@ -65,7 +65,7 @@ def set_mixed_sizes(address: str, enable: bool) -> None:
 
 @privsep.entrypoint
 def set_ecc_mode(address: str, enable: bool) -> None:
-    """Set a GPU's ECC mode, which takes effect when it starts again.
+    """Set a GPU's ECC mode, which takes effect when the GPU restarts.
 
     :raises NvmlError: NOT_SUPPORTED if the GPU has no ECC.
     """
@@ -79,7 +79,7 @@ def set_scheduler(address: str, policy: str, time_slice: int | None) -> None:
     """Set how vGPUs share a GPU.
 
     :param policy: a value of :class:`model.SchedulerPolicy`.
-    :param time_slice: nanoseconds; None leaves it to the driver.
+    :param time_slice: nanoseconds; None lets the driver choose.
     :raises NvmlError: IN_USE while a virtual machine runs on the GPU;
         INVALID_ARGUMENT for a time slice out of range; NOT_SUPPORTED.
     """
@@ -93,7 +93,7 @@ def set_instance_scheduler(address: str, instance_id: int, policy: str,
                            time_slice: int | None) -> None:
     """Set how vGPUs share a GPU instance.
 
-    :param policy, time_slice: as of :func:`set_scheduler`.
+    :param policy, time_slice: see :func:`set_scheduler`.
     :raises NvmlError: IN_USE while a virtual machine runs within the GPU
         instance; INVALID_ARGUMENT for a time slice out of range;
         NOT_SUPPORTED; NOT_FOUND.
@@ -127,13 +127,13 @@ def _scheduler(policy: str, time_slice: int | None) -> model.SchedulerPolicy:
 
 @privsep.slow_entrypoint
 def reset_by_driver(address: str) -> bool:
-    """Have NVIDIA's driver reset a GPU, by nvidia-smi.
+    """Let NVIDIA's driver reset a GPU, through nvidia-smi.
 
-    No library has a call for it. The caller has NVML alone.
+    No library has a call for it. The caller has exclusive use of NVML.
 
-    :returns: False where nvidia-smi is not installed.
-    :raises GpuInUse: if somebody has it open; it was not reset.
-    :raises StepFailed: with what nvidia-smi said.
+    :returns: False if nvidia-smi is not installed.
+    :raises GpuInUse: if the GPU is in use; it was not reset.
+    :raises StepFailed: with the output of nvidia-smi.
     """
     gpu = privileged_driver.nvidia_gpu(address)
     privileged_driver.refuse_held(gpu)
@@ -142,13 +142,13 @@ def reset_by_driver(address: str) -> bool:
 
 @privsep.entrypoint
 def fabric_manager_runs() -> bool:
-    """Whether NVIDIA's fabric manager runs; root sees all processes."""
+    """Whether NVIDIA's fabric manager runs; only root sees all processes."""
     return device_node.fabric_manager_runs(privileged.machine())
 
 
 def _has_instances(nvml: nvml_session.NvmlSession, address: model.PciAddress
                    ) -> bool:
-    """Whether a GPU has a GPU instance, whoever created it."""
+    """Whether a GPU has any GPU instance, also of another tool."""
     device = nvml.device(address)
     if not any(nvml.optional('nvmlDeviceGetMigMode', device) or ()):
         return False

@@ -10,9 +10,9 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What keeps a GPU from being reset or unbound, in words for people.
+"""Describe what prevents a reset or unbind of a GPU, for people.
 
-Each holder is named, and what the operator can do about it.
+The text names each holder and what the operator can do about it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _REMEDIES = {
                        'end',
     'nvidia-smi': 'it ends by itself, unless it runs in a loop',
 }
-"""By name, of which the kernel keeps 15 characters (TASK_COMM_LEN)."""
+"""By process name, cut to 15 characters as in the kernel (TASK_COMM_LEN)."""
 
 
 def describe(found: Iterable[tuple[int, str]]) -> str:
-    """Who has a GPU open, and what can be done about each.
+    """Describe what has a GPU open, and what the operator can do about it.
 
     :param found: process ids and names; id 0 is a kernel module.
-    :returns: empty if there are none.
+    :returns: empty if nothing has the GPU open.
     """
     return ', '.join(_one(pid, name) for pid, name in sorted(found))
 

@@ -10,10 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""mdevctl, which starts the mdevs that it has defined at each boot.
+"""Remove the definitions of mdevs, which mdevctl starts at each boot.
 
-libvirt defines through it what Nova asks it for, and nobody undefines that
-again: a definition that stays would take a vGPU from the next boot on.
+libvirt defines the mdevs that Nova asks for through mdevctl, and no other
+program removes the definitions. A definition that is kept would take a vGPU
+from the next boot on.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.program.privileged import child
 
 _SECONDS = 5.0
-"""It removes one file."""
+"""Time limit of mdevctl, which removes one file."""
 _UNKNOWN = 'No devices match'
-"""What ``mdevctl undefine`` says of a UUID that it does not know."""
+"""The message of ``mdevctl undefine`` for an unknown UUID."""
 
 
 def undefine(uuid: str, tool: child.Tool) -> None:
-    """Remove the definition of an mdev; nothing if there is none.
+    """Remove the definition of an mdev; does nothing if there is none.
 
     A host without mdevctl has no definitions.
 
-    :param tool: mdevctl's name or path, or what a simulated machine has for
-        it (:attr:`cyborg_gpu_driver.host.platform.Platform.mdevctl`).
-    :raises MdevctlError: saying what mdevctl said.
+    :param tool: mdevctl's name or path, or a simulated machine's function
+        for it (:attr:`cyborg_gpu_driver.host.platform.Platform.mdevctl`).
+    :raises MdevctlError: with the output of mdevctl.
     """
     try:
         child.run(_SECONDS, tool, 'undefine', '--uuid', uuid)

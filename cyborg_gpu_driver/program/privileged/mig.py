@@ -10,14 +10,15 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Operations that need privileges, and nothing else.
+"""Privileged operations on MIG.
 
-Those on vGPUs, on GPUs as a whole and on their kernel drivers are in the
-modules beside this one. Each takes plain values, checks them again (it may run
-in the daemon of oslo.privsep, which trusts nobody) and makes one change to
-the machine.
-Errors are :class:`~cyborg_gpu_driver.exception.NvmlError` and
-:class:`~cyborg_gpu_driver.exception.SysfsError` as the hardware gave them.
+The operations on vGPUs, on whole GPUs and on their kernel drivers are in the
+other modules of this package. Each operation takes plain values, checks them
+again (it may run in the daemon of oslo.privsep, which trusts no caller) and
+makes one change to the machine.
+Errors of the hardware are raised unchanged, as
+:class:`~cyborg_gpu_driver.exception.NvmlError` and
+:class:`~cyborg_gpu_driver.exception.SysfsError`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from cyborg_gpu_driver.host.sysfs import pci
 
 _GRID_LIMIT = 64
 NVIDIA_VENDOR = '0x10de'
-"""As a PCI function's ``vendor`` file reads."""
+"""NVIDIA's vendor id, as in the ``vendor`` file of a PCI function."""
 
 _platform = None
 _making = threading.Lock()
@@ -49,9 +50,10 @@ _compute_reader = None
 
 
 def run_here(machine: platform.Platform) -> None:
-    """Make the changes in this process, on ``machine``.
+    """Run the operations in this process, on ``machine``.
 
-    For a process that is privileged already, and for simulated machines.
+    This is for processes that are already privileged, and for simulated
+    machines.
     """
     global _platform
     _platform = machine
@@ -59,7 +61,7 @@ def run_here(machine: platform.Platform) -> None:
 
 
 def machine() -> platform.Platform:
-    """The machine of this process; in the daemon that of its options.
+    """The machine of this process; in the daemon, the one of its options.
 
     :raises SimulationError: if ``[gpu] simulate`` names none.
     """
@@ -68,7 +70,7 @@ def machine() -> platform.Platform:
         if _platform is None:
             gpu_conf.register_opts(cfg.CONF)
             _platform = platform.from_conf(cfg.CONF)
-            # The daemon has no GPU open between two operations.
+            # The daemon must not keep a GPU open between two operations.
             _platform.nvml.gate.stays_open = False
         return _platform
 
@@ -79,8 +81,8 @@ def create_gpu_instance(address: str, profile_id: int, start: int,
     """Create a GPU instance at an explicit placement and read it back.
 
     :param profile_id: the board's profile id.
-    :param start, size: memory units of the grid.
-    :returns: instance id, start and size as NVML gives them.
+    :param start, size: in memory units of the grid.
+    :returns: instance id, start and size as NVML returns them.
     :raises NvmlError: INSUFFICIENT_RESOURCES if a unit is taken.
     """
     check_number('profile id', profile_id, 1 << 31)
@@ -109,8 +111,8 @@ def destroy_gpu_instance(address: str, instance_id: int) -> None:
 def destroy_compute_instances(address: str, instance_id: int) -> None:
     """Destroy all compute instances of a GPU instance.
 
-    The caller knows that nothing uses it: a driver may not refuse those of
-    a guest.
+    The caller must know that nothing uses the GPU instance: the driver may
+    not refuse to destroy the compute instances of a guest.
 
     :raises NvmlError: IN_USE if a process runs on one; NOT_FOUND.
     """
@@ -125,11 +127,11 @@ def create_compute_instance(address: str, profile_id: int, instance_id: int,
                             ) -> tuple[int, int, int]:
     """Create a compute instance in a GPU instance and read it back.
 
-    :param profile_id: of the GPU instance.
-    :param start: compute slice of the GPU instance that it begins at; None
-        leaves that to the driver.
-    :param slices: its size.
-    :returns: its id, start and slices as NVML gives them.
+    :param profile_id: the profile id of the GPU instance.
+    :param start: the first compute slice within the GPU instance; None lets
+        the driver choose.
+    :param slices: the number of compute slices.
+    :returns: its id, start and slices as NVML returns them.
     :raises NvmlError: INSUFFICIENT_RESOURCES if a slice is taken.
     """
     check_number('profile id', profile_id, 1 << 31)
@@ -158,10 +160,12 @@ def destroy_compute_instance(address: str, instance_id: int,
 
 @privsep.slow_entrypoint
 def set_mig_mode(address: str, enable: bool) -> str:
-    """Ask for a MIG mode, for who has NVML alone on this machine.
+    """Request a MIG mode.
+
+    The caller has exclusive use of NVML on this machine.
 
     :returns: activation status, ``SUCCESS``, ``RESET_REQUIRED`` or
-        ``IN_USE``; which mode is current must be read.
+        ``IN_USE``. The caller has to read which mode is current.
     :raises NvmlError: IN_USE, NOT_SUPPORTED, NO_PERMISSION.
     """
     check_truth('MIG mode', enable)
@@ -172,7 +176,7 @@ def set_mig_mode(address: str, enable: bool) -> str:
 
 
 def _compute() -> compute.ComputeReader:
-    """Of this process's machine, with what it has learnt."""
+    """The reader of this process's machine, which keeps what it has read."""
     global _compute_reader
     here = machine()
     if _compute_reader is None or _compute_reader.nvml is not here.nvml:
@@ -182,7 +186,7 @@ def _compute() -> compute.ComputeReader:
 
 
 def nvidia_function(address: str) -> model.PciAddress:
-    """The address of a PCI function of NVIDIA's, physical or virtual.
+    """Parse the address of an NVIDIA PCI function, physical or virtual.
 
     :raises InvalidPciAddress, UnknownGpu: if it is something else.
     """
@@ -197,7 +201,7 @@ def nvidia_function(address: str) -> model.PciAddress:
 def gpu(address: str) -> Iterator[tuple[session.NvmlSession, Any]]:
     """The session and a GPU's handle in it, for a series of calls.
 
-    :raises InvalidPciAddress: if ``address`` is none.
+    :raises InvalidPciAddress: if ``address`` is not a PCI address.
     :raises NvmlError: if NVML has no GPU there.
     """
     parsed = model.PciAddress.parse(address)
@@ -207,7 +211,7 @@ def gpu(address: str) -> Iterator[tuple[session.NvmlSession, Any]]:
 
 
 def check_truth(what: str, value: bool) -> None:
-    """Refuse what is neither True nor False.
+    """Refuse a value that is neither True nor False.
 
     :raises InvalidValue: naming ``what``.
     """
@@ -217,7 +221,7 @@ def check_truth(what: str, value: bool) -> None:
 
 
 def check_number(what: str, value: int, limit: int) -> None:
-    """Refuse what is no whole number from 0 to below ``limit``.
+    """Refuse a value that is not an integer from 0 to below ``limit``.
 
     :raises InvalidValue: naming ``what``.
     """

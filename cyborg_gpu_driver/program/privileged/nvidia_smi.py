@@ -10,7 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""nvidia-smi, which alone has NVIDIA's driver reset a GPU."""
+"""Reset a GPU with nvidia-smi.
+
+Nothing else can make NVIDIA's driver reset a GPU.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,19 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.program.privileged import child
 
 _SECONDS = 120.0
-"""A reset takes seconds; the driver gives up on a GPU that does not come
-back much earlier."""
+"""Time limit of nvidia-smi. A reset takes seconds. If the GPU does not come
+back, the driver gives up much earlier than this."""
 
 
 def reset(address: str, tool: child.Tool) -> bool:
     """Reset a GPU.
 
     :param address: PCI address of the GPU.
-    :param tool: name or path of nvidia-smi, or what a simulated machine has
-        in its place (:attr:`cyborg_gpu_driver.host.platform.Platform
+    :param tool: name or path of nvidia-smi, or a simulated machine's function
+        for it (:attr:`cyborg_gpu_driver.host.platform.Platform
         .nvidia_smi`).
-    :returns: False where there is no nvidia-smi.
-    :raises StepFailed: with what it said, or if it does not end.
+    :returns: False if there is no nvidia-smi.
+    :raises StepFailed: with its output, or if it does not end in time.
     """
     try:
         child.run(_SECONDS, tool, '--gpu-reset', '-i', address)

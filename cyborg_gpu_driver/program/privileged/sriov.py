@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""NVIDIA's sriov-manage, which alone makes a GPU's virtual functions.
+"""Create a GPU's virtual functions with NVIDIA's sriov-manage.
 
-The kernel's own control file (``sriov_numvfs``) refuses for NVIDIA's
-driver, and NVML has no call for it.
+There is no other way: the kernel's control file (``sriov_numvfs``) refuses
+writes with NVIDIA's driver, and NVML has no call for it.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ LOG = logging.getLogger(__name__)
 
 _ATTEMPTS = 5
 _SECONDS = 120.0
-"""For one attempt: it unbinds the GPU and makes up to a few hundred virtual
-functions, which takes seconds."""
+"""Time limit of one attempt. sriov-manage unbinds the GPU and makes up to a
+few hundred virtual functions, which takes seconds."""
 _PASSING = 'unbindLock'
-"""What it says where another unbind is under way; that passes."""
+"""In its output while another unbind is under way, which is temporary."""
 _PAUSE = 1.0
 """Seconds between two attempts."""
 
 
 def manage(address: str, enable: bool, tool: child.Tool,
            sleep: Callable[[float], object] = time.sleep) -> None:
-    """Make or remove all virtual functions of a GPU.
+    """Create or remove all virtual functions of a GPU.
 
     :param address: the GPU's PCI address.
-    :param tool: the script's path, or what a simulated machine has for it
+    :param tool: the script's path, or a simulated machine's function for it
         (:attr:`cyborg_gpu_driver.host.platform.Platform.sriov_manage`).
     :param sleep: called between two attempts.
-    :raises SriovError: saying what the script said.
+    :raises SriovError: with the output of the script.
     """
     arguments = ((address, enable) if callable(tool)
                  else ('-e' if enable else '-d', address))

@@ -12,8 +12,8 @@
 
 """Privileged operations on vGPUs.
 
-As in :mod:`cyborg_gpu_driver.program.privileged.mig`, each checks its
-arguments again and does one thing.
+As in :mod:`cyborg_gpu_driver.program.privileged.mig`, each operation checks
+its arguments again and does one thing.
 """
 
 from __future__ import annotations
@@ -52,20 +52,20 @@ def remove_mdev(uuid: str) -> None:
 
 @privsep.entrypoint
 def undefine_mdev(uuid: str) -> None:
-    """Let mdevctl forget a mediated device; nothing if it knows none.
+    """Remove mdevctl's definition of a mediated device, if it has one.
 
-    :raises MdevctlError: saying what mdevctl said.
+    :raises MdevctlError: with the output of mdevctl.
     """
     mdevctl.undefine(_nvidia_mdev(uuid), privileged.machine().mdevctl)
 
 
 @privsep.entrypoint
 def set_vgpu_type(function: str, type_number: int) -> None:
-    """Make a vGPU on a virtual function of vendor VFIO, or clear it.
+    """Create a vGPU on a virtual function of vendor VFIO, or remove it.
 
     :param function: the virtual function's PCI address.
-    :param type_number: of the vGPU type; 0 removes what is there.
-    :raises SysfsError: EIO if nothing is left to make it of; EBUSY.
+    :param type_number: number of the vGPU type; 0 removes the vGPU.
+    :raises SysfsError: EIO if the GPU has no room for it; EBUSY.
     """
     privileged.check_number('vGPU type', type_number, 1 << 31)
     _write(str(type_number), *pci.DEVICES,
@@ -75,10 +75,10 @@ def set_vgpu_type(function: str, type_number: int) -> None:
 
 @privsep.entrypoint
 def set_vgpu_placement(vgpu: str, placement: int) -> None:
-    """Say where on a GPU of mixed sizes a vGPU is to lie.
+    """Set the placement of a vGPU on a GPU of mixed sizes.
 
-    NVIDIA's manager looks at it when the virtual machine starts, which
-    fails if the placement is taken or is none of the type's.
+    NVIDIA's vGPU manager reads it when the virtual machine starts. The start
+    fails if the placement is taken or is not one of the type's.
 
     :param vgpu: the mdev's UUID, or the virtual function's PCI address.
     :raises SysfsError: with the kernel's errno.
@@ -96,7 +96,7 @@ def set_vgpu_placement(vgpu: str, placement: int) -> None:
 def vfio_holders(function: str) -> tuple[int, ...]:
     """Processes that have the VFIO device of a function open.
 
-    Files of processes of other users are root's to see.
+    Only root sees the open files of other users' processes.
 
     :raises UsageUnknown, SysfsError: if that cannot be found out.
     """
@@ -105,14 +105,14 @@ def vfio_holders(function: str) -> tuple[int, ...]:
 
 
 def _nvidia_mdev(uuid: str) -> str:
-    """A UUID that no mdev has, or one below a function of NVIDIA's.
+    """Check that a UUID is unused, or of an mdev of an NVIDIA function.
 
     :raises InvalidValue, UnknownGpu: if it is something else.
     """
     handle = vgpu_name.handle(uuid)
     sysfs = privileged.machine().sysfs
     if sysfs.exists(*_MDEVS, handle):
-        # A link to the device, below its parent's directory.
+        # A link to the device, which is in its parent's directory.
         parent = (sysfs.link_parts(*_MDEVS, handle) or ('', ''))[-2]
         try:
             privileged.nvidia_function(parent)

@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Layouts applied to GPUs: planned, and each GPU changed as a whole.
+"""Planning layouts and applying them to GPUs.
 
-Each GPU is a transaction of its own (:mod:`.transaction`), under the lock
-that binds take too.
+Each GPU is changed in a transaction of its own (:mod:`.transaction`), under
+the lock that binds take too.
 """
 
 from __future__ import annotations
@@ -53,17 +53,17 @@ class Status(enum.Enum):
     """What an apply did to one GPU."""
 
     UNCHANGED = 'unchanged'
-    """It was as wanted already."""
+    """The GPU already was as wanted."""
     CHANGED = 'changed'
     PENDING = 'pending'
     """Its MIG mode waits for a reset; nothing else was done."""
     FAILED = 'failed'
-    """It is as it was, unless the error says otherwise."""
+    """The GPU is as before, unless the error says otherwise."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What an apply did to one GPU, and why not more."""
+    """What an apply did to one GPU, and the error that stopped it."""
 
     gpu: model.PciAddress
     status: Status
@@ -72,10 +72,10 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """How much of a layout is brought about."""
+    """How much of a layout is applied."""
 
     mode_only: bool = False
-    """MIG mode alone; instances stay as they are."""
+    """Change only the MIG mode; GPU instances remain as they are."""
     may_reset: bool = True
     """False leaves a MIG mode that waits for a reset pending."""
 
@@ -91,19 +91,21 @@ class Applier:
     def saved(self, gpu: model.Gpu) -> gpu_record.SavedLayout:
         """What a checkpoint remembers of a GPU.
 
-        :param gpu: as :meth:`.transaction.Transactions.read` gives it.
-        :raises JournalError: if it is not known what is whose on it.
+        :param gpu: as :meth:`.transaction.Transactions.read` returns it.
+        :raises JournalError: if the owners of its instances are unknown.
         """
-        return checkpoint.saved(gpu, self._records.read(gpu.address))
+        return checkpoint.saved(gpu, self._records.read(gpu.address),
+                                self._machine.boot_id())
 
     def plan(self, gpu: model.Gpu, wanted: target.Wanted,
              options: Options = Options()) -> change.Change:
         """What an apply would do to a GPU as it is now; changes nothing.
 
-        :param gpu: as :meth:`.transaction.Transactions.read` gives it.
+        :param gpu: as :meth:`.transaction.Transactions.read` returns it.
         :raises LayoutUnreachable: naming what is in the way.
         :raises ModeBlocked: if its MIG mode cannot be changed now.
-        :raises NvmlError, SysfsError, JournalError: if that is not known.
+        :raises NvmlError, SysfsError, JournalError: if it is unknown what is
+            in use.
         """
         if options.mode_only:
             wanted = target.Wanted(wanted.enabled)
@@ -120,7 +122,7 @@ class Applier:
 
     def unfinished(self, gpu: model.PciAddress
                    ) -> gpu_record.Change | None:
-        """The record of a change that did not come to its end.
+        """The record of a change that did not finish.
 
         :raises JournalError: if it cannot be read.
         """
@@ -128,11 +130,11 @@ class Applier:
 
     def apply(self, gpu: model.Gpu, wanted: target.Wanted,
               options: Options = Options()) -> Status:
-        """Make one GPU what is wanted; does nothing if it is already.
+        """Apply a layout to one GPU, unless the GPU already has it.
 
         :param gpu: of a recent snapshot.
         :raises LayoutUnreachable, ModeBlocked: nothing was changed.
-        :raises ChangeFailed: saying whether all is as it was.
+        :raises ChangeFailed: saying whether the rollback succeeded.
         :raises NvmlError, SysfsError, JournalError: if the GPU or a journal
             cannot be read; nothing was changed.
         """
@@ -144,12 +146,12 @@ class Applier:
                  decide: Callable[[model.Gpu], change.Change],
                  options: Options = Options(), remember: bool = False
                  ) -> Status:
-        """Make one change to a GPU under its lock, or none at all.
+        """Make one complete change to a GPU under its lock, or none.
 
-        :param decide: called with the GPU as it is then; what it raises
-            leaves here, and nothing was changed.
-        :param remember: whether the checkpoint takes up a GPU that it does
-            not have yet. One that it has is always kept up to date.
+        :param decide: called with the GPU's current state, to plan the
+            change. Its exceptions pass through; nothing was changed then.
+        :param remember: whether to add a GPU to the checkpoint that is not
+            in it. A GPU in the checkpoint is always kept up to date.
         :raises: as :meth:`apply`.
         """
         with self._transactions.lock(gpu.address, locks.COMMAND_SECONDS):
@@ -172,12 +174,12 @@ class Applier:
 
     def apply_all(self, gpus: Sequence[tuple[model.Gpu, target.Wanted]],
                   options: Options = Options()) -> tuple[Outcome, ...]:
-        """Make several GPUs what is wanted.
+        """Apply layouts to several GPUs.
 
-        Each succeeds or fails by itself; never raises for one of them.
-        Those that change their MIG mode come first, one after the other:
-        while a GPU does, nothing else on this machine may use NVML. The
-        others are changed side by side.
+        Each GPU succeeds or fails by itself; never raises for one of them.
+        The GPUs that change their MIG mode come first, one after another,
+        because nothing else on this machine may use NVML meanwhile. The
+        others are changed in parallel.
 
         :returns: outcomes in the order of ``gpus``.
         """
@@ -198,23 +200,24 @@ class Applier:
 
     def _settled(self, now: model.Gpu, planned: change.Change,
                  remember: bool) -> Mapping[str, object]:
-        """Check a change; what to record of it as its own record goes.
+        """Check a change, and return the layout to record with its removal.
 
-        In one write: a process that is killed leaves no instance that
-        neither record explains, and no layout that is not there.
+        Both are written at once. So a process that is killed leaves no
+        instance that is in neither record, and no layout that the GPU does
+        not have.
         """
         _verify(now, planned)
         return self._remembered(now, remember)
 
     def _remembered(self, now: model.Gpu, anew: bool
                     ) -> Mapping[str, object]:
-        """The GPU as it is now, for its record, if that is to have it."""
+        """The GPU's current layout, if its record is to contain one."""
         if anew or self._records.read(now.address).layout is not None:
             return {'layout': self.saved(now)}
         return {}
 
     def _remember(self, now: model.Gpu, anew: bool) -> None:
-        """Put the GPU into its record as it is now."""
+        """Write the GPU's current layout to its record."""
         try:
             self._records.put(now.address, **self._remembered(now, anew))
         except exception.JournalError as error:
@@ -229,7 +232,10 @@ def _switches(gpu: model.Gpu, wanted: target.Wanted) -> bool:
 
 
 def _verify(now: model.Gpu, planned: change.Change) -> None:
-    """Compare what was read back, whatever the steps have said."""
+    """Compare the GPU that was read back with the plan.
+
+    :raises StepFailed: if they differ, although all steps succeeded.
+    """
     expected = _expected(planned)
     found = collections.Counter(
         (item.bare, tuple(sorted(size for _, size in item.compute)))
@@ -244,7 +250,7 @@ def _verify(now: model.Gpu, planned: change.Change) -> None:
 
 
 def _expected(planned: change.Change) -> _Counted:
-    """Instances as they should be when all steps are taken."""
+    """The instances that should exist after the last step."""
     return collections.Counter([
         *((spec.of(kept.instance), _compute_of(kept))
           for kept in planned.keep),
@@ -254,7 +260,7 @@ def _expected(planned: change.Change) -> _Counted:
 
 
 def _compute_of(kept: change.Kept) -> tuple[int, ...]:
-    """Slices of the compute instances; in one in use they stay as is."""
+    """Slices of the compute instances; in use, they remain as they are."""
     if kept.in_use is None:
         return tuple(sorted(kept.wanted.compute))
     return tuple(sorted(part.size for part in kept.instance.compute))

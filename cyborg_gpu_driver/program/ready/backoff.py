@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Backoff: what failed on a GPU is not tried again, nor logged, too often."""
+"""Backoff: limits how often a failed attempt is repeated and logged."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host.snapshot import model
 
 _PAUSE = 60.0
-"""Seconds between two attempts at a GPU of which the first has failed."""
+"""Seconds from a failed attempt at a GPU to the next attempt."""
 
 
 class Backoff:
-    """Attempts at one thing on each GPU, and their outcomes.
+    """Attempts at one action on each GPU, and their outcomes.
 
-    An outcome has a ``reason``, which is empty if all is well.
+    An outcome has a ``reason``, which is empty if the action succeeded.
 
-    :param log: what is told of an outcome that is not as the last one was.
-    :param clock: seconds that only grow.
+    :param log: gets an outcome whose reason differs from the last one.
+    :param clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float]):
@@ -43,11 +43,11 @@ class Backoff:
 
     def attempt(self, address: model.PciAddress, act: Callable[[], Any],
                 outcome_of: Callable[[str], Any]) -> Any:
-        """Try it, unless that has failed within the last minute.
+        """Try the action, unless it failed on this GPU in the last minute.
 
-        :param act: returns an outcome, or raises, which is a failure.
+        :param act: returns an outcome, or raises if the action fails.
         :param outcome_of: makes the outcome of a failure from the reason.
-        :returns: the outcome, or the one of the last failure.
+        :returns: the outcome, or the outcome of the last failure.
         """
         when, outcome = self._failed.pop(address, (0.0, None))
         if outcome is not None and self._clock() < when + _PAUSE:
@@ -57,8 +57,8 @@ class Backoff:
             outcome = act()
         except Exception as error:
             if not isinstance(error, exception.GpuDriverError):
-                # As of privsep, whose daemon may not start. What is
-                # reported of the GPUs must not depend on it.
+                # For example of oslo.privsep, if its daemon does not start.
+                # The report of the GPUs must not depend on it.
                 self._log.exception('GPU %s', address)
             outcome = outcome_of(str(error))
             self._failed[address] = self._clock(), outcome
@@ -66,6 +66,6 @@ class Backoff:
             self._said.over(address)
         elif self._said.is_new(outcome.reason, address):
             self._log.warning(
-                'GPU %(gpu)s is not as its policy says: %(reason)s',
+                'GPU %(gpu)s does not match its policy: %(reason)s',
                 {'gpu': address, 'reason': outcome.reason})
         return outcome

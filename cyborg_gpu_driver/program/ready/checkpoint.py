@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""How the GPUs of a host are to be after a reboot.
+"""The layouts that the GPUs of a host need after a reboot.
 
-Instances never outlive a reboot, and on most GPUs the MIG mode does not
-either. A GPU's record keeps the layout that an operator gave it; the same
-can be written to a file and read from one.
+GPU instances never survive a reboot, and on most GPUs the MIG mode does not
+either. A GPU's record keeps the layout that an operator applied. The layouts
+can also be written to a file and read from one.
 """
 
 from __future__ import annotations
@@ -37,16 +37,23 @@ _KIND = 'cyborg-gpu checkpoint'
 _VERSION = 2
 
 
-def saved(gpu: model.Gpu, record: gpu_record.GpuRecord
+def saved(gpu: model.Gpu, record: gpu_record.GpuRecord, boot: str
           ) -> gpu_record.SavedLayout:
     """What to remember of a GPU.
 
-    What is bound to handles, or was created for fixed vGPUs, is left out:
-    it comes back with them.
+    GPU instances that are bound to handles or were created for fixed vGPUs
+    are left out: a restore of these creates them again. Instances that an
+    unbind still has to destroy are left out too. But an instance that was
+    created in the place of a destroyed one remains after the unbind.
 
     :param gpu: as it is now, with compute instances.
+    :param boot: boot id of the machine.
     """
-    others = record.used_instances
+    live = gpu.mig.instances if gpu.mig else ()
+    others = record.fixed.instances | {
+        claim.instance for claim in record.claims
+        if claim.phase is not gpu_record.Phase.UNBINDING
+        or any(claim.made(instance, boot) for instance in live)}
     found = spec.layout_of(gpu)
     return gpu_record.SavedLayout(
         gpu.address, gpu.device_id, bool(gpu.sriov_numvfs),
@@ -74,9 +81,9 @@ def remember(state_path: str, layouts: Iterable[gpu_record.SavedLayout]
 
 
 def read(file: str) -> tuple[gpu_record.SavedLayout, ...]:
-    """The GPUs of a checkpoint file; empty without a file.
+    """The layouts of a checkpoint file; empty without a file.
 
-    :raises JournalError: if it cannot be read, or is something else.
+    :raises JournalError: if it cannot be read, or is another kind of file.
     """
     content = durable.read(file, _KIND, _VERSION, 1)
     try:
@@ -87,9 +94,9 @@ def read(file: str) -> tuple[gpu_record.SavedLayout, ...]:
 
 
 def write(file: str, gpus: Iterable[gpu_record.SavedLayout]) -> None:
-    """Write a checkpoint file of these GPUs over the one that is there.
+    """Write a checkpoint file of these GPUs, replacing an existing one.
 
-    :raises JournalError: if it cannot be put on the disk.
+    :raises JournalError: if it cannot be written.
     """
     durable.write(os.path.abspath(file), _KIND, _VERSION, [
         codec.encode(item)

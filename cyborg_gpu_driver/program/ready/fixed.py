@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""vGPUs that are made when the agent starts and then left to Nova.
+"""vGPUs that the agent creates when it starts and then leaves to Nova.
 
 For GPUs of vendor VFIO, unless Nova takes their virtual functions from
-Cyborg (``[gpu] nova_vfio_handles``). The same function has the same type
-after a reboot and under another policy that still wants that type.
+Cyborg (``[gpu] nova_vfio_handles``). A function has the same type after a
+reboot, and under another policy that still wants that type.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from cyborg_gpu_driver.record import gpu as gpu_record
 LOG = logging.getLogger(__name__)
 
 _READY = frozenset({action.Action.SCHEDULER})
-"""All that may be left to do on a GPU that can have its fixed vGPUs."""
+"""Actions that may be left on a GPU that is ready for its fixed vGPUs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,16 +55,16 @@ class Made:
 
     gpu: model.PciAddress
     done: tuple[str, ...] = ()
-    """For people."""
+    """The steps that were taken, for people."""
     reason: str = ''
-    """Why not all is as the policy says; empty if it is."""
+    """Why the GPU does not match its policy; empty if it does."""
 
 class FixedVgpus:
-    """Makes and removes fixed vGPUs.
+    """Creates and removes fixed vGPUs.
 
     :param host_reader: reads GPUs.
     :param transactions: makes the changes.
-    :param clock: seconds that only grow.
+    :param clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, host_reader: reader.HostReader,
@@ -80,7 +80,7 @@ class FixedVgpus:
         self._releasing = backoff.Backoff(LOG, clock)
 
     def plan(self, gpu: model.Gpu) -> Made:
-        """What is left to do on a GPU; changes nothing.
+        """The steps that are left on a GPU; changes nothing.
 
         :param gpu: of a snapshot that was taken just now.
         """
@@ -98,7 +98,7 @@ class FixedVgpus:
         return Made(gpu.address, tuple(map(str, steps)))
 
     def release(self, gpu: model.Gpu) -> Made:
-        """Remove what is ours, not wanted any more and not in use.
+        """Remove the recorded fixed vGPUs that are unwanted and unused.
 
         Never raises.
 
@@ -109,9 +109,9 @@ class FixedVgpus:
             lambda reason: Made(gpu.address, reason=reason))
 
     def make(self, gpu: model.Gpu) -> Made:
-        """Make what the policy wants, if the GPU is ready for it.
+        """Create the vGPUs that the policy wants, if the GPU is ready.
 
-        Never raises. Where not all of it can be made, nothing of it is.
+        Never raises. Creates all of them or, if one fails, none.
 
         :param gpu: of a recent snapshot.
         """
@@ -120,14 +120,14 @@ class FixedVgpus:
             lambda reason: Made(gpu.address, reason=reason))
 
     def _policy(self, gpu: model.Gpu) -> policy.Policy | None:
-        """The policy whose fixed vGPUs are to be on a GPU, None if none."""
+        """The policy that gives a GPU fixed vGPUs; None if none does."""
         governing = self._settings.policy_for(gpu)
         if (self._settings.policies is None or self._settings.vfio_handles
                 or governing is None or not governing.fixed_vgpus):
             return None
         return governing
 
-    # Away with what is not wanted
+    # Removal
 
     def _release(self, gpu: model.Gpu) -> Made:
         record = self._records.read(gpu.address).fixed
@@ -146,7 +146,7 @@ class FixedVgpus:
             record = self._still_ours(now, record)
             steps = desired.removal(now, record.instances)
             used = self._transactions.in_use(now) if steps else {}
-            # One below vGPUs that stay is as it should be.
+            # An instance below vGPUs that remain is rightly kept.
             gone, refused = self._transactions.take_idle(now, [
                 step for step in steps if step.placement not in used], used)
             places = {step.placement for step in gone}
@@ -159,7 +159,7 @@ class FixedVgpus:
 
     def _unwanted(self, gpu: model.Gpu, record: gpu_record.FixedVgpus
                   ) -> tuple[model.PciAddress, ...]:
-        """Functions that carry what is ours and is to go."""
+        """The functions whose recorded fixed vGPUs are to be removed."""
         bound = {entry.function
                  for entry in self._records.read(gpu.address).claims}
         ours = {vf.address: record.types[vf.address] for vf in gpu.vfs
@@ -175,9 +175,9 @@ class FixedVgpus:
 
     def _is_left_over(self, gpu: model.Gpu, record: gpu_record.FixedVgpus
                       ) -> bool:
-        """Whether there is only an end of a release that was killed.
+        """Whether a killed release has left only GPU instances to destroy.
 
-        Its vGPUs are gone and their instances are not.
+        Its vGPUs are removed, and their GPU instances still exist.
         """
         return (bool(record.instances) and self._policy(gpu) is None
                 and not any(vf.current_vgpu_type for vf in gpu.vfs
@@ -185,7 +185,7 @@ class FixedVgpus:
 
     def _in_the_way(self, gpu: model.Gpu,
                     ours: Mapping[model.PciAddress, str]) -> bool:
-        """Whether nothing but what is ours keeps a GPU from changing."""
+        """Whether only recorded fixed vGPUs keep a GPU from changing."""
         wants = self._settings.wants(gpu)
         if _READY.issuperset(readiness.actions(gpu, wants)):
             return False
@@ -196,9 +196,9 @@ class FixedVgpus:
 
     def _still_ours(self, gpu: model.Gpu, record: gpu_record.FixedVgpus
                     ) -> gpu_record.FixedVgpus:
-        """The record of what is still ours.
+        """The record, reduced to the vGPUs and instances that still apply.
 
-        What a policy still wants stays remembered while it is away.
+        What a policy still wants remains recorded while it does not exist.
         """
         wanted = self._policy(gpu) is not None
         carried = {vf.address: f'nvidia-{vf.current_vgpu_type}'
@@ -213,10 +213,10 @@ class FixedVgpus:
                 spec.of, gpu.mig.instances if gpu.mig else ()))
         return gpu_record.FixedVgpus(types, instances)
 
-    # What is wanted
+    # Creation
 
     def _ready_policy(self, gpu: model.Gpu) -> policy.Policy | None:
-        """The policy to make vGPUs by; None if there is nothing to make."""
+        """The policy to create vGPUs for; None if the GPU needs none now."""
         if (not self._settings.prepare
                 or gpu.framework is not model.Framework.VENDOR_VFIO
                 or not _READY.issuperset(readiness.actions(
@@ -257,10 +257,10 @@ class FixedVgpus:
 
     def _creation(self, gpu: model.Gpu, planned: fixed.FixedPlan
                   ) -> list[action.Step]:
-        """The steps that create what is missing of a plan.
+        """The steps that create the missing parts of a plan.
 
-        Instances come first: a type without one is EIO. Of the vGPUs the
-        largest come first, which have the fewest places.
+        GPU instances come first: without one, the kernel answers EIO to a
+        vGPU type. Larger vGPUs come first, because fewer places fit them.
         """
         sizes = {kind.mdev_type_id: kind.framebuffer_mib
                  for kind in gpu.vgpu_types}
@@ -273,7 +273,7 @@ class FixedVgpus:
 
     def _check(self, governing: policy.Policy,
                vgpus: Iterable[spec.VgpuSpec]) -> None:
-        """See to it that those on slices have one below them."""
+        """Check that vGPUs of mode MIG lie on a GPU instance."""
         if governing.mode is not policy.Mode.MIG:
             return
         for item in vgpus:

@@ -10,12 +10,13 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Making GPUs ready for what their policies say, as soon as they are idle.
+"""Making GPUs ready for their policies, as soon as they are idle.
 
-Which steps that takes is :mod:`cyborg_gpu_driver.partition.readiness`'s to
-say, from the GPU as it is. A step is taken, the GPU read again, and the
-question put anew, until nothing is left to do. Nothing in use is touched:
-what keeps a GPU from being made ready is named, and it stays as it is.
+:mod:`cyborg_gpu_driver.partition.readiness` determines the steps from the
+GPU's current state. The preparer takes a step, reads the GPU again and
+determines the steps anew, until none is left. It never touches anything in
+use: it names what keeps a GPU from being made ready, and leaves the GPU as
+it is.
 """
 
 from __future__ import annotations
@@ -48,18 +49,18 @@ from cyborg_gpu_driver.program.steps import transaction
 LOG = logging.getLogger(__name__)
 
 _HARMLESS = frozenset({action.Action.SCHEDULER})
-"""What may be done beside vGPUs, while no virtual machine runs (nvml.h on
+"""Actions possible beside vGPUs while no virtual machine runs (nvml.h on
 nvmlDeviceSetVgpuSchedulerState and nvmlGpuInstanceSetVgpuSchedulerState)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What was done to make one GPU ready, and why not more."""
+    """What was done to make one GPU ready, and why it is not ready."""
 
     gpu: model.PciAddress
     steps: tuple[action.Step, ...] = ()
-    """Those that were taken, the one that failed included; of a plan,
-    those that are left to do."""
+    """The steps that were taken, including one that failed; of a plan, the
+    steps that are left."""
     reason: str = ''
     """Why the GPU is not ready; empty if it is."""
     rolled_back: bool = False
@@ -76,10 +77,10 @@ class Preparer:
     """Makes GPUs ready for their policies.
 
     :param host_reader: reads GPUs.
-    :param transactions: rolls back what a process that died has left.
-    :param keeper: knows which GPUs are sick.
+    :param transactions: rolls back a change that a dead process has left.
+    :param keeper: knows which GPUs are unhealthy.
     :param cloud: knows which GPUs have servers.
-    :param clock: seconds that only grow.
+    :param clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, host_reader: reader.HostReader,
@@ -99,7 +100,7 @@ class Preparer:
                                               settings)
 
     def plan(self, gpu: model.Gpu) -> Outcome:
-        """What is left to do on a GPU, and what is in the way.
+        """The steps that are left on a GPU, and what prevents them.
 
         :param gpu: of a snapshot that was taken just now.
         """
@@ -108,7 +109,7 @@ class Preparer:
                        self._in_the_way(gpu, steps) if steps else '')
 
     def prepare(self, gpu: model.Gpu) -> Outcome:
-        """Make one GPU ready, if it is idle; never raises.
+        """Make one GPU ready, if it is idle. Never raises.
 
         :param gpu: of a recent snapshot.
         """
@@ -139,9 +140,10 @@ class Preparer:
 
     def _make_ready(self, address: model.PciAddress, is_unread: bool,
                     taken: list[action.Step]) -> str:
-        """Take all steps that a GPU needs; why it cannot be, or ``''``.
+        """Take all steps that a GPU needs.
 
-        :param is_unread: whether it is to be read in its roles.
+        :param is_unread: whether to read the GPU in its roles too.
+        :returns: why the steps cannot be taken, or ``''``.
         """
         now = self._reader.complete_gpu(address)
         steps = readiness.steps(now, self._wants(now))
@@ -149,8 +151,8 @@ class Preparer:
         if not reason:
             if is_unread:
                 now = self._role_reader.take(now, taken)
-            # A list of its own: a step that was taken for a role may be
-            # taken again to leave it.
+            # A separate list, because leaving a role may repeat a step that
+            # was taken for it.
             last: list[action.Step] = []
             try:
                 taking.take(self._machine, self._reader, now, self._wants,
@@ -160,7 +162,7 @@ class Preparer:
         return reason
 
     def _wants(self, gpu: model.Gpu) -> readiness.Wants:
-        """What the policy needs of a GPU, in the role that it has."""
+        """What the policy needs of a GPU, in the GPU's current role."""
         claims = self._records.peek(gpu.address).claims
         return self._settings.wants(gpu, roles.in_force(
             gpu, journal.claimed(claims)))
@@ -174,10 +176,11 @@ class Preparer:
         if gpu.problems:
             return '; '.join(gpu.problems)
         actions = {step.action for step in steps}
-        sick = self._health.sick(gpu.address)
-        if action.Action.BIND_VFIO in actions and sick:
-            return (f'it is unhealthy ({"; ".join(sick.reasons)}); it stays '
-                    'with its driver, which tells when it is healthy')
+        unhealthy = self._health.unhealthy(gpu.address)
+        if action.Action.BIND_VFIO in actions and unhealthy:
+            return (f'it is unhealthy ({"; ".join(unhealthy.reasons)}); it '
+                    'stays with its driver, which reports when it is healthy '
+                    'again')
         try:
             if not is_unread and readiness.HARMLESS.issuperset(actions):
                 found = passthrough.blockers_of(self._machine, gpu, actions)
@@ -188,8 +191,7 @@ class Preparer:
                 found = blockers.of_preparing(self._machine, gpu,
                                               record.claims)
                 if not found and record.change:
-                    found = ('a change of its layout did not come to its '
-                             'end',)
+                    found = ('a change of its layout did not finish',)
                 if not found:
                     found = tuple(filter(None, [
                         self._cloud.claimed(gpu.address)]))

@@ -10,13 +10,13 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""After a reboot or a crash: all that is needed is there again.
+"""Restoring the GPUs after a reboot or a crash.
 
-What was under way is rolled back. Then each GPU gets its modes, what is
-bound to handles, its layout's instances (:mod:`.desired`) and the policy's
-fixed vGPUs, as far as they are missing, in that order, which is the one
-that the driver takes. Nothing is destroyed for it, so that restoring what
-is there already does nothing.
+An interrupted change is rolled back. Then each GPU gets what is missing of
+its modes, the partitions bound to handles, the instances of its layout
+(:mod:`.desired`) and the fixed vGPUs of its policy. NVIDIA's driver needs
+that order. A restore destroys nothing, and does nothing on a GPU that lacks
+nothing.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Restorer:
     """Restores GPUs of one machine.
 
     :param host_reader: reads GPUs.
-    :param transactions: rolls back what was under way.
+    :param transactions: rolls back interrupted changes.
     :param records: the journal.
-    :param parts: creates what claims stand for.
-    :param fixed_vgpus: makes the fixed vGPUs.
-    :param settings: the operator's policies; none of them by default.
+    :param parts: creates the partitions of claims.
+    :param fixed_vgpus: creates the fixed vGPUs.
+    :param settings: the operator's policies.
     :param cloud: knows which GPUs have servers.
     """
 
@@ -86,19 +86,19 @@ class Restorer:
                 tell: Tell = lambda words: None) -> apply.Status:
         """Restore one GPU.
 
-        One part that fails keeps none of the others from being restored.
+        If one part fails, the others are restored all the same.
 
         :param gpu: of a recent snapshot.
         :param saved: its part of the checkpoint, None if it has none.
-        :param tell: called with each thing that was done, for people.
-        :raises ChangeFailed: if what was under way cannot be undone.
+        :param tell: called with each action that was done, for people.
+        :raises ChangeFailed: if an interrupted change cannot be rolled back.
         :raises ChangeRefused: if the checkpoint is of another board, if
-            the snapshot could not tell whether the GPU has MIG, or if
+            the snapshot does not say whether the GPU has MIG, or if
             something that runs is in the way.
         :raises NvmlError, SysfsError, SriovError, ModeBlocked, StepFailed,
-            JournalError: as the hardware refused a mode that all the rest
-            needs.
-        :raises RestoreIncomplete: naming what is not there.
+            JournalError: if the hardware refuses a mode that all other parts
+            need.
+        :raises RestoreIncomplete: naming the parts that failed.
         """
         if saved is not None and saved.device_id != gpu.device_id:
             raise exception.ChangeRefused(
@@ -144,7 +144,7 @@ class Restorer:
 
     def _modes(self, gpu: model.Gpu, record: gpu_record.GpuRecord,
                done: list[str], failed: list[str]) -> model.Gpu:
-        """MIG mode, virtual functions, mixed sizes and schedulers."""
+        """Restore MIG mode, virtual functions, mixed sizes and schedulers."""
         role = roles.in_force(gpu, journal.claimed(record.claims))
 
         def wanted(now: model.Gpu) -> readiness.Wants:
@@ -163,8 +163,8 @@ class Restorer:
         reason = ', '.join(found) or (
             not needed and self._cloud.claimed(gpu.address))
         if reason:
-            # Only the policy asks for more, and the agent sees to that as
-            # soon as the GPU is idle.
+            # Only the policy needs more, and the agent provides that as soon
+            # as the GPU is idle.
             LOG.info('GPU %(gpu)s is not made ready for its policy: '
                      '%(reason)s', {'gpu': gpu.address, 'reason': reason})
             return now
@@ -173,7 +173,7 @@ class Restorer:
             now = taking.take(self._machine, self._reader, now, wanted,
                                taken)
         except exception.GpuDriverError as error:
-            # A guest runs without its scheduler, and not without a vGPU.
+            # A guest can run without its scheduler, but not without a vGPU.
             if not (taken and taken[-1].action is action.Action.SCHEDULER):
                 raise
             failed.append(f'{taken.pop()}: {error}')
@@ -183,15 +183,15 @@ class Restorer:
         return now
 
     def _connect(self, claim: gpu_record.Claim, done: list[str]) -> None:
-        """Activate the NVSwitch partition of a group of GPUs, if it is not.
+        """Activate the NVSwitch partition of a group, if it is inactive.
 
-        Once for the group, with its first GPU.
+        Done once for the group of GPUs, with its first GPU.
         """
         if (not claim.members or not claim.leads
                 or claim.phase is not journal.Phase.BOUND
                 or claim.fabric_partition is None):
             return
-        # To tell whether something was done; an active one stays as it is.
+        # An active partition remains as it is, and done does not name it.
         if any(item.partition_id == claim.fabric_partition and item.active
                for item in privileged_fabric.read_partitions()):
             return
@@ -202,7 +202,7 @@ class Restorer:
 
     def _group(self, gpu: model.Gpu, group: desired.Group, done: list[str],
                failed: list[str]) -> None:
-        """A GPU instance and the vGPUs on it, as far as they are missing."""
+        """Create a GPU instance and its vGPUs, as far as they are missing."""
         claims = group.claims
         if group.instance is not None:
             gpu = self._transactions.read(gpu)
@@ -227,7 +227,7 @@ class Restorer:
 
 @contextlib.contextmanager
 def _noted(failed: list[str], what: str) -> Iterator[None]:
-    """Go on with what comes after, whatever fails here."""
+    """Add an error of this library to ``failed`` instead of raising it."""
     try:
         yield
     except exception.GpuDriverError as error:

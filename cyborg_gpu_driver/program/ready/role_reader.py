@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Reads idle GPUs of mode auto once in each of their roles."""
+"""Reading idle GPUs of mode auto once in each of their roles."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ LOG = logging.getLogger(__name__)
 
 
 class RoleReader:
-    """Makes the role facts (:mod:`.elastic.role_facts`) of GPUs.
+    """Determines the role facts (:mod:`.elastic.role_facts`) of GPUs.
 
-    A role that a GPU could not take is tried once more by each process.
+    Each process tries once more a role that a GPU could not take.
 
     :param host_reader: reads GPUs.
-    :param transactions: where the machine and its records are.
+    :param transactions: has the machine and its records.
     """
 
     def __init__(self, host_reader: reader.HostReader,
@@ -49,7 +49,7 @@ class RoleReader:
         self._tried: set[tuple[model.PciAddress, policy_module.Mode]] = set()
 
     def missing(self, gpu: model.Gpu) -> tuple[policy_module.Mode, ...]:
-        """The roles of its policy in which a GPU is still to be read.
+        """The roles of a GPU's policy in which it must still be read.
 
         :raises JournalError: if its record cannot be read.
         """
@@ -64,13 +64,13 @@ class RoleReader:
             and (gpu.address, role) not in self._tried)
 
     def take(self, gpu: model.Gpu, taken: list[action.Step]) -> model.Gpu:
-        """Let an idle GPU take its roles in turn, and keep what it is then.
+        """Let an idle GPU take its roles in turn, and record the facts.
 
-        The caller holds its lock, and lets no server have it.
+        The caller holds the GPU's lock, and keeps servers from getting it.
 
-        :param gpu: as it is now.
-        :param taken: gets the steps that were taken.
-        :returns: the GPU as it is then.
+        :param gpu: the GPU as it is now.
+        :param taken: the steps that are taken are appended to it.
+        :returns: the GPU after the last role.
         :raises StepFailed: if it cannot be read.
         :raises JournalError: if its record cannot be written.
         """

@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Keeps NVSwitch partitions active as long as their vGPUs are there.
+"""Keeps NVSwitch partitions active as long as their vGPUs exist.
 
-The fabric manager forgets them when it is started again, or asks for them
-("Resiliency" in its user guide).
+After a restart, the fabric manager has forgotten the active partitions, or
+asks for their list ("Resiliency" in its user guide).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ LOG = logging.getLogger(__name__)
 class FabricKeeper:
     """Compares active partitions with the claims of one machine.
 
-    :param machine: what is read.
-    :param host: what is known of it.
+    :param machine: the machine to read.
+    :param host: the last snapshot of the machine.
     :param records: the journal.
     """
 
@@ -48,10 +48,10 @@ class FabricKeeper:
         self._failure = log_once.LogOnce()
 
     def look(self) -> None:
-        """Activate what is missing, and deactivate what nobody has.
+        """Activate missing partitions, and deactivate unclaimed ones.
 
-        For each report; never raises. Does nothing if the fabric manager of
-        this machine does not run for vGPUs.
+        Called for each report. Never raises. Does nothing if the fabric
+        manager of this machine does not run for vGPUs.
         """
         try:
             if (config.read(self._machine.fabric_config).mode

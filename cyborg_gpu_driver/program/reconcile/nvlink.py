@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Knows which GPUs NVLink connects, and keeps partitions with their owners.
+"""Learns which GPUs NVLink connects, and keeps their partitions in order.
 
-Both are for mode nvlink. What was learnt is kept in the records, because NVML
-and the fabric manager tell it at some times only.
+This is for mode nvlink. The records keep the connections, because NVML and
+the fabric manager report them only at some times.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _Phase = journal.Phase
 
 
 class NvlinkKeeper:
-    """Looks after the groups of one machine.
+    """Maintains the groups of GPUs of one machine.
 
-    :param machine: what is read.
-    :param host: what is known of it.
+    :param machine: the machine to read.
+    :param host: the last snapshot of the machine.
     :param records: the journal.
     :param state_path: where the locks are.
     """
@@ -65,9 +65,10 @@ class NvlinkKeeper:
         self._failure = log_once.LogOnce()
 
     def look(self) -> None:
-        """Learn, and put right what differs; for each report.
+        """Learn the groups, and correct claims and partitions that differ.
 
-        Never raises. Does nothing on a machine without mode nvlink.
+        Called for each report. Never raises. Does nothing on a machine
+        without mode nvlink.
         """
         gpus = {gpu.address: gpu for gpu in self._host.host().gpus
                 if self._host.is_linked(gpu)}
@@ -83,7 +84,7 @@ class NvlinkKeeper:
                               for claim in claims):
                 self._look_at_switches(gpus, modules)
         except Exception as error:
-            # What is reported of the GPUs must not depend on it.
+            # The report of the GPUs must not depend on it.
             if self._failure.is_new(str(error)):
                 LOG.error('The groups of GPUs that NVLink connects could not '
                           'be looked at: %s', error, exc_info=not isinstance(
@@ -93,7 +94,7 @@ class NvlinkKeeper:
 
     def _look_at_switches(self, gpus: Collection[model.PciAddress],
                           modules: Mapping[model.PciAddress, int]) -> None:
-        """Ask the fabric manager what it can connect, and has."""
+        """Ask the fabric manager for its partitions, and correct them."""
         try:
             partitions = privileged_fabric.read_partitions()
         except exception.FabricError as error:
@@ -113,7 +114,7 @@ class NvlinkKeeper:
 
     def _learn_modules(self, gpus: Mapping[model.PciAddress, model.Gpu]
                        ) -> None:
-        """Ask NVML where each GPU is, as long as it is bound to nvidia."""
+        """Ask NVML for the module id of each GPU that is bound to nvidia."""
         for address, gpu in gpus.items():
             if not gpu.visible_to_nvml or gpu.driver != drivers.NVIDIA:
                 continue
@@ -127,7 +128,7 @@ class NvlinkKeeper:
                           {'gpu': address, 'error': error})
                 continue
             if slot and module is None and not gpu.nvlink_peers:
-                # On a baseboard, and NVML does not tell of which kind.
+                # The GPU is on a baseboard, and NVML does not say which kind.
                 continue
             known = self._journal.nvlink(address)
             self._keep(address, gpu_record.Nvlink(
@@ -136,16 +137,16 @@ class NvlinkKeeper:
 
     def _modules(self, gpus: Iterable[model.PciAddress]
                  ) -> dict[model.PciAddress, int]:
-        """Module ids of the GPUs on NVSwitches, as read since the start."""
+        """Module ids of the GPUs on NVSwitches, as read since the boot."""
         return {address: known.module for address, known
                 in self._known(gpus).items() if known.module is not None}
 
     def _learn_bridges(self, gpus: Mapping[model.PciAddress, model.Gpu],
                        claims: Collection[journal.Entry]) -> None:
-        """Keep the groups of the GPUs that are known to be on no NVSwitches.
+        """Record the groups of the GPUs that are not on NVSwitches.
 
-        A pair whose bridge is gone is offered no more, unless a server has
-        it: nobody activates anything that would tell.
+        A pair whose bridge is removed is no longer offered, unless a server
+        has it. No activation at the bind would reveal the missing bridge.
         """
         known = {address: item for address, item in self._known(gpus).items()
                  if item.module is None}
@@ -159,7 +160,7 @@ class NvlinkKeeper:
 
     def _known(self, gpus: Iterable[model.PciAddress]
                ) -> dict[model.PciAddress, gpu_record.Nvlink]:
-        """What was read of each GPU since the machine was started."""
+        """The NVLink facts that were read of each GPU since the boot."""
         boot = self._machine.boot_id()
         found = {address: self._journal.nvlink(address) for address in gpus}
         return {address: known for address, known in found.items()
@@ -167,17 +168,18 @@ class NvlinkKeeper:
 
     def _learn(self, gpus: Iterable[model.PciAddress],
                groups: Collection[nvlink.Group]) -> None:
-        """Keep the groups of each GPU.
+        """Record the groups of each GPU.
 
-        None is forgotten: a server may have it, and what hardware takes away
-        is missed at the bind. Another board has other groups of a size.
+        A known group is kept, because a server may have it. The bind detects
+        a group that the hardware no longer has. Another group of the same
+        size with one of its GPUs replaces it: the board is then another one.
         """
         for address in gpus:
             mine = {(group.leader, group.profile): group for group in groups
                     if address in group.members}
             known = self._journal.nvlink(address)
             if known is None:
-                # Its record was lost, and those of others have its groups.
+                # Its record was lost. Records of other GPUs have its groups.
                 known = gpu_record.Nvlink('', groups=tuple(
                     group for group in self._host.groups(gpus)
                     if address in group.members))
@@ -201,13 +203,13 @@ class NvlinkKeeper:
         if known != self._journal.nvlink(address):
             self._journal.put_nvlink(address, known)
 
-    # Who has them
+    # Which servers have them
 
     def _complete(self, claims: Iterable[journal.Entry]) -> None:
-        """Write again the claims of a group that a lost record had.
+        """Write the claims of a group again that a lost record contained.
 
-        The first GPU's is written first and removed last, so that each of
-        them tells all others.
+        The claim of the first GPU is written first and removed last, so that
+        each claim found implies all others.
         """
         for claim in claims:
             missing = self._lacking(claim)
@@ -218,7 +220,7 @@ class NvlinkKeeper:
                 missing = self._lacking(claim)
                 if now is None or (now.leads and missing
                                    and now.phase is _Phase.BINDING):
-                    # Gone since, or to be rolled back.
+                    # The claim was removed since, or will be rolled back.
                     continue
                 self._journal.put(*(dataclasses.replace(now, gpu=address)
                                     for address in missing))
@@ -240,7 +242,7 @@ class NvlinkKeeper:
                 and claim.fabric_partition is not None]
 
     def _connect(self, active: Container[int]) -> None:
-        """Activate the partitions of servers that are not active."""
+        """Activate the inactive partitions of servers."""
         for claim in self._owners():
             if claim.fabric_partition in active:
                 continue
@@ -256,7 +258,7 @@ class NvlinkKeeper:
 
     def _disconnect(self, gpus: Collection[model.PciAddress],
                     active: Container[int]) -> None:
-        """Deactivate the partitions of our GPUs that nobody has."""
+        """Deactivate the partitions of these GPUs that no server has."""
         for group in self._host.groups(gpus):
             if (group.partition not in active
                     or not set(group.members) <= set(gpus)):
@@ -278,7 +280,7 @@ class NvlinkKeeper:
 
 @contextlib.contextmanager
 def _one_by_one() -> Iterator[None]:
-    """One partition that cannot be changed keeps no other from it."""
+    """Log an error with one partition, so that the others are changed."""
     try:
         yield
     except exception.GpuDriverError as error:

@@ -10,9 +10,9 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Live vGPUs, whose they are, and the removal of those that are nobody's.
+"""Live vGPUs, their owners, and the removal of vGPUs without an owner.
 
-What is not known to be nobody's is taken for somebody's.
+A vGPU whose owner is unknown is treated as a vGPU with an owner.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from cyborg_gpu_driver.record import store
 
 
 class Guest(enum.Enum):
-    """Who uses a vGPU."""
+    """What uses a vGPU."""
     RUNNING = 'running'
-    """A virtual machine, as NVML knows it."""
+    """A virtual machine, according to NVML."""
     OPEN = 'open'
     """A process that has its VFIO device open."""
     NONE = '-'
@@ -48,7 +48,7 @@ class Guest(enum.Enum):
 
 
 class Orphan(enum.Enum):
-    """Whether a vGPU is nobody's."""
+    """Whether a vGPU has no owner."""
     YES = 'yes'
     NO = 'no'
     UNKNOWN = '?'
@@ -65,23 +65,23 @@ class Found:
     gpu: model.Gpu
     vgpu: model.Vgpu
     owner: str | None = None
-    """A handle and how far its bind is, ``fixed`` or ``ignored``."""
+    """A handle and the phase of its claim, ``fixed`` or ``ignored``."""
     guest: Guest = Guest.NONE
     unknown: str = ''
-    """Why the guest is not known."""
+    """Why the guest is unknown."""
     instance_id: int | None = None
-    """GPU instance below it; None where nobody tells, as of most mdevs."""
+    """GPU instance below it; None if it is unknown, as for most mdevs."""
 
     @property
     def on_instance(self) -> bool:
-        """Whether it lies on a GPU instance: in MIG mode all do."""
+        """Whether it lies on a GPU instance: in MIG mode all vGPUs do."""
         return self.gpu.mig is not None and self.gpu.mig.enabled
 
     def obstacle(self, claimed: Collection[str] | None) -> str:
-        """Why it is not to be removed, for people; or ``''``.
+        """Why the vGPU must not be removed, for people; or ``''``.
 
         :param claimed: names of the vGPUs that accelerator requests have;
-            None where nobody was asked, which is no obstacle here.
+            None if Cyborg was not asked, which is no obstacle here.
         """
         if self.owner:
             return f'its owner is {self.owner}'
@@ -94,7 +94,7 @@ class Found:
         return ''
 
     def orphan(self, claimed: Collection[str] | None) -> Orphan:
-        """Whether it is nobody's; ``claimed`` as above."""
+        """Whether the vGPU has no owner; see :meth:`obstacle`."""
         obstacle = self.obstacle(claimed)
         if obstacle and obstacle != self.unknown:
             return Orphan.NO
@@ -109,9 +109,9 @@ class Keeper:
     :param machine: one whose privileged changes are made in this process
         (:func:`cyborg_gpu_driver.program.privileged.mig.run_here`).
     :param host_reader: reads the machine.
-    :param tools: what changes it.
     :param records: the journal.
     :param state_path: ``[gpu] state_path``.
+    :param settings: the operator's policies.
     """
 
     def __init__(self, machine: platform.Platform,
@@ -128,31 +128,31 @@ class Keeper:
     def found(self) -> tuple[Found, ...]:
         """Every live vGPU, by GPU and function.
 
-        :raises JournalError: if whose they are cannot be read.
+        :raises JournalError: if their owners cannot be read.
         """
         return tuple(found for gpu in self._reader.snapshot().gpus
                      for found in self._on(gpu))
 
     def on(self, address: model.PciAddress) -> tuple[Found, ...]:
-        """The live vGPUs of one GPU; no other GPU is asked.
+        """The live vGPUs of one GPU; no other GPU is read.
 
         :raises UnknownGpu: if there is no such GPU.
-        :raises JournalError: if whose they are cannot be read.
+        :raises JournalError: if their owners cannot be read.
         """
         return tuple(self._on(self._reader.gpu(address)))
 
     def remove(self, found: Found, claimed: Collection[str] | None
                ) -> tuple[str, ...]:
-        """Remove a vGPU that is nobody's; nothing if it is gone.
+        """Remove a vGPU that has no owner, if it still exists.
 
-        All that this machine knows is looked at again, because the vGPU may
-        have got an owner meanwhile.
+        The owner and the users on this machine are read again, because the
+        vGPU may have got an owner meanwhile.
 
         :param claimed: see :meth:`Found.obstacle`.
-        :returns: what stays of it, for people.
-        :raises VgpuKept: if it is somebody's.
-        :raises JournalError, UnknownGpu, SysfsError: if that is not known,
-            or it cannot be removed.
+        :returns: what remains of the vGPU, for people.
+        :raises VgpuKept: if it has an owner or is in use.
+        :raises JournalError, UnknownGpu, SysfsError: if that is unknown,
+            or the vGPU cannot be removed.
         """
         with locks.gpu(self._state_path, found.gpu.address,
                        locks.COMMAND_SECONDS):
@@ -188,8 +188,8 @@ class Keeper:
         return ()
 
     def _on(self, gpu: model.Gpu) -> list[Found]:
-        """What is known of the vGPUs of a GPU that was read just now."""
-        # Looking for who has a file open goes through all processes.
+        """The vGPUs of a GPU that was read just now, with their owners."""
+        # The search for the holders of a file goes through all processes.
         machine = dataclasses.replace(
             self._machine,
             vfio_holders=functools.cache(privileged_vgpu.vfio_holders))
@@ -235,14 +235,14 @@ def _vfio_guest(machine: platform.Platform, gpu: model.Gpu, vgpu: model.Vgpu
 
 
 def _may_be(guest: usage.GuestVgpu, vgpu: model.Vgpu) -> bool:
-    """Whether a guest's vGPU is an mdev; NVML may not name its mdev."""
+    """Whether a guest's vGPU may be this one; NVML may not name its mdev."""
     if guest.uuid is None:
         return guest.type_id == vgpu.type_id
     return guest.uuid == vgpu.uuid
 
 
 def _instance_below(found: Found) -> tuple[str, ...]:
-    """A GPU instance that somebody else may have made stays."""
+    """The GPU instance that is kept: another tool may have created it."""
     if not found.on_instance:
         return ()
     number = '' if found.instance_id is None else f' {found.instance_id}'

@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The journal made again from the hardware and from Cyborg's records.
+"""Rebuilding the journal from the hardware and from Cyborg's records.
 
-A journal that cannot be read is set aside. The UUID of an mdev is its
-handle's, so the mdevs tell most of what was lost; of vGPUs without mdev only
-the accelerator requests tell whose they are.
+A journal that cannot be read is set aside. The UUID of an mdev is that of
+its handle, so the mdevs reveal most of the lost claims. The owners of vGPUs
+without mdev are known only from the accelerator requests.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ LOG = logging.getLogger(__name__)
 
 
 class Rebuilder:
-    """Writes entries for handles of which the journal knows nothing.
+    """Writes the entries of handles that are missing in the journal.
 
-    :param machine: what is read.
-    :param host: what is known of it.
+    :param machine: the machine to read.
+    :param host: the last snapshot of the machine.
     :param records: the journal.
-    :param state_path: ``[gpu] state_path``: locks, and what others made.
+    :param state_path: ``[gpu] state_path``: locks and records.
     :param cloud: knows Cyborg's accelerator requests.
     """
 
@@ -68,13 +68,13 @@ class Rebuilder:
         self._cloud = cloud
 
     def rebuild(self) -> list[model.PciAddress]:
-        """Find what is bound on the GPUs whose claims are lost.
+        """Find the handles bound on the GPUs whose claims are lost.
 
-        Where Cyborg's requests are known, only handles that it holds are
-        taken over.
+        If Cyborg's requests are known, only handles that Cyborg has are
+        recorded.
 
-        :returns: those GPUs.
-        :raises JournalError: if nothing can be written.
+        :returns: the GPUs whose claims were rebuilt.
+        :raises JournalError: if the journal cannot be written.
         """
         claims = self._cloud.requests()
         found, again, left = [], [], 0
@@ -114,11 +114,12 @@ class Rebuilder:
 
     def adopt(self, gpu: model.Gpu, claim: reconcile.Claim
               ) -> journal.Entry:
-        """Write the entry of one request whose vGPU is there.
+        """Write the entry of one request whose vGPU exists.
 
-        Under the GPU's lock.
+        The caller holds the GPU's lock.
 
-        :raises StepFailed: if it is not there, or none of what is offered.
+        :raises StepFailed: if the vGPU does not exist, or is not of a type
+            that the GPU offers.
         """
         entries = self._found(gpu, reconcile.Claims((claim,)))
         if not entries:
@@ -148,16 +149,16 @@ class Rebuilder:
 
     def _whole(self, gpu: model.Gpu, claims: reconcile.Claims | None
                ) -> list[journal.Entry] | None:
-        """The claims of groups on a GPU that lost its own.
+        """The claims of groups on a GPU whose own claims are lost.
 
         A server that is shut off leaves no trace on the hardware, so only
-        Cyborg knows.
+        Cyborg knows these claims.
 
-        :returns: None if it is not known who has the GPU.
+        :returns: None if it is unknown which server has the GPU.
         """
         if claims is None:
             LOG.warning('The claims on GPU %s are lost, and Cyborg does not '
-                        'tell who has it. It is not offered until then; set '
+                        'say who has it. It is not offered until then; set '
                         '[gpu] os_cloud', gpu.address)
             return None
         groups = {(group.leader, group.profile): group for group
@@ -194,10 +195,10 @@ class Rebuilder:
 def entries(gpu: model.Gpu, offers: Sequence[partition_offers.Offer],
             claims: reconcile.Claims | None, known: Collection[str],
             fixed: Collection[model.PciAddress]) -> list[journal.Entry]:
-    """What is bound on a GPU, without the instances below. Pure.
+    """The entries of a GPU, without the GPU instances below. Pure.
 
     :param offers: what the GPU's policy offers.
-    :param claims: None if they are not known.
+    :param claims: None if they are unknown.
     :param known: handles that have an entry already.
     :param fixed: functions whose vGPUs are left to Nova.
     """
@@ -213,7 +214,7 @@ def entries(gpu: model.Gpu, offers: Sequence[partition_offers.Offer],
         there = [(vgpu.uuid, vgpu) for vgpu in gpu.vgpus
                  if vgpu.uuid is not None
                  and (claims is None or vgpu.uuid in requested)]
-    # Outside of mixed sizes the driver sees to it.
+    # Without mixed sizes, the driver chooses the placements.
     places = {vf.address: vf.placement_id for vf in gpu.vfs
               if gpu.mixed_sizes}
     return [
@@ -233,12 +234,13 @@ def placed(gpu: model.Gpu, bare: Iterable[journal.Entry],
            taken: Collection[spec.MigInstanceSpec]) -> list[journal.Entry]:
     """Entries with the GPU instances below them. Pure.
 
-    The driver tells of vendor VFIO, and NVML of what runs. What is left is
-    guessed where all instances are needed for it; an unbind puts a wrong
-    guess right, because what is in use is not destroyed.
+    The driver reports the instances of vendor VFIO vGPUs, and NVML those of
+    running vGPUs. The others are guessed, if they need all the instances
+    that are left. An unbind corrects a wrong guess, because it does not
+    destroy an instance in use.
 
     :param running: vGPUs that virtual machines run.
-    :param taken: instances that are somebody else's.
+    :param taken: instances that have another owner.
     """
     bare = tuple(bare)
     by_type = {offer.vgpu_type_id: offer for offer in offers
@@ -269,10 +271,10 @@ def placed(gpu: model.Gpu, bare: Iterable[journal.Entry],
 
 def mixed(gpu: model.Gpu, bare: Iterable[journal.Entry],
           running: Sequence[usage.GuestVgpu]) -> list[journal.Entry]:
-    """Entries with the placement ids that NVML tells of what runs. Pure.
+    """Entries with the placement ids that NVML reports for guests. Pure.
 
-    That of an mdev without a virtual machine is not known: then NVML, which
-    does not know it either, may let another have it.
+    The placement id of an mdev without a virtual machine is unknown. NVML
+    does not know it either, and may give that placement to another vGPU.
     """
     told = {vgpu.uuid: vgpu.placement_id for vgpu in running
             if gpu.mixed_sizes and vgpu.uuid}
@@ -284,10 +286,10 @@ def _guessed(instances: Sequence[model.GpuInstance],
              waiting: Sequence[journal.Entry],
              by_type: Mapping[str, partition_offers.Offer]
              ) -> dict[str, model.GpuInstance]:
-    """Handles to instances, in order; none where that is no sure guess.
+    """Instances by handle, in order; empty if the guess is not safe.
 
-    An instance holds vGPUs of one framebuffer size. Each instance has to
-    get at least one.
+    An instance holds vGPUs of one framebuffer size. Each instance must get
+    at least one vGPU.
     """
     kinds = [by_type[entry.mdev_type] for entry in waiting]
     room = len(instances) * min(kind.per_instance for kind in kinds)

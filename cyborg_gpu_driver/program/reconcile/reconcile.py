@@ -10,11 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""All accounts of who has what on this machine, compared and put right.
+"""Comparing all records of who has which accelerator on this machine.
 
-In each report: what disagrees is named in the log once, and repaired where
-that harms nobody. Instances and vGPUs that nobody explains are never
-touched.
+In each report, a difference is logged once, and repaired if the repair is
+safe. GPU instances and vGPUs that no record explains are never touched.
 """
 
 from __future__ import annotations
@@ -55,20 +54,21 @@ _SLICED = frozenset({policy.Mode.VGPU, policy.Mode.MIG})
 
 
 class Reconciler:
-    """Compares the accounts of one machine.
+    """Compares the records of one machine.
 
-    :param machine: what is read; changes are made as its privileges are.
-    :param host: what is known of it.
+    :param machine: the platform that is read.
+    :param host: the last snapshot of the machine.
     :param records: the journal.
     :param settings: the operator's policies.
     :param state_path: ``[gpu] state_path``.
     :param keeper: knows who uses a vGPU.
-    :param rebuilder: makes a lost journal again.
+    :param rebuilder: rebuilds a lost journal.
     :param repairer: repairs differences.
-    :param cloud: what it does not know is left out.
-    :param grace: seconds that something has to last which may be but a
-        bind or unbind under way.
-    :param clock: seconds that only grow.
+    :param cloud: the cloud's services; comparisons with records that they
+        do not know are left out.
+    :param grace: seconds that a difference must last if a bind or unbind
+        under way may cause it.
+    :param clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
@@ -98,14 +98,14 @@ class Reconciler:
         self._named: dict[tuple, reconcile.Difference] = {}
         self._count = 0
         self.left: tuple[reconcile.Kind, ...] = ()
-        """What the last :meth:`look` has found and not repaired."""
+        """The differences that the last :meth:`look` did not repair."""
         self.repaired: tuple[reconcile.Kind, ...] = ()
-        """What it has repaired."""
+        """The differences that it repaired."""
 
     def look(self, lost: bool = False) -> None:
-        """Compare, name and repair, for each report; never raises.
+        """Compare, log and repair. Called for each report. Never raises.
 
-        :param lost: whether the journal was lost and is to be made again
+        :param lost: whether the journal was lost and must be rebuilt
             (:meth:`cyborg_gpu_driver.program.journal.Journal.check`).
         """
         self.repaired = ()
@@ -116,7 +116,7 @@ class Reconciler:
                 self._rebuilder.rebuild()
             found = self._due(self.find())
         except Exception as error:
-            # What is reported of the GPUs must not depend on it.
+            # The report of the GPUs must not depend on it.
             if self._failure.is_new(str(error)):
                 LOG.warning('The binds of this host could not be compared: '
                             '%s', error,
@@ -133,11 +133,11 @@ class Reconciler:
 
     def find(self, refresh: bool = False
              ) -> tuple[reconcile.Difference, ...]:
-        """All differences now, whether they may pass or not.
+        """All differences now, including those that may pass.
 
-        A GPU on which something is bound or unbound meanwhile is left out,
-        and so is one that somebody keeps locked.
-        One whose record cannot be used is named, and compared with nothing.
+        A GPU with a bind or unbind meanwhile is left out, and so is a GPU
+        that another holder keeps locked. A GPU whose record cannot be used
+        is named, and not compared.
 
         :param refresh: whether to read the machine first.
         :raises JournalError: if locks cannot be used at all.
@@ -169,7 +169,7 @@ class Reconciler:
 
     def _broken(self, host: model.Host
                 ) -> dict[model.PciAddress, reconcile.Difference]:
-        """GPUs whose records cannot be used, and what to say of each."""
+        """GPUs whose records cannot be used, each with the difference."""
         found = {}
         for gpu in host.gpus:
             try:
@@ -193,7 +193,7 @@ class Reconciler:
             in_use=self._in_use(facts))
 
     def _governs(self, gpu: model.Gpu) -> bool:
-        """Whether what nobody explains on a GPU is worth a word."""
+        """Whether to report what no record explains on a GPU."""
         governing = self._settings.policy_for(gpu)
         if governing is None or not _SLICED.intersection(governing.modes):
             return False
@@ -203,7 +203,7 @@ class Reconciler:
 
     def _in_use(self, facts: differences.Facts
                 ) -> Mapping[model.Placement, str] | None:
-        """What uses the instances of which nothing else is known."""
+        """The users of GPU instances, if some are unexplained."""
         if not facts.governed or not differences.unexplained(facts):
             return {}
         try:
@@ -215,7 +215,7 @@ class Reconciler:
 
     def _due(self, found: Iterable[reconcile.Difference]
              ) -> list[reconcile.Difference]:
-        """Those that have lasted as long as they have to."""
+        """The differences that have lasted long enough."""
         now = self._clock()
         self._since = {difference.key: self._since.get(difference.key, now)
                        for difference in found}
@@ -243,7 +243,7 @@ class Reconciler:
         return True
 
     def _name(self, found: Iterable[reconcile.Difference]) -> None:
-        """Log and announce what is new; what comes again is new."""
+        """Log and announce new differences; one that recurs is new."""
         for difference in found:
             before = self._named.get(difference.key)
             if before is None or before.text != difference.text:

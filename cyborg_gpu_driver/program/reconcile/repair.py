@@ -10,11 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Repairs of differences, each of which harms nobody.
+"""Safe repairs of differences.
 
-What a difference says was true a moment ago. So each repair asks Cyborg
-again, then locks the GPU, and changes something only if nothing has changed
-since.
+A difference may be outdated. So each repair asks Cyborg again, then locks
+the GPU, and changes something only if nothing has changed since.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ from cyborg_gpu_driver.program.reconcile import rebuild
 class Repairer:
     """Carries out repairs on one machine.
 
-    :param host: what is known of the machine.
-    :param tools: what changes it.
+    :param host: the last snapshot of the machine.
+    :param parts: creates GPU instances and vGPUs.
     :param records: the journal.
     :param keeper: knows who uses a vGPU.
     :param rebuilder: writes the entries of requests that have none.
-    :param binds: finishes what is under way.
+    :param binds: finishes interrupted binds and unbinds.
     :param state_path: where the locks are.
     :param cloud: knows the accelerator requests, and publishes.
     """
@@ -77,19 +76,18 @@ class Repairer:
         """Repair one difference that is safe.
 
         :returns: what was done, for people.
-        :raises GpuDriverError: saying why it could not be repaired; what is
-            there stays.
+        :raises GpuDriverError: saying why it could not be repaired.
         """
         return self._ways[difference.kind](difference)
 
     def _return(self, difference: reconcile.Difference) -> str:
-        """Return what a handle has that Cyborg does not know any more.
+        """Release the accelerator of a handle that Cyborg no longer has.
 
-        Cyborg is asked before the GPU is locked: binds do not wait for it.
-        It writes that a bind has begun before it asks the agent for it. So a
-        handle that no request had, while none was under way, can have got
-        one since only by a bind that comes later. Such a bind changes the
-        entry (``repeats``), or finds one that is to be removed.
+        Cyborg is asked before the GPU is locked, so that binds do not wait
+        for its answer. Cyborg records the start of a bind before it calls
+        the agent. So if no request had the handle and none was under way,
+        only a later bind can have given it one. Such a bind changes the
+        entry (``repeats``), or finds an entry that is being removed.
         """
         entry = self._entry(difference)
         claims = self._cloud.requests()
@@ -117,7 +115,7 @@ class Repairer:
         return f'removed the leftovers of handle {difference.subject}'
 
     def _make_again(self, difference: reconcile.Difference) -> str:
-        """Make a handle's instance and vGPU again, where they were."""
+        """Create a handle's GPU instance and vGPU again, in their places."""
         parts, done = self._parts, []
         entry = self._entry(difference)
         claims = self._cloud.requests()
@@ -131,18 +129,18 @@ class Repairer:
                     and parts.own_instance(entry) is None):
                 entry, created = self._create_instance(gpu, entry)
                 done.append(f'GPU instance at {entry.placement}')
-            below = None
+            made = created, entry.live()
             if parts.vgpu_type(entry.vgpu) is None:
-                entry, below = parts.create_vgpu(gpu, entry)
+                entry, made = parts.create_vgpu(gpu, entry, created)
                 self._journal.put(entry)
                 done.append(f'vGPU on {entry.function}')
-            self._host.record(entry.gpu, made=(created, entry.live(below)))
+            self._host.record(entry.gpu, made=made)
         return (f'made {" and ".join(done) or "nothing"} again for handle '
                 f'{entry.handle}')
 
     def _create_instance(self, gpu: model.Gpu, entry: journal.Entry
                          ) -> tuple[journal.Entry, model.GpuInstance]:
-        """Create the instance of an entry, and of those that share it."""
+        """Create the instance of an entry and of the entries that share it."""
         parts, records = self._parts, self._journal
         profile = spec.profile(gpu, entry.profile_id)
         if profile is None:
@@ -160,7 +158,7 @@ class Repairer:
         return made, created
 
     def _record(self, difference: reconcile.Difference) -> str:
-        """Write the entry of a request whose vGPU is there."""
+        """Write the entry of a request whose vGPU exists."""
         claims = self._cloud.requests()
         claim = None if claims is None else claims.of(difference.subject)
         if claim is None:
@@ -193,10 +191,10 @@ class Repairer:
 
 def users(keeper: orphans.Keeper, gpu: model.PciAddress,
           entries: tuple[journal.Entry, ...]) -> dict[str, str]:
-    """vGPUs of entries on a GPU that are in use, or may be, and by what.
+    """The users of the entries' vGPUs that are in use, or may be, by name.
 
-    No other GPU is asked than those of the entries, so the GPU may be
-    locked.
+    Reads no other GPUs than those of the entries, so the caller may hold the
+    GPU's lock.
     """
     found = {}
     for entry in entries:

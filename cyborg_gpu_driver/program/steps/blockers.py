@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What keeps a GPU from being changed, and by what name it goes.
+"""What keeps a GPU from being changed, in words for people.
 
-Nothing in use is ever touched: what is found here stays, and a change that
-cannot do without it is refused before its first step.
+The driver never touches anything in use. It keeps all that this module finds,
+and refuses a change that would affect it before the first step.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 
 _NEEDS_RESET = frozenset({'ampere'})
-"""Architectures that take a MIG mode at their next reset (MIG guide)."""
+"""Architectures that change the MIG mode at their next reset (MIG guide)."""
 
 
 def in_use(machine: platform.Platform, gpu: model.Gpu,
            entries: Iterable[journal.Entry]
            ) -> dict[model.Placement, str]:
-    """GPU instances in use, by placement, and what uses them.
+    """The users of the GPU instances in use, by placement.
 
     :param gpu: with its live instances.
     :param entries: of the bind journal, for this GPU.
-    :raises NvmlError, SysfsError: if that cannot be found out.
+    :raises NvmlError, SysfsError: if that is unknown.
     """
     if gpu.mig is None or not gpu.mig.instances:
         return {}
@@ -69,7 +69,7 @@ def of_mode(machine: platform.Platform, gpu: model.Gpu, enable: bool
             ) -> tuple[str, ...]:
     """What keeps a GPU from changing its MIG mode now, for people.
 
-    :raises NvmlError: if that cannot be found out.
+    :raises NvmlError: if that is unknown.
     """
     found = [_process(process)
              for process in usage.processes(machine, gpu.address)]
@@ -88,12 +88,12 @@ def of_preparing(machine: platform.Platform, gpu: model.Gpu,
                  entries: Iterable[journal.Entry]) -> tuple[str, ...]:
     """What keeps a GPU from being made ready for another use, for people.
 
-    GPU instances do too, idle or not: a change of mode or of virtual
-    functions would destroy them.
+    GPU instances prevent it even if they are idle, because a change of the
+    mode or of the virtual functions would destroy them.
 
     :param gpu: of a snapshot that was taken just now.
     :param entries: of the bind journal, for this GPU.
-    :raises NvmlError, SysfsError, UsageUnknown: if it cannot be found out.
+    :raises NvmlError, SysfsError, UsageUnknown: if that is unknown.
     """
     found = [f'vGPU {vgpu.name} on {vgpu.function}' for vgpu in gpu.vgpus]
     if gpu.mig is not None:
@@ -107,10 +107,10 @@ def of_running(machine: platform.Platform, gpu: model.Gpu
                ) -> tuple[str, ...]:
     """Processes and virtual machines on a GPU, for people.
 
-    Who has VFIO devices open, which takes long to find out, is asked only
-    where nothing else was found.
+    The search for processes that have VFIO devices open takes long, so it is
+    made only if nothing else was found.
 
-    :raises NvmlError, SysfsError, UsageUnknown: if it cannot be found out.
+    :raises NvmlError, SysfsError, UsageUnknown: if they are unknown.
     """
     if not gpu.visible_to_nvml:
         return _held(gpu.address)
@@ -123,7 +123,7 @@ def of_running(machine: platform.Platform, gpu: model.Gpu
 
 
 def _held(function: model.PciAddress) -> tuple[str, ...]:
-    """Who has the VFIO device of a function open, for people."""
+    """Processes that have the VFIO device of a function open, for people."""
     return tuple(
         f'{function} is held by process {pid} '
         f'({open_files.process_name(pid)})'
@@ -133,10 +133,10 @@ def _held(function: model.PciAddress) -> tuple[str, ...]:
 def _add_unplaced(gpu: model.Gpu,
                   found: Mapping[model.Placement, list[str]],
                   placed: Container[str]) -> None:
-    """Mdevs of which nobody tells the instance they are on.
+    """Add the mdevs whose GPU instance is unknown.
 
-    The driver puts an mdev on any instance of its profile that has room, so
-    each of them may be the one.
+    NVIDIA's driver puts an mdev on any instance of its profile that has room,
+    so each of these instances may carry the mdev.
     """
     profiles = {vgpu_type.mdev_type_id: vgpu_type.gi_profile_id
                 for vgpu_type in gpu.vgpu_types}

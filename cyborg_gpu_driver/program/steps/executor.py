@@ -12,8 +12,8 @@
 
 """The one executor: it takes the steps that change a GPU.
 
-Each action makes one change through a privileged function and reads back
-what the hardware made of it. Who plans, records and rolls back is elsewhere.
+Each action makes one change through a privileged function and reads back the
+result from the hardware. Other modules plan, record and roll back.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _REFUSALS = frozenset({'INSUFFICIENT_RESOURCES', 'INVALID_ARGUMENT',
 
 
 def was_refused(error: Exception) -> bool:
-    """Whether NVML says by this error that it made no GPU instance.
+    """Whether this error of NVML means that it created no GPU instance.
 
-    Then what lies at the placement is another's. Any other error leaves
-    open whether there is an instance, as does any error of the calls that
-    follow the creation.
+    An instance at the placement then belongs to another tool. After any
+    other error, and after any error of the calls that follow the creation,
+    an instance may exist.
     """
     return (isinstance(error, exception.NvmlError)
             and error.call.startswith('nvmlDeviceCreateGpuInstance')
@@ -62,9 +62,9 @@ def was_refused(error: Exception) -> bool:
 
 
 def type_of(machine: platform.Platform, vgpu: spec.VgpuSpec) -> str | None:
-    """Type of the vGPU that is where ``vgpu`` is to be, None without one.
+    """Type of the existing vGPU in the place of ``vgpu``; None without one.
 
-    :raises SysfsError: if that cannot be read.
+    :raises SysfsError: if it cannot be read.
     """
     if vgpu.uuid is None:
         return vfio.type_on(machine, vgpu.function)
@@ -72,12 +72,12 @@ def type_of(machine: platform.Platform, vgpu: spec.VgpuSpec) -> str | None:
 
 
 class Executor:
-    """Takes steps on one GPU and knows what they have made of it.
+    """Takes steps on one GPU and knows the resulting GPU instances.
 
-    :param machine: where they are taken.
+    :param machine: where the steps are taken.
     :param address: of the GPU.
-    :param gpu: as it is before the first step; with its compute instances,
-        where a step is about one. None will do for steps about mdevs and
+    :param gpu: the GPU before the first step, with its compute instances if
+        a step is about one. None is sufficient for steps about mdevs and
         about instances that :meth:`know` gets.
     :param may_reset: whether a change of the MIG mode may reset the GPU.
     """
@@ -85,7 +85,7 @@ class Executor:
     def __init__(self, machine: platform.Platform, address: model.PciAddress,
                  gpu: model.Gpu | None = None, may_reset: bool = True):
         self.pending = False
-        """Whether the GPU waits for a reset that may not be made here."""
+        """Whether the GPU waits for a reset that ``may_reset`` forbids."""
         self._machine = machine
         self._may_reset = may_reset
         self._gpu = gpu
@@ -95,17 +95,17 @@ class Executor:
             for instance in (gpu.mig.instances if gpu and gpu.mig else ())}
 
     def know(self, instance: model.GpuInstance) -> None:
-        """Take an instance for live that was read on its own."""
+        """Add a live instance that the caller has read separately."""
         self._live[instance.placement] = instance
 
     def take(self, step: action.Step) -> None:
         """Take one step.
 
         :raises NvmlError, SysfsError, SriovError, DriverError, ModeBlocked,
-            GpuInUse, NvmlHeld, VgpuInUse, UsageUnknown, JournalError: as
-            the machine refused it.
-        :raises StepFailed: if the step names what is not there, or the
-            driver made something else than it was asked for.
+            GpuInUse, NvmlHeld, VgpuInUse, UsageUnknown, JournalError: if
+            the machine refuses the step.
+        :raises StepFailed: if the step names something that does not exist,
+            or the driver creates something else than was requested.
         """
         _ACTIONS[step.action](self, step)
 
@@ -130,11 +130,11 @@ class Executor:
                                            enable, self._may_reset)
 
     def _create_instance(self, step: action.Step) -> None:
-        """A GPU instance at its explicit placement, with its scheduler.
+        """Create a GPU instance at its placement, and set its scheduler.
 
-        The scheduler comes before the first vGPU: NVML refuses to set it
-        while a virtual machine runs. A vGPU without its scheduler is better
-        than none.
+        The scheduler is set before the first vGPU, because NVML refuses it
+        while a virtual machine runs. The step continues if that fails: a
+        vGPU without its scheduler is better than none.
         """
         asked = step.placement
         if step.profile is None or asked is None:
@@ -144,7 +144,7 @@ class Executor:
         made = model.GpuInstance(model.Placement(start, size),
                                  step.profile.profile_id, number)
         if made.placement != asked:
-            # No record says that it is ours.
+            # No record contains an instance at this placement.
             privileged.destroy_gpu_instance(self._address, number)
             raise _refused(f'{step}: the driver put it at {made.placement}')
         self._live[asked] = made
@@ -153,7 +153,7 @@ class Executor:
                 step, action=action.Action.SCHEDULER))
 
     def _destroy_instance(self, step: action.Step) -> None:
-        """A GPU instance, with what compute instances it has."""
+        """Destroy a GPU instance and its compute instances."""
         instance = self.instance(step.placement)
         try:
             for part in instance.compute:
@@ -177,7 +177,7 @@ class Executor:
                 model.ComputeInstance(start, size, number)))))
 
     def _destroy_compute(self, step: action.Step) -> None:
-        """A compute instance; all of them, where the step names none."""
+        """Destroy one compute instance, or all if the step names none."""
         instance = self.instance(step.placement)
         if step.slices is None:
             privileged.destroy_compute_instances(self._address,
@@ -197,7 +197,7 @@ class Executor:
                 other for other in instance.compute if other != part))
 
     def _create_vgpu(self, step: action.Step) -> None:
-        """A vGPU; nothing, where it is already."""
+        """Create a vGPU, unless it exists."""
         vgpu = _vgpu(step)
         found = type_of(self._machine, vgpu)
         if found == vgpu.type_id:
@@ -216,10 +216,13 @@ class Executor:
                                                vgpu.placement_id)
         found = type_of(self._machine, vgpu)
         if found != vgpu.type_id:
-            raise _refused(f'the kernel made a vGPU of type {found}')
+            raise _refused(f'the kernel created a vGPU of type {found}')
 
     def _check_creatable(self, vgpu: spec.VgpuSpec) -> None:
-        """What can be created changes with each vGPU of the GPU."""
+        """Check that a function can have a vGPU of this type now.
+
+        Each vGPU of the GPU changes which types can be created.
+        """
         creatable = mdev.MdevTree(self._machine.sysfs).creatable_types(
             vgpu.function)
         number = vgpu_name.type_number(vgpu.type_id)
@@ -229,7 +232,7 @@ class Executor:
                 creatable=', '.join(map(str, creatable)) or 'nothing')
 
     def _destroy_vgpu(self, step: action.Step) -> None:
-        """A vGPU that nobody uses; nothing, where it is gone."""
+        """Remove an unused vGPU, if it exists."""
         vgpu = _vgpu(step)
         if vgpu.uuid is not None:
             self._remove_mdev(vgpu.uuid)
@@ -248,7 +251,7 @@ class Executor:
         privileged_fabric.deactivate(_partition(step))
 
     def _remove_mdev(self, uuid: str) -> None:
-        """The kernel refuses with EBUSY while a guest holds it."""
+        """Remove an mdev. The kernel answers EBUSY while a guest holds it."""
         if not self._machine.sysfs.exists(*MDEVS, uuid):
             return
         try:
@@ -258,7 +261,7 @@ class Executor:
                 raise
 
     def _switch_functions(self, enable: bool) -> None:
-        # sriov-manage takes the GPU from its driver.
+        # sriov-manage unbinds the GPU from its driver.
         with self._machine.nvml.alone():
             privileged_gpu.set_virtual_functions(self._address, enable)
 
@@ -300,9 +303,9 @@ class Executor:
 def _check_scheduler(now: model.Scheduler | None,
                      scheduler: model.SchedulerPolicy,
                      time_slice: int | None) -> None:
-    """Say why a scheduler cannot be set, where NVML would only refuse.
+    """Check that a scheduler can be set: NVML would give no reason.
 
-    :raises StepFailed: if it cannot.
+    :raises StepFailed: with the reason why it cannot be set.
     """
     if now is None:
         reason = 'its driver schedules no vGPUs'

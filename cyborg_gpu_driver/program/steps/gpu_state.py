@@ -26,9 +26,9 @@ from cyborg_gpu_driver.host.sysfs import pci
 
 
 class StateReader:
-    """Reads what changes of a GPU that a snapshot has described.
+    """Reads the MIG state of a GPU that a snapshot has described.
 
-    :param machine: where it is read.
+    :param machine: the machine of the GPU.
     """
 
     def __init__(self, machine: platform.Platform):
@@ -39,9 +39,9 @@ class StateReader:
     def read(self, gpu: model.Gpu) -> model.Gpu:
         """``gpu`` with its MIG mode, instances and compute instances.
 
-        :param gpu: of any snapshot; its profiles are taken from there.
-        :raises NvmlError: if they cannot be read. A handle that died is
-            asked for again first.
+        :param gpu: of any snapshot, from which the profiles are taken.
+        :raises NvmlError: if NVML cannot read them, even with a new handle
+            of the GPU.
         """
         if gpu.mig is None:
             return gpu

@@ -10,9 +10,9 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Turning a GPU's MIG mode on and off, with the reset that it may take.
+"""Turning a GPU's MIG mode on and off, with the reset that it may need.
 
-What NVML answers is not enough: the mode may be set and only pending. So
+NVML's answer is not sufficient: the mode may be set and only pending. So
 the mode is read again each time (nvmlDeviceGetMigMode).
 """
 
@@ -36,8 +36,8 @@ _BUSY = 'IN_USE'
 _RESTART = 'RESET_REQUIRED'
 _CHANGES_AT_ONCE = frozenset({'hopper', 'blackwell'})
 """Architectures that change their mode without a reset (MIG User Guide,
-Enable MIG Mode); NVML says there who is in the way. Of one that is not known
-it is taken that it needs one."""
+Enable MIG Mode). On these, NVML reports users that are in the way. An unknown
+architecture is assumed to need a reset."""
 _REASONS = (exception.GpuInUse, exception.NvmlHeld, exception.StepFailed,
             exception.DriverError, exception.UsageUnknown)
 """Why a GPU is neither changed nor reset."""
@@ -45,20 +45,20 @@ _REASONS = (exception.GpuInUse, exception.NvmlHeld, exception.StepFailed,
 
 def switch(machine: platform.Platform, gpu: model.Gpu, enable: bool,
            may_reset: bool = True) -> bool:
-    """Bring a GPU into a MIG mode.
+    """Turn a GPU's MIG mode on or off.
 
-    nvmlDeviceSetMigMode unbinds or resets the GPU where that takes effect
-    so, as on Ampere; its activation status is IN_USE if the GPU could not
-    be unbound because it is not idle, and RESET_REQUIRED where a reset
-    cannot be made from here (nvml.h). Where the mode is only pending after
-    it, the GPU is reset.
+    nvmlDeviceSetMigMode unbinds or resets the GPU if the mode needs that to
+    take effect, as on Ampere. Its activation status is IN_USE if the GPU
+    could not be unbound because it is not idle, and RESET_REQUIRED if this
+    machine cannot reset the GPU (nvml.h). If the mode is only pending after
+    the call, this function resets the GPU.
 
-    :param gpu: without instances, where MIG mode is to be turned off.
+    :param gpu: without GPU instances if MIG mode is turned off.
     :param may_reset: False leaves a mode that waits for a reset pending.
     :returns: whether the mode is current; False only if it is pending and
         ``may_reset`` is False.
     :raises ModeBlocked: naming what is in the way; the mode may be pending.
-    :raises NvmlError, SysfsError: as the hardware refused it.
+    :raises NvmlError, SysfsError: if the hardware refuses the mode.
     """
     if _read(machine, gpu) == (enable, enable):
         return True
@@ -71,7 +71,7 @@ def switch(machine: platform.Platform, gpu: model.Gpu, enable: bool,
 
 def _switch(machine: platform.Platform, gpu: model.Gpu, enable: bool,
             may_reset: bool) -> bool:
-    """As :func:`switch`; the caller has NVML alone."""
+    """As :func:`switch`; the caller has exclusive use of NVML."""
     if may_reset and gpu.architecture not in _CHANGES_AT_ONCE:
         machine.nvml.reset()
         reset.refuse_held(gpu.address)
@@ -98,7 +98,7 @@ def _switch(machine: platform.Platform, gpu: model.Gpu, enable: bool,
 
 def put_back(machine: platform.Platform, gpu: model.Gpu, enabled: bool,
              pending: bool) -> None:
-    """Bring a GPU's current and pending MIG mode back.
+    """Restore a GPU's current and pending MIG mode.
 
     :raises ModeBlocked, NvmlError, SysfsError: as :func:`switch`.
     """
@@ -126,7 +126,7 @@ def _set(machine: platform.Platform, gpu: model.Gpu, enable: bool) -> str:
         raise _blocked(gpu, enable, str(error), blockers.of_mode(
             machine, gpu, enable)) from error
     finally:
-        # The driver may unbind the GPU to change it, and its handle dies.
+        # NVIDIA's driver may unbind the GPU; NVML's handle is then invalid.
         machine.nvml.forget(gpu.address)
 
 

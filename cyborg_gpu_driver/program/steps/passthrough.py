@@ -10,13 +10,14 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Handing a whole GPU over: what is kept of it, and which driver it gets.
+"""Handing a whole GPU over: its record, and the driver to which it is bound.
 
-The nvidia driver does not let go of a GPU that a process has open: its
-remove callback waits for the last one to close (nv_pci_remove_helper in
-kernel-open/nvidia/nv-pci.c of NVIDIA's open kernel modules). libvirt calls
-it when it binds a GPU to vfio-pci for a server. So a GPU is read, recorded
-and closed here, and bound to vfio-pci, before anybody can ask for it.
+The nvidia driver does not release a GPU that a process has open: its remove
+callback waits until the last process closes it (nv_pci_remove_helper in
+kernel-open/nvidia/nv-pci.c of NVIDIA's open kernel modules). libvirt triggers
+that callback when it binds a GPU to vfio-pci for a server. So this module
+reads, records and closes a GPU, and binds it to vfio-pci, before a server can
+request it.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ from cyborg_gpu_driver.program.privileged import driver as privileged_driver
 from cyborg_gpu_driver.program.steps import blockers
 
 _BESIDE = (None, 'pcieport', 'pci-stub')
-"""Drivers that leave the DMA of their functions to somebody else, beside those
-of VFIO (driver_managed_dma of struct pci_driver in include/linux/pci.h)."""
+"""Drivers, beside those of VFIO, that do not manage the DMA of their functions
+(driver_managed_dma of struct pci_driver in include/linux/pci.h)."""
 
 
 def hand_over(machine: platform.Platform, gpu: model.Gpu) -> None:
-    """Bind a GPU to vfio-pci; what NVML reports of it is recorded before.
+    """Bind a GPU to vfio-pci, after recording what NVML reports of it.
 
     :param gpu: of a complete snapshot that was taken just now.
     :raises StepFailed: if NVML says that it is unhealthy.
-    :raises GpuInUse: naming who has it open.
+    :raises GpuInUse: naming the processes that have it open.
     :raises JournalError: if its record cannot be written.
-    :raises DriverError, SysfsError: as the machine refused it.
+    :raises DriverError, SysfsError: if the machine refuses it.
     """
     if gpu.driver == drivers.NVIDIA:
         keep(machine, gpu, bound_from=gpu.driver)
@@ -59,21 +60,21 @@ def hand_over(machine: platform.Platform, gpu: model.Gpu) -> None:
 
 def bind(machine: platform.Platform, address: model.PciAddress,
          driver: str) -> None:
-    """Bind a GPU to another driver, with NVML closed in all our processes.
+    """Bind a GPU to another driver, after this library has closed NVML.
 
-    :raises GpuInUse: naming who has it open.
-    :raises NvmlHeld: naming a process of ours that does not let go of it.
-    :raises DriverError, UsageUnknown, SysfsError: as the machine refused it.
+    :raises GpuInUse: naming the processes that have it open.
+    :raises NvmlHeld: naming a process of this library that does not close it.
+    :raises DriverError, UsageUnknown, SysfsError: if the machine refuses it.
     """
     with machine.nvml.alone():
         privileged_driver.bind(str(address), driver)
 
 
 def release(machine: platform.Platform, gpu: model.Gpu) -> None:
-    """Have no process of this library open a GPU any more.
+    """Keep all processes of this library from opening a GPU.
 
-    libvirt then takes the GPU alone for a server, and VFIO gives a guest no
-    IOMMU group of which a function has another driver
+    libvirt then takes only the GPU for a server. VFIO refuses a guest an
+    IOMMU group in which a function is bound to another driver
     (Documentation/driver-api/vfio.rst of the kernel).
 
     :raises StepFailed: as :func:`hand_over`, or naming such a function.
@@ -90,7 +91,7 @@ def release(machine: platform.Platform, gpu: model.Gpu) -> None:
                 'vfio-pci at boot, or set passthrough_driver to vfio-pci')
     keep(machine, gpu, released=True)
     with machine.nvml.alone():
-        # Nobody has it open now, and whoever opens NVML again leaves it out.
+        # All processes have closed it; NVML leaves it out when opened again.
         pass
 
 
@@ -106,7 +107,7 @@ def reopen(machine: platform.Platform, gpu: model.Gpu) -> None:
 
 
 def keep(machine: platform.Platform, gpu: model.Gpu, **done: object) -> None:
-    """Record what NVML and PCI say of a GPU.
+    """Record what NVML and PCI report of a GPU.
 
     :param done: ``bound_from`` or ``released`` of its record.
     :raises StepFailed: if NVML says that it is unhealthy, or does not answer.
@@ -117,7 +118,7 @@ def keep(machine: platform.Platform, gpu: model.Gpu, **done: object) -> None:
     if not facts.answered:
         raise exception.StepFailed(reason='NVML does not return its health')
     verdict = health.judge(health.seen((), facts, now))
-    if verdict.sick:
+    if verdict.is_unhealthy:
         raise exception.StepFailed(
             reason='it is unhealthy: ' + '; '.join(verdict.reasons))
     seen = pci_health.read(machine.sysfs, gpu.address)
@@ -131,12 +132,13 @@ def blockers_of(machine: platform.Platform, gpu: model.Gpu,
                 actions: Collection[action.Action]) -> tuple[str, ...]:
     """What keeps a GPU from being handed over, for people.
 
-    A vGPU does, running or not: the driver takes the vGPUs on the GPU itself
-    with it (mdev_unregister_parent in drivers/vfio/mdev/mdev_core.c of the
-    kernel), and the server that has one cannot start again. Who has its
-    device node open is found out as it is bound.
+    A vGPU prevents it, running or not: an unbind of the driver removes the
+    vGPUs on the GPU itself (mdev_unregister_parent in
+    drivers/vfio/mdev/mdev_core.c of the kernel), and a server with such a
+    vGPU cannot start again. The bind to the other driver finds the processes
+    that have the device node open.
 
-    :raises NvmlError, UsageUnknown: if it cannot be found out.
+    :raises NvmlError, UsageUnknown: if that is unknown.
     """
     found = tuple(f'vGPU {vgpu.name} on {vgpu.function}'
                   for vgpu in gpu.vgpus)

@@ -10,12 +10,13 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The one way to reset a GPU, and what can be told of it before and after.
+"""The one way to reset a GPU, with checks before and after it.
 
-A reset through sysfs asks nobody: the kernel resets a function whoever uses
-it (pci_reset_function), and NVIDIA's driver is not told. So nvidia-smi asks
-the driver, where it is installed; otherwise the GPU is unbound, reset and
-bound again. Neither is done while anybody has the GPU open.
+A reset through sysfs has no checks: the kernel resets a function even if it
+is in use (pci_reset_function), and does not notify NVIDIA's driver. So
+nvidia-smi asks the driver to reset the GPU, if nvidia-smi is installed.
+Otherwise the GPU is unbound, reset and bound again. Neither is done while a
+process has the GPU open.
 """
 
 from __future__ import annotations
@@ -48,14 +49,15 @@ LOG = logging.getLogger(__name__)
 
 
 def once(machine: platform.Platform, address: model.PciAddress) -> str:
-    """Reset a GPU that nobody has open, and see that it answers.
+    """Reset a GPU that no process has open, and check that it answers.
 
     :returns: how it was reset: ``nvidia-smi``, or the kernel's method.
-    :raises GpuInUse: naming who has it open; it was not reset.
-    :raises NvmlHeld: naming a process of ours that does not let go of it.
-    :raises StepFailed: if it cannot be reset, or does not answer after it.
+    :raises GpuInUse: naming the processes that have it open; it was not
+        reset.
+    :raises NvmlHeld: naming a process of this library that does not close it.
+    :raises StepFailed: if it cannot be reset, or does not answer afterwards.
     :raises DriverError: if it cannot be unbound or bound again.
-    :raises UsageUnknown, SysfsError: if the machine cannot be looked at.
+    :raises UsageUnknown, SysfsError: if the machine cannot be examined.
     """
     with machine.nvml.alone():
         refuse_held(address)
@@ -65,10 +67,10 @@ def once(machine: platform.Platform, address: model.PciAddress) -> str:
 
 
 def refuse_held(address: model.PciAddress) -> None:
-    """See to it that nobody has a GPU open.
+    """Check that no process has a GPU open.
 
-    :raises GpuInUse: naming who has, and what can be done about it.
-    :raises UsageUnknown, SysfsError: if that cannot be found out.
+    :raises GpuInUse: naming the processes, and what to do about them.
+    :raises UsageUnknown, SysfsError: if the processes are unknown.
     """
     found = privileged_driver.holders(str(address))
     if found:
@@ -96,12 +98,12 @@ def _reset(machine: platform.Platform, address: model.PciAddress) -> str:
 
 
 def _check_fabric(switches: Iterable[str]) -> None:
-    """See to it that the fabric manager runs where a reset needs it.
+    """Check that the fabric manager runs if a reset needs it.
 
-    It does on NVSwitch systems of Ampere, and on those of Hopper and later
-    no more (the manual of nvidia-smi, --gpu-reset).
+    A reset needs it on NVSwitch systems of Ampere, and no longer on those of
+    Hopper and later (the manual of nvidia-smi, --gpu-reset).
 
-    :raises StepFailed: if it does not.
+    :raises StepFailed: if the fabric manager does not run.
     """
     if (not pci.HOPPER_NVSWITCHES.issuperset(switches)
             and not privileged_gpu.fabric_manager_runs()):
@@ -113,7 +115,7 @@ def _check_fabric(switches: Iterable[str]) -> None:
 
 def _check_answers(machine: platform.Platform, address: model.PciAddress
                    ) -> None:
-    """See that a GPU that NVIDIA's driver has works after its reset."""
+    """Check that a GPU bound to NVIDIA's driver works after its reset."""
     if pci.PciBus(machine.sysfs).driver(address) != drivers.NVIDIA:
         return
     nvml = machine.nvml
@@ -127,9 +129,9 @@ def _check_answers(machine: platform.Platform, address: model.PciAddress
 
 
 class Resetter:
-    """Resets GPUs of one machine that nobody uses.
+    """Resets unused GPUs of one machine.
 
-    :param keeper: forgets what a reset cures.
+    :param keeper: forgets the problems that a reset cures.
     """
 
     def __init__(self, machine: platform.Platform,
@@ -137,7 +139,7 @@ class Resetter:
         self._machine = machine
         self._health = keeper
         self.done: set[model.PciAddress] = set()
-        """GPUs that were reset; for the caller to clear."""
+        """GPUs that were reset; the caller clears the set."""
 
     def can_reset(self, address: model.PciAddress) -> bool:
         """Whether the kernel knows a way to reset the GPU."""
@@ -146,14 +148,15 @@ class Resetter:
 
     def reset(self, gpu: model.Gpu,
               begin: Callable[[], None]) -> dict[str, Any]:
-        """Reset a GPU and look at it. The caller holds its lock.
+        """Reset a GPU and check that it is clean. The caller holds its lock.
 
         :param gpu: of a recent snapshot.
         :param begin: called before the GPU is touched.
-        :returns: what shows that it was reset and is clean, for JSON.
-        :raises GpuInUse: if somebody uses it; it was not reset.
+        :returns: the evidence that it was reset and is clean, for JSON.
+        :raises GpuInUse: if it is in use; it was not reset.
         :raises StepFailed: if it cannot be reset, or is not clean.
-        :raises NvmlError, SysfsError, UsageUnknown: as the machine answers.
+        :raises NvmlError, SysfsError, UsageUnknown: if the machine cannot be
+            examined.
         :raises NvmlHeld, DriverError: as :func:`once`.
         """
         address = gpu.address
@@ -182,10 +185,10 @@ class Resetter:
                 'after': dataclasses.asdict(after)}
 
     def _open(self, gpu: model.Gpu, begin: Callable[[], object]) -> None:
-        """Let NVML see a GPU that this library took from nvidia.
+        """Let NVML see a GPU that this library took from the nvidia driver.
 
-        One that the operator bound to vfio-pci stays there: the nvidia
-        driver may not be meant to have it at all.
+        A GPU that the operator bound to vfio-pci remains there: the operator
+        may not want the nvidia driver to have it at all.
         """
         if gpu.bound_from == drivers.NVIDIA:
             begin()
@@ -201,7 +204,7 @@ class Resetter:
                 'the same')
 
     def _check_idle(self, address: model.PciAddress) -> cleaning.Traces:
-        """The traces of a GPU that nobody uses."""
+        """The traces of a GPU, which must be unused."""
         traces = self._traces(address)
         if traces.processes:
             raise exception.GpuInUse(
@@ -211,10 +214,10 @@ class Resetter:
 
     @gate.series
     def _traces(self, address: model.PciAddress) -> cleaning.Traces:
-        """What a GPU shows of who used it.
+        """The traces that users have left on a GPU.
 
-        :raises StepFailed: if its driver is none that tells who uses it.
-        :raises NvmlError, SysfsError: if it cannot be looked at.
+        :raises StepFailed: if its driver does not tell who uses the GPU.
+        :raises NvmlError, SysfsError: if the GPU cannot be examined.
         """
         driver = pci.PciBus(self._machine.sysfs).driver(address)
         if driver is None or drivers.is_vfio(driver):

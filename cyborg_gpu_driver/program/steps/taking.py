@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The steps to a state, taken one after the other as the GPU then is."""
+"""Steps to a wanted state, each chosen from the GPU's current state."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def take(machine: platform.Platform, host_reader: reader.HostReader,
          taken: list[action.Step]) -> model.Gpu:
     """Take all steps that a GPU needs. The caller holds its lock.
 
-    :param gpu: as it is now, and idle.
-    :param wants_of: what is wanted of the GPU as it then is.
-    :param taken: gets each step before it is taken.
-    :returns: the GPU as it is then.
+    :param gpu: the GPU as it is now; it is idle.
+    :param wants_of: returns what is wanted of a GPU in a given state.
+    :param taken: each step is appended to it before it is taken.
+    :returns: the GPU after the last step.
     :raises StepFailed: if a step had no effect, or cannot be taken.
-    :raises ModeBlocked, SriovError, NvmlError, SysfsError: as the
-        hardware refused one.
+    :raises ModeBlocked, SriovError, NvmlError, SysfsError: if the hardware
+        refuses a step.
     """
     while True:
         left = readiness.steps(gpu, wants_of(gpu))

@@ -10,18 +10,18 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Changes of a GPU that are made whole, or rolled back.
+"""Changes of a GPU that are made completely, or rolled back.
 
-Each step is written to the GPU's record before it is taken. When all are
-taken, the GPU is read back and checked. Whatever fails, the GPU goes back to
-exactly what it was: the same instances at the same placements (their ids
-and UUIDs are new where they had to be destroyed). Where the hardware refuses
-even that, the record says how far it came, and the next change or restore
-completes the rollback. A process that died leaves the same record.
+Each step is written to the GPU's record before it is taken. After the last
+step, the GPU is read back and checked. If anything fails, the rollback
+restores exactly the former state: the same instances at the same placements
+(their ids and UUIDs are new if they had to be destroyed). If the hardware
+refuses the rollback too, the record says how far it came, and the next change
+or restore completes it. A process that dies leaves the same record.
 
-A reboot ends a change: GPU instances do not outlive it (MIG User Guide), and
-a restore creates what has to be there. Only the MIG mode is rolled back then,
-which some boards keep.
+A reboot ends a change: GPU instances do not survive it (MIG User Guide), and
+a restore creates the instances that are needed. Only the MIG mode is rolled
+back then, because some boards keep it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ STUCK = ('the rollback failed; run "cyborg-gpu layout restore" or apply a '
          'layout again')
 
 _ROUNDS = 3
-"""How often a rollback is tried from what is then there."""
+"""How often a rollback is tried, each time from the GPU's current state."""
 
 
 class Transactions:
@@ -77,9 +77,10 @@ class Transactions:
     def read(self, gpu: model.Gpu) -> model.Gpu:
         """A GPU of a snapshot as it is now, with compute instances.
 
-        :raises ChangeRefused: if the snapshot could not tell whether it
-            has MIG: no MIG and MIG unread must not look alike.
-        :raises NvmlError: if it cannot be read.
+        :raises ChangeRefused: if the snapshot does not say whether the GPU
+            has MIG: a GPU without MIG must not be confused with one whose
+            MIG state was not read.
+        :raises NvmlError: if the GPU cannot be read.
         """
         if gpu.mig is None and gpu.problems:
             raise exception.ChangeRefused(
@@ -93,10 +94,10 @@ class Transactions:
         return locks.gpu(self.state_path, address, seconds)
 
     def in_use(self, gpu: model.Gpu) -> dict[model.Placement, str]:
-        """GPU instances in use and what uses them, by placement.
+        """The users of the GPU instances in use, by placement.
 
-        :param gpu: as :meth:`read` gives it.
-        :raises NvmlError, SysfsError, JournalError: if it is not known.
+        :param gpu: as :meth:`read` returns it.
+        :raises NvmlError, SysfsError, JournalError: if they are unknown.
         """
         return blockers.in_use(self.machine, gpu,
                                self.records.read(gpu.address).claims)
@@ -106,22 +107,24 @@ class Transactions:
             may_reset: bool = True) -> tuple[model.Gpu, bool]:
         """Take all steps, or none.
 
-        :param gpu: as :meth:`read` gives it.
-        :param check: called with the GPU as it is when all steps are taken;
-            raises if that is not what was wanted. It returns what else of
-            the GPU's record is to be written as the change goes from it.
+        :param gpu: as :meth:`read` returns it.
+        :param check: called with the GPU as it is after the last step;
+            raises if the GPU is not as wanted. It returns the other fields
+            of the GPU's record to write when the change is removed from it.
         :param may_reset: False leaves a MIG mode that waits for a reset
-            pending, and the steps after it untaken.
-        :returns: the GPU as it is then, and whether it waits for a reset.
-        :raises ChangeFailed: saying whether all is as it was.
+            pending, and does not take the steps after it.
+        :returns: the GPU after the steps, and whether it waits for a reset.
+        :raises ChangeFailed: saying whether the rollback succeeded.
         """
         boot = self.machine.boot_id()
         earlier = self.records.read(gpu.address).change
-        if earlier is None or _is_past(earlier, boot):
+        if earlier is None or earlier.is_past(boot):
             earlier = gpu_record.Change(gpu.address, spec.layout_of(gpu))
         change = gpu_record.Change(
-            gpu.address, earlier.before, steps=tuple(map(str, steps)),
-            touched=earlier.touched, vgpus=earlier.vgpus, boot=boot)
+            gpu.address, dataclasses.replace(
+                earlier.before, instances=desired.remaining(gpu, earlier)),
+            steps=tuple(map(str, steps)), touched=earlier.touched,
+            vgpus=earlier.vgpus, boot=boot)
         runner = executor.Executor(self.machine, gpu.address, gpu, may_reset)
         now, doing = gpu, ''
         kept: Mapping[str, Any] = {}
@@ -135,7 +138,7 @@ class Transactions:
                     runner.take(step)
                 except exception.NvmlError as error:
                     if executor.was_refused(error):
-                        # What is there now is somebody else's.
+                        # An instance there belongs to another tool.
                         change = before
                     raise
                 if runner.pending:
@@ -159,12 +162,13 @@ class Transactions:
     def take_idle(self, gpu: model.Gpu, steps: Iterable[action.Step],
                   used: Mapping[model.Placement, str]
                   ) -> tuple[list[action.Step], list[str]]:
-        """Take those steps that leave alone what is in use.
+        """Take the steps that do not affect GPU instances in use.
 
-        :param gpu: as it is, with compute instances.
-        :param used: what of it is in use, as of :meth:`in_use`.
-        :returns: those taken, and why others were not, for people. After
-            one that the hardware refused come none: they may need it.
+        :param gpu: the GPU as it is now, with compute instances.
+        :param used: its instances in use, as :meth:`in_use` returns them.
+        :returns: the steps taken, and why others were not, for people. After
+            the hardware refuses a step that is not about a vGPU, no more
+            steps are taken: they may need it.
         """
         runner = executor.Executor(self.machine, gpu.address, gpu)
         taken: list[action.Step] = []
@@ -185,25 +189,25 @@ class Transactions:
 
     def recover(self, gpu: model.Gpu,
                 seconds: float = locks.COMMAND_SECONDS) -> bool:
-        """Roll back what was under way when a process died.
+        """Roll back the change that a dead process left.
 
         Takes the GPU's lock.
 
-        :param seconds: how long the lock is waited for.
-        :returns: whether there was anything.
+        :param seconds: how long to wait for the lock.
+        :returns: whether there was such a change.
         :raises ChangeFailed: if it cannot be rolled back now.
-        :raises JournalError: if its record cannot be got at.
+        :raises JournalError: if the GPU's record cannot be used.
         """
         with self.lock(gpu.address, seconds):
             self.records.check_gpu(gpu.address)
             return self.finish(gpu)
 
     def finish(self, gpu: model.Gpu) -> bool:
-        """As :meth:`recover`, for who holds the GPU's lock."""
+        """As :meth:`recover`, but the caller holds the GPU's lock."""
         change = self.records.read(gpu.address).change
         if change is None:
             return False
-        if _is_past(change, self.machine.boot_id()):
+        if change.is_past(self.machine.boot_id()):
             change = dataclasses.replace(
                 change, touched=(), vgpus=(),
                 before=dataclasses.replace(change.before, instances=()))
@@ -216,13 +220,13 @@ class Transactions:
 
     def _roll_back(self, gpu: model.Gpu, change: gpu_record.Change
                    ) -> str | None:
-        """Roll a change back; never raises.
+        """Roll a change back. Never raises.
 
-        Each round reads what is there and goes on from that, whatever an
-        earlier one came to.
+        Each round reads the GPU again and continues from its state, whatever
+        the result of an earlier round.
 
-        :returns: None if the GPU is as it was and its record is gone, else
-            what is in the way, which the record then says too.
+        :returns: None if the GPU is as before and the change is removed from
+            its record; else what is in the way, which the record also says.
         """
         problem = None
         for _ in range(_ROUNDS):
@@ -243,7 +247,7 @@ class Transactions:
         return problem
 
     def _round(self, gpu: model.Gpu, change: gpu_record.Change) -> str | None:
-        """Go as far back as it goes; what is left, None if nothing."""
+        """Roll back as far as possible; return what is left, or None."""
         before = change.before
         now = self._read(gpu, change)
         if before.enabled and not _is_enabled(now):
@@ -267,14 +271,9 @@ class Transactions:
         return self._reader.read(gpu)
 
 
-def _is_past(change: gpu_record.Change, boot: str) -> bool:
-    """Whether the machine was started again since a change began."""
-    return change.boot not in (None, boot)
-
-
 def _about_to(change: gpu_record.Change, number: int, step: action.Step
               ) -> gpu_record.Change:
-    """The record before a step is taken."""
+    """The record to write before a step is taken."""
     touched, vgpus = set(change.touched), change.vgpus
     if step.placement is not None and step.profile is not None:
         touched.add(spec.MigInstanceSpec(step.placement,
@@ -287,12 +286,12 @@ def _about_to(change: gpu_record.Change, number: int, step: action.Step
 
 def _reasons(step: action.Step, used: Mapping[model.Placement, str]
              ) -> list[str]:
-    """What in use keeps a step from being taken, for people."""
+    """The instances in use that prevent a step, for people."""
     if step.placement is None:
         return []
     return [f'{place} is in use: {reason}' for place, reason in used.items()
             if place.mask & step.placement.mask
-            # New compute instances do no harm to what runs beside them.
+            # A new compute instance does not disturb those beside it.
             and not (step.action is action.Action.CREATE_COMPUTE
                      and step.placement == place)]
 

@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""vGPUs of NVIDIA's own VFIO driver, which have no name but their function.
+"""vGPUs of NVIDIA's own VFIO driver, identified only by their function.
 
-A virtual function is given to one tenant after the other, so what is found
-on one must be shown to be nobody's before it is cleared.
+A virtual function is given to one tenant after another, so the driver must
+prove that the vGPU on a function is unused before clearing it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 
 def type_on(machine: platform.Platform, function: model.PciAddress
             ) -> str | None:
-    """Type of the vGPU on a function (``nvidia-474``), None without one.
+    """Type of the vGPU on a function (``nvidia-474``); None without one.
 
     :raises SysfsError, InvalidValue: if that cannot be read.
     """
@@ -50,13 +50,14 @@ def instance_under(machine: platform.Platform, function: model.PciAddress
 
 def check_idle(machine: platform.Platform, gpu: model.Gpu,
                function: model.PciAddress) -> None:
-    """See to it that nobody uses the vGPU on a function.
+    """Check that the vGPU on a function is unused.
 
-    :param gpu: the function's; what is on its functions is read again.
-    :raises VgpuInUse: if somebody does.
-    :raises UsageUnknown, NvmlError, SysfsError: if that is not known.
+    :param gpu: the GPU of the function; the vGPUs on its functions are read
+        again.
+    :raises VgpuInUse: if it is in use.
+    :raises UsageUnknown, NvmlError, SysfsError: if that is unknown.
     """
-    # Only root sees whose files processes of other users have open.
+    # Only root sees which files the processes of other users have open.
     machine = dataclasses.replace(
         machine, vfio_holders=privileged_vgpu.vfio_holders)
     holders = usage.vfio_holders(machine, function)
@@ -71,7 +72,7 @@ def check_idle(machine: platform.Platform, gpu: model.Gpu,
 
 
 def read_functions(machine: platform.Platform, gpu: model.Gpu) -> model.Gpu:
-    """The GPU with what is on its functions now.
+    """The GPU with the vGPUs that are on its functions now.
 
     :raises SysfsError: if that cannot be read.
     """

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the tests of applying layouts share: a machine, and its truth."""
+"""The base of the layout tests: a machine, and what its hardware has."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LayoutCase(base.BaseTestCase):
         self.use(self.MACHINE)
 
     def use(self, name, state=None, gpus=2):
-        """Work on another machine, or on one that processes share."""
+        """Use another machine, or one that several processes share."""
         self.machine = machines.load(name, state, gpus=gpus)
         with self.machine.operation(write=True):
             for gpu in self.machine.gpus:
@@ -69,9 +69,9 @@ class LayoutCase(base.BaseTestCase):
             self._process = None
 
     def restart(self, host=None):
-        """As a new process would begin, on the same machine and files.
+        """Start anew, as a new process does, on the same machine and files.
 
-        :param host: what the process would read of the host, if known.
+        :param host: the snapshot of the host; None makes the process read it.
         """
         self.end_process()
         machine = platform.open_platform(self.machine)
@@ -87,11 +87,11 @@ class LayoutCase(base.BaseTestCase):
         self.records = store.of(self.state_path)
 
     def change_record(self):
-        """What is left of a change of layout; None if nothing is."""
+        """Return the record of an unfinished layout change, or None."""
         return self.records.read(self.address).change
 
     def wanted(self, enabled=True, gpu=None, **devices):
-        """What a layout file would want; names with _ for the point."""
+        """Return what a layout file wants; _ in names stands for a point."""
         return target.wanted(gpu or self.gpu, enabled, {
             name.strip('_').replace('_', '.'): count
             for name, count in devices.items()})
@@ -102,7 +102,7 @@ class LayoutCase(base.BaseTestCase):
             options or apply.Options())
 
     def truth(self, address=None):
-        """What the hardware has, whatever anybody believes."""
+        """Return what the hardware has, whatever the records have."""
         with self.machine.operation():
             state = self.machine.gpu(address or self.address).state
             return (state.mig, state.pending, sorted(
@@ -112,14 +112,14 @@ class LayoutCase(base.BaseTestCase):
                 for item in state.instances.values()))
 
     def serials(self):
-        """What tells instances from others at the same placement."""
+        """Serials, which tell apart instances at the same placement."""
         with self.machine.operation():
             state = self.machine.gpu(self.address).state
             return {(item.start, item.profile_id): item.serial
                     for item in state.instances.values()}
 
     def saved(self):
-        """The GPU's state, to come back to with :meth:`load`."""
+        """Return a copy of the GPU's state, for :meth:`load`."""
         with self.machine.operation():
             return copy.deepcopy(self.machine.gpu(self.address).state)
 

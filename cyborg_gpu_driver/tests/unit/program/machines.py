@@ -23,15 +23,17 @@ from cyborg_gpu_driver.simulator.machine import machine as simulator
 
 def load(name: str, state: str | None = None, gpu: str | None = None,
          gpus: int = 2) -> simulator.Machine:
-    """Some GPUs of a host, with all its other functions.
+    """Return a machine with some GPUs of a host and all other functions.
 
-    The second one shows what a change of the first does to others. Each GPU
-    has up to 20 virtual functions, and each reader that begins reads them.
+    A second GPU shows what a change of the first one does to others. More
+    GPUs take time: each has up to 20 virtual functions, and each new reader
+    reads them.
 
-    :param name: of the host, or the path of its file.
-    :param state: file that processes share; None keeps the state here.
-    :param gpu: address of one of them; the first unless given.
-    :param gpus: how many.
+    :param name: name of the host, or path of its file.
+    :param state: file of the state, which processes share; None keeps the
+        state in this process.
+    :param gpu: address of a GPU to keep; by default the first one.
+    :param gpus: number of GPUs to keep.
     """
     host = files.load(name)
     tested = [item for item in host.gpus if item.address == gpu]
@@ -40,6 +42,6 @@ def load(name: str, state: str | None = None, gpu: str | None = None,
                   key=lambda item: item.address)
     machine = simulator.Machine(
         dataclasses.replace(host, gpus=tuple(kept)), state)
-    # Makes the state file.
+    # This creates the state file.
     with machine.operation(write=True):
         return machine

@@ -18,11 +18,11 @@ import threading
 
 
 class PciFiles:
-    """Files of functions below a directory, and what writing them does.
+    """PCI functions as files below a directory, which react to writes.
 
-    It takes the place of :mod:`os` below ``host.sysfs.Sysfs``.
+    An instance replaces :mod:`os` in ``host.sysfs.Sysfs``.
 
-    :param refuses: drivers that take no function.
+    :param refuses: drivers that refuse every function.
     """
 
     read = staticmethod(os.read)
@@ -50,7 +50,7 @@ class PciFiles:
 
     def function(self, address, driver, group=41, vendor='0x10de',
                  kind='0x030200', **files):
-        """Put a function on the bus."""
+        """Add a function to the bus."""
         place = f'bus/pci/devices/{address}'
         for name, text in {'vendor': vendor, 'class': kind, 'reset': '',
                            'driver_override': '(null)', **files}.items():

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The audit record: whole lines, bounded files, and no harm to anybody."""
+"""The audit record: whole lines, bounded files, no harm to its callers."""
 
 import datetime
 import json

@@ -68,7 +68,7 @@ class Ledger:
         return self.seen(provider)
 
     def reserve(self, number):
-        """As the report does after each look."""
+        """Reserve a number of units, as the report does after each look."""
         if self.reserved != number:
             self.reserved = number
             self.generation += 1
@@ -101,7 +101,7 @@ class CleaningCase(base.BaseTestCase):
         self.now = 1000.0
         self.enabled = True
         self.use(platform.open_platform(self.machine))
-        # The first report comes before Cyborg has made the provider.
+        # The first report comes before Cyborg has created the provider.
         self.ledger.seen, seen = lambda provider: None, self.ledger.seen
         self.look()
         self.ledger.seen = seen
@@ -113,7 +113,7 @@ class CleaningCase(base.BaseTestCase):
         self.start()
 
     def start(self):
-        """Start an agent, which has written nothing yet."""
+        """Start an agent that has written nothing yet."""
         self.ledger.ours = 0
         self.live = live.LiveHost(
             reader.HostReader(self.platform), policies.Settings(
@@ -128,7 +128,7 @@ class CleaningCase(base.BaseTestCase):
             self.closes_used)
 
     def look(self):
-        """One report: whether the GPU is withheld after it."""
+        """Run a report. Return whether the GPU is withheld after it."""
         gpu = self.live.refresh().gpu(self.address)
         self.cleaner.look([cleaning.Whole(gpu, 'provider', 'PGPU')])
         withheld = self.withheld()
@@ -140,7 +140,7 @@ class CleaningCase(base.BaseTestCase):
             self.live.offers(self.live.gpu(self.address)))
 
     def use_up(self, tenant='server'):
-        """A server has the GPU over a report, and gives it back."""
+        """Let a server have the GPU during a report, and then release it."""
         self.ledger.allocate(tenant)
         self.assertTrue(self.look())
         self.ledger.delete(tenant)
@@ -158,7 +158,7 @@ class CleaningCase(base.BaseTestCase):
         return audit.read(self.state_path).records[-1].evidence
 
     def state(self):
-        """As it is on the disk."""
+        """The state as it is on the disk."""
         from_disk = cleaning.Cleaner(self.resetter, self.state_path, None,
                                      None)
         return from_disk._known(self.address).state
@@ -271,7 +271,7 @@ class TenantsTest(CleaningCase):
 
 
 class OpenTest(CleaningCase):
-    """Placement 13, which refuses to write again what is over capacity."""
+    """Placement 13 refuses an unchanged allocation over the capacity."""
 
     closes_used = False
 
@@ -357,7 +357,7 @@ class ObstacleTest(CleaningCase):
     def test_a_gpu_that_shows_what_was_on_it(self):
         self.machine.set_health(str(self.address), uncorrected=2)
         self.use_up()
-        # A reset that the kernel believes in and the GPU does not.
+        # The kernel takes the reset for done, but the GPU is not reset.
         gpu = self.machine.gpu(str(self.address))
         gpu.clear = gpu.driver_leaves = lambda: None
         self.assertTrue(self.look())
@@ -493,7 +493,7 @@ class CrashTest(CleaningCase):
         self.assertEqual(before, os.stat(path))
         self.assertEqual(1, self.resets())
         self.assertEqual(1, self.log.output.count('kept in memory'))
-        # From here on there is nothing new to be written.
+        # Nothing is new, but the look writes what was kept in memory.
         self.assertFalse(self.look())
         self.assertNotEqual(before, os.stat(path))
         self.use_up()

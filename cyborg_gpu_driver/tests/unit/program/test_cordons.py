@@ -35,7 +35,7 @@ class KeeperTest(base.BaseTestCase):
         self.keeper = self.again()
 
     def again(self):
-        """That of another process."""
+        """Return the keeper that another process has."""
         return cordons.CordonKeeper(self.path, lambda: 9.0)
 
     def disable(self, *addresses, told=None, keeper=None):
@@ -64,7 +64,7 @@ class KeeperTest(base.BaseTestCase):
         self.disable(ONE)
         self.disable(ONE, told=ANN)
         self.assertEqual((ANN,), self.keeper.of(ONE))
-        # And is not asked for any more.
+        # Once the reason is known, the keeper does not ask for it again.
         self.disable(ONE, told=PLAIN)
         self.assertEqual((ANN,), self.keeper.of(ONE))
 
@@ -111,7 +111,7 @@ class KeeperTest(base.BaseTestCase):
                 stream.write(content)
             self.assertEqual((), self.again().of(ONE))
             store.of(self.path).check()
-            # Also where Cyborg does not answer just now.
+            # This works even while Cyborg does not answer.
             self.keeper.note_disabled(None)
             self.assertEqual((PLAIN,), self.again().of(ONE))
 

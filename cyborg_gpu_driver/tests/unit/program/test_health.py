@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""The keeper of health, on simulated machines and a real directory."""
+"""The health keeper, on simulated machines and a real directory."""
 
 import dataclasses
 import errno
@@ -52,7 +52,7 @@ class KeeperCase(base.SimulatedTestCase):
         self.keeper = self.start()
 
     def start(self, **changes):
-        """A keeper, as a new process has one."""
+        """Return a keeper, as a new process has it."""
         return keeper.HealthKeeper(**{
             'machine': self.platform, 'state_path': self.state_path,
             'cloud': self.cloud, 'clean_checks': _NEEDED,
@@ -69,8 +69,8 @@ class KeeperCase(base.SimulatedTestCase):
             address or self.first, xid, instance))
 
     def trait(self, address=None):
-        """What the trait of a GPU ends with; None if it is well."""
-        verdict = self.keeper.sick(address or self.first)
+        """Return the end of a GPU's trait, or None if the GPU is well."""
+        verdict = self.keeper.unhealthy(address or self.first)
         return verdict and verdict.trait[len(health.TRAIT):]
 
     def said(self, text=''):
@@ -99,7 +99,7 @@ class CordonTest(KeeperCase):
         self.errors(8)
         self.check(_NEEDED)
         self.assertIsNone(self.trait())
-        # Another process.
+        # This stands for another process.
         self.keeper = self.start(cordon_errors=3)
         self.errors(8)
         self.assertEqual((), self.record().cordons)
@@ -137,11 +137,11 @@ class CordonTest(KeeperCase):
 
 class EventsTest(KeeperCase):
 
-    def test_an_error_makes_sick_at_once_and_is_told_once(self):
+    def test_an_error_makes_unhealthy_at_once_and_is_told_once(self):
         self.event(79)
         self.assertEqual([self.first], self.changed)
         self.assertEqual('XID_79', self.trait())
-        self.assertIsNone(self.keeper.sick(self.second))
+        self.assertIsNone(self.keeper.unhealthy(self.second))
         self.now += 60
         self.event(79)
         self.assertEqual([self.first], self.changed)
@@ -157,37 +157,37 @@ class EventsTest(KeeperCase):
         self.assertIsNone(self.trait())
         self.assertFalse(os.path.exists(self.path))
 
-    def test_an_instance_is_sick_alone_until_it_is_destroyed(self):
+    def test_an_instance_is_unhealthy_alone_until_it_is_destroyed(self):
         instance = self.cut(self.first, 5, 2, 2)
         self.event(95, instance=instance.instance_id)
         self.assertEqual([self.first], self.changed)
         self.assertEqual({model.Placement(2, 2)},
-                         self.keeper.sick_instances(self.first))
-        self.assertFalse(self.check()[self.first].sick)
-        self.assertTrue(self.keeper.sick_instances(self.first))
+                         self.keeper.unhealthy_instances(self.first))
+        self.assertFalse(self.check()[self.first].is_unhealthy)
+        self.assertTrue(self.keeper.unhealthy_instances(self.first))
         self.nvml.destroy_gpu_instance(self.device(), instance.instance_id)
         self.check()
-        self.assertFalse(self.keeper.sick_instances(self.first))
+        self.assertFalse(self.keeper.unhealthy_instances(self.first))
         self.assertEqual(2, len(self.log.about('instance at 2:2')))
 
     def test_an_instance_that_was_made_anew_between_two_checks(self):
         instance = self.cut(self.first, 5, 2, 2)
         self.event(95, instance=instance.instance_id)
         self.keeper.instance_gone(self.first, model.Placement(0, 2))
-        self.assertTrue(self.keeper.sick_instances(self.first))
+        self.assertTrue(self.keeper.unhealthy_instances(self.first))
         self.keeper.instance_gone(self.first, instance.placement)
-        self.assertFalse(self.keeper.sick_instances(self.first))
+        self.assertFalse(self.keeper.unhealthy_instances(self.first))
 
     def test_an_instance_that_there_is_not_stands_for_the_gpu(self):
         self.event(95, instance=42)
         self.assertEqual('XID_95', self.trait())
-        self.assertFalse(self.keeper.sick_instances(self.first))
+        self.assertFalse(self.keeper.unhealthy_instances(self.first))
 
     def test_it_is_written_before_it_is_told(self):
         self.cloud.publish_soon = lambda address: (
-            self.changed.append(self.start().sick(address)))
+            self.changed.append(self.start().unhealthy(address)))
         self.event(79)
-        self.assertTrue(self.changed[0].sick)
+        self.assertTrue(self.changed[0].is_unhealthy)
 
 
 class ChecksTest(KeeperCase):
@@ -199,13 +199,13 @@ class ChecksTest(KeeperCase):
         self.assertEqual([], self.said())
         self.assertFalse(os.path.exists(self.path))
 
-    def test_sick_and_well_are_said_once_each(self):
+    def test_unhealthy_and_well_are_said_once_each(self):
         self.machine.set_health(self.name, celsius=95)
         self.assertEqual(health.State.TRANSIENT,
                          self.check(4)[self.first].state)
         self.machine.set_health(self.name, celsius=40)
-        self.assertTrue(self.check(_NEEDED - 1)[self.first].sick)
-        self.assertFalse(self.check(4)[self.first].sick)
+        self.assertTrue(self.check(_NEEDED - 1)[self.first].is_unhealthy)
+        self.assertFalse(self.check(4)[self.first].is_unhealthy)
         self.assertEqual(2, len(self.said(self.name)))
         self.assertFalse(self.said(str(self.second)))
 
@@ -220,7 +220,7 @@ class ChecksTest(KeeperCase):
         self.machine.lose_gpu(self.name)
         verdicts = self.check()
         self.assertEqual([self.first], [address for address in verdicts
-                                        if verdicts[address].sick])
+                                        if verdicts[address].is_unhealthy])
         self.assertEqual('LOST', self.trait())
 
     def test_permanent_is_more_than_transient(self):
@@ -247,16 +247,16 @@ class ChecksTest(KeeperCase):
         self.assertIsNone(self.trait())
         self.keeper = self.start()
         self.assertIsNone(self.trait())
-        self.assertFalse(self.check()[self.first].sick)
+        self.assertFalse(self.check()[self.first].is_unhealthy)
         self.assertTrue(self.said('healthy again'))
 
     def test_while_nvml_is_away_all_stays_as_it_was(self):
         self.event(94)
         self.machine.unload_library()
-        self.assertTrue(self.check(9)[self.first].sick)
-        self.assertFalse(self.keeper.sick(self.second))
+        self.assertTrue(self.check(9)[self.first].is_unhealthy)
+        self.assertFalse(self.keeper.unhealthy(self.second))
         self.machine.load_library()
-        self.assertFalse(self.check(_NEEDED)[self.first].sick)
+        self.assertFalse(self.check(_NEEDED)[self.first].is_unhealthy)
 
     def test_a_gpu_given_away_whole_is_not_asked(self):
         self.event(94)
@@ -264,7 +264,7 @@ class ChecksTest(KeeperCase):
         self.machine.bind_driver(self.name, 'vfio-pci')
         self.check()
         self.calls()
-        self.assertTrue(self.check(9)[self.first].sick)
+        self.assertTrue(self.check(9)[self.first].is_unhealthy)
         self.assertNotIn('nvmlDeviceGetHandleByPciBusId_v2', self.calls())
 
     def test_another_board_in_its_place(self):
@@ -281,7 +281,7 @@ class ChecksTest(KeeperCase):
         self.check()
         self.start().replaced(self.first)
         self.machine.set_remapped_rows(self.name)
-        self.assertFalse(self.check()[self.first].sick)
+        self.assertFalse(self.check()[self.first].is_unhealthy)
 
     def test_statuses_change_nothing(self):
         self.event(94)
@@ -292,7 +292,7 @@ class ChecksTest(KeeperCase):
         first, second = self.start().statuses(self.reader.snapshot())[:2]
         self.assertEqual(2, len(first.verdict.reasons))
         self.assertEqual(95, first.facts.temperature)
-        self.assertFalse(second.verdict.sick)
+        self.assertFalse(second.verdict.is_unhealthy)
         self.assertEqual([instance.placement], list(second.instances))
         self.assertEqual(stored, open(self.path, encoding='utf-8').read())
 
@@ -307,7 +307,7 @@ class FileTest(KeeperCase):
         self.keeper = self.start()
         self.assertEqual('XID_79', self.trait())
         self.assertEqual({instance.placement},
-                         self.keeper.sick_instances(self.second))
+                         self.keeper.unhealthy_instances(self.second))
         self.check()
         self.assertEqual(before, self.said())
 
@@ -319,7 +319,7 @@ class FileTest(KeeperCase):
             stream.write(whole[:-9])
         store.of(self.state_path).check()
         self.keeper = self.start()
-        self.assertFalse(self.check()[self.first].sick)
+        self.assertFalse(self.check()[self.first].is_unhealthy)
         self.assertEqual(1, len(self.log.about('was moved to')))
         self.assertTrue(os.path.exists(f'{self.path}.unusable-1'))
         self.event(62)
@@ -334,12 +334,12 @@ class FileTest(KeeperCase):
         self.check(2)
         self.event(119)
         self.assertEqual([self.first] * 2, self.changed)
-        self.assertEqual(2, len(self.keeper.sick(self.first).reasons))
+        self.assertEqual(2, len(self.keeper.unhealthy(self.first).reasons))
         self.assertEqual(1, len(self.log.about('kept in memory')))
         os.unlink(os.path.dirname(self.state_path))
         self.event(62)
         self.assertEqual(3, len(store.Store(self.state_path).read(
-            self.first).sickness.ailments))
+            self.first).health.conditions))
 
     def test_a_full_disk(self):
         self.event(79)
@@ -347,15 +347,15 @@ class FileTest(KeeperCase):
                 errno.ENOSPC, os.strerror(errno.ENOSPC))):
             self.event(119)
             self.check(2)
-        self.assertEqual(2, len(self.keeper.sick(self.first).reasons))
+        self.assertEqual(2, len(self.keeper.unhealthy(self.first).reasons))
         self.assertEqual(1, len(store.Store(self.state_path).read(
-            self.first).sickness.ailments))
+            self.first).health.conditions))
         self.assertEqual(1, len(self.log.about('kept in memory')))
         self.event(119)
         self.assertEqual(
             ['XID_79', 'XID_119'],
             [item.code for item in store.Store(self.state_path).read(
-                self.first).sickness.ailments])
+                self.first).health.conditions])
 
     def test_it_reads_like_the_other_files(self):
         self.event(79)
@@ -363,6 +363,6 @@ class FileTest(KeeperCase):
             document = json.load(stream)
         self.assertEqual((store.KIND, store.VERSION),
                          (document['kind'], document['version']))
-        # The group may read it: the exporter is of that group.
+        # The group may read the file, because the exporter is in that group.
         self.assertEqual(0, stat.S_IMODE(os.stat(self.path).st_mode)
                          & 0o037)

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The journal gives back what it was given, or says why it cannot."""
+"""The journal returns what was put into it, or says why it cannot."""
 
 import dataclasses
 import json
@@ -84,7 +84,7 @@ class JournalTest(base.BaseTestCase):
                          journal.Journal(self.state_path).entries())
 
     def test_what_was_given_back_stays_so_until_it_is_removed(self):
-        # A change of its entry that was read before must not revive it.
+        # A put of the entry as it was read before must not revive it.
         bound = _entry(phase=journal.Phase.BOUND)
         unbinding = dataclasses.replace(
             bound, phase=journal.Phase.UNBINDING, until=1000.0)
@@ -111,7 +111,7 @@ class JournalTest(base.BaseTestCase):
                          journal.Journal(self.state_path).entries())
 
     def test_only_a_bound_entry_is_given_back(self):
-        # A bind that is under way looks for itself whether it is wanted.
+        # A bind that is under way checks itself whether it is still wanted.
         self.journal.put(_entry())
         self.journal.give_back(_entry().handle)
         self.journal.give_back(_entry(2).handle)
@@ -161,7 +161,7 @@ class JournalTest(base.BaseTestCase):
                               _entry(1).handle, gpu)
 
     def test_handle_given_away_after_another_process_has_removed_it(self):
-        """What was given back before says nothing of the next server."""
+        """An earlier give_back has no effect on the next server."""
         bound = _entry(phase=journal.Phase.BOUND)
         self.journal.put(bound)
         self.journal.give_back(bound.handle)
@@ -187,8 +187,8 @@ class JournalTest(base.BaseTestCase):
         self.assertEqual((_entry(1), _entry(2, gpu=_OTHER)), again.entries())
 
     def test_a_record_that_may_not_be_read_is_left_where_it_is(self):
-        # A directory in its place stands for a file of another user: as
-        # root, who may run this, reads any file.
+        # A directory stands for a file of another user, because root, who may
+        # run this test, reads any file.
         os.makedirs(self.path)
         error = self.assertRaises(exception.JournalUnreadable,
                                   self.journal.check)

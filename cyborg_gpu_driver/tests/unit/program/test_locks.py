@@ -36,7 +36,7 @@ with open(sys.argv[1], 'a') as stream:
 
 
 class _Said(logging.Handler):
-    """Keeps what is logged, and tells when that is the first time."""
+    """Log handler that keeps messages and sets an event with the first."""
 
     def __init__(self):
         super().__init__()
@@ -62,7 +62,7 @@ class LockTest(base.BaseTestCase):
         return str(self.assertRaises(exception.LockTimeout, lock.__enter__))
 
     def hold_elsewhere(self):
-        """Have another process hold the lock; end it by what is returned."""
+        """Let another process hold the lock. Return it, to end it."""
         with self.gpu():
             pass
         child = subprocess.Popen(
@@ -89,7 +89,7 @@ class LockTest(base.BaseTestCase):
     def test_a_wait_for_a_process_ends_and_names_it(self):
         child = self.hold_elsewhere()
         self.assertIn(f'process {child.pid} (', self.refused(0.1))
-        # What was refused holds nothing that the next one needs.
+        # A refused caller holds nothing that the next one needs.
         self.assertIn(f'process {child.pid} (', self.refused())
         child.stdin.close()
         child.wait()

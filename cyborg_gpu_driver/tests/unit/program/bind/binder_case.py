@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Simulated hardware with all of a bind's parts around it."""
+"""Simulated hardware with all the parts that a bind needs."""
 
 import collections
 import ctypes
@@ -46,8 +46,8 @@ class BinderCase(base.BaseTestCase):
     policy = policy.Policy('p', policy.Mode.MIG)
     limits = binder.Limits()
     only = None
-    """A GPU (as in the file of a host) that is all there is, at ``gpu``, in
-    place of ``machine``."""
+    """The only GPU of a machine that replaces ``machine``, as in a host file.
+    Its address is ``gpu``."""
 
     def setUp(self):
         super().setUp()
@@ -67,7 +67,7 @@ class BinderCase(base.BaseTestCase):
         self.restart()
 
     def restart(self):
-        """As a new process would begin, on the same machine and files."""
+        """Start anew, as a new process does, on the same machine and files."""
         platform_ = simulated.open_platform(self.machine)
         self.addCleanup(self.machine.uninstall)
         self.addCleanup(setattr, privileged, '_platform', None)
@@ -101,13 +101,13 @@ class BinderCase(base.BaseTestCase):
                 for offer in self.live.offers(gpu)}
 
     def stranger(self, profile_id, start, size):
-        """Let somebody else make an instance."""
+        """Create an instance, as another tool would."""
         pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
             pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu), profile_id,
             ctypes.byref(pynvml.c_nvmlGpuInstancePlacement_t(start, size)))
 
     def truth(self):
-        """What the hardware has, whatever anybody believes."""
+        """Return what the hardware has, whatever the live view has."""
         with self.machine.operation():
             gpu = self.machine.gpu(self.gpu).state
             return (sorted((item.profile_id, item.start)
@@ -116,7 +116,7 @@ class BinderCase(base.BaseTestCase):
                            for vgpu in gpu.vgpus))
 
     def belief(self):
-        """What the live view has, in the same form."""
+        """Return what the live view has, in the form of :meth:`truth`."""
         gpu = self.live.gpu(self.address)
         return (sorted((item.profile_id, item.placement.start) for item
                        in (gpu.mig.instances if gpu.mig else ())),
@@ -125,7 +125,7 @@ class BinderCase(base.BaseTestCase):
                        for vgpu in gpu.vgpus))
 
     def assert_quiet(self):
-        """View, journal and hardware agree, and nothing is under way."""
+        """Assert that view, journal and hardware agree and all is finished."""
         self.assertEqual(self.truth(), self.belief())
         entries = self.journal.entries()
         self.assertEqual({journal.Phase.BOUND} if entries else set(),
@@ -136,7 +136,7 @@ class BinderCase(base.BaseTestCase):
             [item[:2] for item in self.truth()[1]])
 
     def calls(self, action, *args):
-        """Which C symbols an action calls, and how often."""
+        """Return the C symbols that an action calls, and how often."""
         self.machine.reset_calls()
         action(*args)
         return collections.Counter(self.machine.calls)

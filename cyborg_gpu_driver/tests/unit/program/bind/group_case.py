@@ -50,7 +50,7 @@ class GroupCase(base.BaseTestCase):
         self.begin()
 
     def begin(self, reports=True):
-        """As a new process begins."""
+        """Start the agent's parts, as a new process does."""
         self.end()
         conf = cfg.ConfigOpts()
         gpu_conf.register_opts(conf)
@@ -64,7 +64,7 @@ class GroupCase(base.BaseTestCase):
         for name, value in self.options.items():
             conf.set_override(name, value, group='gpu_policy:p')
         self.running = node.Node(conf, policies.read(conf), 'host1')
-        # A slow machine must not end an unbind before it is done.
+        # On a slow machine, an unbind must not reach its time limit.
         self.running.binder._limits = binder.Limits(unbind=300.0)
         self.running.act_here()
         self.machine = privileged.machine()
@@ -73,7 +73,7 @@ class GroupCase(base.BaseTestCase):
             self.report()
 
     def end(self):
-        """As a process ends."""
+        """Stop the agent's parts, as the end of a process does."""
         if getattr(self, 'running', None) is not None:
             self.running.platform.nvml.reset()
             pynvml.nvmlLib.machine.uninstall()
@@ -85,7 +85,7 @@ class GroupCase(base.BaseTestCase):
         return self.running.journal
 
     def report(self):
-        """As far as the agent's report concerns the machine."""
+        """Do the part of the agent's report that concerns the machine."""
         running = self.running
         lost = running.journal.check()
         running.binder.recover()
@@ -97,7 +97,7 @@ class GroupCase(base.BaseTestCase):
         running.live.refresh()
 
     def offers(self):
-        """Addresses of the GPUs of each group that is offered, by profile."""
+        """Return the offers of all GPUs. Each offer is a group of GPUs."""
         return [offer for gpu in self.running.live.host().gpus
                 for offer in self.running.live.offers(gpu)]
 
@@ -113,7 +113,7 @@ class GroupCase(base.BaseTestCase):
         return found
 
     def handle(self, *modules):
-        """What Cyborg calls the agent with for a group."""
+        """The arguments with which Cyborg calls the agent for a group."""
         offer = self.offer(*modules)
         return (str(offer.gpu), offer.vgpu_type_id, str(uuid.uuid5(
             uuid.NAMESPACE_DNS, repr(modules))))
@@ -124,12 +124,12 @@ class GroupCase(base.BaseTestCase):
         return handle
 
     def free(self):
-        """The modules of each group that can be had."""
+        """The modules of each group that is available."""
         return {self.modules(offer) for offer in self.offers()
                 if offer.creatable}
 
     def assert_sound(self):
-        """Partitions and owners are the same, and no GPU has two owners."""
+        """Assert that partitions match owners and no GPU has two owners."""
         self.assertEqual((), self.world.damage)
         owners = {}
         for entry in self.journal.entries():

@@ -53,7 +53,7 @@ class BindTest(binder_case.BinderCase):
     def test_a_bind_makes_few_nvml_calls(self):
         calls = self.calls(self.binder.bind, *self.handle('1g.5gb'))
         self.assertLessEqual(sum(calls.values()), 8, calls)
-        # Also where there is something already.
+        # Also while other instances exist.
         for number in range(1, 7):
             calls = self.calls(self.binder.bind,
                                *self.handle('1g.5gb', number))
@@ -96,7 +96,8 @@ class BindTest(binder_case.BinderCase):
         device = pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu)
         pynvml.nvmlDeviceCreateGpuInstance(device, 19)
         self.assertEqual([(19, 6)], self.truth()[0])
-        # The view does not know: the plan is made for 6 and refused.
+        # The live view does not have that instance: the binder plans for start
+        # 6, and that plan is refused.
         self.binder.bind(*self.handle('1g.5gb'))
         self.assertEqual([(19, 5), (19, 6)], self.truth()[0])
         error = self.assertRaises(exception.BindRefused, self.binder.bind,
@@ -128,9 +129,10 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual((), self.journal.entries())
 
     def test_a_vgpu_on_anothers_instance_is_exchanged(self):
-        # The driver puts a vGPU on any free instance of its profile. With
-        # 3g@4 and a foreign 1g@0 the first handle gets 1g@1 and sits on the
-        # foreign one, the second gets 1g@3 and sits on the first's.
+        # The NVIDIA driver puts a vGPU on any free instance of its profile.
+        # With 3g@4 and a foreign 1g@0, the first handle gets 1g@1, but its
+        # vGPU is on the foreign instance. The second handle gets 1g@3, and its
+        # vGPU is on the first handle's instance.
         self.stranger(9, 4, 4)
         self.stranger(19, 0, 1)
         self.live.refresh()
@@ -154,7 +156,8 @@ class BindTest(binder_case.BinderCase):
         for start in (0, 1):
             self.stranger(19, start, 1)
         self.live.refresh()
-        # Their vGPUs lie on the stranger's instances, and his on theirs.
+        # The vGPUs of the two handles are on the foreign instances, and the
+        # vGPU of the foreign guest is on an instance of theirs.
         handles = [self.handle('1g.5gb', number) for number in (0, 1)]
         for handle in handles:
             self.binder.bind(*handle)
@@ -180,7 +183,8 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual(len(before) - 1, len(self.truth()[0]))
 
     def test_what_a_dead_bind_has_cut_is_not_exchanged(self):
-        # As above; a third bind has ended right after it cut its instance.
+        # As above, but a third bind has died right after it created its
+        # instance.
         self.stranger(9, 4, 4)
         self.stranger(19, 0, 1)
         self.live.refresh()
@@ -224,7 +228,8 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual((), self.journal.entries())
 
     def test_a_stranger_that_is_quicker_is_left_alone(self):
-        # Between our look and our creation somebody takes the place.
+        # Another tool takes the place after the binder has read the GPU and
+        # before the binder creates its instance.
         create = 'nvmlDeviceCreateGpuInstanceWithPlacement'
         taken = []
 
@@ -240,7 +245,7 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual([(19, 6)], self.truth()[0])
 
     def strangers_come_first(self, *starts):
-        """Somebody takes a place whenever we are about to."""
+        """Let another tool take each place just before the binder does."""
         places, taking = list(starts), []
 
         def take(_seconds):
@@ -269,7 +274,8 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual((), self.journal.entries())
 
     def test_a_stranger_at_the_place_is_not_undone(self):
-        # The view is old, and NVML's answer leaves open what it did.
+        # The live view is out of date, and NVML's error does not tell whether
+        # NVML created the instance.
         self.stranger(19, 6, 1)
         self.machine.faults.fail(
             'nvmlDeviceCreateGpuInstanceWithPlacement',
@@ -296,14 +302,15 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual((), self.journal.entries())
 
     def test_a_bind_during_a_snapshot_is_not_forgotten(self):
-        # Enough GPUs for the first to have been read before the last.
+        # The machine has several GPUs, so that the first one has been read
+        # before the last one.
         self.machine = simulator.Machine.load('dgx-a100-40')
         self.restart()
         handle = self.handle('3g.20gb')
         bound = []
 
         def bind(_seconds):
-            # The first GPU has been read when the last one is asked.
+            # The first GPU has been read when the last one is queried.
             asked = self.machine.calls['nvmlDeviceGetMigMode']
             if asked == len(self.machine.gpus) - 1 and not bound:
                 bound.append(True)
@@ -324,7 +331,7 @@ class BindTest(binder_case.BinderCase):
         before = self.truth()
         error = self.assertRaises(exception.BindRefused, self.binder.bind,
                                   *handle)
-        self.assertIn('did not make', str(error))
+        self.assertIn('did not create', str(error))
         self.assertEqual(before, self.truth())
 
     def test_an_mdev_of_that_name_on_another_gpu(self):
@@ -350,7 +357,7 @@ class BindTest(binder_case.BinderCase):
 
 
     def test_what_a_guest_still_holds_is_published(self):
-        """No allocation covers it from now on."""
+        """No allocation covers the vGPU from now on."""
         handle = self.handle('1g.5gb')
         self.binder.bind(*handle)
         self.machine.start_guest(handle[2])
@@ -359,7 +366,7 @@ class BindTest(binder_case.BinderCase):
 
 
 class MdevctlTest(binder_case.BinderCase):
-    """What Nova lets mdevctl define would be started at the next boot."""
+    """An mdev that Nova defines with mdevctl would start at the next boot."""
 
     def setUp(self):
         super().setUp()
@@ -424,7 +431,7 @@ class TimeSlicedTest(binder_case.BinderCase):
         self.assertRaises(exception.GpuDriverError, self.binder.bind,
                           *self.handle('T4-8C'))
         self.assertEqual(before, self.truth())
-        # The kernel's figures of now must not outlive the vGPUs.
+        # The kernel's current figures must not outlive the vGPUs.
         self.live.refresh()
         for left, handle in zip((1, 2, 3, 4), handles, strict=True):
             self.binder.unbind(*handle)

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Compute instances of servers, which nobody but those destroys."""
+"""Compute instances of servers, which only those servers destroy."""
 
 import threading
 
@@ -33,7 +33,7 @@ class ComputeCase(binder_case.BinderCase):
         return self.journal.get(handle[2])
 
     def add_compute(self, handle):
-        """A compute instance, as a guest makes it in its GPU instance."""
+        """Create a compute instance, as a guest does in its GPU instance."""
         instance = pynvml.nvmlDeviceGetGpuInstanceById(
             pynvml.nvmlDeviceGetHandleByPciBusId(self.gpu),
             self.entry(handle).instance_id)
@@ -47,7 +47,7 @@ class ComputeCase(binder_case.BinderCase):
             return
 
     def compute(self):
-        """Instance id to how many compute instances it has."""
+        """The number of compute instances of each GPU instance, by id."""
         with self.machine.operation():
             return {number: len(item.compute) for number, item in
                     self.machine.gpu(self.gpu).state.instances.items()}
@@ -66,7 +66,7 @@ class UnbindTest(ComputeCase):
         for handle in others:
             self.add_compute(handle)
             self.machine.start_guest(handle[2])
-        # Something of the host runs in the one that is given back.
+        # A process of the host runs in the instance that is released.
         self.add_compute(first)
         number = self.entry(first).instance_id
         self.machine.add_process(self.gpu, 4711, number, 0)
@@ -94,7 +94,7 @@ class UnbindTest(ComputeCase):
         self.assert_quiet()
 
     def test_it_stays_where_a_vgpu_may_be_on_it(self):
-        # Nobody tells where an mdev without a guest lies.
+        # Nothing tells on which instance an mdev without a guest is.
         first, second = self.bind('1g.5gb', 2)
         self.add_compute(first)
         before = self.compute()
@@ -107,7 +107,8 @@ class UnbindTest(ComputeCase):
         self.assert_quiet()
 
     def test_a_guest_on_anothers_instance_keeps_its_compute(self):
-        # As in the test of the exchange: the second runs on the first's.
+        # As in the test of the exchange, the second vGPU is on the instance of
+        # the first.
         self.stranger(9, 4, 4)
         self.stranger(19, 0, 1)
         self.live.refresh()
@@ -125,10 +126,10 @@ class UnbindTest(ComputeCase):
 
 
 class ChangeTest(ComputeCase):
-    """A layout was being applied when its process died."""
+    """A process died while it applied a layout."""
 
     def left(self, start):
-        """The record of a change that has destroyed 1g.5gb at a start."""
+        """Write the record of a change that destroyed 1g.5gb at a start."""
         self.before = spec.MigInstanceSpec(model.Placement(start, 1), 19)
         records = store.of(self.state_path)
         records.put(self.address, change=gpu_record.Change(
@@ -142,7 +143,7 @@ class ChangeTest(ComputeCase):
         self.binder.bind(*handle)
         own = self.entry(handle).placement
         self.binder.unbind(*handle)
-        # Just where the bind would go.
+        # The change left free the place that the bind would take.
         records = self.left(own.start)
         self.binder.bind(*handle)
         self.assertIsNone(records.read(self.address).change)
@@ -166,7 +167,7 @@ class ChangeTest(ComputeCase):
 class LeftoverTest(ComputeCase):
 
     def left(self, phase):
-        """The entry of a bind of which only the record is there."""
+        """Write and return the entry of a bind that only wrote its record."""
         function, mdev_type, handle = self.handle('7g.40gb', 0)
         entry = self.binder._parts.numbered(journal.Entry(
             handle=handle, gpu=self.address,
@@ -220,7 +221,7 @@ class LeftoverTest(ComputeCase):
 class GivenAgainTest(binder_case.BinderCase):
 
     def test_bind_of_what_another_process_has_removed(self):
-        """As doctor --repair, which the agent does not hear of."""
+        """As doctor --repair does, without the agent noticing."""
         asked = self.handle('1g.5gb')
         self.binder.bind(*asked)
         self.machine.start_guest(asked[2])

@@ -33,7 +33,7 @@ class CordonTest(binder_case.BinderCase):
         self.assertRegex(
             str(error), f'GPU {self.address} is cordoned: cordoned on the '
             'host by root since .*: a fan is broken')
-        # Nova repeats a bind that it has no answer to.
+        # Nova repeats a bind to which it got no answer.
         self.binder.bind(*old)
         self.assertEqual(before, self.truth())
         self.binder.unbind(*old)

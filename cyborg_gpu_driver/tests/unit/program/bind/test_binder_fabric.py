@@ -238,7 +238,7 @@ class WalkTest(FabricCase):
     operations = 60
 
     def test_owners_and_partitions_agree(self):
-        """Random binds, unbinds and restarts; agreement after each report."""
+        """Run random binds, unbinds and restarts, and check each report."""
         draw = random.Random(17)
         handles = [self.handle(_WHOLE, number) for number in range(2)]
         for _ in range(self.operations):

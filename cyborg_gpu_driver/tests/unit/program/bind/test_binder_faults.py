@@ -34,7 +34,7 @@ _CODES = (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_IN_USE,
 
 
 class FailingBindTest(binder_case.BinderCase):
-    """Each call of a bind fails in turn, with each code, both ways."""
+    """Each call of a bind fails with each code, before or after its effect."""
 
     def attempt(self):
         handle = self.handle('2g.10gb')
@@ -65,15 +65,16 @@ class FailingBindTest(binder_case.BinderCase):
         bound = self.attempt()
         self.machine.faults.clear()
         if bound:
-            # A retry inside may have got round it.
+            # A retry inside the bind may have avoided the fault.
             self.binder.unbind(*self.handle('2g.10gb'))
         if (after and symbol == 'nvmlDeviceCreateGpuInstanceWithPlacement'
                 and code in (pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
                              pynvml.NVML_ERROR_INVALID_ARGUMENT,
                              pynvml.NVML_ERROR_UNINITIALIZED,
                              pynvml.NVML_ERROR_NO_PERMISSION)):
-            # NVML said that it made nothing and did: such an instance is a
-            # stranger's, and is left alone.
+            # NVML reported that it created nothing, although it did. The
+            # binder takes such an instance for another tool's and leaves it
+            # alone.
             self._remove_stranger(before)
         self.binder.recover()
         self.live.refresh()
@@ -90,7 +91,7 @@ class FailingBindTest(binder_case.BinderCase):
                     self.gpu, instance.instance_id)
 
     def test_nvml_is_closed_meanwhile_for_another_gpu(self):
-        """As sriov-manage wants it, before each call in turn."""
+        """NVML is closed before each call in turn, as sriov-manage needs."""
         before = self.truth()
         pattern = self.calls(self.attempt)
         self.binder.unbind(*self.handle('2g.10gb'))
@@ -103,7 +104,7 @@ class FailingBindTest(binder_case.BinderCase):
                     nvml = privileged.machine().nvml
                     nvml.reset()
                     if reopened:
-                        # The handles of before are no longer valid.
+                        # The earlier device handles are no longer valid.
                         nvml.device_count()
 
             self.machine.faults.delay(symbol, 0, close_once)
@@ -205,7 +206,7 @@ class FailingUnbindTest(binder_case.BinderCase):
     def test_an_instance_id_that_is_reused_is_not_destroyed(self):
         entry = self.journal.get(self.bound[2])
         privileged_vgpu.remove_mdev(self.bound[2])
-        # By now the id is of another one than that which was cut for us.
+        # By now another instance has the id of the one that the bind created.
         self.journal.put(dataclasses.replace(
             entry, placement=model.Placement(0, 2)))
         before = self.truth()
@@ -215,7 +216,8 @@ class FailingUnbindTest(binder_case.BinderCase):
 
     def test_another_instance_at_the_old_place_is_not_destroyed(self):
         entry = self.journal.get(self.bound[2])
-        # By now the instance there is another than the one cut for us.
+        # By now another instance is at the place of the one that the bind
+        # created.
         self.journal.put(dataclasses.replace(
             entry, instance_id=entry.instance_id + 1))
         instances, _ = self.truth()
@@ -241,14 +243,14 @@ class FailingUnbindTest(binder_case.BinderCase):
                           *self.bound)
         os.rmdir(path)
         os.rename(f'{path}.away', path)
-        # Cyborg does not ask again.
+        # Cyborg does not repeat the unbind.
         self.binder.recover()
         self.assertEqual(([], []), self.truth())
         self.assertEqual((), self.journal.entries())
 
 
 class UnexpectedErrorTest(binder_case.BinderCase):
-    """Errors that are none of ours, as where the daemon has ended."""
+    """Errors that are not the driver's, for example of a daemon that died."""
 
     def setUp(self):
         super().setUp()
@@ -281,7 +283,7 @@ class UnexpectedErrorTest(binder_case.BinderCase):
 
 
 class CrashTest(binder_case.BinderCase):
-    """A process that ends in the middle is finished by the next."""
+    """The next process finishes what a dead process began."""
 
     def test_each_phase_of_a_bind(self):
         done = self.handle('1g.5gb')
@@ -299,9 +301,9 @@ class CrashTest(binder_case.BinderCase):
             self.binder.unbind(*handle)
 
     def _die_at(self, stop, handle):
-        """Let the process end right after a step, undoing nothing."""
+        """Let the process die right after a step, without a rollback."""
         class Died(BaseException):
-            """What no rollback catches, like SIGKILL."""
+            """An end that no rollback catches, like SIGKILL."""
 
         parts, records = self.binder._parts, self.journal
         owner = records if stop == 'put' else parts
@@ -311,7 +313,8 @@ class CrashTest(binder_case.BinderCase):
         def die(*args):
             result = step(*args)
             seen.append(result)
-            # The second put is the one after the hardware.
+            # The first put comes before the hardware changes, the second one
+            # after.
             if stop != 'put' or len(seen) == 1:
                 raise Died
             return result

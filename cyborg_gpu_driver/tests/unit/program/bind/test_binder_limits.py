@@ -29,7 +29,7 @@ _NOTHING = ([], [])
 
 
 class _Waits(logging.Handler):
-    """Tells when somebody begins to wait for a lock."""
+    """Log handler that sets an event when a wait for a lock begins."""
 
     def __init__(self):
         super().__init__()
@@ -58,7 +58,7 @@ class LimitCase(binder_case.BinderCase):
             self.state_path).entries()]
 
     def in_thread(self, function, *arguments):
-        """Begin a call; its errors come into the list that is returned."""
+        """Start a call. Return its thread and a list that gets its error."""
         errors = []
 
         def run():
@@ -105,7 +105,7 @@ class LateBindTest(LimitCase):
         self.machine.reset_calls()
         self.assertRaises(exception.BindAbandoned, self.binder.bind,
                           *self.asked)
-        # Ours and the stranger's, who was quicker.
+        # The call of the bind, and that of the other tool, which was quicker.
         self.assertEqual(2, self.machine.calls[_CREATE])
         self.assertEqual(([(19, 4)], []), self.truth())
         self.assertEqual([], self.phases())
@@ -124,7 +124,7 @@ class LateBindTest(LimitCase):
         self.now += self.seconds
 
     def listen(self):
-        """Hear at once of who waits for a lock."""
+        """Return a handler that learns at once of a wait for a lock."""
         self.patch(locks, '_SAY_SECONDS', 0.0)
         waits, logger = _Waits(), logging.getLogger(locks.__name__)
         logger.addHandler(waits)
@@ -231,13 +231,14 @@ class SlowUnbindTest(LimitCase):
         def tool(*_arguments):
             calls.append(True)
             if len(calls) == 1:
-                # Another report finishes, and the next server comes.
+                # Another report finishes the unbind, and the next server binds
+                # the handle.
                 self.binder.recover()
                 self.binder.bind(*self.asked)
 
         self.patch(privileged, '_platform', dataclasses.replace(
             privileged.machine(), mdevctl=tool))
-        # An unbind had no time for more.
+        # An unbind that ran out of time did only this.
         self.journal.give_back(self.asked[2])
         self.binder.recover()
         self.assertEqual(2, len(calls))
@@ -257,7 +258,7 @@ class SlowUnbindTest(LimitCase):
 class PublishTest(binder_case.BinderCase):
 
     def publish(self, address):
-        """Placement may be slow; the next bind must not wait for that."""
+        """Take the GPU's lock: no bind must wait for a slow Placement."""
         with locks.gpu(self.state_path, address, 0.0):
             self.published.append(self.creatable()['7g.40gb'])
 

@@ -39,7 +39,7 @@ class MixedCase(binder_case.BinderCase):
         self.live.refresh()
 
     def guest(self, handle):
-        """What the simulated machine calls the handle's vGPU."""
+        """The name that the simulated machine gives the handle's vGPU."""
         return handle[self.name]
 
 
@@ -79,7 +79,8 @@ class MixedTests:
         self.assertEqual(([], []), self.truth())
 
     def test_a_small_one_beside_a_gap_leaves_room_for_a_large_one(self):
-        # The driver would take the lowest free place, the large one's.
+        # The NVIDIA driver would take the lowest free place, which was the
+        # large vGPU's.
         first, second, third = (self.handle('A100D-10C', number)
                                 for number in range(3))
         large = self.handle('A100D-40C')
@@ -94,7 +95,7 @@ class MixedTests:
             self.machine.start_guest(self.guest(handle))
 
     def test_what_an_outsider_has_made_since_the_last_report(self):
-        """The driver alone knows where it lies."""
+        """Only the NVIDIA driver knows the place of that vGPU."""
         function, type_id, uuid_ = self.handle('A100D-40C', 1)
         if self.name == 2:
             privileged_vgpu.create_mdev(function, type_id, uuid_)

@@ -46,7 +46,7 @@ class SharedCase(binder_case.BinderCase):
         return len(self.truth()[0])
 
     def walk(self, handles, bind):
-        """Bind what is promised, and unbind, in a mixed order."""
+        """Bind what is offered, and unbind, in a random order."""
         chance = random.Random(4)
         bound, free = [], [*handles]
         for _step in range(80):
@@ -111,12 +111,15 @@ class SharingTests:
         self.live.refresh()
         for handle in self.small[:4]:
             self.binder.bind(*handle)
+        # After a reboot, all four vGPUs fit on the instances of the binds.
+        self.assertEqual(1 + 2, self.instances())
         for handle in self.small[:4]:
             self.binder.unbind(*handle)
         self.assertEqual(([(47, 0)], []), self.truth())
 
     def test_an_instance_that_somebody_destroyed_is_cut_anew(self):
-        # The view has room on it; the hardware has none.
+        # The live view has the instance, with room on it. The hardware does
+        # not have it.
         self.binder.bind(*self.small[0])
         with self.machine.operation(write=True):
             state = self.machine.gpu(self.gpu).state
@@ -161,9 +164,9 @@ class MdevTest(SharingTests, SharedCase):
         self.machine.faults.fail_write('*/create', errno.ENOSPC, times=None)
 
     def test_a_walk_with_two_sizes_leaves_nothing(self):
-        # Nobody tells which instance an mdev is on. Where the driver has
-        # spread a size over more instances than it needs, there may be no
-        # place for the other.
+        # Nothing tells which instance an mdev is on. If the NVIDIA driver has
+        # spread one size over more instances than needed, there may be no room
+        # for the other size.
         def bind(*handle):
             before = self.truth()
             try:
@@ -175,7 +178,7 @@ class MdevTest(SharingTests, SharedCase):
 
 
 class SchedulerTest(SharedCase):
-    """What the policy says of the vGPUs that share an instance."""
+    """The policy's scheduler of the vGPUs that share an instance."""
 
     machine = 'rtxpro6000x8'
     policy = policy.Policy(
@@ -199,7 +202,8 @@ class SchedulerTest(SharedCase):
         self.assertEqual(([], []), self.truth())
 
     def test_before_the_first_vgpu(self):
-        # The vGPU cannot be made, and neither is asked for in that order.
+        # The vGPU cannot be created, but the bind has set the scheduler
+        # before.
         self.machine.faults.fail_write('*/current_vgpu_type', errno.EPERM)
         self.machine.reset_calls()
         self.assertRaises(exception.SysfsError, self.binder.bind,

@@ -106,8 +106,9 @@ class MigTest(VfioCase):
                                  pynvml.NVML_ERROR_UNKNOWN, times=None)
         self.assertRaises(exception.NvmlError, self.binder.unbind, *first)
         self.machine.faults.clear()
-        # The second bind cannot remove it either. It creates an instance,
-        # and the driver puts its vGPU on that of the first.
+        # The second bind cannot remove that instance either. The bind creates
+        # another one, and the NVIDIA driver puts the vGPU on the first
+        # handle's instance.
         self.machine.faults.fail('nvmlGpuInstanceDestroy',
                                  pynvml.NVML_ERROR_UNKNOWN)
         self.binder.bind(*second)
@@ -123,7 +124,7 @@ class MigTest(VfioCase):
         self.assertEqual(([], []), self.truth())
 
     def test_without_a_gpu_instance_nothing_is_made(self):
-        # Somebody destroys it before the type is written.
+        # Another tool destroys the instance before the bind writes the type.
         before = self.truth()
         write = self.machine.os.write
 
@@ -149,7 +150,7 @@ class MigTest(VfioCase):
 
 
 class OwnershipTest(VfioCase):
-    """A function that somebody uses, or another has by now, stays as is."""
+    """A function in use, or of another owner by now, remains as it is."""
 
     gpu = '0000:b1:00.0'
     policy = policy.Policy('p', policy.Mode.VGPU,
@@ -165,7 +166,7 @@ class OwnershipTest(VfioCase):
         self.assertEqual(held, self.truth())
         self.binder.recover()
         self.assertEqual(held, self.truth())
-        # The function goes to nobody else.
+        # No other handle gets the function.
         other = self.used_by(self.bound, 1)
         refused = self.assertRaises(exception.BindRefused,
                                     self.binder.bind, *other)
@@ -199,7 +200,7 @@ class OwnershipTest(VfioCase):
         self.assert_freed()
 
     def look_with(self, holders):
-        """Let the answer to who has a device open be another."""
+        """Replace the function that finds the users of a VFIO device."""
         machine = dataclasses.replace(privileged.machine(),
                                       vfio_holders=holders)
         privileged.run_here(machine)
@@ -288,7 +289,7 @@ class OwnershipTest(VfioCase):
                 self.live.refresh()
             error = self.assertRaises(exception.BindRefused,
                                       self.binder.bind, *self.bound)
-            self.assertIn('did not make', str(error))
+            self.assertIn('did not create', str(error))
             self.assertEqual(held, self.truth())
             self.assertEqual((), self.journal.entries())
             self.binder.unbind(*self.bound)

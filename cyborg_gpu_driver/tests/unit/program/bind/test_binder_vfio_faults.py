@@ -60,9 +60,9 @@ class FailingCase(binder_case.BinderCase):
         self.assert_quiet()
 
     def each_read(self, action):
-        """Let each read of the vendor's files fail, as long as there is one.
+        """Let each read of the vendor's files fail in turn.
 
-        :param action: of a word for people; whether it went well.
+        :param action: called with the path and the number of that read.
         """
         for path in ('*/current_vgpu_type', '*/gpu_instance_id'):
             nth = 1
@@ -95,7 +95,8 @@ class FailingBindTest(FailingCase):
             self.unbind()
         if (after and code in _REFUSALS
                 and symbol == 'nvmlDeviceCreateGpuInstanceWithPlacement'):
-            # NVML said that it made nothing and did: a stranger's.
+            # NVML reported that it created nothing, although it did. The
+            # binder takes the instance for another tool's.
             self._remove_strangers()
         self.assert_undone(symbol, nth, code, after)
 
@@ -114,7 +115,7 @@ class FailingBindTest(FailingCase):
                 self.machine.faults.fail_write('*/current_vgpu_type', code,
                                                after=after)
                 self.assertFalse(self.bind())
-                # Undone at once, without recover().
+                # The bind itself undoes its changes, without recover().
                 self.assertEqual(self.before, self.truth())
                 self.assert_undone(code, after)
         self.assertTrue(self.bind())
@@ -129,7 +130,8 @@ class FailingBindTest(FailingCase):
         self.each_read(action)
 
     def test_an_undo_that_fails_too_is_finished_later(self):
-        # The type is written and said not to be; clearing it fails twice.
+        # The write of the type takes effect but reports an error. Clearing the
+        # type then fails twice.
         self.machine.faults.fail_write('*/current_vgpu_type', errno.EIO,
                                        after=True)
         self.machine.faults.fail_write('*/current_vgpu_type', errno.EIO,
@@ -143,7 +145,7 @@ class FailingBindTest(FailingCase):
 
     def test_a_process_that_dies(self):
         class Died(BaseException):
-            """What no rollback catches, like SIGKILL."""
+            """An end that no rollback catches, like SIGKILL."""
 
         for name in ('create_instance', 'create_vgpu', 'instance_under'):
             step = getattr(self.binder._parts, name)

@@ -164,7 +164,7 @@ class BindTest(group_case.GroupCase):
             self.assertEqual(before.get(name, 0) + 1, calls[name], name)
 
     def test_a_partition_of_a_server_is_never_interrupted(self):
-        """Although the list of active ones was read before its bind."""
+        """Even if the list of active partitions was read before its bind."""
         handle = self.bind(1, 3)
         for address in self.offer(1, 3).members:
             self.world.attach_whole(str(address))
@@ -192,7 +192,7 @@ class BindTest(group_case.GroupCase):
                 text, handle)
 
     def test_two_binds_wait_for_each_other_in_one_order(self):
-        """Whichever of two handles is first, no lock is waited for twice."""
+        """No bind waits twice for a lock, whichever handle is first."""
         first, second = self.handle(1, 2, 3, 4), self.handle(2, 4)
         for one, two in itertools.permutations((first, second)):
             self.running.binder.bind(*one)
@@ -240,7 +240,7 @@ class KeepTest(group_case.GroupCase):
         self.assert_sound()
 
     def test_a_bound_group_of_which_all_records_are_lost(self):
-        """Cyborg knows whose it is; until it tells, nobody gets it."""
+        """Cyborg knows the owner. Until Cyborg answers, no server gets it."""
         handle = self.bind(1, 3)
         self.bind(2,)
         members = self.offer(1, 3).members
@@ -417,7 +417,7 @@ class ReportTest(group_case.GroupCase):
         (handle,) = all_.handles
         self.assertEqual(('MDEV', 'nvlink-8'),
                          (handle.attach_type, handle.asked_type))
-        # Cyborg's column.
+        # The limit is the length of Cyborg's database column.
         self.assertLessEqual(len(handle.attach_info), 255)
         self.assertEqual(tuple(sorted(devices)), tuple(map(
             str, nvlink.from_text(json.loads(handle.attach_info)[

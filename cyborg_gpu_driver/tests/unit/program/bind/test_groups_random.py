@@ -34,7 +34,7 @@ class RandomTest(group_case.GroupCase):
         super().setUp()
         self.random = random.Random(_SEED)
         self.bound = {}
-        """Modules of each group that a server has, to its handle."""
+        """The handle of each group that a server has, by its modules."""
         self.guests = set()
         self.log = []
 
@@ -61,12 +61,12 @@ class RandomTest(group_case.GroupCase):
     # What must hold
 
     def assert_owned(self):
-        """Each active partition has an owner, before any report."""
+        """Assert that each active partition has an owner before a report."""
         self.assertLessEqual(set(self.world.active_partitions), {
             entry.fabric_partition for entry in self.journal.entries()})
 
     def assert_offered(self):
-        """Servers have what they got, and the rest can be had."""
+        """Assert that servers keep their groups and the rest is free."""
         self.assertEqual(
             {handle[2] for handle in self.bound.values()},
             {entry.handle for entry in self.journal.entries()})
@@ -114,13 +114,13 @@ class RandomTest(group_case.GroupCase):
         self.begin()
 
     def restart_fabric_manager(self):
-        """With a guest only so that its NVLinks stay up."""
+        """Restart it, so that NVLinks stay up while guests run."""
         again = bool(self.guests) or self.random.random() < 0.5
         self.world.stop_fabric_manager()
         self.world.start_fabric_manager(restart=again)
 
     def miss_fabric_manager(self):
-        """Bind and unbind while it is stopped."""
+        """Bind or unbind while the fabric manager is stopped."""
         self.world.stop_fabric_manager()
         group = self.any_group()
         taken = {module for other in self.bound for module in other}

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is known between two snapshots."""
+"""What the live view has between two snapshots."""
 
 import dataclasses
 import uuid
@@ -49,7 +49,7 @@ class VfioTest(binder_case.BinderCase):
                 for vf in gpu.vfs)), self.live.gpu(self.address))
 
     def test_offers_follow_the_journal(self):
-        # As where another process moves an entry to another instance.
+        # For example, another process has moved an entry to another instance.
         self.stranger(47, 0, 3)
         self.live.refresh()
         self.assertEqual({'DC-1-8Q': 9}, self.creatable())

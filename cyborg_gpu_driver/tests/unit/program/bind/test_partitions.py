@@ -50,7 +50,8 @@ class VgpuTests:
     def test_made_once_and_not_again(self):
         self.assertIsNone(self.parts.vgpu_type(self.entry.vgpu))
         for _ in range(2):
-            self.assertEqual((self.entry, None), self.create(self.entry))
+            self.assertEqual((self.entry, (None, self.entry.live())),
+                             self.create(self.entry))
             self.assertEqual(self.types[0],
                              self.parts.vgpu_type(self.entry.vgpu))
         self.assertEqual(1, len(self.truth()[1]))
@@ -117,7 +118,7 @@ class SharedInstancesTest(binder_case.BinderCase):
             privileged.machine(), self.journal)
 
     def entry(self, number, start):
-        """One with an instance of its own."""
+        """An entry with a GPU instance of its own."""
         gpu = self.live.gpu(self.address)
         entry = journal.Entry(
             handle=str(uuid.UUID(int=number)), gpu=self.address,
@@ -138,7 +139,7 @@ class SharedInstancesTest(binder_case.BinderCase):
         self.assertEqual([], self.truth()[0])
 
     def test_a_vgpu_is_not_settled_on_an_id_that_is_reused(self):
-        # The vGPU lies on a stranger's, whose id was an entry's before.
+        # The vGPU is on another tool's instance, whose id an entry had before.
         self.stranger(47, 0, 3)
         entry = self.entry(1, 3)
         (strangers,) = [
@@ -147,10 +148,24 @@ class SharedInstancesTest(binder_case.BinderCase):
         self.journal.put(entry, dataclasses.replace(
             entry, handle=str(uuid.UUID(int=2)), instance_id=strangers,
             placement=model.Placement(6, 3)))
-        self.assertEqual((entry, strangers), self.parts.create_vgpu(
-            self.live.gpu(self.address), entry))
+        self.assertEqual(
+            (entry, (None, entry.live(strangers))), self.parts.create_vgpu(
+                self.live.gpu(self.address), entry))
         self.assertEqual(strangers, self.parts.instance_under(entry))
         self.assertEqual([(47, 0), (47, 3)], self.truth()[0])
+
+    def test_an_instance_that_is_not_needed_is_not_on_the_gpu(self):
+        # The NVIDIA driver puts the vGPU of the second entry on the instance
+        # of the first one.
+        first, second = self.entry(1, 0), self.entry(2, 3)
+        self.journal.put(first, second)
+        created = next(item for item in self._live()
+                       if item.placement.start == 3)
+        moved, made = self.parts.create_vgpu(
+            self.live.gpu(self.address), second, created)
+        self.assertEqual(first.instance, moved.instance)
+        self.assertEqual((None, second.live(first.instance_id)), made)
+        self.assertEqual([(47, 0)], self.truth()[0])
 
     def _live(self):
         self.live.refresh()

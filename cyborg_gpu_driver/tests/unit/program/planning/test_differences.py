@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What two accounts of one GPU disagree on, from plain values."""
+"""The differences between accounts of one GPU, from plain values."""
 
 import dataclasses
 import uuid
@@ -67,9 +67,9 @@ _QUIET = differences.Facts(
 class CompareTest(base.BaseTestCase):
 
     def compare(self, **changes):
-        """Kinds, and whether each may be repaired.
+        """Return the kind of each difference, and whether it may be repaired.
 
-        :param changes: of the facts, or of the record in them.
+        :param changes: changes of the facts, or of the record in them.
         """
         record = dataclasses.replace(
             _QUIET.record, claims=changes.pop('claims_of', (_ENTRY,)), **{
@@ -160,7 +160,7 @@ class CompareTest(base.BaseTestCase):
         self.assertEqual([(K.NO_REQUEST, False)], self.compare(
             **{**none, 'claims': reconcile.Claims((), ('arq-2',))}))
         self.assertIn('arq-2', self.found[0].text)
-        # What else is wrong with it goes with it.
+        # The repair covers what else is wrong with the entry.
         self.assertEqual([(K.NO_REQUEST, True)], self.compare(
             **none, gpu=_gpu((), ())))
 
@@ -239,7 +239,7 @@ class CompareTest(base.BaseTestCase):
         self.assertEqual([(K.RESERVED, True)],
                          self.compare(**usage(reserved=1)))
         self.assertTrue(self.found[0].by_report)
-        # What is known to be bound is no second difference.
+        # A vGPU that is known to be bound is not a second difference.
         self.assertEqual([(K.NOT_RECORDED, True)], self.compare(
             claims_of=(), **usage(reserved=1)))
 

@@ -115,7 +115,7 @@ class SharedInstanceTest(base.BaseTestCase):
         self.assert_cut(self.where(_gpu(instances=((0, 1),))))
 
     def test_one_that_is_no_longer_ours_is_not_filled(self):
-        # Its id, or its place, is another's by now.
+        # By now another instance has its id, or its place.
         for start, number in ((0, 7), (3, 1)):
             self.assert_cut(self.where(_gpu(instances=((start, number),)),
                                        _entry(1, 0, 1)))
@@ -127,8 +127,8 @@ class SharedInstanceTest(base.BaseTestCase):
             gpu, _entry(1, 0, 1, type_number=1466), offer=offer))
 
     def test_what_the_driver_tells_goes_before_the_journal(self):
-        # The journal has three on the first, the driver one, and a
-        # stranger's two on the second.
+        # The journal has three vGPUs on the first instance. The NVIDIA driver
+        # has one there, and two of another tool on the second instance.
         gpu = _gpu(_VFIO, instances=((0, 1), (3, 2)))
         gpu = _with_vgpu(gpu, 6, 1464, 1)
         gpu = _with_vgpu(_with_vgpu(gpu, 2, 1464, 2), 3, 1464, 2)
@@ -173,7 +173,7 @@ class FunctionTest(base.BaseTestCase):
                           (_with_vgpu(_gpu(_VFIO), 0, 1464), str(_VFS[0]))):
             error = self.assertRaises(exception.BindRefused, self.function,
                                       gpu)
-            self.assertIn(f'{name} that this driver did not make',
+            self.assertIn(f'{name} that this driver did not create',
                           str(error))
 
 
@@ -203,7 +203,7 @@ class MixedSizesTest(base.BaseTestCase):
         self.assertEqual(20, self.placement(gpu, 470))
 
     def test_what_was_promised_is_not_given_away_again(self):
-        # NVML may call it free for as long as no guest runs.
+        # NVML may report the place as free while no guest runs.
         entry = _entry(1, 0, 1, 468, placement=None, vgpu_placement=0)
         self.assertEqual(10, self.placement(self.gpu(), 468, entry))
         self.assertEqual(20, self.placement(self.gpu(), 470, entry))

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Strings from RPC are refused before anything is built from them."""
+"""Bad strings from RPC are refused before anything is built from them."""
 
 import uuid
 

@@ -38,7 +38,7 @@ class ChildTest(base.BaseTestCase):
             child.Failed, child.run, 1, 'sh', '-c',
             f'exec > {path}; sleep 3600 & wait')
         self.assertIn('1 s', str(error))
-        # Both have the other end open as long as they live.
+        # Both processes have the other end open as long as they live.
         poll = select.poll()
         poll.register(reader, 0)
         self.assertEqual([(reader, select.POLLHUP)], poll.poll(60000))

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Giving a GPU from one kernel driver to another, and resetting it."""
+"""Moving a GPU from one kernel driver to another, and resetting it."""
 
 import os
 
@@ -51,7 +51,7 @@ class DriverTest(base.BaseTestCase):
         privileged.run_here(machine)
 
     def refused(self, error, call, *arguments):
-        """It is refused and nothing is written; why."""
+        """Assert that a call is refused and writes nothing; return why."""
         raised = self.assertRaises(error, call, *arguments)
         self.assertEqual([], self.kernel.written)
         return str(raised)
@@ -200,7 +200,7 @@ class DriverTest(base.BaseTestCase):
                          self.kernel.written)
 
     def test_a_driver_in_the_kernel_that_does_not_let_go(self):
-        """A real pipe: it blocks who opens it while nobody reads."""
+        """Opening a real pipe blocks as long as nothing reads it."""
         path = f'{self.kernel.root}/bus/pci/drivers/nvidia/unbind'
         os.unlink(path)
         os.mkfifo(path)
@@ -209,6 +209,6 @@ class DriverTest(base.BaseTestCase):
             gpu_holders=lambda address: (), driver_timeout=0.5))
         self.assertRaises(exception.DriverStuck, privileged_driver.reset,
                           _GPU)
-        # The child that was left behind ends with this.
+        # This read ends the child that was left behind.
         with open(path, encoding='ascii') as stream:
             self.assertEqual(_GPU, stream.read())

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Privileged operations in the daemon of oslo.privsep, and its errors."""
+"""Privileged operations in the oslo.privsep daemon, and its errors."""
 
 import contextlib
 import errno
@@ -41,7 +41,7 @@ def _failing(*_arguments, **_named):
 
 
 class DaemonTest(base.BaseTestCase):
-    """In a daemon that was really forked and has dropped privileges."""
+    """Calls to a daemon that was really forked and dropped privileges."""
 
     def setUp(self):
         super().setUp()
@@ -71,7 +71,7 @@ class DaemonTest(base.BaseTestCase):
             stream.write(f'{vendor}\n')
 
     def make_mdev(self, parent, *parts):
-        """An mdev with a control file, whose path is returned."""
+        """Create an mdev with a control file. Return the file's path."""
         path = self.make('devices', parent, _UUID, *parts)
         link = os.path.join(self.root, 'bus', 'mdev', 'devices', _UUID)
         os.makedirs(os.path.dirname(link), exist_ok=True)
@@ -79,7 +79,7 @@ class DaemonTest(base.BaseTestCase):
         return path
 
     def make(self, *parts):
-        """An empty control file below the root; its path."""
+        """Create an empty control file below the root. Return its path."""
         path = os.path.join(self.root, *parts)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, 'w'):
@@ -196,7 +196,7 @@ class DaemonTest(base.BaseTestCase):
             self.assertIn('1', stream.read())
 
     def daemon(self):
-        """Process id of the daemon, which is a child of this process."""
+        """Return the id of the daemon's process, a child of this process."""
         children = []
         for path in glob.glob('/proc/[0-9]*/stat'):
             with contextlib.suppress(OSError), open(path) as stream:
@@ -211,7 +211,7 @@ class DaemonTest(base.BaseTestCase):
         return found
 
     def is_tracker(self, number):
-        """Whether it is the process that Python's multiprocessing keeps."""
+        """Whether a process is the one that Python's multiprocessing keeps."""
         with open(f'/proc/{number}/cmdline') as stream:
             return 'multiprocessing.resource_tracker' in stream.read()
 

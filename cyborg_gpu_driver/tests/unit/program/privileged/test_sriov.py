@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Running sriov-manage: a script in its place answers as it does."""
+"""Runs of sriov-manage, with a script that answers as it does."""
 
 import os
 import stat
@@ -33,7 +33,7 @@ class SriovTest(base.BaseTestCase):
         self.slept = []
 
     def manage(self, body, enable=True):
-        """Run a script; the arguments of each of its runs."""
+        """Use a script as sriov-manage. Keep the arguments of its runs."""
         script = os.path.join(self.directory, 'sriov-manage')
         told = os.path.join(self.directory, 'told')
         with open(script, 'w', encoding='utf-8') as stream:

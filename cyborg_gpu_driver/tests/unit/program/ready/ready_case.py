@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""One simulated machine under the parts that make GPUs ready."""
+"""A simulated machine, and the parts that make its GPUs ready."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ReadyCase(base.BaseTestCase):
         self.govern()
 
     def govern(self, mode='off', **options):
-        """Govern all GPUs by one policy, as an agent that starts."""
+        """Govern all GPUs by one policy, as a starting agent does."""
         self.settings = policies.Settings(policies=(policy.Policy(
             'p', policy.Mode(mode), **options),))
         self.start()
@@ -91,7 +91,7 @@ class ReadyCase(base.BaseTestCase):
         return self.preparer.prepare(self.gpu())
 
     def steps(self):
-        """Names of the steps that making the GPU ready takes."""
+        """Make the GPU ready. Return the names of the steps."""
         outcome = self.prepare()
         self.assertEqual('', outcome.reason)
         return [step.action.name for step in outcome.steps]
@@ -101,12 +101,12 @@ class ReadyCase(base.BaseTestCase):
         return self.machine.gpu(self.address).state
 
     def is_now(self):
-        """MIG mode and number of virtual functions, as they truly are."""
+        """MIG mode and number of virtual functions that the hardware has."""
         with self.machine.operation():
             return self.state().mig, self.state().vfs
 
     def vgpus(self):
-        """Number of its virtual function and type id of each vGPU."""
+        """Type id of each vGPU, by the index of its virtual function."""
         numbers = {str(vf.address): vf.index for vf in self.gpu().vfs}
         with self.machine.operation():
             return {numbers[vgpu.function]: vgpu.type_id
@@ -119,7 +119,7 @@ class ReadyCase(base.BaseTestCase):
                           for item in self.state().instances.values())
 
     def set_type(self, index, type_id):
-        """Write a vGPU type as somebody else would."""
+        """Write a vGPU type, as another tool would."""
         self.platform.sysfs.write(
             str(type_id), 'bus', 'pci', 'devices',
             str(self.gpu().vfs[index].address), 'nvidia',

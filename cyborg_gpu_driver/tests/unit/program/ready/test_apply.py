@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Layouts brought onto GPUs: what is kept, what is refused, and who."""
+"""Applying layouts: what is kept, what is refused, and who is in the way."""
 
 import errno
 import os
@@ -108,7 +108,7 @@ class ApplyTest(layouts.LayoutCase):
         self.assertEqual(2, len(self.truth(self.host.gpus[2].address)[2]))
 
     def test_gpus_that_switch_do_not_wait_for_each_other(self):
-        """Each has NVML alone for a while; together that takes too long."""
+        """Each has NVML alone for 0.5 s; all five would exceed the timeout."""
         self.use(self.MACHINE, gpus=5)
         self.platform.nvml.gate.access.timeout = 1.0
         self.machine.faults.delay('nvmlDeviceSetMigMode', 0.5)
@@ -132,7 +132,7 @@ class ApplyTest(layouts.LayoutCase):
 
 
 class RefusalTest(layouts.LayoutCase):
-    """Nothing is changed, and it is said what is in the way."""
+    """A refused apply changes nothing, and says what is in the way."""
 
     def setUp(self):
         super().setUp()
@@ -203,7 +203,7 @@ class RefusalTest(layouts.LayoutCase):
                      enabled=False)
 
     def test_gpu_whose_mig_state_could_not_be_read(self):
-        """It must not look like one that has no MIG."""
+        """The GPU must not look like one without MIG."""
         (saved,) = checkpoint.remembered(self.state_path)
         self.machine.faults.fail('nvmlDeviceGetMigMode', 999, times=None,
                                  address=str(self.address))

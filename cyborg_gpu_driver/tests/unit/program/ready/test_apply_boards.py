@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Layout after layout on each board: the result is the layout, no retry."""
+"""Apply layout after layout to each board, each without a retry."""
 
 import collections
 import random
@@ -34,7 +34,7 @@ class BoardCase(layouts.LayoutCase):
                 for section in entry.sections if section.mig_enabled]
 
     def check_walk(self, counts):
-        """Apply layouts one after the other and look at each."""
+        """Apply layouts one after the other and check each result."""
         for devices in counts:
             now = self.transactions.read(self.gpu)
             wanted = target.wanted(self.gpu, True, devices)

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Every call of an apply fails in turn, and every process dies in turn."""
+"""Every call of an apply fails in turn, and a process dies at each point."""
 
 import ctypes
 import os
@@ -32,11 +32,11 @@ cuda_version: 12040
 gpus:
   - {model: a100-80, address: '0000:07:00.0', mig: true, framework: mdev}
 """
-"""One GPU: there are thousands of applies here."""
+"""A host with one GPU, because these tests apply thousands of layouts."""
 
 
 class Scenario(layouts.LayoutCase):
-    """A GPU as it is, and what it is to become."""
+    """A GPU's present layout, and the layout that it is to get."""
 
     before = {'_3g_40gb': 1, '_1g_10gb': 4}
     after = {'_1c_3g_40gb': 2, '_2g_20gb': 1, '_1g_10gb': 1}
@@ -73,7 +73,7 @@ class Scenario(layouts.LayoutCase):
         return self.apply(**self.after)
 
     def again(self):
-        """The machine as it was at first, and a new process."""
+        """Put the machine back as it was at first, with a new process."""
         self.machine.faults.clear()
         self.load(self.start)
         self.records.put(self.address, change=None)
@@ -87,7 +87,7 @@ class Scenario(layouts.LayoutCase):
         return None
 
     def assert_whole(self, error, what):
-        """Exactly as before, or exactly as wanted; and the journal knows."""
+        """Assert that all is as before or as wanted, or else recorded."""
         self.machine.faults.clear()
         if error is None:
             self.assertEqual(self.new, self.truth(), what)
@@ -108,14 +108,14 @@ class Scenario(layouts.LayoutCase):
 
 
 class SingleFaults(Scenario):
-    """One call goes wrong, before or after it has had its effect."""
+    """One call fails, before or after it has had its effect."""
 
     def test_each_call_once(self):
         undone = 0
         for nth in range(1, self.count + 1):
             for number, code in enumerate(_CODES):
                 self.again()
-                # With this one NVML says that it has made nothing.
+                # With this code, NVML reports that it created nothing.
                 after = bool((nth + number) % 2) and (
                     code != pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
                 self.machine.faults.fail('*', code, nth=nth, after=after)
@@ -141,7 +141,7 @@ class SingleFaults(Scenario):
 
 
 class LastingFaults(Scenario):
-    """From some call on nothing works, the way back included."""
+    """From some call on every call fails, also during the rollback."""
 
     def test_from_each_call_on(self):
         stuck = 0
@@ -155,14 +155,14 @@ class LastingFaults(Scenario):
                 self.assert_whole(error, f'{symbol} from {nth} on')
         self.assertGreater(stuck, 10)
 
-    def test_way_back_is_tried_again(self):
+    def test_rollback_is_tried_again(self):
         self.again()
         self.machine.faults.fail('nvmlDeviceCreate*', 999, times=2)
         self.assert_whole(self.try_change(), 'create twice')
         self.assertEqual(self.old, self.truth())
 
-    def test_way_back_goes_to_where_it_all_began(self):
-        """Also after a second apply that failed on what the first left."""
+    def test_rollback_goes_to_where_it_all_began(self):
+        """Also after a second apply failed on what the first one left."""
         self.again()
         self.machine.faults.fail('nvmlDeviceCreate*', 999, times=None)
         self.try_change()
@@ -175,7 +175,7 @@ class LastingFaults(Scenario):
         self.transactions.recover(self.gpu)
         self.assertEqual(self.old, self.truth())
 
-    def test_way_back_knows_what_an_earlier_change_made(self):
+    def test_rollback_knows_what_an_earlier_change_made(self):
         def nothing_goes_any_more(_seconds):
             for symbol in ('nvmlGpuInstanceDestroy',
                            'nvmlGpuInstanceCreateCompute*'):
@@ -192,6 +192,38 @@ class LastingFaults(Scenario):
         self.machine.faults.clear()
         self.transactions.recover(self.gpu)
         self.assertEqual(self.old, self.truth())
+
+    def test_rollback_leaves_away_what_somebody_else_destroyed(self):
+        for again in (False, True):
+            self.again()
+            self.machine.faults.fail('nvmlDeviceCreate*', 999, times=None)
+            self.try_change()
+            gone = self.destroy_untouched()
+            if again:
+                # A second change, which wants that place.
+                self.machine.faults.fail('nvmlDeviceCreate*', 999, nth=2,
+                                         times=None)
+                self.assertRaises(exception.ChangeFailed, self.apply,
+                                  _1g_10gb=6)
+                self.machine.faults.clear()
+            self.assertTrue(self.transactions.recover(self.gpu))
+            self.assertEqual(
+                [item for item in self.old[2] if item != gone],
+                self.truth()[2], again)
+
+    def destroy_untouched(self):
+        """Destroy an instance that no step touched, as an unbind does."""
+        self.machine.faults.clear()
+        touched = {(item.placement.start, item.profile_id)
+                   for item in self.change_record().touched}
+        with self.machine.operation(write=True):
+            there = self.machine.gpu(self.address).state.instances
+            number, item = next(
+                (number, item) for number, item in there.items()
+                if (item.start, item.profile_id) not in touched)
+            del there[number]
+        return (item.start, item.size, item.profile_id, sorted(
+            (part.start, part.size) for part in item.compute.values()))
 
     def test_record_is_what_assert_and_restore_go_by(self):
         self.again()
@@ -210,7 +242,7 @@ class LastingFaults(Scenario):
 
 
 class ModeFaults(SingleFaults):
-    """MIG mode on, which takes a reset, and then instances."""
+    """The change turns MIG mode on, with a reset, and creates instances."""
 
     before = None
     after = {'_7g_80gb': 1}
@@ -228,14 +260,14 @@ class ModeFaults(SingleFaults):
 
 
 class ModeOffFaults(ModeFaults):
-    """Instances away, and MIG mode off."""
+    """The change destroys the instances and turns MIG mode off."""
 
     before = {'_3g_40gb': 1, '_1g_10gb': 1}
     after = None
 
 
 class KilledProcess(Scenario):
-    """kill -9 between any two things that an apply does to the world."""
+    """An apply is killed with kill -9 between any two of its effects."""
 
     before = {'_3g_40gb': 1, '_1g_10gb': 1}
     after = {'_1c_3g_40gb': 2, '_2g_20gb': 1}
@@ -274,7 +306,7 @@ class KilledProcess(Scenario):
             self.assertIn(self.truth(), (self.old, self.new), point)
 
     def _killed_at(self, point):
-        """Begin again, with a death at one point; whether it came to it."""
+        """Start anew and die at one point. Return whether it was reached."""
         self.again()
         return self._killed(self.change, point)
 
@@ -293,8 +325,8 @@ class KilledProcess(Scenario):
 
 
 def _die_at(machine, point):
-    """Let this process end before its n-th NVML call or change of a file,
-    or right after one.
+    """Let this process end at its n-th point: before an NVML call, or
+    before or after a change of a file.
     """
     left = [point]
 
@@ -318,7 +350,7 @@ def _die_at(machine, point):
 
 
 class UnderstoodStates(Scenario):
-    """What is left behind is told by who looks."""
+    """What a failed change leaves behind is reported later."""
 
     def test_assert_tells_an_interrupted_change(self):
         self.again()
@@ -343,7 +375,7 @@ class UnderstoodStates(Scenario):
         self.assertIsNone(self.applier.unfinished(self.address))
 
     def test_instance_taken_meanwhile_stays(self):
-        """What somebody uses by now is not destroyed on the way back."""
+        """The rollback does not destroy an instance that is in use by now."""
         self.again()
         self.machine.faults.fail('nvmlGpuInstanceCreateCompute*', 999,
                                  nth=2, times=None)
@@ -358,7 +390,7 @@ class UnderstoodStates(Scenario):
         self.assertEqual(self.old, self.truth())
 
     def test_instance_of_another_that_appears_meanwhile_stays(self):
-        """It is not what was asked for; all but it is as it was."""
+        """The change fails, and all but that instance is as it was before."""
         self.again()
         self.load(self.saved())
         with self.machine.operation(write=True):
@@ -379,7 +411,7 @@ class UnderstoodStates(Scenario):
     def _make_foreign(self, _seconds):
         """Another program creates an instance while a change goes on.
 
-        It calls NVML by itself: our session makes one call at a time.
+        It calls NVML directly, because a session makes one call at a time.
         """
         if not any(item[:2] == (3, 1) for item in self.truth()[2]):
             pynvml.nvmlDeviceCreateGpuInstanceWithPlacement(
@@ -387,7 +419,7 @@ class UnderstoodStates(Scenario):
                 ctypes.byref(pynvml.c_nvmlGpuInstancePlacement_t(3, 1)))
 
     def _take_new_instance(self, _seconds):
-        """A process begins on the instance that the change has made."""
+        """Start a process on the instance that the change has created."""
         state = self.machine.gpu(self.address).state
         for key, item in state.instances.items():
             if item.profile_id == 14 and item.compute:

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A checkpoint has what was laid out, and nothing that others bring back."""
+"""A checkpoint has the layout, and nothing that other parts restore."""
 
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.ready import apply
@@ -18,11 +18,11 @@ from cyborg_gpu_driver.tests.unit.program import wiring
 from cyborg_gpu_driver.tests.unit.program.ready import ready_case
 
 _LAID_OUT = (19, 0)
-"""Profile id and start of a 1g.10gb that an operator has made."""
+"""Profile id and start of a 1g.10gb that an operator has created."""
 
 
 class FixedTest(ready_case.ReadyCase):
-    """Fixed vGPUs beside what was laid out."""
+    """Fixed vGPUs beside the operator's layout."""
 
     host = 'a100x4-vfio'
 
@@ -34,7 +34,7 @@ class FixedTest(ready_case.ReadyCase):
         privileged.create_gpu_instance(str(self.address), *_LAID_OUT, 1)
 
     def ready(self):
-        """All that an agent does when it reports."""
+        """Do all that an agent does when it reports."""
         released = self.fixed.release(self.gpu())
         self.assertEqual('', released.reason)
         self.assertEqual('', self.prepare().reason)
@@ -45,7 +45,7 @@ class FixedTest(ready_case.ReadyCase):
             self.transactions.read(self.gpu()))
 
     def restore(self, saved):
-        """What there is after a reboot and two restores of it."""
+        """Reboot and restore twice. Return the GPU instances after that."""
         self.machine.reboot()
         self.start()
         for _ in range(2):

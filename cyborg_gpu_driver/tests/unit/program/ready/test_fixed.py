@@ -84,7 +84,7 @@ class TimeSlicedTest(FixedCase):
                    mixed_sizes=True)
         self.assertEqual('', self.made.reason)
         self.assertEqual({0: _12Q, 1: _12Q, 2: _24Q}, self.vgpus())
-        # The largest first, which have the fewest places.
+        # The largest ones come first, because they have the fewest places.
         self.assertIn('24Q', self.made.done[0])
         with self.machine.operation():
             self.assertEqual(
@@ -119,7 +119,7 @@ class TimeSlicedTest(FixedCase):
         self.assertIn('4711', self.prepared.reason)
 
     def test_lists_are_read_again_after_each_write(self):
-        """What a function could be given before is no promise."""
+        """The driver's list of types is valid only until the next write."""
         self.ready(fixed_vgpus=(('L40S-12Q', 1),))
         self.set_type(4, _12Q)
         self.set_type(5, _12Q)
@@ -176,7 +176,7 @@ class SlicedTest(FixedCase):
         self.assertEqual([], self.cuts())
 
     def test_places_of_old_are_forgotten(self):
-        """What an operator puts there later is not ours."""
+        """What an operator creates there later belongs to the operator."""
         self.ready('mig', fixed_vgpus=(('DC-1-8Q', 1),))
         ((profile_id, start),) = self.cuts()
         (item,) = self.gpu().mig.instances
@@ -227,7 +227,7 @@ class SlicedTest(FixedCase):
 
 
 class InUseTest(FixedCase):
-    """What is held, bound or somebody else's is never cleared."""
+    """A vGPU that is in use, bound or another tool's is never cleared."""
 
     def test_guest(self):
         self.ready(fixed_vgpus=(('L40S-12Q', 2),))
@@ -295,7 +295,7 @@ class InUseTest(FixedCase):
         self.assertEqual({0: _6Q}, self.vgpus())
 
     def test_a_new_mode_waits_for_the_others(self):
-        """Ours stay while somebody else's keep the GPU from changing."""
+        """Fixed vGPUs stay while another tool's vGPU blocks a new mode."""
         self.ready(fixed_vgpus=(('L40S-12Q', 1),))
         self.set_type(3, _12Q)
         self.ready(fixed_vgpus=(('L40S-12Q', 1),), mixed_sizes=True)
@@ -309,7 +309,7 @@ class InUseTest(FixedCase):
 
 
 class FaultsTest(FixedCase):
-    """Whatever fails, all that the run has made is gone again."""
+    """Whatever fails, the run removes all that it has created."""
 
     host = 'rtxpro6000x8'
     wanted = (('DC-1-8Q', 4), ('DC-1-24Q', 1))

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""GPUs made ready: which steps, in which order, and when none."""
+"""Making GPUs ready: which steps, in which order, and when none."""
 
 import dataclasses
 import errno
@@ -140,7 +140,7 @@ class StepsTest(ready_case.ReadyCase):
 
 
 class InUseTest(ready_case.ReadyCase):
-    """Whatever uses the GPU, it stays as it is and the reason is told."""
+    """A GPU in use stays as it is, and the reason names its user."""
 
     def waits(self, words):
         outcome = self.prepare()
@@ -180,7 +180,7 @@ class InUseTest(ready_case.ReadyCase):
         return {kind.name: kind for kind in self.gpu().vgpu_types}
 
     def test_mdev_on_the_gpu_itself(self):
-        """A server that is shut off has it."""
+        """The mdev belongs to a server that is shut off."""
         self.use('t4x4')
         self.platform.sysfs.write(
             _UUID, 'class', 'mdev_bus', str(self.address),
@@ -302,7 +302,7 @@ class InUseTest(ready_case.ReadyCase):
 
 
 class FailureTest(ready_case.ReadyCase):
-    """Each step made to fail leaves the GPU where it is, with the reason."""
+    """A step that fails leaves the GPU as it is, and gives the reason."""
 
     def fails(self, step, words):
         outcome = self.prepare()

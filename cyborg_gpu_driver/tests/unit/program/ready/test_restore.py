@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""After a reboot all that was bound is back, on every framework."""
+"""After a reboot, a restore brings back all binds, on each framework."""
 
 import dataclasses
 import errno
@@ -36,7 +36,7 @@ _MIG = policy.Policy('p', policy.Mode.MIG)
 
 
 class RestoreCase(binder_case.BinderCase):
-    """A GPU that is bound in part, and a machine that reboots."""
+    """A GPU with some binds, on a machine that reboots."""
 
     vfio_handles = True
 
@@ -63,7 +63,7 @@ class RestoreCase(binder_case.BinderCase):
             self.binder.bind(*self.handle(profile, number))
 
     def on_gpu(self):
-        """All that a reboot takes: what is on the GPU, ids left out."""
+        """Return all that a reboot takes from the GPU, without ids."""
         with self.machine.operation():
             state = self.machine.gpu(self.gpu).state
             places = {number: (item.profile_id, item.start)
@@ -79,7 +79,7 @@ class RestoreCase(binder_case.BinderCase):
         self.restart()
 
     def restore(self, saved=None):
-        """As the unit does at boot: what was done, in words."""
+        """Restore as the unit does at boot. Return what was done, in words."""
         done = []
         status = wiring.restorer(
             privileged.machine(), self.state_path, self.settings(),
@@ -144,7 +144,8 @@ class MdevTest(RestoreCase):
         self.assertIn('create', str(error))
         self.assertEqual(2, len(self.on_gpu()[3]))
         self.restore()
-        # The driver has put the third on the second's idle instance.
+        # The NVIDIA driver put the third vGPU on the idle instance of the
+        # second one.
         self.assertEqual([vgpu[:3] for vgpu in before[3]],
                          [vgpu[:3] for vgpu in self.on_gpu()[3]])
         self.assertEqual(before[:3], self.on_gpu()[:3])
@@ -155,12 +156,35 @@ class MdevTest(RestoreCase):
         self.live.refresh()
         saved = checkpoint.saved(self.live.gpu(self.address),
                                  store.of(self.state_path).read(
-                                     self.address))
+                                     self.address), 'boot')
         before = self.on_gpu()
         self.reboot()
         self.restore(saved)
         self.assertEqual(before, self.on_gpu())
         self.assertEqual([], self.restore(saved))
+
+    def test_a_layout_in_the_place_of_what_an_unbind_had(self):
+        self.bind('1g.5gb')
+        gpu, boot = self.live.refresh().gpu(self.address), self.boot()
+        (entry,) = self.journal.entries()
+        (instance,) = gpu.mig.instances
+        given_back = gpu_record.Phase.UNBINDING
+        for changes, belongs_to_layout in (
+                ({}, False), ({'phase': given_back}, False),
+                ({'phase': given_back, 'boot': 'earlier'}, True),
+                ({'phase': given_back, 'instance_id': 99}, True),
+                ({'phase': given_back, 'instance_id': None}, False),
+                ({'phase': given_back, 'instance_id': None,
+                  'foreign_ids': (instance.instance_id,)}, True),
+                ({'boot': 'earlier'}, False)):
+            saved = checkpoint.saved(gpu, gpu_record.GpuRecord(
+                claims=(dataclasses.replace(entry, **changes),)), boot)
+            self.assertEqual(
+                [spec.of(instance)] if belongs_to_layout else [],
+                [item.bare for item in saved.layout.instances], changes)
+
+    def boot(self):
+        return privileged.machine().boot_id()
 
 
 class TimeSlicedTest(RestoreCase):
@@ -259,7 +283,7 @@ class SlicedVfioTest(RestoreCase):
 
 
 class SharedTest(RestoreCase):
-    """Several vGPUs to an instance; a MIG mode that a reboot takes."""
+    """Several vGPUs on an instance; a reboot turns MIG mode off."""
 
     machine = 'rtxpro6000x8'
     gpu = '0000:16:00.0'
@@ -268,7 +292,7 @@ class SharedTest(RestoreCase):
                            scheduler=_EQUAL, time_slice=3_000_000)
 
     def assert_scheduled(self, number=2):
-        """Each instance shares its time as the policy says."""
+        """Assert that each instance has the scheduler of the policy."""
         instances = self.live.refresh().gpu(self.address).mig.instances
         self.assertEqual(
             [(_EQUAL, 3_000_000)] * number,
@@ -290,9 +314,22 @@ class SharedTest(RestoreCase):
                                  999)
         self.restore()
         self.assertEqual(before, self.on_gpu())
-        # The agent sees to it while no guest runs.
+        # The agent sets the scheduler while no guest runs.
         self.make_ready()
         self.assert_scheduled(1)
+
+    def test_what_was_on_an_instance_of_somebody_else(self):
+        self.stranger(47, 0, 3)
+        self.live.refresh()
+        self.bind(*['DC-1-8Q'] * 4)
+        before = self.on_gpu()
+        self.assertIn((47, 0), {vgpu[3] for vgpu in before[3]})
+        self.reboot()
+        self.assertTrue(self.restore())
+        self.assertEqual([vgpu[:3] for vgpu in before[3]],
+                         [vgpu[:3] for vgpu in self.on_gpu()[3]])
+        self.assertEqual([], self.restore())
+
 
 
 class FixedTest(RestoreCase):
@@ -363,7 +400,7 @@ class ReadinessTest(RestoreCase):
         self.assertEqual([], self.on_gpu()[3])
 
     def change_killed(self):
-        """Have a process die when it has created an instance of 2g.10gb."""
+        """Let a process die after it has created an instance of 2g.10gb."""
         transactions = transaction.Transactions(privileged.machine(),
                                                 self.state_path)
         now = transactions.read(self.live.gpu(self.address))
@@ -377,7 +414,7 @@ class ReadinessTest(RestoreCase):
                           die)
 
     def test_reboot_in_the_middle_of_a_change(self):
-        """No instance from before it keeps virtual functions away."""
+        """No instance from before the reboot blocks virtual functions."""
         self.bind('1g.5gb')
         before = self.on_gpu()
         self.change_killed()

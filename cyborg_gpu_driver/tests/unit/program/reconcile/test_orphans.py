@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Whose live vGPUs are, and what is removed and what never is."""
+"""Who owns live vGPUs, which are removed, and which never are."""
 
 import dataclasses
 import errno
@@ -68,7 +68,7 @@ class OrphanCase(base.BaseTestCase):
                     if item.name == (name or self.kind))
 
     def make(self, number=0):
-        """Make a vGPU by hand; its name."""
+        """Create a vGPU by hand. Return its name."""
         privileged_vgpu.create_mdev(self.gpu, self.type_id(), _UUIDS[number])
         return _UUIDS[number]
 
@@ -86,7 +86,7 @@ class OrphanCase(base.BaseTestCase):
                     in self.machine.gpu(self.gpu).state.vgpus]
 
     def one(self, name=None):
-        """What is known of one vGPU; of the only one without a name."""
+        """What the keeper finds on the vGPU of a name, or the only one."""
         (found,) = [item for item in self.keeper.found()
                     if name in (None, item.vgpu.name)]
         return found
@@ -299,7 +299,7 @@ class VendorVfioTest(OrphanCase):
         self.binds.put(self.entry(journal.Phase.UNBINDING))
         self.assertEqual(f'{_UUIDS[0]} (unbinding)', self.one().owner)
         self.assert_kept(found, '(unbinding)')
-        # An mdev that lay there has nothing to do with it.
+        # The entry of an mdev on that function does not own the vGPU.
         self.binds.put(self.entry(vfio=False))
         self.assert_orphan('yes', self.one(name))
 
@@ -320,7 +320,7 @@ class VendorVfioTest(OrphanCase):
             [orphans.Guest.RUNNING, *[orphans.Guest.NONE] * 2],
             [found.guest for found in self.keeper.found()])
         self.assert_kept(before[names[0]], 'a virtual machine runs on it')
-        # Which of the two it is that runs, NVML does not tell.
+        # NVML does not tell which of the two vGPUs runs.
         self.machine.open_vfio(names[1], 4711)
         self.assertEqual(
             [*[orphans.Guest.OPEN] * 2, orphans.Guest.NONE],

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The journal made again from what is there."""
+"""Rebuilding the journal from what exists."""
 
 import dataclasses
 import itertools
@@ -58,7 +58,7 @@ def _offer(type_id='nvidia-1', **changes):
 
 
 def _gpu(mdevs=(), instances=0, **changes):
-    """mdevs by number; instances of profile 19 with ids from 1."""
+    """A GPU with mdevs by number, and instances of profile 19, ids from 1."""
     return model.Gpu(**{
         'address': _GPU, 'vendor_id': '10de', 'device_id': '20b2',
         'class_code': '0302', 'framework': model.Framework.MDEV_VF,

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is found, when it is named, and what each repair does."""
+"""Which differences are found, when they are named, and what repairs do."""
 
 import dataclasses
 
@@ -81,7 +81,7 @@ class ReconcileCase(binder_case.BinderCase):
             for entry in self.asked), self.unsettled)
 
     def bind(self, profile='3g.20gb', number=0):
-        """Bind and have a request; the entry."""
+        """Bind a handle that has a request. Return its entry."""
         handle = self.handle(profile, number)
         self.binder.bind(*handle)
         entry = self.journal.get(handle[2])
@@ -96,7 +96,7 @@ class ReconcileCase(binder_case.BinderCase):
                     if item.kind is kind)
 
     def look(self):
-        """What a report says."""
+        """Run a report. Return what it logs."""
         before = len(self.log.output)
         self.live.refresh()
         self.reconciler.look()
@@ -151,7 +151,7 @@ class FindTest(ReconcileCase):
         gpu = self.live.gpu(self.address)
         store.of(self.state_path).put(
             self.address, layout=checkpoint.saved(
-                gpu, gpu_record.GpuRecord()))
+                gpu, gpu_record.GpuRecord(), 'boot'))
         self.assertEqual([], self.kinds())
 
     def test_an_unknown_use_is_no_difference(self):
@@ -341,7 +341,7 @@ class RepairTest(ReconcileCase):
         self.published.clear()
         self.repair(K.NOT_RECORDED)
         self.assertEqual([self.address], self.published)
-        # From when on the server had it was in the lost record alone.
+        # Only the lost record had the time from which the server had the vGPU.
         self.assertEqual((dataclasses.replace(entry, foreign_ids=(),
                                               since=None),),
                          self.journal.entries())
@@ -387,7 +387,7 @@ class SharedTest(ReconcileCase):
             state = self.machine.gpu(self.gpu).state
             state.vgpus.clear()
             state.instances.clear()
-        # The driver gives ids as it likes.
+        # The NVIDIA driver may give the new instance any id.
         self.journal.put(*(dataclasses.replace(entry, instance_id=99)
                            for entry in (first, second)))
         self.look()

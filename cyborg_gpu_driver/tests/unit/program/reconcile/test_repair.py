@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A GPU is not locked while Cyborg or another GPU is asked."""
+"""A GPU is not locked while Cyborg or another GPU is queried."""
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
@@ -29,7 +29,7 @@ class AskingTest(test_reconcile.ReconcileCase):
         self.meanwhile = lambda: None
 
     def requests(self):
-        """Cyborg's answer, which may take as long as it likes."""
+        """Return Cyborg's answer, which may take any time."""
         self.asked_of_cyborg += 1
         with locks.gpu(self.state_path, self.address, 0.0):
             pass
@@ -56,7 +56,7 @@ class AskingTest(test_reconcile.ReconcileCase):
         self.binder.bind(*asked)
         lost = self.difference(K.NO_REQUEST)
         before = self.truth()
-        # Cyborg gives it to the next server after it was asked.
+        # Cyborg gives the handle to the next server after its answer.
         self.meanwhile = lambda: self.binder.bind(*asked)
         error = self.assertRaises(exception.StepFailed,
                                   self.repairer.repair, lost)

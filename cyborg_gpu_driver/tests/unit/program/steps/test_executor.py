@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""GPU instances that the driver, or somebody else, has put elsewhere."""
+"""GPU instances that the driver puts elsewhere or another tool creates."""
 
 import fixtures
 import pynvml

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The one reset of a GPU, and a MIG mode that takes one."""
+"""The one way to reset a GPU, and MIG mode changes that take a reset."""
 
 import dataclasses
 import errno
@@ -42,7 +42,7 @@ _SWITCH = ("{address: '0000:c1:00.0', vendor: 10de, device: '%s', "
 
 
 class ResetCase(base.BaseTestCase):
-    """One board of Ampere."""
+    """One Ampere board."""
 
     def setUp(self):
         super().setUp()
@@ -76,7 +76,7 @@ class ResetCase(base.BaseTestCase):
         return reset.once(self.platform, self.address)
 
     def refused(self, error, words, act=None):
-        """It is refused, and nothing has happened to the GPU."""
+        """Assert that a call is refused and does nothing to the GPU."""
         before = self.state()
         raised = self.assertRaises(error, act or self.reset)
         self.assertIn(words, str(raised))
