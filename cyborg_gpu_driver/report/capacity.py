@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which inventory each provider of a GPU should have now. Pure."""
+"""The inventory that each provider of a GPU should have now. Pure."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ def inventories(offers: Iterable[partition_offers.Offer],
                 owned: Mapping[str, int], hostname: str,
                 withheld: bool = False, cordoned: bool = False
                 ) -> tuple[reserved.Inventory, ...]:
-    """The inventories of one GPU, with the ``reserved`` that is ours.
+    """The inventories of one GPU, with the ``reserved`` to write.
 
-    A whole GPU excludes nothing; it is reserved while processes of this
-    machine use it, and while it is withheld.
+    A whole GPU excludes no other offer. It is reserved while processes of
+    this machine use it, and while it is withheld.
 
     :param offers: the offers of one GPU.
     :param owned: how many of each profile are bound through Cyborg.
-    :param hostname: as the providers are named by.
-    :param withheld: nothing may be promised on this GPU now, whatever it
-        could make.
-    :param cordoned: it gets no new server. All is reserved, as Cyborg itself
-        does when a device is disabled, whatever is bound: what a server gives
-        back must not be promised for a moment either.
+    :param hostname: the host name in the providers' names.
+    :param withheld: whether Placement must not promise anything on this GPU
+        now, even if the GPU has room.
+    :param cordoned: whether the GPU gets no new server. Then everything is
+        reserved, whatever is bound, as Cyborg itself does when a device is
+        disabled: what a server releases must not be promised even for a
+        moment.
     """
     return tuple(
         reserved.Inventory(

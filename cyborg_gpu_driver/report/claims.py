@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which GPUs servers may have without a trace on this machine."""
+"""Find the GPUs that servers may have without a trace on this machine."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import provider_tree
 
 _WHOLE = (policy.Mode.PASSTHROUGH.value, policy.Mode.AUTO.value)
-"""Modes that a GPU may be reported in which a server can have as a whole."""
+"""Reported modes of GPUs that a server can have as a whole."""
 
 
 def of_reports(state_path: str, address: model.PciAddress) -> str:
-    """Why a server may have a GPU, where Placement cannot be asked.
+    """Why a server may have a GPU, when Placement cannot be queried.
 
-    One that has the whole GPU leaves nothing in the journal of binds.
+    A server that has the whole GPU has no entry in the journal of binds.
 
     :param state_path: ``[gpu] state_path``.
     :returns: empty if the GPU was not whole when it was last reported.
@@ -50,9 +50,9 @@ def of_placement(tree: provider_tree.ProviderTree, hostname: str,
                  address: model.PciAddress) -> str:
     """Why servers may have a part of a GPU; empty if none has.
 
-    A server that is shut off holds its GPU without a trace on the machine;
-    its allocation stays in Placement. What cannot be found out is a reason
-    too.
+    A server that is shut off holds its GPU without a trace on the machine,
+    but its allocation remains in Placement. If Placement does not answer,
+    that is a reason too.
 
     :param tree: the providers of this host.
     :param hostname: name of the compute node's provider.
@@ -74,14 +74,15 @@ def mixed(tree: provider_tree.ProviderTree, hostname: str,
           address: model.PciAddress, bound: int) -> str:
     """Why a GPU may have servers of several projects; empty if it has not.
 
-    A server that is about to get a part of it has its allocation already.
-    So of two servers that are bound at the same time at least one sees the
-    other. What cannot be found out is a reason too.
+    A server already has its allocation when its part of the GPU is bound.
+    So if two servers are bound at the same time, at least one of the binds
+    sees the other server. If Placement does not answer, that is a reason
+    too.
 
     :param tree: the providers of this host.
     :param hostname: name of the compute node's provider.
-    :param bound: how many parts servers have, with the one that is asked
-        for. Those without an allocation are of an unknown project.
+    :param bound: how many parts servers have, including the requested one.
+        The projects of parts without an allocation are unknown.
     """
     try:
         parts, projects = _parts(tree, _providers(tree, hostname, address))
@@ -114,7 +115,7 @@ def _parts(tree: provider_tree.ProviderTree, providers: Iterable[str]
 
 def _providers(tree: provider_tree.ProviderTree, hostname: str,
                address: model.PciAddress) -> list[str]:
-    """UUIDs of the GPU's providers, by this or another policy."""
+    """UUIDs of the GPU's providers, of this or another policy."""
     name = urllib.parse.quote(hostname, safe='')
     (root,) = tree.get(f'/resource_providers?name={name}'
                        )['resource_providers']

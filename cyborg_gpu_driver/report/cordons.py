@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What Placement tells of a GPU that is disabled in Cyborg.
+"""Read from Placement why a GPU is disabled in Cyborg.
 
 Cyborg's API takes no reason (cyborg/api/controllers/v2/devices.py), so
-``openstack gpu cordon`` leaves it in a trait of the GPU's providers.
+``openstack gpu cordon`` writes it to a trait of the GPU's providers.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def of_placement(tree: provider_tree.ProviderTree | None, state_path: str,
                  address: model.PciAddress) -> cordon.Cordon | None:
     """Who disabled a GPU in Cyborg, when and why.
 
-    :param tree: the providers of this host; None asks nobody.
+    :param tree: the providers of this host; None does not ask Placement.
     :param state_path: ``[gpu] state_path``.
-    :returns: None if no trait of the GPU's providers tells, or Placement
+    :returns: None if no trait of the GPU's providers says it, or Placement
         does not answer.
     """
     if tree is None:
@@ -48,8 +48,8 @@ def of_placement(tree: provider_tree.ProviderTree | None, state_path: str,
             if told:
                 return told
     except Exception as error:
-        # What is reported of the GPUs must not depend on it.
-        LOG.debug('Placement does not tell why GPU %(gpu)s is disabled: '
+        # The report of the GPUs must not fail because of this.
+        LOG.debug('Placement does not say why GPU %(gpu)s is disabled: '
                   '%(error)s', {'gpu': address,
                                 'error': exception.steady(error)})
     return None

@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What Placement has of this host's providers, read and compared.
+"""Read what Placement has for this host's providers, and compare it.
 
 Placement has no request for the usages of a whole tree. But each allocation
 and each write changes its provider's generation, so one request for the tree
-tells of which providers there is news.
+tells which providers have changed.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class _Seen:
 
 
 class Drift:
-    """Reads usages and inventories of what is offered.
+    """Reads the usages and inventories of the GPUs' offers.
 
     :param tree: the providers of this host.
-    :param hostname: as the providers are named by.
-    :param history: whether ``reserved`` counts as wrong only where it was
-        right before and has changed without us. What has changed on the GPU
-        itself, the report writes anyway.
+    :param hostname: the host name in the providers' names.
+    :param history: whether ``reserved`` counts as wrong only if the wanted
+        value has not changed since the last read. If the GPU itself has
+        changed, the report writes the new value anyway.
     """
 
     def __init__(self, tree: provider_tree.ProviderTree, hostname: str,
@@ -69,9 +69,9 @@ class Drift:
     def take_generations(self) -> dict[str, int]:
         """Generation of each provider of this host's tree, read just now.
 
-        Each :meth:`read` gives them once.
+        They can be taken once after each :meth:`read`.
 
-        :returns: nothing if Placement did not answer or nothing was read.
+        :returns: empty if Placement did not answer or nothing was read.
         """
         taken, self._generations = self._generations, {}
         return taken
@@ -84,8 +84,8 @@ class Drift:
         """Usages of the providers that Placement has, by GPU.
 
         :param looked: the offers of each GPU.
-        :param inventories: what Placement should have of each GPU.
-        :returns: None if Placement could not be asked, which is logged once.
+        :param inventories: the inventories that each GPU should have.
+        :returns: None if Placement did not answer, which is logged once.
         """
         self._generations = {}
         wanted = {address: self._of_parts(offers, inventories[address])
@@ -113,7 +113,7 @@ class Drift:
     def _of_parts(self, offers: Iterable[partition_offers.Offer],
                   inventories: Iterable[reserved.Inventory]
                   ) -> list[tuple[partition_offers.Offer, reserved.Inventory]]:
-        """Offers of parts of a GPU, and their inventories."""
+        """The offers of parts of a GPU, with their inventories."""
         parts = {names.provider_uuid(names.provider_name(
             self._hostname, offer)): offer for offer in offers
             if offer.mode is not policy.Mode.PASSTHROUGH}

@@ -12,12 +12,12 @@
 
 """GPUs that servers still have through Cyborg's own driver.
 
-That driver reports a whole GPU, or the vGPUs of one, as one deployable named
-``<host>_<address>`` (_generate_dep_list in
+Cyborg's own driver reports a whole GPU, or the vGPUs of one, as one
+deployable named ``<host>_<address>`` (_generate_dep_list in
 cyborg/accelerator/drivers/gpu/nvidia/sysinfo.py), and Cyborg derives the
-provider's UUID from the name. A report without the deployable makes the
-conductor delete it; while a server has its attach handle, that fails, and
-the whole host's report with it.
+provider's UUID from the name. If a report lacks the deployable, the conductor
+tries to delete it. While a server has its attach handle, that fails, and the
+report of the whole host fails with it.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _NAME = re.compile(
 
 
 class Earlier:
-    """Asks Placement for them in each report, until there are none.
+    """Asks Placement for such providers in each report, until none is left.
 
-    Only Cyborg's own driver makes such providers, and it ends before ours
-    starts. So the answer that there is none holds for as long as the agent
+    Only Cyborg's own driver makes such providers, and it ends before this
+    driver starts. So once they are gone, no new one appears while the agent
     runs.
 
     :param tree: the providers of this host.
@@ -60,11 +60,11 @@ class Earlier:
 
     @property
     def known(self) -> tuple[reconcile.Earlier, ...] | None:
-        """Those that servers have; None before Placement has told."""
+        """The providers that servers have; None until Placement answers."""
         return self._known
 
     def update(self, host: model.Host) -> None:
-        """Ask Placement. What it told last counts while it tells nothing."""
+        """Ask Placement; keep its last answer while it does not answer."""
         if self._are_gone:
             return
         try:
@@ -74,17 +74,17 @@ class Earlier:
                 for uuid, found in there.items()) if item.servers)
             self._are_gone = not there
         except Exception as error:
-            # What the report leaves alone for it, the report says.
+            # The report logs which GPUs it leaves alone because of this.
             LOG.debug("Providers of Cyborg's own driver are unknown: %s",
                       error)
 
     def draining(self, ignored: Collection[model.PciAddress]
                  ) -> tuple[reserved.Inventory, ...]:
-        """The inventories of which nothing more may be promised.
+        """The inventories that Placement must not promise any more.
 
-        A bind of them would reach this driver, which did not report them.
+        A bind would reach this driver, which did not report them.
 
-        :param ignored: GPUs that are none of this driver's business.
+        :param ignored: GPUs that this driver ignores.
         :raises Exception: what the client raises.
         """
         return tuple(
@@ -140,7 +140,7 @@ def providers(tree: provider_tree.ProviderTree, hostname: str,
 
 def held(tree: provider_tree.ProviderTree, uuid: str,
          found: reconcile.Earlier) -> reconcile.Earlier:
-    """The same with the servers that have it.
+    """``found`` with the servers that have the provider.
 
     :raises Exception: what the client raises.
     """

@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What was reported before, so that nothing in use is ever withdrawn.
+"""Remember the last report, so that nothing in use is ever withdrawn.
 
-Cyborg deletes what a report leaves out, in use or not. Each report is
-therefore held against the last one; and facts that only NVML knows stay
-known while a server holds the GPU and NVML cannot see it.
+Cyborg deletes what a report leaves out, in use or not. So each report is
+compared with the last one. Facts that only NVML knows are kept while a server
+holds the GPU and NVML cannot see it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _FACTS = tuple(field.name for field in
 
 
 def complete(gpu: model.Gpu, known: gpu_record.Reported | None) -> model.Gpu:
-    """``gpu`` with the facts that NVML told when it last saw it.
+    """``gpu`` with the facts that NVML told when it last saw the GPU.
 
-    Facts of another board in the same slot are not taken over.
+    Facts of another board in the same slot are not used.
     """
     if known is None or known.device_id != gpu.device_id or (
             gpu.uuid is not None and gpu.uuid != known.facts.uuid):
@@ -48,9 +48,9 @@ def complete(gpu: model.Gpu, known: gpu_record.Reported | None) -> model.Gpu:
 
 def untrusted(gpu: model.Gpu, known: gpu_record.Reported | None,
               library_missing: bool) -> str:
-    """Why nothing may be concluded from this reading of ``gpu``; or ``''``.
+    """Why this reading of ``gpu`` is not reliable; empty if it is.
 
-    :param library_missing: this machine has no NVML library.
+    :param library_missing: whether this machine has no NVML library.
     """
     if gpu.problems:
         return '; '.join(gpu.problems)
@@ -65,12 +65,12 @@ def untrusted(gpu: model.Gpu, known: gpu_record.Reported | None,
 def remember(gpu: model.Gpu, device: values.ReportedDevice,
              before: gpu_record.Reported | None = None,
              left: Iterable[str] = ()) -> gpu_record.Reported:
-    """What to keep of a GPU and the device that is reported for it.
+    """What to remember about a GPU and the device that is reported for it.
 
-    :param before: what was kept of it before.
-    :param left: UUIDs of providers from there that this report withdraws
-        and that Placement still has. As long as there are any, the GPU has
-        the mode that it had.
+    :param before: what was remembered of the GPU before.
+    :param left: UUIDs of providers in ``before`` that this report withdraws
+        and that Placement still has. As long as there are any, the GPU keeps
+        the mode in ``before``.
     """
     mode = _mode(device).value
     leftover = leaving(before, left).providers if before else {}
@@ -95,9 +95,9 @@ def _mode(device: values.ReportedDevice) -> policy.Mode:
 
 def leaving(before: gpu_record.Reported, left: Iterable[str]
             ) -> gpu_record.Reported:
-    """What to keep of a GPU of which nothing is reported any more.
+    """What to remember about a GPU that is not reported any more.
 
-    :param left: as of :func:`remember`.
+    :param left: see :func:`remember`.
     """
     return dataclasses.replace(before, providers={
         uuid: before.providers[uuid] for uuid in left})
@@ -107,7 +107,7 @@ def withdrawn(known: gpu_record.Reported, device: values.ReportedDevice | None
               ) -> tuple[str, ...]:
     """Providers that this report would delete or give other handles.
 
-    :param device: what is to be reported; None if nothing is.
+    :param device: the device to report; None for none.
     """
     now = {item.provider_uuid: _provider(item)
            for item in (device.deployables if device else ())}

@@ -11,10 +11,10 @@
 # under the License.
 
 
-"""Cyborg's driver objects from reported values.
+"""Make Cyborg's driver objects from reported values.
 
-The only module of this package that imports cyborg; whoever can do without
-Cyborg imports it late.
+This is the only module of the package that imports cyborg. Callers that can
+work without Cyborg import it late.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from cyborg_gpu_driver.report.content import values
 
 def driver_devices(reported: Iterable[values.ReportedDevice]
                    ) -> list[driver_device.DriverDevice]:
-    """What ``discover()`` returns.
+    """The result of ``discover()``.
 
-    ``device_state`` stays unset: it is for devices that Cyborg cleans.
+    ``device_state`` remains unset: it is for devices that Cyborg cleans.
     """
     return [_device(device) for device in reported]
 
@@ -66,7 +66,7 @@ def _deployable(deployable: values.ReportedDeployable
             driver_attach_handle.DriverAttachHandle(
                 attach_type=handle.attach_type,
                 attach_info=handle.attach_info,
-                # Cyborg keeps this in its own database; it takes the value
-                # only for a handle that is new to it.
+                # Cyborg keeps this in its own database. It uses the value
+                # only for a new handle.
                 in_use=False)
             for handle in deployable.handles])

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Reading this host's providers from Placement."""
+"""Read this host's providers from Placement."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from typing import Any
 from cyborg_gpu_driver import exception
 
 VERSION = '1.26'
-"""The first that takes and tells ``reserved`` equal to ``total``."""
+"""The first version that takes and shows ``reserved`` equal to ``total``."""
 _TREE_VERSION = '1.14'
-"""The first with ``in_tree``."""
+"""The first version with ``in_tree``."""
 _MEMBERS = 8
-"""Providers by which the tree is looked for: some may be missing."""
+"""How many providers to try to find the tree: some may be missing."""
 
 
 class ProviderTree:
     """The tree of providers below the compute node.
 
-    :param client: makes Cyborg's placement client, or one like it; called
-        once, at the first use (a new client logs in to keystone each time).
+    :param client: makes Cyborg's placement client or a similar one. Called
+        once, at the first use: each new client logs in to keystone.
     """
 
     def __init__(self, client: Callable[[], Any]):
@@ -47,21 +47,21 @@ class ProviderTree:
     def latency(self) -> float:
         """Seconds of the fastest answer so far; inf before the first.
 
-        The fastest, because it says least of how busy this process was.
+        The fastest answer depends least on how busy this process was.
         """
         return self._latency
 
     @property
     def client(self) -> Any:
-        """The client, to write with."""
+        """The client, for writes."""
         if self._client is None:
             self._client = self._make_client()
         return self._client
 
     def get(self, url: str, version: str = VERSION) -> Any:
-        """The body of an answer; None if there is no such thing.
+        """The body of a response; None for status 404.
 
-        :raises PlacementRefused: for any other answer than these two.
+        :raises PlacementRefused: for any other status than 200 and 404.
         :raises Exception: what the client raises.
         """
         client, begun = self.client, time.monotonic()
@@ -76,17 +76,17 @@ class ProviderTree:
         return response.json()
 
     def members(self, provider: str) -> list[dict[str, Any]]:
-        """All providers of the tree that a provider (UUID) is in."""
+        """All providers in the tree of a provider (UUID)."""
         return self.get(f'/resource_providers?in_tree={provider}',
                         _TREE_VERSION)['resource_providers']
 
     def generations(self, providers: Sequence[str]) -> dict[str, int]:
         """Generation of each provider of this host's tree, in one request.
 
-        The tree is found by any member: by its root once that is known,
-        before by one of ours, where the first may be a missing one.
+        Any member finds the tree: the root once it is known, and one of
+        ``providers`` before that. Some of those may be missing.
 
-        :param providers: UUIDs of ours.
+        :param providers: UUIDs of the driver's own providers.
         :raises Exception: what the client raises.
         """
         for member in ([self._root] if self._root else providers[:_MEMBERS]):

@@ -10,13 +10,14 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is left of each GPU, written to Placement without holding the GPU.
+"""Write the free capacity of each GPU to Placement without the GPU's lock.
 
-Each GPU has at most one thread that writes. It reads what is left when it
-begins, so that the newest state wins: who comes while it writes has it write
-once more. A bind waits for it, because its siblings have to be closed before
-Cyborg hears that the bind is done. But it waits for a short time only, and
-not at all while Placement is known not to answer.
+Each GPU has at most one thread that writes. The thread reads the free
+capacity when it begins a write, so that the newest state wins. A request that
+arrives during a write makes the thread write once more. A bind waits for the
+write, because what no longer fits has to be closed before Cyborg learns that
+the bind is done. But the bind waits only for a short time, and not at all
+while Placement is known not to answer.
 """
 
 from __future__ import annotations
@@ -35,18 +36,18 @@ from cyborg_gpu_driver.host.snapshot import model
 LOG = logging.getLogger(__name__)
 
 _BIND_SECONDS = 5.0
-"""How long a bind waits for all that is to be written after it."""
+"""How long a bind waits for all writes that it causes."""
 _REPORT_SECONDS = 30.0
 """How long a report waits for all GPUs together."""
 
 
 class Publisher:
-    """Keeps Placement true of each GPU.
+    """Keeps the providers of GPUs in Placement up to date.
 
-    :param write: called with a GPU's address: writes what its providers are
-        to be now. In a report it also gets the providers' generations, and
-        puts right what others have written (:mod:`.reserved`). It takes no
-        lock of a GPU.
+    :param write: called with a GPU's address to write the inventories of its
+        providers. For a report it also gets the providers' generations, and
+        corrects what other clients have written (:mod:`.reserved`). It takes
+        no lock of a GPU.
     :param seconds: how long a bind waits.
     """
 
@@ -60,17 +61,17 @@ class Publisher:
         """Writings that have not begun."""
         self._busy: set[model.PciAddress] = set()
         self._unwritten: type[Exception] | None = None
-        """What keeps Placement from being written, as an error."""
+        """The kind of the error that prevents writes to Placement."""
 
     def ask(self, *addresses: model.PciAddress) -> None:
-        """Have the state of GPUs written, and return at once."""
+        """Request writes of the state of GPUs, and return at once."""
         for address in addresses:
             self._ask(address)
 
     def publish(self, *addresses: model.PciAddress) -> None:
-        """Write what a bind or unbind has changed; never raises.
+        """Write what a bind or unbind has changed. Never raises.
 
-        No lock of the GPUs may be held.
+        The caller must not hold a lock of the GPUs.
         """
         writings = [self._ask(address) for address in addresses]
         begun = time.monotonic()
@@ -81,23 +82,24 @@ class Publisher:
                                       f'{self._seconds:g} s'))
 
     def settle(self, address: model.PciAddress) -> bool:
-        """Write a GPU's state, and wait for all that was begun before.
+        """Write a GPU's state, and wait for it and for all earlier writes.
 
-        It waits also while Placement is known not to answer.
+        Waits even while Placement is known not to answer.
 
-        :returns: whether it is written, and nothing older can be any more.
+        :returns: whether the state is written, so that no older state can be
+            written any more.
         """
         writing = self._ask(address)
         return writing.ended.wait(self._seconds) and writing.error is None
 
     def enforce(self, addresses: Iterable[model.PciAddress],
                 generations: Mapping[str, int]) -> bool:
-        """Put all GPUs right, one after the other; never raises.
+        """Correct the providers of GPUs one by one. Never raises.
 
-        One that cannot be written does not keep the others from it.
+        If one GPU cannot be written, the others are still written.
 
         :param generations: see :meth:`.reserved.ReservedKeeper.enforce`.
-        :returns: whether all is written.
+        :returns: whether all GPUs are written.
         """
         end = time.monotonic() + _REPORT_SECONDS
         complete = True
@@ -111,9 +113,9 @@ class Publisher:
         return complete
 
     def say(self, error: Exception) -> None:
-        """Log once what keeps Placement from being written.
+        """Log why Placement cannot be written, if the kind of error is new.
 
-        By the kind of error: the requests that meet it differ.
+        The texts are not compared, because they name different requests.
         """
         if self._unwritten is not type(error):
             self._unwritten = type(error)
@@ -122,7 +124,7 @@ class Publisher:
                         exception.steady(error))
 
     def recovered(self) -> None:
-        """A report has written all; binds wait for Placement again."""
+        """Let binds wait for Placement again: a report has written all."""
         self._unwritten = None
 
     def _ask(self, address: model.PciAddress,
@@ -162,4 +164,4 @@ class _Writing:
         self.ended = threading.Event()
         self.error: Exception | None = None
         self.generations: Mapping[str, int] | None = None
-        """Those of a report, which also puts right what others wrote."""
+        """Set for a report, which also corrects what other clients wrote."""

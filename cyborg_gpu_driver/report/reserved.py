@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``reserved`` in Placement, kept equal to what cannot be made now.
+"""Keep ``reserved`` in Placement equal to what cannot be created now.
 
-The profiles of one GPU exclude each other, which Placement cannot know: a
-unit of a sibling that does not fit beside what is bound is reserved, so that
-the scheduler does not promise it.
+The profiles of one GPU exclude each other, and Placement cannot know that.
+So a unit of another profile that does not fit beside what is bound is
+reserved, so that the scheduler does not promise it.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from cyborg_gpu_driver.report import provider_tree
 LOG = logging.getLogger(__name__)
 
 _WRITES = 8
-"""Tries at one write: each loses only to a write that succeeded."""
+"""Attempts at one write. An attempt fails only if another write succeeds."""
 _FAILING_SECONDS = 5.0
-"""After that no more providers of a GPU are tried, once one has failed."""
+"""Once one provider of a GPU has failed, no more are tried after this."""
 _FIRST_OVER_CAPACITY = 15
-"""Release of Cyborg."""
+"""Release of Cyborg; see :func:`takes_over_capacity`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Inventory:
-    """What one provider's inventory is to be."""
+    """The inventory that one provider should have."""
 
     provider: str
     """UUID."""
@@ -57,10 +57,10 @@ class Inventory:
 
 
 class ReservedKeeper:
-    """Writes ``reserved``, and as little as possible.
+    """Writes ``reserved``, with as few requests as possible.
 
     :param tree: the providers of this host.
-    :param clock: seconds that only grow.
+    :param clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, tree: provider_tree.ProviderTree,
@@ -70,19 +70,19 @@ class ReservedKeeper:
         self._written: dict[str, tuple[int, int]] = {}
         """Provider to its reserved and generation, as last seen."""
         self._closed: set[str] = set()
-        """Providers that somebody else may have closed, which the next
-        report opens unless it knows better."""
+        """Providers that another client may have closed. The next report
+        opens them, unless it finds that they have to be closed."""
         self._own: collections.Counter[str] = collections.Counter()
-        """How often each provider was written."""
+        """How often this object has written each provider."""
 
     def write(self, wanted: Iterable[Inventory]) -> None:
         """Write what differs from what was last seen; for a bind.
 
-        What somebody else has closed is left so: only a report knows whether
-        an operator has disabled the device. One provider that cannot be
-        written does not keep the others from it.
+        A provider that another client has closed remains closed: only a
+        report knows whether an operator has disabled the device. If one
+        provider cannot be written, the others are still written.
 
-        :raises PlacementRefused: if Placement refused one.
+        :raises PlacementRefused: if Placement refused a write.
         :raises Exception: what the client raises.
         """
         self._each((item for item in wanted
@@ -98,20 +98,20 @@ class ReservedKeeper:
         """Write what differs from what Placement has; for each report.
 
         Only providers that have changed since they were last seen are
-        read. Somebody else's write to ``reserved`` is put right, but one
-        that closes a provider only by the second report that finds it:
-        Cyborg does that when an operator disables the device, and the first
-        report may have asked Cyborg just before. One provider that cannot
-        be written does not keep the others from it.
+        read. A write of another client to ``reserved`` is corrected. If it
+        closed the provider, only the second report that finds it opens the
+        provider: Cyborg closes it when an operator disables the device, and
+        the first report may have asked Cyborg just before. If one provider
+        cannot be written, the others are still written.
 
         :param generations: what :meth:`generations` returned just now.
-        :raises PlacementRefused: if Placement refused one.
+        :raises PlacementRefused: if Placement refused a write.
         :raises Exception: what the client raises.
         """
         def put(inventory: Inventory) -> None:
             generation = generations.get(inventory.provider)
             if generation is None:
-                # Cyborg has yet to make it, after the first report of it.
+                # Cyborg creates the provider after its first report.
                 self._written.pop(inventory.provider, None)
             elif self._written.get(inventory.provider) != (
                     inventory.reserved, generation):
@@ -122,14 +122,14 @@ class ReservedKeeper:
     def in_use(self, provider: str) -> bool | None:
         """Whether Placement has allocations against ``provider``.
 
-        :returns: None if it has no such provider.
+        :returns: None if Placement has no such provider.
         :raises Exception: what the client raises.
         """
         found = self._tree.get(f'/resource_providers/{provider}/usages')
         return None if found is None else any(found['usages'].values())
 
     def seen(self, provider: str) -> cleaning.Seen | None:
-        """Who has allocations of a provider; None without the provider.
+        """The consumers of a provider; None if the provider is missing.
 
         :raises Exception: what the client raises.
         """
@@ -141,13 +141,13 @@ class ReservedKeeper:
 
     def close(self, provider: str, resource_class: str,
               seen: cleaning.Seen) -> cleaning.Seen | None:
-        """Reserve all of an inventory, if nobody has come since a look.
+        """Reserve all of an inventory that has not changed since a look.
 
-        From then on nobody can.
+        From then on the provider gets no new allocations.
 
         :param seen: what :meth:`seen` returned; without tenants.
-        :returns: the same with the generation as it is then; None if
-            somebody has changed the provider, or may have.
+        :returns: ``seen`` with the new generation; None if another client
+            has or may have changed the provider.
         :raises Exception: what the client raises.
         """
         url = f'/resource_providers/{provider}/inventories/{resource_class}'
@@ -165,9 +165,10 @@ class ReservedKeeper:
 
     def _each(self, inventories: Iterable[Inventory],
               put: Callable[[Inventory], object]) -> None:
-        """Write each; the first error is raised after the last.
+        """Write all inventories, then raise the first error.
 
-        Where Placement is silent none answers, and each costs its timeout.
+        If Placement does not answer, each write costs its timeout. So the
+        loop ends early after a failure.
         """
         end = self._clock() + _FAILING_SECONDS
         failure = None
@@ -185,12 +186,12 @@ class ReservedKeeper:
         return self._written.get(inventory.provider, (None, None))[0]
 
     def _put(self, inventory: Inventory, reporting: bool) -> None:
-        """Read one and write it if it differs.
+        """Read one inventory, and write it if it differs.
 
-        An absent provider or inventory is left absent.
+        A missing provider or inventory is not created.
 
         :param reporting: False for a bind.
-        :raises PlacementRefused: if it cannot be written.
+        :raises PlacementRefused: if the inventory cannot be written.
         """
         url = (f'/resource_providers/{inventory.provider}/inventories/'
                f'{inventory.resource_class}')
@@ -219,7 +220,7 @@ class ReservedKeeper:
                 return
             if response.status_code != 409:
                 break
-        # Refused, or outrun by another writer each time.
+        # Placement refused it, or another client was faster each time.
         self._written.pop(inventory.provider, None)
         raise exception.PlacementRefused(
             what=f'a write of reserved {inventory.reserved} of '
@@ -229,9 +230,9 @@ class ReservedKeeper:
 
     def _leaves_closed(self, inventory: Inventory, body: Mapping[str, Any],
                        reporting: bool) -> bool:
-        """Whether a provider is left as somebody else has closed it.
+        """Whether to keep a provider closed that another client has closed.
 
-        Where it was closed before, only its generation tells.
+        If the keeper had closed it too, only its generation tells that.
         """
         provider = inventory.provider
         if body['reserved'] != body['total']:
@@ -244,7 +245,8 @@ class ReservedKeeper:
         seen = self._written.get(provider)
         if (seen == (body['reserved'], body['resource_provider_generation'])
                 or seen is None and reporting):
-            # Nobody but us, or not since we have asked Cyborg first.
+            # The keeper closed it itself, or it was closed before the agent
+            # first asked Cyborg.
             return False
         self._closed.add(provider)
         self._written.pop(provider, None)
@@ -252,7 +254,7 @@ class ReservedKeeper:
 
     def _store(self, provider: str, url: str, body: Mapping[str, Any],
                reserved: int) -> Any:
-        """Write an inventory that was just read; the answer."""
+        """Write an inventory that was just read; return the response."""
         response = self._tree.client.put(
             url, dict(body, reserved=reserved), version=provider_tree.VERSION)
         if response.status_code == 200:
@@ -265,9 +267,9 @@ class ReservedKeeper:
 def takes_over_capacity() -> bool:
     """Whether Placement takes an unchanged allocation on a closed provider.
 
-    It does from 14.0.0 (2025.2) on, and its API does not tell its release.
-    Services are not older than the agents of their cloud, so it does where
-    Cyborg is 15.0.0 (2025.2) or newer.
+    Placement does from 14.0.0 (2025.2) on, but its API does not tell its
+    release. A cloud's services are not older than its agents. So Placement
+    does if Cyborg on this host is 15.0.0 (2025.2) or newer.
     """
     try:
         version = importlib.metadata.version('openstack-cyborg')

@@ -10,12 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which GPUs a report sends in full, and which it sends as stubs.
+"""Decide which GPUs a report sends in full, and which it sends as stubs.
 
 Cyborg's conductor reads and writes its database for each provider and each
 attach handle of a device, whether the device has changed or not
 (drv_device_make_diff in cyborg/conductor/manager.py). A stub says that the
-device is as it was, and costs nothing but the list that the conductor reads
+device is unchanged, and costs nothing but the list that the conductor reads
 anyway. So a GPU is sent in full when it has changed, and from time to time.
 """
 
@@ -32,27 +32,27 @@ from cyborg_gpu_driver.report.content import values
 
 _TIMES = 2
 """How often a change is sent: a report can get lost, and the agent does not
-hear of it."""
+learn of it."""
 _REQUESTS = 18
-"""Requests to Placement with which the conductor makes one provider; counted
-with Cyborg 17 (get_placement_needed_info_and_report)."""
+"""Requests to Placement that the conductor needs to create one provider;
+counted with Cyborg 17 (get_placement_needed_info_and_report)."""
 _SHARE = 4
-"""The conductor makes new providers for at most this part of the RPC timeout.
-When that has passed, the next report begins while it still works on this
-one."""
+"""The conductor may spend one part in this many of the RPC timeout on new
+providers. After the timeout, the next report would begin while the conductor
+still works on this one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """All GPUs in full, and what else decides which of them Cyborg needs."""
+    """All GPUs in full, and what decides which of them are sent in full."""
 
     devices: tuple[values.ReportedDevice, ...]
     there: Collection[str] | None
     """UUIDs of the providers that Placement has; None if that is not
     known."""
     leaving: Collection[model.PciAddress] = ()
-    """GPUs that have providers which are to go. They are sent in full until
-    Cyborg has deleted those."""
+    """GPUs with providers to withdraw. They are sent in full until Cyborg has
+    deleted those providers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,16 +61,16 @@ class _Sent:
 
     device: values.ReportedDevice
     times: int
-    """How many full reports in a row said the same."""
+    """How many full reports in a row were equal."""
     at: float
 
 
 class Steady:
-    """Remembers what was sent of each GPU since the agent has started.
+    """Remembers what was sent for each GPU since the agent has started.
 
     :param interval: seconds after which an unchanged GPU is sent in full; 0
         sends all GPUs in full in each report.
-    :param clock: seconds that only grow.
+    :param clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, interval: float,
@@ -81,10 +81,10 @@ class Steady:
 
     def thin(self, report: Report, room: int
              ) -> tuple[values.ReportedDevice, ...]:
-        """The same devices, with stubs for those that are not sent in full.
+        """The report's devices, with stubs for those not sent in full.
 
-        :param room: how many new providers the report may bring. The first
-            GPU with new providers is sent in any case.
+        :param room: how many new providers the report may contain. The first
+            GPU with new providers is always sent in full.
         """
         thinned = []
         brought = 0
@@ -121,7 +121,7 @@ class Steady:
 
 
 def room(timeout: float, latency: float) -> int:
-    """How many new providers one report may bring.
+    """How many new providers one report may contain.
 
     :param timeout: seconds that the agent waits for the conductor
         (``[DEFAULT] rpc_response_timeout``).
@@ -131,5 +131,5 @@ def room(timeout: float, latency: float) -> int:
 
 
 def _compared(device: values.ReportedDevice) -> values.ReportedDevice:
-    """What Cyborg is told of a device; who uses it is not."""
+    """The part of a device that Cyborg gets, without ``busy``."""
     return dataclasses.replace(device, busy='')

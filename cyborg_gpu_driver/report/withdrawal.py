@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Decides of each GPU: report it anew, or have Cyborg leave it alone."""
+"""Decide for each GPU: report its state, or have Cyborg leave it alone."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _WAITING = 'GPU %(gpu)s is not reported yet: %(reason)s'
 class Decision:
     """One report.
 
-    ``offered`` is what is read of each GPU, None where that counts for
-    nothing; ``draining`` is what must not be promised to anybody any more;
-    ``leaving`` are GPUs of which Placement still has providers that this
-    report leaves out.
+    ``offered`` is the device that was read of each GPU, None if the reading
+    is not to be used. ``draining`` are the inventories that must not be
+    promised any more. ``leaving`` are the GPUs that still have providers in
+    Placement which this report withdraws.
     """
 
     devices: tuple[values.ReportedDevice, ...]
@@ -56,12 +56,12 @@ class Decision:
 
     @property
     def trusted(self) -> tuple[model.PciAddress, ...]:
-        """GPUs whose ``reserved`` follows what is read of them."""
+        """GPUs whose ``reserved`` follows from their reading."""
         return tuple(filter(self.offered.get, self.offered))
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """UUIDs of all providers of which ``reserved`` is to be written."""
+        """UUIDs of all providers whose ``reserved`` is to be written."""
         return (*(deployable.provider_uuid
                   for device in self.offered.values() if device
                   for deployable in device.deployables),
@@ -70,32 +70,33 @@ class Decision:
 
 @dataclasses.dataclass(frozen=True)
 class Sent:
-    """What a report sends of one GPU."""
+    """The part of a report that is about one GPU."""
 
     device: values.ReportedDevice | None
-    """A stub tells Cyborg to leave the GPU as it has it; None is nothing."""
+    """The device to send; None for none. A stub tells Cyborg to keep the GPU
+    as it is in its database."""
     problem: str = ''
-    """Why it is not what the GPU offers; empty if it is."""
+    """Why the device is not what the GPU offers; empty if it is."""
     left: tuple[str, ...] = ()
     """UUIDs of providers that the report deletes or gives other handles.
-    Nothing is promised of them before: a handle that Cyborg still has would
-    be refused."""
+    Placement must not promise them any more: the driver would refuse to bind
+    a handle that Cyborg still has."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Look:
-    """What is decided of one GPU."""
+    """The decision about one GPU."""
 
     gpu: model.Gpu | None
-    """With what NVML told before, where it tells nothing."""
+    """The GPU. Facts that NVML does not tell now are from before."""
     device: values.ReportedDevice | None
-    """As it is read; None where nothing is to be reported."""
+    """The device as it was read; None if there is nothing to report."""
     reason: str
-    """Why it is left as Cyborg has it; empty if it is not."""
+    """Why Cyborg has to keep the GPU as it is; empty if it does not."""
     waiting: str
-    """Why it is not reported before it is idle."""
+    """Why the GPU is not reported until it is idle."""
     left: tuple[str, ...] = ()
-    """Providers that are to go, and of which nothing is promised."""
+    """Providers to withdraw. Placement must not promise them any more."""
 
     def sent(self, address: model.PciAddress,
              before: gpu_record.Reported | None) -> Sent:
@@ -108,12 +109,12 @@ class _Look:
 class Withdrawal:
     """Remembers reports in ``state_path`` and compares the next with them.
 
-    A report may never reach Cyborg. So what one leaves out is remembered,
-    and asked for again with the next, until Placement does not have it any
-    more.
+    A report may never reach Cyborg. So a provider that a report withdraws
+    is remembered and checked with each further report, until Placement no
+    longer has it.
 
-    :param keeper: knows which providers have allocations. None if Placement
-        is not to be asked: then no provider has any.
+    :param keeper: knows which providers have allocations. None does not ask
+        Placement and assumes that no provider has any.
     """
 
     def __init__(self, state_path: str,
@@ -129,7 +130,7 @@ class Withdrawal:
                make: Callable[[model.Gpu], values.ReportedDevice | None],
                ignored: Collection[model.PciAddress],
                claimed: Collection[model.PciAddress],
-               sick: Collection[model.PciAddress] = (),
+               unhealthy: Collection[model.PciAddress] = (),
                earlier: Collection[reconcile.Earlier] | None = ()
                ) -> Decision:
         """Make the report of ``host``.
@@ -137,10 +138,10 @@ class Withdrawal:
         :param make: builds one GPU's device.
         :param ignored: GPUs that the operator excluded.
         :param claimed: GPUs with entries in the journal.
-        :param sick: GPUs on which nothing more may be promised, also where
+        :param unhealthy: GPUs on which nothing more may be promised, even if
             they cannot be read any more.
-        :param earlier: what servers have through Cyborg's own driver; None
-            if that is not known.
+        :param earlier: the providers that servers have through Cyborg's own
+            driver; None if they are not known.
         :raises JournalUnreadable: if the record of earlier reports cannot
             be read now.
         """
@@ -159,12 +160,14 @@ class Withdrawal:
                 leaving.add(address)
             if reason:
                 self._say(address, reason, _LEFT)
-                # What is still offered is closed as the GPU's inventories are.
-                draining.extend(_drained(before, memory.withdrawn(
-                    before, device)) if before and address in sick else ())
+                # Also close what Cyborg still offers of an unhealthy GPU.
+                draining.extend(
+                    _drained(before, memory.withdrawn(before, device))
+                    if before and address in unhealthy else ())
             elif look.waiting or device is not None:
                 self._say(address, look.waiting, _WAITING)
-            # Also where it stays beside what is to be withdrawn.
+            # Also if nothing may be withdrawn now: the providers that the
+            # GPU keeps still need their ``reserved``.
             offered[address] = device
             sent = look.sent(address, before).device
             if sent is not None:
@@ -189,10 +192,10 @@ class Withdrawal:
                 ignored: Collection[model.PciAddress],
                 claimed: Collection[model.PciAddress]
                 ) -> dict[model.PciAddress, Sent]:
-        """What the next report would send of each GPU; changes nothing.
+        """Return what the next report would send; changes nothing.
 
-        :param known: what :func:`remembered` reads.
-        :param make, ignored, claimed: as of :meth:`decide`.
+        :param known: the result of :func:`remembered`.
+        :param make, ignored, claimed: see :meth:`decide`.
         """
         present = {gpu.address: gpu for gpu in host.gpus}
         return {address: self._look_at(
@@ -203,9 +206,9 @@ class Withdrawal:
 
     def held(self, present: Iterable[model.PciAddress] = ()
              ) -> tuple[values.ReportedDevice, ...]:
-        """Stubs of all that is remembered, as far as that can be read.
+        """Stubs for all remembered GPUs; for none if they cannot be read.
 
-        :param present: GPUs that there are, which get stubs too.
+        :param present: GPUs of the host, which get stubs too.
         """
         try:
             known = [*self._known()]
@@ -219,7 +222,7 @@ class Withdrawal:
                  make: Callable[[model.Gpu], values.ReportedDevice | None],
                  ignored: Collection[model.PciAddress], claimed: bool,
                  library_missing: bool) -> _Look:
-        """What is to be reported of one GPU, and what keeps it from that."""
+        """Decide what to report of one GPU, and what prevents it."""
         device: values.ReportedDevice | None = None
         reason = waiting = ''
         left: list[str] = []
@@ -237,9 +240,9 @@ class Withdrawal:
     def _withdrawn(self, before: gpu_record.Reported,
                    device: values.ReportedDevice | None, claimed: bool
                    ) -> tuple[str, list[str]]:
-        """Why nothing may be withdrawn, and which providers are to go.
+        """Why nothing may be withdrawn now, and which providers are to go.
 
-        Nothing more may be promised of those.
+        Placement must not promise those providers any more.
         """
         uses = {uuid: claimed or self.held_by(uuid)
                 for uuid in memory.withdrawn(before, device)}
@@ -247,15 +250,15 @@ class Withdrawal:
         if any(uses.values()):
             return ('its reported offers are in use and are to be withdrawn',
                     there)
-        # The others get other handles.
+        # Providers that are kept get other handles.
         kept = {deployable.provider_uuid for deployable
                 in (device.deployables if device else ())}
         return '', [uuid for uuid in there if uuid not in kept]
 
     def held_by(self, provider: str) -> bool | None:
-        """Whether servers may use a provider; None if there is none.
+        """Whether servers may use a provider; None if it does not exist.
 
-        What cannot be found out is taken for yes.
+        If Placement does not answer, the provider counts as used.
         """
         if self._keeper is None:
             return False
@@ -269,9 +272,10 @@ class Withdrawal:
     def _without_busy_news(self, device: values.ReportedDevice,
                            before: gpu_record.Reported | None
                            ) -> tuple[str, values.ReportedDevice | None]:
-        """Leave out what cannot be had now and Cyborg does not have yet.
+        """Leave out busy deployables that Cyborg does not have yet.
 
-        It would make a provider that is open until the next report.
+        Cyborg would create their providers, and those would be open until
+        the next report.
 
         :returns: why nothing is left, or an empty text and what is left.
         """
@@ -310,7 +314,7 @@ class Withdrawal:
 
 def remembered(state_path: str
                ) -> dict[model.PciAddress, gpu_record.Reported]:
-    """What was last reported of each GPU; none without a record.
+    """The last report of each GPU that has a record of it.
 
     :param state_path: ``[gpu] state_path``.
     """
@@ -321,9 +325,10 @@ def remembered(state_path: str
 
 def _not_ours(address: model.PciAddress, before: gpu_record.Reported | None,
               earlier: Collection[reconcile.Earlier] | None) -> _Look | None:
-    """What to do with a GPU that is not ours to report; None if it is.
+    """The decision about a GPU of Cyborg's own driver; None for another one.
 
-    Before Placement has answered, that is a GPU that was never reported.
+    Until Placement has answered, each GPU that was never reported may be
+    one.
     """
     if earlier is None:
         reason = '' if before else (

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""From a snapshot and its offers to what is reported: pure, no I/O."""
+"""Make a report from a snapshot and its offers. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cyborg_gpu_driver.report.content import values
 NVIDIA = '10de'
 
 _CONTROLLERS = {'0300': 'VGA compatible controller', '0302': '3D controller'}
-"""Names of PCI classes, as lspci and so Cyborg's own driver give them."""
+"""Names of PCI classes, as in lspci and so in Cyborg's own driver."""
 
 
 def device(gpu: model.Gpu, gpu_offers: Iterable[offers.Offer],
@@ -42,11 +42,12 @@ def device(gpu: model.Gpu, gpu_offers: Iterable[offers.Offer],
 
     :param gpu_offers: the GPU's offers, in any order.
     :param hostname: the compute node's hypervisor_hostname.
-    :param cordons: the GPU's. They are shown in Cyborg's API.
+    :param cordons: the GPU's cordons. Cyborg's API shows them.
     :raises InvalidValue: if ``hostname`` is empty.
     """
     deployables: dict[str, values.ReportedDeployable] = {}
-    # Sorted, so that of two offers for one name the same one always stays.
+    # Sorted, so that the choice between two offers with the same provider
+    # name is always the same.
     wanted = sorted(filter(reportable, gpu_offers), key=lambda item: (
         item.profile, item.vgpu_type_id or ''))
     for offer in wanted:
@@ -68,9 +69,9 @@ def device(gpu: model.Gpu, gpu_offers: Iterable[offers.Offer],
 
 def servable(gpu_offers: Iterable[offers.Offer], mdev_problem: str
              ) -> tuple[offers.Offer, ...]:
-    """The offers, with what no handle of type MDEV can serve as a problem.
+    """The offers, with ``problem`` set if they need a handle of type MDEV.
 
-    :param mdev_problem: why none can; empty if they can.
+    :param mdev_problem: why no such handle works; empty if they work.
     """
     return tuple(
         dataclasses.replace(offer, problem=mdev_problem)
@@ -80,11 +81,11 @@ def servable(gpu_offers: Iterable[offers.Offer], mdev_problem: str
 
 
 def reportable(offer: offers.Offer) -> bool:
-    """Whether Cyborg can be told of an offer.
+    """Whether an offer can be reported to Cyborg.
 
-    It must have no problem, a total (Placement refuses 0, and Cyborg then
-    reports nothing) and, unless it is a whole GPU, an mdev type and
-    functions to make it on.
+    The offer must have no problem and a total above 0 (Placement refuses 0,
+    and Cyborg then reports nothing). Unless it is a whole GPU, it must have
+    an mdev type, and functions for it.
     """
     if offer.problem or offer.total < 1:
         return False
@@ -93,10 +94,10 @@ def reportable(offer: offers.Offer) -> bool:
 
 
 def stub_device(address: model.PciAddress) -> values.ReportedDevice:
-    """A device that says "do not touch" of the GPU at ``address``.
+    """A device that tells Cyborg not to touch the GPU at ``address``.
 
-    Needs nothing but the address, so that it can stand for a GPU that is
-    no longer there. Cyborg reads only its stub flag and ``cpid_info``.
+    It needs only the address, so that it can stand for a GPU that no longer
+    exists. Cyborg reads only its stub flag and ``cpid_info``.
     """
     return values.ReportedDevice(
         address=address, vendor=NVIDIA, model=_model(None, None),
@@ -105,17 +106,17 @@ def stub_device(address: model.PciAddress) -> values.ReportedDevice:
 
 
 def reserved(total: int, owned: int, creatable: int) -> int:
-    """What to set as ``reserved`` in a provider's inventory in Placement.
+    """The value of ``reserved`` for a provider's inventory in Placement.
 
-    Placement offers ``total - reserved - used``, and counts in ``used`` the
-    allocations of our own servers by itself. What must be left is what can
-    be created now; so everything that is neither ours nor creatable is
-    reserved: placements that other profiles block, and instances that
-    somebody else made.
+    Placement offers ``total - reserved - used``, where ``used`` counts the
+    allocations of servers with handles bound through Cyborg. It must offer
+    what can be created now. So everything that is neither bound nor
+    creatable is reserved: placements that other profiles block, and
+    instances that another tool created.
 
     :param total: the inventory's total.
-    :param owned: instances of this profile that stand for a handle bound
-        through Cyborg.
+    :param owned: how many handles with this profile are bound through
+        Cyborg.
     :param creatable: how many more could be created now.
     :returns: between 0 and ``total``.
     """
@@ -123,7 +124,7 @@ def reserved(total: int, owned: int, creatable: int) -> int:
 
 
 def cpid_info(address: model.PciAddress) -> str:
-    """The JSON text by which Cyborg knows a device from cycle to cycle."""
+    """The JSON text by which Cyborg recognizes a device in each report."""
     return _json(_pci(address))
 
 
@@ -145,10 +146,10 @@ def _handles(gpu: model.Gpu, offer: offers.Offer
         return (values.ReportedHandle(values.PCI, cpid_info(gpu.address),
                                       gpu.address),)
     parents = sorted(offer.parents)
-    # Cyborg removes the newest handle of a deployable, whichever is to go
-    # (its filter ignores attach_info), and never settles after a partial
-    # change. A digest of the whole set in each makes any change of the set
-    # a change of all, which it does carry out.
+    # If a report lacks some handles of a deployable, Cyborg removes the
+    # newest ones instead (its filter ignores attach_info), and never settles.
+    # Each handle has a digest of the whole set. So a change of the set
+    # changes all handles, and Cyborg carries that out.
     mark = names.digest(' '.join(
         [str(offer.vgpu_type_id), str(offer.total), *map(str, parents),
          *map(str, offer.members[1:])]), 8)
@@ -179,7 +180,7 @@ def _model(name: str | None, device_id: str | None) -> str:
 
 
 def _std_board_info(gpu: model.Gpu) -> str:
-    # The address tells which GPU a device of Cyborg's API is.
+    # The address identifies the GPU in Cyborg's API.
     return _json({
         'address': str(gpu.address),
         'controller': _CONTROLLERS.get(gpu.class_code, gpu.class_code),

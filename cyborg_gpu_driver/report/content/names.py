@@ -37,7 +37,7 @@ CUSTOM_NAME_MAX = 255
 """Placement's limit on a resource class and on a trait, in characters."""
 
 VENDOR = 'NVIDIA'
-"""As the driver in Cyborg's tree spells vendor 10de in its traits."""
+"""Vendor 10de, as the driver in Cyborg's tree spells it in its traits."""
 
 _ADDRESS_MAX = len('01234567:00:00.0')
 _LABEL_MAX = 40
@@ -63,10 +63,11 @@ def _shortened(text: str, limit: int) -> str:
 
 
 def _safe(text: str, limit: int) -> str:
-    """``text`` if it is short and plain, else a likeness with a digest.
+    """``text`` if it is short and plain, else a similar text with a digest.
 
-    Letters, digits, ``.``, ``_`` and ``-`` pass: no colon, which separates
-    the address's parts, and nothing that a URL's query would need quoted.
+    Only letters, digits, ``.``, ``_`` and ``-`` are kept: no colon, because
+    it separates the parts of an address, and nothing that has to be quoted
+    in the query of a URL.
     """
     if len(text) <= limit and not _UNSAFE.search(text):
         return text
@@ -88,12 +89,12 @@ def label(offer: offers.Offer) -> str:
 def provider_name(hostname: str, offer: offers.Offer) -> str:
     """The name of an offer's deployable and resource provider.
 
-    :param hostname: the compute node's hypervisor_hostname. One that is too
-        long or holds unusual characters is replaced by a likeness with a
-        digest, the same one for every GPU of the host.
+    :param hostname: the compute node's hypervisor_hostname. If it is too
+        long or has unusual characters, it is replaced by a similar text with
+        a digest, the same for every GPU of the host.
     :returns: ``<hostname>_gpu_<address>_<label>``, at most 200 characters.
-        Nova's own PCI providers are ``<hostname>_<ADDRESS>`` and never
-        equal it.
+        It never equals the name of one of Nova's own PCI providers,
+        ``<hostname>_<ADDRESS>``.
     :raises InvalidValue: if ``hostname`` is empty.
     """
     if not hostname:
@@ -105,9 +106,9 @@ def provider_name(hostname: str, offer: offers.Offer) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class ProviderName:
-    """What a provider's name says.
+    """The parts of a provider's name.
 
-    :ivar host: the compute node's name, or its likeness with a digest.
+    :ivar host: the compute node's name, or a similar text with a digest.
     :ivar gpu: PCI address.
     :ivar label: see :func:`label`.
     """
@@ -118,13 +119,13 @@ class ProviderName:
 
 
 def parse_provider_name(name: str) -> ProviderName | None:
-    """The reverse of :func:`provider_name`; None if it is none of ours."""
+    """Parse a name of :func:`provider_name`; None if it is not one."""
     found = _PROVIDER.fullmatch(name)
     return found and ProviderName(**found.groupdict())
 
 
 def provider_uuid(name: str) -> str:
-    """The UUID that Cyborg's conductor gives the provider of that name."""
+    """The UUID that Cyborg's conductor gives to a provider by its name."""
     return str(uuid.uuid3(uuid.NAMESPACE_DNS, name))
 
 
@@ -132,9 +133,9 @@ def token(text: str) -> str:
     """``text`` in the characters of custom names: A-Z, 0-9 and ``_``.
 
     In a GPU instance profile ``+`` and ``-`` mean opposite things and must
-    not end as the same underscore: ``1g.24gb+me`` becomes ``1G_24GB_ME``
-    and ``1g.24gb-me`` becomes ``1G_24GB_NOME``. A vGPU type's hyphens only
-    separate: ``T4-2B`` becomes ``T4_2B``, as in Cyborg's own driver.
+    not become the same underscore: ``1g.24gb+me`` becomes ``1G_24GB_ME``
+    and ``1g.24gb-me`` becomes ``1G_24GB_NOME``. The hyphens of a vGPU type
+    only separate: ``T4-2B`` becomes ``T4_2B``, as in Cyborg's own driver.
     """
     if _MIG_PROFILE.match(text):
         text = text.replace('-', '_no')
@@ -145,7 +146,8 @@ def token(text: str) -> str:
 def custom(*parts: str) -> str:
     """A name for Placement: ``CUSTOM_`` and the parts' tokens.
 
-    At most 255 characters; a longer one ends in a digest of itself.
+    The name has at most 255 characters; a longer one is cut and ends in a
+    digest of the whole name.
     """
     name = '_'.join(('CUSTOM', *(token(part) for part in parts)))
     if len(name) > CUSTOM_NAME_MAX:
@@ -154,10 +156,10 @@ def custom(*parts: str) -> str:
 
 
 def without_vendor(name: str) -> str:
-    """A model's name as NVML gives it, without a leading NVIDIA.
+    """NVML's name of a model, without a leading NVIDIA.
 
-    Older drivers print it without; nothing that is made of it must depend
-    on the driver's release.
+    Older drivers omit NVIDIA. What is made from the name must not depend on
+    the driver's release.
     """
     return re.sub(r'^nvidia\s+(?=\S)', '', name, flags=re.IGNORECASE)
 
@@ -165,10 +167,10 @@ def without_vendor(name: str) -> str:
 def resource_class(offer: offers.Offer) -> str:
     """The resource class of an offer's inventory.
 
-    PGPU for a whole GPU, ``CUSTOM_NVIDIA_<PROFILE>`` otherwise: a class of
-    its own for each profile, so that a quota can name one. Never VGPU,
-    which Nova's own mdev code would claim. A group of GPUs is named with
-    their model: ``CUSTOM_NVIDIA_NVLINK_2_H100_80GB_HBM3``.
+    PGPU for a whole GPU, ``CUSTOM_NVIDIA_<PROFILE>`` otherwise. Each profile
+    has its own class, so that a quota can name it. The class is never VGPU,
+    because Nova's own mdev code would claim it. The class of a group of GPUs
+    includes their model: ``CUSTOM_NVIDIA_NVLINK_2_H100_80GB_HBM3``.
     """
     if offer.mode is policy.Mode.NVLINK:
         return custom(VENDOR, offer.profile, without_vendor(offer.board))

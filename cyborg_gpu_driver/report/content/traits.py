@@ -11,30 +11,30 @@
 # under the License.
 
 
-"""Traits of what is offered, so that a device profile can ask for it.
+"""Traits of the offers, so that a device profile can ask for them.
 
 ================================== =======================================
 trait                              meaning
 ================================== =======================================
 OWNER_CYBORG                       the provider is Cyborg's
-CUSTOM_NVIDIA_20B2                 PCI device id, as Cyborg's own driver
-CUSTOM_NVIDIA_20B2_A100DX_1_10C    and its vGPU type, likewise
-CUSTOM_NVIDIA_20B2_1G_10GB         and its GPU instance profile
-CUSTOM_NVIDIA_2330_NVLINK_2        or the size of the group of GPUs
-CUSTOM_GPU_KIND_MIG                how it is shared: PASSTHROUGH, VGPU, MIG,
-                                   or NVLINK
+CUSTOM_NVIDIA_20B2                 PCI device id, as in Cyborg's own driver
+CUSTOM_NVIDIA_20B2_A100DX_1_10C    PCI device id and vGPU type, likewise
+CUSTOM_NVIDIA_20B2_1G_10GB         PCI device id and GPU instance profile
+CUSTOM_NVIDIA_2330_NVLINK_2        PCI device id and size of the GPU group
+CUSTOM_GPU_KIND_MIG                how the GPU is shared: PASSTHROUGH, VGPU,
+                                   MIG, or NVLINK
 CUSTOM_GPU_MODEL_A100_SXM4_80GB    NVML's name, without a leading NVIDIA
 CUSTOM_GPU_ARCH_AMPERE             architecture
 CUSTOM_GPU_NUMA_3                  the GPU's NUMA node
 CUSTOM_GPU_MEMORY_10GB             memory that the server gets
 CUSTOM_GPU_ISOLATION_PROJECT       only servers of one project share the GPU
-CUSTOM_GPU_SICK_XID_79             a health condition of it
+CUSTOM_GPU_UNHEALTHY_XID_79        a health condition of the GPU
 ================================== =======================================
 
-What is not known gives no trait. Memory of a slice or vGPU is the figure in
-its type's or profile's name, which is what people know it by (NVML's own
-is a little less: 3g.40gb has 39.25 GiB). Memory of a whole GPU is the number
-that people write as well: see :func:`of_whole`.
+An unknown fact has no trait. The memory of a slice or vGPU is the number in
+the name of its type or profile, by which people know it (NVML's own number is
+a little less: 3g.40gb has 39.25 GiB). The memory of a whole GPU is also the
+number that people use: see :func:`of_whole`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ISOLATED = names.custom('GPU', 'ISOLATION', 'PROJECT')
 """All servers on the GPU must be of one project."""
 _MIB_PER_GIB = 1024
 _ECC_SIZES = (8, 16, 20, 24, 32, 48)
-"""GB of boards that keep their ECC bits in the memory itself (GDDR)."""
+"""Sizes in GB of boards that have their ECC bits in the memory (GDDR)."""
 _TYPE_MEMORY = re.compile(
     r'-(?P<gb>\d+)[ABCQ](?:ME|NOME|MEALL|GFX)?', re.ASCII)
 _PROFILE_MEMORY = re.compile(r'\.(?P<gb>\d+)gb', re.ASCII)
@@ -62,7 +62,7 @@ _PROFILE_MEMORY = re.compile(r'\.(?P<gb>\d+)gb', re.ASCII)
 def traits(gpu: model.Gpu, offer: offers.Offer) -> tuple[str, ...]:
     """The traits of one offer's provider, sorted, each a valid name.
 
-    They follow from what a GPU is and from its policy alone, never from
+    They depend only on the hardware of the GPU and on its policy, never on
     what is in use.
     """
     return tuple(sorted({os_traits.OWNER_CYBORG, *_product(gpu, offer),
@@ -70,7 +70,7 @@ def traits(gpu: model.Gpu, offer: offers.Offer) -> tuple[str, ...]:
 
 
 def of_board(gpu: model.Gpu) -> tuple[str, ...]:
-    """The traits that say what a whole GPU is, whoever uses it how."""
+    """The traits of a GPU's hardware, independent of its use."""
     memory = of_whole(gpu.memory_mib)
     return (names.custom(names.VENDOR, gpu.device_id), *_kind(gpu),
             *([names.custom('GPU', 'MEMORY', memory)] if memory else []))
@@ -123,10 +123,10 @@ def _vgpu_type(gpu: model.Gpu, type_id: str | None
 
 
 def vgpu_type_name(gpu: model.Gpu, offer: offers.Offer) -> str | None:
-    """The vGPU type that a server gets: ``A100DX-1-10C``, None if none.
+    """The vGPU type that a server gets: ``A100DX-1-10C``; None if none.
 
-    NVML's list comes first, then sysfs's, then (for a time-sliced vGPU,
-    where the profile is the type) the offer itself.
+    The name is from NVML's list, else from that of sysfs. For a time-sliced
+    vGPU that neither has, it is the offer's profile, which is the type.
     """
     if offer.mode in policy.WHOLE:
         return None
@@ -137,15 +137,15 @@ def vgpu_type_name(gpu: model.Gpu, offer: offers.Offer) -> str | None:
 
 
 def memory_class(gpu: model.Gpu, offer: offers.Offer) -> str | None:
-    """Memory of what the server gets: ``10GB``, ``512MB``; None if unknown.
+    """The memory that a server gets: ``10GB``, ``512MB``; None if unknown.
 
-    GB here is GiB, as in NVIDIA's own names.
+    GB means GiB here, as in NVIDIA's own names.
     """
     if offer.mode in policy.WHOLE:
         return of_whole(gpu.memory_mib)
     type_name = vgpu_type_name(gpu, offer)
     named = _TYPE_MEMORY.search(type_name or '')
-    # A type called 0B or 0Q has half a GiB: only its framebuffer tells.
+    # A type called 0B or 0Q has half a GiB: only its framebuffer says so.
     if named and int(named['gb']):
         return f'{int(named["gb"])}GB'
     found = _vgpu_type(gpu, offer.vgpu_type_id)
@@ -160,9 +160,9 @@ def of_whole(mib: int | None) -> str | None:
 
     NVIDIA's own names have NVML's total, rounded up to whole GiB: 143771 MiB
     of an H200 are the 141 of ``7g.141gb`` (go-nvlib, mig_profile.go). A
-    board whose ECC bits lie in its memory shows a sixteenth less, and older
-    drivers up to two percent less still: 46068 MiB of an A40 with 48 GB,
-    15360 or 15109 MiB of a T4 with 16 GB (listings of nvidia-smi).
+    board that has its ECC bits in its memory shows a sixteenth less. Older
+    drivers show up to two percent less than that: 46068 MiB of an A40 with
+    48 GB, 15360 or 15109 MiB of a T4 with 16 GB (listings of nvidia-smi).
 
     :param mib: NVML's total memory, in MiB.
     """

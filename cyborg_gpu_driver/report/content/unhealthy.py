@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What Cyborg is told of an unhealthy GPU. Pure."""
+"""Mark unhealthy GPUs in a report to Cyborg. Pure."""
 
 from __future__ import annotations
 
@@ -24,34 +24,36 @@ from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.report.content import values
 
 
-def sick(devices: Iterable[values.ReportedDevice],
-         verdicts: Mapping[model.PciAddress, health.Verdict]
-         ) -> tuple[values.ReportedDevice, ...]:
+def of(devices: Iterable[values.ReportedDevice],
+       verdicts: Mapping[model.PciAddress, health.Verdict]
+       ) -> tuple[values.ReportedDevice, ...]:
     """The devices that are unhealthy; stubs are left out."""
-    return tuple(device for device in devices if _is_sick(device, verdicts))
+    return tuple(device for device in devices
+                 if _is_unhealthy(device, verdicts))
 
 
 def marked(devices: Iterable[values.ReportedDevice],
            verdicts: Mapping[model.PciAddress, health.Verdict],
            used: Collection[model.PciAddress]
            ) -> tuple[values.ReportedDevice, ...]:
-    """The devices, with the unhealthy ones told as such.
+    """The devices, with the unhealthy ones marked.
 
-    An unhealthy GPU that servers use is a stub: nothing of it is touched.
-    Another gets a trait that names the reason. That nothing more is promised
-    on either is the business of ``reserved``.
+    An unhealthy GPU that servers use becomes a stub, so that Cyborg does not
+    touch it. An unused one gets a trait that names the reason. ``reserved``
+    ensures that nothing more is promised on either.
 
     :param used: the unhealthy GPUs that servers use.
     """
     return tuple(
         _marked(device, verdicts[device.address], used)
-        if _is_sick(device, verdicts) else device for device in devices)
+        if _is_unhealthy(device, verdicts) else device for device in devices)
 
 
-def _is_sick(device: values.ReportedDevice,
-             verdicts: Mapping[model.PciAddress, health.Verdict]) -> bool:
+def _is_unhealthy(device: values.ReportedDevice,
+                  verdicts: Mapping[model.PciAddress, health.Verdict]
+                  ) -> bool:
     verdict = verdicts.get(device.address)
-    return not device.stub and verdict is not None and verdict.sick
+    return not device.stub and verdict is not None and verdict.is_unhealthy
 
 
 def _marked(device: values.ReportedDevice, verdict: health.Verdict,

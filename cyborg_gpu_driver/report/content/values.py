@@ -14,10 +14,10 @@
 """What is reported to Cyborg, as plain values.
 
 They mirror Cyborg's driver objects (``cyborg/objects/driver_objects``)
-field by field and hold the very strings that Cyborg stores and compares.
-Nothing in them may change while servers come and go: Cyborg tells handles
-apart by ``attach_info``, devices by ``cpid_info``, deployables by name and
-attributes by key, and acts on every difference.
+field by field and hold the exact strings that Cyborg stores and compares.
+No value may change when servers come and go: Cyborg identifies handles by
+``attach_info``, devices by ``cpid_info``, deployables by name and attributes
+by key, and acts on every difference.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ class ReportedDeployable:
     def attributes(self) -> tuple[tuple[str, str], ...]:
         """Cyborg's attributes: ``rc`` and one key for each trait.
 
-        Cyborg compares by key, so a trait's key is made from the trait: a
-        numbered one would lose traits when one comes or goes.
+        Cyborg compares attributes by key, so a trait's key is made from the
+        trait. With numbered keys, traits would be lost when one is added or
+        removed.
         """
         return (('rc', self.resource_class),
                 *((f'trait_{trait}', trait) for trait in self.traits))
@@ -93,8 +94,8 @@ class ReportedDeployable:
 class ReportedDevice:
     """One GPU.
 
-    A device with ``stub`` set tells Cyborg to leave alone whatever it
-    knows of that GPU.
+    A device with ``stub`` set tells Cyborg not to change what it knows of
+    that GPU.
     """
 
     address: model.PciAddress
@@ -106,9 +107,10 @@ class ReportedDevice:
     deployables: tuple[ReportedDeployable, ...] = ()
     stub: bool = False
     busy: str = ''
-    """Who has the GPU without having asked for it; empty if nobody has."""
+    """Why some deployables are not available now, for example because
+    processes of the machine use the GPU; empty otherwise."""
     busy_names: frozenset[str] = dataclasses.field(
         default=frozenset(), compare=False)
-    """Names of the deployables of which none can be had for that reason."""
+    """Names of the deployables that are not available for that reason."""
     type: str = DEVICE_TYPE
     cpid_type: str = CPID_TYPE

@@ -26,7 +26,7 @@ def device_to_dict(device: values.ReportedDevice,
                    ) -> dict[str, Any]:
     """One device with all the strings that go to Cyborg and Placement.
 
-    :param reserved: what is set aside by provider name, where it is known.
+    :param reserved: ``reserved`` by provider name, as far as it is known.
     """
     return {
         'address': str(device.address),
@@ -47,7 +47,7 @@ def device_to_dict(device: values.ReportedDevice,
 
 def deployable_to_dict(deployable: values.ReportedDeployable,
                        reserved: int = 0) -> dict[str, Any]:
-    """One deployable, and the resource provider that it becomes."""
+    """One deployable, and the resource provider that Cyborg makes of it."""
     total = deployable.num_accelerators
     return {
         'name': deployable.name,

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What stands in for Placement: the far side of a client."""
+"""Stand-ins for Placement, as its client sees it."""
 
 import json
 
@@ -19,7 +19,7 @@ from cyborg_gpu_driver.report import reserved
 
 
 class Answer:
-    """Of the shape of a response of requests."""
+    """An object with the interface of a response of requests."""
 
     def __init__(self, status_code, body):
         self.status_code = status_code
@@ -30,11 +30,11 @@ class Answer:
 
 
 class Usages:
-    """A Placement that tells the usages of providers.
+    """A Placement that returns the usages of providers.
 
     :ivar used: UUIDs of the providers with allocations; None if Placement
-        is away.
-    :ivar gone: UUIDs that are no provider's.
+        is unavailable.
+    :ivar gone: UUIDs for which no provider exists.
     """
 
     def __init__(self, used):
@@ -51,6 +51,6 @@ class Usages:
         return Answer(200, {'usages': {'CUSTOM_X': int(uuid in self.used)}})
 
     def keeper(self):
-        """What asks it."""
+        """Return a keeper that reads from this Placement."""
         return reserved.ReservedKeeper(
             provider_tree.ProviderTree(lambda: self))

@@ -80,7 +80,7 @@ def vf(index):
 
 
 def a100_offers(**fields):
-    """One offer a profile, each on VFs of its own, VFs wrapping round."""
+    """One offer per profile, each on the next VFs, wrapping at the last."""
     result = []
     start = 0
     for profile, (gi, total, number, _name) in _A100_TYPES.items():
@@ -96,7 +96,7 @@ def a100_offers(**fields):
 
 
 def t4(**fields):
-    """A T4, whose mdev types hang on the GPU itself."""
+    """A T4, whose mdev types belong to the GPU itself."""
     return model.Gpu(**{
         'address': T4, 'vendor_id': '10de', 'device_id': '1eb8',
         'class_code': '0302', 'model': 'Tesla T4', 'architecture': 'turing',
@@ -116,7 +116,7 @@ def t4_offer(**fields):
 
 
 def whole(**fields):
-    """A GPU bound to vfio-pci: sysfs is all there is."""
+    """A GPU bound to vfio-pci, of which only sysfs can be read."""
     return model.Gpu(**{
         'address': WHOLE, 'vendor_id': '10de', 'device_id': '2235',
         'class_code': '0300', 'driver': 'vfio-pci', **fields})
@@ -131,14 +131,14 @@ def whole_offer(**fields):
 
 
 def host():
-    """A host with one of each, and what is offered on it."""
+    """Return a host with one GPU of each kind, and its offers."""
     gpus = (a100(), t4(), whole())
     return model.Host(gpus=gpus), {
         A100: a100_offers(), T4: (t4_offer(),), WHOLE: (whole_offer(),)}
 
 
 def reported(found, offered, hostname):
-    """The devices of a host's GPUs that have anything to report.
+    """Return the devices of a host's GPUs that have deployables.
 
     :param offered: offers by the GPU's address.
     """

@@ -51,7 +51,7 @@ class TestInventories(base.BaseTestCase):
             gpu = boards.gpu((), mig=None, processes=processes)
             self.assertEqual({'PGPU': (1, reserved)},
                              self.reserved(offers.offers(gpu, whole)))
-        # A guest has it: NVML sees neither the GPU nor its processes.
+        # A guest has the GPU: NVML sees neither it nor its processes.
         gpu = boards.gpu((), mig=None, visible_to_nvml=False,
                          driver='vfio-pci')
         self.assertEqual({'PGPU': (1, 0)},
@@ -61,14 +61,14 @@ class TestInventories(base.BaseTestCase):
         for found in samples.host()[1].values():
             for item in capacity.inventories(found, {}, HOST, withheld=True):
                 self.assertEqual(item.total, item.reserved)
-        # What is bound counts in Placement as it is.
+        # Placement already counts what is bound.
         offer = samples.t4_offer()
         (item,) = capacity.inventories([offer], {offer.profile: 1}, HOST,
                                        withheld=True)
         self.assertEqual(item.total - 1, item.reserved)
 
     def test_shared_instances(self):
-        """What Placement has left is what can be made."""
+        """Placement has as much left as can be made."""
         # The first four functions are those of whole instances.
         board = test_mig.gpu(('1g.24gb+gfx', 9))
         board = dataclasses.replace(board, vfs=(*board.vfs[:4], *(
@@ -83,7 +83,7 @@ class TestInventories(base.BaseTestCase):
              'CUSTOM_NVIDIA_DC_1_12Q': (8, 2),
              'CUSTOM_NVIDIA_1G_24GB_GFX': (4, 1)},
             self.reserved(found, {'DC-1-8Q': 2}))
-        # Somebody else's instance is reserved in full.
+        # An instance that another tool created is reserved in full.
         foreign = dataclasses.replace(board, vfs=boards.vfs(48))
         self.assertEqual(3, self.reserved(offers.offers(
             foreign, test_mig.rules('DC-1-8Q')))[

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""GPUs that servers may have without a trace on the machine."""
+"""GPUs that servers may have although the machine shows no trace."""
 
 
 import fixtures
@@ -32,7 +32,7 @@ def _no_placement():
 
 
 class _Placement:
-    """Has two providers of a GPU, one of another, and their allocations.
+    """Two providers of a GPU, one of another GPU, and their allocations.
 
     :ivar servers: project and units of each server, by provider.
     """

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Placement as it is, asked for as seldom as possible."""
+"""The state of Placement, read as seldom as possible."""
 
 import collections
 
@@ -40,11 +40,11 @@ _UUIDS = {profile: names.provider_uuid(names.provider_name(
 
 
 class Placement:
-    """A Placement of one tree, on the far side of a client."""
+    """A Placement with one provider tree, as its client sees it."""
 
     def __init__(self):
         self.known = {uuid: [1, 1, 0] for uuid in _UUIDS.values()}
-        """Generation, used and reserved of each provider."""
+        """Generation, usage and reserved amount of each provider."""
         self.asked = collections.Counter()
         self.status = 200
 

@@ -71,7 +71,7 @@ class TestObjects(base.BaseTestCase):
             self.assertTrue(cyborg_base.obj_equal_prims(before, after))
 
     def test_pci_texts_are_those_of_cyborgs_own_driver(self):
-        # A host that changes over from it keeps its devices.
+        # A host that switches from that driver keeps its devices.
         text = cyborg_utils.pci_str_to_json('0000:d8:00.0')
         device = self.devices[2]
         self.assertEqual(text, device.controlpath_id.cpid_info)

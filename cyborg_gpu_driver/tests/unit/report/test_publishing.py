@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""One writer for each GPU, and binds that wait for it, but not long."""
+"""One writer for each GPU; binds wait for it, but not for long."""
 
 import queue
 import threading
@@ -24,7 +24,7 @@ from cyborg_gpu_driver.report import publishing
 _A = model.PciAddress.parse('0000:07:00.0')
 _B = model.PciAddress.parse('0000:0f:00.0')
 _SECONDS = 60
-"""More than anything here takes."""
+"""Longer than anything in these tests takes."""
 
 
 class PublisherTest(base.BaseTestCase):
@@ -109,7 +109,7 @@ class PublisherTest(base.BaseTestCase):
         self.publisher = publishing.Publisher(self.write, 0.1)
         self.publisher.publish(_A)
         self.assertEqual(1, self.said())
-        # These would take that long too, or for ever.
+        # If these waited too, they would wait that long, or forever.
         self.publisher._seconds = 3600.0
         for _ in range(5):
             self.publisher.publish(_A)

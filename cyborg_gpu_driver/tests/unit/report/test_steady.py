@@ -89,7 +89,7 @@ class SteadyTest(base.BaseTestCase):
             self.assertEqual(self.all(), self.full())
 
     def test_a_device_without_a_provider_stays_full(self):
-        """Cyborg could not make it, or has deleted it."""
+        """Cyborg could not create the provider, or has deleted it."""
         self.settle()
         last = self.devices[-1]
         there = self.there - {last.deployables[0].provider_uuid}
@@ -118,7 +118,7 @@ class SteadyTest(base.BaseTestCase):
             steady.Report((stub,), set()), _PLENTY))
 
     def test_new_gpus_come_a_few_at_a_time(self):
-        """The first in any case, the others while there is room."""
+        """The first is always sent, the others while there is room."""
         numbers = [len(device.deployables) for device in self.devices]
         self.assertGreater(len(numbers), 2)
         first, second, *_ = self.all()
@@ -138,7 +138,7 @@ class SteadyTest(base.BaseTestCase):
 class RoomTest(base.BaseTestCase):
 
     def test_room(self):
-        """A quarter of the timeout; 18 requests for each provider."""
+        """A quarter of the timeout, with 18 requests for each provider."""
         self.assertEqual(83, steady.room(60, 0.01))
         self.assertEqual(13, steady.room(60, 0.06))
         self.assertEqual(0, steady.room(60, float('inf')))

@@ -62,10 +62,10 @@ class WithdrawalTest(base.BaseTestCase):
             self.state_path, self.placement.keeper())
 
     def decide(self, *gpus, make=_device, ignored=(), claimed=(),
-               library_missing=False, earlier=(), sick=()):
+               library_missing=False, earlier=(), unhealthy=()):
         decision = self.withdrawal.decide(
             model.Host(gpus=gpus, library_missing=library_missing), make,
-            ignored, set(claimed), sick, earlier)
+            ignored, set(claimed), unhealthy, earlier)
         return decision, {device.address: device
                           for device in decision.devices}
 
@@ -98,20 +98,20 @@ class WithdrawalTest(base.BaseTestCase):
         self.assertEqual((), decision.draining)
 
     def test_a_gpu_that_cannot_be_read_is_left_alone(self):
-        sick = dataclasses.replace(_GPU, problems=('MIG mode: UNKNOWN',))
-        for gpu in (sick, _UNSEEN):
+        unhealthy = dataclasses.replace(_GPU, problems=('MIG mode: UNKNOWN',))
+        for gpu in (unhealthy, _UNSEEN):
             decision, devices = self.decide(gpu)
             self.assertTrue(devices[_ADDRESS].stub)
             self.assertEqual((), decision.trusted)
             self.assertEqual(build.cpid_info(_ADDRESS),
                              devices[_ADDRESS].cpid_info)
 
-    def test_a_sick_gpu_that_is_left_alone_is_promised_to_nobody(self):
+    def test_an_unhealthy_gpu_that_is_left_alone_is_promised_to_nobody(self):
         known = {item.provider_uuid for item
                  in self.report(_GPU)[_ADDRESS].deployables}
-        for sick, draining in (((), set()), ((_ADDRESS,), known)):
+        for unhealthy, draining in (((), set()), ((_ADDRESS,), known)):
             decision = self.withdrawal.decide(
-                model.Host(gpus=(_UNSEEN,)), _device, (), set(), sick)
+                model.Host(gpus=(_UNSEEN,)), _device, (), set(), unhealthy)
             self.assertTrue(decision.devices[0].stub)
             self.assertEqual(draining, {item.provider for item
                                         in decision.draining})
@@ -167,7 +167,7 @@ class WithdrawalTest(base.BaseTestCase):
             [(device.deployables[1].provider_uuid, 2, 2)],
             [(item.provider, item.total, item.reserved)
              for item in decision.draining])
-        # The other one goes on being counted.
+        # The other provider is still counted.
         self.assertEqual((_ADDRESS,), decision.trusted)
 
     def test_a_mode_is_left_when_nothing_of_it_is_left(self):
@@ -229,17 +229,17 @@ class WithdrawalTest(base.BaseTestCase):
             self.assertEqual(fewer(_GPU), devices[_ADDRESS])
             self.assertEqual((), decision.draining)
 
-    def test_of_a_sick_gpu_only_what_is_not_offered_is_drained(self):
-        """What is offered is closed as its inventory says, and once."""
+    def test_of_an_unhealthy_gpu_only_what_is_not_offered_is_drained(self):
+        """The inventory closes what is offered; a drain would repeat that."""
         first = self.report(_GPU)[_ADDRESS]
         dropped = first.deployables[1]
         self.placement.used.add(dropped.provider_uuid)
         decision, _ = self.decide(
-            _GPU, sick=[_ADDRESS], make=lambda gpu: _device(
+            _GPU, unhealthy=[_ADDRESS], make=lambda gpu: _device(
                 gpu, profiles=(first.deployables[0].profile,)))
         self.assertEqual({dropped.provider_uuid},
                          {item.provider for item in decision.draining})
-        decision, _ = self.decide(_UNSEEN, sick=[_ADDRESS])
+        decision, _ = self.decide(_UNSEEN, unhealthy=[_ADDRESS])
         self.assertEqual({item.provider_uuid for item in first.deployables},
                          {item.provider for item in decision.draining})
 
@@ -364,7 +364,7 @@ class WithdrawalTest(base.BaseTestCase):
         self.report(_GPU)
         path = store.Store(self.state_path).path(_ADDRESS)
         os.rename(path, f'{path}.away')
-        # Stands for a file that this process cannot read: root reads any.
+        # Stands for an unreadable file, because root can read any file.
         os.mkdir(path)
         self.restart()
         self.assertRaises(exception.JournalUnreadable, self.report, _GPU)

@@ -248,7 +248,7 @@ class TestReserved(base.BaseTestCase):
         for total, owned, creatable, expected in (
                 (7, 0, 7, 0),
                 (7, 3, 4, 0),
-                # Others' instances and blocked placements.
+                # Instances of other tools, and blocked placements.
                 (7, 3, 1, 3),
                 (1, 0, 0, 1),
                 (1, 1, 0, 0),

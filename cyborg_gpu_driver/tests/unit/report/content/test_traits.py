@@ -129,7 +129,7 @@ MEMORY = {'a10': 24, 'a100-40-pcie': 40, 'a100-80-pcie': 80, 'a16': 16,
           'a30': 24, 'a40': 48, 'b200': 180, 'b300': 269, 'h100-nvl': 94,
           'h200-nvl': 141, 'l4': 24, 'l40s': 48, 'rtx-a6000': 48,
           'rtx-pro-6000': 96, 't4': 16, 'v100': 32}
-"""GB that NVIDIA's product pages or MIG profiles give a GPU."""
+"""GB of each GPU, from NVIDIA's product pages or MIG profiles."""
 
 
 class TestMemoryClass(base.BaseTestCase):
@@ -157,8 +157,8 @@ class TestMemoryClass(base.BaseTestCase):
             gpu, samples.a100_offers()[0]))
 
     def test_whole(self):
-        # What nvidia-smi shows of each, with ECC and without, and of older
-        # drivers.
+        # What nvidia-smi shows for each size, with and without ECC, and with
+        # older drivers.
         for expected, sizes in (
                 ('512MB', (512,)), (None, (None,)), ('8GB', (7611, 8192)),
                 ('11GB', (11264,)),
