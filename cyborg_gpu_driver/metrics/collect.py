@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The metrics of one host, from the records of its GPUs and the agent's file.
+"""The metrics of one host, from the GPU records and the agent's state file.
 
-Nothing here opens a GPU or asks a service, so a scrape never waits for
-either, and never keeps a GPU from a server. Values of the hardware come from
-samples that were taken before (:mod:`cyborg_gpu_driver.metrics.sampler`).
+Nothing here opens a GPU or calls a service, so a scrape never waits for
+either, and never keeps a GPU from a server. Hardware values come from samples
+that were taken before (:mod:`cyborg_gpu_driver.metrics.sampler`).
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ class _Scrape:
 
 
 class Collector(registry.Collector):
-    """What a scrape answers; reads the files each time.
+    """Collects the metrics of a scrape; reads the files each time.
 
     :param state_path: ``[gpu] state_path``.
-    :param hostname: the compute node's name, for as long as the agent has
-        written none.
-    :param version: of this library.
+    :param hostname: the compute node's name, used until the agent has
+        written its own.
+    :param version: version of this library.
     :param hardware: samples of the hardware; None for none.
-    :param domains: what libvirt says; None if it is not asked.
+    :param domains: the watch that asks libvirt; None if libvirt is not asked.
     """
 
     def __init__(self, state_path: str, hostname: str, version: str,
@@ -98,11 +98,11 @@ class Collector(registry.Collector):
         self._domains = domains
 
     def describe(self) -> Iterator[core.Metric]:
-        """No metric, so that registering reads no file."""
+        """Return no metric, so that registration reads no file."""
         return iter(())
 
     def collect(self) -> Iterator[core.Metric]:
-        """All families.
+        """Yield all metric families.
 
         :raises JournalError: if the state directory cannot be read at all.
         """
@@ -139,7 +139,7 @@ class Collector(registry.Collector):
 
 
 class _Gpu:
-    """What one GPU adds to a scrape."""
+    """Adds the metrics of one GPU to a scrape."""
 
     def __init__(self, scrape, hostname, address, record, whose):
         self._scrape = scrape
@@ -152,7 +152,7 @@ class _Gpu:
                         (facts and facts.uuid) or '')
 
     def add(self, known: state.GpuState | None) -> None:
-        """All metrics of the GPU."""
+        """Add all metrics of the GPU, except its XIDs."""
         record = self._record
         if record.reported is not None:
             self._add(definitions.INFO, 1, bus_id(self._address),
@@ -169,16 +169,16 @@ class _Gpu:
         tenancy = record.tenancy
         self._add(definitions.NOT_CLEAN,
                   tenancy is not None and tenancy.state.awaits_reset)
-        ailments = record.sickness.ailments if record.sickness else ()
-        for code in sorted({item.code for item in ailments}):
+        conditions = record.health.conditions if record.health else ()
+        for code in sorted({item.code for item in conditions}):
             self._add(definitions.CONDITION, 1, code)
         self._add(definitions.HEALTHY, known.healthy if known
-                  else not health.judge(ailments).sick)
+                  else not health.judge(conditions).is_unhealthy)
         if known is not None:
             self._add_offers(known)
 
     def add_xids(self, counts: Mapping[str, int]) -> None:
-        """XIDs that the agent has heard of."""
+        """Add the XIDs that NVML has reported to the agent."""
         for xid, count in counts.items():
             self._add(definitions.XIDS, count, xid)
 
@@ -232,7 +232,7 @@ class _Gpu:
 def _running(hardware: Mapping[model.PciAddress, sampler.Gpu]
              ) -> dict[model.PciAddress,
                        tuple[float, tuple[telemetry.Vgpu, ...]]]:
-    """vGPUs with a guest, and when NVML was asked for them."""
+    """Return the vGPUs with a guest, and when NVML was queried for them."""
     now = time.time()
     return {address: (now - gpu.age, gpu.vgpus)
             for address, gpu in hardware.items() if gpu.age is not None}
@@ -241,7 +241,7 @@ def _running(hardware: Mapping[model.PciAddress, sampler.Gpu]
 def _hardware(hostname: str,
               hardware: Mapping[model.PciAddress, sampler.Gpu]
               ) -> Iterator[core.Metric]:
-    """Families of the latest sample of each GPU."""
+    """Return the metric families of the latest sample of each GPU."""
     scrape = _Scrape(definitions.SAMPLED)
     for address, gpu in hardware.items():
         labels = hostname, str(address), gpu.uuid
@@ -256,9 +256,9 @@ def _hardware(hostname: str,
 
 
 def _add_agent(scrape: _Scrape, known: state.State) -> None:
-    """What the agent says of itself."""
+    """Add what the agent reports about itself."""
     host = known.hostname
-    # From 0 on, or increase() would not see the first of them.
+    # Add counters of 0 too, or increase() would miss their first increment.
     for operation in state.OPERATIONS:
         counts = known.operations.get(operation, {})
         for result in state.RESULTS:
@@ -280,6 +280,6 @@ def _add_agent(scrape: _Scrape, known: state.State) -> None:
 
 
 def bus_id(address: model.PciAddress) -> str:
-    """An address as NVML writes it (nvml.h: busId of nvmlPciInfo_t)."""
+    """Return an address as NVML writes it (nvml.h: busId of nvmlPciInfo_t)."""
     return (f'{address.domain:08X}:{address.bus:02X}:{address.device:02X}.'
             f'{address.function:X}')

@@ -12,9 +12,9 @@
 
 """The metrics of ``cyborg-gpu exporter``: names, kinds, labels and meaning.
 
-Pure. The exporter and the reference documentation are made from this table.
+Pure. The exporter and the reference documentation both use this table.
 Names follow Prometheus' conventions ("Metric and label naming"): base units,
-``_total`` for counters, ``_info`` for metrics whose labels are the message.
+``_total`` for counters, ``_info`` for metrics whose labels carry the facts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cyborg_gpu_driver.host.snapshot import telemetry
 PREFIX = 'cyborg_gpu_'
 BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the latency histograms, in seconds. Cyborg gives up a bind
-after 60 s; the rest of what is slower is in the last bucket."""
+after 60 s; the last bucket has everything slower."""
 
 _HOST = ('Hostname',)
 _GPU = (*_HOST, 'address', 'UUID')
@@ -38,7 +38,7 @@ _OFFER = (*_GPU, 'mode', 'profile', 'resource_class')
 
 
 class Kind(enum.Enum):
-    """What Prometheus calls the type of a metric."""
+    """The type of a metric, as Prometheus names it."""
 
     GAUGE = 'gauge'
     COUNTER = 'counter'
@@ -57,7 +57,7 @@ class Metric:
 
     @property
     def full_name(self) -> str:
-        """As a query names it."""
+        """The name of the metric in a query."""
         return (PREFIX + self.name
                 + ('_total' if self.kind is Kind.COUNTER else ''))
 
@@ -65,23 +65,24 @@ class Metric:
 LABELS = {
     'Hostname': 'The compute node, as Cyborg and Placement name it.',
     'address': 'PCI address of the GPU, such as ``0000:3b:00.0``.',
-    'UUID': "The GPU's UUID, as dcgm-exporter has it. Empty where it was "
-            'never read, as for a GPU that vfio-pci has had since the boot.',
-    'GPU_I_ID': 'Id of the GPU instance, as dcgm-exporter has it. Empty for '
-                'what is on no GPU instance.',
+    'UUID': "The GPU's UUID, as dcgm-exporter has it. Empty if NVML has never "
+            'read it, as for a GPU that was bound to vfio-pci at boot.',
+    'GPU_I_ID': 'Id of the GPU instance, as dcgm-exporter has it. Empty '
+                'without a GPU instance.',
     'GPU_I_PROFILE': 'Profile of the GPU instance, as dcgm-exporter has it.',
     'pci_bus_id': 'The address as NVML and dcgm-exporter write it.',
     'model': 'Model of the GPU, as NVML names it.',
-    'mode': 'Mode of the GPU: ``passthrough``, ``vgpu`` or ``mig``.',
-    'profile': 'What is offered or bound: ``passthrough``, a MIG profile or a '
-               'vGPU type.',
+    'mode': 'Mode of the GPU: ``passthrough``, ``nvlink``, ``vgpu`` or '
+            '``mig``.',
+    'profile': 'The offered or bound profile: ``passthrough``, a group of '
+               'GPUs, a MIG profile or a vGPU type.',
     'resource_class': 'The resource class in Placement.',
     'handle': 'UUID of the attach handle. Empty for a whole GPU.',
-    'mdev': "UUID of the mdev, which is the handle's. Empty where vGPUs are "
-            'made without mdev.',
+    'mdev': 'UUID of the mdev, equal to the UUID of the handle. Empty for '
+            'vGPUs without mdev.',
     'vf': 'Address of the virtual function. Empty for a whole GPU.',
-    'server': 'UUID of the server. Of a vGPU or slice it is known with '
-              '``[gpu] os_cloud``, or from libvirt or NVML.',
+    'server': 'UUID of the server. For a vGPU or slice, known with ``[gpu] '
+              'os_cloud``, or from libvirt or NVML.',
     'arq': 'UUID of the accelerator request. Empty unless ``[gpu] os_cloud`` '
            'is set.',
     'project': "Id of the server's project, known with ``--libvirt``.",
@@ -89,22 +90,22 @@ LABELS = {
     'code': 'The condition, as ``cyborg-gpu health show`` names it.',
     'phase': '``binding``, ``bound`` or ``unbinding``.',
     'operation': '``bind``, ``unbind`` or ``report``.',
-    'result': '``success``, ``refused`` (nothing was changed), ``late`` (not '
-              'finished in time; a bind is rolled back, an unbind goes on) '
+    'result': '``success``, ``refused`` (without a change), ``late`` (not '
+              'finished in time; a bind is rolled back, an unbind continues) '
               'or ``error``.',
     'kind': 'The kind of difference, as ``cyborg-gpu doctor`` names it.',
-    'source': 'Who can lift the cordon: ``operator``, ``cyborg`` or '
+    'source': 'Source of the cordon: ``operator``, ``cyborg`` or '
               '``health``.',
-    'who': 'User who cordoned the GPU. Empty if that is not known.',
+    'who': 'User who cordoned the GPU. Empty if unknown.',
     'reason': 'Why the GPU is cordoned.',
     'version': 'Release of this library.',
     'clock': '``sm`` or ``memory``.',
     'ecc': '``corrected`` (single-bit) or ``uncorrected`` (double-bit).',
     'cause': '``correctable`` or ``uncorrectable`` errors.',
     'link': 'Number of the NVLink.',
-    'error': 'Kind of error: ``replay``, ``recovery``, and ``crc``, or before '
-             'Hopper ``crc_flit`` and ``crc_data``.',
-    'vgpu': "NVML's number of the vGPU, which it has while its server runs.",
+    'error': 'Kind of error: ``replay``, ``recovery`` or ``crc``; before '
+             'Hopper, ``crc_flit`` and ``crc_data`` instead of ``crc``.',
+    'vgpu': "NVML's number of the vGPU. It exists while the server runs.",
     'xid': "The error's number in NVIDIA's XID catalogue.",
 }
 
@@ -118,32 +119,36 @@ ASSIGNMENT = Metric(
      'server', 'arq', 'project', 'flavor'))
 ASSIGNED = Metric(
     'assignment_start_timestamp_seconds', Kind.GAUGE,
-    'When the bind of a handle completed.', (*_GPU, 'handle'))
+    'Time when the bind of a handle completed.', (*_GPU, 'handle'))
 CAPACITY = Metric(
     'offer_capacity', Kind.GAUGE,
-    'How many of a profile fit on an empty GPU.', _OFFER)
+    'Number of units of a profile that fit on an empty GPU.', _OFFER)
 IN_USE = Metric(
     'offer_in_use', Kind.GAUGE,
-    'How many of a profile exist, also if others created them.', _OFFER)
+    'Number of existing units of a profile, including units that others '
+    'created.', _OFFER)
 RESERVED = Metric(
     'offer_reserved', Kind.GAUGE,
-    'How many of a profile the agent keeps reserved in Placement, because '
-    'they cannot be created now or must not be.', _OFFER)
+    'Number of units of a profile that the agent reserves in Placement, '
+    'because they cannot or must not be created now.', _OFFER)
 OPEN = Metric(
     'offer_open', Kind.GAUGE,
-    'How many of a profile Placement can still give away: the capacity less '
-    'what is reserved and what is bound through Cyborg.', _OFFER)
+    'Number of units of a profile that Placement can still allocate: the '
+    'capacity without the reserved units and the units that Cyborg has '
+    'bound.', _OFFER)
 CREATABLE = Metric(
     'offer_creatable', Kind.GAUGE,
-    'How many more of a profile the GPU has room for now, if nothing else '
-    'is created. What is cordoned or unhealthy still has room.', _OFFER)
+    'Number of further units of a profile for which the GPU has room now, '
+    'without other changes. A cordoned or unhealthy GPU can still have room.',
+    _OFFER)
 FREE_SLICES = Metric(
     'mig_free_slices', Kind.GAUGE,
-    'Compute slices of a GPU in MIG mode that no GPU instance has.', _GPU)
+    'Compute slices of a GPU in MIG mode that no GPU instance uses.', _GPU)
 LARGEST_SLICES = Metric(
     'mig_largest_creatable_slices', Kind.GAUGE,
     'Compute slices of the largest GPU instance that can be created now. '
-    'Where that is less than what is free, free space is fragmented.', _GPU)
+    'If this is less than the free compute slices, the free space is '
+    'fragmented.', _GPU)
 DISABLED = Metric(
     'disabled', Kind.GAUGE,
     'Whether an operator has disabled the GPU in Cyborg.', _GPU)
@@ -153,18 +158,19 @@ CORDONED = Metric(
     'host or disabled it in Cyborg, or it had too many errors.', _GPU)
 CORDON = Metric(
     'cordon_timestamp_seconds', Kind.GAUGE,
-    'Since when the GPU is cordoned; 0 if that is not known. One for each '
-    'source that has cordoned it: operator, cyborg or health.',
+    'Time since which the GPU is cordoned; 0 if unknown. One series for each '
+    'source of a cordon: operator, cyborg or health.',
     (*_GPU, 'source', 'who', 'reason'))
 HEALTHY = Metric(
     'healthy', Kind.GAUGE,
-    'Whether the GPU has no health condition that withdraws it.', _GPU)
+    'Whether the GPU has no health condition that withdraws its offers.',
+    _GPU)
 CONDITION = Metric(
     'condition_info', Kind.GAUGE,
     'A health condition of the GPU. Always 1.', (*_GPU, 'code'))
 NOT_CLEAN = Metric(
     'unclean', Kind.GAUGE,
-    'Whether a whole GPU waits for its reset after a server.', _GPU)
+    'Whether a released whole GPU waits for its reset.', _GPU)
 CLAIMS = Metric(
     'claims', Kind.GAUGE, 'Handles on a GPU, by the phase of their bind.',
     (*_GPU, 'phase'))
@@ -181,12 +187,12 @@ OPERATIONS = Metric(
     (*_HOST, 'operation', 'result'))
 DURATION = Metric(
     'operation_duration_seconds', Kind.HISTOGRAM,
-    "Duration of the agent's operations, failed ones included.",
+    "Duration of the agent's operations, including failed operations.",
     (*_HOST, 'operation'))
 LAST_REPORT = Metric(
     'last_report_timestamp_seconds', Kind.GAUGE,
-    'When the last report of the agent succeeded. 0 if none has since the '
-    'agent started.')
+    'Time of the last successful report of the agent. 0 if no report has '
+    'succeeded since the agent started.')
 DRIFT = Metric(
     'drift', Kind.GAUGE,
     'Differences between records, hardware, Cyborg and Placement that the '
@@ -197,16 +203,16 @@ REPAIRED = Metric(
     (*_HOST, 'kind'))
 DEADLINES = Metric(
     'nvml_missed_deadlines', Kind.COUNTER,
-    'Calls of NVML that did not return in time since the agent started.')
+    'NVML calls that did not return in time since the agent started.')
 STUCK = Metric(
     'nvml_stuck_calls', Kind.GAUGE,
-    'Calls of NVML that had not returned when the agent wrote its state.')
+    'NVML calls that had not returned when the agent wrote its state.')
 UNWRITTEN = Metric(
     'unwritten_records', Kind.GAUGE,
     'GPUs whose record the agent cannot write and keeps in memory.')
 STATE = Metric(
     'agent_state_timestamp_seconds', Kind.GAUGE,
-    'When the agent last wrote its state. 0 if it never has.')
+    'Time when the agent last wrote its state. 0 if it never has.')
 XIDS = Metric(
     'xid_errors', Kind.COUNTER,
     'XIDs of a GPU that NVML reported since the agent started.',
@@ -217,12 +223,12 @@ BUILD = Metric(
 
 SAMPLE_AGE = Metric(
     'hardware_sample_age_seconds', Kind.GAUGE,
-    'How long ago the GPU answered last. Once that is 60 seconds its values '
-    'are left out.', _GPU)
+    'Time since the last answer of the GPU. After 60 seconds the exporter '
+    'omits its values.', _GPU)
 STALE_SAMPLES = Metric(
     'hardware_stale_samples', Kind.COUNTER,
-    'How often the values of a GPU were left out because they had become too '
-    'old.', _GPU)
+    'How often the exporter omitted the values of a GPU because they were '
+    'too old.', _GPU)
 FAILED_SAMPLES = Metric(
     'hardware_failed_samples', Kind.COUNTER,
     'How often a GPU did not answer NVML, or not in time.', _GPU)
@@ -231,11 +237,11 @@ _Q = telemetry.Quantity
 HARDWARE = {
     _Q.UTILIZATION: Metric(
         'utilization_ratio', Kind.GAUGE,
-        'Part of the time in which a kernel ran on the GPU (NVML, '
+        'Share of the time in which a kernel ran on the GPU (NVML, '
         'utilization rates). Not in MIG mode.', _GPU),
     _Q.MEMORY_UTILIZATION: Metric(
         'memory_utilization_ratio', Kind.GAUGE,
-        "Part of the time in which the GPU's memory was read or written. Not "
+        "Share of the time in which the GPU's memory was read or written. Not "
         'in MIG mode.', _GPU),
     _Q.MEMORY: Metric(
         'memory_bytes', Kind.GAUGE, 'Memory of the GPU.', _GPU),
@@ -264,8 +270,8 @@ HARDWARE = {
         'ECC errors since the driver was loaded.', (*_GPU, 'ecc')),
     _Q.REMAPPED_ROWS: Metric(
         'remapped_rows', Kind.COUNTER,
-        "Rows of memory that were remapped in the board's life. Not while "
-        'there are GPU instances.', (*_GPU, 'cause')),
+        'Memory rows that were remapped in the lifetime of the board. Not '
+        'while there are GPU instances.', (*_GPU, 'cause')),
     _Q.REMAP_PENDING: Metric(
         'row_remap_pending', Kind.GAUGE,
         'Whether rows wait for a reset to be remapped.', _GPU),
@@ -277,7 +283,7 @@ HARDWARE = {
         'Whether the NVLink is active.', (*_GPU, 'link')),
     _Q.LINK_ERRORS: Metric(
         'nvlink_errors', Kind.COUNTER,
-        "Errors of all the GPU's NVLinks.", (*_GPU, 'error')),
+        'Errors of all NVLinks of the GPU.', (*_GPU, 'error')),
     _Q.PCIE_SENT: Metric(
         'pcie_transmitted_bytes', Kind.COUNTER,
         'Bytes that the GPU sent over PCIe. The counter of the driver '
@@ -288,7 +294,7 @@ HARDWARE = {
         'wraps.', _GPU),
     _Q.PCIE_REPLAYS: Metric(
         'pcie_replays', Kind.COUNTER,
-        'PCIe packets that had to be sent again.', _GPU),
+        'PCIe packets that were sent again.', _GPU),
     _Q.INSTANCE_MEMORY: Metric(
         'instance_memory_bytes', Kind.GAUGE,
         'Memory of a GPU instance that has a compute instance.', _INSTANCE),
@@ -298,22 +304,23 @@ HARDWARE = {
         _INSTANCE),
     _Q.VGPU_UTILIZATION: Metric(
         'vgpu_utilization_ratio', Kind.GAUGE,
-        'Part of the time in which a vGPU ran kernels on the GPU.', _VGPU),
+        'Share of the time in which a vGPU ran kernels on the GPU.', _VGPU),
     _Q.VGPU_MEMORY_UTILIZATION: Metric(
         'vgpu_memory_utilization_ratio', Kind.GAUGE,
-        "Part of the time in which a vGPU read or wrote the GPU's memory.",
+        "Share of the time in which a vGPU read or wrote the GPU's memory.",
         _VGPU),
     _Q.VGPU_ENCODER_UTILIZATION: Metric(
         'vgpu_encoder_utilization_ratio', Kind.GAUGE,
-        'Part of the time in which a vGPU used the video encoder.', _VGPU),
+        'Share of the time in which a vGPU used the video encoder.', _VGPU),
     _Q.VGPU_DECODER_UTILIZATION: Metric(
         'vgpu_decoder_utilization_ratio', Kind.GAUGE,
-        'Part of the time in which a vGPU used the video decoder.', _VGPU),
+        'Share of the time in which a vGPU used the video decoder.', _VGPU),
     _Q.VGPU_FRAMEBUFFER_USED: Metric(
         'vgpu_framebuffer_used_bytes', Kind.GAUGE,
-        'Framebuffer of a vGPU that its server uses.', _VGPU),
+        'Framebuffer of a vGPU that is in use by its server.', _VGPU),
 }
-"""With ``--nvml``. What a GPU does not support is left out."""
+"""The metrics with ``--nvml``. Those that a GPU does not support are left
+out."""
 
 METRICS = (
     INFO, ASSIGNMENT, ASSIGNED, CAPACITY, IN_USE, RESERVED, OPEN,
@@ -321,14 +328,14 @@ METRICS = (
     HEALTHY, CONDITION, NOT_CLEAN, CLAIMS, CHANGES, BAD_RECORDS, OPERATIONS,
     DURATION, LAST_REPORT, DRIFT, REPAIRED, DEADLINES, STUCK, UNWRITTEN,
     STATE, XIDS, BUILD)
-"""What each scrape answers."""
+"""The metrics of every scrape."""
 SAMPLED = (*HARDWARE.values(), SAMPLE_AGE, STALE_SAMPLES, FAILED_SAMPLES)
-"""What is there with ``--nvml`` only."""
+"""The metrics that exist only with ``--nvml``."""
 ALL = METRICS + SAMPLED
 
 
 def reference() -> str:
-    """The reference of all metrics and labels, in reStructuredText."""
+    """Return the reference of all metrics and labels, in reStructuredText."""
     lines = ['=======', 'Metrics', '=======', '',
              'The metrics of ``cyborg-gpu exporter``. '
              ':doc:`../admin/metrics` describes', 'how to run it. '

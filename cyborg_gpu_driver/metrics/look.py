@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""One GPU as the agent tells the exporter of it. Pure."""
+"""One GPU as the agent reports it to the exporter. Pure."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from cyborg_gpu_driver.report.content import names
 def gpu_state(gpu: model.Gpu, found: Iterable[offers.Offer],
               reserved: Mapping[str, int], owned: Mapping[str, int],
               hostname: str, healthy: bool) -> state.GpuState:
-    """What is known of a GPU.
+    """Return the state of a GPU for the exporter.
 
-    :param found: what it offers; what is not reported is left out.
-    :param reserved: by provider. What is not there is promised to nobody.
+    :param found: its offers; those that are not reported are left out.
+    :param reserved: reserved units by provider. An offer whose provider is
+        missing counts as wholly reserved.
     :param owned: how many of each profile are bound through Cyborg.
-    :param healthy: whether no condition keeps it from being offered.
+    :param healthy: whether no condition keeps the GPU from being offered.
     """
     free, largest = slices(gpu.mig)
     return state.GpuState(healthy, tuple(
@@ -52,12 +53,12 @@ def _offer(item: offers.Offer, reserved: int, owned: int
 
 
 def slices(mig: model.Mig | None) -> tuple[int | None, int | None]:
-    """Compute slices in no GPU instance, and of the largest new one.
+    """Return the free slices and those of the largest new GPU instance.
 
-    The driver's total is that of the largest profile (nvml.h: sliceCount of
+    The total is the slice count of the largest profile (nvml.h: sliceCount of
     nvmlGpuInstanceProfileInfo_t).
 
-    :returns: None, None where the GPU is not in MIG mode or not read.
+    :returns: None, None if the GPU is not in MIG mode or was not read.
     """
     if mig is None or not mig.enabled or not mig.profiles:
         return None, None

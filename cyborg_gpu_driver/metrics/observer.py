@@ -10,9 +10,9 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the agent does and finds, told to the exporter.
+"""Records what the agent does and finds, for the exporter.
 
-Nothing here may keep a bind or a report from its end.
+Nothing here may prevent a bind or a report from completing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class Observer:
     """Watches one agent.
 
     :param node: the agent's (:class:`cyborg_gpu_driver.node.Node`).
-    :param before: of the agent that had other settings, whose counts go on.
+    :param before: the observer of the agent before its settings changed; its
+        counts continue.
     """
 
     def __init__(self, node: Any, before: Observer | None = None):
@@ -56,15 +57,15 @@ class Observer:
              ) -> contextlib.AbstractContextManager[None]:
         """Watch a bind or an unbind.
 
-        The next report writes what is counted: a write to the disk would make
-        every bind slower.
+        The next report writes the counts, because a write to the disk would
+        make every bind slower.
         """
         return self._keeper.timed(operation)
 
     def event(self, event: health_facts.Event) -> None:
-        """Count an error that the driver has told of.
+        """Count an error that the NVIDIA driver has reported.
 
-        The next report writes it.
+        The next report writes the count.
         """
         self._keeper.xid(event.address, event.xid)
 
@@ -87,13 +88,13 @@ class Observer:
 
     def claims(self, known: reconcile.Claims | None,
                asked: float = math.inf) -> None:
-        """What Cyborg says of the accelerator requests.
+        """Take over what Cyborg knows about the accelerator requests.
 
-        Whose a handle is, is written into the audit record once.
+        The server of a handle is written into the audit record once.
 
-        :param known: None where it does not say.
-        :param asked: when it was asked, in seconds of the epoch: it says
-            nothing of what was bound later.
+        :param known: None if Cyborg did not answer.
+        :param asked: when Cyborg was asked, in seconds of the epoch: the
+            answer does not cover handles that were bound later.
         """
         if known is None:
             return
@@ -117,7 +118,7 @@ class Observer:
             self._keeper.set(owners=owners)
 
     def _look(self) -> None:
-        """Look at the GPUs that there are. One that fails is left out."""
+        """Look at all GPUs of the host. A GPU that fails is left out."""
         known = {}
         for gpu in self._node.live.host().gpus:
             with _harmless():
@@ -131,7 +132,7 @@ class Observer:
             {item.provider: item.reserved
              for item in self._node.inventories(address)},
             journal.owned(self._node.journal.entries(address)),
-            self._node.hostname, self._node.health.sick(address) is None)
+            self._node.hostname, self._node.health.unhealthy(address) is None)
 
     def _write(self) -> None:
         self._keeper.set(
@@ -146,6 +147,6 @@ def _harmless() -> Iterator[None]:
     try:
         yield
     except exception.GpuDriverError as error:
-        LOG.debug('Not told to the exporter: %s', error)
+        LOG.debug('Not passed on to the exporter: %s', error)
     except Exception:
-        LOG.exception('Not told to the exporter')
+        LOG.exception('Not passed on to the exporter')

@@ -10,13 +10,13 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Whose a GPU, vGPU or slice is, as far as this host knows.
+"""The server of a GPU, vGPU or slice, as far as this host knows it.
 
-Cyborg says it where the agent may ask (``[gpu] os_cloud``), libvirt by the
-devices of its virtual machines, and NVML by the virtual machine of a vGPU.
-An account that is older than the bind is not used: handles and functions are
-given to one server after another. Nova stops a server before its accelerators
-are unbound, and defines one after they are bound.
+The sources are Cyborg, if the agent may ask it (``[gpu] os_cloud``), libvirt,
+by the devices of its virtual machines, and NVML, by the virtual machine of a
+vGPU. An answer that is older than the bind is not used: handles and functions
+are given to one server after another. Nova stops a server before its
+accelerators are unbound, and defines a server after they are bound.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Who:
-    """Whose something is; empty where this host does not know."""
+    """The owner of a device; fields that this host lacks are empty."""
 
     server: str = ''
     arq: str = ''
@@ -62,9 +62,9 @@ class Listing:
 
 
 class Watch:
-    """Asks libvirt for its virtual machines, apart from scrapes.
+    """Asks libvirt for its virtual machines, independently of scrapes.
 
-    :param reader: of the virtual machines.
+    :param reader: reads the virtual machines.
     :param clock: seconds of the epoch.
     """
 
@@ -76,11 +76,11 @@ class Watch:
         self._said = log_once.LogOnce()
 
     def start(self) -> None:
-        """Ask from now on, in a thread of its own."""
+        """Start to ask libvirt regularly, in a separate thread."""
         rounds.start(self.round, 'virtual machines')
 
     def round(self) -> None:
-        """Ask once; a refusal is logged once."""
+        """Ask libvirt once; log a failure once."""
         begun = self._clock()
         try:
             self._listing = Listing(begun, self._reader.read())
@@ -91,7 +91,7 @@ class Watch:
         self._said.over()
 
     def take(self) -> Listing:
-        """The latest listing; an empty one where that is too old."""
+        """Return the latest listing; an empty one if it is too old."""
         listing = self._listing
         if self._clock() - listing.begun >= rounds.STALE:
             return Listing()
@@ -99,11 +99,11 @@ class Watch:
 
 
 class Owners:
-    """All that is known at the moment of a scrape.
+    """Finds the owners of devices, at the moment of a scrape.
 
-    :param cyborg: what Cyborg says, by handle.
+    :param cyborg: the owners that Cyborg reported, by handle.
     :param listing: the virtual machines.
-    :param running: vGPUs with a guest by GPU, and when NVML was asked, in
+    :param running: vGPUs with a guest by GPU, and when NVML was queried, in
         seconds of the epoch.
     """
 
@@ -120,11 +120,11 @@ class Owners:
             twice |= item.devices & self._by_device.keys()
             self._by_device.update(dict.fromkeys(item.devices, item.uuid))
         for device in twice:
-            # A stopped server may have it in its definition still.
+            # The definition of a stopped server may still have the device.
             del self._by_device[device]
 
     def of_claim(self, claim: gpu_record.Claim) -> Who:
-        """Whose a vGPU or slice is."""
+        """Return the owner of a vGPU or slice."""
         known = (state.owner_of(claim, self._cyborg)
                  or state.Owner('', ''))
         server = (known.server or self._by_libvirt(claim)
@@ -132,7 +132,7 @@ class Owners:
         return dataclasses.replace(self.of_server(server), arq=known.arq)
 
     def of_server(self, server: str) -> Who:
-        """What is known of a server.
+        """Return what is known of a server.
 
         :param server: its UUID; may be empty.
         """
@@ -148,7 +148,7 @@ class Owners:
             str(claim.function) if claim.vfio else claim.handle, '')
 
     def _by_nvml(self, claim: gpu_record.Claim) -> str:
-        """NVML tells the mdev of a vGPU; without mdev nothing is sure."""
+        """Return the server by the vGPU's mdev; empty without mdev."""
         asked, vgpus = self._running.get(claim.gpu, (0.0, ()))
         if claim.vfio or asked < (claim.since or 0.0):
             return ''

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What this process does again and again, apart from scrapes."""
+"""Work that the exporter repeats at an interval, independent of scrapes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from oslo_log import log as logging
 LOG = logging.getLogger(__name__)
 
 INTERVAL = 15.0
-"""Seconds from one round to the next: Prometheus' own interval is 60 s unless
-configured, and 15 s in its examples."""
+"""Seconds from one round to the next: Prometheus' default interval is 60 s,
+and 15 s in its examples."""
 STALE = 60.0
-"""Seconds after which what a round has found is too old: four in vain."""
+"""Seconds after which the result of a round is too old: four failed rounds."""
 
 
 def start(act: Callable[[], object], name: str) -> None:
-    """Act at once and at each interval, in a thread that nobody waits for.
+    """Call ``act`` now and at each interval, in a daemon thread.
 
-    :param name: of the thread, and of what fails in the log.
+    :param name: name of the thread, and of the work in the log.
     """
     threading.Thread(target=_run, args=(act, name), daemon=True,
                      name=f'cyborg-gpu-{name}').start()

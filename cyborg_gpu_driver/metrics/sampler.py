@@ -10,18 +10,19 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Samples of the hardware, taken apart from scrapes.
+"""Samples of the hardware, taken independently of scrapes.
 
-A scrape takes the latest sample of each GPU and waits for nothing. GPUs are
-asked side by side, each in its own thread with a deadline: one that hangs
-holds up no other (:mod:`cyborg_gpu_driver.host.deadline`).
+A scrape takes the latest sample of each GPU and does not wait. The sampler
+queries the GPUs in parallel, each in its own thread with a deadline, so that a
+GPU that hangs does not delay others (:mod:`cyborg_gpu_driver.host.deadline`).
 
-To ask NVML about a GPU opens its device node, and NVIDIA's kernel driver lets
-go of no GPU whose node is open: nv_pci_remove_helper of
+An NVML query opens the GPU's device node, and NVIDIA's kernel driver does not
+release a GPU whose node is open: nv_pci_remove_helper of
 kernel-open/nvidia/nv-pci.c in NVIDIA's open kernel modules waits until its
-usage count is 0. So a GPU that the agent has released for a server is not
-asked, and the session with NVML is closed whenever another process of this
-library wants to have NVML alone (:mod:`cyborg_gpu_driver.host.nvml.access`).
+usage count is 0. Therefore the sampler does not query a GPU that the agent
+has released for a server, and closes its NVML session whenever another
+process of this library wants exclusive access to NVML
+(:mod:`cyborg_gpu_driver.host.nvml.access`).
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ from cyborg_gpu_driver.record import store
 LOG = logging.getLogger(__name__)
 
 TIMEOUT = 10.0
-"""Seconds that a GPU may take for all its answers. As long this process keeps
-others from having NVML alone."""
+"""Seconds that a GPU may take for all its answers. For that time this process
+may keep others from exclusive access to NVML."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,20 +62,20 @@ class Gpu:
 
     uuid: str = ''
     values: tuple[telemetry.Value, ...] = ()
-    """Of its latest sample, unless that is stale."""
+    """The values of its latest sample, unless that is stale."""
     vgpus: tuple[telemetry.Vgpu, ...] = ()
-    """Those with a guest, by the same sample."""
+    """The vGPUs with a guest, by the same sample."""
     age: float | None = None
-    """Seconds since it was asked for what it answered; None if it never
-    has."""
+    """Seconds since the query that the GPU answered last; None if it has
+    never answered."""
     stale: int = 0
     """How many samples have become stale."""
     failed: int = 0
-    """How often it did not answer."""
+    """How often the GPU did not answer."""
 
 
 class Samples(Protocol):
-    """What a scrape asks."""
+    """The source of a scrape's hardware samples."""
 
     def take(self) -> Mapping[model.PciAddress, Gpu]:
         """The GPUs that are sampled, as they are known now."""
@@ -82,7 +83,7 @@ class Samples(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class _Known:
-    """What is known of one GPU."""
+    """What is known about one GPU."""
 
     sample: telemetry.Sample | None = None
     uuid: str = ''
@@ -92,11 +93,11 @@ class _Known:
 
 
 class Sampler:
-    """Asks the GPUs of a machine at an interval.
+    """Queries the GPUs of a machine at an interval.
 
-    :param machine: the machine; its session with NVML is this sampler's own.
-    :param state_path: of the records and of the locks.
-    :param clock: seconds that only grow.
+    :param machine: the machine; only this sampler uses its NVML session.
+    :param state_path: path of the records and of the locks.
+    :param clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, machine: platform.Platform, state_path: str,
@@ -112,13 +113,13 @@ class Sampler:
         self._said = log_once.LogOnce()
 
     def start(self) -> None:
-        """Sample from now on, in a thread of its own."""
+        """Start to sample regularly, in a separate thread."""
         rounds.start(self.round, 'samples')
 
     def round(self) -> None:
-        """Ask each GPU that may be opened, once.
+        """Query each GPU that may be opened, once.
 
-        Never raises for anything that hardware or other processes do.
+        Never raises because of hardware or other processes.
         """
         gpus = self._openable()
         with self._mutex:
@@ -148,7 +149,7 @@ class Sampler:
     def _openable(self) -> tuple[model.Gpu, ...]:
         if (not self._machine.simulated
                 and not self._machine.nvml.gate.access.is_shared()):
-            self._say('locks', 'No GPU is asked: the files of cyborg-agent '
+            self._say('locks', 'No GPU is queried: the files of cyborg-agent '
                       'below [gpu] state_path cannot be used, so it could '
                       'not have a GPU closed')
             return ()
@@ -159,15 +160,16 @@ class Sampler:
     def _may_open(self, gpu: model.Gpu) -> bool:
         """Whether a GPU may be opened.
 
-        Not if its record cannot be read, nor if it was reported as a whole:
-        after a reboot Nova may start its server before the agent releases it
-        again. One in mode auto may be a whole one while nothing is bound on
-        it.
+        The sampler must not open a GPU whose record cannot be read, or one
+        that was reported as a whole GPU: after a reboot Nova may start its
+        server before the agent releases the GPU again. A GPU in mode auto may
+        be a whole one while nothing is bound on it.
         """
         try:
             record = self._store.read(gpu.address)
         except exception.JournalError as error:
-            self._say(gpu.address, f'GPU {gpu.address} is not asked: {error}')
+            self._say(gpu.address,
+                      f'GPU {gpu.address} is not queried: {error}')
             return False
         mode = record.reported.mode if record.reported else None
         if mode in {whole.value for whole in policy.WHOLE} or (
@@ -181,7 +183,7 @@ class Sampler:
             sample = self._telemetry.read(
                 address, functools.partial(self._may_open, gpu))
         except exception.NvmlClosed as error:
-            LOG.debug('GPU %s is not asked: %s', address, error)
+            LOG.debug('GPU %s is not queried: %s', address, error)
             return
         except exception.NvmlError as error:
             self._say(address, f'GPU {address} has no sample: {error}',
@@ -190,7 +192,7 @@ class Sampler:
                 known, failed=known.failed + 1))
             return
         if sample is None:
-            # It may be on offer now.
+            # The GPU may not be opened any more: it may be on offer now.
             self._note(address, lambda known: dataclasses.replace(
                 known, sample=None))
             return
@@ -208,7 +210,7 @@ class Sampler:
     def _say(self, about: object, text: str, reason: str = '') -> None:
         """Log a problem once.
 
-        :param reason: what tells it from others; the text unless given.
+        :param reason: identifies the problem; by default the text does.
         """
         if self._said.is_new(reason or text, about=about):
             LOG.warning('%s', text)

@@ -42,27 +42,30 @@ LOG = logging.getLogger(__name__)
 
 _PATH = '/metrics'
 _SECONDS = 30.0
-"""How long a client may take to say or to take something."""
+"""Seconds that a client may take for one read or write."""
 _REQUEST_SECONDS = 150.0
-"""How long a request may take as a whole: GPU-hours may take 90 seconds."""
+"""Seconds that a whole request may take: GPU-hours may take 90 seconds."""
+_CONNECTIONS = 40
+"""Maximum number of open connections; node_exporter has the same limit."""
 Application = Callable[[dict[str, Any], Callable[..., Any]],
                        Iterable[bytes]]
-"""As WSGI has it."""
+"""A WSGI application."""
 _NO_OTHERS: Mapping[str, Application] = {}
 _TEXT = [('Content-Type', 'text/plain; charset=utf-8')]
 _NOBODY = '$2b$10$CwTycUXWue0Thq9StjUM0uJ8wf3Ytm7n5f0nJ7zqGz0n0b9i5w1Wa'
-"""Compared where there is no such user, so that both take as long."""
+"""The hash to compare with if the user does not exist, so that the check of
+an unknown user takes as long as that of a known one."""
 
 
 class Access:
-    """Who may read, as the web configuration file says now.
+    """Who may read the metrics, by the current web configuration file.
 
-    It is read again when it, or a file that it names, has changed. A file
-    that has become empty, as for a moment where an editor or a script writes
-    it in place, does not open what was protected.
+    The file is read again when it, or a file that it names, has changed. A
+    file that has become empty does not remove the protection: it may be empty
+    for a moment while an editor or a script writes it in place.
 
-    :param path: of the file; None for everybody, without TLS.
-    :raises InvalidValue: if it is wrong.
+    :param path: path of the file; None to allow all clients, without TLS.
+    :raises InvalidValue: if the file is wrong.
     """
 
     def __init__(self, path: str | None):
@@ -72,19 +75,19 @@ class Access:
         self._config = web_config.WebConfig()
         self._context: ssl.SSLContext | None = None
         self._known: set[bytes] = set()
-        """Digests of what was right: bcrypt is slow on purpose."""
+        """Digests of accepted passwords, because bcrypt is slow on purpose."""
         if path is not None:
             self._load(path)
 
     def context(self) -> ssl.SSLContext | None:
-        """What wraps a new connection; None without TLS."""
+        """Return the TLS context of a new connection; None without TLS."""
         self._refresh()
         return self._context
 
     def allows(self, header: str) -> bool:
         """Whether a request may be answered.
 
-        :param header: its ``Authorization``; may be empty.
+        :param header: its ``Authorization`` header; may be empty.
         """
         self._refresh()
         users = self._config.users
@@ -105,14 +108,14 @@ class Access:
             f'{digest}:{password}'.encode()).digest()
         if mark in self._known:
             return True
-        # bcrypt takes no more than 72 bytes; the rest never counted.
+        # bcrypt uses no more than 72 bytes and ignores the rest.
         right = _matches(password, digest or _NOBODY)
         if right and digest is not None:
             self._known.add(mark)
         return right
 
     def _refresh(self) -> None:
-        """Take over a changed file; a wrong one is logged and not used."""
+        """Load the file if it has changed; log a wrong one and ignore it."""
         if self._path is None:
             return
         with self._mutex:
@@ -150,12 +153,12 @@ class Access:
 
 
 class Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
-    """Answers scrapes, each in a thread of its own.
+    """Answers scrapes, each in a separate thread.
 
-    :param address: host and port; port 0 takes any that is free.
-    :param registry: what is scraped.
-    :param access: who may.
-    :param others: answers of other paths, as WSGI has them.
+    :param address: host and port; port 0 takes any free port.
+    :param registry: the metrics to serve.
+    :param access: decides which clients may read them.
+    :param others: WSGI applications that serve other paths.
     """
 
     daemon_threads = True
@@ -169,17 +172,18 @@ class Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
         super().__init__(address, _Handler)
         self._access = access
         self._others = others
+        self._free = threading.BoundedSemaphore(_CONNECTIONS)
         self._metrics = prometheus_client.make_wsgi_app(registry)
         self.set_app(self._answer)
 
     def server_bind(self) -> None:
-        """Bind, without asking the resolver for this machine's name."""
+        """Bind without a lookup of this machine's name in the resolver."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]
         self.setup_environ()
 
     def get_request(self) -> tuple[Any, Any]:
-        """A connection; its TLS handshake is made in its own thread."""
+        """Return a connection; its own thread makes the TLS handshake."""
         connection, address = super().get_request()
         connection.settimeout(_SECONDS)
         context = self._access.context()
@@ -188,9 +192,23 @@ class Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
                 connection, server_side=True, do_handshake_on_connect=False)
         return connection, address
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Start a thread for a connection; close it if there are too many."""
+        if not self._free.acquire(blocking=False):
+            LOG.debug('Closed a connection of %s: %s others are open',
+                      client_address, _CONNECTIONS)
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            # No thread was started that would release the semaphore.
+            self._free.release()
+            raise
+
     def process_request_thread(self, request: Any, client_address: Any
                                ) -> None:
-        """Answer a request, whose client may not take any time it likes."""
+        """Answer a request within a time limit."""
         timer = threading.Timer(_REQUEST_SECONDS, _hang_up, (request,))
         timer.daemon = True
         timer.start()
@@ -198,9 +216,10 @@ class Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
             super().process_request_thread(request, client_address)
         finally:
             timer.cancel()
+            self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that fails is no error of ours."""
+        """Log a failure of a client at level debug: it is not an error."""
         LOG.debug('A client at %s failed: %s', client_address,
                   sys.exc_info()[1])
 
@@ -225,7 +244,7 @@ class Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
 
 
 class _Handler(simple_server.WSGIRequestHandler):
-    """Logs nothing of each request."""
+    """Logs requests at level debug only."""
 
     def log_message(self, format: str, *args: Any) -> None:
         LOG.debug(format, *args)
@@ -233,7 +252,7 @@ class _Handler(simple_server.WSGIRequestHandler):
 
 def _hang_up(connection: socket.socket) -> None:
     with contextlib.suppress(OSError):
-        # Not that of ssl, which is not made for two threads.
+        # The shutdown of ssl.SSLSocket is not safe with two threads.
         socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 

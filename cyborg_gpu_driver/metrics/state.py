@@ -10,13 +10,13 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the agent says of itself: one small file, replaced at once.
+"""What the agent reports about itself: one small file, replaced atomically.
 
 The agent and the exporter are two processes of two users. The agent counts in
-its memory and writes all of it after each report, because a write to the disk
-would make each bind slower. A reader sees the old file or the new one. The
-size of the file depends on the number of GPUs only. The counters begin at 0
-when the agent starts, which is what Prometheus expects.
+its memory and writes all counts after each report, because a write to the
+disk would make each bind slower. A reader sees the old file or the new one.
+The size of the file depends only on the number of GPUs. The counters begin at
+0 when the agent starts, which is what Prometheus expects.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ _RESULTS = {exception.BindRefused: 'refused',
 
 @dataclasses.dataclass(frozen=True)
 class Latency:
-    """How long something took, as a histogram."""
+    """How long an operation took, as a histogram."""
 
     counts: tuple[int, ...] = (0,) * (len(definitions.BUCKETS) + 1)
-    """How often it took as long, by bucket; the last is for the rest."""
+    """Number of operations by bucket; the last has all that took longer."""
     seconds: float = 0.0
-    """Together."""
+    """Sum of all durations."""
 
     def plus(self, seconds: float) -> Latency:
-        """With one more."""
+        """Return the histogram with one more operation."""
         place = bisect.bisect_left(definitions.BUCKETS, seconds)
         return Latency(
             tuple(count + (index == place)
@@ -103,18 +103,18 @@ class GpuState:
 
 @dataclasses.dataclass(frozen=True)
 class Owner:
-    """Whose a handle is, as Cyborg says."""
+    """The owner of a handle, as Cyborg reports it."""
 
     arq: str
     server: str
     since: float | None = None
-    """Of the bind that Cyborg was asked about, as in the claim. Cyborg gives
-    a handle to one server after another."""
+    """When the bind that Cyborg was asked about was made, as in the claim.
+    Cyborg gives a handle to one server after another."""
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """All that is written."""
+    """The content of the file."""
 
     hostname: str
     written: float
@@ -131,25 +131,25 @@ class State:
     gpus: Mapping[model.PciAddress, GpuState] = dataclasses.field(
         default_factory=dict)
     owners: Mapping[str, Owner] = dataclasses.field(default_factory=dict)
-    """By handle, of those that are bound."""
+    """By handle; bound handles only."""
     xids: Mapping[model.PciAddress, Mapping[str, int]] = dataclasses.field(
         default_factory=dict)
-    """How often the agent has heard of each XID, by GPU and number."""
+    """How often NVML has reported each XID, by GPU and number."""
 
 
 def owner_of(claim: gpu_record.Claim, owners: Mapping[str, Owner]
              ) -> Owner | None:
-    """Whose a claim is.
+    """Return the owner of a claim.
 
     :param owners: by handle.
-    :returns: None if that is not known, or known of an earlier bind only.
+    :returns: None if it is not known, or only known of an earlier bind.
     """
     found = owners.get(claim.handle)
     return None if found is None or found.since != claim.since else found
 
 
 def path(state_path: str) -> str:
-    """The file.
+    """Return the path of the file.
 
     :param state_path: ``[gpu] state_path``.
     """
@@ -157,10 +157,10 @@ def path(state_path: str) -> str:
 
 
 def read(state_path: str) -> State | None:
-    """What the agent wrote last; None if it never has.
+    """Return what the agent wrote last; None if it has never written.
 
-    :raises JournalUnreadable: if this process cannot read it.
-    :raises JournalError: if it is damaged.
+    :raises JournalUnreadable: if this process cannot read the file.
+    :raises JournalError: if the file is damaged.
     """
     place = path(state_path)
     content = durable.read(place, KIND, VERSION)
@@ -179,7 +179,7 @@ class Keeper:
     :param state_path: ``[gpu] state_path``.
     :param hostname: the compute node's name.
     :param clock: the time of day, in seconds of the epoch.
-    :param timer: seconds that only grow.
+    :param timer: a monotonic clock, in seconds.
     """
 
     def __init__(self, state_path: str, hostname: str,
@@ -190,7 +190,7 @@ class Keeper:
         self._timer = timer
         self._mutex = threading.Lock()
         self._writing = threading.Lock()
-        """Apart from the other: a bind must not wait for the disk."""
+        """Separate from ``_mutex``: a bind must not wait for the disk."""
         self._said = log_once.LogOnce()
         self._operations: dict[str, collections.Counter[str]] = (
             collections.defaultdict(collections.Counter))
@@ -201,7 +201,7 @@ class Keeper:
 
     @contextlib.contextmanager
     def timed(self, operation: str) -> Iterator[None]:
-        """Count what the block does, by how it ends."""
+        """Time an operation, and count it by its result."""
         begun = self._timer()
         result = 'error'
         try:
@@ -219,21 +219,21 @@ class Keeper:
                     operation, Latency()).plus(seconds)
 
     def reported(self) -> None:
-        """A report has succeeded."""
+        """Record that a report has succeeded."""
         self.set(last_report=self._clock())
 
     def found(self, kinds: Iterable[str], repaired: Iterable[str]) -> None:
-        """A report has compared all accounts.
+        """Record the differences that a report has found.
 
-        :param kinds: of the differences that stay.
-        :param repaired: of those that were repaired.
+        :param kinds: kinds of the differences that remain.
+        :param repaired: kinds of the differences that were repaired.
         """
         self._repaired.update(repaired)
         self.set(drift=dict(collections.Counter(kinds)),
                  repaired=dict(self._repaired))
 
     def xid(self, address: model.PciAddress, number: int) -> None:
-        """The driver has told of an error of a GPU."""
+        """Count an error of a GPU that the NVIDIA driver has reported."""
         with self._mutex:
             counts = collections.Counter(self._state.xids.get(address, {}))
             counts[str(number)] += 1
@@ -241,13 +241,13 @@ class Keeper:
                 **self._state.xids, address: dict(counts)})
 
     def set(self, **parts: object) -> None:
-        """Put parts of the state in the place of others."""
+        """Replace parts of the state."""
         with self._mutex:
             self._state = dataclasses.replace(self._state, **parts)
 
     @property
     def owners(self) -> Mapping[str, Owner]:
-        """Whose each handle is, as far as it was said; also before."""
+        """The known owner of each handle; at first as the file has them."""
         if not self._begun:
             self._begun = True
             with contextlib.suppress(exception.JournalError):
@@ -257,7 +257,7 @@ class Keeper:
         return self._state.owners
 
     def write(self) -> None:
-        """Write the file; never raises. Why it cannot is logged once."""
+        """Write the file. Never raises; a failure is logged once."""
         with self._writing:
             with self._mutex:
                 state = self._state = dataclasses.replace(

@@ -12,9 +12,9 @@
 
 """The web configuration file, in the format that Prometheus' exporters share.
 
-See "Web configuration" of prometheus/exporter-toolkit. What of it is not
-served here is refused, so that nobody relies on protection that is not there.
-A key that appears twice is refused as well, as there.
+See "Web configuration" of prometheus/exporter-toolkit. An option that this
+exporter does not support is refused, so that no operator relies on protection
+that does not exist. A duplicate key is refused as well, as in that toolkit.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _SCHEMA = schema.nullable(schema.mapping({}, {
          'client_auth_type': {'enum': list(_CLIENT_AUTH)},
          'min_version': {'enum': list(_VERSIONS)}})),
     _USERS: {'type': ['object', 'null']}}))
-"""Without the values of the users: a message shows what is wrong, and this
-may be a password that somebody has not hashed."""
+"""The schema does not check the values of the users: a message shows the
+wrong value, which may be a password that was not hashed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,15 +66,15 @@ class Tls:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files that it names."""
+        """The files that the section names."""
         return tuple(filter(None, (self.cert_file, self.key_file,
                                    self.client_ca_file)))
 
     def context(self) -> ssl.SSLContext:
-        """What wraps connections.
+        """Return the TLS context for connections.
 
-        :raises OSError: if a file cannot be read, or is not what it should
-            be (ssl.SSLError).
+        :raises OSError: if a file cannot be read, or has the wrong content
+            (ssl.SSLError).
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = _VERSIONS[self.min_version]
@@ -87,7 +87,7 @@ class Tls:
 
 @dataclasses.dataclass(frozen=True)
 class WebConfig:
-    """One file; without one, neither TLS nor users."""
+    """The content of the file; without a file, neither TLS nor users."""
 
     tls: Tls | None = None
     users: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -95,7 +95,7 @@ class WebConfig:
 
     @property
     def protects(self) -> bool:
-        """Whether it keeps anybody out."""
+        """Whether the file requires TLS or users."""
         return self.tls is not None or bool(self.users)
 
 
@@ -105,8 +105,8 @@ _PLACE = schema.Place('web configuration')
 def load(path: str) -> WebConfig:
     """Read a web configuration file.
 
-    :raises InvalidValue: if it cannot be read or is not one, naming what is
-        wrong.
+    :raises InvalidValue: if the file cannot be read or is not a web
+        configuration file; the error names what is wrong.
     """
     try:
         with open(path, encoding='utf-8') as stream:
@@ -120,7 +120,10 @@ def load(path: str) -> WebConfig:
 
 
 def _without_text(error: exception.DocumentError) -> str:
-    """What is wrong. PyYAML quotes the line, which may have a password."""
+    """Return the error without the line, which may have a password.
+
+    PyYAML quotes the line in its message.
+    """
     cause = error.__cause__
     if not isinstance(cause, yaml.MarkedYAMLError):
         return str(error)
@@ -130,11 +133,11 @@ def _without_text(error: exception.DocumentError) -> str:
 
 
 def parse(content: Any, path: str) -> WebConfig:
-    """What a file says.
+    """Return the web configuration in a file's content.
 
-    :param path: of the file; other files are named relative to it.
+    :param path: path of the file; other files are named relative to it.
     :raises InvalidValue: as :func:`load`.
-    :raises DocumentError: if it does not follow the format.
+    :raises DocumentError: if the content does not follow the format.
     """
     schema.check(content, _SCHEMA, _PLACE)
     content = content or {}

@@ -10,12 +10,13 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Who had what from when to when, to the second. Pure.
+"""Which server had what, and when, to the second. Pure.
 
-The audit record tells what has ended, the records of the GPUs what has not.
-A bind writes its time into the record of its GPU, an unbind too, and a claim
-leaves that record only after its line is in the audit record. So each claim
-is in one of the two at any time, whenever a process is killed.
+The audit record has the usages that have ended, the records of the GPUs those
+that have not. A bind and an unbind write their time into the record of the
+GPU, and a claim is removed from that record only after its line is in the
+audit record. So each claim is always in one of the two, even if a process is
+killed.
 """
 
 from __future__ import annotations
@@ -37,21 +38,21 @@ _UNTIL = 'until'
 
 @dataclasses.dataclass(frozen=True)
 class Account:
-    """Everything that is known of who had what, oldest first."""
+    """All known usages, oldest first."""
 
     usages: tuple[document.Usage, ...]
     lost: tuple[document.Usage, ...] = ()
-    """Those whose end nobody wrote down, as where a record was lost."""
+    """Usages whose end was not recorded, for example in a lost record."""
 
 
 def build(lines: Iterable[audit.Record],
           records: Mapping[model.PciAddress, gpu_record.GpuRecord]
           ) -> Account:
-    """What audit lines and records say together.
+    """Return the account of the audit lines and the records together.
 
-    :param lines: of the audit record, oldest first, and read after
-        ``records``: what left the records meanwhile is in the lines then.
-    :param records: of all GPUs.
+    :param lines: lines of the audit record, oldest first. Read them after
+        ``records``: they then have what left the records meanwhile.
+    :param records: records of all GPUs.
     """
     lines = tuple(lines)
     ended, open_lines = _of_handles(lines)
@@ -70,7 +71,8 @@ def build(lines: Iterable[audit.Record],
         found[claim.handle, since] = document.Usage(
             claim.gpu, claim.profile, since, until, claim.handle,
             function=str(claim.function))
-    # What a killed process wrote down as ended has ended.
+    # A claim may remain in the record after a process was killed. If the
+    # audit record has its end, it has ended.
     found.update(ended)
     lost = tuple(item for item in open_lines
                  if (item.handle, item.since) not in found)
@@ -82,10 +84,10 @@ def build(lines: Iterable[audit.Record],
 
 def _assigned(found: Mapping[tuple[str, float], document.Usage],
               lines: Iterable[audit.Record]) -> list[document.Usage]:
-    """Usages with the server and project of each, where a line names them.
+    """Return the usages, with server and project if a line names them.
 
-    Cyborg gives a handle to one server after another. So a line names the
-    time of its bind; one of an earlier release has its own time instead.
+    Cyborg gives a handle to one server after another. So a line has the time
+    of the bind; for a line of an earlier release, the time of the line counts.
     """
     begins: dict[str, list[float]] = {}
     for handle, since in sorted(found):
@@ -113,9 +115,9 @@ def _order(usage: document.Usage) -> tuple:
 def _of_handles(lines: Iterable[audit.Record]
                 ) -> tuple[dict[tuple[str, float], document.Usage],
                            list[document.Usage]]:
-    """What has ended, by handle and begin, and what has not.
+    """Return the ended usages, by handle and begin, and the open ones.
 
-    A handle has several of the latter if a line about an end is missing.
+    A handle has several open usages if a line about an end is missing.
     """
     ended: dict[tuple[str, float], document.Usage] = {}
     begun: dict[tuple[str, float], document.Usage] = {}
@@ -156,12 +158,12 @@ def _number(line: audit.Record, name: str, default: float | None
 def _of_wholes(lines: Iterable[audit.Record],
                records: Mapping[model.PciAddress, gpu_record.GpuRecord]
                ) -> tuple[list[document.Usage], list[document.Usage]]:
-    """Whole GPUs, as the agent's reports have seen them come and go.
+    """Return the usages of whole GPUs, by the reports of the agent.
 
     A report that was killed may have written its lines twice.
 
-    :returns: those of which all is known, and those that have ended nobody
-        knows when.
+    :returns: the usages that are fully known, and those that have ended at
+        an unknown time.
     """
     found: list[document.Usage] = []
     begun: dict[model.PciAddress, dict[str, document.Usage]] = {}

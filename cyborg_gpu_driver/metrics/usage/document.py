@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What servers had, and the sums that an exporter tells. Pure."""
+"""The usages of servers, and the sums that an exporter returns. Pure."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from cyborg_gpu_driver.record import codec
 PASSTHROUGH = policy.Mode.PASSTHROUGH.value
 """The profile of a whole GPU."""
 VERSION = 1
-"""Of the document."""
+"""Version of the document."""
 SIZE_MAX = 32 << 20
-"""Bytes of a document. The audit record keeps about 70,000 binds, and each
-takes at most 250 bytes here."""
+"""Maximum bytes of a document. The audit record keeps about 70,000 binds, and
+each takes at most 250 bytes here."""
 _SERVER = re.compile('[0-9A-Fa-f-]{32,36}', re.ASCII)
 _TEXT_MAX = 1000
 
@@ -45,27 +45,27 @@ class Usage:
     since: float
     """Seconds of the epoch."""
     until: float | None = None
-    """None where it goes on."""
+    """None if the usage continues."""
     handle: str = ''
     """UUID of the attach handle; empty for a whole GPU."""
     server: str = ''
-    """UUID of the server, where this host knows it."""
+    """UUID of the server, if this host knows it."""
     project: str = ''
-    """UUID of the server's project, likewise."""
+    """UUID of the server's project, if this host knows it."""
     function: str = ''
     """Address of the vGPU's function; empty for a whole GPU."""
 
     def seconds(self, start: float, end: float) -> float:
-        """How much of it lies in a period.
+        """Return how many seconds of the usage are in a period.
 
-        :param end: of the period, no later than now.
+        :param end: end of the period, no later than now.
         """
         until = end if self.until is None else self.until
         return max(0.0, min(until, end) - max(self.since, start))
 
 
 def _printable(text: str) -> str:
-    """A text that a terminal shows as it is."""
+    """Return the text, if a terminal shows it unchanged."""
     if len(text) > _TEXT_MAX or not text.isprintable():
         raise ValueError(f'{text[:50]!r} is not a line of text')
     return text
@@ -87,23 +87,23 @@ class Sum:
     gpu: model.PciAddress
     profile: _Text
     count: int
-    """How many usages these are."""
+    """The number of usages."""
     seconds: float
     server: Annotated[str, _server] = ''
-    """Empty where the host does not know it."""
+    """Empty if the host does not know it."""
     project: _Text = ''
-    """Likewise."""
+    """Empty if the host does not know it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """What an exporter tells of a period."""
+    """What an exporter returns for a period."""
 
     version: int
     host: _Text
     """The compute node."""
     start: float
-    """Seconds of the epoch; 0 for all that is recorded."""
+    """Seconds of the epoch; 0 for everything that is recorded."""
     end: float
     """No later than the time of the answer."""
     sums: tuple[Sum, ...] = ()
@@ -112,7 +112,7 @@ class Document:
 
 
 def sums(counted: Iterable[tuple[Usage, float]]) -> tuple[Sum, ...]:
-    """The sums of usages, in order.
+    """Return the sums of usages, in order.
 
     :param counted: usages, each with its seconds in the period.
     """
@@ -129,10 +129,10 @@ def sums(counted: Iterable[tuple[Usage, float]]) -> tuple[Sum, ...]:
 
 
 def decode(content: object) -> Document:
-    """The document that an exporter sent.
+    """Return the document that an exporter sent.
 
-    :param content: what JSON held.
-    :raises ValueError: if it is no such document, naming what is wrong.
+    :param content: the decoded JSON.
+    :raises ValueError: if it is not such a document; names what is wrong.
     """
     if not isinstance(content, dict) or content.get('version') != VERSION:
         raise ValueError(f'expected a document of version {VERSION}')

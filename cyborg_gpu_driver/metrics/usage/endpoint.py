@@ -12,9 +12,9 @@
 
 """``/usage`` of the exporter: GPU-hours of a period, as JSON.
 
-Another process reads the records. To read all 64 files of the audit record
-takes seconds of the CPU and some 500 MB, and threads of one Python process
-share a CPU: a scrape would wait.
+Another process reads the records. Reading all 64 files of the audit record
+takes seconds of CPU time and some 500 MB, and the threads of one Python
+process share a CPU, so a scrape would have to wait.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from cyborg_gpu_driver.record import codec
 PATH = '/usage'
 _NAMES = ('start', 'end')
 _TEXT_MAX = 64
-"""Characters of a moment."""
+"""Maximum characters of a time."""
 _SECONDS = 45.0
-"""How long a request may wait for the one before it, and for its answer."""
+"""Seconds that a request may wait for the previous one, and for its answer."""
 _CONTEXT = multiprocessing.get_context('spawn')
 
 _Start = Callable[..., Any]
 
 
 class Endpoint:
-    """Answers requests for GPU-hours, as WSGI has it; one at a time.
+    """A WSGI application that answers GPU-hour requests, one at a time.
 
     :param state_path: ``[gpu] state_path``.
-    :param host: the compute node's name, for as long as the agent has
-        written none.
-    :param seconds: how long a request may wait for the one before it, and
+    :param host: the compute node's name, used until the agent has written
+        its own.
+    :param seconds: how long a request may wait for the previous one, and
         then for its answer.
     """
 
@@ -89,9 +89,9 @@ class Endpoint:
 
 
 def _period(query: str) -> tuple[float, float]:
-    """The period that a query asks for.
+    """Return the period that a query asks for.
 
-    :raises InvalidValue: if it asks for none.
+    :raises InvalidValue: if the query is malformed.
     """
     try:
         found = parse.parse_qs(query, keep_blank_values=True,
@@ -120,9 +120,9 @@ def _refuse(start: _Start, status: str, text: str,
 
 
 def _apart(seconds: float, *arguments: Any) -> bytes:
-    """The JSON of :func:`ledger.tell`, made by another process.
+    """Return the JSON of :func:`ledger.tell`, made by another process.
 
-    :raises GpuDriverError: that it raised, or if it does not answer.
+    :raises GpuDriverError: if the process raises it, or does not answer.
     """
     mine, theirs = _CONTEXT.Pipe(duplex=False)
     child = _CONTEXT.Process(target=_tell, args=(theirs, *arguments),
@@ -147,8 +147,8 @@ def _apart(seconds: float, *arguments: Any) -> bytes:
 
 
 def _tell(pipe: connection.Connection, *arguments: Any) -> None:
-    """The other process."""
-    # A Ctrl-C is for the exporter, which ends this process, too.
+    """Run in the other process, and send the answer through the pipe."""
+    # Leave Ctrl-C to the exporter, which also ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         answer = json.dumps(codec.encode(ledger.tell(*arguments)),

@@ -35,7 +35,7 @@ class Period:
 
 
 def read(state_path: str, start: float, end: float) -> Period:
-    """What was used in a period.
+    """Return what was used in a period.
 
     :param state_path: ``[gpu] state_path``.
     :param start: seconds of the epoch.
@@ -74,10 +74,10 @@ def read(state_path: str, start: float, end: float) -> Period:
 
 def tell(state_path: str, host: str, start: float, end: float
          ) -> document.Document:
-    """The sums of a period, to be sent to a client.
+    """Return the sums of a period, to send to a client.
 
-    :param host: the compute node's name, for as long as the agent has
-        written none.
+    :param host: the compute node's name, used until the agent has written
+        its own.
     :raises JournalError: as :func:`read`.
     """
     period = read(state_path, start, end)

@@ -44,8 +44,8 @@ class Exporter(fixtures.Fixture):
 
     :param address: host and port to serve on; port 0 takes any.
     :param config: path of its web configuration.
-    :param hardware: samples of the hardware; None for none.
-    :param domains: what libvirt says; None for nothing.
+    :param hardware: the samples of the hardware, or None.
+    :param domains: the answers of libvirt, or None.
     """
 
     def __init__(self, address=('127.0.0.1', 0), config=None, hardware=None,
@@ -75,11 +75,11 @@ class Exporter(fixtures.Fixture):
         self.addCleanup(self.server.shutdown)
 
     def name(self, host):
-        """Have the agent call the host by another name."""
+        """Write another name of the host, as the agent does."""
         state.Keeper(self.state_path, host).write()
 
     def used(self, handle, since, until, profile='1g.10gb', **owner):
-        """Something was used, and by whom if ``owner`` says it."""
+        """Record a use that has ended, with an owner if ``owner`` is given."""
         records = audit.Audit(self.state_path)
         facts = {'profile': profile, 'since': since}
         records.record(GPU, 'bound', handle, facts)
@@ -89,13 +89,13 @@ class Exporter(fixtures.Fixture):
         records.record(GPU, 'unbound', handle, {**facts, 'until': until})
 
     def uses(self, handle, since, profile='1g.10gb'):
-        """Something is used from now on."""
+        """Record a use that has not ended."""
         journal.Journal(self.state_path).put(journal.Entry(
             handle, GPU, GPU, 'nvidia-474', profile, journal.Phase.BOUND,
             since=since))
 
     def get(self, path, method='GET'):
-        """Status, headers and body of an answer."""
+        """Return the status, headers and body of an answer."""
         connection = http.client.HTTPConnection(self.host, self.port,
                                                 timeout=60)
         self.addCleanup(connection.close)
@@ -105,9 +105,9 @@ class Exporter(fixtures.Fixture):
 
 
 def certificate(directory, name='server'):
-    """A certificate of 127.0.0.1, signed by itself, and its key.
+    """Create a self-signed certificate for 127.0.0.1, and its key.
 
-    :returns: their paths.
+    :returns: the paths of both.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(oid.NameOID.COMMON_NAME, name)])

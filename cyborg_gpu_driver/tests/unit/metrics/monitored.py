@@ -54,16 +54,16 @@ from cyborg_gpu_driver.tests.unit.metrics import exporters
 RULES = pathlib.Path(__file__).resolve().parents[4] / (
     'etc/prometheus/rules.yaml')
 _A_MINUTE = 60
-"""Longer than anything takes, on a slow machine."""
+"""Seconds; longer than any operation takes on a slow machine."""
 
 _PATIENCE = 3
 """Seconds that the agent waits for a GPU that hangs."""
 
 
 def wait_for(what, condition):
-    """Come back with the first answer of ``condition`` that is true.
+    """Wait for the first answer of ``condition`` that is true, and return it.
 
-    :raises AssertionError: naming ``what``, after a minute.
+    :raises AssertionError: with ``what``, after a minute.
     """
     end = time.monotonic() + _A_MINUTE
     while True:
@@ -86,7 +86,7 @@ class _Kept:
 
 
 class Exporter(exporters.Exporter):
-    """Serves a host's metrics, by the host's own name."""
+    """An exporter that serves a host's metrics under the host's own name."""
 
     def __init__(self, hostname):
         self._samples, self._listing = _Kept({}), _Kept(owners.Listing())
@@ -119,7 +119,7 @@ class Exporter(exporters.Exporter):
 
 
 def keep_pynvml(fixture):
-    """Give pynvml back what it has now, at the end of a fixture.
+    """Restore pynvml at the end of a fixture.
 
     An agent leaves its machine under pynvml.
     """
@@ -153,7 +153,7 @@ class Agent(fixtures.Fixture):
         self.gpus = [gpu.address for gpu in self.agent._host.host().gpus]
 
     def ask(self, gpu, profile):
-        """What Cyborg says to bind a profile of a GPU."""
+        """Return the arguments with which Cyborg binds a profile of a GPU."""
         offer = next(
             offer for offer in self.agent._host.offers(
                 self.agent._host.gpu(gpu)) if offer.profile == profile)
@@ -163,21 +163,21 @@ class Agent(fixtures.Fixture):
         return str(function), offer.vgpu_type_id, str(uuid.uuid4())
 
     def bind(self, gpu, profile, server, project):
-        """Bind, and start the server that it is for."""
+        """Bind, and start the server that gets the device."""
         asked = self.ask(gpu, profile)
         self.agent.bind(*asked)
         self.start(server, project, asked[2])
         return asked
 
     def start(self, server, project, *mdevs):
-        """Have a server of a project."""
+        """Define a server of a project."""
         self.machine.define_domain(server, test_domain.xml(
             server, project, 'gpu.small', mdevs))
         self._exporter.list_domains(self.machine)
 
     def hang(self, gpu):
-        """Let no call about a GPU return, until the end."""
-        # Only now: a busy machine may be slow to answer for the others.
+        """Make every call about a GPU hang until the fixture ends."""
+        # Not earlier: a busy machine may answer slowly for the other GPUs.
         self.agent._node.platform.nvml.timeout = _PATIENCE
         self.machine.hang_gpu(str(gpu))
         self.addCleanup(self._answer, gpu)
@@ -188,9 +188,9 @@ class Agent(fixtures.Fixture):
 
 
 class Prometheus(fixtures.Fixture):
-    """A real one, which scrapes exporters and evaluates our rules.
+    """A real Prometheus that scrapes exporters and evaluates our rules.
 
-    :param data: where its database is, if there is one already.
+    :param data: the directory of an existing database, if any.
     """
 
     def __init__(self, scraped, data=None):
@@ -244,9 +244,9 @@ class Prometheus(fixtures.Fixture):
             return False
 
     def get(self, path, **parameters):
-        """The data of an answer of the API.
+        """Return the data of an answer of the API.
 
-        :raises AssertionError: with Prometheus' own words.
+        :raises AssertionError: with the error text of Prometheus.
         """
         url = (f'http://{self.address}/api/v1/{path}?'
                + urllib.parse.urlencode(parameters, doseq=True))
@@ -259,12 +259,12 @@ class Prometheus(fixtures.Fixture):
                     f'{parameters}: {json.load(error)["error"]}') from error
 
     def query(self, expression):
-        """Pairs of labels and value, as it is now."""
+        """Return pairs of labels and current value."""
         return [(item['metric'], float(item['value'][1])) for item
                 in self.get('query', query=expression)['result']]
 
     def query_range(self, expression, start, end, step=15):
-        """Pairs of labels and values, over time."""
+        """Return pairs of labels and values over time."""
         return [(item['metric'], [float(value) for _, value
                                   in item['values']])
                 for item in self.get('query_range', query=expression,
@@ -273,7 +273,7 @@ class Prometheus(fixtures.Fixture):
 
 
 class Dcgm(fixtures.Fixture):
-    """Serves what dcgm-exporter says of one GPU, with its names and labels.
+    """Serves dcgm-exporter's metrics of one GPU, with its names and labels.
 
     Names and units are those of its etc/default-counters.csv.
     """
@@ -297,13 +297,13 @@ class Dcgm(fixtures.Fixture):
         self.addCleanup(running.shutdown)
 
     def know(self, gpu_uuid):
-        """Speak of a GPU from now on."""
+        """Serve metrics of a GPU from now on."""
         for gauge, value in self._gauges:
             gauge.labels('0', gpu_uuid, 'compute1').set(value)
 
 
 class Cloud(fixtures.Fixture):
-    """Four hosts, two projects, and everything that can be wrong."""
+    """Four hosts, two projects, and every kind of problem."""
 
     servers = tuple(str(uuid.UUID(int=number, version=4))
                     for number in (1, 2, 3))
@@ -325,7 +325,7 @@ class Cloud(fixtures.Fixture):
             self._break(broken, agent)
 
     def _scraped(self, exporter):
-        """Come back when Prometheus knows what the agent wrote last."""
+        """Return when Prometheus has what the agent wrote last."""
         written = state.read(exporter.state_path).written
         wait_for(f'{exporter.hostname} is scraped', lambda: any(
             value >= written - 0.001 for _, value in self.prometheus.query(
@@ -333,7 +333,7 @@ class Cloud(fixtures.Fixture):
                 f'{exporter.hostname}"}}')))
 
     def _stop(self, exporter):
-        """An agent that ended an hour ago, after a repair."""
+        """Have an agent that ended an hour ago, after a repair."""
         keeper = state.Keeper(exporter.state_path, exporter.hostname,
                               lambda: time.time() - 3600)
         keeper.reported()
@@ -348,7 +348,7 @@ class Cloud(fixtures.Fixture):
             exporter.sample(machine)
 
     def _use(self, exporter, agent):
-        """A healthy host with slices and a whole GPU."""
+        """Use slices and a whole GPU of a healthy host."""
         whole, sliced = agent.gpus[:2]
         agent.bind(sliced, '3g.40gb', self.servers[0], 'beta')
         agent.agent.report()
@@ -356,9 +356,9 @@ class Cloud(fixtures.Fixture):
             cleaning.State.USED, self.servers[:1]))
 
     def _break(self, exporter, agent):
-        """A host where nothing goes well."""
+        """Cause every kind of problem on a host."""
         self._scraped(exporter)
-        sliced, sick, hung, disabled = agent.gpus
+        sliced, unhealthy, hung, disabled = agent.gpus
         self.dcgm.know(store.Store(exporter.state_path).read(
             sliced).reported.facts.uuid)
         agent.bind(sliced, '1g.6gb', self.servers[1], 'alpha')
@@ -366,7 +366,7 @@ class Cloud(fixtures.Fixture):
         agent.agent.unbind(*agent.bind(sliced, '1g.6gb', self.servers[2],
                                        'alpha'))
         for _ in range(3):
-            function, _type, handle = agent.ask(sick, '4g.24gb')
+            function, _type, handle = agent.ask(unhealthy, '4g.24gb')
             try:
                 agent.agent.bind(function, 'nvidia-9999', handle)
             except exception.BindRefused:
@@ -374,7 +374,7 @@ class Cloud(fixtures.Fixture):
             raise AssertionError('an unknown vGPU type was bound')
         with agent.machine.operation():
             agent.machine.state.gpus[str(disabled)].vgpus.clear()
-        agent.machine.set_remapped_rows(str(sick), uncorrected=1,
+        agent.machine.set_remapped_rows(str(unhealthy), uncorrected=1,
                                         pending=True)
         agent.hang(hung)
         agent.agent.report()
@@ -389,14 +389,14 @@ class Cloud(fixtures.Fixture):
             raise AssertionError('an unreadable record was reported')
         exporter.put(disabled, cordons=(cordon.Cordon(
             cordon.Source.CYBORG, 1.0, 'ann', 'a fan'),))
-        exporter.put(sick, tenancy=cleaning.Known(cleaning.State.STUCK))
+        exporter.put(unhealthy, tenancy=cleaning.Known(cleaning.State.STUCK))
         exporter.put(hung, change=gpu_record.Change(
             hung, spec.MigLayout(True, True)))
         self._pending(exporter, sliced, lost)
         self._scraped(exporter)
 
     def _pending(self, exporter, gpu, like):
-        """A bind that has begun and not come to its end."""
+        """Record a bind that has begun and not ended."""
         record = store.Store(exporter.state_path).read(gpu)
         exporter.put(gpu, claims=(*record.claims, gpu_record.Claim(
             str(uuid.uuid4()), gpu, gpu, like[1], '2g.12gb',

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the exporter says of an agent's host, without opening a GPU."""
+"""The exporter's metrics of an agent's host, without opening a GPU."""
 
 import dataclasses
 import os
@@ -66,7 +66,7 @@ class _Case(base.BaseTestCase):
         return prometheus_client.generate_latest(registry)
 
     def scrape(self):
-        """Samples of a scrape: name to list of (labels, value)."""
+        """Return the samples of a scrape: name to list of (labels, value)."""
         found = {}
         for family in parser.text_string_to_metric_families(
                 self.text().decode()):
@@ -83,7 +83,7 @@ class _Case(base.BaseTestCase):
 
 
 class AgentTest(_Case):
-    """An agent on a simulated host; the exporter reads its files alone."""
+    """An agent on a simulated host; the exporter reads only its files."""
 
     def setUp(self):
         super().setUp()
@@ -118,7 +118,7 @@ class AgentTest(_Case):
         self.assertTrue(labels['UUID'].startswith('GPU-'), labels)
         self.assertLessEqual(before, self.one(
             'assignment_start_timestamp_seconds'))
-        # A bind writes no more than the records.
+        # A bind writes only the records.
         self.assertEqual(0.0, self.one(
             'operations_total', operation='bind', result='success'))
         self.agent.report()
@@ -217,14 +217,14 @@ class AgentTest(_Case):
 
     def test_no_gpu_is_opened(self):
         expected = self.scrape().keys()
-        # Each call of NVML and each look at sysfs would fail now.
+        # Every NVML call and every access to sysfs would fail now.
         self.useFixture(fixtures.MonkeyPatch('pynvml.nvmlLib', None))
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.host.sysfs.files.Sysfs.__init__', None))
         self.assertEqual(expected, self.scrape().keys())
 
     def offering(self):
-        """Addresses of the GPUs of which something is offered."""
+        """Return the addresses of the GPUs that have offers."""
         return {labels['address'] for labels, _ in self.scrape().get(
             'cyborg_gpu_offer_capacity', ())}
 
@@ -279,8 +279,8 @@ class RecordsTest(_Case):
              'cyborg_gpu_agent_state_timestamp_seconds'}, set(found))
         self.assertEqual(0.0, self.one('agent_state_timestamp_seconds'))
 
-    def test_what_an_operator_has_disabled_and_what_is_sick(self):
-        self.put(cordons=_CORDONS, sickness=gpu_record.HealthRecord(
+    def test_what_an_operator_has_disabled_and_what_is_unhealthy(self):
+        self.put(cordons=_CORDONS, health=gpu_record.HealthRecord(
             'boot', None, (health.Condition('XID_79', 1.0, 2.0),)))
         self.assertEqual(1.0, self.one('disabled'))
         self.assertEqual(1.0, self.one('cordoned'))
@@ -357,7 +357,7 @@ class StateTest(_Case):
         self.assertEqual([True], ended)
 
     def test_counts_are_there_before_the_first_operation(self):
-        # Or rate() and increase() would not see the first one.
+        # Otherwise rate() and increase() would not see the first one.
         state.Keeper(self.state_path, 'host1').write()
         found = self.scrape()
         for operation in state.OPERATIONS:

@@ -39,7 +39,7 @@ _LABEL_VALUES = re.compile(r'label_values\((.+), *(\w+)\)')
 _IF_EMPTY = ' or vector(0)'
 _ALERT_LABELS = {'alertname', 'alertstate', 'severity'}
 _DCGM_LABELS = {'gpu', 'UUID', 'Hostname', 'GPU_I_ID', 'GPU_I_PROFILE'}
-"""Of dcgm-exporter (internal/pkg/rendermetrics), as far as we use them."""
+"""The labels of dcgm-exporter (internal/pkg/rendermetrics) in use here."""
 _ENDS = ('', '_bucket', '_count', '_sum')
 
 
@@ -57,7 +57,7 @@ def _variables(dashboard):
 
 
 def _with(expression, values):
-    """An expression as Grafana sends it."""
+    """Return an expression as Grafana sends it."""
     for name, value in values.items():
         expression = expression.replace(f'${name}', value)
     return expression.replace('$__rate_interval', '2m')
@@ -82,7 +82,7 @@ class StructureTest(base.BaseTestCase):
             self.labels[name] = self._labels_of(name, expression)
 
     def _labels_of(self, name, expression):
-        """Of what a recording rule makes: the aggregation names them."""
+        """Return the labels that a recording rule's aggregation names."""
         found = re.match(r'\w+ by \(([^)]*)\)', expression)
         if found:
             return set(found[1].replace(' ', '').split(','))
@@ -171,7 +171,7 @@ class StructureTest(base.BaseTestCase):
             shown = set(re.findall(r'\{\{(\w+)\}\}',
                                    target.get('legendFormat', '')))
             if panel.get('type') == 'table':
-                # Those of the whole panel: its queries share columns.
+                # The columns of the whole panel, which its queries share.
                 (shown_only,) = (
                     set(step['options']['include']['names'])
                     for step in panel['transformations']
@@ -206,13 +206,13 @@ class PrometheusTest(_PrometheusCase):
             values = self._choose(dashboard, host='compute1', project='alpha')
             self._check(_panels(dashboard), values)
             if 'host' in values:
-                # It has values of the hardware from NVML, and no agent.
+                # compute3 has hardware values from NVML, and no agent.
                 self._check([panel for panel in _panels(dashboard)
                              if 'DCGM' in panel['targets'][0]['expr']],
                             {**values, 'host': 'compute3'})
 
     def _choose(self, dashboard, **chosen):
-        """Each variable's value: of ``chosen``, or all there are."""
+        """Return the value of each variable: from ``chosen``, or all."""
         values = {}
         for variable in _variables(dashboard):
             name = variable['name']
@@ -224,7 +224,7 @@ class PrometheusTest(_PrometheusCase):
         return values
 
     def _values(self, definition):
-        """The values of a variable, as Grafana asks for them."""
+        """Return the values of a variable, as Grafana asks for them."""
         series, label = _LABEL_VALUES.fullmatch(definition).groups()
         return self.prometheus.get(f'label/{label}/values',
                                    **{'match[]': series})
@@ -234,7 +234,7 @@ class PrometheusTest(_PrometheusCase):
         for panel in panels:
             for target in panel['targets']:
                 expression = _with(target['expr'], values)
-                # Never empty: what is before that must say something.
+                # Never empty: the part before it must return data.
                 expression = expression.replace(_IF_EMPTY, '')
                 monitored.wait_for(
                     f'{panel["title"]}: {expression}',
@@ -246,7 +246,7 @@ class PrometheusTest(_PrometheusCase):
     def _ask(self, target, expression):
         if target['instant']:
             return [value for _, value in self.prometheus.query(expression)]
-        # Subqueries look at whole minutes, and the next is yet to come.
+        # Subqueries evaluate whole minutes, and the next is in the future.
         now = time.time()
         return [value for _, values
                 in self.prometheus.query_range(expression, now, now + 60)
@@ -254,7 +254,7 @@ class PrometheusTest(_PrometheusCase):
 
 
 class HistoryTest(_PrometheusCase):
-    """What the pictures of the dashboards are drawn from."""
+    """The data from which the pictures of the dashboards are drawn."""
 
     def test_an_hour_of_one_host(self):
         draw = test_checks.script('draw')

@@ -99,7 +99,7 @@ class EndpointTest(base.BaseTestCase):
         self.assertIn('gpus', body)
 
     def test_a_scrape_waits_for_nobody(self):
-        # The records are a pipe: who reads them waits.
+        # The records are a pipe: a reader waits.
         path = os.path.join(self.exporter.state_path, 'audit.jsonl')
         os.mkfifo(path)
         answers = []
@@ -107,7 +107,7 @@ class EndpointTest(base.BaseTestCase):
             target=lambda: answers.append(self.exporter.get('/usage')))
         asking.start()
         with open(path, 'wb'):
-            # The other process has opened it, too, and reads.
+            # The other process has opened the pipe as well, and reads.
             self.assertEqual(200, self.exporter.get('/metrics')[0])
             self.assertEqual([], answers)
         asking.join()

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Whose a GPU is, without asking the cloud."""
+"""The owner of a GPU, found without asking the cloud."""
 
 import math
 import os
@@ -73,7 +73,7 @@ class _Case(base.SimulatedTestCase):
         self.hardware = None
 
     def bind(self, handle):
-        """Bind a handle; the claim."""
+        """Bind a handle and return the claim."""
         name = str(uuid.uuid4())
         self.agent.bind(str(handle.address), handle.asked_type, name)
         (claim,) = [claim for claim in self.agent._journal.entries()
@@ -85,7 +85,7 @@ class _Case(base.SimulatedTestCase):
             server, project or f'project-of-{server}', flavor, (device,)))
 
     def scrape(self):
-        """Server, project and flavor by handle; '' for a whole GPU."""
+        """Return server, project and flavor by handle; '' for a whole GPU."""
         registry = prometheus_client.CollectorRegistry()
         registry.register(collect.Collector(
             self.state_path, 'host1', '1', self.hardware, self.watch))
@@ -124,7 +124,7 @@ class LibvirtTest(_Case):
             'arq', _ONE, claim.since)})
         keeper.write()
         self.define(_ONE, '0000:99:00.0', 'project1')
-        # Another account of the same device does not count.
+        # Cyborg's answer counts, not libvirt's for the same device.
         self.define(_TWO, claim.handle, 'project2')
         self.watch.round()
         self.assertEqual({claim.handle: (_ONE, 'project1', 'small')},
@@ -191,7 +191,7 @@ class LibvirtTest(_Case):
 
 
 class VfioTest(_Case):
-    """vGPUs by virtual function, which servers have one after another."""
+    """vGPUs by virtual function, which one server has after another."""
 
     MACHINE = 'a100x4-vfio'
     vfio_handles = True

@@ -12,8 +12,9 @@
 
 """Definitions for CloudKitty, Ceilometer and Gnocchi.
 
-The released services read them where they are installed ("tox -e rating").
-Elsewhere they are compared with what this library sends.
+The released services read the definitions where the services are installed
+("tox -e rating"). Elsewhere the tests compare the definitions with what this
+library sends.
 """
 
 import dataclasses
@@ -64,7 +65,7 @@ def _read(path):
 class _Case(base.BaseTestCase):
 
     def service(self, name):
-        """A module of a released service, where that is installed."""
+        """Return a module of a released service, or skip the test."""
         try:
             return importlib.import_module(name)
         except ImportError as error:
@@ -87,7 +88,7 @@ class CloudkittyTest(_Case):
                              set(definitions.ASSIGNMENT.labels))
 
     def query(self):
-        """As build_query of CloudKitty 25.0.0 makes it for an hour.
+        """Return the query of build_query in CloudKitty 25.0.0 for an hour.
 
         See cloudkitty/collector/prometheus_base.py.
         """
@@ -127,7 +128,7 @@ class CloudkittyTest(_Case):
         with open(path, 'w', encoding='utf-8') as stream:
             yaml.safe_dump({'tests': [{
                 'interval': '1m', 'input_series': [
-                    # Two slices of one server, and one of others.
+                    # Two slices of one project, one of another, one of none.
                     series(30, project='ours', handle='1'),
                     series(15, project='ours', handle='2'),
                     series(59, project='theirs'), series(59, project='')],
@@ -209,7 +210,7 @@ class CeilometerTest(_Case):
                               if data[key] is not None}, traits)
 
     def traits(self, event):
-        """The names of what is taken from the payload of an event.
+        """Return the names that an event takes from its payload.
 
         The last definition that matches counts.
         """

@@ -137,7 +137,7 @@ class UnitTest(base.BaseTestCase):
 
 
 def _read(unit):
-    """A unit of systemd by section."""
+    """Return a systemd unit by section."""
     parser = configparser.ConfigParser(strict=False, interpolation=None)
     parser.optionxform = str
     parser.read_string(unit.read_text(encoding='utf-8').replace('\\\n', ''))

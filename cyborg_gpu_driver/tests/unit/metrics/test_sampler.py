@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Samples of the hardware, and what a scrape has of them."""
+"""Samples of the hardware, and what a scrape shows of them."""
 
 import dataclasses
 import os
@@ -50,7 +50,7 @@ class _Case(base.SimulatedTestCase):
                                        lambda: self.now)
 
     def scrape(self, name):
-        """Values of a metric by the GPU's address."""
+        """Return the values of a metric by the GPU's address."""
         registry = prometheus_client.CollectorRegistry()
         registry.register(collect.Collector(self.state_path, 'host1', '1',
                                             self.sampler))
@@ -61,7 +61,7 @@ class _Case(base.SimulatedTestCase):
                 if sample.name == definitions.PREFIX + name}
 
     def report(self, mode):
-        """The record of the first GPU, as a report leaves it."""
+        """Write the record of the first GPU, as a report does."""
         store.of(self.state_path).put(
             self.first, reported=gpu_record.Reported(
                 '20b0', mode, gpu_record.ReportedFacts(), {}))
@@ -141,7 +141,7 @@ class HungTest(_Case):
             waits.set()
             stuck.wait(30)
 
-        # The GPU's thread is busy for as long as this test wants.
+        # This test decides how long the GPU's thread is busy.
         deadline._worker(self.first)._calls.put(
             deadline._Call('hold', hold, ()))
         self.assertTrue(waits.wait(30))
@@ -149,7 +149,7 @@ class HungTest(_Case):
         self.nvml.timeout = 30
         round_ = threading.Thread(target=self.sampler.round, daemon=True)
         round_.start()
-        # While the round waits, scrapes have the others' new samples.
+        # While the round waits, scrapes have new samples of the other GPUs.
         while not all(self.scrape('hardware_sample_age_seconds')[name] == 0
                       for name in others):
             self.assertTrue(round_.is_alive())
@@ -174,7 +174,7 @@ class HungTest(_Case):
 
 
 class OpenTest(_Case):
-    """Whose device nodes the exporter has open."""
+    """Which GPUs' device nodes the exporter has open."""
 
     def opened(self):
         return {str(address) for address in self.addresses
@@ -233,7 +233,7 @@ class OpenTest(_Case):
         self.nvml.gate.access = access.Access(self.state_path)
         real.round()
         self.assertEqual(set(map(str, self.addresses)), self.opened())
-        self.assertEqual(1, len(self.log.about('No GPU is asked')))
+        self.assertEqual(1, len(self.log.about('No GPU is queried')))
 
     def test_who_wants_nvml_alone_has_it(self):
         self.sampler.round()

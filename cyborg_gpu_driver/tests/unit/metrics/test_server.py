@@ -43,8 +43,8 @@ class _Case(base.BaseTestCase):
         self.path = os.path.join(self.directory, 'web.yaml')
 
     def config(self, text):
-        # A file whose size is the same may have been written in the same
-        # tick of the clock, but it is another file.
+        # A new file counts even if it has the same size and is written in the
+        # same tick of the clock.
         new = f'{self.path}.new'
         with open(new, 'w', encoding='utf-8') as stream:
             stream.write(text)
@@ -67,7 +67,7 @@ class ServerTest(_Case):
         self.port = running.server_address[1]
 
     def get(self, path='/metrics', user='', context=None, method='GET'):
-        """Status and body."""
+        """Return status and body."""
         connection = (
             http.client.HTTPSConnection('127.0.0.1', self.port, timeout=20,
                                         context=context)
@@ -103,10 +103,10 @@ class ServerTest(_Case):
         self.config(f'basic_auth_users: {{ann: "{_hash("two")}"}}')
         self.assertEqual(401, self.get(user='ann:one')[0])
         self.assertEqual(200, self.get(user='ann:two')[0])
-        # A mistake does not open the door.
+        # A file with a mistake gives no access.
         self.config('basic_auth_user: {}')
         self.assertEqual(401, self.get(user='ann:one')[0])
-        # Nor does a file that is being written in place.
+        # Neither does a file that is being written in place.
         for text in ('', '{}', 'basic_auth_users: {}'):
             self.config(text)
             self.assertEqual(401, self.get()[0], text)
@@ -115,7 +115,7 @@ class ServerTest(_Case):
 
     def test_tls(self):
         certificate, key = exporters.certificate(self.directory)
-        # Named relative to the file.
+        # The path is relative to the file.
         self.config('tls_server_config:\n  cert_file: server.crt\n'
                     f'  key_file: {key}\n  min_version: TLS13\n')
         self.serve(self.path)
@@ -158,7 +158,7 @@ class ServerTest(_Case):
         slow = socket.create_connection(('127.0.0.1', self.port), timeout=20)
         self.addCleanup(slow.close)
         slow.sendall(b'GET /metrics HTTP/1.1\r\nX: ')
-        # Within the time for each byte, but not for all of them.
+        # In time for each byte, but not for all of them.
         slow.settimeout(0.01)
         for _ in range(1000):
             try:
@@ -171,6 +171,25 @@ class ServerTest(_Case):
                 pass
             return
         self.fail('the connection is still open')
+
+    def test_no_more_connections_than_the_limit(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.metrics.server._CONNECTIONS', 1))
+        self.serve()
+        silent = socket.create_connection(('127.0.0.1', self.port))
+        self.addCleanup(silent.close)
+        # Connections are accepted in their order.
+        for _ in range(2):
+            self.assertRaises((ConnectionError, http.client.HTTPException),
+                              self.get)
+        silent.close()
+        for _ in range(1000):
+            try:
+                self.assertEqual(200, self.get()[0])
+            except (ConnectionError, http.client.HTTPException):
+                continue
+            return
+        self.fail('no connection is free')
 
     def test_records_that_may_not_be_read(self):
         self.serve()

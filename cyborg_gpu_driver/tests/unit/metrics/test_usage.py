@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""GPU-hours: what the records say is what happened, to the second."""
+"""GPU-hours: the records match what happened, to the second."""
 
 import collections
 import contextlib
@@ -48,7 +48,7 @@ _OTHER = '0d7e5b36-92a4-4c37-8b0f-3b8e7f0a1c55'
 _TENANTS = {_SERVER, _OTHER}
 """Servers that may have the whole GPU."""
 _OPERATIONS = int(os.environ.get('CYBORG_GPU_BINDS', '2000'))
-"""How many random ones; 10000 take half a minute."""
+"""The number of random operations; 10000 take half a minute."""
 
 
 class _Killed(BaseException):
@@ -60,10 +60,10 @@ class _PowerCut(BaseException):
 
 
 class _Disk(fixtures.Fixture):
-    """What of a directory is on the disk, and not in the kernel's memory.
+    """What a directory has on the disk, not only in the kernel's memory.
 
     ``left`` is the number of synchronisations before the power is cut; None
-    for no cut. A directory that was being synchronised has its new names.
+    for no cut. A directory whose synchronisation is cut has its new names.
     """
 
     def __init__(self, path, choose):
@@ -90,7 +90,7 @@ class _Disk(fixtures.Fixture):
             self._synced[found.st_ino] = found.st_size
 
     def _forget(self, path):
-        """Another file may get the inode's number."""
+        """Forget a file, because another file may get its inode number."""
         with contextlib.suppress(FileNotFoundError):
             self._synced.pop(os.stat(path).st_ino, None)
 
@@ -103,7 +103,7 @@ class _Disk(fixtures.Fixture):
         self._unlink(path)
 
     def cut(self):
-        """Lose all of a file that is not on the disk, or half of it."""
+        """Lose all or half of what each file has only in memory."""
         self.left = None
         for directory, _, names in os.walk(self._path):
             for name in names:
@@ -116,11 +116,11 @@ class _Disk(fixtures.Fixture):
 
 
 class _World(fixtures.Fixture):
-    """A host's records, a clock, and the truth.
+    """A host's records, a clock, and the true use.
 
-    Binds and unbinds write what :mod:`cyborg_gpu_driver.program.bind` does,
-    in its order. That each step of those may be the last one is tested in
-    :mod:`cyborg_gpu_driver.tests.functional.test_kill_sweep`.
+    Binds and unbinds write what :mod:`cyborg_gpu_driver.program.bind` writes,
+    in the same order. That a process may die after each of those steps is
+    tested in :mod:`cyborg_gpu_driver.tests.functional.test_kill_sweep`.
     """
 
     def __init__(self, choose=random.choice):
@@ -136,13 +136,13 @@ class _World(fixtures.Fixture):
         self.tenants = ()
         self.generation = 1
         self.disk = self.useFixture(_Disk(self.state_path, self._choose))
-        # 60,000 lines of locks taken and released say nothing.
+        # 60,000 lines about locks are of no use.
         logging.disable(logging.INFO)
         self.addCleanup(logging.disable, logging.NOTSET)
         self.start()
 
     def start(self):
-        """A new process, with nothing in its memory."""
+        """Start a new process, with nothing in its memory."""
         self.left = None
         store._stores.clear()
         self.journal = journal.Journal(self.state_path, lambda: self.now)
@@ -187,7 +187,7 @@ class _World(fixtures.Fixture):
 
     @contextlib.contextmanager
     def unless_lost(self, happens):
-        """The truth of a write: it happened once its file has its name."""
+        """Call ``happens`` if the file of a write gets its name."""
         try:
             yield
         except _PowerCut as error:
@@ -204,9 +204,9 @@ class _World(fixtures.Fixture):
         self.write(self.journal.remove, handle)
 
     def report(self):
-        """See who has the whole GPU, and record it in the order of a report.
+        """Record who has the whole GPU, in the order of a report.
 
-        Its reset takes no time here. See :class:`Cleaner`.
+        The reset takes no time here. See :class:`Cleaner`.
         """
         seen = cleaning.Seen(self.tenants, self.generation)
         before = self.cleaner._known(_WHOLE)
@@ -222,7 +222,7 @@ class _World(fixtures.Fixture):
                 known, state=cleaning.State.FREE))
 
     def allocate(self, *tenants):
-        """Placement gives the whole GPU to others."""
+        """Let Placement allocate the whole GPU to other servers."""
         self.generation += bool(tenants)
         self.tenants = tenants
 
@@ -280,7 +280,7 @@ class RandomTest(base.BaseTestCase):
                        choose.choice(('1g.10gb', '2g.20gb')))
 
     def _end(self, world, choose, power):
-        """The process ends, or the machine; whoever has a handle keeps it."""
+        """End the process or the machine. Servers keep their handles."""
         world.left = world.disk.left = None
         if power:
             world.disk.cut()
