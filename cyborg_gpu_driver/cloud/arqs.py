@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Accelerator requests (ARQs) and what each has on which host."""
+"""Accelerator requests (ARQs) and the vGPUs that they hold on a host."""
 
 from __future__ import annotations
 
@@ -43,23 +43,23 @@ class Arq:
 
 
 def read(cloud: connection.Cloud, host: str) -> dict[str, Arq]:
-    """The accelerator requests of a cloud, by the vGPU that each may have.
+    """Return a cloud's accelerator requests by the vGPU that each may hold.
 
-    Cyborg gives them all at once, on one page.
+    Cyborg returns all of them on one page.
 
     :param host: the compute node as Cyborg names it.
-    :raises CloudError: if they cannot be read, or the cloud has no devices
-        of such a host: then it is another cloud than the host's, or the
-        host has another name there.
+    :raises CloudError: if they cannot be read, or if the cloud has no device
+        on the host: then the host belongs to another cloud, or has another
+        name in this one.
     """
     return _read(cloud, host, by_vgpu)
 
 
 class Watch:
-    """The accelerator requests of one host, asked for again and again.
+    """Reads the accelerator requests of one host repeatedly.
 
-    :param name: of the cloud, in ``clouds.yaml``; empty if none is to be
-        asked.
+    :param name: of the cloud, in ``clouds.yaml``; if it is empty, nothing is
+        read.
     :param host: the compute node as Cyborg names it.
     """
 
@@ -70,9 +70,9 @@ class Watch:
         self._said = log_once.LogOnce()
 
     def read(self) -> reconcile.Claims | None:
-        """What the requests have on the host now.
+        """Return what the requests hold on the host now.
 
-        :returns: None if that is not known, which is said once.
+        :returns: None if that is unknown. Each reason is logged once.
         """
         if not self._name:
             return None
@@ -81,7 +81,7 @@ class Watch:
                 self._cloud = connection.Cloud.named(self._name)
             found = read_claims(self._cloud, self._host)
         except Exception as error:
-            # What is reported of the GPUs must not depend on it.
+            # The report of the GPUs must not depend on this request.
             reason = exception.steady(error)
             if self._said.is_new(reason):
                 LOG.warning('The accelerator requests cannot be read: %s',
@@ -92,24 +92,24 @@ class Watch:
 
 
 def read_claims(cloud: connection.Cloud, host: str) -> reconcile.Claims:
-    """What a cloud's accelerator requests have on a host.
+    """Return what a cloud's accelerator requests hold on a host.
 
     :param host: the compute node as Cyborg names it.
-    :raises CloudError: as :func:`read`.
+    :raises CloudError: as :func:`read` does.
     """
     return _read(cloud, host, claims)
 
 
 def claims(requests: Iterable[Mapping[str, Any]], host: str
            ) -> reconcile.Claims:
-    """What requests have on a host.
+    """Return what accelerator requests hold on a host.
 
-    Of a request that is neither bound nor new Cyborg does not show the
-    handle, and of one whose unbind has failed not even the host.
+    If a request is neither bound nor new, Cyborg does not show its attach
+    handle. If its unbind has failed, Cyborg does not show its host either.
 
     :param requests: as Cyborg's API shows them.
-    :raises KeyError, TypeError, AttributeError, InvalidValue: if one is
-        none.
+    :raises KeyError, TypeError, AttributeError, InvalidValue: if a request
+        is malformed.
     """
     bound, unsettled = [], []
     for request in requests:
@@ -148,15 +148,15 @@ def _function(info):
 
 def by_vgpu(requests: Iterable[Mapping[str, Any]], host: str
             ) -> dict[str, Arq]:
-    """Requests by the names of vGPUs: mdevs' UUIDs, functions' addresses.
+    """Return the requests by vGPU name: mdev UUID or PCI address of a VF.
 
-    Nova gives the mdev of a handle the handle's UUID. A function's address
-    says something on its own host alone, and of a vGPU only where the
-    handle's vGPU has no UUID.
+    Nova creates the mdev of an attach handle with the handle's UUID. A PCI
+    address is valid only on its own host, and names a vGPU only where the
+    vGPU of the handle has no UUID.
 
     :param requests: as Cyborg's API shows them.
-    :raises KeyError, TypeError, AttributeError, InvalidValue: if one is
-        none.
+    :raises KeyError, TypeError, AttributeError, InvalidValue: if a request
+        is malformed.
     """
     found = {}
     for request in requests:

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What Ironic has of a profile of bare metal, and what its nodes are."""
+"""Ironic's deploy templates and nodes, with the nodes' GPUs."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from cyborg_gpu_driver.record import codec
 
 SERVICE = 'baremetal'
 VERSION = '1.81'
-"""Of Ironic's API: a node has its inventory. Older are deploy templates
-(1.55) and traits (1.37)."""
+"""The first microversion of Ironic's API with the inventory of a node. Deploy
+templates (1.55) and traits (1.37) are older."""
 _FIELDS = ('uuid', 'name', 'resource_class', 'traits', 'provision_state',
            'maintenance', 'retired')
 _AVAILABLE = 'available'
 
 
 def check(cloud: connection.Cloud) -> None:
-    """Make sure that there is an Ironic that can do all of it.
+    """Make sure that the cloud has an Ironic with all required features.
 
-    :raises CloudError: naming what is missing.
+    :raises CloudError: if it does not; the error names what is missing.
     """
     if not cloud.has_service(SERVICE):
         raise cloud.error('its service catalogue has no service of type '
@@ -61,9 +61,9 @@ def check(cloud: connection.Cloud) -> None:
 
 def template(cloud: connection.Cloud, name: str
              ) -> resources.Existing | None:
-    """A deploy template; None if there is none of that name.
+    """Return a deploy template; None if none has that name.
 
-    :raises CloudError: if Ironic does not tell.
+    :raises CloudError: if a request to Ironic fails.
     """
     answer = cloud.ask(SERVICE, f'/deploy_templates/{name}', VERSION)
     if answer is None:
@@ -78,9 +78,9 @@ def template(cloud: connection.Cloud, name: str
 
 
 def nodes(cloud: connection.Cloud) -> list[baremetal_nodes.Node]:
-    """All nodes, without their GPUs.
+    """Return all nodes, without their GPUs.
 
-    :raises CloudError: if Ironic does not tell.
+    :raises CloudError: if a request to Ironic fails.
     """
     found: list[baremetal_nodes.Node] = []
     query = {'fields': ','.join(_FIELDS)}
@@ -96,9 +96,9 @@ def nodes(cloud: connection.Cloud) -> list[baremetal_nodes.Node]:
 def with_gpus(cloud: connection.Cloud,
               listed: Iterable[baremetal_nodes.Node]
               ) -> list[baremetal_nodes.Node]:
-    """Nodes with their GPUs, in their order; a request for each.
+    """Return the nodes with their GPUs, in order; one request for each.
 
-    :raises CloudError: if Ironic does not tell.
+    :raises CloudError: if a request to Ironic fails.
     """
     with futures.ThreadPoolExecutor(placement_api.AT_ONCE) as pool:
         return list(pool.map(lambda node: _inspected(cloud, node), listed))
@@ -122,10 +122,10 @@ def _inspected(cloud, node):
 
 
 def _gpus(basic, sent):
-    """The GPUs in what an inspection has stored; None if it has not asked.
+    """The GPUs in stored inspection data; None if it has no list of devices.
 
-    PCI devices are in the one after an inspection in band, in the other
-    after one by Redfish.
+    After an in-band inspection the PCI devices are in ``sent``, after an
+    inspection by Redfish in ``basic``.
     """
     if names.KEY in sent:
         return inventory.parse(sent[names.KEY])
@@ -148,7 +148,7 @@ def _hindrances(item):
         yield 'it is in maintenance'
     if item['retired']:
         yield 'it is retired'
-    # Ironic wrote nothing for an available node once.
+    # Early versions of Ironic stored no state for an available node.
     state = item['provision_state'] or _AVAILABLE
     if state != _AVAILABLE:
         yield f'it is {state}'

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""What Placement says to a request, and which compute nodes it concerns."""
+"""Placement's candidates for a request, and the compute nodes to read."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _BAD_REQUEST = 400
 
 def answer(cloud: connection.Cloud, wanted: request.Request,
            root: str | None = None) -> facts.Answer | None:
-    """What Placement says to Nova's question.
+    """Ask Placement for candidates, as the Nova scheduler does.
 
-    :param root: UUID of the compute node that is to be taken.
-    :returns: None if there is nothing to ask for.
-    :raises CloudError: if Placement does not tell.
+    :param root: UUID of the compute node to which the query is restricted.
+    :returns: None if the request asks for no resources.
+    :raises CloudError: if a request to Placement fails.
     """
     if not any(group.resources for group in wanted.groups):
         return None
@@ -56,7 +56,7 @@ def answer(cloud: connection.Cloud, wanted: request.Request,
     with responses.understanding(cloud, 'Placement', 'the candidates'):
         roots: dict[str, int] = {}
         for item in found['allocation_requests']:
-            # One that takes of a sharing provider, too, has two roots.
+            # A candidate that also uses a sharing provider has two roots.
             for root_uuid in {
                     found['provider_summaries'][uuid]['root_provider_uuid']
                     for uuid in item['allocations']}:
@@ -67,9 +67,9 @@ def answer(cloud: connection.Cloud, wanted: request.Request,
 
 def unknown_traits(cloud: connection.Cloud, wanted: request.Request
                    ) -> frozenset[str]:
-    """The traits of a request that Placement never heard of.
+    """Return the traits of a request that Placement does not know.
 
-    :raises CloudError: if Placement does not tell.
+    :raises CloudError: if a request to Placement fails.
     """
     asked = frozenset().union(*(
         group.required | group.forbidden for group in wanted.groups))
@@ -82,9 +82,9 @@ def unknown_traits(cloud: connection.Cloud, wanted: request.Request
 
 
 def classes(cloud: connection.Cloud) -> frozenset[str]:
-    """All resource classes that Placement knows.
+    """Return all resource classes that Placement knows.
 
-    :raises CloudError: if Placement does not tell.
+    :raises CloudError: if a request to Placement fails.
     """
     found = cloud.ask('placement', '/resource_classes', trees.VERSION)
     with responses.understanding(cloud, 'Placement', 'the resource classes'):
@@ -92,10 +92,10 @@ def classes(cloud: connection.Cloud) -> frozenset[str]:
 
 
 def root(cloud: connection.Cloud, host: str) -> str:
-    """The UUID of a compute node's provider.
+    """Return the UUID of a compute node's provider.
 
     :param host: hypervisor_hostname.
-    :raises CloudError: if Placement does not tell.
+    :raises CloudError: if a request to Placement fails.
     :raises InvalidValue: if there is no such compute node.
     """
     with responses.understanding(cloud, 'Placement', 'a resource provider'):
@@ -114,17 +114,17 @@ def root(cloud: connection.Cloud, host: str) -> str:
 def concerned(cloud: connection.Cloud, wanted: request.Request,
               more: Iterable[str], found: facts.Answer | None,
               most: int | None) -> tuple[Sequence[str], int]:
-    """The compute nodes to read about a request, and how many are left out.
+    """Choose the compute nodes to read, and count those that are left out.
 
-    Those are first of which Placement has candidates, then those with room
-    for most of the groups, then those that have most of the classes.
+    Compute nodes with candidates in Placement come first, then those with
+    room for most of the groups, then those with most of the resource classes.
 
-    :param more: names of compute nodes that count although Placement has no
-        accelerators of them.
-    :param found: what Placement says to the request.
-    :param most: how many may be read; None for all.
-    :returns: their UUIDs.
-    :raises CloudError: if Placement does not tell.
+    :param more: names of further compute nodes, which count even if Placement
+        has no accelerators on them.
+    :param found: Placement's answer to the request.
+    :param most: how many compute nodes may be read; None for all.
+    :returns: the UUIDs of the compute nodes, and the number left out.
+    :raises CloudError: if a request to Placement fails.
     """
     with responses.understanding(cloud, 'Placement', 'a resource provider'):
         below = trees.of_cyborg(cloud)
@@ -154,8 +154,7 @@ def _place(item):
 
 
 def _class(item):
-    """The resource class of a provider, by its name; None if it is unknown.
-    """
+    """Derive the resource class of a provider from its name, if known."""
     place = _place(item)
     if place is None:
         return None
@@ -164,7 +163,7 @@ def _class(item):
 
 
 def _room(cloud, wanted):
-    """For how many of the groups each compute node has room."""
+    """For how many of the groups each compute node has room, by UUID."""
     found: collections.Counter[str] = collections.Counter()
     for group in wanted.groups:
         query = {'resources': ','.join(
@@ -175,14 +174,14 @@ def _room(cloud, wanted):
         try:
             items = trees.listed(cloud, **query) if group.resources else ()
         except exception.CloudError:
-            # A class or a trait that Placement does not know.
+            # Placement does not know the resource class or a trait.
             continue
         found.update({item['root_provider_uuid'] for item in items})
     return found
 
 
 def _refusal(error):
-    """Placement's own words, without those that each refusal begins with."""
+    """Placement's message, without the preamble of every error message."""
     try:
         told = error.response.json()['errors'][0]['detail']
     except (AttributeError, KeyError, IndexError, TypeError, ValueError):

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Flavors, servers, compute services and limits, as Nova has them."""
+"""Read flavors, servers, compute services and limits from Nova."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ from cyborg_gpu_driver.cloud.explain import reasons
 from cyborg_gpu_driver.cloud.explain import request
 
 VERSION = '2.61'
-"""Nova's: the first that shows a flavor with its extra specs."""
+"""The first microversion of Nova that shows a flavor with its extra specs."""
 _MIB_PER_GIB = 1024
 _QUOTAS = {'instances': None, 'cores': 'VCPU', 'ram': 'MEMORY_MB'}
-"""Nova's own quotas by the resource class that each counts."""
+"""Nova's own quotas, with the resource class that each counts."""
 _FEW = 10
-"""Servers that are asked for one by one."""
+"""Up to this number, servers are requested one by one."""
 _CLASS = 'class:'
 _SERVERS = 'servers'
-"""The unified limit of instances."""
+"""The unified limit for the number of instances."""
 
 
 def flavor(cloud: connection.Cloud, name: str) -> request.Flavor:
-    """A flavor by name or id.
+    """Return a flavor by name or ID.
 
-    :raises CloudError: if Nova does not tell.
+    :raises CloudError: if a request to Nova fails.
     :raises InvalidValue: if there is none.
     """
     answer: Any = cloud.ask('compute', f'/flavors/{name}', VERSION)
@@ -71,9 +71,9 @@ def flavor(cloud: connection.Cloud, name: str) -> request.Flavor:
 
 def server(cloud: connection.Cloud, name: str
            ) -> tuple[facts.Server, request.Flavor]:
-    """A server by name or UUID, of any project, and its flavor.
+    """Return a server of any project by name or UUID, and its flavor.
 
-    :raises CloudError: if there is none, or Nova does not tell.
+    :raises CloudError: if there is none, or a request to Nova fails.
     """
     uuid = servers.find(cloud, name)
     answer: Any = cloud.ask('compute', f'/servers/{uuid}', VERSION)
@@ -88,15 +88,17 @@ def server(cloud: connection.Cloud, name: str
 def known_servers(cloud: connection.Cloud, uuids: Collection[str],
                   hosts: Collection[str] | None = None
                   ) -> dict[str, facts.Server]:
-    """Those of consumers that are servers, of any project.
+    """Return the consumers that are servers, of any project.
 
-    A few are asked for one by one. Otherwise Nova lists all servers of some
-    hosts, a thousand with one request, and only those that are not in the
-    list are asked for: the list lacks those in a cell that is down.
+    A few consumers are requested one by one. For more, Nova lists all servers
+    of the hosts, a thousand per request, and only consumers that are missing
+    from the list are requested one by one. The list lacks the servers of a
+    cell that is down.
 
-    :param hosts: of nova-compute, where most of them are; None for anywhere
-        in the cloud.
-    :raises CloudError: if Nova does not tell.
+    :param uuids: of the consumers.
+    :param hosts: of nova-compute, on which most of the servers run; None for
+        the whole cloud.
+    :raises CloudError: if a request to Nova fails.
     """
     def ask(uuid):
         answer = cloud.ask('compute', f'/servers/{uuid}', VERSION)
@@ -115,7 +117,7 @@ def known_servers(cloud: connection.Cloud, uuids: Collection[str],
 
 
 def _listed(cloud, uuids, place):
-    """Those of servers that Nova lists."""
+    """The requested servers that are in Nova's list."""
     with responses.understanding(cloud, 'Nova', 'a server'):
         return {item['id']: _server(item) for item in responses.each(
             cloud, '/servers/detail', 'servers', VERSION, all_tenants='true',
@@ -124,10 +126,11 @@ def _listed(cloud, uuids, place):
 
 def migrations(cloud: connection.Cloud, uuids: Iterable[str]
                ) -> frozenset[str]:
-    """Those of consumers that are migrations, as Nova accounts for the
-    source of one.
+    """Return the consumers that are migrations.
 
-    :raises CloudError: if Nova does not tell.
+    During a migration, the migration holds the allocations on the source.
+
+    :raises CloudError: if a request to Nova fails.
     """
     wanted = set(uuids)
     found: set[str] = set()
@@ -144,9 +147,9 @@ def migrations(cloud: connection.Cloud, uuids: Iterable[str]
 
 
 def services(cloud: connection.Cloud) -> dict[str, facts.Service]:
-    """nova-compute by the UUID of the compute node's provider.
+    """Return the nova-compute services by UUID of the compute node's provider.
 
-    :raises CloudError: if Nova does not tell.
+    :raises CloudError: if a request to Nova fails.
     """
     answer: Any = cloud.ask('compute', '/os-services', VERSION,
                             binary='nova-compute')
@@ -162,9 +165,9 @@ def services(cloud: connection.Cloud) -> dict[str, facts.Service]:
 
 
 def aggregates(cloud: connection.Cloud) -> tuple[facts.Aggregate, ...]:
-    """The host aggregates.
+    """Return the host aggregates.
 
-    :raises CloudError: if Nova does not tell.
+    :raises CloudError: if a request to Nova fails.
     """
     answer: Any = cloud.ask('compute', '/os-aggregates', VERSION)
     with responses.understanding(cloud, 'Nova', 'the aggregates'):
@@ -174,9 +177,9 @@ def aggregates(cloud: connection.Cloud) -> tuple[facts.Aggregate, ...]:
 
 
 def project(cloud: connection.Cloud, name: str) -> str:
-    """The id of a project by name or id.
+    """Return the ID of a project by name or ID.
 
-    :raises CloudError: if Keystone does not tell.
+    :raises CloudError: if a request to Keystone fails.
     :raises InvalidValue: if there is none, or several have the name.
     """
     answer: Any = cloud.ask('identity', f'/projects/{name}')
@@ -193,14 +196,14 @@ def project(cloud: connection.Cloud, name: str) -> str:
 
 def quotas(cloud: connection.Cloud, owner: str, wanted: request.Request
            ) -> tuple[facts.Limit, ...]:
-    """Nova's quotas of a project: instances, cores, ram.
+    """Return Nova's quotas of a project: instances, cores, ram.
 
     With unified limits Nova shows 0 for a resource that has no limit in
     Keystone (``get_legacy_project_limits`` in nova/limit/placement.py).
-    ``[quota] unified_limits_resource_list`` decides whether that is enforced,
-    and no API shows it. So such a 0 is left out.
+    ``[quota] unified_limits_resource_list`` decides whether Nova enforces that
+    0, and no API shows this option. So such a 0 is left out.
 
-    :raises CloudError: if Nova or Keystone does not tell.
+    :raises CloudError: if a request to Nova or Keystone fails.
     """
     answer: Any = cloud.ask(
         'compute', f'/os-quota-sets/{owner}/detail', VERSION)
@@ -223,12 +226,12 @@ def quotas(cloud: connection.Cloud, owner: str, wanted: request.Request
 
 def unified_limits(cloud: connection.Cloud, owner: str,
                    wanted: request.Request) -> tuple[facts.Limit, ...]:
-    """Keystone's limits of a project for resource classes.
+    """Return Keystone's limits of a project for resource classes.
 
-    Nova counts what a device profile asks for, too, where ``[quota]
-    driver`` is the unified one; nobody registers such limits otherwise.
+    With the unified ``[quota] driver``, Nova also counts the resources of a
+    device profile. With other drivers, operators register no such limits.
 
-    :raises CloudError: if Keystone or Placement does not tell.
+    :raises CloudError: if a request to Keystone or Placement fails.
     """
     limits = _unified(cloud, owner)
     mine = {name: limits[_CLASS + name] for name in wanted.totals
@@ -243,7 +246,7 @@ def unified_limits(cloud: connection.Cloud, owner: str,
 
 
 def _unified(cloud, owner):
-    """A project's limits for Nova in Keystone, by the resource's name."""
+    """A project's limits for Nova in Keystone, by resource name."""
     limits = {}
     with responses.understanding(cloud, 'Keystone', 'the limits'):
         for service in cloud.ask('identity', '/services',
@@ -280,6 +283,7 @@ def _server(item):
     host = item.get('OS-EXT-SRV-ATTR:hypervisor_hostname')
     return facts.Server(
         item['id'], item['name'], item['status'], item['tenant_id'], host,
-        # Of one that has a host it is the host's, asked for or not.
+        # Once a server has a host, Nova shows the zone of the host, even if
+        # no zone was requested.
         None if host else item.get('OS-EXT-AZ:availability_zone') or None,
         fault.get('message', ''))

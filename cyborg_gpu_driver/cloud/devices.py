@@ -10,14 +10,15 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which of a host's GPUs an operator has disabled in Cyborg.
+"""Read from Cyborg which of a host's GPUs an operator has disabled.
 
 ``openstack accelerator device disable`` gives the device the status
-``maintaining`` and reserves all of one inventory in Placement. Cyborg takes
-for it the deployable whose database id is the device's
-(cyborg/api/controllers/v2/devices.py, the same in Cyborg 14 to 17), which may
-be another device's. So only the status tells which device is meant, and only
-Cyborg's API tells the status: the conductor has no call for it.
+``maintaining`` and reserves all of one inventory in Placement. Cyborg chooses
+the inventory of the deployable whose database ID equals that of the device
+(cyborg/api/controllers/v2/devices.py, the same in Cyborg 14 to 17). That
+deployable may belong to another device. So only the status identifies the
+disabled device, and only Cyborg's API shows the status: the conductor has no
+call for it.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ from cyborg_gpu_driver.partition import cordon
 LOG = logging.getLogger(__name__)
 
 STATUS_VERSION = '2.3'
-"""The first microversion that tells whether a device is enabled."""
+"""The first microversion that shows whether a device is enabled."""
 DISABLED = 'maintaining'
 _SECTION = 'placement'
 _ACCELERATOR = 'accelerator'
 
 
 class Watch:
-    """Asks again and again which GPUs of one host are disabled.
+    """Reads repeatedly which GPUs of one host are disabled.
 
-    :param conf: with ``[gpu] os_cloud``, the cloud to ask. Without it Cyborg
-        is asked as the user that ``[placement]`` names.
+    :param conf: with ``[gpu] os_cloud``, the cloud to ask. If it is unset, the
+        watch asks Cyborg as the user that ``[placement]`` names.
     :param host: the compute node as Cyborg names it.
     """
 
@@ -60,16 +61,16 @@ class Watch:
         self._said = log_once.LogOnce()
 
     def read(self) -> frozenset[model.PciAddress] | None:
-        """The GPUs that are disabled now.
+        """Return the GPUs that are disabled now.
 
-        :returns: None if that is not known, which is said once.
+        :returns: None if that is unknown. Each reason is logged once.
         """
         try:
             if self._cloud is None:
                 self._cloud = _connect(self._conf)
             found = disabled(self._cloud, self._host)
         except Exception as error:
-            # What is reported of the GPUs must not depend on it.
+            # The report of the GPUs must not depend on this request.
             reason = exception.steady(error)
             if self._said.is_new(reason):
                 LOG.warning(
@@ -84,10 +85,10 @@ class Watch:
 
 def disabled(cloud: connection.Cloud, host: str
              ) -> frozenset[model.PciAddress]:
-    """The GPUs of a host that are disabled in Cyborg.
+    """Return the GPUs of a host that are disabled in Cyborg.
 
     :param host: the compute node as Cyborg names it.
-    :raises CloudError: if Cyborg does not tell.
+    :raises CloudError: if a request to Cyborg fails.
     """
     answer = cloud.ask(_ACCELERATOR, '/devices', STATUS_VERSION,
                        hostname=host)
@@ -99,7 +100,7 @@ def disabled(cloud: connection.Cloud, host: str
 
 
 def address(device: Mapping[str, Any]) -> model.PciAddress | None:
-    """The GPU of a device; None for a device of another driver.
+    """Return the GPU of a device; None for a device of another driver.
 
     :param device: as Cyborg's API shows it.
     """
@@ -111,7 +112,7 @@ def address(device: Mapping[str, Any]) -> model.PciAddress | None:
 
 
 def told(device: Mapping[str, Any]) -> cordon.Cordons:
-    """The cordons of which the agent has told; nothing if it has not.
+    """Return the cordons that the agent has reported; empty if none are known.
 
     :param device: as Cyborg's API shows it.
     """

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The GPU hosts of a cloud, and whether servers can be made on them."""
+"""The GPU hosts of a cloud, and whether Nova creates servers on them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _DISABLED = 'COMPUTE_STATUS_DISABLED'
 
 @dataclasses.dataclass(frozen=True)
 class Service:
-    """A nova-compute, as Nova knows it.
+    """A nova-compute service, as Nova shows it.
 
     :ivar state: ``up`` or ``down``.
     :ivar status: ``enabled`` or ``disabled``.
@@ -48,30 +48,31 @@ class Service:
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A GPU and what it offers.
+    """A GPU and the providers that offer it.
 
-    :ivar mode: ``PASSTHROUGH``, ``VGPU``, ``MIG``; None if its traits do
-        not say. Of a GPU with several roles the one that servers have, or
-        ``AUTO`` if none has any.
-    :ivar numa: node, as text.
-    :ivar sick: its health conditions, as its traits have them:
+    :ivar mode: ``PASSTHROUGH``, ``VGPU``, ``MIG``; None if no trait has it.
+        For a GPU with several roles, the role that servers use, or ``AUTO``
+        if no server uses the GPU.
+    :ivar numa: NUMA node, as text.
+    :ivar conditions: its health conditions from its traits, such as
         ``XID_79``.
-    :ivar device: Cyborg's; None if it has none, or is not known.
+    :ivar device: the device in Cyborg; None if there is none, or if it is
+        unknown.
     """
 
     address: str
     mode: str | None
     model: str | None
     numa: str | None
-    sick: tuple[str, ...]
+    conditions: tuple[str, ...]
     offers: tuple[providers.Provider, ...]
     device: facts.Device | None = None
     roles: tuple[str, ...] = ()
-    """What it can be, if that is not always the same."""
+    """The modes that the GPU can have, if there are several."""
 
     @property
     def cordons(self) -> cordon.Cordons:
-        """Why it gets no new server, as far as the cloud knows."""
+        """Why the GPU gets no new server, as far as the cloud knows."""
         return () if self.device is None else self.device.cordons(
             trait for offer in self.offers for trait in offer.traits)
 
@@ -80,13 +81,13 @@ class Gpu:
 class Host:
     """A compute node with GPUs.
 
-    :ivar name: as the names of its providers have it.
-    :ivar accelerators: whether Nova takes it for servers that need
-        accelerators (its trait COMPUTE_ACCELERATORS).
-    :ivar enabled: whether its nova-compute is (it has no trait
-        COMPUTE_STATUS_DISABLED).
-    :ivar service: None if that is not known.
-    :ivar devices: Cyborg's names of its devices; None if not known.
+    :ivar name: as in the names of its providers.
+    :ivar accelerators: whether Nova selects the host for servers that need
+        accelerators (it has the trait COMPUTE_ACCELERATORS).
+    :ivar enabled: whether its nova-compute is enabled (it does not have the
+        trait COMPUTE_STATUS_DISABLED).
+    :ivar service: None if it is unknown.
+    :ivar devices: UUID and model of each device in Cyborg; None if unknown.
     """
 
     name: str
@@ -105,7 +106,7 @@ class Host:
 
     @property
     def providers(self) -> tuple[providers.Provider, ...]:
-        """Of all its GPUs."""
+        """The providers of all its GPUs."""
         return tuple(offer for gpu in self.gpus for offer in gpu.offers)
 
 
@@ -114,13 +115,14 @@ def build(found: Iterable[providers.Provider], able: Mapping[str, str],
           services: Mapping[str, Service] | None,
           devices: Mapping[str, Sequence[facts.Device]] | None
           ) -> tuple[Host, ...]:
-    """Hosts from what the services say.
+    """Build the hosts from the data of the services.
 
+    :param found: the providers of this driver.
     :param able: names of the providers that have COMPUTE_ACCELERATORS, by
         UUID.
-    :param disabled: UUIDs of those that have COMPUTE_STATUS_DISABLED.
-    :param services: by host; None if not known.
-    :param devices: likewise.
+    :param disabled: UUIDs of the providers that have COMPUTE_STATUS_DISABLED.
+    :param services: by host; None if unknown.
+    :param devices: by host; None if unknown.
     """
     disabled = frozenset(disabled)
     hosts: dict[tuple[str, str], list[providers.Provider]] = {}
@@ -143,13 +145,13 @@ def read(cloud: connection.Cloud, host: str | None = None,
          complain: Callable[[str], None] = lambda text: None,
          progress: Callable[[int, int], None] = lambda done, total: None
          ) -> tuple[Host, ...]:
-    """The GPU hosts of a cloud.
+    """Return the GPU hosts of a cloud.
 
-    :param host: this one alone.
-    :param complain: told if Nova or Cyborg cannot be asked; what only they
-        know is unknown then.
-    :param progress: as of :func:`providers.read`.
-    :raises CloudError: if Placement does not tell.
+    :param host: the only host to read; None for all.
+    :param complain: called with the error if a request to Nova or Cyborg
+        fails. The data of that service is unknown then.
+    :param progress: as in :func:`providers.read`.
+    :raises CloudError: if a request to Placement fails.
     """
     found = providers.read(cloud, host, progress)
     able = {item['uuid']: item['name'] for item
@@ -160,15 +162,15 @@ def read(cloud: connection.Cloud, host: str | None = None,
 
 
 def names(cloud: connection.Cloud) -> tuple[str, ...]:
-    """The names of the GPU hosts, as their agents have them.
+    """Return the names of the GPU hosts, as their agents name them.
 
-    :raises CloudError: if Placement does not tell.
+    :raises CloudError: if a request to Placement fails.
     """
     return tuple(sorted({host for _, host in providers.ours(cloud)}))
 
 
 def _unless(ask, cloud, complain):
-    """What a service says; None if it says nothing."""
+    """Return the data of a service; None if the request fails."""
     try:
         return ask(cloud)
     except exception.CloudError as error:
@@ -202,7 +204,7 @@ def _gpus(offers, devices):
         Gpu(address, _mode(of_gpu), _fact(of_gpu, 'MODEL'),
             _fact(of_gpu, 'NUMA'),
             tuple(sorted({reason for offer in of_gpu
-                          for reason in offer.sick})), tuple(of_gpu),
+                          for reason in offer.conditions})), tuple(of_gpu),
             by_address.get(address), _roles(of_gpu))
         for address, of_gpu in sorted(gpus.items()))
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the GPUs of a cloud have in Placement."""
+"""Read the resource providers of a cloud's GPUs from Placement."""
 
 from __future__ import annotations
 
@@ -30,17 +30,19 @@ from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.report.content import names
 
 VERSION = '1.26'
-"""As the driver's: the first that tells ``reserved`` equal to ``total``."""
+"""The driver's microversion: the first that shows ``reserved`` equal to
+``total``."""
 _PARTS = ('inventories', 'usages', 'traits')
 
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """A profile on one GPU: a resource provider of this driver's.
+    """A profile on one GPU: a resource provider of this driver.
 
-    :ivar host: the compute node as the provider's name gives it.
+    :ivar host: the compute node as in the provider's name.
     :ivar gpu: PCI address.
-    :ivar label: of the profile: ``passthrough``, ``1g.10gb``, ``T4-2B``.
+    :ivar label: of the profile, such as ``passthrough``, ``1g.10gb``,
+        ``T4-2B``.
     :ivar root: UUID of the compute node's provider.
     """
 
@@ -53,13 +55,15 @@ class Profile:
     traits: frozenset[str]
 
     @property
-    def sick(self) -> tuple[str, ...]:
-        """Health conditions of the GPU, as its traits have them: ``XID_79``.
-        """
+    def conditions(self) -> tuple[str, ...]:
+        """Health conditions of the GPU from its traits, such as ``XID_79``."""
         return health.told(self.traits)
 
     def fact(self, kind: str) -> str | None:
-        """What the traits say: ``MODEL``, ``KIND``, ``NUMA``, ``MEMORY``."""
+        """Return the value of a kind of trait; None if there is no such trait.
+
+        :param kind: such as ``MODEL``, ``KIND``, ``NUMA``, ``MEMORY``.
+        """
         prefix = f'CUSTOM_GPU_{kind}_'
         return next((trait.removeprefix(prefix)
                      for trait in sorted(self.traits)
@@ -74,11 +78,11 @@ class Profile:
 
 @dataclasses.dataclass(frozen=True)
 class Provider(Profile):
-    """A profile on one GPU and how much there is of it.
+    """A profile on one GPU, with its inventory.
 
     :ivar resource_class: None if there is no inventory at all.
-    :ivar reserved: what the driver lets nobody have now.
-    :ivar used: what servers have.
+    :ivar reserved: the amount that the driver withholds from servers now.
+    :ivar used: the amount that servers use.
     """
 
     resource_class: str | None
@@ -88,22 +92,22 @@ class Provider(Profile):
 
     @property
     def free(self) -> int:
-        """How many a server can be given now."""
+        """The amount that can be allocated now."""
         return max(0, self.total - self.reserved - self.used)
 
 
 def read(cloud: connection.Cloud, host: str | None = None,
          progress: placement_api.Progress = lambda done, total: None
          ) -> tuple[Provider, ...]:
-    """The providers of every GPU that this driver reports, by name.
+    """Return the providers of every GPU that this driver reports, by name.
 
-    One request for each compute node, some of them at a time, and two for
-    the cloud: Placement summarizes the providers of a compute node, and
+    This takes one request for each compute node, several at a time, and two
+    for the cloud: Placement summarizes the providers of a compute node, and
     Cyborg has the totals. A provider that is not in both is read with three
     requests.
 
-    :param host: of this compute node alone.
-    :param progress: called with the hosts done and their number.
+    :param host: only this compute node.
+    :param progress: called with the number of finished hosts and of all hosts.
     :raises CloudError: if Placement does not answer.
     """
     trees: dict[str, list[dict[str, str]]] = {}
@@ -120,13 +124,13 @@ def read(cloud: connection.Cloud, host: str | None = None,
 
 def profiles(cloud: connection.Cloud, wanted: Collection[str]
              ) -> dict[str, Profile]:
-    """Those of some providers that are of GPUs, by UUID.
+    """Return the providers that are of GPUs of this driver, by UUID.
 
-    Three requests for each compute node that they are on, however many
-    providers it has.
+    This takes three requests for each compute node of the providers, however
+    many providers it has.
 
-    :param wanted: UUIDs.
-    :raises CloudError: if Placement does not tell.
+    :param wanted: UUIDs of providers.
+    :raises CloudError: if a request to Placement fails.
     """
     found: dict[str, Profile] = {}
     left = set(wanted)
@@ -154,11 +158,11 @@ def profiles(cloud: connection.Cloud, wanted: Collection[str]
 
 
 def listed(cloud: connection.Cloud, required: str) -> list[dict[str, str]]:
-    """Uuid, name and root_provider_uuid of providers with certain traits.
+    """Return uuid, name and root_provider_uuid of providers by their traits.
 
-    :param required: traits, separated by commas; ``!`` before one that they
-        must not have.
-    :raises CloudError: if Placement does not tell.
+    :param required: traits, separated by commas; ``!`` precedes a forbidden
+        trait.
+    :raises CloudError: if a request to Placement fails.
     """
     answer = cloud.ask('placement', '/resource_providers', VERSION,
                        required=required)
@@ -167,9 +171,9 @@ def listed(cloud: connection.Cloud, required: str) -> list[dict[str, str]]:
 
 
 def ours(cloud: connection.Cloud) -> list[tuple[dict[str, str], str]]:
-    """The providers of this driver, as :func:`listed`, with their hosts.
+    """Return this driver's providers, as :func:`listed`, with their hosts.
 
-    :raises CloudError: if Placement does not tell.
+    :raises CloudError: if a request to Placement fails.
     """
     return [(item, place.host) for item in listed(
         cloud, os_traits.OWNER_CYBORG) for place in [
@@ -182,9 +186,9 @@ def _item(item):
 
 
 def _totals(cloud):
-    """The total of each provider's inventory by its UUID, as Cyborg has it.
+    """Return the total of each provider's inventory from Cyborg, by UUID.
 
-    Nothing where Cyborg does not answer: Placement has them, too.
+    Empty if Cyborg does not answer, because Placement has the totals, too.
     """
     try:
         return records.deployables(cloud)
@@ -193,7 +197,7 @@ def _totals(cloud):
 
 
 def _of_tree(cloud, root, items, totals):
-    """The providers of one compute node that there still are."""
+    """Return the providers of one compute node that still exist."""
     summaries = placement_api.summaries(cloud, root) if totals else {}
     found = (_from_summary(cloud, item, summaries.get(item['uuid']),
                            totals.get(item['uuid']))
@@ -202,7 +206,7 @@ def _of_tree(cloud, root, items, totals):
 
 
 def _traits(cloud, item, summaries):
-    """The traits of a provider; None if there is none any more."""
+    """Return the traits of a provider; None if it no longer exists."""
     summary = summaries.get(item['uuid']) or placement_api.one(
         cloud, item, ('traits',), VERSION)
     with responses.understanding(cloud, 'Placement',
@@ -211,7 +215,7 @@ def _traits(cloud, item, summaries):
 
 
 def _from_summary(cloud, item, summary, total):
-    """A provider; None if the summary does not say all of it."""
+    """Return a provider; None if the summary does not suffice."""
     if summary is None or total is None:
         return None
     with responses.understanding(cloud, 'Placement',
@@ -227,7 +231,7 @@ def _from_summary(cloud, item, summary, total):
 
 
 def _provider(cloud, item):
-    """A provider, read part by part; None if there is none any more."""
+    """Read a provider part by part; None if it no longer exists."""
     told = placement_api.one(cloud, item, _PARTS, VERSION)
     if told is None:
         return None

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""A question about a request, and all that its answer takes."""
+"""Read the state of a cloud and explain a request."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from cyborg_gpu_driver.cloud.explain import reasons
 from cyborg_gpu_driver.cloud.explain import request
 
 MOST = 50
-"""Hosts that are examined, unless told otherwise: five times what a table
-shows."""
+"""The default number of hosts to examine: five times as many as a table shows.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What is asked, by names or ids: one of the first three, and where.
+    """A question, by names or IDs: one of the first three, and options.
 
-    :ivar host: hypervisor_hostname.
-    :ivar project: whose limits and rights count.
+    :ivar host: hypervisor_hostname of the only host to examine.
+    :ivar project: the project whose limits and permissions apply.
     """
 
     flavor: str | None = None
@@ -53,16 +53,16 @@ def answer(cloud: connection.Cloud, asked: Question,
            most: int | None = MOST,
            progress: placement_api.Progress = lambda done, total: None
            ) -> explain.Verdict:
-    """Read what it takes, and judge.
+    """Read the state of the cloud and explain the request.
 
-    What a part of the cloud does not tell is named in the answer;
-    without Placement and Cyborg there is none.
+    The answer names what could not be read of the cloud. Placement and Cyborg
+    are required.
 
     :param most: how many hosts to examine, if no host is named; None for
         all. Those that are closest to a fit are chosen.
-    :param progress: called with the hosts done and their number.
-    :raises CloudError: if they do not tell, or not what was named.
-    :raises InvalidValue: if what is named is not there.
+    :param progress: called with the number of finished hosts and of all hosts.
+    :raises CloudError: if Placement, Cyborg or a named object cannot be read.
+    :raises InvalidValue: if a named object does not exist.
     """
     return _Reading(cloud, asked, most, progress).judge()
 
@@ -108,10 +108,10 @@ class _Reading:
         return self._certain(wanted, known, explain.verdict(wanted, known))
 
     def _certain(self, wanted, known, found):
-        """Judge hosts again with which Placement does not agree.
+        """Examine the hosts again on which Placement disagrees.
 
-        Cyborg's record of a provider is not what somebody has made of its
-        inventory.
+        This time all inventories are read from Placement. Cyborg's record of
+        a provider does not show if an operator has changed its inventory.
         """
         doubtful = {host.name for host in found.hosts if any(
             item.reason is reasons.Reason.DISAGREES
@@ -164,7 +164,7 @@ class _Reading:
                         self._cloud, owner, wanted) or ()))
 
     def _names(self, hosts, services):
-        """Those who have accelerators, by name."""
+        """Return the names of the servers that have accelerators, by UUID."""
         consumers = {consumer for tree in hosts for node in tree.below
                      for consumer in node.holders}
         found = self._try(
@@ -176,7 +176,8 @@ class _Reading:
 
     def _try(self, what: str, read: Callable[..., Any], *arguments: Any
              ) -> Any:
-        """What can be read; None, and a word about it, if it cannot."""
+        """Return what a function reads; note it and return None if it fails.
+        """
         try:
             return read(*arguments)
         except exception.CloudError as error:

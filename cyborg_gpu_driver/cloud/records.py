@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""What Cyborg has on record: profiles, devices, deployables, requests."""
+"""Read Cyborg's profiles, devices, deployables and accelerator requests."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from cyborg_gpu_driver.cloud.explain import facts
 
 def profiles(cloud: connection.Cloud
              ) -> dict[str, list[Mapping[str, str]]]:
-    """The groups of each device profile by its name.
+    """Return the groups of each device profile, by name.
 
-    :raises CloudError: if Cyborg does not tell.
+    :raises CloudError: if a request to Cyborg fails.
     """
     found = cloud.get('/device_profiles', 'device_profiles')
     with responses.understanding(cloud, 'Cyborg', 'a device profile'):
@@ -34,9 +34,9 @@ def profiles(cloud: connection.Cloud
 
 
 def devices(cloud: connection.Cloud) -> tuple[facts.Device, ...]:
-    """The devices of all hosts.
+    """Return the devices of all hosts.
 
-    :raises CloudError: if Cyborg does not tell.
+    :raises CloudError: if a request to Cyborg fails.
     """
     answer: Any = cloud.ask('accelerator', '/devices',
                             cloud_devices.STATUS_VERSION)
@@ -49,9 +49,9 @@ def devices(cloud: connection.Cloud) -> tuple[facts.Device, ...]:
 
 
 def deployables(cloud: connection.Cloud) -> dict[str, int]:
-    """The attach handles of each deployable by its provider's UUID.
+    """Return the number of attach handles by UUID of the provider.
 
-    :raises CloudError: if Cyborg does not tell.
+    :raises CloudError: if a request to Cyborg fails.
     """
     found = cloud.get('/deployables', 'deployables')
     with responses.understanding(cloud, 'Cyborg', 'a deployable'):
@@ -60,9 +60,9 @@ def deployables(cloud: connection.Cloud) -> dict[str, int]:
 
 
 def arqs(cloud: connection.Cloud) -> tuple[facts.Arq, ...]:
-    """The accelerator requests of all projects.
+    """Return the accelerator requests of all projects.
 
-    :raises CloudError: if Cyborg does not tell.
+    :raises CloudError: if a request to Cyborg fails.
     """
     found = cloud.get('/accelerator_requests', 'arqs')
     with responses.understanding(cloud, 'Cyborg', 'an accelerator request'):

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a server has of which GPU."""
+"""Read the accelerators of a server."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _MDEV = 'MDEV'
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-    """An accelerator request of a server's, and where it is.
+    """An accelerator request of a server, and its location.
 
-    What is not known, as of a request that is not bound, is None.
+    Unknown values are None, for example if the request is not bound.
 
-    :ivar state: Cyborg's: ``Bound``, ``BindFailed``...
-    :ivar device_profile: that it was made for.
+    :ivar state: in Cyborg: ``Bound``, ``BindFailed``...
+    :ivar device_profile: for which the request was created.
     :ivar provider: of the GPU's profile.
     :ivar handle: what the server gets: an mdev's UUID, or the address of a
         PCI function.
-    :ivar function: PCI address of what carries it: the GPU or a virtual
-        function of it.
+    :ivar function: PCI address of the function that carries the handle: the
+        GPU or a virtual function of it.
     """
 
     arq: str
@@ -56,14 +56,14 @@ class Accelerator:
 
 
 def find(cloud: connection.Cloud, server: str) -> str:
-    """A server's UUID.
+    """Return a server's UUID.
 
     :param server: UUID or name.
     :raises CloudError: if there is no such server, or several.
     """
     if uuidutils.is_uuid_like(server):
         return server
-    # Nova takes the name for a regular expression.
+    # Nova interprets the name as a regular expression.
     listed = responses.pages(cloud, '/servers', 'servers', state.COMPUTE,
                              all_tenants='true', name=server)
     with responses.understanding(cloud, 'Nova', 'a server'):
@@ -76,10 +76,10 @@ def find(cloud: connection.Cloud, server: str) -> str:
 
 
 def read(cloud: connection.Cloud, server: str) -> tuple[Accelerator, ...]:
-    """What a server has.
+    """Return the accelerators of a server.
 
     :param server: its UUID.
-    :raises CloudError: if it has nothing, or a service does not tell.
+    :raises CloudError: if it has none, or a request to a service fails.
     """
     requests = cloud.get('/accelerator_requests', 'arqs', instance=server)
     if not requests:
@@ -94,11 +94,11 @@ def read(cloud: connection.Cloud, server: str) -> tuple[Accelerator, ...]:
 def build(requests: Iterable[Mapping[str, Any]],
           known: Mapping[str, providers.Profile]
           ) -> tuple[Accelerator, ...]:
-    """Accelerators from requests as Cyborg's API shows them.
+    """Return accelerators from requests as Cyborg's API shows them.
 
     :param known: providers by UUID.
-    :raises KeyError, TypeError, AttributeError, InvalidValue: if one is no
-        request.
+    :raises KeyError, TypeError, AttributeError, InvalidValue: if a request is
+        malformed.
     """
     return tuple(_accelerator(request, known.get(request['device_rp_uuid']))
                  for request in sorted(requests, key=lambda one: one['uuid']))

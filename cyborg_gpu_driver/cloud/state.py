@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a cloud has of what is made for its GPUs, and who uses it."""
+"""Read a cloud's device profiles, flavors and limits, and their users."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ from cyborg_gpu_driver.cloud.profiles import resources
 from cyborg_gpu_driver.record import codec
 
 COMPUTE = '2.61'
-"""Of Nova's API: a flavor has its description (2.55) and extra specs, and so
-has the flavor that a server was made from (2.47)."""
+"""Microversion of Nova's API. A flavor has its description (2.55) and extra
+specs, and so has the flavor in a server (2.47)."""
 _USAGES = '1.9'
-"""Of Placement's API: the first that has the usages of a project."""
+"""The first microversion of Placement's API with the usages of a project."""
 _SHELVED = 'SHELVED_OFFLOADED'
 _SHOWN = 5
-"""Servers of a flavor that are asked for: one is enough to keep it."""
+"""The number of servers of a flavor to read: one is enough to keep the flavor.
+"""
 
 Present = dict[resources.Key, resources.Existing]
 Users = Mapping[str, tuple[str, ...]]
@@ -42,12 +43,13 @@ Users = Mapping[str, tuple[str, ...]]
 
 def read(cloud: connection.Cloud, wanted: definition.Definition,
          region: str | None, everything: bool = False) -> Present:
-    """What there is of the wanted kinds, and what could be in their way.
+    """Read the existing items of the wanted kinds, and their users.
 
     :param wanted: with its projects' UUIDs.
-    :param region: the user's own, for the limits.
-    :param everything: what may not be wanted any more as well.
-    :raises CloudError: if a service does not tell.
+    :param region: the user's region, for the limits.
+    :param everything: whether to read all kinds, to find items that are no
+        longer wanted.
+    :raises CloudError: if a request to a service fails.
     """
     kinds = {item.kind for item in wanted.items}
     keys = {item.key: item for item in wanted.items}
@@ -65,26 +67,26 @@ def read(cloud: connection.Cloud, wanted: definition.Definition,
 
 def projects(cloud: connection.Cloud, named: Collection[str]
              ) -> dict[str, str]:
-    """UUIDs of projects.
+    """Return the UUIDs of projects.
 
-    :param named: by name or UUID.
+    :param named: names or UUIDs.
     :raises CloudError: if there is no such project, or several.
     """
     return {name: _project(cloud, name) for name in sorted(named)}
 
 
 def profiles(cloud: connection.Cloud) -> list[resources.Existing]:
-    """Cyborg's device profiles; who uses them is not asked."""
+    """Return Cyborg's device profiles, without their users."""
     listed = cloud.get('/device_profiles', 'device_profiles')
     with responses.understanding(cloud, 'Cyborg', 'a device profile'):
         return [_profile(item) for item in listed]
 
 
 def profile_users(cloud: connection.Cloud) -> Users:
-    """Who has, or will have, something of a device profile, by its name.
+    """Return the current and future users of device profiles, by name.
 
     A server that is shelved and offloaded has no accelerator request, but
-    comes back with the device profile that its flavor names.
+    when it is unshelved it uses the device profile that its flavor names.
     """
     users: dict[str, list[str]] = collections.defaultdict(list)
     requests = cloud.get('/accelerator_requests', 'arqs')
@@ -110,9 +112,9 @@ def profile_users(cloud: connection.Cloud) -> Users:
 def flavors(cloud: connection.Cloud,
             wanted: Collection[resources.Key] = ()
             ) -> list[resources.Existing]:
-    """Flavors that name a device profile, or are wanted.
+    """Return the flavors that name a device profile, or are wanted.
 
-    Who uses them is not asked.
+    Their users are not read.
 
     :param wanted: kinds and names.
     """
@@ -129,9 +131,9 @@ def flavors(cloud: connection.Cloud,
 def used_flavors(cloud: connection.Cloud,
                  wanted: Mapping[resources.Key, resources.Item],
                  everything: bool = False) -> list[resources.Existing]:
-    """As :func:`flavors`, with the users of those that may go.
+    """Like :func:`flavors`, with the users of flavors that may be deleted.
 
-    :param everything: whether what is not wanted any more may go.
+    :param everything: whether unwanted flavors may be deleted.
     """
     return [_used(existing, flavor_users(cloud, existing.identity))
             if _may_go(existing, wanted, everything) else existing
@@ -139,9 +141,9 @@ def used_flavors(cloud: connection.Cloud,
 
 
 def flavor_users(cloud: connection.Cloud, flavor: str) -> tuple[str, ...]:
-    """Some servers that have a flavor; empty if none has.
+    """Return some servers that use a flavor; empty if there are none.
 
-    :param flavor: its id.
+    :param flavor: its ID.
     """
     answer = cloud.ask('compute', '/servers', COMPUTE, all_tenants='true',
                        flavor=flavor, limit=str(_SHOWN))
@@ -152,13 +154,13 @@ def flavor_users(cloud: connection.Cloud, flavor: str) -> tuple[str, ...]:
 
 def limit_scope(cloud: connection.Cloud, region: str | None
                 ) -> dict[str, str]:
-    """The service and region that limits of Nova's are for.
+    """Return the service and region of Nova's limits.
 
-    oslo.limit looks for limits of the service and the region of the endpoint
-    that it is told of, so one for another region limits nothing.
+    oslo.limit looks for limits of the service and the region of its configured
+    endpoint, so a limit for another region has no effect.
 
-    :param region: the one that is meant if Nova is in several.
-    :raises CloudError: if it cannot be told.
+    :param region: the region to choose if Nova is in several.
+    :raises CloudError: if the service or the region is ambiguous.
     """
     listed = cloud.ask('identity', '/services', type='compute')
     with responses.understanding(cloud, 'Keystone', 'the list of services'):
@@ -179,10 +181,10 @@ def limit_scope(cloud: connection.Cloud, region: str | None
 
 def limits(cloud: connection.Cloud, scope: Mapping[str, str]
            ) -> list[resources.Existing]:
-    """Registered limits and limits of a service in a region.
+    """Return registered limits and limits of a service in a region.
 
-    Keystone's list of one region has no others; a limit for no region at
-    all is another limit.
+    Keystone's list for one region has no limits of other regions. A limit for
+    no region at all is a separate limit.
     """
     answer = cloud.ask('identity', '/registered_limits', **scope)
     with responses.understanding(cloud, 'Keystone', 'a registered limit'):
@@ -200,19 +202,19 @@ def limits(cloud: connection.Cloud, scope: Mapping[str, str]
 
 def limits_of_region(cloud: connection.Cloud, region: str | None
                      ) -> list[resources.Existing]:
-    """Registered limits and limits of Nova in one region.
+    """Return registered limits and limits of Nova in one region.
 
-    :param region: the user's own; see :func:`limit_scope`.
+    :param region: the user's region; see :func:`limit_scope`.
     :raises CloudError: if a service does not answer.
     """
     return limits(cloud, limit_scope(cloud, region))
 
 
 def usages(cloud: connection.Cloud, project: str) -> dict[str, int]:
-    """What a project's servers have of each resource class.
+    """Return what a project's servers use of each resource class.
 
     :param project: UUID.
-    :raises CloudError: if Placement does not tell.
+    :raises CloudError: if a request to Placement fails.
     """
     answer = cloud.ask('placement', '/usages', _USAGES, project_id=project)
     with responses.understanding(cloud, 'Placement', 'the usages of a '
@@ -222,7 +224,7 @@ def usages(cloud: connection.Cloud, project: str) -> dict[str, int]:
 
 
 def project_names(cloud: connection.Cloud) -> dict[str, str]:
-    """The names of all projects by UUID.
+    """Return the names of all projects, by UUID.
 
     :raises CloudError: if Keystone does not list them all.
     """
@@ -249,7 +251,7 @@ def _used(existing, users):
 
 
 def _may_go(existing, wanted, prune):
-    """Whether something may be deleted or replaced."""
+    """Whether an existing item may be deleted or replaced."""
     item = wanted.get(existing.item.key)
     if item is None:
         return prune and existing.ours

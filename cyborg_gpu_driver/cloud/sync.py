@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Make a cloud what a plan says, one change after the other."""
+"""Carry out the changes of a plan in a cloud, one after the other."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from cyborg_gpu_driver.cloud.profiles import resources
 def carry_out(cloud: connection.Cloud, changes: Iterable[plan.Change],
               region: str | None, mark: bool = True
               ) -> Iterator[tuple[plan.Change, exception.CloudError | None]]:
-    """Make the changes, and say of each what came of it.
+    """Make the changes, and yield each with its error, if any.
 
-    The first that fails is the last that is made: what follows may need it.
-    What was begun bears the mark, so that another run goes on from there.
+    The first failure ends it, because later changes may need the failed one.
+    A partly created item has the mark, so that another run can continue.
 
-    :param region: the user's own, for limits.
+    :param region: the user's region, for limits.
     :param mark: whether limits get the mark.
     """
     writer = Writer(cloud, region, mark)
@@ -54,9 +54,9 @@ def _never(*_items: object) -> None:
 
 
 class Writer:
-    """Makes, changes and deletes what is for GPUs.
+    """Creates, changes and deletes items for GPUs.
 
-    :param region: the user's own, for limits.
+    :param region: the user's region, for limits.
     :param mark: whether limits get the mark by which :func:`plan.make` knows
         what it may delete.
     """
@@ -70,8 +70,8 @@ class Writer:
     def make(self, change: plan.Change) -> None:
         """Make one change.
 
-        :raises CloudError: if a service refuses it, or what is to go has
-            come into use meanwhile.
+        :raises CloudError: if a service refuses the change, or if an item to
+            delete has come into use meanwhile.
         """
         create, update, path, service = {
             resources.Kind.PROFILE: (
@@ -153,9 +153,10 @@ class Writer:
                                                 self._mark))
 
     def _update_registered(self, item, existing):
-        """Keystone 30 does it only while no project has a limit of its own.
+        """Delete the project limits, change the default and restore them.
 
-        Meanwhile the default holds for those projects.
+        Keystone 30 changes a registered limit only while no project has a
+        limit of its own. Meanwhile the default applies to those projects.
         """
         limits = [other for other in state.limits(self._cloud, self._scope)
                   if item.key in other.item.needs]
@@ -179,7 +180,7 @@ class Writer:
                        bodies.limits(item, self._scope, mark))
 
     def _update_limit(self, item, existing):
-        # One that was made anew meanwhile has another id.
+        # A limit that was created again meanwhile has another ID.
         identity = {other.item.key: other.identity for other in state.limits(
             self._cloud, self._scope)}.get(item.key, existing.identity)
         self._identity('PATCH', f'/limits/{identity}',
@@ -193,7 +194,8 @@ class Writer:
                         bodies.template_patch(item))
 
     def _add_traits(self, item, existing):
-        # One by one, so that none is lost that somebody adds meanwhile.
+        # One by one, so that a trait that another client adds meanwhile is
+        # not lost.
         for trait in sorted(item.traits - existing.item.traits):
             self._baremetal(
                 'PUT', f'/nodes/{existing.identity}/traits/{trait}')

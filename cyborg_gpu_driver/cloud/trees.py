@@ -9,10 +9,10 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Compute nodes with all below them, as Placement has them.
+"""Read the provider trees of compute nodes from Placement.
 
-The providers of every driver count here, and what a compute node has
-itself; :mod:`.providers` reads this driver's alone.
+A tree has the compute node's own inventories and the providers of every
+driver; :mod:`.providers` reads only those of this driver.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from cyborg_gpu_driver.cloud.explain import facts
 from cyborg_gpu_driver.cloud.explain import request
 
 VERSION = '1.36'
-"""The first with all that Nova puts into its question."""
+"""The first microversion with every parameter of Nova's query."""
 _BOUND = 'Bound'
 
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """What Cyborg has on record, which spares requests to Placement.
+    """Records of Cyborg, which save requests to Placement.
 
-    :ivar deployables: attach handles of each by its provider's UUID. That
+    :ivar deployables: number of attach handles, by UUID of the provider. It
         is the total of the provider's inventory.
     :ivar arqs: accelerator requests. A bound one holds one unit.
     """
@@ -52,7 +52,7 @@ class Records:
 
     @functools.cached_property
     def bound(self) -> Mapping[str, list[str]]:
-        """The servers of the bound requests by provider."""
+        """The servers of the bound requests, by UUID of the provider."""
         found: dict[str, list[str]] = {}
         for arq in self.arqs:
             if arq.state == _BOUND and arq.provider and arq.server:
@@ -64,18 +64,20 @@ def read(cloud: connection.Cloud, roots: Collection[str],
          wanted: request.Request, records: Records | None = None,
          progress: placement_api.Progress = lambda done, total: None
          ) -> tuple[facts.Tree, ...]:
-    """Compute nodes as a request sees them, by name.
+    """Return the trees of compute nodes for a request, sorted by name.
 
-    Two requests for each of them. A provider takes more only if Cyborg does
-    not know it and the request may take something of it, if the bound
-    requests do not explain what is used of it, or if its compute node is
-    full.
+    Each tree takes two requests to Placement. A provider takes more only if
+    Cyborg does not know it and the request asks for its resource class, if
+    the bound accelerator requests do not explain its usage, or if its compute
+    node is full.
 
     :param roots: UUIDs of the compute nodes.
-    :param wanted: of other resource classes only the capacity counts.
-    :param records: what Cyborg has on record, as far as it is known.
-    :param progress: called with the compute nodes done and their number.
-    :raises CloudError: if Placement does not tell.
+    :param wanted: inventories of other resource classes have only the
+        capacity and the usage.
+    :param records: the records of Cyborg, as far as they are known.
+    :param progress: called with the number of finished compute nodes and of
+        all.
+    :raises CloudError: if a request to Placement fails.
     """
     reader = _Reader(cloud, wanted, records or Records())
     with responses.understanding(cloud, 'Placement', 'a resource provider'):
@@ -92,16 +94,17 @@ def read(cloud: connection.Cloud, roots: Collection[str],
 def holders(cloud: connection.Cloud, arqs: tuple[facts.Arq, ...],
             progress: placement_api.Progress = lambda done, total: None
             ) -> tuple[facts.Tree, ...]:
-    """All compute nodes that have accelerators, and who holds which.
+    """Return all compute nodes that have accelerators, with the holders.
 
-    One request for each of them, and two for the cloud. A provider takes
-    one more if the bound requests do not explain what is used of it.
+    This takes one request for each compute node, and two for the cloud. A
+    provider takes one more if the bound accelerator requests do not explain
+    its usage.
 
-    :param arqs: the accelerator requests of the cloud. Where as many are
-        bound to a provider as Placement says are used of it, their servers
-        are taken for its holders.
-    :returns: without what there is of each, and without shared providers.
-    :raises CloudError: if Placement does not tell.
+    :param arqs: the accelerator requests of the cloud. If the number of those
+        that are bound to a provider equals its usage in Placement, their
+        servers are its holders.
+    :returns: trees without exact inventories and without shared providers.
+    :raises CloudError: if a request to Placement fails.
     """
     reader = _Reader(cloud, request.Request(), Records({}, arqs))
     with responses.understanding(cloud, 'Placement', 'a resource provider'):
@@ -120,10 +123,10 @@ def holders(cloud: connection.Cloud, arqs: tuple[facts.Arq, ...],
 
 def with_holders(cloud: connection.Cloud, found: Iterable[facts.Tree],
                  uuids: Collection[str]) -> tuple[facts.Tree, ...]:
-    """The compute nodes with the holders of some providers read again.
+    """Read the holders of some providers again and return the new trees.
 
-    :param uuids: of the providers, one request each.
-    :raises CloudError: if Placement does not tell.
+    :param uuids: of the providers; one request for each.
+    :raises CloudError: if a request to Placement fails.
     """
     with responses.understanding(cloud, 'Placement', 'an allocation'):
         return tuple(dataclasses.replace(tree, below=tuple(
@@ -133,10 +136,10 @@ def with_holders(cloud: connection.Cloud, found: Iterable[facts.Tree],
 
 
 def listed(cloud: connection.Cloud, **query: str) -> list[dict[str, Any]]:
-    """Resource providers as Placement lists them.
+    """Return the resource providers that Placement lists.
 
     :param query: the parameters of ``GET /resource_providers``.
-    :raises CloudError: if Placement does not tell.
+    :raises CloudError: if a request to Placement fails.
     """
     answered = cloud.ask('placement', '/resource_providers', VERSION, **query)
     with responses.understanding(cloud, 'Placement', 'the providers'):
@@ -144,9 +147,9 @@ def listed(cloud: connection.Cloud, **query: str) -> list[dict[str, Any]]:
 
 
 def of_cyborg(cloud: connection.Cloud) -> dict[str, list[dict[str, Any]]]:
-    """The providers of Cyborg's, by the UUID of their compute node.
+    """Return the providers of Cyborg, by UUID of their compute node.
 
-    :raises CloudError: if Placement does not tell.
+    :raises CloudError: if a request to Placement fails.
     """
     found: dict[str, list[dict[str, Any]]] = {}
     for item in listed(cloud, required=os_traits.OWNER_CYBORG):
@@ -155,9 +158,9 @@ def of_cyborg(cloud: connection.Cloud) -> dict[str, list[dict[str, Any]]]:
 
 
 class _Reader:
-    """Makes nodes of what Placement summarizes of a tree.
+    """Creates nodes from Placement's summaries of a tree.
 
-    :param wanted: inventories are exact of what it asks for.
+    :param wanted: inventories of its resource classes are exact.
     """
 
     def __init__(self, cloud, wanted, records):
@@ -168,10 +171,10 @@ class _Reader:
         self._records = records
 
     def tree(self, root, items, shared=()):
-        """A compute node; None if there is none any more.
+        """Return the tree of a compute node; None if it no longer exists.
 
-        :param items: the providers of its tree as Placement lists them.
-        :param shared: all providers that share what they have.
+        :param items: the providers of the tree as Placement lists them.
+        :param shared: all sharing providers.
         """
         summaries = placement_api.summaries(self._cloud, root)
         nodes = [node for item in items for node in [
@@ -190,7 +193,7 @@ class _Reader:
                   and node.uuid not in mine))
 
     def exact(self, item):
-        """A provider, read part by part; None if there is none any more."""
+        """Read a provider part by part; None if it no longer exists."""
         told = placement_api.one(
             self._cloud, item,
             ('inventories', 'allocations', 'traits', 'aggregates'), VERSION)
@@ -218,7 +221,7 @@ class _Reader:
     def _inventories(self, item, amounts, of_cyborg):
         total = self._records.deployables.get(item['uuid'])
         if of_cyborg and total is not None:
-            # So Cyborg's conductor makes each inventory.
+            # Cyborg's conductor creates each inventory with these values.
             return {name: facts.Inventory(
                 total, total - amount['capacity'], amount['used'],
                 max_unit=total) for name, amount in amounts.items()}
@@ -242,7 +245,7 @@ class _Reader:
         return _allocations(self._cloud, item['uuid']) if used else {}
 
     def _aggregates(self, root, shared):
-        """Those of a tree in which there are providers that share."""
+        """The aggregates of a tree that contain sharing providers."""
         every = frozenset().union(*(node.aggregates for node in shared))
         if not every:
             return every
@@ -256,7 +259,7 @@ class _Reader:
 
 
 def _allocations(cloud, uuid):
-    """For each consumer what it has of a provider."""
+    """The resources that each consumer has of a provider."""
     answered = cloud.ask(
         'placement', f'/resource_providers/{uuid}/allocations', VERSION)
     return {} if answered is None else {

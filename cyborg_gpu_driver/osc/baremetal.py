@@ -79,7 +79,7 @@ class CreateBaremetalProfile(sync.Changing):
              '') for verdict in verdicts if verdict not in adding]
 
     def _changes(self, wanted, adopt):
-        """What is to be done so that the cloud has what is wanted."""
+        """Return the changes that give the cloud the wanted items."""
         present = {}
         for item in wanted.items:
             if item.kind is resources.Kind.TEMPLATE:
@@ -92,7 +92,7 @@ class CreateBaremetalProfile(sync.Changing):
                 in plan.make(wanted.items, present, adopt)]
 
     def _judge(self, profile, resource_class):
-        """Which nodes can take it; says so if none can."""
+        """Decide which nodes support the layout; warn if none does."""
         listed = baremetal_state.nodes(self.cloud)
         concerned = baremetal_nodes.concerned(listed, resource_class)
         if len(concerned) < len(listed):
@@ -136,7 +136,7 @@ class CreateConfigDrive(command.Command):
 
 
 def _add_profile(parser):
-    """Add what chooses a profile, and the GPUs that it is for."""
+    """Add the options that choose a profile, and the GPUs to partition."""
     parser.add_argument(
         'name', metavar='NAME', nargs='?',
         help='name of the profile (default: the only one in the file)')
@@ -161,7 +161,8 @@ def _json(text, source):
 
 
 def _indices(text):
-    """Of ``--devices``; which they may be is checked with ``--board``."""
+    """Parse ``--devices``; the values are checked together with ``--board``.
+    """
     try:
         return [int(part) for part in text.split(',')]
     except ValueError as error:
@@ -170,7 +171,7 @@ def _indices(text):
 
 
 def _profile(parsed_args):
-    """What a node is to be."""
+    """Return the bare-metal profile that the arguments choose."""
     chosen = {'devices': 'all' if parsed_args.devices is None
               else parsed_args.devices}
     if parsed_args.board:
@@ -187,7 +188,7 @@ def _profile(parsed_args):
 
 
 def _wanted(parsed_args, profile, resource_class):
-    """The deploy template, and the flavor if there is to be one."""
+    """Return the wanted deploy template, and the flavor if one is wanted."""
     sizes = definition.parse(json.dumps({
         'version': definition.VERSION,
         'flavors': sync.flavors(parsed_args, profile.entry.name)}),

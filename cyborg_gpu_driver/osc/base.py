@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the commands have in common."""
+"""Base classes and functions of the commands."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from cyborg_gpu_driver.cmd.output import table
 
 
 def say(text: str) -> None:
-    """One line to people, on standard error."""
+    """Print a line for the user to standard error."""
     print(text, file=sys.stderr)
 
 
 def show_progress(done: int, total: int, what: str = 'hosts') -> None:
-    """A line that changes, if a person is looking at it.
+    """Update a progress line, if standard error is a terminal.
 
     :param done: how many of ``total`` have been read.
-    :param what: the plural of their name.
+    :param what: the name of the items, in plural.
     """
     if sys.stderr.isatty():
         print(f'\r{done} of {total} {what} read', end='' if done < total
@@ -48,12 +48,12 @@ class CloudCommand(command.Command):
 
     @property
     def cloud(self) -> connection.Cloud:
-        """The one that the user has logged in to."""
+        """The cloud that the user has logged in to."""
         return self.app.client_manager.gpu
 
     @property
     def region(self) -> str | None:
-        """The user's own."""
+        """The user's region."""
         return self.app.client_manager.region_name
 
     def run(self, parsed_args):

@@ -72,7 +72,7 @@ class ShowCapacity(base.Lister):
         return columns, rows
 
     def _asked(self, offers):
-        """(name, kind, groups) of all that can be asked for."""
+        """Return (name, kind, groups) of all device and GPU profiles."""
         classes = {offer.label: offer.resource_class for offer in offers
                    if offer.resource_class is not None}
         profiles = [existing.item for existing in state.profiles(self.cloud)]

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""``openstack gpu explain``: why a request does or does not schedule."""
+"""``openstack gpu explain``: why a request can or cannot be scheduled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cyborg_gpu_driver.cmd.output import table
 from cyborg_gpu_driver.osc import base
 
 _NEAREST = 10
-"""Hosts in a table, unless all are asked for."""
+"""The number of hosts in a table without --all."""
 _COLUMNS = ('Host', 'GPU', 'Profile', 'Group', 'Verdict', 'What is missing',
             'What to do')
 _BRIEF = frozenset(_COLUMNS) - {'Profile', 'Group'}
@@ -80,7 +80,7 @@ class ExplainRequest(base.ShowOne):
             for value in document.values())
 
     def produce_output(self, parsed_args, column_names, data):
-        """The sentence and a table for people; everything for programs."""
+        """Print the sentence and a table, or all data in other formats."""
         if parsed_args.formatter != 'table':
             return super().produce_output(parsed_args, column_names, data)
         self.app.stdout.write(self.found.sentence + '\n')

@@ -25,7 +25,7 @@ from cyborg_gpu_driver.partition import cordon
 
 
 class Gpus(cliff_columns.FormattableColumn):
-    """GPUs of a host: a line each for people, whole for programs."""
+    """GPUs of a host: a line for each in a table, all data for programs."""
 
     def human_readable(self) -> str:
         return '\n'.join(
@@ -35,7 +35,7 @@ class Gpus(cliff_columns.FormattableColumn):
             + ('' if gpu.numa is None else f' NUMA {gpu.numa}') + ': '
             + ', '.join(f'{offer.label} {offer.free} of {offer.total} free'
                         for offer in gpu.offers)
-            + ''.join(f'; unhealthy: {reason}' for reason in gpu.sick)
+            + ''.join(f'; unhealthy: {reason}' for reason in gpu.conditions)
             + ''.join(f'; {item}' for item in gpu.cordons)
             for gpu in self._value)
 
@@ -44,7 +44,7 @@ class Gpus(cliff_columns.FormattableColumn):
             'address': gpu.address, 'mode': gpu.mode,
             'roles': list(gpu.roles), 'model': gpu.model,
             'numa_node': None if gpu.numa is None else int(gpu.numa),
-            'unhealthy': list(gpu.sick),
+            'unhealthy': list(gpu.conditions),
             'cordons': list(map(cordon.plain, gpu.cordons)),
             'profiles': [{
                 'profile': offer.label,
@@ -115,7 +115,7 @@ def _row(host):
         columns.Names(_distinct(gpu.mode for gpu in host.gpus)),
         columns.Counts(free),
         columns.Names([f'{gpu.address} {reason}' for gpu in host.gpus
-                       for reason in gpu.sick]),
+                       for reason in gpu.conditions]),
         columns.Optional(None if host.devices is None
                          else len(host.devices)))
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``openstack gpu interference``: measured in pairs of servers."""
+"""``openstack gpu interference``: measurements with pairs of servers."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""``openstack gpu orphan list|clean``: what is left of servers gone."""
+"""``openstack gpu orphan list|clean``: leftovers of deleted servers."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.osc import base
 
 _SETTLES = 60
-"""Seconds after which what is still there is no bind under way: Nova binds
-at once, and oslo.messaging gives each part of it a minute."""
+"""Seconds after which a leftover cannot be a bind under way: Nova binds at
+once, and oslo.messaging gives each step of a bind a minute."""
 
 
 class ListOrphan(base.Lister):
@@ -90,7 +90,8 @@ class CleanOrphan(base.CloudCommand):
         self.code = int(removed < len(found))
 
     def _remove(self, item):
-        """Remove one and say what became of it; whether it is gone."""
+        """Remove an orphan and report the result; return whether it is gone.
+        """
         try:
             orphans_clean.remove(self.cloud, item)
         except exception.GpuDriverError as error:

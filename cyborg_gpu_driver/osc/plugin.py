@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""How ``openstack`` finds the commands. Imported at each of its starts."""
+"""The plug-in of ``openstack``, which imports this module at every start."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from cyborg_gpu_driver.cloud.api import connection
 API_NAME = 'gpu'
 API_VERSION_OPTION = 'os_gpu_api_version'
 API_VERSIONS = ('1',)
-"""Of the commands; what is asked are APIs of other services."""
+"""Versions of the commands, which use only the APIs of other services."""
 DEFAULT_API_VERSION = '1'
 
 
 def make_client(instance: Any) -> connection.Cloud:
-    """What the commands ask: the cloud that the user has logged in to.
+    """Return the client of the commands: the cloud of the user's login.
 
     :param instance: osc-lib's client manager.
     """
@@ -40,7 +40,7 @@ def make_client(instance: Any) -> connection.Cloud:
 
 def build_option_parser(parser: argparse.ArgumentParser
                         ) -> argparse.ArgumentParser:
-    """Add the option that each plug-in has."""
+    """Add the option that every plug-in must have."""
     parser.add_argument(
         '--os-gpu-api-version', metavar='<gpu-api-version>',
         default=utils.env('OS_GPU_API_VERSION'),

@@ -68,7 +68,7 @@ class ListProfile(base.Lister):
                      parsed_args.kind, parsed_args.numa)])
 
     def _flavors(self):
-        """Flavors that name device profiles; None if Nova does not say."""
+        """Return flavors that name device profiles; None if Nova fails."""
         try:
             return [existing.item for existing
                     in state.flavors(self.cloud)]

@@ -35,12 +35,12 @@ class _Quotas(base.Lister):
     brief = tuple(name for name in _COLUMNS if name != 'Project ID')
 
     def limits(self):
-        """Limits of Nova's, for GPUs and for other resources."""
+        """Return the limits of Nova, for GPUs and for other resources."""
         return state.limits_of_region(self.cloud, self.region)
 
     @staticmethod
     def answer(found, names):
-        """Columns and rows.
+        """Return columns and rows.
 
         :param found: quotas.
         :param names: of projects, by UUID.

@@ -48,7 +48,7 @@ def _row(one):
     where: tuple[str | int | None, ...] = (None,) * 5
     if provider is not None:
         where = (provider.gpu, provider.label, provider.fact('MODEL'),
-                 provider.numa_node, ', '.join(provider.sick) or 'ok')
+                 provider.numa_node, ', '.join(provider.conditions) or 'ok')
     gpu, label, model, numa, health = map(columns.Optional, where)
     return (one.arq, one.state, one.device_profile,
             columns.Optional(one.host), gpu, label,

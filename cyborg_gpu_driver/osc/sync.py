@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``openstack gpu profile sync|create``: what a cloud has for its GPUs."""
+"""``openstack gpu profile sync|create``: profiles, flavors and limits."""
 
 from __future__ import annotations
 
@@ -40,11 +40,12 @@ class Changing(base.Lister):
 
     def resolved(self, wanted: definition.Definition
                  ) -> definition.Definition:
-        """The same with the UUIDs of its projects."""
+        """Return the definition with the UUIDs of its projects."""
         return wanted.resolved(state.projects(self.cloud, wanted.projects))
 
     def warn(self, wanted: definition.Definition) -> bool:
-        """Say what no GPU offers; whether there is such."""
+        """Warn about what no GPU offers; return whether there was a warning.
+        """
         texts = plan.unoffered(wanted.items, providers.read(
             self.cloud, progress=base.show_progress))
         for text in texts:
@@ -52,10 +53,10 @@ class Changing(base.Lister):
         return bool(texts)
 
     def settle(self, changes: list[plan.Change], parsed_args) -> tuple:
-        """Make the changes if they can be made and are wanted.
+        """Make the changes, if they are possible and the user agrees.
 
         :param parsed_args: with ``dry_run`` and ``yes``.
-        :returns: the answer of the command.
+        :returns: the output of the command.
         """
         if any(change.action is plan.Action.REFUSE for change in changes):
             return self.refuse(changes)
@@ -69,7 +70,7 @@ class Changing(base.Lister):
         return self.carry_out(changes)
 
     def carry_out(self, changes: list[plan.Change]) -> tuple:
-        """Make the changes; the answer of the command."""
+        """Make the changes, and return the output of the command."""
         acting = [change for change in changes if change.acts]
         results = {}
         for number, (change, error) in enumerate(self.make(acting), 1):
@@ -88,20 +89,20 @@ class Changing(base.Lister):
 
     def make(self, changes: list[plan.Change]
              ) -> Iterator[tuple[plan.Change, exception.CloudError | None]]:
-        """Make the changes, and say of each what came of it."""
+        """Make the changes, and yield each with its error, if any."""
         return sync.carry_out(self.cloud, changes, self.region)
 
     def refuse(self, changes: list[plan.Change], reason: str = '') -> tuple:
-        """Change nothing; the answer of the command."""
+        """Change nothing, and return the output of the command."""
         self.code = 1
         base.say(f'{reason}Nothing was changed.')
         return self.answer(changes, lambda change: _NOT_DONE)
 
     @staticmethod
     def answer(changes, result) -> tuple:
-        """Columns and rows.
+        """Return columns and rows.
 
-        :param result: of a change that acts.
+        :param result: returns the result of a change that does anything.
         """
         return _COLUMNS, [
             (change.action.value, change.item.kind.value, change.item.name,
@@ -190,7 +191,7 @@ class CreateProfile(Changing):
 
 
 def add_definition(parser: argparse.ArgumentParser) -> None:
-    """Add the file, and what :meth:`Changing.settle` asks for."""
+    """Add the file, and the options that :meth:`Changing.settle` needs."""
     parser.add_argument('file', metavar='FILE',
                         help='definition file; - is standard input')
     parser.add_argument('--dry-run', action='store_true',
@@ -201,9 +202,9 @@ def add_definition(parser: argparse.ArgumentParser) -> None:
 
 def add_flavor(parser: argparse.ArgumentParser, title: str
                ) -> argparse._ArgumentGroup:
-    """Add the options that say what flavor there is to be.
+    """Add the options for a flavor.
 
-    :returns: the group that they are in, for more.
+    :returns: the group of the options, to which the caller can add more.
     """
     group = parser.add_argument_group(title)
     group.add_argument('--flavor', metavar='NAME')
@@ -219,10 +220,10 @@ def add_flavor(parser: argparse.ArgumentParser, title: str
 
 def flavors(parsed_args: argparse.Namespace, profile: str
             ) -> list[dict[str, Any]]:
-    """The flavor that is wanted, if any is, as a file has it.
+    """Return the wanted flavor, if any, as in a definition file.
 
-    :param profile: that it is for.
-    :raises InvalidValue: if it has sizes and no name.
+    :param profile: the device profile that the flavor names.
+    :raises InvalidValue: if there are sizes without a name.
     """
     sizes = {key: getattr(parsed_args, key)
              for key in ('vcpus', 'ram', 'disk', 'project')
@@ -239,7 +240,7 @@ def flavors(parsed_args: argparse.Namespace, profile: str
 
 
 def _document(parsed_args):
-    """What the arguments say, as a file would."""
+    """Return the definition file that the arguments stand for."""
     profile = {'name': parsed_args.name, 'groups': [{
         'gpu': parsed_args.gpu, 'count': parsed_args.count,
         'together': parsed_args.together, 'required': parsed_args.trait,
@@ -249,7 +250,7 @@ def _document(parsed_args):
 
 
 def _agreed(changes):
-    """Whether a person wants these changes."""
+    """Ask the user whether to make the changes."""
     for change in changes:
         base.say(f'{change.action.value} {change.item.kind.value} '
                  f'{change.item.name} ({change.text})')

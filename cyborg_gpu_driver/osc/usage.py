@@ -42,9 +42,9 @@ class ShowUsage(base.Lister):
     Asks "cyborg-gpu exporter" on each GPU host, which reads the records of
     the host. A vGPU or slice is counted from the end of its bind until Cyborg
     gives it back, to the second; a whole GPU to the minute. Projects that no
-    host knows are asked of Nova, which also knows deleted servers until its
-    database is archived. The exit code is 1 if a host does not answer or does
-    not have all records of the period.
+    host knows are looked up in Nova, which also knows deleted servers until
+    its database is archived. The exit code is 1 if a host does not answer or
+    does not have all records of the period.
     """
 
     brief = ('Project', 'Profile', 'Server', 'Host', 'GPU', 'Count', 'Hours')
@@ -88,7 +88,7 @@ class ShowUsage(base.Lister):
             for item in sums.total(found, by, owners, project)])
 
     def _answers(self, ask, names, start, end):
-        """What hosts tell; whose answer is not whole is said."""
+        """Return the answers of hosts; report those that are incomplete."""
         found = []
         for answer in ask.ask(tuple(dict.fromkeys(names)), start, end,
                               lambda done, total: base.show_progress(
@@ -104,9 +104,9 @@ class ShowUsage(base.Lister):
         return found
 
     def _project(self, name):
-        """UUID of a project, which may have been deleted."""
+        """Return the UUID of a project, which may have been deleted."""
         if uuidutils.is_uuid_like(name):
-            # As Keystone writes it.
+            # The format of Keystone.
             return name.replace('-', '').lower()
         return state.projects(self.cloud, [name])[name]
 
@@ -145,10 +145,11 @@ def _add_exporter(parser: argparse.ArgumentParser) -> None:
              f'(Env: {_CREDENTIALS}, with USER:PASSWORD)')
     group.add_argument(
         '--cacert', metavar='FILE',
-        help='authorities that sign the certificates of exporters (default: '
+        help='CA certificates that verify the exporters (default: '
              'those that this machine trusts)')
     group.add_argument('--cert', metavar='FILE',
-                       help='certificate to show to exporters that want one')
+                       help='client certificate for exporters that '
+                       'require one')
     group.add_argument('--key', metavar='FILE',
                        help='key of --cert, unless it is in the same file')
     group.add_argument(
@@ -165,7 +166,7 @@ def _exporters(parsed_args):
 
 
 def _credentials(path):
-    """USER:PASSWORD; None for none."""
+    """Return USER:PASSWORD; None if there are no credentials."""
     if path is None:
         found = os.environ.get(_CREDENTIALS)
         what, value = _CREDENTIALS, '***'
@@ -187,7 +188,7 @@ def _credentials(path):
 
 
 def _keys(parsed_args):
-    """What to sum by; a GPU is one of its host."""
+    """Return the keys to sum by; a GPU address needs its host."""
     keys = tuple(dict.fromkeys(parsed_args.by or ('project', 'profile')))
     if 'gpu' in keys and 'host' not in keys:
         place = keys.index('gpu')

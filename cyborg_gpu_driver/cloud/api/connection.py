@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A cloud, as its public APIs answer an administrator."""
+"""A client of a cloud's public APIs, for an administrator."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ from oslo_config import cfg
 from cyborg_gpu_driver import exception
 
 _ADMIN = 'admin'
-"""The role to which Cyborg shows what belongs to other projects."""
+"""The role to which Cyborg shows the objects of all projects."""
 _VARIABLES = ('OS_CLOUD', 'OS_AUTH_URL')
 _NOT_FOUND = 404
 _TIMEOUT = 60
-"""Seconds for one answer, where the cloud's configuration says nothing."""
+"""Timeout of a request in seconds, unless the cloud's configuration sets one.
+"""
 
 
 def is_named(environment: Mapping[str, str] = os.environ) -> bool:
@@ -43,12 +44,13 @@ def is_named(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 class Cloud:
-    """One cloud; nothing is asked of it before :meth:`get` or :meth:`ask`.
+    """A client of one cloud; it sends no request when it is created.
 
-    Safe to ask from several threads, as keystoneauth's sessions are.
+    Several threads can use it, because keystoneauth's sessions are
+    thread-safe.
 
-    :param made: of openstacksdk.
-    :param name: that errors name the cloud by.
+    :param made: the connection that openstacksdk made.
+    :param name: the name of the cloud in error messages.
     """
 
     def __init__(self, made: connection.Connection, name: str):
@@ -57,10 +59,10 @@ class Cloud:
 
     @classmethod
     def named(cls, name: str | None = None) -> Cloud:
-        """A cloud of ``clouds.yaml``.
+        """Return a cloud of ``clouds.yaml``.
 
-        :param name: None for the one that the environment names
-            (``OS_CLOUD``, or ``OS_AUTH_URL`` and the others).
+        :param name: None for the cloud that the environment names
+            (``OS_CLOUD``, or ``OS_AUTH_URL`` and the related variables).
         :raises CloudError: if there is no such cloud.
         """
         known = (name or os.environ.get('OS_CLOUD')
@@ -73,11 +75,12 @@ class Cloud:
 
     @classmethod
     def of_section(cls, conf: cfg.ConfigOpts, section: str) -> Cloud:
-        """The cloud that a section of a service's configuration names.
+        """Return the cloud that a section of a service's configuration names.
 
-        :param section: with the options of keystoneauth, such as
-            ``placement``, that the service has registered.
-        :raises CloudError: if it does not say how to log in to Keystone.
+        :param section: a section with keystoneauth options that the service
+            has registered, such as ``placement``.
+        :raises CloudError: if the section does not say how to log in to
+            Keystone.
         """
         name = f'of [{section}]'
         with _telling(name):
@@ -95,14 +98,14 @@ class Cloud:
                 interface=group.valid_interfaces), name)
 
     def get(self, path: str, key: str, **query: str) -> list[dict[str, Any]]:
-        """A list of Cyborg's, all projects' and whole.
+        """Return a complete list of Cyborg objects, of all projects.
 
-        Cyborg answers anybody else than an administrator with what belongs
-        to his project, and does not say so; such a list is not taken.
+        Cyborg silently restricts the list of a user who is not an
+        administrator to the user's project. This method refuses such a list.
 
         :param path: below ``/v2``, such as ``/devices``.
-        :param key: what the answer's list is called.
-        :raises CloudError: if there is none.
+        :param key: the key of the list in the response.
+        :raises CloudError: if there is no such list.
         """
         self.check_admin()
         answer = self.ask('accelerator', path, **query)
@@ -117,14 +120,14 @@ class Cloud:
 
     def ask(self, service: str, path: str, version: str | None = None,
             **query: str) -> Any:
-        """What a service answers to a GET, as JSON.
+        """Send a GET request to a service and return the parsed JSON.
 
-        :param service: its proxy's name at openstacksdk: ``accelerator``,
+        :param service: the name of its proxy in openstacksdk: ``accelerator``,
             ``baremetal``, ``compute``, ``identity``, ``placement``.
         :param path: below the service's endpoint.
         :param version: the microversion; None for the service's lowest.
-        :returns: None if there is no such thing (404).
-        :raises CloudError: if there is no answer, or a refusal.
+        :returns: None if the object does not exist (404).
+        :raises CloudError: if the service does not answer, or refuses.
         """
         with _telling(self.name):
             response = self._adapter(service).get(
@@ -137,14 +140,14 @@ class Cloud:
     def change(self, service: str, method: str, path: str,
                body: Any = None, version: str | None = None,
                as_service: bool = False) -> Any:
-        """What a service answers to any other request.
+        """Send any other request to a service and return the parsed JSON.
 
         :param method: ``POST``, ``PUT``, ``PATCH`` or ``DELETE``.
-        :param body: as JSON can hold it.
-        :param as_service: whether to say that a service asks, as Nova does
-            of Cyborg; the user's token is the service's, too.
-        :returns: the answer, None if it has no body.
-        :raises CloudError: if there is no answer, or a refusal.
+        :param body: a value that can be serialized to JSON.
+        :param as_service: whether to send a service token, as Nova does in
+            requests to Cyborg; the user's token is the service token, too.
+        :returns: the response; None if it has no body.
+        :raises CloudError: if the service does not answer, or refuses.
         """
         with _telling(self.name):
             response = self._adapter(service).request(
@@ -172,12 +175,12 @@ class Cloud:
         return getattr(self._connection, service)
 
     def error(self, reason: object) -> exception.CloudError:
-        """An error of this cloud's, to be raised."""
+        """Return an error about this cloud, for the caller to raise."""
         return exception.CloudError(cloud=self.name, reason=reason)
 
     @property
     def user(self) -> str:
-        """Name of the user; empty where nobody can tell.
+        """Name of the user; empty if the user does not log in to Keystone.
 
         :raises CloudError: if the user cannot log in.
         """
@@ -188,9 +191,9 @@ class Cloud:
             return session.auth.get_access(session).username or ''
 
     def has_role(self, name: str) -> bool:
-        """Whether the user has a role; True where nobody can tell.
+        """Whether the user has a role; True if that is unknown.
 
-        Other ways to log in than Keystone's know no roles.
+        Only Keystone authentication plugins know roles.
 
         :raises CloudError: if the user cannot log in.
         """
@@ -200,9 +203,9 @@ class Cloud:
                     or name in session.auth.get_access(session).role_names)
 
     def check_admin(self) -> None:
-        """See to it that Cyborg shows all.
+        """Make sure that Cyborg shows the objects of all projects.
 
-        :raises CloudError: if it shows this user only a part.
+        :raises CloudError: if Cyborg shows this user only a part of them.
         """
         if not self.has_role(_ADMIN):
             raise self.error(
@@ -212,10 +215,10 @@ class Cloud:
 
 @contextlib.contextmanager
 def _telling(name):
-    """Name the cloud in whatever goes wrong.
+    """Turn every exception into a CloudError that names the cloud.
 
-    keystoneauth raises bare exceptions where credentials are incomplete,
-    openstacksdk anything where clouds.yaml is malformed.
+    keystoneauth raises bare exceptions if credentials are incomplete.
+    openstacksdk raises exceptions of any class if clouds.yaml is malformed.
     """
     try:
         yield

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Placement, with the credentials that cyborg-agent has."""
+"""A client of Placement that uses the credentials of cyborg-agent."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from cyborg_gpu_driver import exception
 
 _GROUP = 'placement'
 _TIMEOUT = 60
-"""Seconds for one answer, where the configuration says nothing."""
+"""Timeout of a request in seconds, unless the configuration sets one."""
 
 
 class Placement:
-    """A client like Cyborg's own, as far as it is needed here.
+    """A client like Cyborg's own, with the methods that the driver needs.
 
-    :param conf: of cyborg.conf, whose ``[placement]`` says who we are.
-    :raises CloudError: if it names nobody.
+    :param conf: cyborg.conf, whose ``[placement]`` has the credentials.
+    :raises CloudError: if it has no usable credentials.
     """
 
     def __init__(self, conf: cfg.ConfigOpts):
@@ -52,16 +52,16 @@ class Placement:
             raise _error(error) from error
 
     def get(self, url: str, version: str) -> Any:
-        """The answer to a request, whatever its status.
+        """Send a GET request and return the response, whatever its status.
 
-        :raises CloudError: if there is none.
+        :raises CloudError: if there is no response.
         """
         return self._ask('GET', url, version)
 
     def put(self, url: str, data: Any, version: str) -> Any:
-        """As :meth:`get`.
+        """Send a PUT request; otherwise like :meth:`get`.
 
-        :param data: the body, as JSON can hold it.
+        :param data: the body, a value that can be serialized to JSON.
         """
         return self._ask('PUT', url, version, json=data)
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What Placement tells of providers, part by part and some at once."""
+"""Read resource providers from Placement, with several requests at a time."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.api import responses
 
 AT_ONCE = 8
-"""Requests under way: Placement answers each in some 10 ms."""
+"""Number of parallel requests; Placement answers each in about 10 ms."""
 
 SUMMARIES = '1.36'
-"""With the candidates of one tree (1.31) and all of its providers (1.29)."""
+"""Has the candidates of one tree (1.31) and all providers of a tree (1.29)."""
 _OF_A_HOST = (orc.MEMORY_MB, orc.VCPU, orc.DISK_GB)
-"""What a compute node has, of which some is nearly always left."""
+"""Resource classes of a compute node; one of them nearly always has capacity.
+"""
 
 Progress = Callable[[int, int], None]
 _Item = TypeVar('_Item')
@@ -43,11 +44,11 @@ _Found = TypeVar('_Found')
 def at_once(function: Callable[[_Item], _Found], items: Collection[_Item],
             progress: Progress = lambda done, total: None
             ) -> Iterator[_Found]:
-    """What a function returns for each item, in their order.
+    """Call a function for each item and yield the results in order.
 
-    Some calls run at a time.
+    Up to :data:`AT_ONCE` calls run in parallel.
 
-    :param progress: called with the items done and their number.
+    :param progress: called with the number of finished items and of all items.
     """
     with futures.ThreadPoolExecutor(AT_ONCE) as pool:
         for done, found in enumerate(pool.map(function, items), 1):
@@ -57,15 +58,16 @@ def at_once(function: Callable[[_Item], _Found], items: Collection[_Item],
 
 def summaries(cloud: connection.Cloud, root: str
               ) -> Mapping[str, Mapping[str, Any]]:
-    """What Placement says of all providers of a compute node, by UUID.
+    """Return the summaries of all providers of a compute node, by UUID.
 
-    One request. Placement has none for the inventories of a tree, but its
-    answer to a request for memory of the compute node has the capacity, the
-    usage and the traits of all providers there, full ones included. A node
-    that has no memory left is asked for a CPU, then for disk.
+    This takes one request. Placement has no request for the inventories of a
+    tree. But its response to a request for memory of the compute node has the
+    capacity, the usage and the traits of all providers of the tree, full ones
+    included. If the node has no memory left, the request is repeated for a
+    CPU, then for disk.
 
     :param root: UUID of the compute node's provider.
-    :returns: nothing if the compute node is completely full.
+    :returns: an empty mapping if the compute node is completely full.
     :raises CloudError: if Placement does not answer.
     """
     for resource_class in _OF_A_HOST:
@@ -82,9 +84,10 @@ def summaries(cloud: connection.Cloud, root: str
 
 def one(cloud: connection.Cloud, item: Mapping[str, Any],
         parts: Collection[str], version: str) -> dict[str, Any] | None:
-    """What is told of one provider; None if there is none any more.
+    """Return some parts of one provider; None if it no longer exists.
 
-    :raises CloudError: if Placement does not tell.
+    :param parts: such as ``inventories``; one request for each.
+    :raises CloudError: if a request to Placement fails.
     """
     told = {}
     for part in parts:

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Long answers of a cloud's services, and answers that are none."""
+"""Paged and malformed responses of a cloud's services."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud.api import connection
 
 _PAGE = 1000
-"""Nova's own ``[api] max_limit``, unless it is configured otherwise."""
+"""The default of Nova's ``[api] max_limit``."""
 
 
 @contextlib.contextmanager
 def understanding(cloud: connection.Cloud, service: str, what: str
                   ) -> Iterator[None]:
-    """Say so if an answer has not the shape that it should have.
+    """Report a response that does not have the expected structure.
 
-    :raises CloudError: in place of what Python says of such an answer.
+    :raises CloudError: instead of the exception, such as KeyError, that such
+        a response causes.
     """
     try:
         yield
@@ -44,24 +45,24 @@ def understanding(cloud: connection.Cloud, service: str, what: str
 
 
 def reason(error: exception.CloudError) -> str:
-    """What went wrong, without the name of the cloud."""
+    """Return the reason of an error, without the name of the cloud."""
     return str(error.kwargs['reason'])
 
 
 def pages(cloud: connection.Cloud, path: str, key: str, version: str,
           **query: str) -> list[dict[str, Any]]:
-    """A list of Nova's, all its pages.
+    """Return all items of a Nova list, from all its pages.
 
     :param path: such as ``/servers``.
-    :param key: what the answer's list is called.
-    :raises CloudError: if there is none.
+    :param key: the key of the list in the response.
+    :raises CloudError: if there is no such list.
     """
     return list(each(cloud, path, key, version, **query))
 
 
 def each(cloud: connection.Cloud, path: str, key: str, version: str,
          **query: str) -> Iterator[dict[str, Any]]:
-    """As :func:`pages`, with one page in memory at a time."""
+    """Like :func:`pages`, but keep only one page at a time in memory."""
     while True:
         answer = cloud.ask('compute', path, version,
                            **{'limit': str(_PAGE), **query})

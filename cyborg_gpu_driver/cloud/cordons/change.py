@@ -10,12 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Cordons of GPUs that are made and lifted in the cloud.
+"""Make and lift cordons of GPUs through the APIs of the cloud.
 
-A GPU is cordoned by its device in Cyborg, which an operator can disable and
-enable. Cyborg's API takes no reason (cyborg/api/controllers/v2/devices.py), so
-a trait of the GPU's providers says who did it, when and why. cyborg-agent
-closes the GPU in its next report.
+To cordon a GPU, an operator disables its device in Cyborg. Cyborg's API takes
+no reason (cyborg/api/controllers/v2/devices.py), so a trait of the GPU's
+providers records who disabled it, when and why. cyborg-agent closes the GPU
+in its next report.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from cyborg_gpu_driver.partition import cordon
 
 _ENABLED = 'enabled'
 _WRITES = 8
-"""Tries at one write: each loses only to a write that succeeded."""
+"""Attempts at one write; an attempt fails only if another write succeeded."""
 _ROUND = 3.0
-"""Seconds between two looks at Placement."""
+"""Seconds between two reads of Placement."""
 
 
 def find(cloud: connection.Cloud, host: str, gpu: str | None
          ) -> tuple[hosts.Gpu, ...]:
-    """The GPUs of a host that are to be changed.
+    """Return the GPUs of a host that a command is to change.
 
     :param host: as ``openstack gpu host list`` shows it.
-    :param gpu: PCI address; None for all.
-    :raises InvalidPciAddress: if ``gpu`` is none.
-    :raises CloudError: if there is no such GPU, Cyborg has no device of it,
+    :param gpu: PCI address; None for all GPUs.
+    :raises InvalidPciAddress: if ``gpu`` is not a PCI address.
+    :raises CloudError: if there is no such GPU, Cyborg has no device for it,
         or a service does not answer.
     """
     wanted = None if gpu is None else str(model.PciAddress.parse(gpu))
@@ -71,13 +71,13 @@ def find(cloud: connection.Cloud, host: str, gpu: str | None
 
 def close(cloud: connection.Cloud, gpu: hosts.Gpu, new: cordon.Cordon
           ) -> cordon.Cordons:
-    """Cordon a GPU. One that is disabled in Cyborg keeps its reason.
+    """Cordon a GPU. A GPU that is disabled in Cyborg keeps its reason.
 
-    The cordon of a move does not: it would be lifted with the move.
+    The cordon of a move is replaced, because the end of the move lifts it.
 
     :param gpu: as :func:`find` returns it.
-    :returns: its cordons.
-    :raises CloudError: if a service does not do it.
+    :returns: the cordons of the GPU.
+    :raises CloudError: if a request to a service fails.
     """
     known = cordon.of(gpu.cordons, cordon.Source.CYBORG)
     if known is not None and (known.who or known.reason) and (
@@ -95,11 +95,11 @@ def close(cloud: connection.Cloud, gpu: hosts.Gpu, new: cordon.Cordon
 
 
 def open_(cloud: connection.Cloud, gpu: hosts.Gpu) -> cordon.Cordons:
-    """Enable the device of a GPU, and forget why it was disabled.
+    """Enable the device of a GPU, and delete the reason why it was disabled.
 
     :param gpu: as :func:`find` returns it.
     :returns: the cordons that remain on the host.
-    :raises CloudError: if a service does not do it.
+    :raises CloudError: if a request to a service fails.
     """
     if not _device(gpu).enabled:
         _act(cloud, gpu, 'enable', _ENABLED)
@@ -116,10 +116,10 @@ def wait_closed(cloud: connection.Cloud, host: str,
                 clock: Callable[[], float] = time.monotonic,
                 sleep: Callable[[float], None] = time.sleep
                 ) -> tuple[str, ...]:
-    """Wait until Placement gives nothing of some GPUs to a new server.
+    """Wait until Placement allocates nothing of some GPUs to new servers.
 
-    :param seconds: how long at most.
-    :param progress: called with the number of open providers when that
+    :param seconds: how long to wait at most.
+    :param progress: called with the number of open providers whenever it
         has changed.
     :returns: the providers that are still open.
     :raises CloudError: if Placement does not answer.
@@ -140,15 +140,15 @@ def wait_closed(cloud: connection.Cloud, host: str,
 
 
 def _device(gpu: hosts.Gpu) -> facts.Device:
-    assert gpu.device is not None  # find() has seen to it.
+    assert gpu.device is not None  # find() guarantees it.
     return gpu.device
 
 
 def _act(cloud, gpu, action, status):
     """Disable or enable a device.
 
-    Cyborg changes the status first. After that it answers 500 where no
-    deployable has the number of the device.
+    Cyborg changes the status first. Then it answers 500 if no deployable has
+    the database ID of the device.
     """
     uuid = _device(gpu).uuid
     failure = None
@@ -167,7 +167,7 @@ def _act(cloud, gpu, action, status):
 
 
 def _forget(cloud, traits):
-    """Delete traits that no provider has any more."""
+    """Delete traits, except those that a provider still has."""
     for name in sorted(traits):
         try:
             cloud.change('placement', 'DELETE', f'/traits/{name}',
@@ -181,10 +181,10 @@ def _forget(cloud, traits):
 
 
 def _set_trait(cloud, provider, name=None):
-    """Put a trait in the place of a provider's traits about cordons.
+    """Replace a provider's cordon traits with one trait.
 
-    :param name: None only removes them.
-    :returns: those that were removed.
+    :param name: of the new trait; None to only remove the cordon traits.
+    :returns: the removed traits.
     """
     path = f'/resource_providers/{provider}/traits'
     for attempt in range(1, _WRITES + 1):

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Who still has a part of a GPU, as the services of a cloud tell."""
+"""Find the servers and other consumers that still hold a part of a GPU."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _UNBOUND = 'Initial'
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """Who has a part of a GPU, or of several.
+    """A consumer that holds a part of one or several GPUs.
 
-    :ivar consumer: UUID of a server, or of what else has an allocation or
+    :ivar consumer: UUID of a server, or of another owner of an allocation or
         an accelerator request.
     :ivar project: None if Nova has no such server.
     :ivar gpus: PCI addresses.
@@ -50,10 +50,10 @@ class Holder:
 
 def read(cloud: connection.Cloud, host: str, addresses: Collection[str]
          ) -> tuple[Holder, ...]:
-    """Who has a part of some GPUs of a host.
+    """Return the consumers that hold a part of some GPUs of a host.
 
     :param host: as ``openstack gpu host list`` shows it.
-    :raises CloudError: if a service does not tell.
+    :raises CloudError: if a request to a service fails.
     """
     offers = {offer.uuid: offer for offer in providers.read(cloud, host)
               if offer.gpu in addresses}
@@ -86,7 +86,7 @@ def _consumers(cloud, provider):
 
 
 def _holder(cloud, consumer, gpus, handles):
-    """A holder with what Nova says of it."""
+    """Return a holder, with its server's data from Nova if it is a server."""
     where = tuple(sorted(gpus)), tuple(sorted(handles))
     answer = cloud.ask('compute', f'/servers/{consumer}', state.COMPUTE)
     if answer is None:

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Whether a request schedules, and why not, host by host. Pure."""
+"""Explain, host by host, whether a request can be scheduled. Pure."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ Reason = reasons.Reason
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """A provider that a group might take.
+    """A provider that has a resource class of a group.
 
-    :ivar findings: all that is missing; none if it may be taken.
+    :ivar findings: everything that is missing; empty if the group fits.
     """
 
     group: str
@@ -44,11 +44,11 @@ class Candidate:
 
     @property
     def accepted(self) -> bool:
-        """Whether the group may have it, and it can be bound."""
+        """Whether the group fits here, and Cyborg can bind it."""
         return not any(finding.blocks for finding in self.findings)
 
     def document(self) -> dict[str, Any]:
-        """As programs read it."""
+        """Return the machine-readable form."""
         place = self.provider.place
         return {
             'group': self.group, 'provider': self.provider.name,
@@ -59,12 +59,13 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """What a compute node says to the request.
+    """The result for one compute node.
 
-    :ivar accepted: whether a server may be given it, and be bound there.
-    :ivar scheduled: whether Placement has candidates of it.
+    :ivar accepted: whether a server can be scheduled there, and Cyborg can
+        bind its accelerator requests.
+    :ivar scheduled: whether Placement has candidates on it.
     :ivar findings: what the host as a whole lacks, and hints.
-    :ivar candidates: the nearest first.
+    :ivar candidates: by group; within a group the nearest first.
     """
 
     name: str
@@ -75,7 +76,7 @@ class Host:
     distance: int = 0
 
     def document(self) -> dict[str, Any]:
-        """As programs read it."""
+        """Return the machine-readable form."""
         return {
             'host': self.name, 'accepted': self.accepted,
             'scheduled': self.scheduled,
@@ -85,11 +86,11 @@ class Host:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """The answer.
+    """The result for the whole cloud.
 
-    :ivar findings: what keeps the request from every host, and hints.
-    :ivar hosts: those that take it first, then the nearest.
-    :ivar unchecked: what was not looked at.
+    :ivar findings: what excludes the request from every host, and hints.
+    :ivar hosts: the hosts that accept the request first, then the nearest.
+    :ivar unchecked: what was not examined.
     """
 
     findings: tuple[reasons.Finding, ...]
@@ -98,13 +99,13 @@ class Verdict:
 
     @property
     def schedulable(self) -> bool:
-        """Whether a server would be had now."""
+        """Whether a server could be created now."""
         return (not any(finding.blocks for finding in self.findings)
                 and any(host.accepted for host in self.hosts))
 
     @property
     def sentence(self) -> str:
-        """The answer in one sentence."""
+        """The result in one sentence."""
         blocking = [item for item in self.findings if item.blocks]
         taking = sum(host.accepted for host in self.hosts)
         of_all = f'{taking} of {len(self.hosts)} hosts'
@@ -124,7 +125,7 @@ class Verdict:
                 f'{nearest.name}: {_first(nearest)}.')
 
     def document(self) -> dict[str, Any]:
-        """As programs read it."""
+        """Return the machine-readable form."""
         return {
             'schedulable': self.schedulable, 'verdict': self.sentence,
             'missing': [item.document() for item in self.findings],
@@ -133,9 +134,9 @@ class Verdict:
 
 
 def verdict(wanted: request.Request, known: facts.Facts) -> Verdict:
-    """Judge a request.
+    """Explain a request.
 
-    Placement has the last word on what it decides, where it was asked.
+    If Placement was asked for candidates, its answer takes precedence.
     """
     hosts = sorted((_host(wanted, tree, known) for tree in known.trees),
                    key=lambda host: (not host.accepted, host.distance,
@@ -190,7 +191,8 @@ def _candidates(group, tree, known):
 
 
 def _group(group, candidates, tree, known):
-    """What a host lacks for one group beside what its providers say."""
+    """What a host lacks for one group, beside the findings of its providers.
+    """
     if not group.resources:
         return
     if not candidates:
@@ -240,7 +242,7 @@ def _together(wanted, tree):
 
 
 def _scheduled(fits, tree, known, findings):
-    """What Placement says; and, if it is not what is found here, that."""
+    """Whether Placement schedules here; add a finding if it disagrees."""
     answer = known.answer
     if answer is None or answer.refusal:
         return fits
@@ -259,7 +261,8 @@ def _scheduled(fits, tree, known, findings):
 
 
 def _same_gpu(wanted, tree):
-    """Profiles that exclude each other may be taken of one GPU."""
+    """Find profiles that fit only on one GPU, where they exclude each other.
+    """
     gpus = {node.uuid: (node.gpu, node.place.label)
             for node in tree.below if node.place}
 
@@ -280,7 +283,7 @@ def _same_gpu(wanted, tree):
 
 
 def _can_be_bound(wanted, tree, candidates, fits):
-    """Whether the groups can be met by providers that Cyborg can bind."""
+    """Whether the groups fit on providers for which Cyborg's bind succeeds."""
     bad = {item.provider.uuid for item in candidates if any(
         finding.reason in reasons.AT_BIND for finding in item.findings)}
     return not bad or not fits or explain_match.assignment(

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""What is known of a cloud when a request is to be explained: values."""
+"""Value classes for the state of a cloud that explains a request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cyborg_gpu_driver.report.content import names
 
 @dataclasses.dataclass(frozen=True)
 class Inventory:
-    """So much of a resource class as Placement has it."""
+    """An inventory of one resource class in Placement."""
 
     total: int
     reserved: int = 0
@@ -40,21 +40,21 @@ class Inventory:
 
     @property
     def capacity(self) -> int:
-        """What may be had at all now."""
+        """The amount that can be allocated in total."""
         return int((self.total - self.reserved) * self.ratio)
 
     @property
     def free(self) -> int:
-        """What is left of it."""
+        """The amount that is not allocated."""
         return max(0, self.capacity - self.used)
 
     def fits(self, amount: int) -> bool:
-        """Whether Placement would take so many of it for one group."""
+        """Whether Placement would allocate this amount to one group."""
         return (self.used + amount <= self.capacity
                 and self.allows(amount))
 
     def allows(self, amount: int) -> bool:
-        """Whether so many can be asked for, free or not."""
+        """Whether a group can request this amount, free or not."""
         return (self.min_unit <= amount <= self.max_unit
                 and amount % self.step_size == 0)
 
@@ -63,7 +63,7 @@ class Inventory:
 class Node:
     """A resource provider.
 
-    :ivar holders: for each consumer what it has here.
+    :ivar holders: the resources that each consumer has here.
     """
 
     uuid: str
@@ -77,36 +77,36 @@ class Node:
 
     @functools.cached_property
     def place(self) -> names.ProviderName | None:
-        """Host, GPU and profile; None if it is not this driver's."""
+        """Host, GPU and profile; None for a provider of another driver."""
         return names.parse_provider_name(self.name)
 
     @property
     def gpu(self) -> str | None:
-        """PCI address of the GPU, None if it is not this driver's."""
+        """PCI address of the GPU; None for a provider of another driver."""
         return self.place.gpu if self.place else None
 
     @property
     def title(self) -> str:
-        """For people: ``1g.10gb on GPU 0000:07:00.0``."""
+        """Name for display: ``1g.10gb on GPU 0000:07:00.0``."""
         return (f'{self.place.label} on GPU {self.place.gpu}' if self.place
                 else self.name)
 
     @property
-    def sick(self) -> tuple[str, ...]:
-        """What ails the GPU: ``XID_79``."""
+    def conditions(self) -> tuple[str, ...]:
+        """Health conditions of the GPU, such as ``XID_79``."""
         return health.told(self.traits)
 
     @property
     def of_cyborg(self) -> bool:
-        """Whether Cyborg made it."""
+        """Whether Cyborg created the provider."""
         return os_traits.OWNER_CYBORG in self.traits
 
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """A compute node and what is below it.
+    """A compute node's provider tree.
 
-    :ivar shared: providers outside that share what they have with it.
+    :ivar shared: providers outside the tree that share resources with it.
     """
 
     root: Node
@@ -120,18 +120,18 @@ class Tree:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """All from which a server on this host can be given something."""
+        """All providers from which a server on this host can get resources."""
         return (self.root, *self.below, *self.shared)
 
     def neighbours(self, node: Node) -> Iterator[Node]:
-        """The other profiles of the same GPU."""
+        """Return the providers of the other profiles of the same GPU."""
         return (other for other in self.below
                 if node.gpu and other.gpu == node.gpu and other != node)
 
 
 @dataclasses.dataclass(frozen=True)
 class Service:
-    """nova-compute of a compute node."""
+    """The nova-compute service of a compute node."""
 
     host: str
     zone: str = ''
@@ -155,7 +155,7 @@ class Device:
     """A device that Cyborg knows.
 
     :ivar gpu: PCI address; empty for a device of another driver.
-    :ivar told: the cordons that the agent's last report tells of.
+    :ivar told: the cordons in the agent's last report.
     """
 
     uuid: str
@@ -166,7 +166,7 @@ class Device:
     told: cordon.Cordons = ()
 
     def cordons(self, traits: Iterable[str] = ()) -> cordon.Cordons:
-        """Why the GPU gets no new server.
+        """Return the reasons why the GPU gets no new server.
 
         :param traits: of its providers.
         """
@@ -195,7 +195,7 @@ class Arq:
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """A limit of a project's, for one kind of thing."""
+    """A limit of a project for one resource."""
 
     name: str
     limit: int
@@ -205,11 +205,11 @@ class Limit:
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """A server about which is asked.
+    """A server, as the question or a holder of resources.
 
-    :ivar host: where it is, None if it was given none.
-    :ivar zone: availability zone that it was asked into.
-    :ivar fault: what Nova says of its failure.
+    :ivar host: on which it is; None if it has no host.
+    :ivar zone: the availability zone that its user requested.
+    :ivar fault: the reason of its failure, from Nova.
     """
 
     uuid: str
@@ -223,11 +223,11 @@ class Server:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What Placement itself answered.
+    """Placement's own answer to the request.
 
     :ivar roots: how many candidates each compute node has, by its UUID.
-    :ivar refusal: why it took no such question; empty if it did.
-    :ivar partial: whether there are more candidates than it was to tell.
+    :ivar refusal: why Placement refused the query; empty if it did not.
+    :ivar partial: whether there may be more candidates than the query's limit.
     """
 
     roots: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -237,15 +237,15 @@ class Answer:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """All of it. None stands for what could not be read.
+    """The state of a cloud. None stands for a part that could not be read.
 
     :ivar services: by the UUID of the compute node's provider.
-    :ivar deployables: attach handles of each, by its provider's UUID.
-    :ivar servers: names by UUID, of those who have something.
-    :ivar unknown_traits: of those asked for, what Placement never heard of.
+    :ivar deployables: number of attach handles, by UUID of the provider.
+    :ivar servers: names of the servers that hold resources, by UUID.
+    :ivar unknown_traits: requested traits that Placement does not know.
     :ivar classes: all resource classes that Placement knows.
-    :ivar whole: whether the trees of all hosts with accelerators are here.
-    :ivar unchecked: what was not looked at, and why.
+    :ivar whole: whether ``trees`` has all hosts with accelerators.
+    :ivar unchecked: what was not examined, and why.
     """
 
     trees: tuple[Tree, ...] = ()
@@ -266,7 +266,7 @@ class Facts:
 
     @functools.cached_property
     def offered(self) -> Mapping[str, list[Node]]:
-        """The providers of each resource class."""
+        """The providers by resource class."""
         found: dict[str, list[Node]] = {}
         for tree in self.trees:
             for node in tree.nodes:
@@ -275,7 +275,7 @@ class Facts:
         return found
 
     def cordons(self, node: Node, host: str) -> cordon.Cordons:
-        """Why the GPU of a provider gets no new server.
+        """Return the reasons why a provider's GPU gets no new server.
 
         :param host: as Cyborg names it.
         """
@@ -285,7 +285,7 @@ class Facts:
             and device.gpu == node.place.gpu), ())
 
     def people(self, consumers) -> str:
-        """Consumers by name for people; UUIDs where no server is known."""
+        """List consumers for display: server names, or UUIDs if unknown."""
         found = sorted(self.servers.get(uuid, uuid) for uuid in consumers)
         if len(found) > 5:
             return f'{", ".join(found[:4])} and {len(found) - 4} others'

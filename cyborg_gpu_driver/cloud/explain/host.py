@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Why a compute node as a whole takes no such server. Pure."""
+"""Find why a compute node as a whole rejects a request. Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Reason = reasons.Reason
 
 def missing(wanted: request.Request, tree: facts.Tree, known: facts.Facts
             ) -> Iterator[reasons.Finding]:
-    """All that a host lacks, beside what its accelerators do."""
+    """Yield what a host lacks, beside what its accelerators lack."""
     yield from _root_traits(wanted, tree, known)
     yield from _service(tree, known)
     yield from _own(wanted.own, tree)
@@ -100,7 +100,7 @@ def _service(tree, known):
 
 
 def _own(group, tree):
-    """What the flavor wants of the host: processors, memory, disk."""
+    """What the host lacks of the flavor's processors, memory and disk."""
     if not group.resources or explain_match.options(group, tree):
         return
     complete = True
@@ -140,7 +140,7 @@ def _resources(name, amount, holding, tree):
 
 
 def _aggregates(wanted, tree, known):
-    """What filters would say that may be switched off in nova.conf."""
+    """What scheduler filters, which nova.conf may disable, would reject."""
     service = (known.services or {}).get(tree.root.uuid)
     if service is None or known.aggregates is None:
         return
@@ -188,7 +188,8 @@ def _isolation(tree, mine, known):
 
 
 def _matches(value, present):
-    """Whether metadata meets an extra spec; operators are taken for met."""
+    """Whether metadata meets an extra spec; one with an operator always does.
+    """
     if present is None:
         return False
     return ' ' in value or value in [item.strip()

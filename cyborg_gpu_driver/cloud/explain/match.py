@@ -9,11 +9,12 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Whether a compute node can take all groups of a request at once. Pure.
+"""Whether a compute node can meet all groups of a request. Pure.
 
-As Placement decides it (``placement/objects/allocation_candidate.py``): each
-numbered group takes one provider, the group without a number any providers
-of the tree; what several take of one provider is added up.
+The rules are those of Placement
+(``placement/objects/allocation_candidate.py``): each numbered group uses one
+provider, and the group without a number can use any providers of the tree.
+The amounts that several groups use of one provider add up.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ Option = tuple[Part, ...]
 
 
 def root_accepts(wanted: request.Request, tree: facts.Tree) -> bool:
-    """Whether the compute node has the traits that it must have itself."""
+    """Whether the root provider has the traits that the request requires."""
     return (wanted.root_required <= tree.root.traits
             and not wanted.root_forbidden & tree.root.traits)
 
 
 def accepts(group: request.Group, node: facts.Node) -> bool:
-    """Whether a provider alone meets a group."""
+    """Whether a single provider meets a group."""
     return (bool(group.resources) and group.required <= node.traits
             and not group.forbidden & node.traits
             and all(name in node.inventories
@@ -47,7 +48,7 @@ def accepts(group: request.Group, node: facts.Node) -> bool:
 
 
 def options(group: request.Group, tree: facts.Tree) -> list[Option]:
-    """Every way to meet a group on a compute node."""
+    """Return all ways to meet a group on a compute node."""
     if group.suffix:
         return [tuple((node.uuid, name, amount) for name, amount
                       in group.resources.items())
@@ -66,15 +67,17 @@ def options(group: request.Group, tree: facts.Tree) -> list[Option]:
 def assignment(wanted: request.Request, tree: facts.Tree,
                also: Callable[[Sequence[Option]], bool] = lambda taken: True
                ) -> tuple[Option, ...] | None:
-    """One way to meet all groups at once; None if there is none.
+    """Return one way to meet all groups at once; None if there is none.
 
-    :param also: whether a way, or the beginning of one, is good for more.
+    :param also: a further condition. It gets the options that are chosen so
+        far and returns whether they are acceptable.
     """
     groups = wanted.groups
     found = [options(group, tree) for group in groups]
     if not all(found):
         return None
-    # The pickiest first; of groups that want the same, one order is enough.
+    # Groups with the fewest options first. Groups with the same options are
+    # adjacent, because trying them in one order is enough.
     order = sorted(range(len(groups)), key=lambda index: (
         len(found[index]), str(sorted(found[index]))))
     limits = {(node.uuid, name): min(inventory.free, inventory.max_unit)
@@ -93,8 +96,8 @@ def assignment(wanted: request.Request, tree: facts.Tree,
 
 
 def _too_many(found, limits):
-    """Whether groups that are bound to the same providers want more of them
-    than there is in sum: most of what cannot be, at a glance.
+    """Whether groups that fit only on the same providers request more than
+    these have in total. This finds most impossible requests without a search.
     """
     held = [{part[:2] for option in choices for part in option}
             for choices in found]
@@ -107,10 +110,10 @@ def _too_many(found, limits):
 
 
 class _Search:
-    """Depth first through the options of the groups, in their order.
+    """Depth-first search through the options of the groups, in their order.
 
-    :param lonely: positions of the groups that share a provider with no
-        other of them.
+    :param lonely: positions of the groups that must all use different
+        providers.
     """
 
     def __init__(self, found, limits, lonely, also):

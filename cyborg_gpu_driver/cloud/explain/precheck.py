@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""What is wrong with a request before any host is looked at. Pure."""
+"""Find what is wrong with a request on every host. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Reason = reasons.Reason
 
 def missing(wanted: request.Request, known: facts.Facts
             ) -> Iterator[reasons.Finding]:
-    """All that keeps the request from every host, and hints."""
+    """Yield what excludes the request from every host, and hints."""
     if known.server is not None:
         yield from fault(known.server, known)
     yield from wanted.findings
@@ -48,7 +48,7 @@ def missing(wanted: request.Request, known: facts.Facts
 
 def fault(server: facts.Server, known: facts.Facts
           ) -> Iterator[reasons.Finding]:
-    """What a server's failure says. Hints: the server is past."""
+    """Explain a server's failure. All are hints: the attempt is over."""
     text = ' '.join(server.fault.split())
     named = f'server {server.name}: {text}'
     hosts = {device.host for device in known.devices or ()}
@@ -57,7 +57,7 @@ def fault(server: facts.Server, known: facts.Facts
         yield Finding(
             Reason.HOST_MISMATCH, server.name,
             f'server {server.name} was scheduled to host {server.host}, but '
-            f'Cyborg only knows {", ".join(sorted(hosts)) or "no host"} only',
+            f'Cyborg knows only {", ".join(sorted(hosts)) or "no host"}',
             '[DEFAULT] host of cyborg.conf must be the hypervisor_hostname '
             'of Nova: cyborg-gpu check on that host', blocks=False)
     if _NO_HOST.search(text):

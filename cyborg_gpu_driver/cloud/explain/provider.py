@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Why a provider does not meet a group: all that is missing. Pure."""
+"""Find everything for which a provider does not meet a group. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.report.content import traits
 
 _KIND = re.compile(r'CUSTOM_GPU_[A-Z]+_')
-"""How the driver's traits of one kind begin: model, NUMA node, memory."""
+"""Prefix of the driver's traits of one kind: model, NUMA node, memory."""
 _HEALTH = 'see "cyborg-gpu health show" and "cyborg-gpu doctor" on {host}'
 
 Finding = reasons.Finding
@@ -34,10 +34,10 @@ Reason = reasons.Reason
 
 def missing(group: request.Group, node: facts.Node, tree: facts.Tree,
             known: facts.Facts) -> Iterator[reasons.Finding]:
-    """All for which a provider does not meet a group, or fails at the bind.
+    """Yield why a provider does not meet a group, or why its bind would fail.
 
     :param node: a provider that has a resource class of the group.
-    :param tree: where it is.
+    :param tree: the compute node of the provider.
     """
     yield from _traits(group, node)
     for name, amount in sorted(group.resources.items()):
@@ -74,7 +74,7 @@ def _traits(group, node):
 
 
 def _instead(trait, present):
-    """What a provider has in a trait's place; empty if nothing is like it."""
+    """The provider's traits most like a missing trait; empty if none is."""
     kind = _KIND.match(trait)
     alike = [other for other in sorted(present)
              if kind and other.startswith(kind[0])]
@@ -127,7 +127,7 @@ def _isolated(node, tree, known):
 
 
 def _reserved(name, inventory, node, tree, known):
-    """Why the driver lets nobody have it; there may be two reasons."""
+    """Why the driver reserves the inventory."""
     what = f'{inventory.reserved} of {inventory.total} {name} are reserved'
     host = tree.name
     cordons = known.cordons(node, host)
@@ -137,10 +137,10 @@ def _reserved(name, inventory, node, tree, known):
             f'{what}: {cordon.text(cordons)}',
             uncordon_with(cordons, host, node.place.gpu))
         return
-    if node.sick:
+    if node.conditions:
         yield Finding(
             Reason.RESERVED_UNHEALTHY, node.title,
-            f'{what}: the GPU is unhealthy ({", ".join(node.sick)})',
+            f'{what}: the GPU is unhealthy ({", ".join(node.conditions)})',
             f'see "cyborg-gpu health show" on {host}')
         return
     siblings = [other for other in tree.neighbours(node) if other.holders]
@@ -153,7 +153,8 @@ def _reserved(name, inventory, node, tree, known):
             'fits next to theirs: openstack gpu capacity')
     elif node.holders:
         if inventory.used >= inventory.total:
-            # A whole GPU's next tenant waits until it has been cleaned.
+            # The GPU is used as a whole. It is reserved so that its next
+            # tenant waits until it has been cleaned.
             return
         yield Finding(
             Reason.RESERVED_FRAGMENTED, node.title,
@@ -170,7 +171,7 @@ def _reserved(name, inventory, node, tree, known):
 
 
 def uncordon_with(cordons: cordon.Cordons, host: str, gpu: str) -> str:
-    """How to lift the cordons of a GPU, for people."""
+    """Return how to lift the cordons of a GPU, for display."""
     commands = []
     if cordon.of(cordons, cordon.Source.CYBORG):
         commands.append(f'openstack gpu uncordon {host} {gpu}')
@@ -195,7 +196,7 @@ def _cyborg(group, node, tree, known):
 
 
 def _handles(group, node, known):
-    """What requests hold beyond what Placement counts."""
+    """Attach handles that accelerator requests hold, unknown to Placement."""
     handles = known.deployables[node.uuid]
     holding = [arq for arq in known.arqs or ()
                if arq.provider == node.uuid and arq.holds]

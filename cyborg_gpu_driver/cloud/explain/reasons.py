@@ -21,7 +21,7 @@ from typing import Any
 
 
 class Reason(enum.Enum):
-    """What stands in the way; the names are part of the JSON answer."""
+    """Why a server gets no accelerator; the names are in the JSON output."""
 
     # The request itself.
     PROFILE_UNKNOWN = 'Cyborg has no such device profile'
@@ -41,8 +41,8 @@ class Reason(enum.Enum):
     HOST_DISABLED = 'the compute service is disabled'
     SERVICE_DOWN = 'nova-compute is down'
     NO_COMPUTE = 'Nova has no compute node for this provider'
-    NO_ACCELERATORS_TRAIT = "the compute node's virt driver does not support "
-    'accelerators'
+    NO_ACCELERATORS_TRAIT = ("the compute node's virt driver does not "
+                             'support accelerators')
     ROOT_TRAIT = 'the compute node lacks a trait'
     HOST_RESOURCES = 'the compute node has too little free capacity'
     HOST_TRAIT = 'the host lacks a trait that the flavor requires'

@@ -9,12 +9,13 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""What Nova asks of Placement for a flavor and its device profile. Pure.
+"""The request that Nova sends to Placement for a flavor and device profile.
 
-As Nova 34 does it: ``ResourceRequest`` of ``nova/scheduler/utils.py``, the
-filters of ``nova/scheduler/request_filter.py`` that apply in every cloud,
-and ``get_device_request_groups`` of ``nova/accelerator/cyborg.py``. What an
-image, a port or nova.conf adds is not known here.
+This module does no I/O. It follows Nova 34: ``ResourceRequest`` of
+``nova/scheduler/utils.py``, the filters of
+``nova/scheduler/request_filter.py`` that apply in every cloud, and
+``get_device_request_groups`` of ``nova/accelerator/cyborg.py``. It does not
+know what an image, a port or nova.conf adds.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ _TRANSLATED = (
     'hw:maxphysaddr', 'hw:pci_numa_affinity_policy', 'hw:cpu_thread_policy',
     'hw:ephemeral_encryption', 'hw:sound_model', 'hw:virtio_packed_ring',
     'pci_passthrough:alias')
-"""Extra specs from which Nova makes more of a request than is made here."""
+"""Extra specs that Nova expands into a request, and this module does not."""
 _UUID = re.compile(r'[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', re.I)
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """What one provider must have; or one tree, if the suffix is empty."""
+    """What one provider must have, or a whole tree if the suffix is empty."""
 
     suffix: str
     resources: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -52,23 +53,24 @@ class Group:
 
     @property
     def title(self) -> str:
-        """For people: ``group 0``; ``host`` for the flavor's own part."""
+        """Name for display: ``group 0``; ``host`` for the flavor's own group.
+        """
         number = self.suffix.removeprefix('device_profile_')
         return f'group {number}' if number else 'host'
 
     @property
     def wish(self) -> str:
-        """Its resources for people: ``2 PGPU``."""
+        """The resources for display: ``2 PGPU``."""
         return ', '.join(f'{amount} {name}' for name, amount
                          in sorted(self.resources.items()))
 
 
 @dataclasses.dataclass(frozen=True)
 class Flavor:
-    """A flavor of Nova's.
+    """A Nova flavor.
 
-    :ivar ram: MiB.
-    :ivar disk: GiB: root, ephemeral and swap.
+    :ivar ram: in MiB.
+    :ivar disk: in GiB: root, ephemeral and swap.
     """
 
     name: str
@@ -80,7 +82,7 @@ class Flavor:
     public: bool = True
     disabled: bool = False
     projects: frozenset[str] = frozenset()
-    """Who may use one that is not public."""
+    """The projects that may use the flavor if it is not public."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,22 +98,22 @@ class Request:
     flavor: Flavor | None = None
     findings: tuple[reasons.Finding, ...] = ()
     ignored: tuple[str, ...] = ()
-    """Extra specs that are not considered here, and are by Nova."""
+    """Extra specs that Nova considers and this module does not."""
 
     @property
     def own(self) -> Group:
-        """What is asked of the host as a whole."""
+        """The group without a suffix: the request to the host as a whole."""
         return next((group for group in self.groups if not group.suffix),
                     Group(''))
 
     @property
     def granular(self) -> tuple[Group, ...]:
-        """The groups that each take one provider."""
+        """The groups that each use one provider."""
         return tuple(group for group in self.groups if group.suffix)
 
     @property
     def totals(self) -> dict[str, int]:
-        """How many of each resource class in all, as limits count them."""
+        """The total amount of each resource class, as limits count it."""
         found: dict[str, int] = {}
         for group in self.groups:
             for name, amount in group.resources.items():
@@ -120,9 +122,9 @@ class Request:
 
     def query(self, root: str | None = None, limit: int = 1000
               ) -> dict[str, str]:
-        """The parameters of ``GET /allocation_candidates``.
+        """Return the parameters of ``GET /allocation_candidates``.
 
-        :param root: UUID of the compute node that is to be taken.
+        :param root: UUID of the compute node to which the query is restricted.
         """
         found = {'limit': str(limit)}
         if self.policy:
@@ -130,8 +132,8 @@ class Request:
         traits = _traits(self.root_required, self.root_forbidden)
         if traits:
             found['root_required'] = traits
-        # Nova names the tree in the group without a number, which is enough;
-        # Placement takes no such parameter for a group that is not there.
+        # Nova names the tree in the group without a number, which is enough.
+        # Placement rejects this parameter for a group that does not exist.
         for group in [self.own] if self.own.resources else self.groups:
             if root:
                 found['in_tree' + group.suffix] = root
@@ -147,10 +149,10 @@ class Request:
 
 def make(flavor: Flavor | None, profile: str | None,
          profile_groups: Sequence[Mapping[str, str]]) -> Request:
-    """The request for a server.
+    """Return the request for a server.
 
-    :param flavor: None if a device profile alone is asked about.
-    :param profile: its name, None if the flavor names none.
+    :param flavor: None if the request is only for a device profile.
+    :param profile: name of the device profile; None if the flavor names none.
     :param profile_groups: as Cyborg's API shows them.
     """
     specs = flavor.extra_specs if flavor else {}
@@ -161,7 +163,7 @@ def make(flavor: Flavor | None, profile: str | None,
         policy = None
     suffixed = sum(bool(group.suffix) for group in groups)
     groups.extend(_profile_groups(profile, profile_groups, findings))
-    # As Nova: a group of which nothing is left is not sent at all.
+    # Like Nova, leave out empty groups.
     groups = [group for group in groups if group.resources or group.required
               or group.forbidden]
     if policy is None and sum(bool(group.suffix) for group in groups) > 1:
@@ -180,9 +182,9 @@ def make(flavor: Flavor | None, profile: str | None,
 
 def profile_of(flavor: Flavor, known: Iterable[str]
                ) -> tuple[str | None, tuple[reasons.Finding, ...]]:
-    """The device profile that a flavor names, and what is wrong with it.
+    """Return the device profile that a flavor names, and any problems with it.
 
-    :param known: names of the device profiles that there are.
+    :param known: names of the existing device profiles.
     """
     known = tuple(known)
     name = flavor.extra_specs.get(PROFILE_KEY)
@@ -200,7 +202,7 @@ def profile_of(flavor: Flavor, known: Iterable[str]
 
 
 def unknown_profile(name: str, known: Iterable[str]) -> reasons.Finding:
-    """That there is no device profile of that name."""
+    """Return the finding that there is no device profile of that name."""
     return reasons.Finding(
         reasons.Reason.PROFILE_UNKNOWN, name,
         f'there is no device profile {name}{reasons.similar(name, known)}',
@@ -292,7 +294,7 @@ def _empty():
 
 
 def _add(parts, kind, name, value):
-    """Put an extra spec into a group; whether Nova takes it."""
+    """Add an extra spec to a group; return False if Nova ignores it."""
     if kind == 'trait':
         if value in ('required', 'forbidden'):
             parts[value].add(name)

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Runs applications in servers of a cloud, two of them on one GPU."""
+"""Run applications in servers of a cloud, up to two on one GPU."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ from cyborg_gpu_driver.interference import guest
 from cyborg_gpu_driver.interference import results
 
 _ASTRAY = 8
-"""Servers of a step that are made on wrong GPUs, at most."""
+"""A step fails when this many servers have been created on a wrong GPU."""
 _REFUSED = 3
-"""How often a server is asked for that Nova cannot make."""
+"""A step fails when Nova has failed to create a server this many times."""
 _PAUSE = 10.0
-"""Seconds before a server is asked for again: the agents report some time
-later what a deleted server has freed."""
+"""Seconds before the next attempt to create a server: the agents report with
+a delay what a deleted server has released."""
 _SLACK = 60.0
-"""Seconds that a line of a console may be late."""
+"""Seconds by which a line on a console may be late."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Guest:
-    """A server, what it runs, and the token of its lines."""
+    """A server, its application, and the token that marks its output lines.
+    """
 
     server: str
     application: apps.Application
@@ -48,21 +49,22 @@ class _Guest:
 
 
 class Guests:
-    """Servers that run applications, as a :class:`.measuring.Runner`.
+    """A :class:`.measuring.Runner` that runs applications in servers.
 
     The first server chooses the host of all others, because GPUs of different
     hosts can be of different models.
 
-    :param made: what each server is made of.
-    :param host: that they have to be on; None for any.
+    :param made: the properties of every server.
+    :param host: on which all servers must be; None for any.
     :param timeout: seconds that each run may take.
-    :param boot: seconds until a guest runs its script.
-    :param wait: waits so many seconds; what ends the measurement ends it.
-    :param say: called with a line for people.
+    :param boot: seconds until a guest must run its script.
+    :param wait: waits for a number of seconds, or raises an exception to end
+        the measurement.
+    :param say: called with a line for display.
     """
 
     gpu_memory_mib: int | None = None
-    """What a guest does not tell."""
+    """Unknown, because a guest does not report it."""
 
     def __init__(self, cloud: connection.Cloud, made: servers.Made,
                  host: str | None, timeout: float, boot: float,
@@ -85,11 +87,12 @@ class Guests:
     def runs(self, application: apps.Application,
              other: apps.Application | None, count: int
              ) -> list[results.Runs]:
-        """Run an application so often, in a server of its own.
+        """Run an application ``count`` times, in a server of its own.
 
-        :param other: runs in a second server on the same GPU.
-        :raises GpuDriverError: if there is no such server, or its guest does
-            not run the script.
+        :param other: an application that runs at the same time, in a second
+            server on the same GPU.
+        :raises GpuDriverError: if no such server can be created, or its guest
+            does not run the script.
         """
         with contextlib.ExitStack() as stack:
             # Also finds a server whose creation Nova did not confirm.
@@ -111,7 +114,7 @@ class Guests:
             self._warned |= others
 
     def _start(self, application, count, gpus):
-        """A server on the GPUs of another, or on any."""
+        """Create a server on given GPUs; on any if ``gpus`` is None."""
         token = uuid.uuid4().hex
         script = guest.user_data(application, token, count, self._timeout)
         astray = refused = 0
@@ -137,7 +140,7 @@ class Guests:
             astray += 1
             if astray == _ASTRAY:
                 raise self._no_room(problem)
-            # It keeps the wrong GPU until the step ends.
+            # The stopped server occupies the wrong GPU until the step ends.
             servers.stop(self._cloud, server)
 
     def _no_room(self, problem):
@@ -166,7 +169,7 @@ class Guests:
             self._wait(self._poll)
 
     def _watch(self, measured, companion, count):
-        """The runs of a guest, once they are over."""
+        """Wait until the runs of a guest are over, and return them."""
         self._begun(measured)
         known, changed = 0, self._clock()
         while True:

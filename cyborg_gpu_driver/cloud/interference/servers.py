@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Servers that exist for a measurement: made, looked at and deleted."""
+"""Create, watch and delete the servers of a measurement."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.api import responses
 
 MARK = 'gpu_interference'
-"""Metadata of a server that exists for a measurement; its value names the
+"""Metadata key of a server of a measurement; its value identifies the
 measurement."""
 NAME = 'gpu-interference-'
-"""How the names of these servers begin."""
+"""Prefix of the names of these servers."""
 _COMPUTE = '2.74'
-"""The first in which a request names a host (Nova's REST API history)."""
+"""The first microversion in which a request to create a server can name a host
+(Nova's REST API history)."""
 _PROFILE = 'accel:device_profile'
 _LINES = 2000
-"""Of a console that are read."""
+"""Number of console lines that are read."""
 _GONE = 300.0
-"""Seconds in which a deleted server has to be gone."""
+"""Seconds within which Nova must delete a server."""
 _ROUND = 2.0
 
 Place = frozenset[tuple[str, str]]
@@ -50,11 +51,11 @@ Place = frozenset[tuple[str, str]]
 
 @dataclasses.dataclass(frozen=True)
 class Made:
-    """What each server is made of.
+    """The properties of every server of a measurement.
 
-    :ivar flavor: id; so are ``image`` and ``network``.
+    :ivar flavor: ID; ``image`` and ``network`` are IDs, too.
     :ivar network: None for no network at all.
-    :ivar key: name of a key pair, to look into a guest that does not report.
+    :ivar key: name of a key pair, to log in to a guest that does not report.
     """
 
     flavor: str
@@ -64,10 +65,10 @@ class Made:
 
     def body(self, name: str, mark: str, user_data: str, host: str | None
              ) -> dict[str, Any]:
-        """The request for a server.
+        """Return the body of the request to create a server.
 
         :param user_data: in base64.
-        :param host: that it has to be on; None for any.
+        :param host: on which the server must be; None for any.
         """
         return {'server': {
             'name': name, 'flavorRef': self.flavor, 'imageRef': self.image,
@@ -82,10 +83,10 @@ class Made:
 
 def resolve(cloud: connection.Cloud, flavor: str, image: str,
             network: str | None, key: str | None) -> Made:
-    """What each server is made of, by names or ids.
+    """Look up the properties of the servers by names or IDs.
 
-    :raises CloudError: if there is none of that name, or several; or if the
-        flavor asks for no accelerator.
+    :raises CloudError: if nothing, or more than one object, has such a name;
+        or if the flavor asks for no accelerator.
     """
     found = _find(cloud, 'compute', 'flavor', flavor)
     specs = cloud.ask('compute', f'/flavors/{found}/os-extra_specs',
@@ -101,7 +102,7 @@ def resolve(cloud: connection.Cloud, flavor: str, image: str,
 
 def _find(cloud: connection.Cloud, service: str, kind: str, name: str
           ) -> str:
-    """The id of what has a name or an id."""
+    """Return the ID of an object by name or ID."""
     path = f'/{kind}s'
     quoted = urllib.parse.quote(name, safe='')
     with responses.understanding(cloud, service, f'{kind} {name}'):
@@ -120,7 +121,7 @@ def _find(cloud: connection.Cloud, service: str, kind: str, name: str
 
 
 def create(cloud: connection.Cloud, body: dict[str, Any]) -> str:
-    """Ask for a server; its UUID."""
+    """Create a server and return its UUID, without waiting for it."""
     answer = cloud.change('compute', 'POST', '/servers', body, _COMPUTE)
     with responses.understanding(cloud, 'Nova', 'a new server'):
         return answer['server']['id']
@@ -130,7 +131,7 @@ def create(cloud: connection.Cloud, body: dict[str, Any]) -> str:
 class Now:
     """A server as Nova shows it.
 
-    :ivar problem: why it is not there, once that is known.
+    :ivar problem: why the server failed, once that is known.
     """
 
     ready: bool
@@ -139,7 +140,7 @@ class Now:
 
 
 def look(cloud: connection.Cloud, server: str) -> Now:
-    """How far the start of a server is."""
+    """Return the current state of a server."""
     answer = cloud.ask('compute', f'/servers/{server}', state.COMPUTE)
     if answer is None:
         return Now(False, None, 'somebody has deleted it')
@@ -157,9 +158,9 @@ def look(cloud: connection.Cloud, server: str) -> Now:
 
 
 def place(cloud: connection.Cloud, server: str) -> Place:
-    """The GPUs of a server.
+    """Return the GPUs of a server.
 
-    :raises CloudError: if it has none of this driver's.
+    :raises CloudError: if it has no GPU of this driver.
     """
     found = frozenset((one.provider.host, one.provider.gpu)
                       for one in servers.read(cloud, server)
@@ -172,9 +173,9 @@ def place(cloud: connection.Cloud, server: str) -> Place:
 
 def others(cloud: connection.Cloud, gpus: Place, ours: Collection[str]
            ) -> set[str]:
-    """Other servers on the same GPUs.
+    """Return the UUIDs of other servers on the same GPUs.
 
-    :param ours: UUIDs of those that may be there.
+    :param ours: UUIDs of the servers to leave out.
     """
     hosts = {host for host, _gpu in gpus}
     listed = cloud.get('/accelerator_requests', 'arqs')
@@ -189,16 +190,16 @@ def others(cloud: connection.Cloud, gpus: Place, ours: Collection[str]
 
 
 def console(cloud: connection.Cloud, server: str) -> str:
-    """The end of a server's console; empty while there is none.
+    """Return the end of a server's console output; empty while there is none.
 
-    :raises CloudError: if Nova has no consoles, or does not answer.
+    :raises CloudError: if Nova supports no consoles, or does not answer.
     """
     try:
         answer = cloud.change(
             'compute', 'POST', f'/servers/{server}/action',
             {'os-getConsoleOutput': {'length': _LINES}}, state.COMPUTE)
     except exception.CloudError as error:
-        # The guest is not there yet, or has no console yet.
+        # The guest does not exist yet, or has no console yet.
         if isinstance(error.__cause__, (exceptions.ConflictException,
                                         exceptions.NotFoundException)):
             return ''
@@ -208,18 +209,19 @@ def console(cloud: connection.Cloud, server: str) -> str:
 
 
 def stop(cloud: connection.Cloud, server: str) -> None:
-    """Stop a server, which keeps its GPU."""
+    """Stop a server. A stopped server keeps its GPU."""
     cloud.change('compute', 'POST', f'/servers/{server}/action',
                  {'os-stop': None}, state.COMPUTE)
 
 
 def marked(cloud: connection.Cloud, mark: str | None = None
            ) -> dict[str, str]:
-    """Name of each server that exists for a measurement, by UUID.
+    """Return the names of the servers of a measurement, by UUID.
 
-    Those of the user's own project, where a measurement makes them.
+    Only the user's own project is searched: a measurement creates its servers
+    there.
 
-    :param mark: of one measurement; None for those of all.
+    :param mark: of one measurement; None for all measurements.
     """
     listed = responses.pages(cloud, '/servers/detail', 'servers',
                              state.COMPUTE, name=f'^{NAME}')
@@ -234,7 +236,7 @@ def delete(cloud: connection.Cloud, uuids: Collection[str],
            sleep: Callable[[float], None] = time.sleep) -> dict[str, str]:
     """Delete servers and wait until they are gone.
 
-    :returns: why each server that is still there is, by its UUID.
+    :returns: by UUID of each server that still exists, the reason why.
     """
     end = clock() + _GONE
     left, asked = set(uuids), set[str]()

@@ -13,10 +13,11 @@
 """Carry out a plan of moves, one server after the other.
 
 The GPU that a server leaves is cordoned until the server runs elsewhere, so
-that neither this server nor a new one takes the room. Before each move the
-cloud is read again, and planned again with the servers of the plan alone. If
-they are not enough any more, nothing else is moved. Whatever ends a move, even
-Ctrl-C, the GPU is offered again and the server is started again.
+that neither this server nor a new one takes the room. Before each move, the
+code reads the cloud again and plans again, with only the servers of the plan.
+If moving these no longer makes enough room, no further server is moved.
+Whatever ends a move, even Ctrl-C, the GPU is uncordoned and the server is
+started again.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ from cyborg_gpu_driver.partition.moves import gpus as moving
 from cyborg_gpu_driver.partition.moves import planner
 
 _ROUND = 3.0
-"""Seconds between two looks at the cloud."""
+"""Seconds between two reads of the cloud."""
 
 
 class Applying:
     """Carries out a plan.
 
-    :param asked: what needs room.
-    :param look: reads the cloud as for the plan.
-    :param new: the cordon of a GPU that a server leaves.
+    :param asked: the resources for which the plan makes room.
+    :param look: reads the cloud as it was read for the plan.
+    :param new: the cordon for each GPU that a server leaves.
     :param seconds: how long to wait for each report and for each move.
-    :param say: called with a line about what is being done.
+    :param say: called with a line for each action.
     """
 
     def __init__(self, cloud: connection.Cloud, asked: resources.Group,
@@ -72,10 +73,10 @@ class Applying:
     def run(self, plan: planner.Plan) -> planner.Plan:
         """Carry out a plan.
 
-        :returns: what was done, which may have become another plan on the
-            way: the cloud changes.
+        :returns: what was done. It can differ from the plan, because the
+            cloud changes meanwhile.
         :raises CloudError: if a step fails, takes too long, or does not have
-            the result that was planned. It says what has been done.
+            the planned result. The error says what has been done.
         """
         done: list[str] = []
         moves: list[planner.Move] = []
@@ -101,7 +102,7 @@ class Applying:
     def _expect(self, left: Collection[str]) -> planner.Plan:
         """Wait until moving some servers is enough.
 
-        The agents report some time later what has become free.
+        The agents report with a delay what has become free.
         """
         end = self._clock() + self._seconds
         while True:
@@ -120,7 +121,8 @@ class Applying:
     def _offload(self, server: str) -> None:
         """Offload a server that is shelved.
 
-        One that its owner has started since the plan was made stays.
+        :raises CloudError: if its owner has started it since the plan was
+            made.
         """
         now = read.server(self._cloud, server)
         if now is not None and now.status not in shelving.AWAY:
@@ -130,7 +132,8 @@ class Applying:
         self._shelve(server, False)
 
     def _move(self, move: planner.Move) -> planner.Move:
-        """Move a server; the move with the place that the server got."""
+        """Move a server; return the move with the server's actual new place.
+        """
         origin = move.origin
         assert isinstance(origin, fleet.Place)  # As the fleet names GPUs.
         closed: tuple[hosts.Gpu, ...] = ()
@@ -146,7 +149,7 @@ class Applying:
             begun = True
             self._shelve(move.server, True)
         except BaseException:
-            # As of Ctrl-C. What was said first stays the error.
+            # For example after Ctrl-C. The first error remains the error.
             self._try(lambda: self._open(origin, closed))
             if begun:
                 self._try(lambda: self._bring_back(move.server))
@@ -164,7 +167,7 @@ class Applying:
             iter(there), move.destination))
 
     def _try(self, act: Callable[[], None]) -> None:
-        """Do what has to be done after a failure; say if it fails too."""
+        """Do a step of the cleanup after a failure; report if it fails too."""
         try:
             act()
         except exception.CloudError as error:
@@ -180,9 +183,9 @@ class Applying:
             self._seconds, self._say, self._clock, self._sleep)
 
     def _bring_back(self, server: str) -> None:
-        """Start a server again that could not move, if it is shelved.
+        """Start a server again whose move failed, if it is shelved.
 
-        Nova may still be shelving it.
+        Nova may still be shelving it, so this waits.
         """
         end = self._clock() + self._seconds
         problem = ''
@@ -220,12 +223,12 @@ class Applying:
 
     def _open(self, origin: fleet.Place, closed: tuple[hosts.Gpu, ...]
               ) -> None:
-        """Lift the cordon of a move; one that an operator has made stays."""
+        """Lift the cordon of a move, but not a cordon by an operator."""
         if not closed:
             return
         self._say(f'uncordoning {_name(origin)}')
         try:
-            # It is read again: it is known by now that it is disabled.
+            # Read the GPU again, because its device is disabled by now.
             for gpu in change.find(self._cloud, origin.host, origin.gpu):
                 known = cordon.of(gpu.cordons, cordon.Source.CYBORG)
                 if known is not None and known.reason not in (
@@ -243,7 +246,7 @@ class Applying:
 
 def _fixed(gpus: Collection[moving.Gpu], servers: Collection[str]
            ) -> list[moving.Gpu]:
-    """GPUs whose servers stay, but for some."""
+    """Return the GPUs with all servers fixed, except the given servers."""
     return [dataclasses.replace(gpu, holders=tuple(
         holder if holder.name in servers else dataclasses.replace(
             holder, mobility=moving.Mobility.FIXED)

@@ -13,9 +13,9 @@
 """The GPUs of a cloud as the planner of moves sees them.
 
 Placement knows how many instances of each profile a GPU has, and how many
-more can be created, but not their placements. Those are inferred from the
-numbers (:mod:`cyborg_gpu_driver.nova.weighing.grid`). Of a GPU whose numbers
-no grid explains only that is used which Placement offers.
+more can be created, but not their placements on the GPU. The placements are
+inferred from the numbers (:mod:`cyborg_gpu_driver.nova.weighing.grid`). If no
+grid explains the numbers of a GPU, the planner uses only its free inventory.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ from cyborg_gpu_driver.nova.weighing import grid
 from cyborg_gpu_driver.partition.moves import gpus as moving
 
 CONSENT = 'gpu_movable'
-"""Metadata of a server whose owner lets operators shelve and unshelve it."""
+"""Metadata key by which an owner lets operators shelve and unshelve a server.
+"""
 _YES = 'true'
 OFFLOADED = 'SHELVED_OFFLOADED'
-"""Status of a server that has nothing on any host."""
+"""Status of a server that uses no resources of a host."""
 _ACTIVE, _SHELVED = 'ACTIVE', 'SHELVED'
 _BOUND = 'Bound'
 _ATTRIBUTE = re.compile(r'(?<=gb)\.', re.ASCII)
@@ -50,7 +51,7 @@ _ATTRIBUTE = re.compile(r'(?<=gb)\.', re.ASCII)
 class Place(NamedTuple):
     """A GPU of a cloud.
 
-    :ivar host: the compute node as the names of its providers have it.
+    :ivar host: the compute node as in the names of its providers.
     :ivar gpu: PCI address.
     """
 
@@ -62,7 +63,7 @@ class Place(NamedTuple):
 class Server:
     """A server as Nova shows it.
 
-    :ivar busy: whether Nova is doing something with it.
+    :ivar busy: whether Nova is changing the server (it has a task state).
     :ivar consents: whether its owner lets operators move it.
     """
 
@@ -74,9 +75,9 @@ class Server:
 
 
 def server(item: Mapping[str, Any]) -> Server:
-    """A server from Nova's answer.
+    """Return a server from Nova's response.
 
-    :raises KeyError, TypeError, AttributeError: if it is none.
+    :raises KeyError, TypeError, AttributeError: if the item is malformed.
     """
     return Server(
         item['id'], item['name'], item['status'],
@@ -85,9 +86,9 @@ def server(item: Mapping[str, Any]) -> Server:
 
 
 def group(groups: Sequence[resources.Group], name: str) -> resources.Group:
-    """The only group of a device profile.
+    """Return the only group of a device profile.
 
-    :raises InvalidValue: if it asks for anything else than one accelerator.
+    :raises InvalidValue: unless the profile asks for exactly one accelerator.
     """
     if _is_single(groups):
         return groups[0]
@@ -108,8 +109,8 @@ class Fleet:
 
     :param requests: accelerator requests as Cyborg shows them.
     :param servers: by UUID.
-    :param profiles: the groups of each device profile, by its name.
-    :param anyone: whether servers whose owner does not consent may move.
+    :param profiles: the groups of each device profile, by name.
+    :param anyone: whether servers whose owner does not consent may move, too.
     """
 
     def __init__(self, hosts: Iterable[cloud_hosts.Host],
@@ -128,9 +129,9 @@ class Fleet:
         self.gpus = self._gpus(requests)
 
     def want(self, asked: resources.Group) -> moving.Want | None:
-        """What a server needs that asks for this.
+        """Return what a server with such a group needs.
 
-        :returns: None if no GPU of the fleet ever has it.
+        :returns: None if no GPU of the fleet can ever provide it.
         """
         if asked not in self._wants:
             self._wants[asked] = self._want(asked)
@@ -188,7 +189,7 @@ class Fleet:
 
 
 def _profile(label):
-    """``1g.10gb+me`` from the label ``1g.10gb.me``."""
+    """Return the profile ``1g.10gb+me`` for the label ``1g.10gb.me``."""
     return _ATTRIBUTE.sub('+', label, count=1)
 
 

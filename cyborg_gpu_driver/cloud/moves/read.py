@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Read what the planner of moves needs to know of a cloud.
+"""Read the state of a cloud for the planner of moves.
 
-Placement and Cyborg are asked as for the list of hosts; Cyborg for its
-accelerator requests, in one answer; Nova for the servers, a thousand in each
-answer.
+The requests to Placement and Cyborg are those for the list of hosts, and one
+more to Cyborg for all accelerator requests. Nova returns a thousand servers
+for each request.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Groups = dict[str, tuple[resources.Group, ...]]
 
 
 class Snapshot:
-    """A cloud at one time.
+    """The state of a cloud at one time.
 
-    :ivar hosts: those that take part.
+    :ivar hosts: the hosts that take part.
     :ivar fleet: their GPUs.
     :ivar servers: by UUID.
-    :ivar profiles: the groups of each device profile, by its name.
+    :ivar profiles: the groups of each device profile, by name.
     """
 
     def __init__(self, cloud: connection.Cloud,
@@ -49,10 +49,10 @@ class Snapshot:
                  = lambda done, total: None):
         """Read the cloud.
 
-        :param names: of the only hosts that take part; all if empty.
-        :param anyone: as of :class:`.fleet.Fleet`.
-        :param complain: as of :func:`cyborg_gpu_driver.cloud.hosts.read`.
-        :raises CloudError: if a service does not tell.
+        :param names: of the hosts that take part; all if it is empty.
+        :param anyone: as in :class:`.fleet.Fleet`.
+        :param complain: as in :func:`cyborg_gpu_driver.cloud.hosts.read`.
+        :raises CloudError: if a request to a service fails.
         :raises InvalidValue: if there is no such host.
         """
         self.hosts = _hosts(cloud, names, complain, progress)
@@ -73,12 +73,12 @@ class Snapshot:
 
     def asked(self, profile: str | None = None
               ) -> dict[str, resources.Group]:
-        """What can be planned for: a group for each name.
+        """Return the resource groups for which to plan, by profile name.
 
         :param profile: the name of a device profile or of a GPU profile;
             None for all GPU profiles.
-        :raises InvalidValue: if there is none, or it asks for several
-            accelerators.
+        :raises InvalidValue: if there is no such profile, or it asks for
+            several accelerators.
         """
         labels = {
             offer.label: resources.group(offer.resource_class)
@@ -97,9 +97,9 @@ class Snapshot:
 
 
 def server(cloud: connection.Cloud, uuid: str) -> fleet.Server | None:
-    """A server as it is now; None if it is gone.
+    """Return the current state of a server; None if it no longer exists.
 
-    :raises CloudError: if Nova does not tell.
+    :raises CloudError: if a request to Nova fails.
     """
     answer = cloud.ask('compute', f'/servers/{uuid}', state.COMPUTE)
     with responses.understanding(cloud, 'Nova', f'server {uuid}'):

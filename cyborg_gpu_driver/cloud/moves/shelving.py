@@ -10,12 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Servers that leave their GPU: shelved, and unshelved elsewhere.
+"""Move servers off their GPU: shelve them, and unshelve them elsewhere.
 
-Nova 34 refuses to resize and to migrate servers with accelerators, live and
-cold (nova/compute/api.py, block_accelerators of resize and live_migrate).
-Shelving gives the accelerators back, and unshelving takes new ones where
-Placement has room. Nova keeps the root disk in an image meanwhile.
+Nova 34 refuses to resize servers with accelerators, and refuses live and cold
+migration (nova/compute/api.py, block_accelerators of resize and live_migrate).
+Shelving releases the accelerators, and unshelving allocates new ones where
+Placement has room. Meanwhile Nova keeps the root disk in an image.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.api import responses
 
 _HERE = frozenset({'ACTIVE', 'SHUTOFF', 'PAUSED', 'SUSPENDED'})
-"""What Nova shelves (nova/compute/api.py, shelve)."""
+"""The status of a server that Nova can shelve (nova/compute/api.py, shelve).
+"""
 _SHELVED, _OFFLOADED = 'SHELVED', 'SHELVED_OFFLOADED'
 AWAY = frozenset({_SHELVED, _OFFLOADED})
 """The status of a server that does not run because it is shelved."""
 _ROUND = 2.0
-"""Seconds between two looks."""
+"""Seconds between two reads of the servers."""
 _SERVER_ERROR = 500
 
 
 class Step(enum.Enum):
-    """What is to be done with a server; the value is Nova's action."""
+    """The next step for a server; the value of an action is Nova's name."""
 
     SHELVE = 'shelve'
     OFFLOAD = 'shelveOffload'
@@ -62,9 +63,9 @@ _ACTIONS = frozenset({Step.SHELVE, Step.OFFLOAD, Step.UNSHELVE})
 class Now:
     """A server as Nova shows it.
 
-    :ivar busy: whether Nova is doing something with it.
-    :ivar host: where it is; None if it is nowhere.
-    :ivar fault: why the last thing failed; empty if Nova does not say.
+    :ivar busy: whether Nova is changing the server (it has a task state).
+    :ivar host: on which the server is; None if it is on no host.
+    :ivar fault: the server's last fault; empty if Nova shows none.
     """
 
     status: str
@@ -75,11 +76,12 @@ class Now:
 
 def following(now: Now, sent: Collection[Step], unshelve: bool,
               was_away: bool = False) -> Step:
-    """What comes next for a server. Pure.
+    """Return the next step for a server. Pure.
 
-    :param sent: the actions that Nova was asked for so far.
-    :param unshelve: whether it is to run elsewhere.
-    :param was_away: whether it has been offloaded since the first look.
+    :param sent: the actions that were requested from Nova so far.
+    :param unshelve: whether the server is to run again, elsewhere.
+    :param was_away: whether the server has been offloaded since the first
+        read.
     """
     if now.busy:
         return Step.WAIT
@@ -87,8 +89,8 @@ def following(now: Now, sent: Collection[Step], unshelve: bool,
         return Step.STUCK if Step.OFFLOAD in sent else Step.OFFLOAD
     if now.status == _OFFLOADED:
         if now.host is not None:
-            # Nova forgets the host a moment later. A server that is
-            # unshelved in between loses its new host.
+            # Nova clears the host a moment later. If the server is unshelved
+            # before that, Nova clears its new host.
             return Step.WAIT
         if not unshelve:
             return Step.DONE
@@ -105,16 +107,17 @@ def move(cloud: connection.Cloud, servers: Collection[str],
          tell: Callable[[str], None] = lambda text: None,
          clock: Callable[[], float] = time.monotonic,
          sleep: Callable[[float], None] = time.sleep) -> dict[str, str]:
-    """Shelve servers, some at the same time, and unshelve them.
+    """Shelve servers in parallel, and unshelve them.
 
-    While Nova does not answer, the command asks again: nothing else would
-    start a server that is shelved by then.
+    If Nova does not answer, the function tries again: nothing else would
+    start a server that is already shelved.
 
     :param servers: UUIDs.
-    :param unshelve: those that are to run again, with other accelerators.
-    :param seconds: how long all of it may take.
-    :param tell: told what is done with which server.
-    :returns: why each server that did not make it has not, by its UUID.
+    :param unshelve: UUIDs of the servers that are to run again, with other
+        accelerators.
+    :param seconds: how long everything may take.
+    :param tell: called with a line for each action on a server.
+    :returns: the reason for each server that failed, by UUID.
     """
     end = clock() + seconds
     left = {server: _Course(server, server in unshelve)
@@ -138,7 +141,7 @@ def move(cloud: connection.Cloud, servers: Collection[str],
             if left:
                 sleep(_ROUND)
     except BaseException:
-        # As of Ctrl-C.
+        # For example after Ctrl-C.
         for server, course in sorted(left.items()):
             if _hint(course):
                 tell(f'server {server}: {_hint(course)}')
@@ -148,9 +151,9 @@ def move(cloud: connection.Cloud, servers: Collection[str],
 
 @dataclasses.dataclass
 class _Course:
-    """How far one server has come.
+    """The progress of one server.
 
-    :ivar sent: the actions that Nova has taken.
+    :ivar sent: the actions that Nova has accepted.
     """
 
     server: str
@@ -160,14 +163,15 @@ class _Course:
 
 
 def _hint(course):
-    """What to do about a server that is left half-way; may be empty."""
+    """How to recover a server whose move was interrupted; empty if no need."""
     return '' if not (course.sent and course.unshelve) else (
         'it may stay shelved; to start it: openstack server unshelve '
         f'{course.server}')
 
 
 def _attempt(cloud, course, tell):
-    """As :func:`_advance`; a service that does not answer is no end."""
+    """Like :func:`_advance`, but an error that may pass does not end the move.
+    """
     try:
         return _advance(cloud, course, tell)
     except exception.CloudError as error:
@@ -177,7 +181,7 @@ def _attempt(cloud, course, tell):
 def _advance(cloud, course, tell):
     """Take the next step of one server.
 
-    :returns: whether that was the last, and what is wrong, if anything.
+    :returns: whether that was the last step, and the problem, if any.
     """
     now = _read(cloud, course.server)
     if now is None:
@@ -197,7 +201,7 @@ def _advance(cloud, course, tell):
 
 
 def _may_pass(error: exception.CloudError) -> bool:
-    """Whether a service has not answered, or not for a fault of its own."""
+    """Whether the service did not answer, or answered with a server error."""
     cause = error.__cause__
     if isinstance(cause, exceptions.HttpException):
         return (cause.status_code or 0) >= _SERVER_ERROR
@@ -206,7 +210,7 @@ def _may_pass(error: exception.CloudError) -> bool:
 
 
 def _read(cloud, server):
-    """A server as it is now; None if it is gone."""
+    """Return the current state of a server; None if it no longer exists."""
     answer = cloud.ask('compute', f'/servers/{server}', state.COMPUTE)
     if answer is None:
         return None
@@ -219,10 +223,10 @@ def _read(cloud, server):
 
 
 def _act(cloud, server, step):
-    """Ask Nova for an action.
+    """Request an action from Nova.
 
-    :returns: False if Nova is doing something else with the server, which
-        the next look sees.
+    :returns: False if Nova is doing something else with the server. The next
+        read of the server shows what.
     """
     try:
         cloud.change('compute', 'POST', f'/servers/{server}/action',

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Find what is left of servers that are gone, and remove what is safe."""
+"""Find orphans of deleted servers, and remove those that are safe."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from cyborg_gpu_driver.cloud.api import responses
 from cyborg_gpu_driver.cloud.orphans import orphans
 
 _SERVICE = 'service'
-"""The role of whom Cyborg takes what only Nova may ask of it."""
+"""The role that Cyborg requires for operations that are reserved to Nova."""
 
 
 def read(cloud: connection.Cloud,
          progress: placement_api.Progress = lambda done, total: None
          ) -> orphans.Accounts:
-    """What all services have on record now.
+    """Return the current records of all services.
 
-    What holds something is read before who there is, so that what a server
-    has which comes meanwhile is not taken for left.
+    Allocations and accelerator requests are read before the servers, so that
+    those of a server that is created meanwhile do not count as orphans.
 
-    :raises CloudError: if one of them does not tell, or Nova is not that of
-        the others: then nothing is known to be left.
+    :raises CloudError: if a request to a service fails, or if Nova belongs to
+        another region than the others. Orphans are unknown then.
     """
     arqs = records.arqs(cloud)
     hosts = trees.holders(cloud, arqs, progress)
@@ -53,10 +53,11 @@ def read(cloud: connection.Cloud,
 
 
 def remove(cloud: connection.Cloud, orphan: orphans.Orphan) -> None:
-    """Remove one, if it is still what it was.
+    """Remove an orphan, unless it has changed.
 
-    :raises OrphanKept: if it is not, or not safe, or this user may not.
-    :raises CloudError: if a service does not do it.
+    :raises OrphanKept: if the orphan has changed or is not safe to remove, or
+        if the user may not remove it.
+    :raises CloudError: if a request to a service fails.
     """
     if not orphan.safe:
         raise _kept(orphan, orphan.remedy)
@@ -67,7 +68,10 @@ def remove(cloud: connection.Cloud, orphan: orphans.Orphan) -> None:
 
 
 def _check_same(cloud, hosts, arqs):
-    """Nova of another region knows none of the servers either."""
+    """Make sure that Nova belongs to the same region as the other services.
+
+    Nova of another region would know none of the servers.
+    """
     known = computes.services(cloud)
     if ((hosts or any(arq.server for arq in arqs))
             and not any(tree.root.uuid in known for tree in hosts)):
@@ -110,10 +114,10 @@ def _remove_allocation(cloud, orphan):
     held = [arq.uuid for arq in records.arqs(cloud)
             if arq.server == orphan.subject]
     if held:
-        # Or Placement gives away what Cyborg cannot bind.
+        # Otherwise Placement would allocate what Cyborg cannot bind.
         raise _kept(orphan, f'accelerator request {held[0]} must be deleted '
                     'first')
-    # The generation says that nobody has changed it since.
+    # The generation makes this fail if the allocation has changed since.
     cloud.change('placement', 'PUT', path, body, trees.VERSION)
 
 

@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Requests of servers that were deleted while their host's agent was down.
+"""Delete accelerator requests of servers deleted while the agent was down.
 
 cyborg-api asks the agent to unbind, gets no answer and leaves the request
-bound; Nova has deleted the server and its allocation by then. Nothing in the
-cloud ever repairs that.
+bound, although Nova has deleted the server and its allocation. No service of
+the cloud ever repairs that.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ LOG = logging.getLogger(__name__)
 
 _BOUND = 'Bound'
 _RARELY = 60.0
-"""Seconds between two looks, where the grace is shorter."""
+"""Minimum number of seconds between two checks."""
 
 
 class Finisher:
     """Deletes bound requests of one host whose servers are gone.
 
-    A server is gone if Nova has no such server or migration and Placement
-    no allocation of it, in two looks that are ``grace`` apart. Where a
-    service does not answer, nothing is gone.
+    A server is gone if two checks that are ``grace`` apart find neither a
+    server nor a migration in Nova, and no allocation in Placement. If a
+    service does not answer, no server counts as gone.
 
-    :param connect: makes the cloud; None if none is to be asked.
+    :param connect: returns the cloud; if it is None, nothing is checked.
     :param host: the compute node as Cyborg names it.
-    :param grace: seconds between the looks.
-    :param clock: seconds that only grow.
+    :param grace: seconds between the checks.
+    :param clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, connect: Callable[[], connection.Cloud] | None,
@@ -67,7 +67,9 @@ class Finisher:
         self._said = log_once.LogOnce()
 
     def look(self) -> None:
-        """Look, if it is time, and delete what was gone before; never raises.
+        """Run a check if it is due, and delete what the last check found, too.
+
+        Never raises.
         """
         if self._connect is None or (
                 self._looked is not None
@@ -79,7 +81,7 @@ class Finisher:
                 self._cloud = self._connect()
             self._gone = gone(self._cloud, self._host)
         except Exception as error:
-            # What is reported of the GPUs must not depend on it.
+            # The report of the GPUs must not depend on this check.
             self._say('Cannot find accelerator requests of deleted servers: '
                       + exception.steady(error))
         else:
@@ -105,13 +107,13 @@ class Finisher:
 
 
 def gone(cloud: connection.Cloud, host: str) -> tuple[orphans.Orphan, ...]:
-    """The bound requests of a host whose servers are gone now.
+    """Return the bound requests of a host whose servers are gone now.
 
-    Of Nova only those servers are asked that have no allocation.
+    Nova is asked only about servers without an allocation.
 
     :param host: the compute node as Cyborg and Placement name it.
-    :raises CloudError: if a service does not tell, or Nova does not know
-        the host: it may be that of another region.
+    :raises CloudError: if a request to a service fails, or Nova does not know
+        the host: this Nova may belong to another region.
     """
     bound = {arq.uuid: arq for arq in records.arqs(cloud)
              if arq.host == host and arq.state == _BOUND and arq.server}

@@ -9,12 +9,12 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""What is left in a cloud of servers that are gone. Pure.
+"""Find what deleted servers have left in a cloud. Pure.
 
-Cyborg 17 has some ways to lose track: a bind that fails keeps its request
-and its attach handle, one whose server went away meanwhile keeps them for
-good, and a request pins its device profile. No API shows attach handles by
-themselves, nor how old a request is.
+Cyborg 17 can lose track in several ways. A bind that fails keeps its request
+and its attach handle. A bind whose server is deleted meanwhile keeps them
+permanently. A request also blocks the deletion of its device profile. No API
+shows attach handles by themselves, nor the age of a request.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ _INITIAL = 'Initial'
 
 
 class Kind(enum.Enum):
-    """What is left, as programs read it."""
+    """The kind of an orphan; the value is the machine-readable name."""
 
     REQUEST_OF_GONE = 'request-of-gone-server'
-    """An accelerator request names a server that there is not."""
+    """An accelerator request names a server that does not exist."""
     REQUEST_OF_NOBODY = 'request-of-nobody'
     """An accelerator request names no server."""
     REQUEST_FAILED = 'request-failed'
     """A server's request is not bound, and may hold an attach handle."""
     ALLOCATION_OF_GONE = 'allocation-of-gone-server'
-    """Placement has a GPU allocated to what is no server."""
+    """A GPU is allocated to a consumer that is no server or migration."""
     ALLOCATION_OF_MIGRATION = 'allocation-of-migration'
-    """Placement has a GPU allocated to a migration."""
+    """A GPU is allocated to a migration."""
     ALLOCATION_ELSEWHERE = 'allocation-elsewhere'
     """A server has a GPU allocated on a host where it is not."""
     ALLOCATION_WITHOUT_REQUEST = 'allocation-without-request'
-    """A server has a GPU allocated, and no accelerator request for it."""
+    """A server has a GPU allocated, but no accelerator request for it."""
     STALE_PROVIDER = 'stale-provider'
-    """Placement has a provider of which Cyborg knows nothing."""
+    """Placement has a provider that Cyborg does not know."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Orphan:
-    """One thing that is left.
+    """One leftover of a server.
 
     :ivar subject: UUID of the request, the consumer or the provider.
     :ivar where: host, or provider.
-    :ivar server: UUID, if one is named.
-    :ivar pins: the device profile that cannot be deleted for it.
-    :ivar safe: whether it can be removed without a risk for anybody.
+    :ivar server: UUID of the server, if the leftover names one.
+    :ivar pins: the device profile that it keeps from being deleted.
+    :ivar safe: whether it can be removed without a risk for any server.
     """
 
     kind: Kind
@@ -75,10 +75,10 @@ class Orphan:
 
 @dataclasses.dataclass(frozen=True)
 class Accounts:
-    """What the services have on record.
+    """The records of the services.
 
-    :ivar servers: those that there are, of all consumers and requests.
-    :ivar migrations: those of the other consumers that are migrations.
+    :ivar servers: the existing servers, among all consumers and requests.
+    :ivar migrations: the other consumers that are migrations.
     """
 
     trees: tuple[facts.Tree, ...]
@@ -89,29 +89,32 @@ class Accounts:
 
 
 def find(known: Accounts) -> tuple[Orphan, ...]:
-    """All that is left."""
+    """Return all orphans."""
     return (*_requests(known), *_allocations(known), *_providers(known))
 
 
 def lasting(before: Iterable[Orphan], now: Iterable[Orphan]
             ) -> tuple[Orphan, ...]:
-    """What was left before, and is now: no bind or delete under way."""
+    """Return the orphans that existed before, too.
+
+    For those, no bind or delete is under way.
+    """
     there = {(item.kind, item.subject, item.where) for item in before}
     return tuple(item for item in now
                  if (item.kind, item.subject, item.where) in there)
 
 
 def consumers(trees: Iterable[facts.Tree]) -> set[str]:
-    """Who has something of an accelerator."""
+    """Return the consumers that hold any part of an accelerator."""
     return {consumer for tree in trees for node in tree.below
             if node.of_cyborg for consumer in node.holders}
 
 
 def doubtful(trees: Iterable[facts.Tree], servers: Mapping[str, facts.Server]
              ) -> set[str]:
-    """UUIDs of the providers with a holder that is not a server there.
+    """Return the UUIDs of providers with a holder that is no server there.
 
-    Who holds them may have been told from requests, which are kept when an
+    Their holders may come from accelerator requests, which remain when an
     allocation is lost.
     """
     return {

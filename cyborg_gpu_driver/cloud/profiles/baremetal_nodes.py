@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which of Ironic's nodes can be what a profile says, and why not. Pure."""
+"""Which Ironic nodes can have a profile's layout, and why not. Pure."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from cyborg_gpu_driver.cloud.profiles import plan
 from cyborg_gpu_driver.cloud.profiles import resources
 
 _GPU_TRAITS = ('CUSTOM_GPU_', 'CUSTOM_NVIDIA_')
-"""That inspection gives to nodes with GPUs."""
+"""Prefixes of the traits that inspection gives to nodes with GPUs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """A node as Ironic knows it.
+    """A node as Ironic shows it.
 
     :ivar identity: UUID.
-    :ivar name: the UUID if it has none.
-    :ivar resource_class: as Placement has it; None if it has none.
-    :ivar hindrances: why nothing is deployed on it now, for people.
-    :ivar found: its GPUs; None if they are not known.
-    :ivar unknown: why they are not, for people.
+    :ivar name: the UUID if the node has no name.
+    :ivar resource_class: as Placement writes it; None if the node has none.
+    :ivar hindrances: why Ironic does not deploy it now, for display.
+    :ivar found: its GPUs; None if they are unknown.
+    :ivar unknown: why its GPUs are unknown, for display.
     """
 
     identity: str
@@ -52,10 +52,10 @@ class Node:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """Whether a node can be what a profile says.
+    """Whether a node can have the layout of a profile.
 
-    :ivar reasons: why not, for people; none if it can.
-    :ivar trait: the layout's.
+    :ivar reasons: why not, for display; empty if it can.
+    :ivar trait: the trait of the layout.
     """
 
     node: Node
@@ -72,7 +72,7 @@ class Verdict:
 
     @property
     def change(self) -> plan.Change:
-        """That gives it the layout's trait."""
+        """The change that gives the node the layout's trait."""
         name, traits = self.node.name, self.node.traits
         return plan.Change(
             plan.Action.UPDATE, str(self),
@@ -96,7 +96,9 @@ class Verdict:
 
 def concerned(nodes: Iterable[Node], resource_class: str | None
               ) -> list[Node]:
-    """Nodes of a resource class, and others that have GPUs or had some.
+    """Return the nodes of a resource class, and others with traits of GPUs.
+
+    The others have GPUs, or had some.
 
     :param resource_class: None for all nodes.
     """
@@ -107,9 +109,9 @@ def concerned(nodes: Iterable[Node], resource_class: str | None
 
 def judge(node: Node, profile: baremetal_profile.NodeProfile,
           resource_class: str | None = None) -> Verdict:
-    """Whether a node can be what a profile says.
+    """Decide whether a node can have the layout of a profile.
 
-    :param resource_class: that it is to have; None for any.
+    :param resource_class: that the node must have; None for any.
     """
     return Verdict(node, profile.trait,
                    tuple(_reasons(node, profile, resource_class)))
@@ -128,12 +130,12 @@ def _reasons(node, profile, resource_class):
         return
     if not layouts.suits(node.found.gpus, profile.entry):
         yield _misfit(node.found, profile.entry)
-    for address, conditions in sorted(node.found.sick.items()):
+    for address, conditions in sorted(node.found.unhealthy.items()):
         yield f'GPU {address} is unhealthy: ' + ', '.join(conditions)
 
 
 def _misfit(found, entry):
-    """Why GPUs cannot become what a layout says."""
+    """Return why the GPUs cannot have a layout."""
     if not found.gpus:
         return 'it has no GPU'
     highest = max((index for section in entry.sections

@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a device profile is on bare metal: a layout of a whole node.
+"""Convert a device profile to a layout of a whole bare-metal node.
 
-A server has all of a node's GPUs, so that its profile says what they are:
-whole, or partitioned alike. A deploy template makes it so, and a flavor asks
-for it. Pure.
+A server gets all GPUs of a node, so its profile describes all of them: whole,
+or partitioned alike. A deploy template applies the layout, and a flavor
+requests it. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -39,15 +39,16 @@ from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.report.content import names as report_names
 
 PRIORITY = 65
-"""Of the deploy step: Ironic does 79 to 61 when the image is written and
-the boot loader is not."""
+"""Priority of the deploy step. Ironic runs the steps with priorities 79 to 61
+after it has written the image and before it installs the boot loader."""
 _VENDOR_DATA = 'vendor_data'
 _DRIVE = frozenset({'meta_data', 'network_data', 'user_data', _VENDOR_DATA})
 """Keys of a config drive in Ironic's API (schema of the provision state).
 """
 _ALL = layout_devices.Devices()
 _NOTHING_OF_SERVERS = (orc.VCPU, orc.MEMORY_MB, orc.DISK_GB)
-"""A node has none of them: its one resource is its class."""
+"""Resource classes that a node does not have: its only resource is its class.
+"""
 _CUSTOM_CLASS = re.compile(r'CUSTOM_[A-Z0-9_]*', re.ASCII)
 _SLICE = re.compile(r'CUSTOM_NVIDIA_(?:(?P<compute>\d{1,2})C_)?'
                     r'(?P<slices>\d{1,2})G_(?P<memory>\d{1,4})GB(?:_.*)?',
@@ -59,12 +60,12 @@ _ATTRIBUTES = tuple(
 
 @dataclasses.dataclass(frozen=True)
 class NodeProfile:
-    """What a node is to be.
+    """A device profile for bare metal.
 
-    :ivar entry: the layout, by the device profile's name.
-    :ivar required: traits of the node; of so many whole GPUs one that says
-        how many it has.
-    :ivar forbidden: that it must not have.
+    :ivar entry: the layout, with the device profile's name.
+    :ivar required: traits that the node must have. For several whole GPUs,
+        one of them is the trait with the number of GPUs.
+    :ivar forbidden: traits that the node must not have.
     """
 
     entry: layout_file.Entry
@@ -73,31 +74,34 @@ class NodeProfile:
 
     @property
     def trait(self) -> str:
-        """That says that a node can become so; the deploy template's name."""
+        """Trait of nodes that support the layout; names the deploy template.
+        """
         return names.layout_trait(self.entry.name)
 
     @property
     def layout(self) -> dict[str, Any]:
-        """The layout as a step and the first boot take it."""
+        """The layout in the format of the deploy step and the first boot."""
         return {self.entry.name: [section.to_dict()
                                   for section in self.entry.sections]}
 
     @property
     def template(self) -> resources.DeployTemplate:
-        """What makes a node so."""
+        """The deploy template that applies the layout to a node."""
         return resources.DeployTemplate(self.trait, steps_text([{
             'interface': 'deploy', 'step': names.APPLY_LAYOUT,
             'args': {'layout': self.layout}, 'priority': PRIORITY}]))
 
     def config_drive(self, others: Any, source: str) -> dict[str, Any]:
-        """A config drive that tells the server's first boot the layout.
+        """Return a config drive with the layout for the server's first boot.
 
-        As Ironic builds it from JSON: ``vendor_data`` is the document
-        vendor_data2.json (openstack.baremetal.configdrive of openstacksdk).
+        It is the JSON from which Ironic builds a config drive: ``vendor_data``
+        becomes vendor_data2.json (openstack.baremetal.configdrive of
+        openstacksdk).
 
-        :param others: what else is on it, in the same form.
-        :param source: where that is from, for complaints.
-        :raises DocumentError: if it is none, or has another layout.
+        :param others: the other content of the config drive, as such JSON.
+        :param source: the origin of ``others``, for error messages.
+        :raises DocumentError: if ``others`` is no config drive, or has another
+            layout.
         """
         vendor = (others.get(_VENDOR_DATA, {}) if isinstance(others, dict)
                   else None)
@@ -116,12 +120,12 @@ class NodeProfile:
 
     def flavor(self, sizes: resources.Flavor, resource_class: str
                ) -> resources.Flavor:
-        """A flavor whose servers have such a node.
+        """Return a flavor whose servers get a node with the layout.
 
-        It requires that the node's GPUs are healthy.
+        The flavor requires that the node's GPUs are healthy.
 
-        :param sizes: one that says everything but the extra specs.
-        :param resource_class: of the nodes, as Placement has it.
+        :param sizes: a flavor with all values except the extra specs.
+        :param resource_class: of the nodes, as Placement writes it.
         """
         specs = {
             f'resources:{resource_class}': '1',
@@ -135,12 +139,11 @@ class NodeProfile:
 
 def make(profile: resources.DeviceProfile, source: str,
          devices: layout_devices.Devices = _ALL) -> NodeProfile:
-    """What a device profile is on bare metal.
+    """Convert a device profile for bare metal.
 
-    :param source: the file that it is from, for complaints.
-    :param devices: the GPUs that are partitioned; all, of any board, unless
-        given.
-    :raises DocumentError: if a node cannot be so.
+    :param source: the file with the profile, for error messages.
+    :param devices: the GPUs to partition; by default all, of any board.
+    :raises DocumentError: if a node cannot have such a layout.
     """
     place = _Place(source, profile.name)
     wanted: collections.Counter[str] = collections.Counter()
@@ -172,9 +175,9 @@ def make(profile: resources.DeviceProfile, source: str,
 
 def choose(profiles: Sequence[resources.DeviceProfile], name: str | None,
            source: str) -> resources.DeviceProfile:
-    """The device profile of that name; without one, the only there is.
+    """Return the device profile with a name; without a name, the only one.
 
-    :raises DocumentError: listing those that there are.
+    :raises DocumentError: if there is none. The error lists the profiles.
     """
     if not profiles:
         raise exception.DocumentError(
@@ -191,11 +194,11 @@ def choose(profiles: Sequence[resources.DeviceProfile], name: str | None,
 
 
 def class_in_placement(text: str) -> str:
-    """A node's resource class as Nova's Ironic driver reports it.
+    """Return a node's resource class as Nova's Ironic driver reports it.
 
-    :param text: as Ironic has it (``baremetal.gpu``), or as Placement has
+    :param text: as Ironic writes it (``baremetal.gpu``), or as Placement does
         (``CUSTOM_BAREMETAL_GPU``).
-    :raises InvalidValue: if it is none.
+    :raises InvalidValue: if it is not a resource class.
     """
     if _CUSTOM_CLASS.fullmatch(text):
         found = text
@@ -211,16 +214,16 @@ def class_in_placement(text: str) -> str:
 
 
 def steps_text(steps: Any) -> str:
-    """Deploy steps as a template holds them."""
+    """Return deploy steps in the format of a DeployTemplate."""
     return json.dumps(steps, sort_keys=True)
 
 
 def checked(change: plan.Change, adopt: bool) -> plan.Change:
-    """The same, or a refusal to make one layout of another.
+    """Return the change, or refuse it if it replaces one layout by another.
 
-    Two names of profiles can make the same trait (``a-b`` and ``a_b``).
+    Two profile names can result in the same trait (``a-b`` and ``a_b``).
 
-    :param adopt: whether that is wanted.
+    :param adopt: whether such a replacement is wanted.
     """
     if change.action is not plan.Action.UPDATE or adopt \
             or change.item.kind is not resources.Kind.TEMPLATE:
@@ -237,7 +240,7 @@ def checked(change: plan.Change, adopt: bool) -> plan.Change:
 
 
 def _layout(steps):
-    """The name of the layout that steps make; None if they make none."""
+    """The name of the layout that steps apply; None if they apply none."""
     for step in json.loads(steps):
         layout = step['args'].get('layout')
         if step['step'] == names.APPLY_LAYOUT and isinstance(layout, dict):
@@ -257,7 +260,7 @@ class _Place:
 
 
 def _sections(place, whole, slices, devices):
-    """What the GPUs are to be."""
+    """The sections of the layout."""
     if whole and slices and devices.indices is None:
         raise place.error(
             'whole GPUs and slices', 'all GPUs of a node are treated alike, '
@@ -280,7 +283,7 @@ def _sections(place, whole, slices, devices):
 
 
 def _slice_name(place, resource_class):
-    """The GPU instance profile whose resource class it is."""
+    """Return the GPU instance profile of a resource class."""
     found = _SLICE.fullmatch(resource_class)
     if found is not None:
         compute = int(found['compute']) if found['compute'] else None

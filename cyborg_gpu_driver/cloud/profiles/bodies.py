@@ -10,8 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is sent to Cyborg, Ironic, Nova and Keystone to make something. Pure.
-"""
+"""Bodies of requests to Cyborg, Ironic, Nova and Keystone. Pure."""
 
 from __future__ import annotations
 
@@ -22,19 +21,19 @@ from typing import Any
 from cyborg_gpu_driver.cloud.profiles import resources
 
 _MADE_BY = 'made_by'
-"""What a deploy template's ``extra`` has in a description's place, which it
-got only with Ironic's microversion 1.112."""
+"""Key in ``extra`` for the mark of a deploy template, which has no description
+before Ironic's microversion 1.112."""
 
 
 def profile(item: resources.DeviceProfile) -> list[dict[str, Any]]:
-    """To make a device profile."""
+    """Return the body to create a device profile."""
     return [{'name': item.name, 'groups': [dict(group) for group
                                            in item.groups],
              'description': resources.marked(item.description)}]
 
 
 def flavor(item: resources.Flavor) -> dict[str, Any]:
-    """To make a flavor, still without extra specs and projects."""
+    """Return the body to create a flavor without extra specs and projects."""
     return {'flavor': {
         'name': item.name, 'vcpus': item.vcpus, 'ram': item.ram,
         'disk': item.disk, 'os-flavor-access:is_public': item.public,
@@ -42,17 +41,17 @@ def flavor(item: resources.Flavor) -> dict[str, Any]:
 
 
 def flavor_description(item: resources.Flavor) -> dict[str, Any]:
-    """To change the description of a flavor, and mark it."""
+    """Return the body to change the description of a flavor, and mark it."""
     return {'flavor': {'description': resources.marked(item.description)}}
 
 
 def extra_specs(specs: Mapping[str, str]) -> dict[str, Any]:
-    """To set extra specs of a flavor; others stay."""
+    """Return the body to set extra specs of a flavor; it keeps the others."""
     return {'extra_specs': dict(specs)}
 
 
 def access(action: str, project: str) -> dict[str, Any]:
-    """To let a project use a flavor or not.
+    """Return the body to add or remove a project's access to a flavor.
 
     :param action: ``addTenantAccess`` or ``removeTenantAccess``.
     """
@@ -62,7 +61,7 @@ def access(action: str, project: str) -> dict[str, Any]:
 def registered_limits(item: resources.RegisteredLimit,
                       scope: Mapping[str, str], mark: bool = True
                       ) -> dict[str, Any]:
-    """To create a registered limit.
+    """Return the body to create a registered limit.
 
     :param scope: ``service_id``, and ``region_id`` if there is one.
     :param mark: whether ``profile sync`` may delete it later.
@@ -74,21 +73,25 @@ def registered_limits(item: resources.RegisteredLimit,
 
 def registered_limit(item: resources.RegisteredLimit, mark: bool = True
                      ) -> dict[str, Any]:
-    """To change a registered limit, and mark it if ``mark`` says so."""
+    """Return the body to change a registered limit, and to mark it if asked.
+    """
     return {'registered_limit': {'default_limit': item.default,
                                  **_description(mark)}}
 
 
 def limits(item: resources.Limit, scope: Mapping[str, str],
            mark: bool = True) -> dict[str, Any]:
-    """To create a project's limit; the rest is as for a registered one."""
+    """Return the body to create a project's limit.
+
+    The parameters are those of :func:`registered_limits`.
+    """
     return {'limits': [{
         **scope, 'project_id': item.project, 'resource_name': item.resource,
         **limit(item, mark)['limit']}]}
 
 
 def limit(item: resources.Limit, mark: bool = True) -> dict[str, Any]:
-    """To change a project's limit, and mark it if ``mark`` says so."""
+    """Return the body to change a project's limit, and to mark it if asked."""
     return {'limit': {'resource_limit': item.value, **_description(mark)}}
 
 
@@ -97,13 +100,14 @@ def _description(mark):
 
 
 def template(item: resources.DeployTemplate) -> dict[str, Any]:
-    """To make a deploy template."""
+    """Return the body to create a deploy template."""
     return {'name': item.name, 'steps': json.loads(item.steps),
             'extra': {_MADE_BY: resources.MARK}}
 
 
 def template_patch(item: resources.DeployTemplate) -> list[dict[str, Any]]:
-    """To change the steps of a deploy template, and mark it."""
+    """Return the patch to change the steps of a deploy template and mark it.
+    """
     return [{'op': 'replace', 'path': '/steps',
              'value': json.loads(item.steps)},
             {'op': 'add', 'path': f'/extra/{_MADE_BY}',

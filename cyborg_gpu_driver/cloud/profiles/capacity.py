@@ -10,13 +10,14 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""How many more servers the GPUs of a cloud can carry. Pure.
+"""How many more servers the GPUs of a cloud have room for. Pure.
 
-Placement knows what of each profile can be made now, each profile by
-itself; what is left of the others of a GPU once one is made, the driver
-says only when it is. So a request for one resource class is counted
-exactly. For one of several classes a GPU of which one profile was taken is
-counted as lost for its other profiles: there is room for at least that many.
+Placement knows how many instances of each profile can be created now, for
+each profile alone. How many of a GPU's other profiles remain after that, the
+driver reports only once the instance exists. So the number is exact for a
+request for one resource class. For a request for several classes, a GPU of
+which one profile was taken counts as lost for its other profiles, so the
+number is a lower bound.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from cyborg_gpu_driver.cloud.profiles import resources
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """For how many servers, one made after the other, there is room now.
+    """The number of servers, created one after the other, with room now.
 
-    Vcpus, memory and disks are not looked at.
+    vCPUs, memory and disks are not considered.
 
-    :ivar exact: whether there is no room for more.
+    :ivar exact: False if there may be room for more.
     """
 
     servers: int
@@ -45,9 +46,9 @@ class Room:
 
 def by_host(groups: Sequence[resources.Group],
             found: Iterable[providers.Provider]) -> Mapping[str, Room]:
-    """The room on each host for servers of a device profile.
+    """Return the room on each host for servers with a device profile.
 
-    :param found: of hosts on which Nova would start such a server.
+    :param found: providers of hosts on which Nova would start such a server.
     """
     hosts: dict[str, list[providers.Provider]] = {}
     for provider in found:
@@ -56,7 +57,7 @@ def by_host(groups: Sequence[resources.Group],
 
 
 def together(rooms: Iterable[Room]) -> Room:
-    """The room of several hosts."""
+    """Return the total room of several hosts."""
     rooms = list(rooms)
     return Room(sum(room.servers for room in rooms),
                 all(room.exact for room in rooms))
@@ -64,13 +65,13 @@ def together(rooms: Iterable[Room]) -> Room:
 
 def room(groups: Sequence[resources.Group],
          found: Sequence[providers.Provider]) -> Room:
-    """The room on one host.
+    """Return the room on one host.
 
     :param found: providers of the host's GPUs.
     """
     exact = len(set(groups)) == 1
     wanted = [resources.classes(group) for group in groups]
-    # Cyborg takes such device profiles, and Placement never has any.
+    # Cyborg accepts such device profiles, but Placement never has candidates.
     if not groups or any(len(one) != 1 or min(one.values()) < 1
                          for one in wanted):
         return Room(0, True)
@@ -82,10 +83,11 @@ def room(groups: Sequence[resources.Group],
 
 
 def _take(groups, found, left):
-    """Give one server what it asks for, out of ``left``; whether it has all.
+    """Take the resources of one server out of ``left``, if they suffice.
 
-    Groups that ask for much come first, and each is given the least that is
-    enough, so that as few GPUs as possible are lost for other profiles.
+    Groups with large amounts come first, and each takes the provider with the
+    least sufficient capacity, so that as few GPUs as possible are lost for
+    other profiles.
     """
     for group in sorted(groups, key=lambda one: -_amount(one)[1]):
         chosen = min(
@@ -101,7 +103,7 @@ def _take(groups, found, left):
 
 
 def _amount(group):
-    """Resource class and number of a group that has one class."""
+    """The resource class and amount of a group that has one class."""
     (amount,) = resources.classes(group).items()
     return amount
 

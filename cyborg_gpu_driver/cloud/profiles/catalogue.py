@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the GPUs of a cloud offer: one entry for each profile. Pure."""
+"""The profiles that the GPUs of a cloud offer. Pure."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _NUMA = 'CUSTOM_GPU_NUMA_'
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """A profile, wherever in the cloud it is offered.
+    """A profile, with its sums over the whole cloud.
 
-    :ivar label: as a provider's name has it: ``1g.10gb``, ``passthrough``.
-    :ivar traits: that all GPUs which offer it have in common, of those that
-        a device profile would choose by.
-    :ivar gpus: how many offer it.
-    :ivar free: how many servers can be given one now, if nothing else is
-        made of these GPUs meanwhile.
+    :ivar label: as in a provider's name: ``1g.10gb``, ``passthrough``.
+    :ivar traits: the traits that all GPUs with the profile have in common, of
+        the kinds by which a device profile selects GPUs.
+    :ivar gpus: how many GPUs offer it.
+    :ivar free: how many servers can get one now, if nothing else is created
+        on these GPUs meanwhile.
     """
 
     label: str
@@ -54,15 +54,15 @@ class Entry:
 def entries(found: Iterable[providers.Provider], host: str | None = None,
             model: str | None = None, kind: str | None = None,
             numa: bool = False) -> tuple[Entry, ...]:
-    """What providers offer together, by label.
+    """Return the profiles that providers offer, sorted by label.
 
     A provider without an inventory offers nothing.
 
-    :param host: of this compute node alone.
-    :param model: of GPUs whose model has this in its name alone, written as
-        NVML does (``A100-SXM4``) or as the trait (``A100_SXM4``).
-    :param kind: ``passthrough``, ``vgpu`` or ``mig`` alone.
-    :param numa: whether NUMA nodes are among the traits.
+    :param host: only this compute node.
+    :param model: only GPUs whose model name contains this text, written as
+        NVML does (``A100-SXM4``) or as in the trait (``A100_SXM4``).
+    :param kind: only ``passthrough``, ``vgpu`` or ``mig``.
+    :param numa: whether the traits include NUMA nodes.
     """
     chosen = sorted(
         (provider for provider in found
@@ -80,7 +80,8 @@ def entries(found: Iterable[providers.Provider], host: str | None = None,
 
 def asking(device_profiles: Iterable[resources.DeviceProfile],
            resource_class: str) -> tuple[str, ...]:
-    """Names of the device profiles that ask for a resource class."""
+    """Return the names of the device profiles that ask for a resource class.
+    """
     key = f'resources:{resource_class}'
     return tuple(sorted(
         profile.name for profile in device_profiles
@@ -89,7 +90,7 @@ def asking(device_profiles: Iterable[resources.DeviceProfile],
 
 def naming(flavors: Iterable[resources.Flavor],
            device_profiles: Collection[str]) -> tuple[str, ...]:
-    """Names of the flavors that name one of these device profiles."""
+    """Return the names of the flavors that name one of the device profiles."""
     return tuple(sorted(flavor.name for flavor in flavors
                         if flavor.profile in device_profiles))
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The file that says what a cloud is to have for its GPUs.
+"""Parse the definition file of a cloud's profiles, flavors and limits.
 
 ::
 
@@ -24,7 +24,8 @@
     limits:
     - {gpu: 1g.10gb, default: 0, projects: {research: 8}}
 
-What is not understood is an error that names its place in the file. Pure.
+An invalid part is an error that names its place in the file. This module does
+no I/O.
 """
 
 from __future__ import annotations
@@ -50,16 +51,16 @@ _PASSTHROUGH = policy.Mode.PASSTHROUGH.value
 
 @dataclasses.dataclass(frozen=True)
 class Definition:
-    """What a file asks for.
+    """The content of a definition file.
 
-    :ivar items: what there is to be; projects are named as the file does.
+    :ivar items: the wanted items; projects are named as in the file.
     """
 
     items: tuple[resources.Item, ...]
 
     @property
     def projects(self) -> frozenset[str]:
-        """Every project that is named."""
+        """All projects that the file names."""
         found: set[str] = set()
         for item in self.items:
             if isinstance(item, resources.Flavor):
@@ -69,10 +70,10 @@ class Definition:
         return frozenset(found)
 
     def resolved(self, projects: Mapping[str, str]) -> Definition:
-        """The same with the UUIDs of its projects.
+        """Return the definition with the UUIDs of its projects.
 
-        :param projects: UUIDs by what the file calls each.
-        :raises InvalidValue: if it has two limits for one project then.
+        :param projects: UUIDs by the names in the file.
+        :raises InvalidValue: if that results in two limits for one project.
         """
         items = tuple(_resolved(item, projects) for item in self.items)
         keys = [item.key for item in items]
@@ -86,10 +87,10 @@ class Definition:
 
 
 def parse(text: str, source: str) -> Definition:
-    """Read a file's text; JSON is YAML too.
+    """Parse a file's text. JSON is valid, because it is YAML.
 
-    :param source: the file's name, for complaints.
-    :raises DocumentError: naming the place in the file.
+    :param source: the file's name, for error messages.
+    :raises DocumentError: if it is not valid; names the place in the file.
     """
     place = schema.Place(source)
     content = layout_yaml.plain(text, place)
@@ -107,11 +108,11 @@ def parse(text: str, source: str) -> Definition:
 
 
 def profile_class(text: str) -> str:
-    """The resource class of a profile by its name.
+    """Return the resource class of a profile by its name.
 
     :param text: ``passthrough``, a GPU instance profile (``1g.10gb+me``, or
         ``1g.10gb.me`` as in a provider's name) or a vGPU type (``T4-2B``).
-    :raises InvalidValue: saying what is expected.
+    :raises InvalidValue: if it is not a profile; says what is expected.
     """
     if text == _PASSTHROUGH:
         return orc.PGPU
@@ -170,7 +171,7 @@ def _groups(place, value):
 
 
 def _class(value):
-    """The resource class of what has ``gpu``, or names its class."""
+    """The resource class of an item with the key ``gpu`` or ``resources``."""
     return (profile_class(value['gpu']) if 'gpu' in value
             else value['resources'])
 

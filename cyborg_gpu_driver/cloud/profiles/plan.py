@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is to be done so that a cloud has what a file asks for. Pure."""
+"""Plan the changes that give a cloud what a file asks for. Pure."""
 
 from __future__ import annotations
 
@@ -28,30 +28,31 @@ _FOREIGN = ('it was not created by this command and is different; --adopt '
             'changes it')
 _ORDER = tuple(resources.Kind)
 _NAMED = 3
-"""Users that a text names."""
+"""The number of users that a text names."""
 
 
 class Action(enum.Enum):
-    """What becomes of one thing."""
+    """What happens to an item."""
 
     CREATE = 'create'
     UPDATE = 'update'
     REPLACE = 'replace'
-    """Deleted and made anew, because it cannot be changed."""
+    """Delete and create again, because the item cannot be changed."""
     DELETE = 'delete'
     KEEP = 'keep'
-    """What would be done is not, because something uses it."""
+    """Leave the item unchanged, because something uses it."""
     REFUSE = 'refuse'
-    """What the file asks for cannot be; nothing at all is done then."""
+    """The file asks for something impossible. Then no change is made at all.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """One thing, and what becomes of it.
+    """An item, and what happens to it.
 
-    :ivar text: for people: what changes, or why it cannot.
-    :ivar wanted: None if it goes.
-    :ivar existing: None if there is none yet.
+    :ivar text: what changes, or why it cannot change, for display.
+    :ivar wanted: None if the item is to be deleted.
+    :ivar existing: None if the item does not exist yet.
     """
 
     action: Action
@@ -61,34 +62,34 @@ class Change:
 
     @property
     def item(self) -> resources.Item:
-        """What there is to be, or what goes."""
+        """The wanted item, or the existing one that is to be deleted."""
         if self.wanted is not None:
             return self.wanted
         return self.there.item
 
     @property
     def there(self) -> resources.Existing:
-        """What exists, of a change of something that does."""
+        """The existing item, for a change of an item that exists."""
         if self.existing is None:
             raise ValueError(f'{self.action.value}: it does not exist yet')
         return self.existing
 
     @property
     def acts(self) -> bool:
-        """Whether anything is done."""
+        """Whether the change does anything."""
         return self.action not in (Action.KEEP, Action.REFUSE)
 
 
 def make(wanted: Iterable[resources.Item], present: Present,
          adopt: bool = False, prune: bool = False) -> tuple[Change, ...]:
-    """The changes, in the order in which they can be carried out.
+    """Return the changes, in the order in which they can be carried out.
 
-    What is in use is never replaced or deleted, and what this library has
-    not made is not touched, unless it is adopted.
+    An item that is in use is never replaced or deleted. An item that this
+    library did not create is not changed, unless it is adopted.
 
-    :param adopt: whether to take over what somebody else has made.
-    :param prune: whether to delete what was made by this library and is not
-        wanted any more.
+    :param adopt: whether to take over items that this library did not create.
+    :param prune: whether to delete items that this library created and that
+        are no longer wanted.
     """
     items = sorted(wanted, key=lambda item: _ORDER.index(item.kind))
     keys = {item.key for item in items}
@@ -101,7 +102,7 @@ def make(wanted: Iterable[resources.Item], present: Present,
 
 def left_over(wanted: Iterable[resources.Item], present: Present
               ) -> tuple[resources.Item, ...]:
-    """What this library has made and is not wanted any more."""
+    """Return items that this library created and that are no longer wanted."""
     keys = {item.key for item in wanted}
     return tuple(existing.item for existing in present.values()
                  if existing.ours and existing.item.key not in keys)
@@ -109,7 +110,7 @@ def left_over(wanted: Iterable[resources.Item], present: Present
 
 def differences(wanted: resources.Item, there: resources.Item
                 ) -> dict[str, str]:
-    """What differs, by field, for people."""
+    """Return the differences by field, for display."""
     return {
         name: f'{_shown(name, getattr(there, name))} -> {_shown(name, after)}'
         for name, after in vars(wanted).items()
@@ -118,7 +119,7 @@ def differences(wanted: resources.Item, there: resources.Item
 
 def unoffered(wanted: Iterable[resources.Item],
               found: Iterable[providers.Provider]) -> tuple[str, ...]:
-    """What no GPU offers: a sentence for each group of a device profile."""
+    """Return a sentence for each device profile group that no GPU offers."""
     found = [one for one in found if one.resource_class is not None]
     offered = {one.resource_class for one in found}
     texts = []
@@ -134,9 +135,9 @@ def unoffered(wanted: Iterable[resources.Item],
 
 
 def _missing(group, found, offered):
-    """Why no GPU of the cloud can give what a group asks for; '' if one can.
+    """Why no GPU of the cloud can meet a group; '' if one can.
 
-    What is not free now does count: it may be tomorrow.
+    Capacity that is in use now counts, because it may be free later.
     """
     required = resources.traits(group, 'required')
     forbidden = resources.traits(group, 'forbidden')
@@ -179,10 +180,10 @@ def _towards(item, keys, present, adopt):
 
 
 def _held(item, existing, keys, present, adopt):
-    """A refusal because of the limits that a registered limit has.
+    """Refuse to change a registered limit with foreign project limits.
 
     Keystone 30 changes a registered limit only while no project has a limit
-    of its own, so that those have to be made anew.
+    of its own, so the project limits must be created again.
     """
     if item.kind is not resources.Kind.REGISTERED:
         return None
@@ -208,7 +209,7 @@ def _change(item, existing, found, text):
 
 
 def _pruned(items, keys, present):
-    """Deletions, what refers to another first."""
+    """Deletions; items that need another item come before that item."""
     staying = [*items, *(
         existing.item for existing in present.values()
         if not existing.ours and existing.item.key not in keys)]
@@ -232,14 +233,14 @@ def _used(users):
 
 
 def _some(names):
-    """A few names, and how many more there are."""
+    """List the first names, and the number of the others."""
     more = len(names) - _NAMED
     return ', '.join(names[:_NAMED]) + (f' and {more} more' if more > 0
                                         else '')
 
 
 def _created(item):
-    """What something new is, for people."""
+    """Describe a new item, for display."""
     if isinstance(item, resources.DeviceProfile):
         return _shown('groups', item.groups)
     if isinstance(item, resources.DeployTemplate):

@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What projects may have of each GPU resource class, and what they have.
+"""Quotas of projects for GPU resource classes, and their usage.
 
-A quota is a unified limit of Keystone for the resource ``class:NAME``: a
-registered limit holds for every project that has no limit of its own. Nova
-enforces them with ``[quota] driver = nova.quota.UnifiedLimitsDriver``.
+A quota is a unified limit of Keystone for the resource ``class:NAME``. A
+registered limit applies to every project that has no limit of its own. Nova
+enforces quotas with ``[quota] driver = nova.quota.UnifiedLimitsDriver``.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _NUMBER = re.compile('-1|[0-9]{1,10}', re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class Quota:
-    """What one project may have of a resource class.
+    """The quota of one project for a resource class.
 
     :ivar project: UUID; None for the default of all projects.
     :ivar limit: None if there is no limit.
     :ivar own: whether the limit is the project's own, not the default.
-    :ivar used: what the project's servers have; None for the default.
+    :ivar used: what the project's servers use; None for the default.
     """
 
     project: str | None
@@ -59,7 +59,7 @@ class Quota:
 
     @property
     def free(self) -> int | None:
-        """What the project may have besides; None if there is no limit."""
+        """How much more the project can use; None if there is no limit."""
         if self.limit is None or self.used is None:
             return None
         return max(0, self.limit - self.used)
@@ -77,12 +77,12 @@ class Setting:
 
 
 def is_gpu(resource_class: str) -> bool:
-    """Whether servers get GPUs of this project by a resource class."""
+    """Whether a resource class is one of this driver's GPUs."""
     return resource_class == orc.PGPU or resource_class.startswith(_CUSTOM)
 
 
 def requested(profiles: Iterable[resources.Existing]) -> frozenset[str]:
-    """The GPU resource classes that device profiles ask for."""
+    """Return the GPU resource classes that device profiles ask for."""
     return frozenset(
         name for existing in profiles
         if isinstance(existing.item, resources.DeviceProfile)
@@ -92,7 +92,7 @@ def requested(profiles: Iterable[resources.Existing]) -> frozenset[str]:
 
 
 def defaults(limits: Iterable[resources.Existing]) -> Iterator[Quota]:
-    """The registered limits of GPUs, by resource class."""
+    """Yield the registered limits of GPUs, sorted by resource class."""
     for name, value in sorted(_registered(limits).items()):
         yield Quota(None, name, _limited(value), False, None)
 
@@ -100,13 +100,13 @@ def defaults(limits: Iterable[resources.Existing]) -> Iterator[Quota]:
 def of_project(project: str, limits: Iterable[resources.Existing],
                usages: Mapping[str, int], classes: Iterable[str] = ()
                ) -> Iterator[Quota]:
-    """A project's quotas, by resource class.
+    """Yield a project's quotas, sorted by resource class.
 
     :param project: UUID.
-    :param limits: registered limits and those of projects.
+    :param limits: registered limits and limits of projects.
     :param usages: what the project uses of each resource class.
-    :param classes: those to include although the project has no limit of
-        its own and uses nothing of them.
+    :param classes: resource classes to include even if the project has no
+        limit of its own for them and uses none of them.
     """
     limits = list(limits)
     registered = _registered(limits)
@@ -121,11 +121,11 @@ def of_project(project: str, limits: Iterable[resources.Existing],
 
 
 def parse(text: str) -> Setting:
-    """Read ``PROFILE=LIMIT``.
+    """Parse ``PROFILE=LIMIT``.
 
     :param text: PROFILE is a profile (``1g.10gb``) or a resource class;
         LIMIT is a number, -1 for no limit, or ``unset``.
-    :raises InvalidValue: saying what is expected.
+    :raises InvalidValue: if it is not valid; says what is expected.
     """
     name, equals, value = text.partition('=')
     if not equals or not name:
@@ -147,9 +147,9 @@ def parse(text: str) -> Setting:
 
 
 def parse_all(texts: Iterable[str]) -> list[Setting]:
-    """Read several settings.
+    """Parse several settings.
 
-    :raises InvalidValue: if one cannot be read, or two are for one class.
+    :raises InvalidValue: if one is not valid, or two are for one class.
     """
     found: dict[str, Setting] = {}
     for text in texts:
@@ -164,10 +164,10 @@ def parse_all(texts: Iterable[str]) -> list[Setting]:
 
 def changes(settings: Iterable[Setting], project: str | None,
             limits: Iterable[resources.Existing]) -> Iterator[plan.Change]:
-    """What has to be done so that the settings hold.
+    """Yield the changes that apply the settings.
 
     :param project: UUID; None for the defaults.
-    :param limits: that there are.
+    :param limits: the existing limits.
     """
     present = {existing.item.key: existing for existing in limits}
     for setting in settings:
@@ -213,5 +213,5 @@ def _class(name):
 
 
 def _limited(value):
-    """Keystone's -1 is no limit."""
+    """Return the limit; None for Keystone's -1, which means no limit."""
     return None if value is None or value < 0 else value

@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is made in a cloud for its GPUs: device profiles, flavors, limits.
+"""Items that a cloud needs for its GPUs: device profiles, flavors, limits.
 
-For bare metal there are deploy templates and traits of nodes. Each is a value
-that says what is wanted and what there is alike. Pure.
+For bare metal, these are deploy templates and traits of nodes. The same
+classes describe wanted and existing items. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from typing import ClassVar
 PROFILE_KEY = 'accel:device_profile'
 """The extra spec by which a flavor names its device profile."""
 MARK = '[openstack gpu]'
-"""Ends the description of what this library has made."""
+"""End of the description of each item that this library has created."""
 
 Group = tuple[tuple[str, str], ...]
-"""A group of a device profile: sorted pairs as Cyborg has them."""
+"""A group of a device profile: the sorted key-value pairs of Cyborg."""
 
 
 class Kind(enum.Enum):
-    """In the order in which they are made."""
+    """The kinds of items, in the order in which they are created."""
 
     PROFILE = 'device profile'
     TEMPLATE = 'deploy template'
@@ -47,11 +47,11 @@ Key = tuple[Kind, str]
 
 
 class Item:
-    """What each of them is."""
+    """Base class of all items."""
 
     kind: ClassVar[Kind]
     fixed: ClassVar[frozenset[str]] = frozenset()
-    """Fields that its service does not change in place."""
+    """Fields that the service of the item cannot change in place."""
     name: str
 
     @property
@@ -60,13 +60,14 @@ class Item:
 
     @property
     def needs(self) -> tuple[Key, ...]:
-        """What must be there before it, and stay as long as it does."""
+        """The items that must exist before this item and as long as it does.
+        """
         return ()
 
 
 @dataclasses.dataclass(frozen=True)
 class DeviceProfile(Item):
-    """Cyborg's; it cannot be changed, only made anew."""
+    """A device profile of Cyborg. It cannot be changed, only created again."""
 
     kind: ClassVar[Kind] = Kind.PROFILE
     fixed: ClassVar[frozenset[str]] = frozenset({'groups', 'description'})
@@ -78,12 +79,12 @@ class DeviceProfile(Item):
 
 @dataclasses.dataclass(frozen=True)
 class Flavor(Item):
-    """Nova's.
+    """A flavor of Nova.
 
-    :ivar ram: MiB.
-    :ivar disk: GiB.
-    :ivar extra_specs: sorted pairs, the device profile's among them.
-    :ivar projects: that may use it if it is not public.
+    :ivar ram: in MiB.
+    :ivar disk: in GiB.
+    :ivar extra_specs: sorted pairs, including that of the device profile.
+    :ivar projects: that may use the flavor if it is not public.
     """
 
     kind: ClassVar[Kind] = Kind.FLAVOR
@@ -101,7 +102,7 @@ class Flavor(Item):
 
     @property
     def profile(self) -> str | None:
-        """The device profile that it names."""
+        """The device profile that the flavor names."""
         return dict(self.extra_specs).get(PROFILE_KEY)
 
     @property
@@ -111,9 +112,9 @@ class Flavor(Item):
 
 @dataclasses.dataclass(frozen=True)
 class RegisteredLimit(Item):
-    """Keystone's: what a project may have unless a limit says otherwise.
+    """A registered limit of Keystone: the default for projects.
 
-    :ivar name: of the resource: ``class:CUSTOM_NVIDIA_1G_10GB``.
+    :ivar name: of the resource, such as ``class:CUSTOM_NVIDIA_1G_10GB``.
     """
 
     kind: ClassVar[Kind] = Kind.REGISTERED
@@ -124,7 +125,7 @@ class RegisteredLimit(Item):
 
 @dataclasses.dataclass(frozen=True)
 class Limit(Item):
-    """Keystone's: what one project may have."""
+    """A limit of Keystone for one project."""
 
     kind: ClassVar[Kind] = Kind.LIMIT
 
@@ -144,9 +145,9 @@ class Limit(Item):
 
 @dataclasses.dataclass(frozen=True)
 class DeployTemplate(Item):
-    """Ironic's: what is done to a node whose server requires a trait.
+    """A deploy template of Ironic, for nodes whose server requires a trait.
 
-    :ivar name: the trait's.
+    :ivar name: the name of the trait.
     :ivar steps: as JSON text with sorted keys.
     """
 
@@ -158,7 +159,10 @@ class DeployTemplate(Item):
 
 @dataclasses.dataclass(frozen=True)
 class NodeTraits(Item):
-    """Those of a node of Ironic's; its name, or its UUID if it has none."""
+    """The traits of an Ironic node.
+
+    :ivar name: the name of the node, or its UUID if it has no name.
+    """
 
     kind: ClassVar[Kind] = Kind.NODE
 
@@ -168,12 +172,12 @@ class NodeTraits(Item):
 
 @dataclasses.dataclass(frozen=True)
 class Existing:
-    """Something that a cloud has.
+    """An item that exists in a cloud.
 
-    :ivar identity: UUID, by which its service knows it.
-    :ivar ours: whether it bears :data:`MARK`.
-    :ivar users: who has it now, for people; nothing else may be made of it
-        while there are any.
+    :ivar identity: its UUID in its service.
+    :ivar ours: whether it has the :data:`MARK`.
+    :ivar users: its current users, for display; while there are any, it must
+        not be replaced or deleted.
     """
 
     item: Item
@@ -185,7 +189,7 @@ class Existing:
 def group(resource_class: str, count: int = 1,
           required: frozenset[str] = frozenset(),
           forbidden: frozenset[str] = frozenset()) -> Group:
-    """A group of a device profile."""
+    """Return a group of a device profile."""
     return tuple(sorted([
         (f'resources:{resource_class}', str(count)),
         *((f'trait:{trait}', 'required') for trait in required),
@@ -193,22 +197,25 @@ def group(resource_class: str, count: int = 1,
 
 
 def classes(found: Group) -> dict[str, int]:
-    """How many of each resource class a group asks for.
+    """Return the amount of each resource class that a group asks for.
 
-    :raises ValueError: if a number is none.
+    :raises ValueError: if an amount is not a number.
     """
     return {key.partition(':')[2]: int(value) for key, value in found
             if key.startswith('resources:')}
 
 
 def traits(found: Group, value: str) -> frozenset[str]:
-    """Traits of a group that are ``required`` or ``forbidden``."""
+    """Return the traits of a group that are ``required`` or ``forbidden``.
+
+    :param value: which of the two.
+    """
     return frozenset(key.partition(':')[2] for key, said in found
                      if key.startswith('trait:') and said == value)
 
 
 def describe(found: Group) -> str:
-    """A group for people."""
+    """Return a group, for display."""
     amounts = [f'{value}x {key.partition(":")[2]}' for key, value in found
                if key.startswith('resources:')]
     others = [f'{key.partition(":")[2]}={value}' for key, value in found
@@ -217,7 +224,7 @@ def describe(found: Group) -> str:
 
 
 def describe_steps(steps: str) -> str:
-    """A deploy template's steps for people."""
+    """Return a deploy template's steps, for display."""
     return ' + '.join(
         f'{step["interface"]}.{step["step"]} '
         f'{json.dumps(step["args"], sort_keys=True)} at {step["priority"]}'
@@ -225,12 +232,12 @@ def describe_steps(steps: str) -> str:
 
 
 def marked(description: str) -> str:
-    """A description with the mark of what is ours."""
+    """Return a description with the :data:`MARK`."""
     return f'{description} {MARK}' if description else MARK
 
 
 def unmarked(description: str | None) -> tuple[str, bool]:
-    """A description without the mark, and whether it had it."""
+    """Return a description without the mark, and whether it had the mark."""
     text = description or ''
     if text.endswith(MARK):
         return text.removesuffix(MARK).removesuffix(' '), True

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""The schema of the file that says what a cloud is to have for its GPUs."""
+"""The schema of the definition file of profiles, flavors and limits."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from cyborg_gpu_driver.report.content import names
 
 VERSION = 'v1'
 GPU_PROFILE = 'gpu-profile'
-"""The format of a GPU's profile: ``definition.profile_class`` reads it."""
+"""The format of a GPU's profile, which ``definition.profile_class`` parses."""
 
 _CLASSES = (orc.FPGA, 'GPU', orc.PGPU, orc.VGPU)
-"""That Cyborg 17 takes beside custom ones (``SUPPORT_RESOURCES``)."""
+"""Resource classes that Cyborg 17 accepts beside custom ones
+(``SUPPORT_RESOURCES``)."""
 _DB_MAX = (1 << 31) - 1
-"""The greatest number that Nova's and Keystone's databases take."""
+"""The greatest number that Nova's and Keystone's databases can store."""
 HIGHEST_LIMIT = _DB_MAX
-"""The greatest limit that Keystone takes."""
+"""The greatest limit that Keystone accepts."""
 _UNLIMITED = -1
 _CUSTOM = 'CUSTOM_[A-Z0-9_]+'
 _CUSTOM_TEXT = 'CUSTOM_ followed by upper-case letters, digits and _'
 
-# Cyborg's own rule, and the length of its column.
+# Cyborg's own pattern, and the length of its database column.
 _PROFILE_NAME = schema.matching(
     '[A-Za-z0-9_-]{1,255}', 'up to 255 letters, digits, - and _',
     'slice-10gb')
@@ -40,7 +41,7 @@ _FLAVOR_NAME = schema.matching(
     r'[^\s\x00-\x1f](?:[^\x00-\x1f]{0,253}[^\s\x00-\x1f])?',
     'text of up to 255 printable characters without leading or trailing '
     'spaces')
-# As Nova's schema of extra specs has it.
+# As in Nova's schema of extra specs.
 _SPEC_KEY = schema.matching(
     '[a-zA-Z0-9_:. -]{1,255}', 'letters, digits, spaces, - _ : and .')
 _PROJECT = schema.matching(

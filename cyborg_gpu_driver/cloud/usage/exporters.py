@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""GPU-hours that the exporters of hosts tell.
+"""Read GPU-hours from the exporters of hosts.
 
-This is done with :mod:`http.client`, because neither requests nor urllib3 has
-a deadline for an answer as a whole: their timeouts are for each read of a
+This module uses :mod:`http.client`, because neither requests nor urllib3 has
+a deadline for a whole response: their timeouts apply to each read of a
 socket, and a header may take any number of reads.
 """
 
@@ -40,21 +40,22 @@ from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.metrics.usage import document
 
 URL = 'https://{host}:9836'
-"""Where an exporter is, unless it is configured otherwise."""
+"""The default URL of an exporter."""
 _HOST = '{host}'
 _PATH = '/usage'
 _SCHEMES = {'http': 80, 'https': 443}
 _AT_ONCE = 16
-"""Requests under way. An exporter answers in a second or a few."""
+"""Number of parallel requests. An exporter answers within a few seconds."""
 _AGAIN = 0.5
-"""Seconds after which a connection that was not there yet is ended."""
+"""Seconds between attempts to end a connection after its deadline."""
 _TEXT_MAX = 300
-"""Bytes of an error's text that are read."""
+"""Number of bytes that are read of the text of an error."""
 _REASONS: Mapping[int, str] = {
     http.HTTPStatus.UNAUTHORIZED: 'it needs a user and password, or refuses '
                                   'those of --credentials',
     http.HTTPStatus.NOT_FOUND: f'it has no {_PATH}: its release is too old'}
-# A name goes into a URL, and comes from the name of a resource provider.
+# A host name comes from the name of a resource provider and becomes a part of
+# a URL.
 _NAME = re.compile('[A-Za-z0-9]([A-Za-z0-9._-]{0,252})', re.ASCII)
 
 Progress = Callable[[int, int], None]
@@ -62,7 +63,7 @@ Progress = Callable[[int, int], None]
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What one host told, or why it told nothing."""
+    """The response of one host, or the reason why there is none."""
 
     host: str
     found: document.Document | None
@@ -73,11 +74,11 @@ class Exporters:
     """The exporters of a cloud's hosts.
 
     :param url: of an exporter, with ``{host}`` for the name of its host.
-    :param credentials: ``USER:PASSWORD``; None for none.
+    :param credentials: ``USER:PASSWORD``; None for no credentials.
     :param context: for TLS.
     :param seconds: how long each host may take to answer.
-    :raises InvalidValue: if the URL is none, or would send a password
-        without TLS.
+    :raises InvalidValue: if the URL is not valid, or if a password would be
+        sent without TLS.
     """
 
     def __init__(self, url: str, credentials: str | None = None,
@@ -97,11 +98,11 @@ class Exporters:
     def ask(self, hosts: Sequence[str], start: float, end: float,
             progress: Progress = lambda done, total: None
             ) -> tuple[Answer, ...]:
-        """What was used on hosts in a period; asks several at once.
+        """Return the usage of hosts in a period; reads several in parallel.
 
-        :param start: seconds of the epoch.
-        :param progress: called with the hosts done and their number.
-        :returns: in the order of the hosts.
+        :param start: in seconds since the epoch.
+        :param progress: called with the number of finished hosts and of all.
+        :returns: the answers, in the order of the hosts.
         """
         pool = futures.ThreadPoolExecutor(_AT_ONCE)
         try:
@@ -112,7 +113,7 @@ class Exporters:
                 progress(done, len(hosts))
                 found[asked[future]] = future.result()
         finally:
-            # A person who presses Ctrl-C does not wait for all hosts.
+            # After Ctrl-C the command does not wait for all hosts.
             pool.shutdown(wait=False, cancel_futures=True)
         return tuple(found[host] for host in hosts)
 
@@ -133,9 +134,9 @@ class Exporters:
 
     def _read(self, host: str, start: float, end: float
               ) -> document.Document:
-        """What one exporter tells.
+        """Return the response of one exporter.
 
-        :raises ExporterError: if that is no answer.
+        :raises ExporterError: if there is no valid response.
         :raises OSError, HTTPException, ValueError, RecursionError: likewise.
         """
         if not _NAME.fullmatch(host):
@@ -153,7 +154,7 @@ class Exporters:
     def _body(self, host: str, query: str) -> bytes:
         split = self._split(host)
         connection = self._connection(split)
-        # The timeout of a socket is for each of many reads.
+        # The timeout of a socket applies to each of many reads.
         done = threading.Event()
         threading.Thread(target=_hang_up, daemon=True,
                          args=(connection, self._seconds, done)).start()
@@ -187,9 +188,9 @@ class Exporters:
                                           timeout=self._seconds)
 
     def _split(self, host: str) -> parse.SplitResult:
-        """The parts of a host's URL.
+        """Return the parts of a host's URL.
 
-        :raises InvalidValue: if it is none.
+        :raises InvalidValue: if it is not a valid URL.
         """
         try:
             split = parse.urlsplit(self._url.replace(_HOST, host))
@@ -207,11 +208,11 @@ class Exporters:
 
 def tls(cacert: str | None = None, cert: str | None = None,
         key: str | None = None) -> ssl.SSLContext:
-    """What TLS with exporters needs.
+    """Return the TLS context for connections to exporters.
 
     :param cacert: file with the authorities that sign the certificates of
         exporters; None for those that this machine trusts.
-    :param cert: file with a certificate to show.
+    :param cert: file with a client certificate.
     :param key: file with its key; None if it is in ``cert``.
     :raises InvalidValue: if a file cannot be used.
     """
@@ -235,19 +236,20 @@ def _wrong(url: str, expected: str) -> exception.InvalidValue:
 
 def _hang_up(connection: http.client.HTTPConnection, seconds: float,
              done: threading.Event) -> None:
-    """End a connection when its time is over.
+    """Shut down a connection at its deadline.
 
-    It may only come about then, where a name has several addresses.
+    This repeats, because a connection may be established only after the
+    deadline if its host name has several addresses.
     """
     while not done.wait(seconds):
         seconds = _AGAIN
         if connection.sock is not None:
             with contextlib.suppress(OSError):
-                # Not that of ssl, which is not made for two threads.
+                # Not SSLSocket.shutdown, which is not made for two threads.
                 socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
 
 
 def _text(answer: http.client.HTTPResponse) -> str:
-    """What an exporter says of an error, as a terminal can show it."""
+    """Return an exporter's error message, without unprintable characters."""
     text = answer.read(_TEXT_MAX).decode('utf-8', 'replace')
     return ''.join(filter(str.isprintable, ' '.join(text.split())))

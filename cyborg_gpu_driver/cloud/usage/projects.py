@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The projects of servers, deleted ones too."""
+"""Look up the projects of servers, including deleted ones."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _MARGIN = 3600.0
 
 def of_servers(cloud: connection.Cloud, servers: Collection[str],
                start: float) -> dict[str, str]:
-    """The projects of servers, as far as Nova knows them.
+    """Return the projects of servers, as far as Nova knows them.
 
     Nova knows a deleted server until its database is archived or purged.
 
-    :param servers: UUIDs of servers that had something after ``start``.
-    :param start: seconds of the epoch.
-    :raises CloudError: if Nova does not tell.
+    :param servers: UUIDs of servers that used a GPU after ``start``.
+    :param start: in seconds since the epoch.
+    :raises CloudError: if a request to Nova fails.
     """
     if not servers:
         return {}
-    # A server that had something after the start was deleted after it.
+    # A server that used a GPU after the start was not deleted before it.
     since = {} if start <= _MARGIN else {
         'changes-since': moments.of(start - _MARGIN).strftime(
             '%Y-%m-%dT%H:%M:%SZ')}

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""GPU-hours of many hosts, summed. Pure."""
+"""Sum the GPU-hours of many hosts. Pure."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from collections.abc import Mapping
 from cyborg_gpu_driver.metrics.usage import document
 
 KEYS = ('project', 'profile', 'server', 'host', 'gpu')
-"""What sums can be of. The address of a GPU says something with its host."""
+"""The keys to sum by. The address of a GPU is unique only on its host."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Sum:
-    """What was used of one thing.
+    """The usage for one combination of keys.
 
-    :ivar keys: what it is, by the names of :data:`KEYS`; empty for what is
-        not known.
+    :ivar keys: the value of each key, by the names of :data:`KEYS`; an unknown
+        value is empty.
     """
 
     keys: Mapping[str, str]
@@ -39,7 +39,7 @@ class Sum:
 
 
 def unknown(found: Iterable[document.Document]) -> frozenset[str]:
-    """The servers whose projects the hosts do not know."""
+    """Return the servers whose projects the hosts do not know."""
     return frozenset(item.server for host in found for item in host.sums
                      if item.server and not item.project)
 
@@ -47,13 +47,13 @@ def unknown(found: Iterable[document.Document]) -> frozenset[str]:
 def total(found: Iterable[document.Document], by: Iterable[str],
           projects: Mapping[str, str], project: str | None = None
           ) -> tuple[Sum, ...]:
-    """The sums of what hosts tell, in order.
+    """Return the sums of the hosts' usage, sorted by their keys.
 
     :param by: some of :data:`KEYS`.
-    :param projects: of the servers of :func:`unknown`, as far as they are
-        known.
-    :param project: UUID of the project to count; None for all, '' for what
-        has no known project.
+    :param projects: of the servers that :func:`unknown` returns, as far as
+        they are known.
+    :param project: UUID of the project to count; None for all projects, ''
+        for usage without a known project.
     """
     by = tuple(by)
     counts: dict[tuple[str, ...], int] = collections.defaultdict(int)

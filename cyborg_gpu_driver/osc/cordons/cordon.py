@@ -24,7 +24,8 @@ from cyborg_gpu_driver.partition import cordon
 
 _NAMES = ('GPU', 'Cordoned', 'Cordons')
 WAIT = 180.0
-"""Seconds: an agent reports each minute, and may have just begun."""
+"""In seconds. An agent reports every minute, and a report may just have begun.
+"""
 
 
 class CordonGpu(base.Lister):
@@ -44,7 +45,7 @@ class CordonGpu(base.Lister):
         add_reason(parser)
         parser.add_argument(
             '--wait', metavar='<seconds>', type=moments.seconds(0),
-            default=WAIT, help='wait so long until the GPUs are reserved '
+            default=WAIT, help='how long to wait until the GPUs are reserved '
                                '(default: %(default)g)')
         return parser
 
@@ -97,15 +98,16 @@ def add_reason(parser):
     """Add ``--reason``."""
     parser.add_argument(
         '--reason', metavar='<text>', required=True,
-        help='why, for whoever asks where the capacity is; one line of at '
+        help='reason for the cordon, kept with it; one line of at '
              f'most {cordon.REASON_BYTES} bytes')
 
 
 def cordon_gpus(cloud, parsed_args) -> dict[str, cordon.Cordons]:
-    """Cordon the GPUs of a command line; their cordons by address.
+    """Cordon the GPUs of a command line; return their cordons by address.
 
     :raises InvalidValue: if the GPU or the reason is not valid.
-    :raises CloudError: if there is no such GPU, or a service does not do it.
+    :raises CloudError: if there is no such GPU, or a request to a service
+        fails.
     """
     new = cordon.Cordon(
         cordon.Source.CYBORG, float(int(time.time())), cloud.user,
@@ -115,7 +117,7 @@ def cordon_gpus(cloud, parsed_args) -> dict[str, cordon.Cordons]:
 
 
 def wait_closed(cloud, parsed_args, addresses, seconds) -> bool:
-    """Wait until GPUs are closed; whether one is still open, which is said.
+    """Wait until GPUs are closed; report and return whether any is still open.
     """
     open_ = change.wait_closed(
         cloud, parsed_args.host, addresses, seconds, lambda number: base.say(
@@ -129,9 +131,10 @@ def wait_closed(cloud, parsed_args, addresses, seconds) -> bool:
 
 
 def _each(gpus, act):
-    """The cordons of each GPU after an act.
+    """Apply a function to each GPU, and return the cordons of each.
 
-    What was done before one fails is said: it stays done.
+    If it fails for a GPU, the GPUs that are already changed are reported,
+    because they remain changed.
     """
     found = {}
     try:

@@ -25,11 +25,11 @@ from cyborg_gpu_driver.osc import base
 from cyborg_gpu_driver.osc.cordons import cordon
 
 _ROUND = 3.0
-"""Seconds between two looks at who has the GPUs."""
+"""Seconds between two reads of the GPUs' holders."""
 _MOVE = 1800.0
-"""Seconds that servers may take to move, unless --wait says it."""
+"""Seconds that servers may take to move without --wait."""
 _SETTLE = 60.0
-"""Seconds after that in which what they had is given back."""
+"""Seconds after the move within which their accelerators must be released."""
 
 
 class DrainGpu(base.Lister):
@@ -62,7 +62,7 @@ class DrainGpu(base.Lister):
             help='all servers consent, whatever their metadata')
         parser.add_argument(
             '--wait', metavar='<seconds>', type=moments.seconds(0),
-            help='wait so long until the GPUs are free (default: '
+            help='how long to wait until the GPUs are free (default: '
                  f'{_MOVE:g} with --shelve or --migrate, otherwise 0)')
         return parser
 
@@ -72,7 +72,7 @@ class DrainGpu(base.Lister):
         end = time.monotonic() + wait
         if cordon.wait_closed(self.cloud, parsed_args, addresses,
                               max(wait, cordon.WAIT)):
-            # A server that is unshelved might come back to it.
+            # An unshelved server might come back to an open GPU.
             self.code = 1
             return _rows(self._holders(parsed_args, addresses), {})
         failed = {}
@@ -91,7 +91,8 @@ class DrainGpu(base.Lister):
         return drain.read(self.cloud, parsed_args.host, addresses)
 
     def _move(self, parsed_args, found):
-        """Move who may be moved; why the others were not."""
+        """Move the servers that consent; return why the others did not move.
+        """
         seconds = _MOVE if parsed_args.wait is None else parsed_args.wait
         servers = [holder for holder in found if holder.project is not None]
         chosen = [holder.consumer for holder in servers
@@ -109,9 +110,10 @@ class DrainGpu(base.Lister):
         return failed | stuck
 
     def _wait(self, parsed_args, addresses, end, failed):
-        """Who still has the GPUs when the time is over.
+        """Wait until the GPUs are free; return the remaining holders.
 
-        :param failed: without --wait, nobody waits for these.
+        :param failed: servers for which the command does not wait, unless
+            --wait is given.
         """
         before = None
         while True:

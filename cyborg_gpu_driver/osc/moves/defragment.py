@@ -35,11 +35,11 @@ NO_PLAN = 3
 _SECONDS = 600.0
 _MOVES = 2
 _MOST = 3
-"""The work of a search grows with the power of the number of moves."""
+"""Maximum of --moves: the cost of a search grows exponentially with it."""
 
 
 class _Where(cliff_columns.FormattableColumn):
-    """A GPU: two words for people, a host and an address for programs."""
+    """A GPU: two words in a table, a host and an address for programs."""
 
     def human_readable(self) -> str:
         return ' '.join(self._value or '-')
@@ -89,8 +89,8 @@ class Defragment(base.Lister):
         parser.add_argument(
             '--timeout', metavar='<seconds>', type=moments.seconds(1),
             default=_SECONDS,
-            help='with --apply, wait so long for each move and each report '
-                 f'of an agent (default: {_SECONDS:g})')
+            help='with --apply, how long to wait for each move and each '
+                 f'report of an agent (default: {_SECONDS:g})')
         return parser
 
     def take_action(self, parsed_args):
@@ -120,7 +120,7 @@ class Defragment(base.Lister):
                 'Server ID', 'Certain'), rows
 
     def _apply(self, parsed_args, asked, plan):
-        """Carry out a plan; what was done."""
+        """Carry out a plan, and return what was done."""
         return apply.Applying(
             self.cloud, asked, functools.partial(
                 read.Snapshot, self.cloud, parsed_args.host,
@@ -139,7 +139,7 @@ def _moves(text):
 
 
 def _rows(answer, found):
-    """Step, action, server, places, UUID and certainty of each step."""
+    """Yield step, action, server, places, UUID and certainty of each step."""
     plan = answer.plan
     if plan is None:
         yield _row(1, 'none' if answer.complete else 'unknown')

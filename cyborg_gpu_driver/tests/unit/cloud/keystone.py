@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A Keystone that lets everybody in, and a service behind it."""
+"""A Keystone that accepts every user, and a service behind it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from keystoneauth1 import fixture
 from cyborg_gpu_driver.demo import httpd
 
 TOKEN = 'admin'
-"""What Placement without Keystone takes for an administrator's."""
+"""The token that Placement without Keystone accepts for an administrator."""
 PROJECT = '7a9b6c0e4a0f4d4c9b5d0c1d1f6f2a11'
 _USER = {'auth_type': 'password', 'username': 'operator', 'password': 'x',
          'project_name': 'admin', 'user_domain_name': 'Default',
@@ -31,9 +31,9 @@ _USER = {'auth_type': 'password', 'username': 'operator', 'password': 'x',
 
 
 class Keystone:
-    """Gives everybody one token.
+    """A Keystone that gives every user the same token.
 
-    :param roles: of whoever asks.
+    :param roles: roles of the user.
     :param catalog: the URL of each service by its type.
     """
 
@@ -58,14 +58,14 @@ class Keystone:
 
 
 class KeystoneFixture(fixtures.Fixture):
-    """An environment that names a cloud of Keystone and Cyborg.
+    """An environment whose variables name a cloud of Keystone and Cyborg.
 
-    Cyborg learns who asks as from Keystone's filter.
+    Cyborg receives the user's identity as from Keystone's middleware.
 
-    :param application: Cyborg's, as WSGI has it.
-    :param roles: of whoever asks.
-    :param path: of its endpoint.
-    :param others: URLs of more services by their types.
+    :param application: the WSGI application of Cyborg.
+    :param roles: roles of the user.
+    :param path: path of Cyborg's endpoint.
+    :param others: URLs of further services by their types.
     """
 
     def __init__(self, application, roles=('admin',), path='/v2',
@@ -88,13 +88,13 @@ class KeystoneFixture(fixtures.Fixture):
             self.name(f'OS_{name.upper()}', value)
 
     def name(self, variable, value=None):
-        """Set a variable of the environment, or take it away."""
+        """Set or unset an environment variable."""
         self.useFixture(fixtures.EnvironmentVariable(variable, value))
 
     def write_clouds(self, **clouds):
-        """Have these in clouds.yaml, and nothing in the environment.
+        """Write these clouds to clouds.yaml and clear the environment.
 
-        :param clouds: the Keystone of each.
+        :param clouds: the Keystone URL of each cloud by its name.
         """
         path = os.path.join(self.directory, 'clouds.yaml')
         with open(path, 'w', encoding='utf-8') as stream:
@@ -122,7 +122,7 @@ class KeystoneFixture(fixtures.Fixture):
 
 
 def forget_clouds(case):
-    """Let the environment name no cloud while a test or fixture lasts."""
+    """Unset the variables that name a cloud for a test or fixture."""
     for name in ('OS_CLOUD', 'OS_AUTH_URL',
                  *(f'OS_{key.upper()}' for key in _USER)):
         case.useFixture(fixtures.EnvironmentVariable(name))

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Providers of GPUs, as plain values."""
+"""Resource providers of GPUs as plain values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MODEL = 'CUSTOM_GPU_MODEL_A100_SXM4_80GB'
 def provider(label='1g.10gb', gpu='0000:07:00.0', host='compute1',
              resource_class=None, total=7, reserved=0, used=0,
              traits=('CUSTOM_GPU_KIND_MIG', MODEL)):
-    """A provider of a profile on a GPU."""
+    """The resource provider of a profile on a GPU."""
     name = f'{host}_gpu_{gpu}_{label}'
     if resource_class is None:
         resource_class = ('PGPU' if label == 'passthrough'

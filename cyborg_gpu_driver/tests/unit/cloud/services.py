@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""A Keystone, and any services behind it."""
+"""A Keystone and any services behind it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from cyborg_gpu_driver.tests.unit.cloud import keystone
 
 _PATHS = {'accelerator': '/v2', 'baremetal': '', 'compute': '/v2.1',
           'placement': '', 'identity': '/v3'}
-"""Where the endpoint of each service is on its server."""
+"""The path of each service's endpoint on its server."""
 _FORWARDED = {'Content-Type': 'CONTENT_TYPE', 'Accept': 'HTTP_ACCEPT',
               'OpenStack-API-Version': 'HTTP_OPENSTACK_API_VERSION'}
 
 
 class Services(keystone.KeystoneFixture):
-    """A cloud of these services.
+    """A cloud that consists of the given services.
 
-    :param applications: as WSGI has them, by the service's type.
-    :param roles: of whoever asks, with a service's token, too.
+    :param applications: WSGI applications by the types of the services.
+    :param roles: roles of the user, and of a service token.
     """
 
     def __init__(self, applications, roles=('admin',)):
@@ -49,7 +49,7 @@ class Services(keystone.KeystoneFixture):
 
     @property
     def cloud(self):
-        """What asks it."""
+        """A client of this cloud."""
         made = sdk.Connection(
             auth_type='password', api_timeout=60, auth={
                 'auth_url': self.auth_url, 'username': 'operator',
@@ -74,7 +74,7 @@ class Services(keystone.KeystoneFixture):
         return [json.dumps(token).encode()]
 
     def _behind(self, application):
-        """As Keystone's filter tells a service who asks."""
+        """Pass the user to a service, as Keystone's middleware does."""
         def answer(environ, start_response):
             told = dict(environ, HTTP_X_ROLES=','.join(self._roles),
                         HTTP_X_PROJECT_ID=keystone.PROJECT,
@@ -89,11 +89,11 @@ class Services(keystone.KeystoneFixture):
 
 
 def documents(answers, version=None):
-    """A service that answers with JSON.
+    """A service that answers with JSON documents.
 
-    :param answers: documents by path, or callables that make one of the
-        query's text; what is not there is not found.
-    :param version: what it says of itself where it is asked for that.
+    :param answers: documents by path, or callables that return a document
+        for a query string. Other paths are answered with 404.
+    :param version: the version document that the service returns.
     """
     def answer(environ, start_response):
         path = environ['PATH_INFO']
@@ -112,10 +112,10 @@ def documents(answers, version=None):
 
 
 def forwarded(url, token):
-    """A service that runs elsewhere, and knows one token.
+    """A service that forwards to a running service, which knows one token.
 
-    :param url: of its root.
-    :param token: that it takes.
+    :param url: root URL of the running service.
+    :param token: the token that the running service accepts.
     """
     def answer(environ, start_response):
         query = environ['QUERY_STRING']
@@ -136,9 +136,9 @@ def forwarded(url, token):
 
 NOVA = {'id': 'v2.1', 'status': 'CURRENT', 'version': '2.100',
         'min_version': '2.1'}
-"""What Nova says of its versions."""
+"""The version document of Nova."""
 KEYSTONE = {'id': 'v3.14', 'status': 'stable'}
 PLACEMENT = {'versions': [{
     'id': 'v1.0', 'status': 'CURRENT', 'min_version': '1.0',
     'max_version': '1.39', 'links': [{'rel': 'self', 'href': ''}]}]}
-"""Placement's are a list, at its root."""
+"""Placement returns a list of versions at its root."""

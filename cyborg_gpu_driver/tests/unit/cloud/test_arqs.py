@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which vGPU an accelerator request has."""
+"""The vGPUs that accelerator requests have."""
 
 import uuid
 

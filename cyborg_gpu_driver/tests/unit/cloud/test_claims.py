@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What accelerator requests have on a host, and what they do not tell."""
+"""What accelerator requests hold on a host, and what they do not show."""
 
 import json
 import urllib.parse
@@ -28,7 +28,7 @@ _FUNCTION = model.PciAddress.parse('0000:3b:00.4')
 
 
 def _request(uuid='arq', **changes):
-    """As Cyborg's API shows a bound one."""
+    """A bound accelerator request as Cyborg's API shows it."""
     return {
         'uuid': uuid, 'instance_uuid': 'server', 'hostname': 'here',
         'state': 'Bound', 'attach_handle_type': 'MDEV',
@@ -72,7 +72,7 @@ class ClaimsTest(base.BaseTestCase):
 
 
 class Cyborg:
-    """A service that has the devices of one host, and these requests."""
+    """A Cyborg that has the devices of one host, and accelerator requests."""
 
     def __init__(self):
         self.requests = [_request()]

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Servers, as Nova lists them."""
+"""Reading servers from Nova."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class KnownServersTest(base.BaseTestCase):
         self.assertEqual([], self.listed)
 
     def test_many_are_listed(self):
-        # One is in a cell that is down: it is not in the list.
+        # Server c1 is in a cell that is down, so the list lacks it.
         self.show('c1')
         wanted = {*self.hosts['one'], 'b1', 'c1', 'gone'}
         found = computes.known_servers(self.cloud, wanted)

@@ -33,7 +33,7 @@ def device(**changes):
 
 
 class Cyborg:
-    """Answers with devices, as WSGI has it."""
+    """A WSGI application that answers with devices."""
 
     def __init__(self):
         self.devices = []
@@ -57,7 +57,7 @@ class WatchTest(base.BaseTestCase):
         self.log = self.useFixture(fixtures.FakeLogger())
 
     def conf(self, **placement):
-        """cyborg.conf of an agent, with what ``[placement]`` says."""
+        """cyborg.conf of an agent, with these options in ``[placement]``."""
         conf = cfg.ConfigOpts()
         gpu_conf.register_opts(conf)
         for register in (loading.register_auth_conf_options,

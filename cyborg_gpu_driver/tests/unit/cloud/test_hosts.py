@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""GPU hosts, and what servers have, from what the services say."""
+"""GPU hosts and the accelerators of servers, from the services' answers."""
 
 from oslotest import base
 
@@ -21,11 +21,11 @@ from cyborg_gpu_driver.cloud.explain import facts
 from cyborg_gpu_driver.tests.unit.cloud import samples
 from cyborg_gpu_driver.tests.unit.cloud import services
 
-_SICK = ('CUSTOM_GPU_KIND_PASSTHROUGH', samples.MODEL, 'CUSTOM_GPU_NUMA_1',
-         'CUSTOM_GPU_SICK_XID_79')
+_TRAITS = ('CUSTOM_GPU_KIND_PASSTHROUGH', samples.MODEL, 'CUSTOM_GPU_NUMA_1',
+           'CUSTOM_GPU_UNHEALTHY_XID_79')
 _FOUND = (
     samples.provider(), samples.provider('2g.20gb', total=3),
-    samples.provider('passthrough', '0000:0f:00.0', total=1, traits=_SICK),
+    samples.provider('passthrough', '0000:0f:00.0', total=1, traits=_TRAITS),
     samples.provider(host='compute2'), samples.provider(host='compute3'))
 _ABLE = {'root-compute1': 'compute1', 'root-compute2': 'compute2'}
 _UP = hosts.Service('up', 'enabled')
@@ -48,11 +48,11 @@ class HostsTest(base.BaseTestCase):
             [('0000:07:00.0', 'MIG', 'A100_SXM4_80GB', None, (), 2),
              ('0000:0f:00.0', 'PASSTHROUGH', 'A100_SXM4_80GB', '1',
               ('XID_79',), 1)],
-            [(gpu.address, gpu.mode, gpu.model, gpu.numa, gpu.sick,
+            [(gpu.address, gpu.mode, gpu.model, gpu.numa, gpu.conditions,
               len(gpu.offers)) for gpu in gpus])
 
     def test_several_roles(self):
-        """The role that servers have, and none for an idle one."""
+        """A GPU in use has the role that is used; an idle one has AUTO."""
         def gpu(used):
             whole = samples.provider('passthrough', total=1, traits=(
                 'CUSTOM_GPU_KIND_PASSTHROUGH',))

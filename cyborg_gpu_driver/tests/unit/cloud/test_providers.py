@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is read of Placement, and what is taken for no answer of its."""
+"""Reading providers from Placement, and answers that are malformed."""
 
 import copy
 from urllib import parse
@@ -50,9 +50,9 @@ class ValueTest(base.BaseTestCase):
 
     def test_what_the_traits_say(self):
         one = samples.provider(traits=[
-            samples.MODEL, 'CUSTOM_GPU_NUMA_3', 'CUSTOM_GPU_SICK_XID_79',
-            'CUSTOM_GPU_SICK_ECC'])
-        self.assertEqual(('ECC', 'XID_79'), one.sick)
+            samples.MODEL, 'CUSTOM_GPU_NUMA_3', 'CUSTOM_GPU_UNHEALTHY_XID_79',
+            'CUSTOM_GPU_UNHEALTHY_ECC'])
+        self.assertEqual(('ECC', 'XID_79'), one.conditions)
         self.assertEqual(('A100_SXM4_80GB', '3', None), tuple(
             map(one.fact, ('MODEL', 'NUMA', 'KIND'))))
 
@@ -92,7 +92,7 @@ class ReadTest(base.BaseTestCase):
     def summarize(self, **summary):
         """Let Cyborg and Placement answer for all providers at once.
 
-        :param summary: of the provider, where it differs.
+        :param summary: items in which the provider's summary differs.
         """
         asked = []
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is done with a server that leaves its GPU."""
+"""Shelving and unshelving a server to move it off its GPU."""
 
 import json
 
@@ -68,7 +68,7 @@ class FollowingTest(base.BaseTestCase):
 class MoveTest(base.BaseTestCase):
 
     def move(self, servers, seconds=9.0):
-        """What Nova answers, without any time that passes."""
+        """Move servers for which Nova always gives these answers."""
         now = [0.0]
 
         def sleep(amount):
@@ -87,11 +87,11 @@ class MoveTest(base.BaseTestCase):
     def test_each_failure_has_its_reason(self):
         found = self.move({
             'a': ('ERROR', None, {'message': 'disk on fire'}),
-            # Nova does not take the action: it is not found here.
+            # The fake Nova refuses the action with 404.
             'b': ('ACTIVE', None, {})})
         self.assertEqual('its status is ERROR: disk on fire', found['a'])
         self.assertIn('404', found['b'])
-        # Deleted meanwhile.
+        # This server was deleted meanwhile.
         self.assertNotIn('c', found)
 
     def test_it_has_an_end(self):
@@ -101,9 +101,9 @@ class MoveTest(base.BaseTestCase):
 
 
 class _Nova:
-    """Nova with one server.
+    """A Nova with one server.
 
-    :param faults: statuses with which it answers instead, one request each.
+    :param faults: error statuses, each of which answers one request.
     """
 
     def __init__(self, faults=(), task=None):

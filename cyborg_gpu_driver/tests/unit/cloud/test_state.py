@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is read of device profiles, flavors and limits, and who uses them."""
+"""Reading device profiles, flavors, limits and their users."""
 
 import copy
 from urllib import parse

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is asked of the services for each change, and in which order."""
+"""The requests to the services for each change, and their order."""
 
 import dataclasses
 import json
@@ -37,7 +37,7 @@ _ARQ = {'uuid': 'arq', 'instance_uuid': 'server', 'state': 'Bound',
 
 
 class WriterTest(base.BaseTestCase):
-    """Services that take whatever they are sent."""
+    """Changes are sent to services that accept every request."""
 
     def setUp(self):
         super().setUp()
@@ -81,7 +81,7 @@ class WriterTest(base.BaseTestCase):
                 in sync.carry_out(self.cloud, changes, None)]
 
     def change(self, action, wanted, existing=None, **kwargs):
-        """What is asked for one change that goes well."""
+        """The requests for one change that succeeds."""
         self.assertEqual(
             [((wanted or existing).name, None)],
             self.carry_out(plan.Change(
@@ -165,7 +165,7 @@ class WriterTest(base.BaseTestCase):
                  'description': _MARK}]
 
         def answer(query):
-            # It is gone as soon as it has been deleted.
+            # A limit is gone as soon as it has been deleted.
             gone = any(method == 'DELETE' for method, _, _ in self.asked)
             return {'limits': [] if gone else kept}
 

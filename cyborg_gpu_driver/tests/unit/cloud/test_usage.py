@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What clients understand of exporters, good and bad ones."""
+"""How clients read the answers of good and bad exporters."""
 
 import contextlib
 import json
@@ -37,9 +37,9 @@ _START = 1793491200.0
 
 
 class _Raw(fixtures.Fixture):
-    """A server that answers with bytes, and then waits for the end.
+    """A server that sends bytes and then waits until the client closes.
 
-    :param drip: sent again and again instead of waiting.
+    :param drip: bytes to send repeatedly instead of waiting.
     """
 
     def __init__(self, answer, drip=b''):
@@ -141,7 +141,7 @@ class ExporterTest(base.BaseTestCase):
                       self.ask(server.port, seconds=0.2).reason)
 
     def test_a_connection_that_comes_late(self):
-        """Its name has another address, which did not answer."""
+        """The exporter's name has another address that did not answer."""
         server = self.useFixture(_Raw(b'HTTP/1.1 200 OK\r\nX: ', b'x'))
         connect, over = socket.create_connection, threading.Event()
 
@@ -227,7 +227,7 @@ class SumsTest(base.BaseTestCase):
 
     def test_projects_that_nova_knows(self):
         self.assertEqual({_OTHER}, sums.unknown(self.hosts))
-        # What the host has recorded counts more.
+        # The project that the host has recorded takes precedence.
         projects = {_OTHER: 'theirs', _SERVER: 'theirs'}
         self.assertEqual([('', 2, 0.5), ('ours', 4, 14.0), ('theirs', 2, 2.0)],
                          self.total('project', projects=projects))

@@ -23,20 +23,20 @@ import fixtures
 
 
 class Openstack:
-    """The client of somebody who has logged in to a cloud.
+    """The client of a user who has logged in to a cloud.
 
-    :param cloud: that the commands ask.
-    :param region: the user's own.
+    :param cloud: the cloud that the commands query.
+    :param region: the user's region.
     """
 
     def __init__(self, cloud, region=None):
         self._manager = types.SimpleNamespace(gpu=cloud, region_name=region)
 
     def run(self, command, *arguments, answer='', code=0):
-        """Run a command; what it says to programs and to people.
+        """Run a command and return its output and its standard error.
 
-        :param answer: what the person types.
-        :param code: the exit code that it is to have.
+        :param answer: the text that the user types.
+        :param code: the expected exit code.
         """
         output, errors = io.StringIO(), io.StringIO()
         app = types.SimpleNamespace(client_manager=self._manager,
@@ -52,6 +52,6 @@ class Openstack:
         return output.getvalue(), errors.getvalue()
 
     def rows(self, command, *arguments, **kwargs):
-        """What a command tells programs."""
+        """The rows that a command prints as JSON."""
         return json.loads(self.run(command, *arguments, '-f', 'json',
                                    **kwargs)[0])

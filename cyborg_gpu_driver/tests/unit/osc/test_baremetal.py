@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What ``openstack gpu baremetal profile create`` takes, and of whom."""
+"""The ``openstack gpu baremetal`` commands: arguments and Ironic's answers."""
 
 import io
 import json
@@ -36,10 +36,10 @@ _NODES = [{'uuid': 'one', 'name': None, **_NODE},
 
 
 def ironic(answers, highest='1.81'):
-    """Ironic.
+    """A fake Ironic.
 
     :param answers: documents by path.
-    :param highest: the newest microversion that it has.
+    :param highest: the newest microversion that it supports.
     """
     def answer(environ, start_response):
         version = {'id': 'v1', 'status': 'CURRENT', 'min_version': '1.1',
@@ -68,7 +68,7 @@ class CreateTest(base.BaseTestCase):
             json.dump({'version': 'v1', 'profiles': profiles}, stream)
 
     def page(self, query):
-        """One node of the list at a time."""
+        """A page of the node list, with one node."""
         after = {f'marker={node["uuid"]}': number for number, node
                  in enumerate(_NODES, 1)}
         start = next((number for text, number in after.items()
@@ -203,7 +203,7 @@ class ConfigDriveTest(base.BaseTestCase):
             arguments += ('--add-to', self.write(
                 'others.json', others if isinstance(others, str)
                 else json.dumps(others)))
-        # Nobody has logged in.
+        # The user has not logged in to a cloud.
         output, _ = running.Openstack(None).run(
             baremetal.CreateConfigDrive, self.profiles, 'slice', *arguments)
         return json.loads(output)
@@ -213,7 +213,7 @@ class ConfigDriveTest(base.BaseTestCase):
                              'mig-devices': {'1g.10gb': 1}}]}
         wanted = {'vendor_data': {'cyborg_gpu_layout': layout}}
         self.assertEqual(wanted, self.drive('--devices', '0,1'))
-        # Again, it changes nothing.
+        # Adding the layout again changes nothing.
         self.assertEqual(wanted, self.drive('--devices', '0,1',
                                             others=wanted))
         found = self.drive('--devices', '0,1', others={

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the commands take, ask and say; and how ``openstack`` finds them."""
+"""The commands' arguments, questions and output, and their entry points."""
 
 import argparse
 import configparser
@@ -91,7 +91,7 @@ class SyncTest(base.BaseTestCase):
                 'placement': services.documents(_FOUND)})).cloud)
 
     def cyborg(self, environ, start_response):
-        """Keeps device profiles, as far as they are to be created."""
+        """Answer as a Cyborg that can list and create device profiles."""
         path = environ['PATH_INFO']
         if environ['REQUEST_METHOD'] == 'POST':
             body = json.loads(environ['wsgi.input'].read(

@@ -9,7 +9,8 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""What ``openstack gpu explain`` asks of Nova and Keystone, and shows."""
+"""What ``openstack gpu explain`` requests from Nova and Keystone, and shows.
+"""
 
 import urllib.parse
 
@@ -35,7 +36,7 @@ def _provider(uuid, name, parent=None):
 
 
 class World:
-    """A compute node with one GPU, as the APIs' answers tell of it."""
+    """A compute node with one GPU, as the APIs describe it."""
 
     def __init__(self):
         self.flavor = {
@@ -143,7 +144,7 @@ class World:
         return answers
 
     def summaries(self):
-        """What Placement's candidates say of both providers."""
+        """The summaries of both providers in Placement's candidates."""
         free = self.inventory.get('total', 0) - self.inventory.get(
             'reserved', 0)
         return {
@@ -213,7 +214,7 @@ class ExplainTest(base.BaseTestCase):
         self.assertEqual({}, self.codes(*arguments, code=0))
 
     def test_a_unified_limit_that_is_not_set(self):
-        """Nova shows it as a quota of 0."""
+        """Nova shows a unified limit that is not set as a quota of 0."""
         for quota in self.world.quotas.values():
             quota.update(limit=0)
         arguments = ('--flavor', 'small', '--project', 'physics')

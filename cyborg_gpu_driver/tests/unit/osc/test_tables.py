@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The answers of ``openstack gpu``: tables, flat formats and JSON."""
+"""The output of ``openstack gpu``: tables, flat formats and JSON."""
 
 import configparser
 import csv
@@ -49,7 +49,7 @@ _MIXED_CASE = {'GPU', 'GPUs', 'ARQ', 'What is missing', 'What to do',
 _ACT_ALONE = {'baremetal config drive create', 'cordon', 'drain',
               'interference clean', 'interference measure', 'orphan clean',
               'uncordon'}
-"""Have no table, or no other than that of "cyborg-gpu"."""
+"""Commands that have no table, or only the table of "cyborg-gpu"."""
 
 
 def _commands():
@@ -85,7 +85,7 @@ class AnswerCase(base.BaseTestCase):
         self.world.traits = [
             'OWNER_CYBORG', 'CUSTOM_GPU_KIND_MIG', 'CUSTOM_GPU_NUMA_1',
             'CUSTOM_GPU_MODEL_A100_SXM4_80GB', 'CUSTOM_GPU_MEMORY_10GB',
-            'CUSTOM_GPU_SICK_ECC']
+            'CUSTOM_GPU_UNHEALTHY_ECC']
         self.world.registered = [
             {'id': 'limit', 'region_id': 'one', 'default_limit': 4,
              'resource_name': 'class:CUSTOM_NVIDIA_1G_10GB',
@@ -115,7 +115,7 @@ class AnswerCase(base.BaseTestCase):
                 {'/v1/nodes': {'nodes': [_NODE]}})})).cloud, 'one')
 
     def run_all(self, *options):
-        """What each command answers, by its name."""
+        """The output of each command by its name."""
         openstack = self.openstack()
         return {name: openstack.run(
             self.commands[name], *arguments, *options,
@@ -162,7 +162,7 @@ class TableTest(AnswerCase):
 
 
 class FlatTest(AnswerCase):
-    """What scripts read has no value as Python writes it."""
+    """Formats for scripts contain no value in Python's notation."""
 
     def assert_plain(self, name, text):
         for repr_ in ('None', "['", "{'", '["'):

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``openstack gpu usage`` against exporters that run."""
+"""``openstack gpu usage`` with running exporters."""
 
 import os
 import uuid
@@ -67,7 +67,7 @@ class UsageTest(base.BaseTestCase):
     def providers(self, query):
         self.assertEqual('required=OWNER_CYBORG', query)
         return {'resource_providers': [
-            # Another driver's, which is no GPU of ours.
+            # A provider of another Cyborg driver, which is ignored.
             {'uuid': 'x', 'name': 'x_FakeDevice', 'root_provider_uuid': 'x'},
             *({'uuid': name, 'name': _PROVIDER.format(name, gpu),
                'root_provider_uuid': name}
@@ -80,7 +80,7 @@ class UsageTest(base.BaseTestCase):
         return {'servers': [{'id': _DELETED, 'tenant_id': _BIOLOGY}]}
 
     def fill(self):
-        """An hour of each server, on one host after the other."""
+        """Record an hour for each server, on both hosts in turn."""
         for number, owner in enumerate((
                 {'server': _ALIVE}, {'server': _DELETED},
                 {'server': _KNOWN, 'project': _PHYSICS},
@@ -107,7 +107,7 @@ class UsageTest(base.BaseTestCase):
         self.assertEqual([
             (None, None, '1g.10gb', 2, 7200.0, 2.0),
             ('physics', _PHYSICS, '1g.10gb', 2, 7200.0, 2.0),
-            # Keystone does not know it any more.
+            # A project that has been deleted from Keystone.
             (_BIOLOGY, _BIOLOGY, '1g.10gb', 1, 3600.0, 1.0)], found)
         self.assertEqual(['2026-10-31T23:00:00Z'], self.asked)
 
@@ -120,7 +120,7 @@ class UsageTest(base.BaseTestCase):
             output.splitlines())
         self.assertIn('2.0000 hours of servers whose project is unknown',
                       errors)
-        # A project that Keystone does not know any more.
+        # The project that has been deleted from Keystone.
         self.assertEqual(1.0, self.rows(
             '--project', str(uuid.UUID(_BIOLOGY)))[0]['Hours'])
         self.assertRaises(exception.CloudError, self.run_usage, '--project',
@@ -132,7 +132,7 @@ class UsageTest(base.BaseTestCase):
                           (_HOSTS[1], '0000:3b:00.0', 2, 2.0)], [
             (row['Host'], row['GPU'], row['Count'], row['Hours'])
             for row in self.rows('--by', 'gpu')])
-        # Nova is not asked for what does not matter.
+        # The command does not query Nova for what the sums do not need.
         self.assertEqual([], self.asked)
 
     def test_a_table_for_people(self):

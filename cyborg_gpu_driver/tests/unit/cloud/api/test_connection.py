@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is taken for an answer of a cloud's Cyborg, and what is not."""
+"""Valid and invalid answers of a cloud's Cyborg."""
 
 import socket
 
@@ -39,7 +39,7 @@ class ConnectionTest(base.BaseTestCase):
         self.status, self.body, self.asked = '200 OK', b'', []
 
     def application(self, environ, start_response):
-        """A service that is not Cyborg, and says what the test wants."""
+        """Answer in place of Cyborg, with what the test specifies."""
         self.asked.append((environ['PATH_INFO'], environ['QUERY_STRING']))
         start_response(self.status, [('Content-Type', 'application/json')])
         return [self.body]
@@ -49,7 +49,7 @@ class ConnectionTest(base.BaseTestCase):
             self.application, **options))
 
     def refusal(self, name=None):
-        """What a cloud that cannot be asked is said to be."""
+        """The error message for a cloud that cannot be queried."""
         return str(self.assertRaises(
             exception.CloudError,
             lambda: connection.Cloud.named(name).get('/things', 'things')))

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Placement's answers, whatever they are, and who cannot ask for them."""
+"""All kinds of answers of Placement, and clients that cannot query it."""
 
 import json
 

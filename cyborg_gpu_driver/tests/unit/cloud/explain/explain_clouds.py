@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Small clouds and requests, as plain values."""
+"""Small clouds and requests as plain values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def inventory(total=4, **changes):
 
 def node(name=SLICE, has=None, gpu=GPU, host='compute1', traits=(A100,),
          holders=None):
-    """A provider of a GPU; ``has`` of the class ``name``."""
+    """A GPU's provider whose inventory of the class ``name`` is ``has``."""
     title = f'{host}_gpu_{gpu}_{LABELS.get(name, "x")}'
     return facts.Node(
         f'uuid of {title}', title, {name: has or inventory()},
@@ -38,14 +38,17 @@ def node(name=SLICE, has=None, gpu=GPU, host='compute1', traits=(A100,),
 
 
 def tree(*below, name='compute1', traits=('COMPUTE_ACCELERATORS',), **has):
-    """A compute node with so much of VCPU and others."""
+    """A compute node with its inventories and the providers below it."""
     has = {'VCPU': inventory(8), 'MEMORY_MB': inventory(8192), **has}
     return facts.Tree(facts.Node(f'uuid of {name}', name, has,
                                  frozenset(traits)), below)
 
 
 def known(*trees, **changes):
-    """All is well but for the changes, and all providers are Cyborg's."""
+    """The facts of a healthy cloud whose GPU providers are all Cyborg's.
+
+    :param changes: facts that differ.
+    """
     trees = trees or (tree(node()),)
     nodes = [one for item in trees for one in item.below]
     usual = {

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Each reason for which a request does not schedule, and what is said."""
+"""Each reason why a request cannot be scheduled, and its text."""
 
 import dataclasses
 import os
@@ -31,7 +31,7 @@ _HOLD = ('s1',)
 
 
 def _named(name, known_names=('gpus',)):
-    """A request for a flavor that names a device profile so."""
+    """A request for a flavor that has this device profile name."""
     specs = {request.PROFILE_KEY: name} if name else {}
     flavor = request.Flavor('small', 1, 512, extra_specs=specs)
     named, findings = request.profile_of(flavor, known_names)
@@ -60,7 +60,7 @@ _BOTH = (clouds.node(clouds.SLICE, _NONE_FREE),
          clouds.node(clouds.THIRD, clouds.inventory(2, used=1),
                      holders=_HOLD))
 
-# For each reason: a request, what is known, and words that it is told in.
+# For each reason: a request, the facts, and words of the text.
 _REFUSED = {
     'PROFILE_UNKNOWN': (_named('gpuss'), clouds.known(), 'mean gpus?'),
     'PROFILE_BY_UUID': (_named(_UUID), clouds.known(), 'UUID'),
@@ -138,7 +138,7 @@ _REFUSED = {
         has=clouds.inventory(4, used=1, reserved=3), holders=_HOLD))),
         'next to trainer'),
     'RESERVED_UNHEALTHY': (_PLAIN, clouds.known(clouds.tree(clouds.node(
-        has=_NONE_FREE, traits=['CUSTOM_GPU_SICK_XID_79']))), 'XID_79'),
+        has=_NONE_FREE, traits=['CUSTOM_GPU_UNHEALTHY_XID_79']))), 'XID_79'),
     'RESERVED_CORDONED': (_PLAIN, clouds.known(
         clouds.tree(clouds.node(has=_NONE_FREE)), devices=(facts.Device(
             'd', 'compute1', gpu=clouds.node().place.gpu, told=(
@@ -154,7 +154,7 @@ _REFUSED = {
         deployables={clouds.node().uuid: 1}, arqs=(facts.Arq(
             'a1', 'Bound', 'gone', clouds.node().uuid),)), 'a1 (Bound)'),
 }
-# Hints do not keep a request from anything.
+# Hints do not prevent a request from being scheduled.
 _HINTS = {
     'PROJECT_ISOLATED': (_PLAIN, clouds.known(
         project='p1', aggregates=_aggregate(filter_tenant_id='p2')), 'p2'),
@@ -175,7 +175,7 @@ _HINTS = {
     'SERVICE_TOKEN': (_PLAIN, clouds.known(server=_server(
         'Failed to bind accelerator requests: 403 Forbidden')), '403'),
     'HOST_MISMATCH': (_PLAIN, clouds.known(server=_server(
-        'x', host='compute1.example.org')), 'knows compute1 only'),
+        'x', host='compute1.example.org')), 'Cyborg knows only compute1'),
     'NO_NETWORK': (_PLAIN, clouds.known(server=_server(
         'Build of instance aborted: Failure getting accelerator requests.')),
         'without any network'),

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""All groups of a request on one compute node at once."""
+"""Matching all groups of a request to one compute node at once."""
 
 from oslotest import base
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Servers of a measurement, with what Nova and others answer."""
+"""The servers of a measurement, with answers of Nova and other services."""
 
 from __future__ import annotations
 

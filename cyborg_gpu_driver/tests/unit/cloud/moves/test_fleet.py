@@ -29,7 +29,7 @@ HERE, THERE = fleet.Place('compute1', ONE), fleet.Place('compute1', OTHER)
 
 
 def gpu(address, small=(0, 7), half=(0, 2), whole=(0, 1), **kwargs):
-    """Providers of a GPU; of each profile what is used, and what is free."""
+    """The providers of a GPU, with used and free amount of each profile."""
     return [samples.provider(
         label, address, total=total, used=used,
         reserved=total - used - free, **kwargs)

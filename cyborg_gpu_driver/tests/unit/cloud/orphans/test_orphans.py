@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""What is left in a cloud, and what is not."""
+"""Finding orphans in a cloud, and what is not an orphan."""
 
 from oslotest import base
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which simulated machines can be what a profile says, as nodes."""
+"""Whether simulated machines can serve a profile as bare-metal nodes."""
 
 import dataclasses
 import functools
@@ -35,7 +35,7 @@ _PCI = {'vendor_id': '10de', 'product_id': '2330', 'class': '030200',
 
 @functools.cache
 def _host(name):
-    """A simulated machine, which takes a second to read."""
+    """The snapshot of a simulated machine; cached, as it takes a second."""
     machine = simulator.Machine.load(name)
     opened = platform.open_platform(machine)
     try:
@@ -53,12 +53,12 @@ class JudgeTest(base.BaseTestCase):
         self.whole = test_baremetal_profile.node_profile(
             {'gpu': 'passthrough'})
 
-    def node(self, machine='hgx-h100', traits=(_TRAIT,), sick=None,
+    def node(self, machine='hgx-h100', traits=(_TRAIT,), unhealthy=None,
              **kwargs):
         return baremetal_nodes.Node(
             'uuid', 'node', _CLASS, frozenset({*traits, _HEALTHY}),
             found=machine and inventory.parse(inspected.sent(
-                _host(machine), sick or {})), **kwargs)
+                _host(machine), unhealthy or {})), **kwargs)
 
     def verdict(self, node, profile=None, resource_class=_CLASS):
         return str(baremetal_nodes.judge(node, profile or self.slices,
@@ -123,8 +123,8 @@ class JudgeTest(base.BaseTestCase):
             self.assertEqual('cannot take it: it has no GPU',
                              self.verdict(node, profile))
 
-    def test_a_sick_gpu(self):
-        node = self.node(traits=(), sick={3: ['XID_79']})
+    def test_an_unhealthy_gpu(self):
+        node = self.node(traits=(), unhealthy={3: ['XID_79']})
         self.assertRegex(self.verdict(node),
                          '^cannot take it: GPU 0000:.* is unhealthy: .*79')
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What profiles are on bare metal, and what they cannot be."""
+"""Device profiles as bare-metal profiles, and those that cannot be one."""
 
 import json
 
@@ -26,24 +26,24 @@ from cyborg_gpu_driver.partition.layout import devices as layout_devices
 
 _FILE = 'gpus.yaml'
 _HOPPER = 'CUSTOM_GPU_ARCH_HOPPER'
-_SICK = 'CUSTOM_GPU_SICK_XID_79'
+_UNHEALTHY = 'CUSTOM_GPU_UNHEALTHY_XID_79'
 
 
 def profile(*groups, name='slice-10gb'):
-    """A device profile, as the file has it."""
+    """A device profile as parsed from a file."""
     return definition.parse(json.dumps({
         'version': 'v1', 'profiles': [
             {'name': name, 'groups': list(groups)}]}), _FILE).items[0]
 
 
 def node_profile(*groups, devices=None, boards=(), name='slice-10gb'):
-    """What it is on bare metal."""
+    """The bare-metal profile that results from a device profile."""
     return baremetal_profile.make(profile(*groups, name=name), _FILE,
                                   layout_devices.Devices(devices, boards))
 
 
 def items(found):
-    """What a node profile wants of GPUs, as a layout file has it."""
+    """The items of a node profile as a layout file has them."""
     return [section.to_dict() for section in found.entry.sections]
 
 
@@ -107,8 +107,8 @@ class MakeTest(base.BaseTestCase):
 
     def test_traits_are_those_of_the_node(self):
         found = node_profile({'gpu': '1g.10gb', 'required': [_HOPPER]},
-                             {'gpu': '3g.40gb', 'forbidden': [_SICK]})
-        self.assertEqual(({_HOPPER}, {_SICK}),
+                             {'gpu': '3g.40gb', 'forbidden': [_UNHEALTHY]})
+        self.assertEqual(({_HOPPER}, {_UNHEALTHY}),
                          (found.required, found.forbidden))
 
     def test_what_cannot_be(self):
@@ -148,7 +148,7 @@ class TemplateTest(base.BaseTestCase):
             found = node_profile({'gpu': '1g.10gb'}, name=name)
             self.assertEqual((trait, trait),
                              (found.trait, found.template.name))
-        # Ironic takes no name of more than 255 characters, nor others.
+        # Ironic accepts names of at most 255 of these characters.
         self.assertRegex(
             node_profile({'gpu': '1g.10gb'}, name='x' * 255).template.name,
             r'^CUSTOM_[A-Z0-9_]{1,248}\Z')
@@ -160,12 +160,12 @@ class TemplateTest(base.BaseTestCase):
         self.assertEqual({'interface': 'deploy', 'step': 'apply_gpu_layout',
                           'args': {}, 'priority': 65}, step)
         self.assertEqual(['slice-10gb'], list(layout))
-        # The step reads what the profile means.
+        # The deploy step reads the same layout from the argument.
         self.assertEqual(found.entry.sections,
                          layouts.entry_of(layout).sections)
 
     def change(self, name, groups, adopt=False):
-        """What becomes of the template of slice-10gb."""
+        """The change to the deploy template of slice-10gb."""
         there = node_profile({'gpu': '1g.10gb'}).template
         wanted = node_profile(*groups, name=name).template
         (change,) = plan.make(
@@ -218,14 +218,15 @@ class FlavorTest(base.BaseTestCase):
         sizes = resources.Flavor('gpu.metal', 96, 1 << 20, 1000, False, (
             ('accel:device_profile', 'x'),), frozenset({'research'}))
         found = node_profile({'gpu': '1g.10gb', 'required': [_HOPPER],
-                              'forbidden': [_SICK]}).flavor(
+                              'forbidden': [_UNHEALTHY]}).flavor(
                                   sizes, 'CUSTOM_BAREMETAL_GPU')
         self.assertEqual({
             'resources:CUSTOM_BAREMETAL_GPU': '1', 'resources:VCPU': '0',
             'resources:MEMORY_MB': '0', 'resources:DISK_GB': '0',
             'trait:CUSTOM_GPU_LAYOUT_SLICE_10GB': 'required',
             'trait:CUSTOM_GPU_HEALTHY': 'required',
-            f'trait:{_HOPPER}': 'required', f'trait:{_SICK}': 'forbidden'},
+            f'trait:{_HOPPER}': 'required',
+            f'trait:{_UNHEALTHY}': 'forbidden'},
             dict(found.extra_specs))
         self.assertEqual(sorted(found.extra_specs), list(found.extra_specs))
         self.assertEqual(('gpu.metal', 96, {'research'}, ()), (

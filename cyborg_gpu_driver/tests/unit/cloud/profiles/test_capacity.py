@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""For how many servers there is room."""
+"""The number of servers for which there is room."""
 
 import hypothesis
 from hypothesis import strategies

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the GPUs of a cloud offer together."""
+"""What all the GPUs of a cloud offer together."""
 
 from oslotest import base
 

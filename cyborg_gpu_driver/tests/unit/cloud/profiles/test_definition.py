@@ -10,7 +10,8 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The file of what a cloud is to have: what is taken, and what is not."""
+"""The file that defines profiles, flavors and limits: valid and invalid ones.
+"""
 
 import copy
 import json
@@ -105,7 +106,7 @@ class DefinitionTest(base.BaseTestCase):
             {'research': 'r', 'lab': 'r'})))
 
     def refusal(self, place, value):
-        """What is said of the document with another value at a place."""
+        """The error for the document with another value at a place."""
         document = {'document': copy.deepcopy(_DOCUMENT)}
         container, key = document, 'document'
         for part in place:

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is to be done, and that nothing is once it has been done."""
+"""Plans of changes; a plan that is carried out leaves nothing to do."""
 
 import dataclasses
 
@@ -72,7 +72,7 @@ def _actions(changes):
 
 
 def _after(present, changes):
-    """What a cloud has when changes have been carried out in order."""
+    """The content of a cloud after the changes are carried out in order."""
     after = dict(present)
     for change in changes:
         if not change.acts:
