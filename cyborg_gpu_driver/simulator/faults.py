@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Faults and latencies that a test or a demonstration asks for."""
+"""Faults and latencies that a test or a demonstration injects."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from collections.abc import Callable
 
 @dataclasses.dataclass
 class Fault:
-    """One thing that will go wrong."""
+    """A fault of the calls of a C symbol or of the accesses to files."""
 
     pattern: str
-    """C symbol, or path with globs."""
+    """C symbol or path; both may have globs."""
     code: int
     """nvmlReturn_t for a symbol, errno for a path."""
     nth: int
     """The first matching call that fails, counted from 1."""
     times: int | None
-    """How many calls fail from there on; None for all."""
+    """How many calls fail from the ``nth`` on; None for all."""
     after: bool
-    """Whether the effect happens before the error is returned."""
+    """Whether the call does its work before it returns the error."""
     address: str | None
-    """Only calls on this GPU."""
+    """If given, only calls on this GPU fail."""
     seen: int = 0
 
     def strikes(self) -> bool:
@@ -51,7 +51,7 @@ class Faults:
         self.clear()
 
     def clear(self) -> None:
-        """Everything works again."""
+        """Remove all faults and delays."""
         self._symbols = []
         self._writes = []
         self._reads = []
@@ -60,15 +60,15 @@ class Faults:
     def fail(self, symbol: str, code: int, nth: int = 1,
              times: int | None = 1, after: bool = False,
              address: str | None = None) -> None:
-        """Let calls of a C symbol return ``code``.
+        """Make calls of a C symbol return ``code``.
 
-        :param symbol: ``nvmlDeviceCreateGpuInstanceWithPlacement``;
-            globs are taken; ``sriov-manage`` and ``mdevctl`` stand for
+        :param symbol: such as ``nvmlDeviceCreateGpuInstanceWithPlacement``;
+            globs are allowed; ``sriov-manage`` and ``mdevctl`` stand for
             those programs.
         :param code: nvmlReturn_t; for a program an errno: ENOENT if it is
             not installed, EBUSY or EAGAIN for sriov-manage's unbindLock.
         :param nth: the first call from now on that fails.
-        :param times: how many calls fail; None for all from there.
+        :param times: how many calls fail; None for all from the ``nth`` on.
         :param after: do the work first, then return the error.
         :param address: only calls on the GPU at that address.
         """
@@ -77,20 +77,20 @@ class Faults:
 
     def fail_write(self, path: str, errno: int, nth: int = 1,
                    times: int | None = 1, after: bool = False) -> None:
-        """Let writes to files that match the glob ``path`` fail."""
+        """Make writes to files that match the glob ``path`` fail."""
         self._writes.append(Fault(path, errno, nth, times, after, None))
 
     def fail_read(self, path: str, errno: int, nth: int = 1,
                   times: int | None = 1) -> None:
-        """Let reads of files and links that match the glob fail."""
+        """Make reads of files and links that match the glob fail."""
         self._reads.append(Fault(path, errno, nth, times, False, None))
 
     def delay(self, symbol: str, seconds: float,
               sleep: Callable[[float], object] = time.sleep) -> None:
-        """Let each call of ``symbol`` take ``seconds`` longer.
+        """Make each call of ``symbol`` take ``seconds`` longer.
 
-        :param sleep: called with ``seconds`` before the call, with no lock
-            held.
+        :param sleep: called with ``seconds`` before the call, while no lock
+            is held.
         """
         self._delays[symbol] = (sleep, seconds)
 
@@ -113,7 +113,7 @@ class Faults:
 
     @staticmethod
     def _strike(faults):
-        # Each fault counts each call that matches it.
+        # Call strikes() of every fault: each one counts its matching calls.
         return next(iter([fault for fault in faults
                           if fault.strikes()]), None)
 

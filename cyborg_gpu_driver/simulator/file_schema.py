@@ -19,7 +19,7 @@ from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.simulator import spec
 
 ALL = 'all'
-"""For ``vfs``: as many as the model has."""
+"""For ``vfs``: as many virtual functions as the model has."""
 SWITCHES = 'switches'
 """For ``nvlink``: the links lead to the host's NVSwitches."""
 ARCHITECTURES = ('volta', 'turing', 'ampere', 'ada', 'hopper', 'blackwell')
@@ -33,7 +33,8 @@ _ADDRESS = schema.matching(
 
 
 def _digits(count: int) -> dict[str, Any]:
-    """Unquoted, YAML may make a number of them."""
+    """Schema of hexadecimal digits. YAML may read unquoted ones as a number.
+    """
     return schema.matching(
         f'[0-9a-f]{{{count}}}',
         f'{count} lower-case hexadecimal digits in quotes')
@@ -90,7 +91,7 @@ _MIG = schema.mapping({
     'units': _SOME,
     'needs_reset': schema.TRUTH,
     'profiles': schema.listing(_PROFILE, 1),
-    # By the compute slices of the GPU instance.
+    # The keys are the compute slices of the GPU instance.
     'compute_profiles': {
         'type': 'object',
         'additionalProperties': schema.listing(_COMPUTE_PROFILE)}})

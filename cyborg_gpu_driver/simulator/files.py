@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""From the YAML files of models and hosts to the values of ``spec``."""
+"""Read the YAML files of models and hosts into the values of ``spec``."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from cyborg_gpu_driver.simulator import file_schema
 from cyborg_gpu_driver.simulator import spec
 
 HERE = pathlib.Path(__file__).parent
-# The same loader in C where PyYAML was built with it.
+# The same loader, written in C, if PyYAML was built with it.
 _LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)
 _SUFFIXES = ('.yaml', '.yml')
 _INSTANCES = {'max': 'max_instances'}
 _SPACE = uuid.UUID('7c7d2f0e-52f0-4a3c-9d5e-6f1f0a8f7a11')
-"""Names everything that is made up here, so that it never changes."""
+"""The namespace of all made-up UUIDs, so that they never change."""
 
 
 def names() -> list[str]:
@@ -49,7 +49,7 @@ def model_names() -> list[str]:
 
 
 def made_up_uuid(*parts: object) -> str:
-    """A UUID that is always the same for the same parts."""
+    """Return a UUID that is always the same for the same parts."""
     return str(uuid.uuid5(_SPACE, '/'.join(str(part) for part in parts)))
 
 
@@ -57,8 +57,8 @@ def load(name_or_path: str) -> spec.Host:
     """Read a host.
 
     :param name_or_path: one of :func:`names`, or the path of a YAML file.
-    :raises SimulationError: if there is none.
-    :raises DocumentError: if it is not right.
+    :raises SimulationError: if there is no such host.
+    :raises DocumentError: if a file has errors.
     """
     path = _find(name_or_path)
     return _Reader(path).host()
@@ -67,8 +67,8 @@ def load(name_or_path: str) -> spec.Host:
 def load_model(name: str) -> spec.Model:
     """Read one model that is installed with the library.
 
-    :raises SimulationError: if there is none.
-    :raises DocumentError: if it is not right.
+    :raises SimulationError: if there is no such model.
+    :raises DocumentError: if its file has errors.
     """
     path = HERE / 'models' / f'{name}.yaml'
     if name not in model_names():
@@ -101,9 +101,10 @@ def _read(path, digest):
 
 
 def _parse(path, data, what):
-    """What a file says.
+    """Return the checked content of a file.
 
-    Those that are installed with the library are checked by its tests.
+    The files that are installed with the library are not checked here,
+    because the library's tests check them.
     """
     place = schema.Place(str(path))
     try:
@@ -205,7 +206,7 @@ class _Reader:
 
 
 def _made(kind, item, renamed=None, **others):
-    """A value of ``spec``, most of whose fields are keys of a file."""
+    """Return a value of ``spec`` whose fields are mostly keys of a file."""
     renamed = renamed or {}
     return kind(**{
         **{renamed.get(key, key): tuple(value) if isinstance(value, list)
@@ -213,7 +214,7 @@ def _made(kind, item, renamed=None, **others):
 
 
 def _vfs(value, place, model, wsl):
-    """How many virtual functions a GPU has at the start."""
+    """The number of virtual functions that a GPU has at the start."""
     count = model.totalvfs if value == file_schema.ALL else value
     if count > model.totalvfs:
         raise place.wrong(value, f"'all' or at most {model.totalvfs}")
@@ -223,7 +224,7 @@ def _vfs(value, place, model, wsl):
 
 
 def _peers(value, place, model, switches):
-    """Addresses at the other end, one a link."""
+    """For each link, the address at its other end."""
     if value != file_schema.SWITCHES:
         if len(value) > model.nvlinks:
             raise place.error(
@@ -241,7 +242,7 @@ def _model(name, path, digest):
     return _parse_model(name, path, _read(path, digest))
 
 
-# Many machines of few models are made in one process.
+# One process may create many machines of a few models.
 @functools.lru_cache(maxsize=64)
 def _parse_model(name, path, data):
     content = _parse(path, data, file_schema.MODEL)

@@ -10,9 +10,9 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""libvirt on a simulated machine, as its Python module shows it.
+"""libvirt on a simulated machine, with the interface of its Python module.
 
-Of a connection that can only read there are the calls that list domains and
+Only some calls of a read-only connection exist: those that list domains and
 show their XML (libvirt's reference of the Python bindings).
 """
 
@@ -28,14 +28,14 @@ _ACTIVE, _INACTIVE = 1, 2
 
 
 class LibvirtError(Exception):
-    """libvirt.libvirtError, of which callers see the text."""
+    """Stands for libvirt.libvirtError. Callers use only its text."""
 
 
 class Connection:
-    """What ``libvirt.openReadOnly`` returns.
+    """The connection that ``libvirt.openReadOnly`` returns.
 
-    :param machine: the machine; faults of the name ``libvirt`` make it fail.
-    :raises LibvirtError: as a fault says.
+    :param machine: the simulated machine.
+    :raises LibvirtError: if the machine has a fault of the name ``libvirt``.
     """
 
     def __init__(self, machine: Any):
@@ -47,7 +47,10 @@ class Connection:
             raise LibvirtError(os.strerror(fault.code))
 
     def listAllDomains(self, flags: int) -> list[Domain]:
-        """Domains, running or not: both flags, or none, ask for all."""
+        """Return all domains, running or not.
+
+        :param flags: 0, or both flags; both mean all domains.
+        """
         self.getVersion()
         if flags not in (0, _ACTIVE | _INACTIVE):
             raise LibvirtError(os.strerror(errno.EINVAL))
@@ -56,13 +59,13 @@ class Connection:
                     for uuid in self._machine.state.domains]
 
     def getVersion(self) -> int:
-        """The hypervisor's version; fails once the connection is closed."""
+        """Return the hypervisor's version; fail on a closed connection."""
         if not self._open:
             raise LibvirtError('invalid connection pointer')
         return 8002000
 
     def close(self) -> int:
-        """Close it."""
+        """Close the connection."""
         self._open = False
         return 0
 
@@ -75,7 +78,7 @@ class Domain:
         self._uuid = uuid
 
     def XMLDesc(self, flags: int) -> str:
-        """Its XML; flags of 0 leave out what is secret."""
+        """Return the domain's XML; with flags of 0 it has no secrets."""
         with self._machine.operation():
             xml = self._machine.state.domains.get(self._uuid)
         if xml is None or flags:

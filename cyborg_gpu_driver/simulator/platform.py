@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A simulated machine as the platform that the library works on."""
+"""A simulated machine as the platform on which the library works."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from cyborg_gpu_driver.simulator.sysfs import sysfs as simulated
 
 _ACCESS: weakref.WeakKeyDictionary[
     machine_module.Machine, access.Access] = weakref.WeakKeyDictionary()
-"""What the sessions of this process share, by machine."""
+"""The NVML access that the sessions of this process share, by machine."""
 
 
 def open_platform(machine: str | machine_module.Machine,
                   state: str | None = None) -> platform.Platform:
-    """Take a simulated machine in place of this one.
+    """Return the platform of a simulated machine.
 
-    pynvml is served by it in this process from now on.
+    From now on, pynvml in this process uses the simulated machine.
 
-    :param machine: a name, a file, or a machine that is loaded already.
+    :param machine: a name, a file, or a machine that is already loaded.
     :param state: file that keeps the machine's state between processes.
-    :raises SimulationError: if it cannot be loaded.
+    :raises SimulationError: if the machine cannot be loaded.
     """
     if isinstance(machine, str):
         machine = machine_module.Machine.load(machine, state)
@@ -65,5 +65,5 @@ def open_platform(machine: str | machine_module.Machine,
 
 
 def _no_library(path):
-    """No library but the simulated one, also where there is a real one."""
+    """Refuse to load a real NVML library, even if the host has one."""
     raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)

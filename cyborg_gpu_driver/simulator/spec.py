@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a simulated machine is made of: immutable values, no behaviour.
+"""The description of a simulated machine: immutable values, no behaviour.
 
-Read from the YAML files beside this module by
-:mod:`cyborg_gpu_driver.simulator.files`. Memory is in MiB.
+:mod:`cyborg_gpu_driver.simulator.files` reads it from the YAML files beside
+this module. Memory is in MiB.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from __future__ import annotations
 import dataclasses
 
 ENGINES = ('decoders', 'encoders', 'jpeg', 'ofa')
-"""Media engines, which instances share out among themselves."""
+"""Media engines, which are divided among the instances."""
 
 MDEV = 'mdev'
 VENDOR_VFIO = 'vendor-vfio'
@@ -30,7 +30,7 @@ FRAMEWORKS = (MDEV, VENDOR_VFIO, NO_FRAMEWORK)
 
 _MODULES = (2, 4, 1, 3, 7, 5, 8, 6)
 """Module ids of the GPUs of a baseboard in the order of their addresses.
-Real boards have them in an order of their own, too; this one is made up."""
+Real boards also have their own order of module ids; this one is made up."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,11 +38,11 @@ class InstanceProfile:
     """A GPU instance profile of a model."""
 
     enum: int
-    """Index that finds it (NVML_GPU_INSTANCE_PROFILE_*)."""
+    """NVML's index of the profile (NVML_GPU_INSTANCE_PROFILE_*)."""
     profile_id: int
-    """The board's number, which every other call takes."""
+    """The board's id of the profile, which every other call takes."""
     name: str
-    """Without NVML's ``MIG ``: 1g.10gb+me."""
+    """The name without NVML's ``MIG ``: 1g.10gb+me."""
     slices: int
     """Compute slices."""
     memory_mib: int
@@ -51,7 +51,8 @@ class InstanceProfile:
     """Units of the placement grid."""
     starts: tuple[int, ...]
     order: tuple[int, ...]
-    """Starts as the driver tries them when no placement is asked for."""
+    """Starts in the order in which the driver tries them if the caller
+    requests no placement."""
     multiprocessors: int
     copy_engines: int
     decoders: int = 0
@@ -67,22 +68,22 @@ class ComputeProfile:
     """A compute instance profile within instances of one size."""
 
     enum: int
-    """Index and id alike (NVML_COMPUTE_INSTANCE_PROFILE_*)."""
+    """NVML_COMPUTE_INSTANCE_PROFILE_*; both the index and the id."""
     slices: int
     max_instances: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mig:
-    """What a model can do in MIG mode."""
+    """The capabilities of a model in MIG mode."""
 
     units: int
     """Units of the placement grid."""
     needs_reset: bool
-    """Whether a change of mode waits for a reset (Ampere)."""
+    """Whether a change of the mode takes effect at a reset (Ampere)."""
     profiles: tuple[InstanceProfile, ...]
     compute_profiles: dict[int, tuple[ComputeProfile, ...]]
-    """By the compute slices of the GPU instance."""
+    """Compute instance profiles by the compute slices of the GPU instance."""
 
     def by_enum(self, enum: int) -> InstanceProfile | None:
         return next((profile for profile in self.profiles
@@ -93,7 +94,7 @@ class Mig:
                      if profile.profile_id == profile_id), None)
 
     def engines(self, name: str) -> int:
-        """How many of a media engine the GPU has to share out."""
+        """The number of media engines of a kind that the GPU has."""
         return max(getattr(profile, name) for profile in self.profiles)
 
 
@@ -108,9 +109,9 @@ class VgpuType:
     framebuffer_mib: int
     max_instances: int
     profile_id: int | None = None
-    """GPU instance profile behind it, None where it is time-sliced."""
+    """GPU instance profile behind the vGPU; None if it is time-sliced."""
     per_instance: int | None
-    """How many one GPU instance holds."""
+    """The number of vGPUs that one GPU instance holds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,9 +119,9 @@ class Model:
     """One kind of board."""
 
     name: str
-    """The data file's name."""
+    """The name of the data file."""
     product: str
-    """nvmlDeviceGetName."""
+    """The name that nvmlDeviceGetName returns."""
     brand: int
     architecture: int
     """NVML_DEVICE_ARCH_*."""
@@ -136,16 +137,16 @@ class Model:
     power_limit_watts: int
     multiprocessors: int
     row_remapping: bool
-    """Whether faulty memory is remapped (Ampere on) or retired."""
+    """Whether faulty memory is remapped (since Ampere) or retired."""
     totalvfs: int = 0
     vf_offset: int = 4
     vf_stride: int = 1
     nvlinks: int = 0
-    """NVLink links; 0 where the board has none."""
+    """NVLink links; 0 if the board has none."""
     mig: Mig | None
     placement_region: int | None = None
     """Slots that vGPUs of mixed sizes share, one for each GiB of
-    framebuffer; None where sizes do not mix."""
+    framebuffer; None if the board cannot mix sizes."""
     vgpu_types: tuple[VgpuType, ...]
 
     def vgpu_type(self, type_id: int) -> VgpuType | None:
@@ -155,23 +156,23 @@ class Model:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """A board in a slot, as the machine starts."""
+    """A board in a slot, as it is when the machine starts."""
 
     address: str
-    """``0000:07:00.0``, as sysfs spells it."""
+    """PCI address as in sysfs, such as ``0000:07:00.0``."""
     model: Model
     minor: int
     uuid: str
     serial: str
     numa_node: int = -1
-    """-1 where the firmware says nothing."""
+    """-1 if the firmware does not report the node."""
     iommu_group: int | None = None
     driver: str | None = 'nvidia'
     mig: bool = False
     vfs: int
     framework: str = NO_FRAMEWORK
     nvlink_peers: tuple[str, ...]
-    """Address at the other end, one a link: of a GPU or of a switch."""
+    """For each link, the address of the GPU or switch at its other end."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,26 +190,28 @@ class Function:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Host:
-    """A whole machine as it starts."""
+    """A whole machine as it is when it starts."""
 
     name: str
     digest: str
-    """Of everything that was read; ties a state file to its machine."""
+    """Digest of all files that were read. It ties a state file to a machine.
+    """
     driver_version: str
     nvml_version: str
     cuda_version: int
-    """As nvmlSystemGetCudaDriverVersion: 12040 for 12.4."""
+    """As nvmlSystemGetCudaDriverVersion returns it: 12040 for 12.4."""
     wsl: bool = False
-    """WSL 2: NVML knows the GPUs, PCI does not."""
+    """Whether the machine is WSL 2: NVML shows the GPUs, PCI does not."""
     gpus: tuple[Gpu, ...]
     functions: tuple[Function, ...]
     virtual: bool = False
-    """A virtual machine that GPUs were passed to: it cannot reset them."""
+    """Whether the machine is a virtual machine that got the GPUs by PCI
+    passthrough. It cannot reset them."""
     fabric_mode: int = 0
     """FABRIC_MODE of the fabric manager."""
     clique: str | None = None
     """UUID of the NVLink cluster, a dot and the number of the clique; None
-    for a machine whose NVLinks do not leave it."""
+    for a machine whose NVLinks do not lead to other machines."""
 
     @property
     def has_switches(self) -> bool:
@@ -217,7 +220,7 @@ class Host:
                    for peer in gpu.nvlink_peers)
 
     def module(self, address: str) -> int:
-        """Module id of a GPU on the baseboard; 0 of any other."""
+        """Module id of a GPU on the baseboard; 0 for any other GPU."""
         board = [gpu.address for gpu in self.gpus
                  if any(self.gpu(peer) is None for peer in gpu.nvlink_peers)]
         return (_MODULES[board.index(address) % len(_MODULES)]
@@ -230,7 +233,7 @@ class Host:
         return int(found.device + found.vendor, 16)
 
     def function(self, address: str) -> Function:
-        """The other function at an address."""
+        """The function at an address, which is not one of the GPUs."""
         return next(function for function in self.functions
                     if function.address == address)
 

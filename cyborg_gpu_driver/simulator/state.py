@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What changes on a simulated machine, as plain values.
+"""The changeable state of a simulated machine, as plain values.
 
-Everything here can be written as JSON and read back, so that several
-processes share one machine.
+All values can be written as JSON and read back, so that several processes
+can share one machine.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class ComputeInstance:
 
 @dataclasses.dataclass
 class Meters:
-    """What changes of a GPU while it works, as monitoring reads it."""
+    """The values of a working GPU that monitoring reads."""
 
     gpu: int = 0
     """Percent of the time in which a kernel ran."""
     memory: int = 0
     """Percent of the time in which its memory was read or written."""
     millijoules: int = 0
-    """Since the driver was loaded."""
+    """Energy since the driver was loaded."""
     sent: int = 0
     received: int = 0
     """Bytes through PCIe."""
@@ -62,9 +62,9 @@ class Meters:
 
 @dataclasses.dataclass
 class Scheduler:
-    """How vGPUs share a GPU or a GPU instance, as it was set.
+    """The setting of how vGPUs share a GPU or a GPU instance.
 
-    0 stands for what was left open.
+    0 means that a value was not set.
     """
 
     policy: int = pynvml.NVML_VGPU_SCHEDULER_POLICY_BEST_EFFORT
@@ -78,7 +78,7 @@ class Scheduler:
 
 @dataclasses.dataclass
 class Instance:
-    """A GPU instance. ``serial`` tells it from others of the same id."""
+    """A GPU instance. ``serial`` differs between instances of the same id."""
 
     profile_id: int
     start: int
@@ -87,15 +87,15 @@ class Instance:
     compute: dict[int, ComputeInstance] = dataclasses.field(
         default_factory=dict)
     scheduler: Scheduler = dataclasses.field(default_factory=Scheduler)
-    """Of the vGPUs that share it."""
+    """The scheduler of the vGPUs that share the GPU instance."""
 
 
 @dataclasses.dataclass
 class Vgpu:
-    """A vGPU, made by an mdev or by a write to ``current_vgpu_type``."""
+    """A vGPU, created by an mdev or by a write to ``current_vgpu_type``."""
 
     vgpu_id: int
-    """NVML's vGPU instance."""
+    """NVML's id of the vGPU instance."""
     type_id: int
     function: str
     """Address of the PF or VF that carries it."""
@@ -105,7 +105,7 @@ class Vgpu:
     """Id of the GPU instance behind it; None if time-sliced."""
     placement: int
     params: str = ''
-    """What was written to its ``vgpu_params``."""
+    """The text written to its ``vgpu_params``."""
     guest: bool = False
     """Whether a virtual machine runs on it."""
     holders: list[int] = dataclasses.field(default_factory=list)
@@ -128,7 +128,7 @@ class Process:
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """Who has a device node open."""
+    """A process or kernel module that has a device node open."""
 
     pid: int
     """0 for a kernel module, -1 for a process that cannot be seen."""
@@ -146,7 +146,7 @@ class BlockedUnbind:
 
 @dataclasses.dataclass(frozen=True)
 class Damage:
-    """A mistake that has broken something on a real machine."""
+    """A mistake that would break something on a real machine."""
 
     address: str
     mistake: str
@@ -154,7 +154,7 @@ class Damage:
 
 @dataclasses.dataclass
 class Function:
-    """What changes of a PCI function that is not one of our GPUs."""
+    """The changeable state of a PCI function that is not one of our GPUs."""
 
     driver: str | None
     override: str | None = None
@@ -162,10 +162,10 @@ class Function:
 
 @dataclasses.dataclass
 class Xid:
-    """An error that the driver has told (nvmlEventTypeXidCriticalError)."""
+    """An error that the driver reported (nvmlEventTypeXidCriticalError)."""
 
     number: int
-    """Grows with each event of the machine."""
+    """A number that increases with each event of the machine."""
     gpu: str
     xid: int | None
     """None for a double-bit error of the memory's ECC."""
@@ -181,24 +181,25 @@ class Gpu:
     vfs: int = 0
     lost: bool = False
     hung: bool = False
-    """Whether no call about it returns."""
+    """Whether NVML calls about the GPU do not return."""
     epoch: int = 0
-    """Counts resets and unbinds: handles of an earlier one are dead."""
+    """Number of resets and unbinds. Handles of an earlier epoch are dead."""
     resets: int = 0
     override: str | None = None
-    """What is written to ``driver_override``."""
+    """The content of ``driver_override``."""
     removing: bool = False
-    """Whether its driver waits for holders before it leaves."""
+    """Whether an unbind of the GPU's driver waits for holders."""
     vfio: list[int] = dataclasses.field(default_factory=list)
     """Processes that have the whole GPU's VFIO device open."""
     guest: bool = False
     """Whether a virtual machine has the whole GPU."""
     managed: bool = False
-    """Whether libvirt gives it back to its driver after the guest."""
+    """Whether libvirt returns the GPU to its driver after the guest ends."""
     dead: bool = False
-    """Whether it was reset under a driver that did not know."""
+    """Whether the GPU was reset without the knowledge of its driver."""
     node: int = 0
-    """Counts device nodes: an unbind removes one, a bind makes another."""
+    """Number of the device node. An unbind removes the node; a bind creates
+    another one."""
     outsiders: list[Holder] = dataclasses.field(default_factory=list)
     """Simulated processes that have the node open."""
     heterogeneous: bool = False
@@ -210,20 +211,20 @@ class Gpu:
     """Corrected, uncorrected ECC errors since the driver was loaded."""
     ecc_modes: list[bool] = dataclasses.field(
         default_factory=lambda: [True, True])
-    """Whether ECC is on, and will be after the next reset."""
+    """Whether ECC is on now, and whether it is on after the next reset."""
     migration: bool = True
-    """Whether vGPUs can be live-migrated. No public source tells which
-    boards' firmware says no; RmEnableKvmVgpuMigration is on by default."""
+    """Whether vGPUs can be live-migrated. No public source says which boards'
+    firmware refuses it; RmEnableKvmVgpuMigration is on by default."""
     aer: list[int] = dataclasses.field(default_factory=lambda: [0, 0, 0])
     """Correctable, nonfatal, fatal errors of its PCIe link (AER)."""
     lanes: int = LANES
     """PCIe lanes in use."""
     persistence: bool = True
-    """Whether the driver keeps it initialized while nobody has it open."""
+    """Whether the driver keeps the GPU initialized while it is not open."""
     celsius: int = 31
     recovery: int | None = pynvml.NVML_GPU_RECOVERY_ACTION_NONE
-    """What the driver asks for (NVML_GPU_RECOVERY_ACTION_*); None for one
-    that is too old to say it."""
+    """The action that the driver recommends (NVML_GPU_RECOVERY_ACTION_*);
+    None for a driver that is too old to report one."""
     instances: dict[int, Instance] = dataclasses.field(
         default_factory=dict)
     vgpus: list[Vgpu] = dataclasses.field(default_factory=list)
@@ -231,10 +232,10 @@ class Gpu:
     meters: Meters = dataclasses.field(default_factory=Meters)
 
     def heal(self) -> None:
-        """Be as a reset leaves it.
+        """Set the state after a reset.
 
-        Rows are remapped, counters at zero, and the pending ECC mode is in
-        effect.
+        Pending row remappings are done, counters are zero, and the pending
+        ECC mode takes effect.
         """
         self.ecc_modes[0] = self.ecc_modes[1]
         self.remapped[2] = 0
@@ -245,24 +246,24 @@ class Gpu:
 
 @dataclasses.dataclass
 class Fabric:
-    """What changes of the fabric manager and of the NVSwitches."""
+    """The changeable state of the fabric manager and of the NVSwitches."""
 
     mode: int = 0
-    """FABRIC_MODE as the fabric manager was started with it."""
+    """FABRIC_MODE with which the fabric manager was started."""
     configured: int = 0
     """FABRIC_MODE in its configuration."""
     socket: str = ''
     """FM_CMD_UNIX_SOCKET_PATH."""
     version: str = ''
-    """Of the fabric manager; empty if it is the driver's."""
+    """Version of the fabric manager; empty if it is the driver's."""
     waiting: bool = False
     """Whether it waits for the list of active partitions."""
     starts: int = 0
-    """Counts its starts: a connection lives in one of them."""
+    """Number of its starts. A connection is valid until the next one."""
     active: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     """Virtual functions of each active partition, by its id."""
     excluded: list[str] = dataclasses.field(default_factory=list)
-    """GPUs that it could not use at its start."""
+    """GPUs that the fabric manager could not use when it started."""
 
 
 @dataclasses.dataclass
@@ -274,15 +275,15 @@ class State:
     blocked: list[BlockedUnbind] = dataclasses.field(default_factory=list)
     damage: list[Damage] = dataclasses.field(default_factory=list)
     boot: int = 0
-    """Counts starts of the driver: an NVML session lives in one of them."""
+    """Starts of the driver. An NVML session is valid until the next one."""
     nvml: int = 0
-    """What nvmlInit answers: NVML_SUCCESS, or why there is no NVML."""
+    """The result of nvmlInit: NVML_SUCCESS, or why there is no NVML."""
     defined: list[str] = dataclasses.field(default_factory=list)
-    """UUIDs of the mdevs that mdevctl has on file."""
+    """UUIDs of the mdevs that are defined in mdevctl's files."""
     domains: dict[str, str] = dataclasses.field(default_factory=dict)
     """XML of libvirt's domains, by UUID."""
     starts: int = 0
-    """Counts starts of the machine."""
+    """Number of starts of the machine."""
     fabric_manager: bool | None = None
     """Whether the fabric manager runs; None if it is not installed."""
     fabric: Fabric = dataclasses.field(default_factory=Fabric)
@@ -291,9 +292,9 @@ class State:
     confidential_computing: str = ''
     """Mode of all GPUs: on, devtools, or empty for off."""
     xids: list[Xid] = dataclasses.field(default_factory=list)
-    """What has happened, oldest first; the last hundred."""
+    """The last hundred events, oldest first."""
     counter: int = 0
-    """Source of numbers that are never used twice."""
+    """The last number that :meth:`number` returned. None is used twice."""
 
     def number(self) -> int:
         self.counter += 1
@@ -301,7 +302,7 @@ class State:
 
 
 def first(host: spec.Host) -> State:
-    """The state in which a machine starts."""
+    """Return the state in which a machine starts."""
     return State(gpus={
         gpu.address: Gpu(driver=gpu.driver, mig=gpu.mig, pending=gpu.mig,
                          vfs=gpu.vfs)
@@ -317,9 +318,9 @@ def to_json(state: State) -> dict[str, Any]:
 
 
 def from_json(value: dict[str, Any]) -> State:
-    """The state that :func:`to_json` wrote.
+    """Return the state from a value that :func:`to_json` wrote.
 
-    :raises TypeError, KeyError, ValueError: if it was something else.
+    :raises TypeError, KeyError, ValueError: if the value is something else.
     """
     value = dict(value)
     gpus = {address: _gpu(gpu) for address, gpu in value.pop('gpus').items()}

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Programs of a simulated machine, which end as running them would."""
+"""Stand-ins for the programs that run on a simulated machine."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ _NOT_LOCKED = (errno.EBUSY, errno.EAGAIN)
 
 
 def sriov_manage(machine) -> Callable[[str, bool], str]:
-    """NVIDIA's script; prints what the real one does.
+    """Return a stand-in for NVIDIA's script, with the output of the script.
 
-    :returns: a function of a GPU's address and whether it is to get virtual
-        functions or to lose them; it raises FileNotFoundError if the script
-        is not there and ProcessExecutionError if it fails.
+    :returns: a function of a GPU's address and of whether to enable or
+        disable its virtual functions. It returns what the script prints. It
+        raises FileNotFoundError if the script is not installed and
+        ProcessExecutionError if the script fails.
     """
     def run(address, enable):
         verb = 'Enabling' if enable else 'Disabling'
@@ -38,7 +39,7 @@ def sriov_manage(machine) -> Callable[[str, bool], str]:
         except FileNotFoundError as error:
             raise _not_installed(_SRIOV_MANAGE) from error
         except OSError as error:
-            # The driver does not say why it does not give up the GPU.
+            # The driver does not say why it refuses to release the GPU.
             complaint = (
                 f'Cannot obtain unbindLock for {address}'
                 if error.errno in _NOT_LOCKED else
@@ -52,10 +53,10 @@ def sriov_manage(machine) -> Callable[[str, bool], str]:
 
 
 def mdevctl(machine) -> Callable[..., str]:
-    """mdevctl, of which there is ``undefine --uuid UUID`` alone.
+    """Return a stand-in for mdevctl, with only ``undefine --uuid UUID``.
 
-    :returns: a function of its arguments; it raises FileNotFoundError if
-        mdevctl is not there and ProcessExecutionError if it fails.
+    :returns: a function of mdevctl's arguments; it raises FileNotFoundError
+        if mdevctl is not installed and ProcessExecutionError if it fails.
     """
     def run(*arguments):
         command = ' '.join(('mdevctl', *arguments))
@@ -78,10 +79,10 @@ def mdevctl(machine) -> Callable[..., str]:
 
 
 def fabric_manager(machine) -> Callable[..., str]:
-    """nv-fabricmanager, of which there is ``--version`` alone.
+    """Return a stand-in for nv-fabricmanager, with only ``--version``.
 
-    :returns: a function of its arguments; it raises FileNotFoundError if
-        nv-fabricmanager is not installed.
+    :returns: a function of nv-fabricmanager's arguments; it raises
+        FileNotFoundError if nv-fabricmanager is not installed.
     """
     def run(*arguments):
         if arguments not in (('--version',), ('-v',)):
@@ -97,13 +98,14 @@ def fabric_manager(machine) -> Callable[..., str]:
 
 
 def nvidia_smi(machine) -> Callable[..., str]:
-    """nvidia-smi, of which there is ``--gpu-reset -i GPU`` alone.
+    """Return a stand-in for nvidia-smi, with only ``--gpu-reset -i GPU``.
 
-    What it prints is as NVIDIA/NVSentinel#1690 and NVIDIA/mig-parted#181
-    show it; exit statuses are those of its manual page.
+    The output is as in NVIDIA/NVSentinel#1690 and NVIDIA/mig-parted#181. The
+    exit statuses are those of nvidia-smi's manual page.
 
-    :returns: a function of its arguments; it raises FileNotFoundError if
-        nvidia-smi is not there and ProcessExecutionError if it fails.
+    :returns: a function of nvidia-smi's arguments; it raises
+        FileNotFoundError if nvidia-smi is not installed and
+        ProcessExecutionError if it fails.
     """
     def run(*arguments):
         command = ' '.join(('nvidia-smi', *arguments))
@@ -152,8 +154,8 @@ def _reset_refusal(name, error):
 
 
 def _failure(command, status, stderr, stdout=''):
-    """What oslo.concurrency raises where a program fails."""
-    # Takes long to import, and most simulated hosts run no program.
+    """The exception that oslo.concurrency raises if a program fails."""
+    # The import is slow, and most simulated hosts run no program.
     from oslo_concurrency import processutils
     return processutils.ProcessExecutionError(
         stdout=stdout, stderr=stderr, exit_code=status, cmd=command)

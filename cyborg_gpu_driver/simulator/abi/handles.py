@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Opaque handles: numbers that stand for things until they are gone."""
+"""Opaque handles: numbers that stand for objects while these exist."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _STEP = 0x140
 
 
 class Handles:
-    """Handles that one NVML session has given out.
+    """The handles that one NVML session has returned.
 
-    A key names a thing for as long as it lives: kind, GPU's address, then
-    the serial number of an instance, the epoch of a GPU. A number may be
-    given out again for another thing of the same kind on the same GPU when
-    the first is gone, as memory is: whoever keeps a handle too long must
-    not count on an error.
+    A key names an object while the object exists: its kind, the GPU's
+    address, then the serial number of an instance or the epoch of a GPU.
+    Like memory, a number may be reused for another object of the same kind
+    on the same GPU when the first object is gone. So a caller that keeps a
+    handle too long cannot rely on an error.
     """
 
     def __init__(self):
@@ -36,9 +36,10 @@ class Handles:
         self._next = _FIRST
 
     def value(self, key: tuple, gone: Callable[[tuple], bool]) -> int:
-        """The handle of the thing named by ``key``.
+        """Return the handle of the object that ``key`` names.
 
-        :param gone: whether the thing of another key is no more.
+        :param gone: whether the object of another key does not exist any
+            more.
         """
         if key not in self._values:
             value = self._free(key, gone)
@@ -55,10 +56,10 @@ class Handles:
         return self._next
 
     def key(self, value: int) -> tuple | None:
-        """What a handle stands for, None if it was never given out."""
+        """Return the key of a handle; None if it was never returned."""
         return self._keys.get(value)
 
     def clear(self) -> None:
-        """Forget all, as at the end of a session."""
+        """Forget all handles, as at the end of a session."""
         self._values.clear()
         self._keys.clear()

@@ -12,7 +12,7 @@
 
 """The caller's memory: reading arguments and filling out-arguments.
 
-Arguments come as pynvml passes them: integers or ctypes integers, arrays,
+Arguments are as pynvml passes them: integers or ctypes integers, arrays,
 pointers, ``byref()`` objects and None for NULL.
 """
 
@@ -71,7 +71,7 @@ def put(reference: Any, value: int) -> None:
 def put_text(buffer: Any, length: int, value: str) -> None:
     """Fill a text buffer of ``length`` bytes.
 
-    :raises Refused: INSUFFICIENT_SIZE if it does not fit with its NUL.
+    :raises Refused: INSUFFICIENT_SIZE if the text and its NUL do not fit.
     """
     data = value.encode()
     if len(data) >= length:
@@ -89,7 +89,7 @@ def handle(argument: Any) -> int:
 
 
 def put_handle(reference: Any, value: int) -> None:
-    """Fill an out-argument that takes a handle."""
+    """Fill an out-argument with a handle."""
     memory = target(reference)
     if ctypes.sizeof(memory) < _POINTER:
         raise refusal.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -105,9 +105,9 @@ def array(reference: Any, kind: type, length: int,
           capacity: int | None = None) -> Any:
     """The caller's array of at least ``length`` elements of ``kind``.
 
-    :param capacity: how many elements the caller says it has room for,
-        where the array itself does not tell.
-    :raises Refused: INSUFFICIENT_SIZE if it is known to be shorter,
+    :param capacity: how many elements fit according to the caller, if the
+        array itself has no length.
+    :raises Refused: INSUFFICIENT_SIZE if the array is known to be shorter,
         INVALID_ARGUMENT for NULL.
     """
     if isinstance(reference, ctypes._Pointer):
@@ -126,10 +126,10 @@ def array(reference: Any, kind: type, length: int,
 
 def put_list(reference: Any, count_reference: Any, kind: type,
              values: list[Any]) -> None:
-    """Fill a list the way most of NVML does: size first, then content.
+    """Fill a list as most NVML calls do: first the size, then the content.
 
-    :raises Refused: INSUFFICIENT_SIZE, with the needed count filled in, if
-        there is no array or the count given is too small.
+    :raises Refused: INSUFFICIENT_SIZE if there is no array or the caller's
+        count is too small; the needed count is filled in.
     """
     count = target(count_reference)
     room = count.value

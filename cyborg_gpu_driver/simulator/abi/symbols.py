@@ -22,11 +22,12 @@ from collections.abc import Callable
 class Symbol:
     function: Callable
     writes: bool
-    """Whether it can change the machine."""
+    """Whether the function can change the machine."""
     privileged: bool
-    """Whether it needs root."""
+    """Whether the function needs root."""
     before: Callable | None = None
-    """What waits, with the machine not held; called with the same."""
+    """Waits before the call, while the machine is not held. It is called with
+    the same arguments."""
 
 
 TABLE: dict[str, Symbol] = {}
@@ -36,8 +37,8 @@ def symbol(*names: str, writes: bool = False, privileged: bool = False,
            before: Callable | None = None):
     """Register a function as C symbols.
 
-    It is called with the library, then with the C function's arguments. It
-    returns nothing for NVML_SUCCESS and raises ``Refused`` otherwise.
+    The function gets the library, then the C function's arguments. It returns
+    nothing for NVML_SUCCESS and raises ``Refused`` otherwise.
     """
     def register(function):
         for name in names:

@@ -10,9 +10,9 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The kernel's driver core: which driver has which PCI function.
+"""The kernel's driver core: which PCI function is bound to which driver.
 
-It follows drivers/base/bus.c and dd.c of Linux, and for the PCI bus
+The module follows drivers/base/bus.c and dd.c of Linux, and for the PCI bus
 drivers/pci/pci-driver.c and Documentation/ABI/testing/sysfs-bus-pci.
 """
 
@@ -34,7 +34,7 @@ _LONGEST = 4094
 
 
 class Drivers:
-    """The drivers of a machine, to be used within an operation on it."""
+    """The drivers of a machine. Use them only within an operation on it."""
 
     def __init__(self, machine):
         self._machine = machine
@@ -42,25 +42,25 @@ class Drivers:
                      for vf in gpu.vf_addresses}
 
     def names(self) -> list[str]:
-        """Drivers that there are: of modules that are loaded."""
+        """Return the names of all drivers whose modules are loaded."""
         functions = {function.driver
                      for function in self._machine.host.functions}
         bound = {state.driver for state in self._states()}
         return sorted({*_ALWAYS, *functions, *bound} - {None})
 
     def of(self, address: str) -> str | None:
-        """The driver that a function is bound to."""
+        """Return the driver to which a function is bound."""
         if address in self._vfs:
             return NVIDIA if self._vfs[address].bound else None
         return self._state(address).driver
 
     def override(self, address: str) -> str:
-        """What ``driver_override`` of a function reads."""
+        """Return the content of a function's ``driver_override``."""
         found = None if address in self._vfs else self._state(address).override
         return found or '(null)'
 
     def set_override(self, address: str, text: str) -> None:
-        """Let a function match one driver alone; an empty line, any.
+        """Let a function match only one driver, or any for an empty line.
 
         :raises OSError: EINVAL for a text that is too long; EOPNOTSUPP for
             a virtual function, whose driver never changes here.
@@ -72,11 +72,11 @@ class Drivers:
         self._state(address).override = text.removesuffix('\n') or None
 
     def unbind(self, driver: str, text: str) -> None:
-        """Take a function from its driver.
+        """Unbind a function from its driver.
 
-        :raises OSError: ENODEV if there is no such function, or another
-            driver has it.
-        :raises Waits: while somebody uses it.
+        :raises OSError: ENODEV if there is no such function, or it is not
+            bound to this driver.
+        :raises Waits: while the function is in use.
         """
         address = text.removesuffix('\n')
         if not self._known(address) or self.of(address) != driver:
@@ -90,10 +90,10 @@ class Drivers:
         unbound(gpu)
 
     def bind(self, driver: str, text: str) -> None:
-        """Give a function to a driver.
+        """Bind a function to a driver.
 
         :raises OSError: ENODEV if there is no such function, or the driver
-            does not match it or fails; EBUSY if it has a driver.
+            does not match it or fails; EBUSY if it is bound to a driver.
         """
         address = text.removesuffix('\n')
         if not self._known(address) or not self._matches(driver, address):
@@ -103,10 +103,10 @@ class Drivers:
         self._probe(driver, address)
 
     def probe(self, text: str) -> None:
-        """Give a function without a driver to the first that matches.
+        """Bind a function without a driver to the first one that matches.
 
-        :raises OSError: ENODEV if there is no such function. That no driver
-            takes it is no error.
+        :raises OSError: ENODEV if there is no such function. If no driver
+            takes the function, this is not an error.
         """
         address = text.removesuffix('\n')
         if not self._known(address):
@@ -130,7 +130,10 @@ class Drivers:
         self._state(address).driver = driver
 
     def _matches(self, driver, address):
-        """pci_match_device: by name with an override, else by id."""
+        """Whether a driver matches a function (pci_match_device of Linux).
+
+        It matches by name if the function has an override, else by id.
+        """
         override = self._state(address).override
         if override is not None:
             return override == driver
@@ -138,10 +141,10 @@ class Drivers:
             driver == NVIDIA and self._gpu(address) is not None)
 
     def _first(self, address):
-        """The driver that had a function at boot, or would have had it.
+        """The driver that a function had, or would have had, at boot.
 
-        vfio-pci has no ids of its own, but for those of its parameter ids,
-        by which an operator gives it GPUs at boot.
+        vfio-pci matches only the ids in its parameter ``ids``, with which an
+        operator binds GPUs to it at boot.
         """
         gpu = self._gpu(address)
         if gpu is None:
@@ -149,11 +152,11 @@ class Drivers:
         return gpu.spec.driver or NVIDIA
 
     def _waits(self, gpu):
-        """Whether the driver does not let go of a GPU yet.
+        """Whether an unbind of a GPU from its driver still has to wait.
 
         nvidia: nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c of
-        NVIDIA's open kernel modules. It takes the GPU from the list that
-        open() looks through, then waits until nobody has it open.
+        NVIDIA's open kernel modules. It removes the GPU from the list that
+        open() searches, then waits until no process has the GPU open.
         vfio-pci: vfio_unregister_group_dev in drivers/vfio/vfio_main.c.
         """
         held = gpu.held() if gpu.bound else bool(gpu.state.vfio)
@@ -179,13 +182,14 @@ class Drivers:
                      if gpu.address == address), None)
 
     def _known(self, address):
-        """Whether there is such a function; those of VFs never move."""
+        """Whether there is such a function. VFs never change their driver.
+        """
         return (self._gpu(address) is not None
                 or address in self._machine.state.functions)
 
 
 def unbound(gpu: gpu_module.Gpu) -> None:
-    """Be as a driver leaves the GPU."""
+    """Set the state of a GPU that was unbound from its driver."""
     state = gpu.state
     if gpu.bound:
         if state.vfs:

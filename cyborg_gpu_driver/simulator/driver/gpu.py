@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A GPU of a simulated machine: what it is and how it is now."""
+"""A GPU of a simulated machine: its description and its current state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cyborg_gpu_driver.simulator.driver import refusal
 
 
 class Gpu:
-    """One GPU, used within an operation on its machine."""
+    """One GPU. Use it only within an operation on its machine."""
 
     def __init__(self, machine, gpu_spec: spec.Gpu):
         self.machine = machine
@@ -41,36 +41,37 @@ class Gpu:
 
     @property
     def bound(self) -> bool:
-        """Whether NVIDIA's driver has it, so that NVML knows it."""
+        """Whether the GPU is bound to NVIDIA's driver, so that NVML knows it.
+        """
         return self.state.driver == 'nvidia'
 
     @property
     def unreachable(self) -> bool:
-        """Whether its driver cannot talk to it."""
+        """Whether the driver cannot communicate with the GPU."""
         return self.state.lost or self.state.dead or self.state.removing
 
     @property
     def framework(self) -> str:
-        """How it makes vGPUs, as spec.FRAMEWORKS; none unless bound."""
+        """The vGPU framework (spec.FRAMEWORKS); ``none`` unless bound."""
         return self.spec.framework if self.bound else spec.NO_FRAMEWORK
 
     @property
     def vgpu_on_pf(self) -> bool:
-        """Whether vGPUs lie on the GPU itself: no SR-IOV (Turing)."""
+        """Whether the PF itself carries the vGPUs: no SR-IOV (Turing)."""
         return not self.model.totalvfs
 
     @property
     def on_switches(self) -> bool:
-        """Whether its NVLinks lead to NVSwitches."""
+        """Whether the GPU's NVLinks lead to NVSwitches."""
         return any(self.machine.host.gpu(peer) is None
                    for peer in self.spec.nvlink_peers)
 
     def vfs(self) -> tuple[str, ...]:
-        """Addresses of the virtual functions that there are now."""
+        """The addresses of the virtual functions that exist now."""
         return self.vf_addresses[:self.state.vfs]
 
     def vgpu_functions(self) -> tuple[str, ...]:
-        """Functions that can carry a vGPU."""
+        """The addresses of the functions that can carry a vGPU."""
         return (self.address,) if self.vgpu_on_pf else self.vfs()
 
     def vgpus_on(self, function: str) -> list[state_module.Vgpu]:
@@ -78,32 +79,32 @@ class Gpu:
                 if vgpu.function == function]
 
     def mig(self) -> spec.Mig:
-        """What the model can do in MIG mode.
+        """The capabilities of the model in MIG mode.
 
-        :raises Refused: NOT_SUPPORTED if it has no MIG.
+        :raises Refused: NOT_SUPPORTED if the model has no MIG.
         """
         if self.model.mig is None or self.machine.host.wsl:
             raise refusal.Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return self.model.mig
 
     def busy(self) -> bool:
-        """Whether anything but an idle driver uses it."""
+        """Whether processes or vGPUs use the GPU."""
         return bool(self.state.processes or self.state.vgpus)
 
     def held(self) -> bool:
-        """Whether anything has its device node open."""
+        """Whether a process or kernel module has the device node open."""
         return bool(self.state.outsiders or self.state.processes
                     or any(vgpu.guest for vgpu in self.state.vgpus)
                     or self.bound and (self.machine.state.drm_modeset
                                        or self.machine.opens.held(self)))
 
     def held_by_others(self) -> bool:
-        """Whether anything but this process has its device node open."""
+        """Whether the device node has a holder other than this process."""
         return self.held() and any(holder.pid != os.getpid()
                                    for holder in self.holders())
 
     def holders(self) -> list[state_module.Holder]:
-        """Who has its device node open."""
+        """Return the holders of the device node."""
         if not self.bound:
             return []
         found = [*self.machine.opens.holders(self), *self.state.outsiders]
@@ -118,25 +119,25 @@ class Gpu:
         return found
 
     def remove_node(self) -> None:
-        """Remove the device node, as the driver does that leaves it."""
+        """Remove the device node, as the driver does when it is unbound."""
         self.state.outsiders.clear()
         self.machine.opens.remove(self)
 
     def harm(self, mistake: str) -> None:
-        """Record what has broken something on a real machine."""
+        """Record a mistake that would break something on a real machine."""
         self.machine.state.damage.append(
             state_module.Damage(self.address, mistake))
 
     def clear(self) -> None:
-        """Forget all that does not outlive a reset."""
+        """Remove the state that does not outlive a reset."""
         self._forget_users()
         self.state.heal()
         self.forget_settings()
 
     def driver_leaves(self) -> None:
-        """Forget all that does not outlive the driver.
+        """Remove the state that does not outlive an unbind of the driver.
 
-        Hopper and later forget MIG mode; Ampere keeps it in its InfoROM
+        Hopper and later lose MIG mode. Ampere keeps the mode in its InfoROM
         (MIG user guide, "Enable MIG Mode").
         """
         self._forget_users()
@@ -151,16 +152,17 @@ class Gpu:
         self.state.vgpus.clear()
 
     def forget_settings(self) -> None:
-        """Forget what the driver knows only until it leaves the GPU."""
+        """Reset the settings that the driver keeps only while it is bound."""
         self.state.heterogeneous = False
         self.state.scheduler = state_module.Scheduler()
         self.state.epoch += 1
 
 
 def _vf_address(gpu, index):
-    """Routing id of a VF: the PF's plus offset plus index * stride.
+    """Address of a VF; its routing id is the PF's + offset + index * stride.
 
-    The PCIe SR-IOV capability's First VF Offset and VF Stride.
+    Offset and stride are the PCIe SR-IOV capability's First VF Offset and VF
+    Stride.
     """
     domain, bus, rest = gpu.address.split(':')
     device, function = rest.split('.')

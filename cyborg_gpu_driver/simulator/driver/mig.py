@@ -27,13 +27,13 @@ Refused = refusal.Refused
 
 
 def set_mode(gpu: gpu_module.Gpu, enable: bool) -> int:
-    """Ask for a MIG mode; the activation status (nvmlReturn_t).
+    """Request a MIG mode; return the activation status (nvmlReturn_t).
 
-    As nvml.h of nvmlDeviceSetMigMode has it. On Ampere the call resets the
-    GPU itself, so that handles die; where anybody else has the GPU open the
-    mode stays pending, with IN_USE. A virtual machine cannot reset the GPU
-    that was passed to it: RESET_REQUIRED until it is started again. Hopper
-    and later need no reset, and only what computes keeps the mode pending
+    See nvmlDeviceSetMigMode in nvml.h. On Ampere the call resets the GPU
+    itself, so that handles die. If another process has the GPU open, the mode
+    remains pending, with IN_USE. A virtual machine cannot reset a GPU that
+    was passed to it: RESET_REQUIRED until it is started again. Hopper and
+    later need no reset, and only computing processes keep the mode pending
     (MIG user guide, "Enable MIG Mode").
 
     :raises Refused: NOT_SUPPORTED without MIG; IN_USE while instances, vGPUs
@@ -57,16 +57,16 @@ def set_mode(gpu: gpu_module.Gpu, enable: bool) -> int:
     if state.vfs or gpu.held_by_others():
         return pynvml.NVML_ERROR_IN_USE
     if not reset.fabric_allows(gpu):
-        # What is answered here is in no public source.
+        # No public source says what NVML returns here.
         return pynvml.NVML_ERROR_UNKNOWN
     reset.done(gpu)
     return pynvml.NVML_SUCCESS
 
 
 def enabled(gpu: gpu_module.Gpu) -> spec.Mig:
-    """What the GPU can do in MIG mode, in which it must be.
+    """The MIG capabilities of a GPU, which must be in MIG mode.
 
-    :raises Refused: NOT_SUPPORTED otherwise.
+    :raises Refused: NOT_SUPPORTED if the GPU is not in MIG mode.
     """
     mig = gpu.mig()
     if not gpu.state.mig:
@@ -75,9 +75,9 @@ def enabled(gpu: gpu_module.Gpu) -> spec.Mig:
 
 
 def profile_by_id(mig: spec.Mig, profile_id: int) -> spec.InstanceProfile:
-    """The profile that has the board's number.
+    """The profile with one of the board's profile ids.
 
-    :raises Refused: INVALID_ARGUMENT if there is none.
+    :raises Refused: INVALID_ARGUMENT if there is no such profile.
     """
     profile = mig.by_id(profile_id)
     if profile is None:
@@ -97,10 +97,10 @@ def _occupied(gpu):
 
 
 def _media_room(gpu, mig, profile):
-    """How many more of a profile the media engines allow.
+    """How many more instances of a profile the media engines allow.
 
-    Instances share out the engines of the GPU. That alone makes +me exist
-    once and +me.all exclude all but -me.
+    The engines of the GPU are divided among the instances. This alone limits
+    +me to one instance, and makes +me.all exclude all profiles except -me.
     """
     room = profile.max_instances
     for engine in spec.ENGINES:
@@ -114,7 +114,7 @@ def _media_room(gpu, mig, profile):
 
 
 def _room(gpu, mig, profile):
-    """How many more of a profile its own maximum and the media allow."""
+    """How many more instances the profile's maximum and the media allow."""
     same = sum(instance.profile_id == profile.profile_id
                for instance in gpu.state.instances.values())
     return max(0, min(profile.max_instances - same,
@@ -131,8 +131,8 @@ def remaining(gpu: gpu_module.Gpu, profile_id: int) -> int:
     profile = profile_by_id(mig, profile_id)
     mask = _occupied(gpu)
     count = 0
-    # Of intervals of one size, taking the first free one each time packs
-    # the most.
+    # For intervals of one size, taking the first free one each time packs
+    # the most of them.
     for start in sorted(profile.starts):
         units = _units(start, profile.size)
         if not mask & units:
@@ -143,12 +143,13 @@ def remaining(gpu: gpu_module.Gpu, profile_id: int) -> int:
 
 def create(gpu: gpu_module.Gpu, profile_id: int,
            placement: tuple[int, int] | None = None) -> int:
-    """Create a GPU instance; its id.
+    """Create a GPU instance; return its id.
 
-    :param placement: start and size; None takes the driver's own choice.
+    :param placement: start and size; None for the driver's own choice.
     :raises Refused: NOT_SUPPORTED unless in MIG mode; INVALID_ARGUMENT for
-        an unknown profile or a placement that it does not have;
-        INSUFFICIENT_RESOURCES where it is occupied or engines are spent.
+        an unknown profile or a placement that the profile does not have;
+        INSUFFICIENT_RESOURCES if the placement is occupied or no engines
+        are left.
     """
     mig = enabled(gpu)
     profile = profile_by_id(mig, profile_id)
@@ -164,8 +165,8 @@ def create(gpu: gpu_module.Gpu, profile_id: int,
             if not mask & _units(start, profile.size)]
     if not free or not _room(gpu, mig, profile):
         raise Refused(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES)
-    # Ids number the nodes of a binary heap over the grid, as seen on real
-    # boards: the whole is 0, the halves 1 and 2, and so on.
+    # As seen on real boards, ids number the nodes of a binary heap over the
+    # grid: the whole is 0, the halves are 1 and 2, and so on.
     instance_id = mig.units // profile.size - 1 + free[0] // profile.size
     gpu.state.instances[instance_id] = state_module.Instance(
         profile_id=profile_id, start=free[0], size=profile.size,
@@ -190,7 +191,7 @@ def destroy(gpu: gpu_module.Gpu, instance_id: int) -> None:
 
 def compute_profiles(gpu: gpu_module.Gpu, instance: state_module.Instance
                      ) -> tuple[spec.ComputeProfile, ...]:
-    """Compute instance profiles that a GPU instance has."""
+    """The compute instance profiles of a GPU instance."""
     mig = gpu.mig()
     slices = mig.by_id(instance.profile_id).slices
     return mig.compute_profiles[slices]
@@ -198,14 +199,14 @@ def compute_profiles(gpu: gpu_module.Gpu, instance: state_module.Instance
 
 def compute_profile(gpu: gpu_module.Gpu, instance: state_module.Instance,
                     number: int) -> spec.ComputeProfile | None:
-    """One of them by its index, which is its id too."""
+    """A compute instance profile by its index, which is also its id."""
     return next((profile for profile in compute_profiles(gpu, instance)
                  if profile.enum == number), None)
 
 
 def compute_starts(gpu: gpu_module.Gpu, instance: state_module.Instance,
                    profile: spec.ComputeProfile) -> list[int]:
-    """Where a compute instance can start, in compute slices: end to end."""
+    """The compute slices at which compute instances start, end to end."""
     slices = gpu.mig().by_id(instance.profile_id).slices
     starts = range(0, slices - profile.slices + 1, profile.slices)
     return list(starts)[:profile.max_instances]
@@ -228,10 +229,10 @@ def compute_remaining(gpu: gpu_module.Gpu,
 
 def create_compute(gpu: gpu_module.Gpu, instance_id: int, number: int,
                    placement: tuple[int, int] | None = None) -> int:
-    """Create a compute instance in a GPU instance; its id.
+    """Create a compute instance in a GPU instance; return its id.
 
     :raises Refused: INVALID_ARGUMENT for an unknown profile or placement,
-        INSUFFICIENT_RESOURCES where it is occupied.
+        INSUFFICIENT_RESOURCES if the placement is occupied.
     """
     instance = gpu.state.instances[instance_id]
     profile = compute_profile(gpu, instance, number)
@@ -249,7 +250,7 @@ def create_compute(gpu: gpu_module.Gpu, instance_id: int, number: int,
     compute_id = next(number for number in range(len(instance.compute) + 1)
                       if number not in instance.compute)
     serial = gpu.machine.state.number()
-    # The UUID is another one each time, also of the same place.
+    # The UUID is new each time, even for the same placement.
     instance.compute[compute_id] = state_module.ComputeInstance(
         profile_id=profile.enum, start=free[0], size=profile.slices,
         uuid='MIG-' + files.made_up_uuid(gpu.spec.uuid, serial),

@@ -10,10 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Where vGPUs of mixed sizes lie (vGPU guide, mixed-size mode).
+"""The placement of vGPUs of mixed sizes (vGPU guide, mixed-size mode).
 
 The GPU's framebuffer is a region of slots of one GiB. A vGPU takes as many
-as its framebuffer has, from one of a few slots on: its placement id.
+slots as its framebuffer has GiB. It can start only at some of the slots; the
+number of the first slot is its placement id.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ _WISH = 'vgpu-placement-id'
 
 
 def starts(region: int, size: int) -> tuple[int, ...]:
-    """Placement ids of a size in a region.
+    """The placement ids of a size in a region.
 
-    The region is halved for as long as a part holds the size. A size that
-    fills its part may have any; a smaller one lies at the outer ends of
-    each two parts, so that what is left of them is in one piece. This
-    gives the guide's tables for regions of 16, 24, 40 and 80.
+    The parts of the region are halved as long as a part holds the size. If
+    the size fills a part, it may lie in any part. A smaller size lies at the
+    outer ends of each pair of parts, so that the rest of the pair is
+    contiguous. This gives the guide's tables for regions of 16, 24, 40 and
+    80.
     """
     if size > region:
         return ()
@@ -51,12 +53,12 @@ def starts(region: int, size: int) -> tuple[int, ...]:
 
 
 def size(kind: spec.VgpuType) -> int:
-    """Slots that a vGPU of a type takes."""
+    """The number of slots that a vGPU of a type takes."""
     return kind.framebuffer_mib // _SLOT_MIB
 
 
 def supported(model: spec.Model, kind: spec.VgpuType) -> tuple[int, ...]:
-    """Placement ids that a vGPU of a type may ever have, ascending."""
+    """All placement ids that a vGPU of a type can have, ascending."""
     if model.placement_region is None or kind.profile_id is not None:
         return ()
     return starts(model.placement_region, size(kind))
@@ -64,9 +66,9 @@ def supported(model: spec.Model, kind: spec.VgpuType) -> tuple[int, ...]:
 
 def free(gpu: gpu_module.Gpu, kind: spec.VgpuType,
          but: state_module.Vgpu | None = None) -> list[int]:
-    """Placement ids of a type that no vGPU overlaps now.
+    """The placement ids of a type that no vGPU overlaps now.
 
-    :param but: a vGPU that does not count.
+    :param but: a vGPU that is ignored.
     """
     taken = [(vgpu.placement, size(gpu.model.vgpu_type(vgpu.type_id)))
              for vgpu in gpu.state.vgpus if vgpu is not but]
@@ -76,9 +78,10 @@ def free(gpu: gpu_module.Gpu, kind: spec.VgpuType,
 
 
 def settle(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu) -> None:
-    """Place a vGPU where it is wished to be, else where the driver would.
+    """Place a vGPU at the requested placement, or at the driver's choice.
 
-    The driver's own choice is the lowest placement that is free.
+    The driver chooses the lowest free placement if the requested one is not
+    free, or if none is requested.
     """
     places = free(gpu, gpu.model.vgpu_type(vgpu.type_id), vgpu)
     wish = _wish(vgpu)
@@ -86,11 +89,10 @@ def settle(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu) -> None:
 
 
 def check(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu) -> None:
-    """Place a vGPU for good, as its virtual machine starts.
+    """Place a vGPU permanently, when its virtual machine starts.
 
-    :raises OSError: EINVAL if its type cannot have the placement that is
-        wished for, in mixed-size mode or because that is off; EBUSY if
-        another vGPU overlaps.
+    :raises OSError: EINVAL if its type cannot have the requested placement,
+        or mixed-size mode is off; EBUSY if another vGPU overlaps.
     """
     wish = _wish(vgpu)
     if wish is None:
@@ -105,7 +107,7 @@ def check(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu) -> None:
 
 
 def _wish(vgpu):
-    """The placement wished for; None if none is, -1 if it is no number."""
+    """The requested placement; None without one, -1 if it is not a number."""
     params = dict(param.strip().split('=')
                   for param in vgpu.params.split(',') if param)
     wish = params.get(_WISH)

@@ -10,13 +10,13 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""How a simulated driver says no."""
+"""The exceptions by which a simulated driver refuses an operation."""
 
 
 class Refused(Exception):
-    """An NVML call answers with an error.
+    """An NVML call returns an error.
 
-    Never leaves the simulator: the library returns ``code``
+    The exception never leaves the simulator: the library returns ``code``
     (``nvmlReturn_t``) as the C function would.
     """
 
@@ -30,6 +30,7 @@ class Waits(Exception):
 
 
 class Unavailable(Exception):
-    """The driver cannot make a vGPU there now. Each face of it has its own
-    errno for that.
+    """The driver cannot create a vGPU on this function now.
+
+    Each interface of the driver reports this with its own errno.
     """

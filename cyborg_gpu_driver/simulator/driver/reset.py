@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Resets of a GPU: NVIDIA's driver asks who uses it, the kernel nobody."""
+"""Resets of a GPU. NVIDIA's driver checks for users, the kernel does not."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def by_driver(gpu: gpu_module.Gpu) -> None:
 
     A pending MIG mode becomes current; instances and handles are gone.
 
-    :raises OSError: ENODEV if NVIDIA's driver does not have it; EIO if it
-        is lost; EBUSY while anybody has its device node open
+    :raises OSError: ENODEV if the GPU is not bound to NVIDIA's driver; EIO
+        if it is lost; EBUSY while its device node is open
         (NVIDIA/gpu-operator#118, NVIDIA/mig-parted#181) or VFs exist;
-        ENOTCONN without a fabric manager that it needs.
+        ENOTCONN if it needs a fabric manager and none runs.
     """
     if not gpu.bound:
         _fail(errno.ENODEV)
@@ -50,15 +50,16 @@ def by_driver(gpu: gpu_module.Gpu) -> None:
 def by_kernel(gpu: gpu_module.Gpu) -> None:
     """Reset a GPU as a write to its sysfs file ``reset`` does.
 
-    pci_reset_function (drivers/pci/pci.c of Linux) asks nobody. It tells
-    the driver through ``err_handler``, and nv_pci_driver has none
-    (kernel-open/nvidia/nv-pci.c of NVIDIA's open kernel modules): the
-    driver goes on with a GPU that has forgotten it, and only a reboot, or
-    an unbind, a reset and a bind bring that back. What NVML then answers is
-    in no public source; here the GPU is lost to it, with XID 79.
+    pci_reset_function (drivers/pci/pci.c of Linux) does not check for users.
+    It notifies the driver through ``err_handler``, which nv_pci_driver does
+    not have (kernel-open/nvidia/nv-pci.c of NVIDIA's open kernel modules).
+    So the driver continues with a GPU that has lost its state. Only a reboot,
+    or an unbind, a reset and a bind, repair this. No public source says what
+    NVML then returns; here the GPU is lost to NVML, with XID 79.
 
     :raises OSError: ENOTTY if the GPU is off the bus.
-    :raises Waits: while its driver is leaving it (the kernel's device lock).
+    :raises Waits: while its driver is being unbound (the kernel's device
+        lock).
     """
     state = gpu.state
     if state.lost:
@@ -76,10 +77,10 @@ def by_kernel(gpu: gpu_module.Gpu) -> None:
 
 
 def fabric_allows(gpu: gpu_module.Gpu) -> bool:
-    """Whether one GPU can be reset as the fabric manager is now.
+    """Whether the state of the fabric manager allows a reset of one GPU.
 
-    The manual page of nvidia-smi: a running one is needed on NVSwitch
-    systems with Ampere GPUs, and no longer on Hopper and later.
+    The manual page of nvidia-smi: a reset needs a running fabric manager on
+    NVSwitch systems with Ampere GPUs, and no longer on Hopper and later.
     """
     return (gpu.model.architecture != pynvml.NVML_DEVICE_ARCH_AMPERE
             or not gpu.on_switches
@@ -87,7 +88,7 @@ def fabric_allows(gpu: gpu_module.Gpu) -> bool:
 
 
 def done(gpu: gpu_module.Gpu) -> None:
-    """Be as a reset leaves the GPU."""
+    """Set the state of a GPU after a reset."""
     gpu.clear()
     gpu.state.resets += 1
     gpu.state.dead = False

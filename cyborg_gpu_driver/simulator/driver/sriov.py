@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What NVIDIA's sriov-manage does to a GPU."""
+"""The effect of NVIDIA's sriov-manage on a GPU."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
 
 def manage(gpu: gpu_module.Gpu, enable: bool, count: int | None,
            unless_open: bool = False) -> None:
-    """Make or remove the virtual functions of a GPU.
+    """Create or remove the virtual functions of a GPU.
 
-    A GPU that has them, or has none, as is asked for is left alone. Else
-    its driver leaves it for a moment: handles die, and all that the driver
-    alone knows is gone, GPU instances too.
+    A GPU that already has virtual functions, or none, as requested does not
+    change. Otherwise the driver is unbound for a moment: handles die, and the
+    state that only the driver keeps is lost, including GPU instances.
 
     :param count: how many; None for all that the model has.
-    :param unless_open: refuse while anybody has the GPU open, as the script
-        must: it asks for the driver's unbindLock
+    :param unless_open: refuse while a process has the GPU open, as the
+        script must: it requests the driver's unbindLock
         (nv_procfs_close_unbind_lock in kernel-open/nvidia/nv-procfs.c of
         NVIDIA's open kernel modules).
-    :raises OSError: EBUSY while processes or vGPUs use it; ENODEV if it is
-        not bound to NVIDIA's driver or has no SR-IOV.
+    :raises OSError: EBUSY while processes or vGPUs use the GPU; ENODEV if
+        the GPU is not bound to NVIDIA's driver or has no SR-IOV.
     """
     total = gpu.model.totalvfs
     if not gpu.bound or not total or gpu.machine.host.wsl:

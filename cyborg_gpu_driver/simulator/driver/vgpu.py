@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The driver's rules for vGPUs: what can be made where, and making it."""
+"""The driver's rules for vGPUs: what can be created where, and creation."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def available(gpu: gpu_module.Gpu, kind: spec.VgpuType,
 
 
 def creatable(gpu: gpu_module.Gpu) -> list[spec.VgpuType]:
-    """Types of which one more can be made somewhere on the GPU."""
+    """The types of which one more vGPU fits somewhere on the GPU."""
     return [kind for kind in gpu.model.vgpu_types
             if any(available(gpu, kind, function)
                    for function in gpu.vgpu_functions())]
@@ -49,7 +49,7 @@ def creatable(gpu: gpu_module.Gpu) -> list[spec.VgpuType]:
 def _room(gpu, kind):
     same = sum(vgpu.type_id == kind.type_id for vgpu in gpu.state.vgpus)
     if kind.profile_id is not None:
-        # Out of MIG mode there are no instances.
+        # Without MIG mode there are no GPU instances.
         return min(kind.max_instances - same,
                    sum(_instance_room(gpu, kind, instance_id)
                        for instance_id in gpu.state.instances))
@@ -58,8 +58,8 @@ def _room(gpu, kind):
     if gpu.state.heterogeneous:
         return len(placements.free(gpu, kind))
     others = [gpu.model.vgpu_type(vgpu.type_id) for vgpu in gpu.state.vgpus]
-    # One size at a time: a GPU whose vGPUs lie on itself takes only more of
-    # the very type; virtual functions take what has the same framebuffer.
+    # One size at a time: a PF that carries vGPUs itself takes only more of
+    # the same type; virtual functions take types with the same framebuffer.
     if any(other != kind if gpu.vgpu_on_pf
            else other.framebuffer_mib != kind.framebuffer_mib
            for other in others):
@@ -70,7 +70,8 @@ def _room(gpu, kind):
 def _instance_room(gpu, kind, instance_id):
     """How many vGPUs of a type a GPU instance can still hold.
 
-    It holds vGPUs of one framebuffer size. A process in it keeps vGPUs out.
+    A GPU instance holds vGPUs of one framebuffer size, and none while a
+    process runs in it.
     """
     if (gpu.state.instances[instance_id].profile_id != kind.profile_id
             or any(process.instance == instance_id
@@ -85,12 +86,12 @@ def _instance_room(gpu, kind, instance_id):
 
 def create(gpu: gpu_module.Gpu, kind: spec.VgpuType, function: str,
            uuid: str | None) -> state_module.Vgpu:
-    """Make a vGPU on a function.
+    """Create a vGPU on a function.
 
-    A MIG-backed one takes the lowest instance of its profile with room,
-    which need not be the one that was created last.
+    A MIG-backed vGPU takes the GPU instance of its profile that has room and
+    the lowest id. This need not be the one that was created last.
 
-    :raises Unavailable: if it cannot be made there now.
+    :raises Unavailable: if the vGPU cannot be created there now.
     """
     if available(gpu, kind, function) < 1:
         raise refusal.Unavailable()
@@ -108,7 +109,7 @@ def create(gpu: gpu_module.Gpu, kind: spec.VgpuType, function: str,
 
 
 def _first_placement(gpu, kind, instance):
-    """The driver's own choice, where nobody wishes for another."""
+    """The placement that the driver chooses if none is requested."""
     if gpu.state.heterogeneous:
         return placements.free(gpu, kind)[0]
     taken = {vgpu.placement for vgpu in gpu.state.vgpus
@@ -119,11 +120,11 @@ def _first_placement(gpu, kind, instance):
 
 def set_params(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu,
                text: str) -> None:
-    """Take plugin parameters, as they are written to ``vgpu_params``.
+    """Set plugin parameters from a text written to ``vgpu_params``.
 
-    :param text: ``name=value[,name=value]``, which takes the place of what
-        was there; a space alone takes it away. Whether names and values
-        are right shows when a guest starts.
+    :param text: ``name=value[,name=value]``, which replaces the former
+        parameters; a single space removes them. Names and values are not
+        checked before a guest starts.
     :raises OSError: EINVAL for other text, EBUSY while the vGPU's device is
         open.
     """
@@ -139,12 +140,12 @@ def set_params(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu,
 
 def start_guest(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu,
                 pid: int) -> None:
-    """Let a virtual machine run on a vGPU.
+    """Start a virtual machine on a vGPU.
 
-    :param pid: of its process.
-    :raises OSError: if the vGPU cannot have the placement that was wished
-        for, so that the virtual machine does not boot: EINVAL where no
-        vGPU of its type ever can, EBUSY where another overlaps.
+    :param pid: id of the virtual machine's process.
+    :raises OSError: if the vGPU cannot have the requested placement, so that
+        the virtual machine does not boot: EINVAL if no vGPU of its type can
+        have that placement, EBUSY if another vGPU overlaps.
     """
     placements.check(gpu, vgpu)
     vgpu.guest = True

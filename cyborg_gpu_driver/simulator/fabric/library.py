@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A C library in place of libnvfm.
+"""A C library that replaces libnvfm.
 
 Each function is a C function pointer, so that arguments pass through the C
 calling convention as with the real library. Structures are read and written
-as bytes, laid out as nv_fm_types.h of nvidia-fabricmanager-devel has them.
+as bytes, with the layout of nv_fm_types.h of nvidia-fabricmanager-devel.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Library:
         self._manager = manager_module.Manager(machine)
         self._initialized = False
         self._handles: dict[int, int] = {}
-        """The start of the fabric manager that each handle belongs to."""
+        """The start of the fabric manager to which each handle belongs."""
 
     def __getattr__(self, name):
         if name not in _TYPES:
@@ -77,7 +77,7 @@ class Library:
             try:
                 return self._answer(name, arguments)
             except Exception:
-                # It cannot go through C.
+                # An exception cannot pass through C.
                 sys.excepthook(*sys.exc_info())
                 return _GENERIC_ERROR
         function = ctypes.CFUNCTYPE(ctypes.c_int, *_TYPES[name])(call)
@@ -157,7 +157,8 @@ class Library:
     def _gpu(self, physical_id, count):
         gpu = self._manager.gpu(physical_id)
         uuid = bus = b''
-        # Empty on Hopper and later ("Data Structures" in the user guide).
+        # Both are empty on Hopper and later ("Data Structures" in the user
+        # guide).
         if self._manager.is_ampere:
             uuid = gpu.spec.uuid.encode()
             bus = f'0000{gpu.address}'.upper().encode()

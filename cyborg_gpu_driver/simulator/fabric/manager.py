@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What nv-fabricmanager does, with the machine held.
+"""The actions of nv-fabricmanager, with the machine held.
 
 From the fabric manager's user guide: "Fabric Manager SDK", "Partition Life
-Cycle Errors", "Resiliency" and "Interoperability with MIG". Where it does
-not say which code a refusal has, the code is the one whose text fits.
+Cycle Errors", "Resiliency" and "Interoperability with MIG". If the guide does
+not name the code of a refusal, the code is the one whose text fits.
 """
 
 from __future__ import annotations
@@ -52,23 +52,23 @@ class Manager:
 
     @property
     def is_ampere(self) -> bool:
-        """Whether it trains NVLinks itself, so that it knows them."""
+        """Whether the fabric manager trains NVLinks and so knows them."""
         return self._architecture == pynvml.NVML_DEVICE_ARCH_AMPERE
 
     def gpu(self, physical_id: int) -> gpu_module.Gpu | None:
-        """The GPU with that physical id, which is its module id."""
+        """The GPU with a physical id, which is its module id."""
         host = self._machine.host
         return next((gpu for gpu in self._machine.gpus
                      if gpu.on_switches
                      and host.module(gpu.address) == physical_id), None)
 
-    # Its life
+    # Start of the fabric manager
 
     def start(self, restart: bool) -> None:
-        """Start it; ``restart`` is the option ``--restart``.
+        """Start the fabric manager; ``restart`` is the option ``--restart``.
 
-        A start without it initializes the NVSwitches: no partition is
-        active.
+        A start without the option initializes the NVSwitches: no partition
+        is active.
         """
         fabric = self.state
         self._machine.state.fabric_manager = True
@@ -86,21 +86,21 @@ class Manager:
                 gpu.state.lost or gpu.state.mig
                 or gpu.state.driver != drivers.NVIDIA)]
 
-    # Its API
+    # API of the fabric manager
 
     def supported(self) -> tuple[partitions.Partition, ...]:
-        """Partitions whose GPUs were all there at the start."""
+        """The partitions of which the fabric manager can use all GPUs."""
         self._need(SHARED, VGPU)
         return tuple(item for item in self._all()
                      if not self._is_excluded(item))
 
     def unsupported(self) -> tuple[partitions.Partition, ...]:
-        """The others."""
+        """The partitions with a GPU that the fabric manager cannot use."""
         self._need(SHARED, VGPU)
         return tuple(filter(self._is_excluded, self._all()))
 
     def failed(self) -> None:
-        """Whether failed NVLinks can be asked about."""
+        """Check that the fabric manager can report failed NVLinks."""
         if self.state.waiting:
             raise refusal.Refused(NOT_SUPPORTED)
 
@@ -111,8 +111,8 @@ class Manager:
     def activate_functions(self, number: int, functions: list[str]) -> None:
         """Activate a partition with one virtual function of each GPU.
 
-        NVIDIA/kubevirt-gpu-device-plugin#133 found on hardware that it takes
-        no more of them than the partition has GPUs.
+        NVIDIA/kubevirt-gpu-device-plugin#133 found on hardware that the
+        fabric manager takes no more of them than the partition has GPUs.
         """
         self._need(VGPU)
         wanted = self._found(number)
@@ -133,7 +133,7 @@ class Manager:
         del self.state.active[str(number)]
 
     def restore(self, numbers: list[int]) -> None:
-        """Take the list of active partitions after a restart."""
+        """Accept the list of active partitions after a restart."""
         fabric = self.state
         if fabric.mode == BARE_METAL or not fabric.waiting:
             raise refusal.Refused(NOT_SUPPORTED)
@@ -186,7 +186,7 @@ class Manager:
                    for one in partition.gpus)
 
     def _cut_off(self, number, mistake):
-        """Take NVLinks from a guest that has them: it does not survive."""
+        """Shut down the NVLinks of a partition, which breaks its guests."""
         functions = self.state.active[str(number)]
         for gpu in map(self.gpu, self._known(int(number)).gpus):
             if gpu.state.guest or any(

@@ -26,7 +26,7 @@ _FOURS = ((1, 2, 3, 4), (5, 6, 7, 8))
 _ONES = tuple((number,) for number in range(1, 9))
 _NEIGHBOURS = ((1, 2), (3, 4), (5, 6), (7, 8))
 _HOPPER_PAIRS = ((1, 3), (2, 4), (5, 7), (6, 8))
-# Those of two baseboards are left out, and their ids with them.
+# Partitions of two baseboards are left out, and so are their ids.
 _AMPERE_IDS = (1, 7, 8, *range(11, 15), *range(19, 27))
 _LINE_RATES = {pynvml.NVML_DEVICE_ARCH_AMPERE: 25781}
 _LATER_RATE = 26562
@@ -36,7 +36,7 @@ fourth, as "nvidia-smi nvlink -s" prints them."""
 
 @dataclasses.dataclass(frozen=True)
 class Partition:
-    """A set of GPUs, by their physical ids."""
+    """A set of GPUs, given by their physical ids."""
 
     number: int
     gpus: tuple[int, ...]

@@ -27,7 +27,7 @@ _REV1 = pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1
 
 
 def _known(gpu, instance, number):
-    """A profile by id, as the calls that act take it."""
+    """The profile with an id, as capacity and instance calls take it."""
     profile = rules.compute_profile(gpu, instance, memory.number(number))
     if profile is None:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -81,14 +81,16 @@ def profile_info_v(library, handle, number, engines, info):
     info.name = f'MIG {name}'.encode()
 
 
-@symbols.symbol('nvmlGpuInstanceGetComputeInstanceRemainingCapacity')
+@symbols.symbol('nvmlGpuInstanceGetComputeInstanceRemainingCapacity',
+                privileged=True)
 def remaining_capacity(library, handle, number, count):
     gpu, _, instance = library.instance(handle)
     memory.put(count, rules.compute_remaining(
         gpu, instance, _known(gpu, instance, number)))
 
 
-@symbols.symbol('nvmlGpuInstanceGetComputeInstancePossiblePlacements')
+@symbols.symbol('nvmlGpuInstanceGetComputeInstancePossiblePlacements',
+                privileged=True)
 def possible_placements(library, handle, number, placements, count):
     gpu, _, instance = library.instance(handle)
     profile = _known(gpu, instance, number)
@@ -108,7 +110,7 @@ def create(library, handle, number, compute):
 
 
 @symbols.symbol('nvmlGpuInstanceCreateComputeInstanceWithPlacement',
-                writes=True)
+                writes=True, privileged=True)
 def create_with_placement(library, handle, number, placement, compute):
     gpu, instance_id, _ = library.instance(handle)
     memory.target(compute)
@@ -125,7 +127,7 @@ def destroy(library, handle):
     rules.destroy_compute(*library.compute(handle))
 
 
-@symbols.symbol('nvmlGpuInstanceGetComputeInstances')
+@symbols.symbol('nvmlGpuInstanceGetComputeInstances', privileged=True)
 def instances(library, handle, number, array, count):
     gpu, instance_id, instance = library.instance(handle)
     profile = _known(gpu, instance, number)
@@ -135,7 +137,7 @@ def instances(library, handle, number, array, count):
         if compute.profile_id == profile.enum])
 
 
-@symbols.symbol('nvmlGpuInstanceGetComputeInstanceById')
+@symbols.symbol('nvmlGpuInstanceGetComputeInstanceById', privileged=True)
 def instance_by_id(library, handle, number, compute):
     gpu, instance_id, instance = library.instance(handle)
     compute_id = memory.number(number)

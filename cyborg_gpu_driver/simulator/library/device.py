@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""NVML's calls that find a device and say what it is."""
+"""NVML's calls that find a device and describe it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ _VBIOS = {pynvml.NVML_DEVICE_ARCH_VOLTA: '88.00.98.00.01',
           pynvml.NVML_DEVICE_ARCH_ADA: '95.02.66.00.02',
           pynvml.NVML_DEVICE_ARCH_HOPPER: '96.00.74.00.1C',
           pynvml.NVML_DEVICE_ARCH_BLACKWELL: '98.02.52.00.01'}
-"""In the form of real ones; equal for all boards of an architecture."""
+"""In the format of real versions; the same for all boards of an architecture.
+"""
 _BUS_ID = re.compile('(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):'
                      '([0-9a-fA-F]{1,2})(?:[.]([0-7]))?')
 
 
 def asked_for(library, name, argument):
-    """The GPU that a GetHandleBy call asks for, None if there is none."""
+    """The GPU that a GetHandleBy call requests; None if there is none."""
     if 'ByIndex' in name:
         position = memory.number(argument)
         gpus = library.visible()
@@ -59,7 +60,7 @@ def _first(library, test):
 
 
 def _open_until(library, found):
-    """Open the GPUs that NVML looks at before the one it searches for.
+    """Open the GPUs that NVML checks until it finds the requested one.
 
     nvml.h of nvmlDeviceGetHandleBySerial and of nvmlDeviceGetHandleByUUID:
     NVML may initialize additional GPUs as it searches for the target GPU.
@@ -72,7 +73,7 @@ def _open_until(library, found):
 
 
 def sysfs_address(bus_id):
-    """Sysfs's spelling of a bus id in any spelling; None if it is none."""
+    """Convert a bus id to an address of sysfs; None if it is not a bus id."""
     match = _BUS_ID.fullmatch(bus_id)
     if match is None:
         return None
@@ -90,7 +91,7 @@ def _uuid_of(argument):
 
 
 def _by_uuid(library, uuid):
-    """The GPU of a UUID, and the ids if it is a MIG device's."""
+    """The GPU of a UUID, and the instance ids if it is a MIG device's."""
     for gpu in library.visible():
         if gpu.spec.uuid == uuid:
             return gpu, None
@@ -285,8 +286,8 @@ def compute_capability(library, handle, major, minor):
 
 @symbols.symbol('nvmlDeviceGetNumaNodeId')
 def numa_node_id(library, handle, node):
-    # Only where the GPU's memory is itself a NUMA node (Grace); the node
-    # that a PCI GPU lies at is known to sysfs alone.
+    # Supported only if the GPU's memory is itself a NUMA node (Grace). Only
+    # sysfs knows the NUMA node to which a PCI GPU is attached.
     library.gpu(handle)
     raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
 

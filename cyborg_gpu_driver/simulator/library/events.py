@@ -11,10 +11,10 @@
 # under the License.
 
 
-"""NVML's events: sets of GPUs that a process waits on.
+"""NVML's events: sets of GPUs for whose events a process waits.
 
-Events live in the machine's state, so that a process hears of what another
-one has let happen.
+Events are part of the machine's state, so that a process receives events that
+another process has caused.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _FIRST = 0x7f5300000000
 _STEP = 0x40
 _WHOLE_GPU = 0xffffffff
 _LOOK_EVERY = 0.05
-"""Seconds; another process cannot wake one that waits."""
+"""In seconds. Another process cannot wake a waiting process."""
 _MICROSECONDS = 1_000_000
 _sleep = ctypes.CDLL(None).usleep
-"""As a C library waits: eventlet has no hand in it, and the whole process of
-green threads stands still."""
+"""Sleeps like a C library: eventlet does not replace it, so the whole process
+with all its green threads blocks."""
 _SUPPORTED = (pynvml.nvmlEventTypeSingleBitEccError
               | pynvml.nvmlEventTypeDoubleBitEccError
               | pynvml.nvmlEventTypePState
@@ -53,10 +53,10 @@ class _Registered:
 
     handle: int
     epoch: int
-    """Of the GPU: after a reset nothing comes from it any more."""
+    """Epoch of the GPU. After a reset, the GPU sends no more events."""
     types: int
     seen: int
-    """Number of the last event of the machine that is no news."""
+    """Number of the machine's last event that the set does not report."""
 
 
 class EventSets:
@@ -72,7 +72,7 @@ class EventSets:
         return self._next
 
     def get(self, argument: object) -> dict[str, _Registered]:
-        """GPUs of the set of a handle, by address.
+        """Return the GPUs in the set of a handle, by address.
 
         :raises Refused: INVALID_ARGUMENT if there is no such set.
         """
@@ -86,7 +86,7 @@ class EventSets:
         del self._sets[memory.handle(argument)]
 
     def clear(self) -> None:
-        """Forget all, as at the end of a session."""
+        """Forget all sets, as at the end of a session."""
         self._sets.clear()
 
 
@@ -118,7 +118,7 @@ def register(library, handle, types, event_set):
 
 
 def _linger(library, event_set, _data, milliseconds):
-    """Wait until there is something to answer, or time is up."""
+    """Wait until the call can return, or until its timeout."""
     end = time.monotonic() + memory.number(milliseconds) / 1000
     while not _has_answer(library, event_set):
         left = end - time.monotonic()
@@ -168,7 +168,7 @@ def _type(event):
 
 
 def _next(library, members) -> state_module.Xid | None:
-    """The oldest event that the set has not told."""
+    """The oldest event that the set has not reported yet."""
     for event in library.machine.state.xids:
         member = members.get(event.gpu)
         if (member is not None and event.number > member.seen

@@ -25,9 +25,9 @@ _CELSIUS = {
     pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: 92,
     pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: 89,
 }
-"""Thresholds of every model here, as an A100 has them."""
+"""Thresholds of all simulated models; the values are those of an A100."""
 _IDLE_SHARE = 6
-"""An idle board draws about this part of its limit."""
+"""An idle board draws about its power limit divided by this number."""
 _NO_INSTANCE = 0xffffffff
 
 
@@ -74,7 +74,7 @@ def power_limit(library, handle, milliwatts):
 @symbols.symbol('nvmlDeviceGetTotalEccErrors')
 def ecc_errors(library, handle, kind, counter, count):
     gpu = library.gpu(handle)
-    # Rows were remapped for errors of the board's whole life.
+    # Remapped rows count the errors of the board's whole life.
     counters = (gpu.state.ecc
                 if memory.number(counter) == pynvml.NVML_VOLATILE_ECC
                 else gpu.state.remapped)

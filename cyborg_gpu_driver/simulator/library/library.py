@@ -10,11 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""An object in the place of ``pynvml.nvmlLib``: NVML's C functions.
+"""An object that replaces ``pynvml.nvmlLib``: NVML's C functions.
 
-Attributes are callables named after C symbols. They take what pynvml
-passes, fill the caller's ctypes structures and return ``nvmlReturn_t``. A
-symbol that is not there raises AttributeError, as ctypes does.
+Attributes are callables named after C symbols. They take the arguments that
+pynvml passes, fill the caller's ctypes structures and return
+``nvmlReturn_t``. A symbol that does not exist raises AttributeError, as with
+ctypes.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ _WITHOUT_SESSION = frozenset({'nvmlInitWithFlags', 'nvmlInit_v2',
                               'nvmlErrorString'})
 
 _LOOK_AGAIN = 5000
-"""Microseconds; another process cannot wake one that waits."""
+"""In microseconds. Another process cannot wake a waiting process."""
 _sleep = ctypes.CDLL(None).usleep
-"""As a C library waits: eventlet has no hand in it."""
+"""Sleeps like a C library: eventlet does not replace it."""
 
 Refused = refusal.Refused
 
@@ -68,7 +69,7 @@ class Library:
         self.events = library_events.EventSets()
         self._sessions = 0
         self._hanging: list[str] = []
-        """Calls of this process that do not return."""
+        """The calls of this process that do not return now."""
         self._process = None
         self._boot = None
 
@@ -83,7 +84,7 @@ class Library:
 
     def call(self, name: str, symbol: symbols.Symbol,
              arguments: tuple[Any, ...]) -> Any:
-        """One call of a C function, as one operation on the machine."""
+        """Call a C function as one operation on the machine."""
         machine = self.machine
         machine.faults.wait(name)
         if name == 'nvmlShutdown' or symbol.before is not None:
@@ -113,10 +114,11 @@ class Library:
         return pynvml.NVML_SUCCESS if answer is None else answer
 
     def _hang(self, name, arguments):
-        """Come back when the GPU that a call is about answers.
+        """Wait until the GPU that a call is about answers.
 
-        nvmlShutdown comes back when all other calls have: whether the real
-        one waits or takes away what they work on, nobody may rely on it.
+        For nvmlShutdown, wait until all other calls have returned. Callers
+        must not rely on whether the real nvmlShutdown waits or removes what
+        the other calls use.
         """
         if name == 'nvmlShutdown':
             while self._hanging:
@@ -136,7 +138,7 @@ class Library:
             return bool(hung) and self._address(name, arguments) in hung
 
     def _address(self, name, arguments):
-        """The GPU that a call is about, for faults limited to one."""
+        """The GPU that a call is about, for faults limited to one GPU."""
         if name.startswith('nvmlDeviceGetHandleBy'):
             gpu = library_device.asked_for(self, name, arguments[0])
             return gpu and gpu.address
@@ -156,9 +158,10 @@ class Library:
             raise Refused(pynvml.NVML_ERROR_NO_PERMISSION)
 
     def _shows_instances(self, symbol, arguments):
-        """Whether ``mig/config`` is enough, which it is in MIG mode.
+        """Whether the capability ``mig/config`` is enough for a call.
 
-        What needs root and changes nothing reads GPU instances.
+        It is enough for the calls that read GPU instances of a GPU in MIG
+        mode: these need root but change nothing.
         """
         if symbol.writes or not self.machine.reads_instances:
             return False
@@ -168,12 +171,15 @@ class Library:
 
     @property
     def open(self) -> bool:
-        """Whether there is a session, to be used within an operation."""
+        """Whether there is a session. Use it only within an operation."""
         return (self._sessions > 0 and self._process == os.getpid()
                 and self._boot == self.machine.state.boot)
 
     def start(self) -> None:
-        """nvmlInit: sessions nest; a fork or a reboot ends them all."""
+        """Start a session (nvmlInit).
+
+        Sessions nest. A fork or a reboot ends all sessions.
+        """
         state = self.machine.state
         if state.nvml:
             raise Refused(state.nvml)
@@ -187,7 +193,10 @@ class Library:
         self._sessions += 1
 
     def stop(self) -> None:
-        """nvmlShutdown: handles and opens end with the last session."""
+        """End a session (nvmlShutdown).
+
+        The last session closes all handles and device nodes.
+        """
         self._sessions -= 1
         if not self._sessions:
             self.handles.clear()
@@ -195,24 +204,24 @@ class Library:
             self.machine.opens.close()
 
     def after_reboot(self) -> Library:
-        """The library of a process that starts after a reboot.
+        """Return the library of a process that starts after a reboot.
 
-        It repeats no handle of this one, which would hide that a handle was
-        kept too long.
+        It does not reuse the handles of this library. Reuse would hide that
+        a caller has kept a handle too long.
         """
         library = Library(self.machine)
         library.handles, library.events = self.handles, self.events
         return library
 
     def visible(self) -> list[gpu_module.Gpu]:
-        """GPUs that NVML counts: those that NVIDIA's driver has."""
+        """The GPUs that NVML counts: those bound to NVIDIA's driver."""
         return [gpu for gpu in self.machine.gpus
                 if gpu.bound and not gpu.state.removing]
 
     def handle_of(self, gpu: gpu_module.Gpu) -> int:
-        """A handle of a GPU, whose device node is open from now on.
+        """Return a handle of a GPU, and open the GPU's device node.
 
-        :raises Refused: GPU_IS_LOST if it fell off the bus.
+        :raises Refused: GPU_IS_LOST if the GPU fell off the bus.
         """
         if gpu.unreachable:
             raise Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
@@ -225,7 +234,7 @@ class Library:
 
     def compute_handle(self, gpu: gpu_module.Gpu, instance_id: int,
                        compute_id: int, kind: str = 'compute') -> int:
-        """Handle of a compute instance, or with ``mig`` of its device."""
+        """Handle of a compute instance, or of its device with ``mig``."""
         compute = gpu.state.instances[instance_id].compute[compute_id]
         return self._value(kind, gpu.address, instance_id, compute_id,
                            compute.serial)
@@ -234,7 +243,7 @@ class Library:
         return self.handles.value(key, lambda other: not self._lives(other))
 
     def _lives(self, key):
-        """Whether what a key names is still there."""
+        """Whether the object that a key names still exists."""
         state = self.machine.gpu(key[1]).state
         if key[0] == 'gpu':
             return state.epoch == key[2] and state.driver == 'nvidia'
@@ -246,7 +255,7 @@ class Library:
 
     def device(self, argument: Any
                ) -> tuple[gpu_module.Gpu, tuple[int, int] | None]:
-        """The GPU of a device handle, and for a MIG device its ids.
+        """The GPU of a device handle, and the ids of a MIG device.
 
         :raises Refused: INVALID_ARGUMENT for a dead or foreign handle,
             GPU_IS_LOST.
@@ -256,7 +265,7 @@ class Library:
         return gpu, None if key[0] == 'gpu' else (key[2], key[3])
 
     def gpu(self, argument: Any) -> gpu_module.Gpu:
-        """The GPU of a handle that must not be a MIG device's."""
+        """The GPU of a handle, which must not be a MIG device's handle."""
         gpu, ids = self.device(argument)
         if ids is not None:
             raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -264,18 +273,18 @@ class Library:
 
     def instance(self, argument: Any) -> tuple[
             gpu_module.Gpu, int, state_module.Instance]:
-        """The GPU instance of a handle: its GPU, its id and itself."""
+        """The GPU, the id and the state of a handle's GPU instance."""
         key = self._key(argument, 'instance')
         gpu = self.machine.gpu(key[1])
         return gpu, key[2], gpu.state.instances[key[2]]
 
     def compute(self, argument: Any) -> tuple[gpu_module.Gpu, int, int]:
-        """The compute instance of a handle: its GPU and both ids."""
+        """The GPU and both instance ids of a handle's compute instance."""
         key = self._key(argument, 'compute')
         return self.machine.gpu(key[1]), key[2], key[3]
 
     def _key(self, argument, *kinds):
-        """What a handle names, which must be of these kinds and live."""
+        """The key of a handle, which must be of these kinds and alive."""
         key = self.handles.key(memory.handle(argument))
         if key is None or key[0] not in kinds:
             raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -287,7 +296,7 @@ class Library:
 
 
 class _Function:
-    """A C function; ctypes' callers may set ``restype`` on it."""
+    """A C function. Callers may set ``restype``, as with ctypes."""
 
     restype = None
 

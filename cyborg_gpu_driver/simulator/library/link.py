@@ -27,7 +27,7 @@ Refused = refusal.Refused
 
 
 def _link(library, handle, link):
-    """A GPU and the address at the end of its link, None if unconnected."""
+    """A GPU and the address at its link's other end, None if unconnected."""
     gpu = library.gpu(handle)
     number = memory.number(link)
     if not gpu.model.nvlinks:
@@ -69,7 +69,7 @@ def remote_device_type(library, handle, link, kind):
 
 @symbols.symbol('nvmlDeviceGetModuleId')
 def module_id(library, handle, number):
-    """0 for a GPU that is on no baseboard (nvml.h)."""
+    """The module id; 0 for a GPU that is not on a baseboard (nvml.h)."""
     gpu = library.gpu(handle)
     memory.put(number, gpu.machine.host.module(gpu.address))
 
@@ -100,11 +100,12 @@ def common_ancestor(library, handle, other_handle, level):
 
 @symbols.symbol('nvmlDeviceGetGpuFabricInfoV')
 def fabric_info(library, handle, info):
-    """How far the GPU is registered with the fabric manager.
+    """State of the GPU's registration with the fabric manager.
 
-    nvml.h has it for Hopper and later. The fabric manager's user guide shows
-    Completed and Success where it runs, and In Progress before. Cluster and
-    clique are zeros where NVLinks do not leave the machine.
+    nvml.h: for Hopper and later. The fabric manager's user guide shows
+    Completed and Success while the fabric manager runs, and In Progress
+    before. Cluster and clique are zeros if the NVLinks do not lead to other
+    machines.
     """
     gpu = library.gpu(handle)
     if gpu.model.architecture < pynvml.NVML_DEVICE_ARCH_HOPPER:

@@ -49,7 +49,11 @@ def set_mode(library, handle, mode, activation):
 
 
 def _enumerated(library, handle, number):
-    """The profile of an index: gaps are NOT_SUPPORTED, the end is not."""
+    """The profile of an index.
+
+    :raises Refused: NOT_SUPPORTED for a gap in NVML's list of profiles,
+        INVALID_ARGUMENT for an index outside of the list.
+    """
     gpu = library.gpu(handle)
     mig = gpu.mig()
     value = memory.number(number)
@@ -95,7 +99,10 @@ def profile_info_by_id(library, handle, profile_id, info):
 
 
 def _fill_versioned(info, profile):
-    """Version 2 has a name; version 3 capabilities, not peer access."""
+    """Fill a structure of version 2, which has a name, or of version 3.
+
+    Version 3 has capabilities instead of peer access.
+    """
     info = memory.target(info)
     version = info.version >> 24
     if (version not in _VERSIONS
@@ -119,7 +126,7 @@ def possible_placements(library, handle, profile_id, placements, count):
 
 
 def put_placements(placements, count, starts, size, kind):
-    """Fill placements; NULL asks for their number alone."""
+    """Fill placements; with NULL, only their number."""
     count = memory.target(count)
     if placements is not None:
         array = memory.array(placements, kind, len(starts), count.value)
@@ -175,8 +182,8 @@ def instances(library, handle, profile_id, array, count):
 def put_handles(array, count, values):
     """Fill an array of handles.
 
-    The count only goes out; how long the array must be, the caller has from
-    the profile. Python's own arrays tell their length, which is checked.
+    The count is only an output. The caller knows the necessary length of the
+    array from the profile. The length of Python's own arrays is checked.
     """
     count = memory.target(count)
     kind = pynvml.c_nvmlGpuInstance_t

@@ -12,9 +12,9 @@
 
 """NVML's calls about modes that outlive a tenant: ECC, confidential computing.
 
-nvml.h: nvmlDeviceSetEccMode needs root, is persistent and takes effect
-after the next restart; the pending mode is what it will be then. A reset
-starts the GPU again and does the same here.
+nvml.h: nvmlDeviceSetEccMode needs root, is persistent and takes effect after
+the next restart; the pending mode is the mode after that restart. Here a
+reset has the same effect, because it starts the GPU again.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def set_ecc_mode(library, handle, mode):
 
 @symbols.symbol('nvmlSystemGetConfComputeState')
 def confidential_computing(library, state):
-    """Confidential computing came with Hopper.
+    """The state of confidential computing, which exists since Hopper.
 
-    What an older board answers is in no public source; the call may answer
-    NOT_SUPPORTED (nvml.h).
+    No public source says what NVML returns for an older board. The call may
+    return NOT_SUPPORTED (nvml.h).
     """
     if not any(gpu.model.architecture >= pynvml.NVML_DEVICE_ARCH_HOPPER
                for gpu in library.visible()):

@@ -26,14 +26,14 @@ from cyborg_gpu_driver.simulator.library import vgpu as library_vgpu
 
 Refused = refusal.Refused
 _V2_SINCE = 565
-"""Driver that first knows version 2 of the list."""
+"""The first driver that knows version 2 of the list."""
 
 
 class _ListV1(ctypes.Structure):
     """nvmlVgpuPlacementList_v1_t of nvml.h.
 
-    The caller's memory is read as C has it, whatever pynvml calls it:
-    releases of pynvml differ in the order of its fields.
+    The caller's memory is read with the layout of C, not with the layout of
+    pynvml: releases of pynvml differ in the order of the fields.
     """
 
     _fields_ = [('version', ctypes.c_uint),
@@ -49,7 +49,7 @@ class _ListV2(ctypes.Structure):
 
 
 def _placement_list(library, argument):
-    """The caller's list.
+    """The caller's list, in the structure of its version.
 
     :raises Refused: ARGUMENT_VERSION_MISMATCH for a version that the driver
         does not know.
@@ -65,9 +65,9 @@ def _placement_list(library, argument):
 
 
 def _time_sliced(library, handle, type_id):
-    """A GPU and a type that has placements on it.
+    """A GPU and a vGPU type that has placements on the GPU.
 
-    :raises Refused: NOT_SUPPORTED if it has none.
+    :raises Refused: NOT_SUPPORTED if the type has none.
     """
     gpu = library_vgpu.vgpu_host(library, handle)
     kind = gpu.model.vgpu_type(
@@ -79,13 +79,13 @@ def _time_sliced(library, handle, type_id):
 
 
 def _fill(wanted, kind, ids):
-    """Give the caller ids.
+    """Fill the caller's list with placement ids.
 
-    Version 1 does not say how long the array is: it must be as long as
-    nvmlVgpuTypeGetMaxInstances says.
+    Version 1 has no length of the array: the array must have the length that
+    nvmlVgpuTypeGetMaxInstances returns.
 
-    :raises Refused: INSUFFICIENT_SIZE, with the count that is needed filled
-        in, if the array is too short.
+    :raises Refused: INSUFFICIENT_SIZE if the array is too short; the needed
+        count is filled in.
     """
     room = wanted.count if isinstance(wanted, _ListV2) else (
         kind.max_instances)
@@ -101,8 +101,8 @@ def supported(library, handle, type_id, argument):
     wanted = _placement_list(library, argument)
     mode = getattr(wanted, 'mode', pynvml.NVML_VGPU_PGPU_HETEROGENEOUS_MODE)
     if mode == pynvml.NVML_VGPU_PGPU_HOMOGENEOUS_MODE:
-        # A capability of its own (NVML_DEVICE_VGPU_CAP_HOMOGENEOUS_
-        # PLACEMENTS), which no GPU here has.
+        # This is a separate capability (NVML_DEVICE_VGPU_CAP_HOMOGENEOUS_
+        # PLACEMENTS), which no simulated GPU has.
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     if mode != pynvml.NVML_VGPU_PGPU_HETEROGENEOUS_MODE:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)

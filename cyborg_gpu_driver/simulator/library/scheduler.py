@@ -12,12 +12,12 @@
 
 """NVML's calls about the scheduler of time-sliced vGPUs.
 
-Its ranges and defaults are those of the vGPU guide (changing scheduling
+The ranges and defaults are those of the vGPU guide (changing scheduling
 behavior for time-sliced vGPUs).
 
-A GPU instance that several vGPUs share has a scheduler of its own. nvml.h
-says of nvmlGpuInstanceSetVgpuSchedulerState: for Blackwell GB20x or newer;
-only while no virtual machine runs within the GPU instance; lost with the
+A GPU instance that several vGPUs share has its own scheduler. nvml.h says of
+nvmlGpuInstanceSetVgpuSchedulerState: for Blackwell GB20x or newer; only while
+no virtual machine runs within the GPU instance; the setting is lost with the
 GPU instance and when the driver is unloaded.
 """
 
@@ -41,7 +41,7 @@ _ARR = (pynvml.NVML_VGPU_SCHEDULER_ARR_DEFAULT,
         pynvml.NVML_VGPU_SCHEDULER_ARR_ENABLE)
 _SLICES = (1_000_000, 30_000_000)
 _SLICE = 2_000_000
-"""Where none is set; of nanoseconds, as all of them."""
+"""The default time slice, in nanoseconds like all time slices."""
 _AVERAGES = (1, 60)
 _AVERAGE = 33
 _FREQUENCIES = (63, 960)
@@ -62,9 +62,10 @@ def capabilities(library, handle, info):
 
 
 def _scheduled(library, handle):
-    """A GPU whose vGPUs share it in time.
+    """The GPU of a handle, which must have time-sliced vGPUs.
 
-    :raises Refused: NOT_SUPPORTED in MIG mode, or where it has no vGPUs.
+    :raises Refused: NOT_SUPPORTED in MIG mode, or if the driver creates no
+        vGPUs on the GPU.
     """
     gpu = library_vgpu.vgpu_host(library, handle)
     if gpu.state.mig:
@@ -78,12 +79,12 @@ def state(library, handle, info):
 
 
 def _fill(info, scheduler):
-    """Write a scheduler's state, of a GPU or of a GPU instance."""
+    """Write the scheduler's state of a GPU or of a GPU instance."""
     info.schedulerPolicy = scheduler.policy
     info.arrMode = scheduler.arr
     data = info.schedulerParams
     if scheduler.policy == pynvml.NVML_VGPU_SCHEDULER_POLICY_BEST_EFFORT:
-        # No slices are dealt out: 0 for all that there is of them.
+        # This policy has no time slices, so all their values are 0.
         data.vgpuSchedDataWithARR.avgFactor = 0
         data.vgpuSchedDataWithARR.timeslice = 0
     elif scheduler.arr == pynvml.NVML_VGPU_SCHEDULER_ARR_DISABLE:
@@ -102,7 +103,7 @@ def set_state(library, handle, info):
     wanted = _wanted(memory.target(info))
     if (gpu.state.heterogeneous and wanted.policy
             == pynvml.NVML_VGPU_SCHEDULER_POLICY_FIXED_SHARE):
-        # Shares of vGPUs that differ in size are not fixed.
+        # vGPUs of different sizes have no fixed shares.
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     if any(vgpu.guest for vgpu in gpu.state.vgpus):
         raise Refused(pynvml.NVML_ERROR_IN_USE)
@@ -110,12 +111,13 @@ def set_state(library, handle, info):
 
 
 def _wanted(info):
-    """The setting that the caller asks for.
+    """The setting that the caller requests.
 
-    The two forms of its parameters are a union: who gives a time slice
-    without taking adaptive round robin off gives an averaging factor.
+    The two forms of the parameters are a union: if a caller sets a time slice
+    without disabling adaptive round robin, the value is read as an averaging
+    factor.
 
-    :raises Refused: INVALID_ARGUMENT if it is out of range.
+    :raises Refused: INVALID_ARGUMENT if a value is out of range.
     """
     policy, arr = info.schedulerPolicy, info.enableARRMode
     if policy not in _POLICIES or arr not in _ARR:
@@ -135,7 +137,7 @@ def _wanted(info):
 
 
 def _within(value, bounds):
-    """``value``; 0 leaves it to the driver."""
+    """Return ``value`` if it is within the bounds, or 0 for the default."""
     if value and not bounds[0] <= value <= bounds[1]:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     return value
@@ -144,9 +146,9 @@ def _within(value, bounds):
 def _shared(library, handle, info, version):
     """The GPU and the GPU instance of a handle, and the structure.
 
-    :raises Refused: NOT_SUPPORTED where no vGPU type shares such a GPU
+    :raises Refused: NOT_SUPPORTED if no vGPU type shares such a GPU
         instance, or for an engine without a software scheduler: nvml.h
-        says that a GPU instance may have a subset of them.
+        says that a GPU instance may have a subset of the engines.
     """
     gpu, number, instance = library.instance(handle)
     info = memory.target(info)
@@ -172,7 +174,7 @@ def instance_state(library, handle, info):
 
 @symbols.symbol('nvmlGpuInstanceGetVgpuSchedulerLog')
 def instance_log(library, handle, info):
-    """What the scheduler did, of which this machine records nothing."""
+    """The scheduler's log, which is always empty on a simulated machine."""
     _gpu, _number, instance, info = _shared(
         library, handle, info, pynvml.nvmlVgpuSchedulerLogInfo_v1)
     _fill(info, instance.scheduler)

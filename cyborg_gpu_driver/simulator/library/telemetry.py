@@ -12,8 +12,8 @@
 
 """NVML's calls that monitoring makes: load, clocks, counters.
 
-What is refused follows nvml.h, which each function names. Of fields (nvml.h,
-"Field Identifiers") it says little of which GPU has which; where it says
+The functions refuse calls as nvml.h says; each one names the place. nvml.h
+says little about which GPU has which fields ("Field Identifiers"). If it says
 nothing, GPUs before Hopper have only the fields that are older than Hopper.
 """
 
@@ -31,7 +31,7 @@ from cyborg_gpu_driver.simulator.library import vgpu as library_vgpu
 Refused = refusal.Refused
 _MIB = 1 << 20
 _WITH_HBM = ('A100', 'A30', 'B200', 'B300', 'H100', 'H200', 'V100')
-"""Products whose memory has a temperature of its own: HBM (data sheets)."""
+"""Products whose memory has its own temperature: HBM (data sheets)."""
 _MHZ = {pynvml.NVML_CLOCK_SM: 1410, pynvml.NVML_CLOCK_MEM: 1593}
 """Clocks of a busy A100 80GB (its product brief)."""
 _IDLE_MHZ = {pynvml.NVML_CLOCK_SM: 210, pynvml.NVML_CLOCK_MEM: 1593}
@@ -40,7 +40,7 @@ _SUMS_OF_LINKS = {
     pynvml.NVML_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL: 0,
     pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL: 0,
     pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL: 1}
-"""Whether recoveries are counted there."""
+"""1 if a field counts recoveries, else 0."""
 _OF_A_LINK = {
     pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY: 0,
     pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY: 1,
@@ -100,7 +100,7 @@ _UNSIGNED_INT = frozenset({
 def _field(gpu, number, scope):
     """The value of a field.
 
-    :raises Refused: as the field's ``nvmlReturn`` says.
+    :raises Refused: with the code for the field's ``nvmlReturn``.
     """
     for part in (_board_field, _memory_field, _link_field):
         found = part(gpu, number, scope)
@@ -150,7 +150,7 @@ def _memory_field(gpu, number, _scope):
 
 
 def _link_field(gpu, number, scope):
-    """nvml.h: of a field about one link ``scopeId`` has the link's number."""
+    """A field about NVLinks; for one link, scopeId is its number (nvml.h)."""
     architecture, errors = gpu.model.architecture, gpu.state.meters.link_errors
     if not gpu.model.nvlinks:
         return None
@@ -184,7 +184,7 @@ def _times(factors, number, count):
 
 @symbols.symbol('nvmlDeviceGetVgpuUtilization')
 def vgpu_utilization(library, handle, since, kind, count, samples):
-    """One sample for each vGPU that a guest runs, of this moment."""
+    """Return one current sample for each vGPU on which a guest runs."""
     gpu = library_vgpu.vgpu_host(library, handle)
     now = time.time_ns() // 1000
     running = [vgpu for vgpu in gpu.state.vgpus if vgpu.guest]
@@ -211,7 +211,8 @@ def framebuffer_usage(library, vgpu_id, used):
 
 @symbols.symbol('nvmlVgpuInstanceGetVmID')
 def vm_id(library, vgpu_id, buffer, size, kind):
-    """nvml.h: the format of the id varies by platform; ``kind`` names it."""
+    """nvml.h: the id's format varies by platform; ``kind`` says which it is.
+    """
     _, vgpu = library_vgpu.active_vgpu(library, vgpu_id)
     memory.put_text(buffer, memory.number(size), vgpu.vm)
     memory.put(kind, pynvml.NVML_VGPU_VM_ID_DOMAIN_ID if vgpu.vm.isdecimal()

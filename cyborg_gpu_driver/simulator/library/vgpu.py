@@ -42,9 +42,9 @@ _LICENSES = {
 
 
 def vgpu_host(library, handle):
-    """A GPU whose driver makes vGPUs.
+    """The GPU of a handle, whose driver must be able to create vGPUs.
 
-    :raises Refused: NOT_SUPPORTED otherwise.
+    :raises Refused: NOT_SUPPORTED if the driver cannot.
     """
     gpu = library.gpu(handle)
     if gpu.framework == spec.NO_FRAMEWORK:
@@ -175,7 +175,7 @@ def device_capabilities(library, handle, capability, value):
 
 
 def _capabilities(gpu):
-    """What a GPU can do with vGPUs; the rest of NVML's list, none can."""
+    """The vGPU capabilities of a GPU. No simulated GPU has any others."""
     found = set()
     if not gpu.vgpu_on_pf:
         found.add(pynvml.NVML_DEVICE_VGPU_CAP_HETEROGENEOUS_TIMESLICE_PROFILES)
@@ -193,7 +193,8 @@ def _mixes_sizes(gpu):
 
 @symbols.symbol('nvmlDeviceGetVgpuMetadata')
 def physical_metadata(library, handle, metadata, size):
-    """nvml.h: too small a buffer is refused with the size that it needs."""
+    """nvml.h: if the buffer is too small, the call returns the needed size.
+    """
     gpu = vgpu_host(library, handle)
     needed = ctypes.sizeof(pynvml.c_nvmlVgpuPgpuMetadata_t)
     _check_room(metadata, size, needed)
@@ -206,10 +207,11 @@ def physical_metadata(library, handle, metadata, size):
 
 @symbols.symbol('nvmlDeviceGetPgpuMetadataString')
 def physical_metadata_string(library, handle, text, size):
-    """The parts are those of vgpuConfigGetPgpuMetadataString in NVIDIA's
-    open kernel modules; of a GPU without migration it is the UUID.
+    """The metadata string; for a GPU without migration, its UUID.
 
-    Units that are disabled are left out: no simulated board has any.
+    The parts are those of vgpuConfigGetPgpuMetadataString in NVIDIA's open
+    kernel modules. The part for disabled units is left out, because no
+    simulated board has any.
     """
     gpu = vgpu_host(library, handle)
     value = gpu.spec.uuid
@@ -244,8 +246,9 @@ def set_heterogeneous_mode(library, handle, info):
     info = _heterogeneous(gpu, info)
     if info.mode not in (0, 1):
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    # The guide wants the virtual functions first and has no fixed share
-    # beside it; NVML's code for either is not documented, this one fits.
+    # The guide requires that the virtual functions exist first, and does not
+    # allow the fixed share scheduler. NVML's error code for either is not
+    # documented; this one fits.
     if info.mode and (not gpu.state.vfs or gpu.state.scheduler.policy
                       == pynvml.NVML_VGPU_SCHEDULER_POLICY_FIXED_SHARE):
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -272,9 +275,11 @@ def active(library, handle, count, vgpus):
 
 
 def active_vgpu(library, vgpu_id):
-    """A vGPU that a virtual machine holds; NVML knows no other.
+    """A GPU and its vGPU on which a virtual machine runs.
 
-    :raises Refused: INVALID_ARGUMENT for 0, NOT_FOUND for any other.
+    NVML knows no other vGPUs.
+
+    :raises Refused: INVALID_ARGUMENT for 0, NOT_FOUND for any other id.
     """
     number = memory.number(vgpu_id)
     for gpu in library.visible():
@@ -316,7 +321,7 @@ def instance_placement(library, vgpu_id, info):
 
 @symbols.symbol('nvmlVgpuInstanceGetGpuPciId')
 def instance_pci_id(library, vgpu_id, buffer, size):
-    # The address within the guest, whose driver would have to run; it says
-    # nothing of the function that carries the vGPU.
+    # This is the address within the guest, whose driver would have to run.
+    # It says nothing about the function that carries the vGPU.
     active_vgpu(library, vgpu_id)
     memory.put_text(buffer, memory.target(size).value, '00000000:00:00.0')

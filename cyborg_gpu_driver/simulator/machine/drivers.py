@@ -28,20 +28,20 @@ from cyborg_gpu_driver.simulator.driver import reset
 
 _FIRST_PID = 300000
 _LOOK_EVERY = 0.02
-"""Seconds; nv_pci_remove_helper looks every half second."""
+"""In seconds. The real nv_pci_remove_helper checks every half second."""
 
 
 class DriverBinding:
     """The part of a machine that binds and unbinds drivers."""
 
     pause: Callable[[float], object] = staticmethod(time.sleep)
-    """What a system call that waits does before it looks again."""
+    """Called by a system call that waits, before it checks again."""
 
     def system_call(self, action: Callable[[], Any]) -> Any:
-        """Let the kernel do something, for as long as it takes.
+        """Repeat an action of the kernel until it ends; return its result.
 
-        :param action: called within an operation, again and again for as
-            long as it raises Waits; the machine is not held in between.
+        :param action: called within an operation, again and again as long as
+            it raises Waits; the machine is not held in between.
         :raises OSError: EINTR if the machine was started again meanwhile.
         """
         start = None
@@ -57,13 +57,13 @@ class DriverBinding:
             self.pause(_LOOK_EVERY)
 
     def bind_driver(self, address: str, driver: str | None) -> None:
-        """Let a GPU have another kernel driver, as if since the boot.
+        """Set a GPU's kernel driver, as if it had been bound since the boot.
 
-        What sysfs does on real machines is to be had from sysfs; this is a
-        short cut for tests. Whoever has the GPU open has it no more.
+        This is a shortcut for tests. The simulated sysfs binds drivers as on
+        a real machine. Processes that have the GPU open lose it.
 
-        :param driver: None for none.
-        :raises OSError: EBUSY while anything uses the GPU.
+        :param driver: None for no driver.
+        :raises OSError: EBUSY while the GPU is in use.
         """
         gpu = self.gpu(address)
         with self.operation(write=True):
@@ -76,28 +76,28 @@ class DriverBinding:
 
     @property
     def blocked_unbinds(self) -> tuple[state_module.BlockedUnbind, ...]:
-        """Unbinds that had to wait for holders, which can last for ever."""
+        """Unbinds that had to wait for holders, possibly forever."""
         with self.operation():
             return tuple(self.state.blocked)
 
     @property
     def damage(self) -> tuple[state_module.Damage, ...]:
-        """What has been done that breaks a GPU or a guest."""
+        """The mistakes so far that would break a GPU or a guest."""
         with self.operation():
             return tuple(self.state.damage)
 
     def attach_whole(self, address: str) -> int:
         """Start a guest that has a whole GPU, as libvirt does.
 
-        With managed='yes' it takes the GPU from its driver (so this waits
-        while anybody has it open), gives it to vfio-pci and opens it
-        (virPCIDeviceDetach in src/util/virpci.c of libvirt). A GPU that
-        vfio-pci has already stays with it, then and later.
+        With managed='yes' libvirt unbinds the GPU from its driver (so this
+        waits while a process has the GPU open), binds it to vfio-pci and
+        opens it (virPCIDeviceDetach in src/util/virpci.c of libvirt). A GPU
+        that is already bound to vfio-pci remains so, also after the guest.
 
         :returns: id of the virtual machine's process.
-        :raises OSError: EBUSY if a guest has it; EPERM if its IOMMU group is
-            not viable: another driver has another function of it; ENODEV if
-            vfio-pci does not take it.
+        :raises OSError: EBUSY if a guest has the GPU; EPERM if the GPU's
+            IOMMU group is not viable, because another function of the group
+            has another driver; ENODEV if vfio-pci does not take the GPU.
         """
         gpu = self.gpu(address)
         with self.operation(write=True):
@@ -117,10 +117,10 @@ class DriverBinding:
     def detach_whole(self, address: str) -> None:
         """End the guest that has a whole GPU, as libvirt does.
 
-        VFIO resets the GPU (vfio_pci_core_disable). libvirt gives it back
-        to its driver if it has taken it from one.
+        VFIO resets the GPU (vfio_pci_core_disable). libvirt binds the GPU to
+        its driver again if it has unbound the GPU from one.
 
-        :raises SimulationError: if no guest has it.
+        :raises SimulationError: if no guest has the GPU.
         """
         gpu = self.gpu(address)
         with self.operation(write=True):
@@ -135,9 +135,9 @@ class DriverBinding:
             self._rebind(gpu, None)
 
     def _rebind(self, gpu, override):
-        """What libvirt writes to sysfs to move a GPU.
+        """Bind a GPU to another driver by libvirt's writes to sysfs.
 
-        virPCIDeviceBindWithDriverOverride and virPCIDeviceRebind.
+        See virPCIDeviceBindWithDriverOverride and virPCIDeviceRebind.
         """
         def unbind():
             core.set_override(gpu.address, override or '')
@@ -151,10 +151,10 @@ class DriverBinding:
                 raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
     def _viable(self, gpu):
-        """Whether VFIO gives the GPU's IOMMU group to a guest.
+        """Whether VFIO lets a guest use the GPU's IOMMU group.
 
-        Documentation/driver-api/vfio.rst: each function of the group has
-        vfio-pci or no driver.
+        Documentation/driver-api/vfio.rst: each function of the group must be
+        bound to vfio-pci or to no driver.
         """
         return all(self.drivers.of(address) in (drivers.VFIO, None)
                    for address in self.os.group_of(gpu.address))

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What can happen to the fabric manager of a simulated machine."""
+"""The fabric manager of a simulated machine, as an operator manages it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class FabricService:
         """Start nv-fabricmanager.
 
         :param restart: with its option ``--restart``: NVLinks of active
-            partitions stay up, and it waits for the list of them.
+            partitions stay up, and the fabric manager waits for the list of
+            active partitions.
         """
         with self.operation(write=True):
             if self.host.has_switches:
@@ -54,11 +55,11 @@ class FabricService:
     def configure_fabric_manager(self, mode: int | None = None,
                                  socket: str | None = None,
                                  version: str | None = None) -> None:
-        """Change its configuration, which takes effect at its next start.
+        """Change the fabric manager's configuration for its next start.
 
         :param mode: FABRIC_MODE.
         :param socket: FM_CMD_UNIX_SOCKET_PATH.
-        :param version: of the package; empty for that of the driver.
+        :param version: version of the package; empty for the driver's.
         """
         with self.operation(write=True):
             fabric = self.state.fabric
@@ -76,9 +77,9 @@ class FabricService:
             return tuple(sorted(map(int, self.state.fabric.active)))
 
     def fabric_config(self) -> str:
-        """The text of fabricmanager.cfg.
+        """Return the text of fabricmanager.cfg.
 
-        :raises FileNotFoundError: if it is not installed.
+        :raises FileNotFoundError: if the fabric manager is not installed.
         """
         with self.operation():
             if self.state.fabric_manager is None:
@@ -91,9 +92,9 @@ class FabricService:
                     f'FM_CMD_UNIX_SOCKET_PATH={fabric.socket}\n')
 
     def load_fabric_library(self, name: str) -> library.Library:
-        """What ctypes.CDLL returns for libnvfm, one in each process.
+        """Return what ctypes.CDLL returns for libnvfm, one in each process.
 
-        :raises OSError: if it is not installed.
+        :raises OSError: if the library is not installed.
         """
         with self.operation():
             if self.state.fabric_manager is None:
@@ -102,7 +103,7 @@ class FabricService:
         return self._fabric_library
 
     def _boot_fabric(self):
-        """As the machine starts; with the machine held."""
+        """Set the state at a start of the machine, with the machine held."""
         self.state.fabric.active.clear()
         self.state.fabric.waiting = False
         if self.state.fabric_manager and self.host.has_switches:

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What goes wrong with the GPUs of a simulated machine."""
+"""Hardware faults of a simulated machine's GPUs."""
 
 from __future__ import annotations
 
@@ -22,44 +22,45 @@ _KEPT_XIDS = 99
 
 
 class HardwareFaults:
-    """The part of a machine that lets its hardware fail."""
+    """The part of a machine that simulates hardware faults."""
 
     def lose_gpu(self, address: str) -> None:
-        """Let a GPU fall off the bus: NVML answers GPU_IS_LOST for it."""
+        """Let a GPU fall off the bus: NVML returns GPU_IS_LOST for it."""
         with self.operation(write=True):
             self.gpu(address).state.lost = True
             self.raise_xid(address, _OFF_THE_BUS)
 
     def find_gpu(self, address: str) -> None:
-        """Bring a lost GPU back as it was."""
+        """Bring a lost GPU back in its former state."""
         with self.operation(write=True):
             self.gpu(address).state.lost = False
 
     def hang_gpu(self, address: str, hung: bool = True) -> None:
-        """Let no NVML call about a GPU return; with False let them go on.
+        """Block all NVML calls about a GPU; with False, let them continue.
 
-        As when the GPU's firmware does not answer and the driver waits.
+        This happens when the GPU's firmware does not answer and the driver
+        waits.
         """
         with self.operation(write=True):
             self.gpu(address).state.hung = hung
 
     def count_link_errors(self, address: str, correctable: int = 0,
                           nonfatal: int = 0, fatal: int = 0) -> None:
-        """Let errors of a GPU's PCIe link be counted (AER)."""
+        """Add errors to the counters of a GPU's PCIe link (AER)."""
         with self.operation(write=True):
             state = self.gpu(address).state
             state.aer = [count + more for count, more in zip(
                 state.aer, (correctable, nonfatal, fatal), strict=True)]
 
     def set_lanes(self, address: str, lanes: int) -> None:
-        """Let a GPU's PCIe link have another width."""
+        """Set the width of a GPU's PCIe link."""
         with self.operation(write=True):
             self.gpu(address).state.lanes = lanes
 
     def set_remapped_rows(self, address: str, corrected: int = 0,
                           uncorrected: int = 0, pending: bool = False,
                           failed: bool = False) -> None:
-        """Let a GPU's memory have faults (nvmlDeviceGetRemappedRows)."""
+        """Set the memory faults of a GPU (nvmlDeviceGetRemappedRows)."""
         with self.operation(write=True):
             self.gpu(address).state.remapped = [
                 corrected, uncorrected, int(pending), int(failed)]
@@ -67,11 +68,11 @@ class HardwareFaults:
     def raise_xid(self, address: str, xid: int | None,
                   instance: int | None = None,
                   compute: int | None = None) -> None:
-        """Let the driver tell of an error to whoever waits for events.
+        """Let the driver report an error to processes that wait for events.
 
         :param xid: None for a double-bit error of the memory's ECC.
-        :param instance: id of the GPU instance that it is limited to.
-        :param compute: id of the compute instance in that.
+        :param instance: id of the GPU instance to which the error is limited.
+        :param compute: id of the compute instance in that GPU instance.
         """
         with self.operation(write=True):
             state = self.state
@@ -80,18 +81,17 @@ class HardwareFaults:
                 compute)]
 
     def set_ecc_mode(self, address: str, enabled: bool) -> None:
-        """Change the ECC mode of a GPU, and let it take effect."""
+        """Change the ECC mode of a GPU with immediate effect."""
         with self.operation(write=True):
             self.gpu(address).state.ecc_modes = [enabled, enabled]
 
     def set_migration(self, address: str, supported: bool) -> None:
-        """Let a GPU's driver support the live migration of vGPUs, or not.
-        """
+        """Set whether a GPU's driver supports live migration of vGPUs."""
         with self.operation(write=True):
             self.gpu(address).state.migration = supported
 
     def set_confidential_computing(self, mode: str) -> None:
-        """Change the mode as NVIDIA's gpu-admin-tools do.
+        """Change the mode of confidential computing, as gpu-admin-tools do.
 
         :param mode: ``on``, ``devtools``, or empty for off.
         """
@@ -99,11 +99,12 @@ class HardwareFaults:
             self.state.confidential_computing = mode
 
     def set_health(self, address: str, **facts: int | None) -> None:
-        """Change what a GPU answers about its health.
+        """Change what NVML reports about a GPU's health.
 
         :param facts: ``celsius``; ``uncorrected`` ECC errors since the
-            driver was loaded; ``recovery``, what the driver asks for
-            (NVML_GPU_RECOVERY_ACTION_*), None if it is too old to say.
+            driver was loaded; ``recovery``, the action that the driver
+            recommends (NVML_GPU_RECOVERY_ACTION_*), or None if the driver is
+            too old to report one.
         """
         with self.operation(write=True):
             state = self.gpu(address).state

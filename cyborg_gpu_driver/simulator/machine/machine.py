@@ -12,9 +12,9 @@
 
 """A simulated machine: NVIDIA GPUs with their driver, seen from two sides.
 
-``machine.library`` is NVML's C library, ``machine.os`` the kernel's sysfs;
-both work on one state. What else happens to a machine (a reboot, a process,
-a GPU that falls off the bus) is a method here.
+``machine.library`` is NVML's C library, ``machine.os`` the kernel's sysfs.
+Both work on one state. Other events of a machine (a reboot, a process, a GPU
+that falls off the bus) are methods of the machine.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
               machine_faults.HardwareFaults, machine_users.Users):
     """One simulated machine, as one process sees it.
 
-    :param host: what it is made of.
-    :param state: file that keeps its state, which processes may share; None
-        keeps it in memory.
+    :param host: the description of the machine.
+    :param state: file that keeps the machine's state, which processes may
+        share; None keeps the state in memory.
 
-    ``calls`` counts calls by C symbol and ``faults`` makes things fail,
-    both in this process alone.
+    ``calls`` counts calls by C symbol and ``faults`` makes calls and files
+    fail, both only in this process.
     """
 
     def __init__(self, host: spec.Host, state: str | None = None):
@@ -79,21 +79,21 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
 
     @classmethod
     def load(cls, name_or_path: str, state: str | None = None) -> Machine:
-        """The machine of that name (see :func:`names`) or file.
+        """Return the machine of a name (see :func:`names`) or of a file.
 
-        :raises SimulationError: if there is none, or its file or the state
-            file cannot be used.
+        :raises SimulationError: if there is no such machine, or its file or
+            the state file cannot be used.
         """
         machine = cls(files.load(name_or_path), state)
-        # Makes the state file, so that a bad place for it shows here.
+        # This creates the state file, so that a bad path fails here.
         with machine.operation(write=True):
             return machine
 
     @property
     def privileged(self) -> bool:
-        """Whether this process is root: who may write the state file is.
+        """Whether this process counts as root: it may write the state file.
 
-        Setting it False takes root away, and :attr:`reads_instances`.
+        Setting this to False revokes root and :attr:`reads_instances`.
         """
         return self._allowed and self._store.writable
 
@@ -103,31 +103,32 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
 
     @property
     def reads_instances(self) -> bool:
-        """Whether NVIDIA's capability ``mig/config`` can be read here.
+        """Whether this process can read NVIDIA's capability ``mig/config``.
 
-        It shows GPU instances; that it lets them be made too is left out.
+        The capability shows GPU instances. On a real machine it also allows
+        a process to create them; this is not simulated.
         """
         return self._allowed
 
     @property
     def state(self) -> state_module.State:
-        """The state, to be used within :meth:`operation`."""
+        """The state; use it only within :meth:`operation`."""
         return self._store.state
 
     def operation(self, write: bool = False
                   ) -> contextlib.AbstractContextManager[object]:
-        """Hold the machine; nothing else happens to it meanwhile."""
+        """Hold the machine, so that nothing else changes it meanwhile."""
         return self._store.operation(write)
 
     def install(self) -> Machine:
-        """Put :attr:`library` under pynvml in this process."""
+        """Make pynvml in this process use :attr:`library`."""
         self._patches.append(patch.Patch(self).apply())
         return self
 
     def uninstall(self) -> None:
-        """Give pynvml back what it had before :meth:`install`.
+        """Restore what pynvml used before :meth:`install`.
 
-        The last one ends NVML in this process, as the process's end does.
+        The last call ends NVML in this process, as the process's end does.
         """
         self._patches.pop().undo()
         if not self._patches:
@@ -141,9 +142,9 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
         self.uninstall()
 
     def gpu(self, address: str) -> gpu_module.Gpu:
-        """The GPU at an address, written as in sysfs.
+        """Return the GPU at an address, which is written as in sysfs.
 
-        :raises SimulationError: if there is none.
+        :raises SimulationError: if there is no GPU at the address.
         """
         try:
             return self._by_address[str(address)]
@@ -154,19 +155,18 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
                        + ', '.join(self._by_address)) from None
 
     def reset_calls(self) -> None:
-        """Let :attr:`calls` count from zero."""
+        """Set all counts of :attr:`calls` to zero."""
         with self.operation():
             self.calls.clear()
 
     def reset_gpu(self, address: str) -> None:
-        """Let a GPU have been reset, as if nobody had it open.
+        """Reset a GPU, even if processes have its device node open.
 
-        What nvidia-smi does is :meth:`smi_reset`; this is a short cut for
-        tests.
+        This is a shortcut for tests; nvidia-smi does :meth:`smi_reset`.
 
         A pending MIG mode becomes current; instances and handles are gone.
 
-        :raises OSError: EBUSY while processes, vGPUs or VFs use it.
+        :raises OSError: EBUSY while processes, vGPUs or VFs use the GPU.
         """
         gpu = self.gpu(address)
         with self.operation(write=True):
@@ -179,7 +179,7 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
 
         :param name: address in any spelling, UUID, or NVML's index.
         :raises OSError: as :func:`reset.by_driver`; ENXIO if there is no
-            such GPU; what a fault of the name ``nvidia-smi`` says.
+            such GPU; the code of a fault of the name ``nvidia-smi``.
         """
         with self.operation(write=True):
             gpu = self._named(name)
@@ -189,7 +189,7 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
                 reset.by_driver(gpu)
 
     def _named(self, name):
-        """The GPU that a user of nvidia-smi means, None if there is none."""
+        """The GPU that a user of nvidia-smi names; None if there is none."""
         gpus = self.library.visible()
         if name.isdecimal():
             return gpus[int(name)] if int(name) < len(gpus) else None
@@ -201,9 +201,9 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
     def reboot(self) -> None:
         """Start the machine again.
 
-        Instances, vGPUs and VFs are gone; MIG mode stays on Ampere only.
-        Lost GPUs are back. NVML sessions and handles are dead, and no
-        process closes them: none outlives a reboot.
+        Instances, vGPUs and VFs are gone; MIG mode remains on Ampere only.
+        Lost GPUs are back. NVML sessions and handles are dead. No process
+        closes them, because no process outlives a reboot.
         """
         with self.operation(write=True):
             self.state.boot += 1
@@ -233,19 +233,19 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
     def sriov_manage(self, address: str, enable: bool = True,
                      count: int | None = None,
                      unless_open: bool = False) -> None:
-        """Make or remove virtual functions, as NVIDIA's sriov-manage.
+        """Create or remove virtual functions, as NVIDIA's sriov-manage.
 
         It unbinds the GPU from its driver meanwhile, so that handles die.
 
-        Idle GPU instances are wiped, mixed-size mode and the scheduler's
-        setting forgotten. A GPU that is already as wanted is left alone.
+        Idle GPU instances, mixed-size mode and the scheduler's setting are
+        lost. A GPU that already has the requested state does not change.
 
-        :param address: a GPU's, or ``ALL``, which skips those without
+        :param address: a GPU's address, or ``ALL``, which skips GPUs without
             SR-IOV.
         :param count: how many; None for all that the model has.
-        :param unless_open: refuse while anybody has the GPU open, as the
-            script does; tests that set a machine up need not close it.
-        :raises OSError: EBUSY while anything uses the GPU, ENODEV if it is
+        :param unless_open: refuse while a process has the GPU open, as the
+            script does; tests that prepare a machine need not close it.
+        :raises OSError: EBUSY while the GPU is in use, ENODEV if the GPU is
             not bound to NVIDIA's driver or has no SR-IOV.
         """
         gpus = self.gpus if address == 'ALL' else (self.gpu(address),)
@@ -260,19 +260,19 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
                             raise
 
     def define_mdev(self, uuid: str) -> None:
-        """Let mdevctl have an mdev on file, as Nova (libvirt) does.
+        """Define an mdev in mdevctl's files, as Nova (libvirt) does.
 
-        That outlives the mdev, and reboots.
+        The definition outlives the mdev and reboots.
         """
         with self.operation(write=True):
             if uuid not in self.state.defined:
                 self.state.defined.append(uuid)
 
     def undefine_mdev(self, uuid: str) -> None:
-        """Take an mdev from mdevctl's files, as ``mdevctl undefine``.
+        """Remove an mdev from mdevctl's files, as ``mdevctl undefine``.
 
-        :raises OSError: ENODEV if it is not there, or what a fault of the
-            name ``mdevctl`` says.
+        :raises OSError: ENODEV if it is not defined, or the code of a fault
+            of the name ``mdevctl``.
         """
         with self.operation(write=True), self._tool('mdevctl'):
             if uuid not in self.state.defined:
@@ -281,13 +281,13 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
 
     @property
     def defined_mdevs(self) -> tuple[str, ...]:
-        """UUIDs of the mdevs that mdevctl has on file."""
+        """UUIDs of the mdevs that are defined in mdevctl's files."""
         with self.operation():
             return tuple(self.state.defined)
 
     @contextlib.contextmanager
     def _tool(self, name, address=None):
-        """One run of a program, which is counted and may have a fault."""
+        """Count one run of a program, and apply a fault of that program."""
         self.calls[name] += 1
         fault = self.faults.symbol(name, address)
         if fault is None or fault.after:
@@ -297,15 +297,15 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
 
     @property
     def boot_id(self) -> str:
-        """What is another one after each start of the machine."""
+        """An identifier that changes with each start of the machine."""
         with self.operation():
             return f'{self.host.name} {self.state.starts}'
 
     def unload_library(self, code: int = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
                        ) -> None:
-        """Take NVML away; the GPUs stay as they are.
+        """Make NVML unavailable. The GPUs do not change.
 
-        :param code: what nvmlInit answers from now on:
+        :param code: what nvmlInit returns from now on:
             NVML_ERROR_LIBRARY_NOT_FOUND or NVML_ERROR_DRIVER_NOT_LOADED.
         """
         with self.operation(write=True):
@@ -313,6 +313,6 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
             self.state.boot += 1
 
     def load_library(self) -> None:
-        """Bring NVML back; sessions must be opened anew."""
+        """Make NVML available again. Processes must open new sessions."""
         with self.operation(write=True):
             self.state.nvml = pynvml.NVML_SUCCESS

@@ -12,14 +12,14 @@
 
 """Device nodes that processes have open: ``/dev/nvidia0`` and so on.
 
-NVML opens the node of a GPU when a handle of it is asked for and keeps it
-open until the last session of the process ends (nvml.h: nvmlInit_v2 and
-nvmlDeviceGetHandleByIndex_v2). The kernel counts these opens.
+NVML opens the node of a GPU when a caller requests a handle of the GPU, and
+keeps the node open until the last session of the process ends (nvml.h:
+nvmlInit_v2 and nvmlDeviceGetHandleByIndex_v2). The kernel counts these opens.
 
-A machine with a state file has a real file for each node, and a process
-that opens the node opens that file. So the real kernel does the counting:
-a process that dies has nothing open, a forked child has what its parent
-had, and a program that is executed has not (NVML sets O_CLOEXEC).
+A machine with a state file has a real file for each node, and a process that
+opens the node opens that file. So the real kernel counts the opens: a process
+that dies has nothing open, a forked child has open what its parent had, and
+an executed program does not (NVML sets O_CLOEXEC).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _UNSEEN = state_module.Holder(-1, 'a process of another user')
 
 
 class Opens:
-    """What the NVML of one process has open, and who else has.
+    """The nodes that NVML in this process has open, and all holders.
 
-    To be used within an operation on the machine.
+    Use it only within an operation on the machine.
 
     :param state: the machine's state file; None if it has none.
     """
@@ -49,18 +49,18 @@ class Opens:
         self._directory = state and f'{os.path.realpath(state)}.dev'
         self._process = os.getpid()
         self._open: dict[str, tuple[int, int | None]] = {}
-        """Generation of the node, and the file's descriptor."""
+        """Number of each open node, and descriptor of its file."""
         self._inherited: dict[str, int] = {}
         if self._directory is not None:
-            # By root, who comes first. Any user may then open a GPU, as
-            # the mode of /dev/nvidia0 is 0666.
+            # Root comes first and creates the directory. Any user may then
+            # open a GPU, because the mode of /dev/nvidia0 is 0666.
             with contextlib.suppress(OSError):
                 os.mkdir(self._directory)
                 os.chmod(self._directory, _EVERYBODY)
         weakref.finalize(self, _close, self._process, self._open)
 
     def open(self, gpu: gpu_module.Gpu) -> None:
-        """Open the node of a GPU, unless it is open."""
+        """Open the node of a GPU, unless this process has it open."""
         self._notice_fork()
         found = self._open.get(gpu.address)
         if found is not None and found[0] == gpu.state.node:
@@ -70,9 +70,10 @@ class Opens:
         self._open[gpu.address] = (gpu.state.node, self._open_file(gpu))
 
     def close(self) -> None:
-        """Close all that this process has opened.
+        """Close all nodes that this process has opened.
 
-        What a forked child has inherited stays open until the child ends.
+        Nodes that a forked child has inherited stay open until the child
+        ends.
         """
         self._notice_fork()
         _close(self._process, self._open)
@@ -94,7 +95,7 @@ class Opens:
         return False
 
     def holders(self, gpu: gpu_module.Gpu) -> list[state_module.Holder]:
-        """Processes that have the node of a GPU open."""
+        """Return the processes that have the node of a GPU open."""
         if not self.held(gpu):
             return []
         if self._directory is None:
@@ -133,17 +134,17 @@ class Opens:
         return descriptor
 
     def remove(self, gpu: gpu_module.Gpu) -> None:
-        """Remove the node of a GPU, as the driver does that leaves it."""
+        """Remove the node of a GPU, as the driver does when it is unbound."""
         if self._directory is not None:
-            # It is not there if nobody opened it.
+            # The file does not exist if no process has opened the node.
             with contextlib.suppress(OSError):
                 os.unlink(self._path(gpu))
         gpu.state.node += 1
 
 
 def _open_or_make(path):
-    # With O_CREAT Linux opens no file of another user in a directory with
-    # the sticky bit, not even for root (fs.protected_regular).
+    # With O_CREAT, Linux does not open another user's file in a directory
+    # with the sticky bit, not even for root (fs.protected_regular).
     flags = os.O_RDONLY | os.O_CLOEXEC
     try:
         return os.open(path, flags)
@@ -152,7 +153,7 @@ def _open_or_make(path):
 
 
 def _close(process, opened):
-    """Close what a process has opened, if this is that process."""
+    """Close the nodes that a process has opened, if this is the process."""
     if process == os.getpid():
         for _, descriptor in opened.values():
             _close_file(descriptor)
@@ -169,10 +170,10 @@ def _processes():
 
 
 def _files(pid):
-    """What a process has open; nothing if that may not be seen."""
+    """The files that a process has open; none if they cannot be seen."""
     place = f'/proc/{pid}/fd'
     found = set()
-    # It may end or close a file meanwhile, or be another user's.
+    # The process may end or close a file meanwhile, or be another user's.
     with contextlib.suppress(OSError):
         for name in os.listdir(place):
             with contextlib.suppress(OSError):

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Putting a simulated library under the real pynvml, and taking it away."""
+"""Put a simulated library under the real pynvml, and remove it again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _POINTERS = pynvml._nvmlGetFunctionPointer_cache
 
 
 class Patch:
-    """One replacement of ``pynvml.nvmlLib``; they undo in reverse order."""
+    """One replacement of ``pynvml.nvmlLib``. Undo them in reverse order."""
 
     def __init__(self, machine):
         self._machine = machine
@@ -33,7 +33,7 @@ class Patch:
     def apply(self) -> Patch:
         with pynvml.libLoadLock:
             self._before = _saved()
-            # pynvml keeps each function that it has looked up once.
+            # pynvml caches each function that it has looked up.
             _POINTERS.clear()
             pynvml.nvmlLib = self._machine.library
             pynvml._LoadNvmlLibrary = self._load
@@ -45,7 +45,7 @@ class Patch:
             _restore(self._before)
 
     def _load(self):
-        """In place of pynvml's loading of libnvidia-ml.so.1."""
+        """Replaces the function of pynvml that loads libnvidia-ml.so.1."""
         with self._machine.operation():
             code = self._machine.state.nvml
         if code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
@@ -53,7 +53,7 @@ class Patch:
 
 
 def replace(before: Any, after: Any) -> None:
-    """Put one library in the place of another, if pynvml uses that."""
+    """Replace one library by another, if pynvml uses the first one."""
     with pynvml.libLoadLock:
         if pynvml.nvmlLib is before:
             _POINTERS.clear()
@@ -63,7 +63,7 @@ def replace(before: Any, after: Any) -> None:
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Give pynvml back afterwards what it has now."""
+    """Restore at exit what pynvml uses at entry."""
     with pynvml.libLoadLock:
         before = _saved()
     try:

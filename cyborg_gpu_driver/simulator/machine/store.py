@@ -10,8 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Where a machine's state lives: in memory, or in a file that processes share.
-"""
+"""The store of a machine's state: memory, or a file that processes share."""
 
 from __future__ import annotations
 
@@ -29,18 +28,18 @@ from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator import state as state_module
 
 _KEPT = 8
-"""How many machines of one process keep their files open. A test process has
-hundreds of machines."""
+"""How many machines of one process keep their files open. A test process may
+have hundreds of machines."""
 _OPEN: collections.deque[weakref.ref[Store]] = collections.deque()
 
 
 class Store:
-    """One machine's state, seen by one operation at a time.
+    """One machine's state, which one operation at a time can use.
 
-    :param host: what the machine is; a state file of another is refused.
-    :param path: the state file, made when it is not there; None keeps the
-        state in memory. ``PATH.lock`` beside it is locked around each
-        operation.
+    :param host: the machine; the state file of another one is refused.
+    :param path: the state file, which is created if it does not exist; None
+        keeps the state in memory. Each operation locks ``PATH.lock`` beside
+        it.
     """
 
     def __init__(self, host: spec.Host, path: str | None = None):
@@ -52,11 +51,11 @@ class Store:
         self._held = None
         self._depth = 0
         self._write = False
-        # Not the one of threading, which eventlet replaces: NVML is called
-        # by threads of the operating system too.
+        # Not the lock of threading, which eventlet replaces: threads of the
+        # operating system call NVML too.
         self._lock = _thread.RLock()
         # A fork while another thread is inside an operation would leave
-        # the child with a lock that nobody opens.
+        # the child with a lock that no thread releases.
         reference = weakref.ref(self)
         os.register_at_fork(
             after_in_child=lambda: _renew_lock(reference()))
@@ -65,23 +64,28 @@ class Store:
     def writable(self) -> bool:
         """Whether this process may change the state.
 
-        Each change puts a new file in the place of the old one.
+        Each change replaces the state file by a new one.
         """
         return self._path is None or os.access(
             os.path.dirname(self._path), os.W_OK, effective_ids=True)
 
-    @contextlib.contextmanager
     def operation(self, write: bool = False
-                  ) -> Iterator[state_module.State]:
+                  ) -> contextlib.AbstractContextManager[object]:
         """Hold the machine for one operation; operations may nest.
 
         :param write: whether the operation may change the state.
         :raises SimulationError: if the state file cannot be used.
         """
+        if self._path is None:
+            return self._lock
+        return self._operation_on_file(write)
+
+    @contextlib.contextmanager
+    def _operation_on_file(self, write: bool) -> Iterator[None]:
         with self._lock:
             self._write = self._write or write
-            if self._path is None or self._depth:
-                yield self.state
+            if self._depth:
+                yield
                 return
             self._depth += 1
             try:
@@ -89,7 +93,7 @@ class Store:
                 try:
                     self._load()
                     try:
-                        yield self.state
+                        yield
                     finally:
                         if self._write:
                             self._save()
@@ -100,7 +104,7 @@ class Store:
                 self._write = False
 
     def _hold_file(self):
-        """Lock the lock file, opened again if another is in its place."""
+        """Lock the lock file, and reopen it first if it was replaced."""
         path = self._path + '.lock'
         try:
             while True:
@@ -111,7 +115,7 @@ class Store:
                     held = self._held = _KeptFile(path, flags)
                     _close_others(self)
                 fcntl.flock(held.descriptor, fcntl.LOCK_EX)
-                # An unlinked file's lock keeps nobody out.
+                # The lock of an unlinked file excludes no other process.
                 with contextlib.suppress(FileNotFoundError):
                     if held.is_file(os.stat(path)):
                         return held
@@ -181,10 +185,10 @@ class Store:
 
 
 def _close_others(store: Store) -> None:
-    """Close the files of the stores that opened theirs longest ago.
+    """Close the files of the stores that opened their files longest ago.
 
-    Those that are inside an operation keep theirs until its end. A store
-    opens its files again when it needs them.
+    A store inside an operation keeps its files until the operation ends. A
+    store reopens its files when it needs them.
     """
     _OPEN.append(weakref.ref(store))
     while len(_OPEN) > _KEPT:
@@ -196,8 +200,8 @@ def _close_others(store: Store) -> None:
 class _KeptFile:
     """A file that stays open: the state read or written last, or the lock.
 
-    Its inode can then not be given to a newer file, so that the inode alone
-    tells whether another file is in its place.
+    As long as the file is open, no newer file gets its inode. So the inode
+    alone shows whether the file was replaced.
     """
 
     def __init__(self, path, flags=os.O_RDONLY):
@@ -222,5 +226,5 @@ def _renew_lock(store):
     if store is not None:
         store._lock = _thread.RLock()
         store._depth = 0
-        # What locks the parent's descriptor locks it for both.
+        # A lock on the parent's descriptor is a lock of both processes.
         store._held = None

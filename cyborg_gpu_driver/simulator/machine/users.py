@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Who uses the GPUs of a simulated machine: processes and guests."""
+"""The users of a simulated machine's GPUs: processes and guests."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _FIRST_PID = 100000
 
 
 class Users:
-    """The part of a machine that lets processes and guests use it."""
+    """The part of a machine that simulates processes and guests."""
 
     def holders(self, address: str) -> tuple[tuple[int, str], ...]:
-        """Who has a GPU's device node (``/dev/nvidia0``) open.
+        """Return the holders of a GPU's device node (``/dev/nvidia0``).
 
-        :returns: process id and name of each, real or simulated; id 0 is a
-            kernel module.
+        :returns: process id and name of each process that has the node open,
+            real or simulated; id 0 is a kernel module.
         """
         with self.operation():
             return tuple((holder.pid, holder.name)
@@ -42,10 +42,10 @@ class Users:
     def add_holder(self, address: str, pid: int, name: str) -> None:
         """Let a simulated process open a GPU's device node.
 
-        NVML does not list it: it computes nothing. Such are
-        nvidia-persistenced, DCGM (nv-hostengine) and nvsm.
+        NVML does not list the process, because it computes nothing. Examples
+        are nvidia-persistenced, DCGM (nv-hostengine) and nvsm.
 
-        :raises SimulationError: if NVIDIA's driver does not have the GPU.
+        :raises SimulationError: if the GPU is not bound to NVIDIA's driver.
         """
         gpu = self.gpu(address)
         with self.operation(write=True):
@@ -56,7 +56,7 @@ class Users:
             gpu.state.outsiders.append(state_module.Holder(pid, name))
 
     def remove_holder(self, pid: int) -> None:
-        """Let a simulated process close all that it has open."""
+        """Let a simulated process close all device nodes."""
         with self.operation(write=True):
             for gpu in self.gpus:
                 gpu.state.outsiders = [
@@ -66,9 +66,10 @@ class Users:
     def load_drm(self, modeset: bool = True) -> None:
         """Load the kernel module nvidia_drm.
 
-        With ``modeset=1`` it holds each GPU (nv_drm_dev_load of nvidia-drm
-        allocates a device where DRIVER_MODESET is set, and that opens it);
-        NVIDIA/mig-parted#181 shows a reset that is refused for it.
+        With ``modeset=1`` the module holds each GPU (nv_drm_dev_load of
+        nvidia-drm allocates a device if DRIVER_MODESET is set, which opens
+        the GPU). NVIDIA/mig-parted#181 shows a reset that fails because of
+        this.
         """
         with self.operation(write=True):
             self.state.drm_modeset = modeset
@@ -96,7 +97,7 @@ class Users:
                 pid=pid, instance=instance, compute=compute))
 
     def remove_process(self, pid: int) -> None:
-        """Let a process end, on every GPU."""
+        """Let a process end, so that it uses no GPU any more."""
         with self.operation(write=True):
             for gpu in self.gpus:
                 gpu.state.processes = [
@@ -104,17 +105,17 @@ class Users:
                     if process.pid != pid]
 
     def start_guest(self, vgpu: str, vm: str = '') -> int:
-        """Let a virtual machine run on a vGPU, which then cannot go.
+        """Start a virtual machine on a vGPU, which then cannot be removed.
 
         :param vgpu: an mdev's UUID, the address of a function that carries
-            a vGPU, or that of a GPU without, which the guest gets as a whole
-            (:meth:`attach_whole`).
+            a vGPU, or the address of a GPU that carries none, which the
+            guest gets as a whole (:meth:`attach_whole`).
         :param vm: UUID of the virtual machine, or its number on hosts that
             know no UUID; empty for any UUID.
         :returns: id of the virtual machine's process.
         :raises OSError: if the virtual machine does not boot because of the
-            placement that was wished for in ``vgpu_params``: EINVAL if the
-            type cannot have it, EBUSY if another vGPU is in its place.
+            placement requested in ``vgpu_params``: EINVAL if the type cannot
+            have the placement, EBUSY if another vGPU overlaps it.
         """
         if self._is_whole(vgpu):
             return self.attach_whole(vgpu)
@@ -127,7 +128,7 @@ class Users:
             return found.holders[-1]
 
     def stop_guest(self, vgpu: str) -> None:
-        """Let the virtual machine that :meth:`start_guest` started end."""
+        """Stop the virtual machine that :meth:`start_guest` started."""
         if self._is_whole(vgpu):
             self.detach_whole(vgpu)
             return
@@ -139,7 +140,7 @@ class Users:
                 found.holders.pop()
 
     def work(self, address: str, **meters: Any) -> None:
-        """Let a GPU be as busy as this.
+        """Set how busy a GPU is.
 
         :param meters: fields of :class:`.state.Meters`.
         """
@@ -149,7 +150,7 @@ class Users:
 
     def work_vgpu(self, vgpu: str, used_mib: int,
                   percents: tuple[int, int, int, int]) -> None:
-        """Let a virtual machine use its vGPU.
+        """Set how busy a virtual machine keeps its vGPU.
 
         :param vgpu: an mdev's UUID, or the address of its function.
         :param used_mib: framebuffer in use.
@@ -160,22 +161,23 @@ class Users:
             found.used_mib, found.percents = used_mib, list(percents)
 
     def define_domain(self, uuid: str, xml: str) -> None:
-        """Let libvirt have a domain, or have it changed.
+        """Define or change a domain of libvirt.
 
-        :param xml: as libvirt shows it.
+        :param xml: the XML that libvirt shows.
         """
         with self.operation(write=True):
             self.state.domains[uuid] = xml
 
     def undefine_domain(self, uuid: str) -> None:
-        """Let libvirt forget a domain."""
+        """Remove a domain from libvirt."""
         with self.operation(write=True):
             self.state.domains.pop(uuid, None)
 
     def open_vfio(self, vgpu: str, pid: int) -> None:
         """Let a process open a VFIO device, without a guest yet.
 
-        :param vgpu: as :meth:`start_guest`; a whole GPU must have vfio-pci.
+        :param vgpu: as for :meth:`start_guest`; a whole GPU must be bound to
+            vfio-pci.
         """
         with self.operation(write=True):
             self._vfio(vgpu).insert(0, pid)
@@ -186,7 +188,7 @@ class Users:
             self._vfio(vgpu).remove(pid)
 
     def vfio_holders(self, address: str) -> tuple[int, ...]:
-        """Processes that have the VFIO device of a function open."""
+        """The processes that have the VFIO device of a function open."""
         with self.operation():
             whole = [pid for gpu in self.gpus
                      if gpu.address == str(address)
@@ -196,14 +198,15 @@ class Users:
                               for pid in vgpu.holders))
 
     def _is_whole(self, name):
-        """Whether a name is that of a GPU that carries no vGPU itself."""
+        """Whether a name is the address of a GPU that carries no vGPU."""
         with self.operation():
             return any(gpu.address == str(name)
                        and not gpu.vgpus_on(gpu.address)
                        for gpu in self.gpus)
 
     def _vfio(self, name):
-        """Who has a VFIO device open, as a list to change."""
+        """The list of processes that have a VFIO device open, to change it.
+        """
         if not self._is_whole(name):
             return self._vgpu(name)[1].holders
         state = self.gpu(name).state

@@ -10,11 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Files, directories and links of which a simulated sysfs is made."""
+"""The files, directories and links of a simulated sysfs."""
 
 from __future__ import annotations
 
 import errno
+import functools
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ _MOST_LINKS = 16
 
 
 class Node:
-    """Something in the tree. ``present`` says whether it is there now."""
+    """A node of the tree. ``present`` says whether the node exists now."""
 
     def __init__(self, present: Callable[[], bool] | None = None):
         self._present = present
@@ -35,11 +36,11 @@ class Node:
 class File(Node):
     """A file.
 
-    :param read: gives the text, without the last newline, or bytes as they
-        are; None for a file that can only be written. A plain text is a
-        constant.
-    :param write: takes the text written; None for one that can only be
-        read. Both raise OSError as the kernel does.
+    :param read: returns the text without the last newline, or all bytes;
+        None for a file that can only be written. A string is a constant
+        content.
+    :param write: called with the written text; None for a file that can only
+        be read. Both raise OSError as the kernel does.
     """
 
     def __init__(self,
@@ -52,10 +53,10 @@ class File(Node):
 
 
 class Link(Node):
-    """A symbolic link to ``target``, from the root of the tree.
+    """A symbolic link to ``target``, which is relative to the root.
 
     :param target: path without leading slash, such as
-        ``bus/pci/drivers/nvidia``; may be computed.
+        ``bus/pci/drivers/nvidia``, or a function that returns it.
     """
 
     def __init__(self, target: Callable[[], str] | str,
@@ -82,13 +83,13 @@ class Directory(Node):
 
 
 class Listing(Directory):
-    """A directory whose entries come and go.
+    """A directory whose entries change.
 
-    :param names: the names that there are now.
-    :param make: the node of such a name.
-    :param entries: nodes that are always there.
-    :param has: whether there is such a name now, where that can be told
-        faster than by ``names``.
+    :param names: returns the current names.
+    :param make: creates the node of a name.
+    :param entries: nodes that always exist.
+    :param has: whether a name exists now, if there is a faster way than
+        ``names``.
     """
 
     def __init__(self, names: Callable[[], Iterable[str]],
@@ -111,15 +112,23 @@ class Listing(Directory):
         return node
 
 
-def find(root: Directory, parts: list[str], follow: bool = True
-         ) -> tuple[list[str], Node]:
-    """Walk a path; its canonical parts and the node there.
+@functools.lru_cache(maxsize=1 << 14)
+def _reversed(path: str) -> tuple[str, ...]:
+    """The parts of a path, the last part first."""
+    return tuple(part for part in reversed(path.split('/'))
+                 if part and part != '.')
 
-    :param follow: whether a link at the very end is followed.
+
+def find(root: Directory, path: str, follow: bool = True
+         ) -> tuple[list[str], Node]:
+    """Walk a path; return its canonical parts and its node.
+
+    :param path: path from the root, with or without a leading slash.
+    :param follow: whether to follow a link at the end of the path.
     :raises FileNotFoundError, NotADirectoryError: as the kernel does.
     """
     links = 0
-    todo = [part for part in reversed(parts) if part and part != '.']
+    todo = [*_reversed(path)]
     done = []
     stack = [root]
     while todo:
@@ -139,7 +148,7 @@ def find(root: Directory, parts: list[str], follow: bool = True
             links += 1
             if links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, 'Too many links')
-            todo.extend(reversed(node.target().split('/')))
+            todo.extend(_reversed(node.target()))
             done.clear()
             del stack[1:]
             continue

@@ -10,10 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""An object in the place of :mod:`os` for paths below ``/sys``.
+"""An object that replaces :mod:`os` for paths below ``/sys``.
 
-It has the few functions that :mod:`cyborg_gpu_driver.host.sysfs.files` calls
-and raises OSError as the kernel does.
+The object has the few functions that
+:mod:`cyborg_gpu_driver.host.sysfs.files` calls, and raises OSError as the
+kernel does.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from cyborg_gpu_driver.simulator.sysfs import tree
 
 ROOT = '/sys'
 _FIRST_DESCRIPTOR = 1 << 20
-"""Far from the real ones, which must never be mixed up with ours."""
+"""Far from real descriptors, so that they are never mixed up with ours."""
 _LONGEST = 4096
 """A sysfs attribute is at most a page."""
 
@@ -44,7 +45,7 @@ class SimulatedOs:
         self._next = _FIRST_DESCRIPTOR
 
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
-        """Open a file; a descriptor that only this object knows."""
+        """Open a file; return a descriptor that only this object knows."""
         with self._machine.operation():
             place, node = self._find(path)
             if isinstance(node, nodes.Directory):
@@ -76,7 +77,7 @@ class SimulatedOs:
             return data
 
     def write(self, descriptor: int, data: bytes) -> int:
-        """One write to a control file, which acts."""
+        """Write to a control file and do what the write requests."""
         with self._machine.operation(write=True):
             file = self._file(descriptor)
             if getattr(file.node, 'write', None) is None:
@@ -116,7 +117,7 @@ class SimulatedOs:
             return '../' * depth + node.target()
 
     def stat(self, path: str) -> os.stat_result:
-        """Only the kind and the permissions mean anything."""
+        """Return a result in which only kind and permissions have meaning."""
         with self._machine.operation():
             return _stat(self._find(path)[1])
 
@@ -125,12 +126,12 @@ class SimulatedOs:
             return _stat(self._find(path, follow=False)[1])
 
     def realpath(self, path: str) -> str:
-        """The path without links in it."""
+        """Return the path with all links resolved."""
         with self._machine.operation():
             return self._find(path)[0]
 
     def group_of(self, address: str) -> list[str]:
-        """Functions of a function's IOMMU group, within an operation."""
+        """The functions of a function's IOMMU group, within an operation."""
         return list(self._find(
             f'{ROOT}/bus/pci/devices/{address}/iommu_group/devices'
         )[1].names())
@@ -141,7 +142,7 @@ class SimulatedOs:
             _fail(errno.ENOENT, path)
         try:
             parts, node = nodes.find(
-                self._root, path[len(ROOT):].split('/'), follow)
+                self._root, path[len(ROOT):], follow)
         except OSError as error:
             _fail(error.errno, path)
         return '/'.join((ROOT, *parts)), node
@@ -153,9 +154,9 @@ class SimulatedOs:
             _fail(errno.EBADF, str(descriptor))
 
     def _act(self, file, action):
-        # A file of something that went away while it was open is still
-        # open, and answers that the device is gone. A link on the way to it
-        # may lead elsewhere by now.
+        # If a device was removed while one of its files was open, the file
+        # stays open and reports that the device is gone. A link in the path
+        # of the file may lead elsewhere by now.
         try:
             self._find(file.place)
         except FileNotFoundError:
@@ -179,10 +180,10 @@ def _writes(flags):
 
 
 def _wants(flags, file):
-    """Whether more is asked for than the file's permissions give.
+    """Whether the flags request more than the file's permissions allow.
 
-    Root may open anything, but for sysfs the kernel also refuses root what
-    an attribute has no function for.
+    Root may open any file, but in sysfs the kernel also refuses root an
+    access for which the attribute has no function.
     """
     access = flags & os.O_ACCMODE
     return (access in (os.O_RDONLY, os.O_RDWR) and file.read is None

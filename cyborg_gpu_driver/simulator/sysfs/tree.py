@@ -10,10 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The sysfs of a machine: which files there are and what they say.
+"""The sysfs of a machine: its files and their content.
 
-Built once, as far as it is looked at; what comes and goes (virtual functions,
-mdevs, bindings) is looked up in the machine's state each time.
+Each part of the tree is built once, when it is first used. Nodes that come
+and go (virtual functions, mdevs, bindings) are read from the machine's state
+each time.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from cyborg_gpu_driver.simulator.sysfs import tree_pci
 from cyborg_gpu_driver.simulator.sysfs import tree_vgpu
 
 _FIRST_GROUP = 40
-"""IOMMU groups that the machine gives where its file does not."""
+"""The first IOMMU group that is used if the machine's file names none."""
 
 
 def build(machine) -> nodes.Directory:
-    """The root of the tree of a machine."""
+    """Return the root of a machine's tree."""
     return _Builder(machine).root()
 
 
@@ -70,7 +71,7 @@ class _Builder:
                     number += 1
                 groups[address] = number
                 number += 1
-        # The IOMMU does not tell functions of one board apart.
+        # The IOMMU does not distinguish functions of one board.
         for address, board in boards.items():
             groups.setdefault(address, groups[board])
         return groups
@@ -119,7 +120,7 @@ class _Builder:
         return directory(entries)
 
     def present(self) -> list[str]:
-        """Addresses of all PCI functions that there are now."""
+        """The addresses of all PCI functions that exist now."""
         addresses = list(self.functions)
         for gpu in self.gpus:
             addresses.append(gpu.address)
@@ -127,7 +128,7 @@ class _Builder:
         return sorted(addresses)
 
     def is_present(self, address: str) -> bool:
-        """Whether there is such a PCI function now."""
+        """Whether a PCI function exists now."""
         gpu = self.owner.get(address)
         if gpu is None:
             return address in self.functions
@@ -169,8 +170,8 @@ class _Builder:
             _link)})
 
     def _device(self, address):
-        # Hundreds of functions with thousands of files: made when asked
-        # for, once.
+        # There are hundreds of functions with thousands of files. Each is
+        # created once, when it is first used.
         if address not in self._devices:
             self._devices[address] = self._make_device(address)
         return self._devices[address]
@@ -228,9 +229,9 @@ class _Builder:
         return entries
 
     def _reset_methods(self, gpu):
-        """Ways in which Linux can reset it.
+        """The methods by which Linux can reset a GPU.
 
-        pci_parent_bus_reset does not where the bus has another function.
+        pci_parent_bus_reset refuses if the bus has another function.
         """
         bus = gpu.address[:-4]
         alone = not any(address.startswith(bus)
@@ -265,6 +266,6 @@ def _identity(vendor, device, class_code, subsystem_vendor,
 
 
 def _refuse_numvfs(text):
-    # NVIDIA's driver leaves this to its own sriov-manage; the kernel then
-    # has no function to call and says so.
+    # NVIDIA's driver leaves this to its own sriov-manage. The kernel then
+    # has no function to call and returns ENOENT.
     raise OSError(errno.ENOENT, '')

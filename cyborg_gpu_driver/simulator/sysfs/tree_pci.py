@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Files of a GPU in sysfs that the PCI core makes, whatever its driver.
+"""Files of a GPU in sysfs that the PCI core creates with any driver.
 
 Formats: Documentation/ABI/testing/sysfs-bus-pci and
 sysfs-bus-pci-devices-aer of Linux.
@@ -27,11 +27,11 @@ from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
 from cyborg_gpu_driver.simulator.sysfs import nodes
 
 _CONFIG_BYTES = 256
-"""What root reads without the extended capabilities."""
+"""The part that root reads, without the extended capabilities."""
 _COMMAND = 0x0406
 """Memory decoding and bus mastering on, legacy interrupts off."""
 _STATUS = 0x0010
-"""It has capabilities."""
+"""The function has capabilities."""
 _UNKNOWN_WIDTH = 63
 """All ones in the six bits of the link status register."""
 _SPEEDS = {
@@ -40,7 +40,7 @@ _SPEEDS = {
     pynvml.NVML_DEVICE_ARCH_ADA: '16.0 GT/s PCIe',
 }
 _SPEED = '32.0 GT/s PCIe'
-"""Of Hopper and Blackwell, by NVIDIA's data sheets."""
+"""The speed of Hopper and Blackwell, from NVIDIA's data sheets."""
 _CORRECTABLE = ('RxErr', 'BadTLP', 'BadDLLP', 'Rollover', 'Timeout',
                 'NonFatalErr', 'CorrIntErr', 'HeaderOF')
 _UNCORRECTABLE = ('Undefined', 'DLP', 'SDES', 'TLP', 'FCP', 'CmpltTO',
@@ -50,7 +50,7 @@ _UNCORRECTABLE = ('Undefined', 'DLP', 'SDES', 'TLP', 'FCP', 'CmpltTO',
 
 
 def entries(gpu: gpu_module.Gpu) -> dict[str, nodes.Node]:
-    """The files of a GPU, by name."""
+    """Return the files of a GPU by name."""
     speed = _SPEEDS.get(gpu.model.architecture, _SPEED)
     return {
         'config': nodes.File(lambda: _config(gpu)),
@@ -67,7 +67,7 @@ def entries(gpu: gpu_module.Gpu) -> dict[str, nodes.Node]:
 
 
 def _config(gpu):
-    """The configuration space; all ones of what is off the bus."""
+    """The configuration space; all ones for a GPU that is off the bus."""
     if gpu.state.lost:
         return b'\xff' * _CONFIG_BYTES
     model = gpu.model
@@ -79,7 +79,7 @@ def _config(gpu):
 
 
 def _aer(gpu, kind, names, total):
-    """Counters of errors; all that are counted are of the second name."""
+    """A file of error counters. All errors count under the second name."""
     def read():
         count = gpu.state.aer[kind]
         lines = [f'{name} {count if name == names[1] else 0}'

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The files that make vGPUs: mdev types and the vendor's VFIO files."""
+"""The files that create vGPUs: mdev types and the vendor's VFIO files."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', re.I)
 
 
 class VgpuFiles:
-    """What vGPUs add to the directories of one GPU's functions."""
+    """The files for vGPUs in the directories of one GPU's functions."""
 
     def __init__(self, gpu: gpu_module.Gpu):
         self.gpu = gpu
         self._kinds = {_type_id(kind): kind for kind in gpu.model.vgpu_types}
 
     def entries(self, address: str) -> dict[str, nodes.Node]:
-        """Entries of the directory of a PF or a VF."""
+        """Return the entries for the directory of a PF or a VF."""
         gpu = self.gpu
         if gpu.vgpu_on_pf != (address == gpu.address):
             return {}
@@ -60,12 +60,12 @@ class VgpuFiles:
         return f'vfio{functions.index(address)}'
 
     def mdevs(self, address: str) -> list[str]:
-        """UUIDs of the mdevs on a function."""
+        """Return the UUIDs of the mdevs on a function."""
         return [vgpu.uuid for vgpu in self.gpu.vgpus_on(address)
                 if vgpu.uuid]
 
     def mdev(self, address: str, uuid: str) -> nodes.Node:
-        """The directory of an mdev."""
+        """Return the directory of an mdev."""
         kind = self.gpu.model.vgpu_type(self._vgpu(uuid).type_id)
         place = f'devices/pci0000:00/{address}'
         return nodes.Directory({
@@ -101,7 +101,7 @@ class VgpuFiles:
         })
 
     def _create(self, address, kind, text):
-        # The kernel takes a UUID with or without a newline, no more.
+        # The kernel accepts only a UUID with or without a newline.
         uuid = text[:-1] if text.endswith('\n') else text
         if _UUID.fullmatch(uuid) is None:
             raise OSError(errno.EINVAL, '')
@@ -185,7 +185,10 @@ class VgpuFiles:
         rules.set_params(self.gpu, vgpus[0], text)
 
     def _output(self, address, name):
-        """What the driver tells of a vGPU; nothing until there is one."""
+        """A value that the driver shows for a vGPU.
+
+        :raises OSError: ENXIO while there is no vGPU or no such value.
+        """
         vgpus = self.gpu.vgpus_on(address)
         if not vgpus or getattr(vgpus[0], name) is None:
             raise OSError(errno.ENXIO, '')

@@ -63,7 +63,7 @@ class MachineTestCase(base.BaseTestCase):
     # MIG in short
 
     def create(self, device, profile_id, start=None, size=None):
-        """Create a GPU instance; its id, start and handle."""
+        """Create a GPU instance; return its id, start and handle."""
         if start is None:
             handle = pynvml.nvmlDeviceCreateGpuInstance(device, profile_id)
         else:

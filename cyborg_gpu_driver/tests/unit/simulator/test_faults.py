@@ -72,7 +72,7 @@ class TestFaults(base.MachineTestCase):
         self.assertEqual([1.5], slept)
 
     def test_no_lock_is_held_while_sleeping(self):
-        # What happens during the sleep is seen by the call.
+        # The call sees what happens during the sleep.
         self.machine.faults.delay(
             'nvmlDeviceGetCount_v2', 0,
             sleep=lambda seconds: self.machine.unload_library())

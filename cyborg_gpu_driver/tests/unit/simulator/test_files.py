@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The machines that come with the library, and files of one's own."""
+"""The machines that come with the library, and a user's own files."""
 
 import os
 import shutil
@@ -64,7 +64,7 @@ class TestShippedHosts(simulator_base.MachineTestCase):
              'vgpu-only': 9, 'wsl': 1}, counts)
 
     def test_every_file_has_its_schema(self):
-        """They are not checked when they are read."""
+        """The files are not checked when they are read."""
         for kind, what in (('hosts', file_schema.HOST),
                            ('models', file_schema.MODEL)):
             paths = sorted((files.HERE / kind).glob('*.yaml'))
@@ -103,7 +103,7 @@ class TestShippedHosts(simulator_base.MachineTestCase):
                         kinds.setdefault(kind.type_id, gpu.model.name))
 
     def test_pynvml_is_given_back(self):
-        # The machine of setUp is the one that comes back.
+        # Afterwards pynvml works on the machine of setUp again.
         with machine.Machine.load('t4x4'):
             pynvml.nvmlInit()
             self.assertEqual(4, pynvml.nvmlDeviceGetCount())
@@ -123,7 +123,7 @@ class TestFilesOfOnesOwn(base.BaseTestCase):
         return path
 
     def refusal(self, text):
-        """What is said about a host file; it must name the file."""
+        """Return the error about a host file; it must name the file."""
         path = self.write(text)
         error = self.assertRaises(exception.DocumentError,
                                   machine.Machine.load, path)
@@ -262,7 +262,7 @@ class TestFilesOfOnesOwn(base.BaseTestCase):
                       str(error))
 
     def model_refusal(self, old, new):
-        """What is said of the A30's file with a change."""
+        """Return the error about the A30's file with a change."""
         with open(files.HERE / 'models' / 'a30.yaml',
                   encoding='utf-8') as file:
             model = file.read()

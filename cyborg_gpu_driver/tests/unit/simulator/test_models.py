@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The boards' data: held against public tables, and against itself."""
+"""The boards' data, checked against public tables and itself."""
 
 import math
 import re
@@ -63,11 +63,11 @@ TYPES = {
     'v100': {180: 'V100D-1Q', 185: 'V100D-32Q', 191: 'V100D-32A',
              192: 'V100D-1B', 218: 'V100D-2B4', 314: 'V100D-32C'},
 }
-"""Of each series the first and last id that a public listing shows."""
+"""The first and last id of each series in a public listing."""
 
 NO_LISTING = {'b200', 'b300', 'h100-80', 'h100-nvl', 'h200-nvl', 'l4'}
 MADE_UP = 9000
-"""Type ids from here on are the simulator's own."""
+"""Type ids from this number on are the simulator's own."""
 
 NAME = re.compile(
     r'[A-Z]+[0-9]*[A-Z]*(?:-(?P<slices>\d))?-(?P<gb>\d+)'
@@ -76,7 +76,7 @@ CLASSES = {'A': 'NVS', 'B': 'NVS', 'C': 'Compute', 'Q': 'Quadro'}
 MOST = 32
 """vGPUs of one size on a GPU that is not in MIG mode."""
 FEWER = {'H200X-8C': 16, 'H200-8C': 16}
-"""What the vGPU guide has where the memory would hold more."""
+"""The vGPU guide's maxima where the memory would hold more."""
 GRAPHICS = 0x2
 
 
@@ -142,7 +142,7 @@ class ModelsTest(base.BaseTestCase):
                 expected = FEWER.get(kind.name, min(
                     MOST, whole // kind.framebuffer_mib))
                 self.assertEqual(expected, kind.max_instances, kind.name)
-            # A GPU of 94 GB is said to hold 94, of the memory that there is.
+            # The nominal size, such as 94 GB, is close to the real memory.
             self.assertLess(0.9 * whole, model.memory_mib, model.name)
             self.assertLess(model.memory_mib, 1.05 * whole, model.name)
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Who has which device node open."""
+"""Which processes have which device nodes open."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ from cyborg_gpu_driver.tests.unit.simulator import base
 _FIRST, _SECOND, _THIRD = '0000:07:00.0', '0000:0f:00.0', '0000:47:00.0'
 _LONG = 60
 """Seconds after which a test that waits has failed."""
-# Asked now, because a test's own is closed to other users.
+# Read now, because a test's own directory is closed to other users.
 _TEMPORARY = tempfile.gettempdir()
 _OTHER_PROCESS = """
 import sys
@@ -57,7 +57,7 @@ class OpensTestCase(base.MachineTestCase):
 
 
 class TestOpens(OpensTestCase):
-    """What nvml.h says of who initializes a GPU."""
+    """What nvml.h says about the calls that initialize a GPU."""
 
     def assert_open(self, *addresses):
         self.assertEqual(list(addresses), [
@@ -183,7 +183,7 @@ class TestSharedOpens(OpensTestCase):
         return process
 
     def fork(self, action):
-        """A child that does something, then waits to be killed."""
+        """Fork a child that calls ``action``, then waits to be killed."""
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a process can do to a simulated machine without being its root."""
+"""What a process can do to a simulated machine without root rights."""
 
 import errno
 import os
@@ -21,6 +21,7 @@ import pynvml
 from oslo_concurrency import processutils
 
 from cyborg_gpu_driver.simulator import tools
+from cyborg_gpu_driver.simulator.abi import symbols
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
@@ -28,8 +29,24 @@ _GPU = '0000:07:00.0'
 _RESET = ('bus', 'pci', 'devices', _GPU, 'reset')
 _USER = 65534
 _DONE, _REFUSED, _FAILED = range(3)
-# Asked now, because a test's own is closed to other users.
+# Read now, because a test's own directory is closed to other users.
 _TEMPORARY = tempfile.gettempdir()
+
+
+_NEEDS_ROOT = (
+    'nvmlComputeInstanceDestroy', 'nvmlDeviceCreateGpuInstance',
+    'nvmlDeviceCreateGpuInstanceWithPlacement',
+    'nvmlDeviceGetGpuInstanceById',
+    'nvmlDeviceGetGpuInstancePossiblePlacements_v2',
+    'nvmlDeviceGetGpuInstanceRemainingCapacity', 'nvmlDeviceGetGpuInstances',
+    'nvmlDeviceSetEccMode', 'nvmlDeviceSetMigMode',
+    'nvmlDeviceSetPersistenceMode', 'nvmlGpuInstanceCreateComputeInstance',
+    'nvmlGpuInstanceCreateComputeInstanceWithPlacement',
+    'nvmlGpuInstanceDestroy', 'nvmlGpuInstanceGetComputeInstanceById',
+    'nvmlGpuInstanceGetComputeInstancePossiblePlacements',
+    'nvmlGpuInstanceGetComputeInstanceRemainingCapacity',
+    'nvmlGpuInstanceGetComputeInstances')
+"""Simulated functions that "require privileged user" or root in nvml.h 13."""
 
 
 class TestWithoutRoot(base.MachineTestCase):
@@ -55,13 +72,17 @@ class TestWithoutRoot(base.MachineTestCase):
                 processutils.ProcessExecutionError, run)
             self.assertIn('Permission denied', error.stderr)
 
+    def test_functions_that_need_root(self):
+        self.assertEqual([], [name for name in _NEEDS_ROOT
+                              if not symbols.TABLE[name].privileged])
+
     def test_instances_are_not_read(self):
         self.assert_code(pynvml.NVML_ERROR_NO_PERMISSION, self.instances,
                          self.at(_GPU), 9)
 
 
 class TestSharedState(base.MachineTestCase):
-    """Who may not write the state file, which root has made."""
+    """Users that may not write the state file, which root created."""
 
     host = 'dgx-a100-80'
 
@@ -75,7 +96,7 @@ class TestSharedState(base.MachineTestCase):
             self.host, os.path.join(directory, 'state.json')))
 
     def as_user(self, action):
-        """What ``action`` ends with for another user."""
+        """Return the exit code of ``action`` as another user."""
         child = os.fork()
         if child == 0:
             code = _FAILED
@@ -98,6 +119,10 @@ class TestSharedState(base.MachineTestCase):
         self.create(self.at(_GPU), 9, 4, 4)
         self.assertEqual(_DONE, self.as_user(
             lambda: len(self.instances(self.at(_GPU), 9)) == 1))
+        self.assertEqual(_DONE, self.as_user(
+            lambda: pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity(
+                pynvml.nvmlDeviceGetGpuInstanceById(
+                    self.at(_GPU), self.instances(self.at(_GPU), 9)[0]), 2)))
         self.assertEqual(_REFUSED, self.as_user(
             lambda: self.create(self.at(_GPU), 9, 0, 4)))
         self.assertEqual(1, len(self.instances(self.at(_GPU), 9)))

@@ -13,6 +13,7 @@
 """A state file: one machine that several processes see."""
 
 import fcntl
+import gc
 import json
 import os
 import subprocess
@@ -58,7 +59,7 @@ class TestStateFile(base.MachineTestCase):
         self.path = os.path.join(directory, 'state.json')
 
     def load(self):
-        """The machine anew, as another process would."""
+        """Load the machine anew, as another process would."""
         return machine_module.Machine.load('dgx-a100-40', self.path)
 
     def start(self, *arguments):
@@ -220,6 +221,8 @@ class TestStateFile(base.MachineTestCase):
     def test_no_descriptor_is_left_open(self):
         self.use(self.load())
         self.device()
+        # Other tests' machines close their files when they are collected.
+        gc.collect()
         before = len(os.listdir('/proc/self/fd'))
         for _ in range(5):
             self.create(self.device(), 19)
@@ -307,7 +310,7 @@ class TestStateFile(base.MachineTestCase):
 
 class TestDescriptors(base.MachineTestCase):
     def test_many_machines_keep_few_files_open(self):
-        """A test process has hundreds, and select() ends at 1024."""
+        """A test process has hundreds, but select() ends at 1024 files."""
         directory = self.useFixture(fixtures.TempDir()).path
         before = len(os.listdir('/proc/self/fd'))
         machines = [machine_module.Machine.load(

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The simulated sysfs: what is where, and what is no GPU."""
+"""The simulated sysfs: what is where, and what is not a GPU."""
 
 import errno
 import os

@@ -24,7 +24,7 @@ from cyborg_gpu_driver.tests.unit.simulator import base
 
 class ToolsTestCase(base.MachineTestCase):
     def refused(self, tool, *arguments):
-        """What a run that fails says on stderr, and its exit status."""
+        """Return the stderr and the exit status of a run that fails."""
         error = self.assertRaises(processutils.ProcessExecutionError, tool,
                                   *arguments)
         return error.stderr, error.exit_code
@@ -172,7 +172,7 @@ class TestNvidiaSmi(ToolsTestCase):
         return self.run_tool('--gpu-reset', '-i', self.gpu)
 
     def pend(self):
-        """Let MIG mode be left pending, and NVML be closed."""
+        """Let MIG mode be pending (off), and close NVML."""
         with self.machine.operation(write=True):
             self.machine.gpu(self.gpu).state.pending = False
         pynvml.nvmlShutdown()

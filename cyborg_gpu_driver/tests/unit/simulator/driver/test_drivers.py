@@ -62,7 +62,7 @@ class DriversTestCase(base.MachineTestCase):
         self.assertEqual(code, error.errno)
 
     def blocked(self, action, *args):
-        """A thread in a system call that has begun to wait."""
+        """Start a thread; return it when its system call waits."""
         waiting = threading.Event()
         self.go_on = threading.Event()
 
@@ -311,7 +311,7 @@ class TestOtherFunctions(DriversTestCase):
 
 
 class TestKernelReset(DriversTestCase):
-    """A write to ``reset`` asks nobody."""
+    """A write to ``reset`` asks neither the driver nor the guest."""
 
     def reset(self, address):
         self.sysfs.write('1', *_PCI, 'devices', address, 'reset')

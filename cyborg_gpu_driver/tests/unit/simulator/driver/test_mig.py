@@ -28,7 +28,7 @@ ONE, ONE_ME, ONE_DOUBLE, TWO, THREE, FOUR, SEVEN = 19, 20, 15, 14, 9, 5, 0
 
 
 def placements(device, profile_id):
-    """Possible placements, asked for as a caller does: size first."""
+    """Return the possible placements, as a caller does: count first."""
     count = ctypes.c_uint()
     pynvml.nvmlDeviceGetGpuInstancePossiblePlacements(
         device, profile_id, None, ctypes.byref(count))
@@ -39,7 +39,7 @@ def placements(device, profile_id):
 
 
 def profiles(device):
-    """Every profile by name, found the way that fits later drivers."""
+    """Return every profile by name, in a way that suits later drivers."""
     found = {}
     for enum in itertools.count():
         try:
@@ -194,7 +194,7 @@ class TestModes(base.MachineTestCase):
     host = 'mixed'
 
     def off(self, address):
-        """Take the A100 out of MIG mode, which also frees its VFs."""
+        """Disable the VFs of the A100, then its MIG mode."""
         self.machine.sriov_manage(address, enable=False)
         pynvml.nvmlDeviceSetMigMode(self.at(address), 0)
 
@@ -262,7 +262,7 @@ class TestModes(base.MachineTestCase):
         self.assertEqual(pynvml.NVML_SUCCESS,
                          pynvml.nvmlDeviceSetMigMode(device, 1))
         self.assertEqual([1, 1], pynvml.nvmlDeviceGetMigMode(device))
-        # The handle of before still works: nothing was reset.
+        # The earlier handle still works: nothing was reset.
         self.create(device, ONE)
 
     def test_hopper_with_a_process_stays_pending(self):

@@ -10,13 +10,14 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""vGPUs of several sizes on one GPU, and where they lie."""
+"""vGPUs of several sizes on one GPU, and their placements."""
 
 import ctypes
 import errno
 
 import pynvml
 
+from cyborg_gpu_driver.host.nvml import vgpu
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator.driver import placements
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
@@ -61,7 +62,7 @@ class TestTables(base.MachineTestCase):
                 size = placements.size(kind)
                 self.assertTrue(starts, kind.name)
                 self.assertLessEqual(len(starts), kind.max_instances)
-                # All of a size go beside each other, within the region.
+                # All vGPUs of a size fit side by side, within the region.
                 ends = [0] + [start + size for start in starts]
                 self.assertTrue(all(
                     end <= start for end, start
@@ -90,9 +91,11 @@ class MixedTestCase(base.MachineTestCase):
         return pynvml.nvmlDeviceGetVgpuHeterogeneousMode(self.at(self.gpu))
 
     def ids(self, function, type_id, *version):
-        found = function(self.at(self.gpu), type_id, *version)
-        return (found.placementSize,
-                [found.placementIds[n] for n in range(found.count)])
+        # With the layout of C: pynvml 13.580 has two fields of version 1 in
+        # the wrong order.
+        found = vgpu.PlacementList.from_buffer(
+            function(self.at(self.gpu), type_id, *version))
+        return found.placement_size, found.placement_ids[:found.count]
 
 
 class TestMode(MixedTestCase):
@@ -108,7 +111,7 @@ class TestMode(MixedTestCase):
 
     def test_it_goes_with_the_driver(self):
         self.mix()
-        # Nothing to do for sriov-manage: it does nothing.
+        # sriov-manage has nothing to do, and changes nothing.
         self.machine.sriov_manage(self.gpu)
         self.assertEqual(1, self.mixes())
         self.machine.sriov_manage(self.gpu, enable=False)
@@ -189,7 +192,7 @@ class TestPlacements(MixedTestCase):
                              function, self.device(), 459, *arguments)
 
     def test_as_many_as_there_are_places(self):
-        # Fewer than the ten of equal sizes.
+        # There are eight places, fewer than the ten of equal sizes.
         self.mix()
         for number in range(8):
             self.create_mdev(self.vfs[number], 457,
@@ -241,7 +244,7 @@ class TestWishes(MixedTestCase):
                          'vgpu_params')
 
     def placed(self, uuid):
-        """Where a vGPU with a guest is, as NVML tells."""
+        """Start a guest; return its vGPU's placement id from NVML."""
         self.machine.start_guest(uuid)
         vgpu = pynvml.nvmlDeviceGetActiveVgpus(self.at(self.gpu))[-1]
         return pynvml.nvmlVgpuInstanceGetPlacementId(vgpu)

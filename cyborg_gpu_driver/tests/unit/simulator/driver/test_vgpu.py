@@ -174,7 +174,7 @@ class TestMdevOnVirtualFunctions(base.MachineTestCase):
                          pynvml.nvmlVgpuInstanceGetMdevUUID(vgpu))
         self.assertEqual(number,
                          pynvml.nvmlVgpuInstanceGetGpuInstanceId(vgpu))
-        # Where it is in the guest, which has no driver yet.
+        # The PCI address in the guest, which has no driver yet.
         self.assertEqual('00000000:00:00.0',
                          pynvml.nvmlVgpuInstanceGetGpuPciId(vgpu))
         self.machine.stop_guest(base.UUID)
@@ -182,7 +182,7 @@ class TestMdevOnVirtualFunctions(base.MachineTestCase):
                          pynvml.nvmlVgpuInstanceGetType, vgpu)
 
     def time_sliced(self):
-        """The first GPU out of MIG mode, with virtual functions."""
+        """Turn MIG mode of the first GPU off, and enable its VFs again."""
         gpu = '0000:07:00.0'
         self.machine.sriov_manage(gpu, enable=False)
         pynvml.nvmlDeviceSetMigMode(self.device(), 0)
@@ -194,7 +194,7 @@ class TestMdevOnVirtualFunctions(base.MachineTestCase):
         self.assertEqual(0, self.available(self.vf, 463))
         self.assertEqual(1, self.available(self.vf, 461))
         self.create_mdev(self.vf, 461)
-        # Another framebuffer does not go beside it.
+        # A type of another framebuffer size does not fit beside it.
         self.assertEqual(0, self.available(self.other_vf, 457))
         self.create_mdev(self.other_vf, 461, base.OTHER_UUID)
         self.assertEqual(0, self.available('0000:07:00.6', 461))
@@ -254,7 +254,7 @@ class TestVendorVfio(base.MachineTestCase):
         self.assert_errno(errno.EIO, self.set_type, self.other_vf, big)
 
     def make(self):
-        """A vGPU on the first virtual function."""
+        """Make a vGPU on the first virtual function."""
         self.set_type(self.vf, 1145)
 
     def test_a_vgpu_has_a_vfio_device(self):
@@ -368,7 +368,7 @@ class TestVendorVfioWithMig(TestVendorVfio):
         self.create(self.device(), 47)
         self.set_type(self.vf, self.q3)
         self.assert_errno(errno.EIO, self.set_type, self.other_vf, self.q6)
-        # Another series of the same size goes beside it.
+        # A type of another series and the same size fits beside it.
         self.set_type(self.other_vf, self.a3)
         self.assertEqual('1', self.read(self.other_vf, 'placement_id'))
 

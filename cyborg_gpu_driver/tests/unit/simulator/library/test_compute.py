@@ -24,7 +24,7 @@ ONE, TWO, THREE, FOUR, SEVEN = 19, 14, 9, 5, 0
 
 class TestComputeInstances(base.MachineTestCase):
     def profiles(self, instance):
-        """Counts by slices of the profiles that share engines."""
+        """Return the counts of the profiles that share engines, by name."""
         found = {}
         for enum in range(pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
             try:
@@ -52,7 +52,7 @@ class TestComputeInstances(base.MachineTestCase):
         _, _, four = self.create(self.device(), FOUR)
         info = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
             four, pynvml.NVML_COMPUTE_INSTANCE_PROFILE_2_SLICE, 0)
-        # Multiprocessors are divided, engines shared.
+        # Multiprocessors are divided, engines are shared.
         self.assertEqual((1, 2, 28, 4, 2),
                          (info.id, info.sliceCount,
                           info.multiprocessorCount,

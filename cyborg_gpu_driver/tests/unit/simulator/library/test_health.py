@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What simulated GPUs say of their health."""
+"""What simulated GPUs report about their health."""
 
 import pynvml
 

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What NVML says of the live migration of vGPUs."""
+"""What NVML reports about the live migration of vGPUs."""
 
 import ctypes
 

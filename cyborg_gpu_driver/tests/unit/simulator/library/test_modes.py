@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Modes of a GPU (ECC, confidential computing, persistence), its fabric."""
+"""Modes of a GPU (ECC, confidential computing, persistence) and its fabric."""
 
 import ctypes
 
@@ -75,7 +75,7 @@ class PersistenceTest(base.MachineTestCase):
 
 class FabricTest(base.MachineTestCase):
     def state(self, host, kind=pynvml.c_nvmlGpuFabricInfo_v3_t):
-        """State and summary of the first GPU of a host."""
+        """Return the fabric state and health summary of a host's first GPU."""
         if self.machine.host.name != host:
             self.use(machine_module.Machine.load(host))
         info = kind()

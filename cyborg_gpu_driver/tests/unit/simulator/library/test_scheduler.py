@@ -88,7 +88,7 @@ class TestScheduler(base.MachineTestCase):
                 (0,), (4,), (EQUAL, 3), (EQUAL, DISABLE, 999999),
                 (EQUAL, DISABLE, 30000001), (EQUAL, ENABLE, None, (61, 0)),
                 (EQUAL, ENABLE, None, (0, 62)),
-                # A slice where adaptive round robin takes a factor.
+                # A time slice, but adaptive round robin takes a factor.
                 (EQUAL, DEFAULT, 5000000)):
             self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.set,
                              policy, *arguments)
@@ -188,7 +188,7 @@ class TestInstanceScheduler(base.MachineTestCase):
                 found.schedulerParams.vgpuSchedData.timeslice)
 
     def make_vgpu(self):
-        """A DC-1-8Q on the only instance; the function that carries it."""
+        """Make a DC-1-8Q on the only instance; return its function."""
         function = '0000:16:00.2'
         number = next(kind.type_id for kind
                       in self.machine.gpu(self.gpu).model.vgpu_types

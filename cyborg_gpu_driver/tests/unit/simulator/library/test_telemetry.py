@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What simulated GPUs refuse those who monitor them."""
+"""What simulated GPUs do not support in monitoring."""
 
 import pynvml
 
