@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""The accelerator requests of a server, where Nova did not ask for them.
+"""The accelerator requests of a server when Nova does not ask for them.
 
 Nova's compute manager asks Cyborg when it creates, starts, reboots or
 rebuilds a server. It does not ask when it resumes servers at the boot of the
@@ -32,9 +32,9 @@ LOG = logging.getLogger(__name__)
 
 _PROFILE = 'accel:device_profile'
 _LIMIT = 120.0
-"""Seconds that one process waits for Cyborg in all. After a power failure
+"""Seconds that one process waits for Cyborg in total. After a power failure
 cyborg-api may start later than a GPU host. Nova resumes one server after the
-other, so each server must not wait anew."""
+other, so the wait must not start again for each server."""
 _PAUSE = 5.0
 """Seconds between two attempts."""
 
@@ -52,7 +52,7 @@ class Requests:
 
     :param ask: returns the requests of a server from Cyborg, by Nova's
         context and the UUID of the server.
-    :param clock: seconds, of any beginning.
+    :param clock: seconds since any point in time.
     :param sleep: waits for a number of seconds.
     """
 
@@ -65,14 +65,14 @@ class Requests:
         self._left = _LIMIT
 
     def of(self, context: Any, instance: Any) -> list[dict[str, Any]]:
-        """The requests that are bound to a server on its host.
+        """Return the requests that are bound to a server on its host.
 
         :param context: Nova's request context.
         :param instance: Nova's instance.
         :returns: an empty list if the flavor has no device profile.
-        :raises RequestsUnknown: if Cyborg does not name them, or if one of
+        :raises RequestsUnknown: if Cyborg does not return them, or if one of
             them is not bound to the node of the server. Its handle would be
-            the address of another host.
+            an address on another host.
         """
         if not has_profile(instance):
             return []
@@ -96,7 +96,7 @@ class Requests:
                     raise exception.RequestsUnknown(
                         server=server, reason=str(error)) from error
                 LOG.warning(
-                    'Cyborg does not name the accelerators of server '
+                    'Cyborg does not return the accelerators of server '
                     '%(server)s: %(error)s. Next attempt in %(pause)d '
                     'seconds', {'server': server, 'error': error,
                                 'pause': _PAUSE})

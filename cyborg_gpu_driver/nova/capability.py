@@ -33,8 +33,8 @@ METHODS = {
         'self', 'context', 'instance', 'network_info', 'share_info',
         'block_device_info', 'accel_info'),
 }
-"""Methods of Nova's LibvirtDriver that are extended, and their parameters
-(nova/virt/libvirt/driver.py)."""
+"""Methods of Nova's LibvirtDriver that the patches extend, with their
+parameters (nova/virt/libvirt/driver.py)."""
 
 
 _FIRST_WITH_MDEVS = 34
@@ -44,7 +44,7 @@ _FIRST_WITH_QUOTAS = 34
 
 
 def nova_version() -> str:
-    """The installed Nova's version; ``''`` where there is none."""
+    """Return the installed Nova's version; ``''`` if there is none."""
     try:
         return importlib.metadata.version('nova')
     except importlib.metadata.PackageNotFoundError:
@@ -52,19 +52,19 @@ def nova_version() -> str:
 
 
 def mdev_problem() -> str:
-    """Why the Nova installed here cannot use handles of type MDEV.
+    """Return why the installed Nova cannot use handles of type MDEV.
 
-    Nova 31 to 33 leave every accelerator out of a guest that has one whose
-    handle is not of type PCI, and start the guest all the same. Released
-    Nova 34.0.0 is the first that attaches them (nova/virt/libvirt/driver.py:
+    If a guest has an accelerator whose handle is not of type PCI, Nova 31 to
+    33 start the guest without any of its accelerators. Nova 34.0.0 is the
+    first release that attaches them (nova/virt/libvirt/driver.py:
     ``_allocate_cyborg_mdevs``, and ``ah_type != 'MDEV'`` in
     ``_get_guest_config``). Development versions before it, such as
-    33.1.0.dev7, count as 33: a guest without its vGPU is worse than an offer
-    that is missing.
+    33.1.0.dev7, count as 33: a guest without its vGPU is worse than a missing
+    offer.
 
     On many GPU hosts nova-compute runs in another virtual environment or
-    container. Its version cannot be read from here then, and no problem is
-    reported. ``cyborg-gpu check`` asks the operator to look.
+    container. Then this process cannot read its version, and reports no
+    problem. ``cyborg-gpu check`` asks the operator to look.
 
     :returns: ``''`` if Nova attaches them, or is not installed here.
     """
@@ -77,14 +77,14 @@ def mdev_problem() -> str:
 
 
 def quota_problem() -> str:
-    """Why quotas for GPUs limit nothing in the Nova installed here.
+    """Return why GPU quotas have no effect in the installed Nova.
 
     Nova 34.0.0 is the first whose unified limits count what a device profile
     asks for (``request_spec_for_limits`` in nova/scheduler/utils.py). Nova
     33.0.2 counts the flavor's own resources only (``_get_deltas_by_flavor``
     in nova/limit/placement.py).
 
-    :returns: ``''`` if they are counted, or Nova is not installed here.
+    :returns: ``''`` if Nova counts them, or is not installed here.
     """
     version = nova_version()
     if not version or _major(version) >= _FIRST_WITH_QUOTAS:
@@ -94,16 +94,16 @@ def quota_problem() -> str:
 
 
 def _major(version):
-    """The first number of a version; 0 if it does not start with one."""
+    """Return the first number of a version; 0 if it has none."""
     number = version.partition('.')[0]
     return int(number) if number.isascii() and number.isdigit() else 0
 
 
 def mismatch(driver_class: Any, version: str) -> str:
-    """Why this Nova cannot be extended; ``''`` if it can.
+    """Return why this Nova cannot be extended; ``''`` if it can.
 
     :param driver_class: Nova's LibvirtDriver.
-    :param version: of Nova, such as ``34.0.0``.
+    :param version: version of Nova, such as ``34.0.0``.
     """
     major = version.partition('.')[0]
     tested = ', '.join(map(str, TESTED))

@@ -13,10 +13,10 @@
 
 """``cyborg-gpu-nova-compute``: nova-compute whose servers keep their GPUs.
 
-The released nova-compute. :mod:`cyborg_gpu_driver.nova.patches` extends its
-libvirt driver before it starts: vGPUs without mdev and groups of GPUs are
-attached, and servers have their accelerators after the boot of the host and in
-rescue mode.
+The program is the released nova-compute, whose libvirt driver
+:mod:`cyborg_gpu_driver.nova.patches` extends before the start. It attaches
+vGPUs without mdev and groups of GPUs, and servers have their accelerators
+after the boot of the host and in rescue mode.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def extend(driver_class: Any, version: str, ours: patches.Patches) -> str:
     """Extend Nova's libvirt driver, or guard it if it cannot be extended.
 
     :param driver_class: nova.virt.libvirt.driver.LibvirtDriver.
-    :param version: of Nova.
-    :returns: why it cannot be extended; ``''`` if it is.
+    :param version: version of Nova.
+    :returns: why the driver cannot be extended; ``''`` if it is extended.
     """
     reason = capability.mismatch(driver_class, version)
     if reason:
@@ -51,12 +51,12 @@ def extend(driver_class: Any, version: str, ours: patches.Patches) -> str:
 
 
 def with_credentials(cyborg: Any, context_module: Any) -> None:
-    """Let Nova ask Cyborg when no user does, such as at the boot of the host.
+    """Let Nova ask Cyborg without a user, such as at the boot of the host.
 
-    Nova's client uses the token of the user who asked. At its start
-    nova-compute has a context without a token, and each request of the client
-    fails. The user of ``[service_user]`` is used then, whom Nova uses in such
-    cases for volumes (nova/context.py: ``get_nova_service_user_context``).
+    Nova's client uses the token of the requesting user. When nova-compute
+    starts, it has a context without a token, and each request of the client
+    fails. The client then uses the user of ``[service_user]``, as Nova does
+    for volumes (nova/context.py: ``get_nova_service_user_context``).
 
     :param cyborg: nova.accelerator.cyborg.
     :param context_module: nova.context.
@@ -71,7 +71,7 @@ def with_credentials(cyborg: Any, context_module: Any) -> None:
 
 
 def requests(cyborg: Any) -> bound.Requests:
-    """Accelerator requests, read with Nova's own client of Cyborg.
+    """Return a reader of accelerator requests that uses Nova's client.
 
     :param cyborg: nova.accelerator.cyborg.
     """
@@ -83,10 +83,11 @@ def requests(cyborg: Any) -> bound.Requests:
 def main() -> int:
     """Run nova-compute with the options of the command line.
 
-    :returns: 1 if it is not started; otherwise Nova decides.
+    :returns: 1 if nova-compute is not started; otherwise Nova decides.
     """
     try:
-        # The very first of Nova: it decides how the process does threads.
+        # Import this module of Nova first: it selects the threading model
+        # of the process.
         command = importlib.import_module('nova.cmd.compute')
         context = importlib.import_module('nova.context')
         cyborg = importlib.import_module('nova.accelerator.cyborg')
@@ -114,7 +115,7 @@ def main() -> int:
         _say(f'Nova {version} attaches vGPUs on virtual functions of vendor '
              'VFIO, groups of GPUs, and accelerators at the boot of the host '
              'and in rescue mode')
-    # Nova looks for the configuration files of the program's name.
+    # Nova derives the names of its configuration files from the program's.
     sys.argv[0] = 'nova-compute'
     command.main()
     return 0

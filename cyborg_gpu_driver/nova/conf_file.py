@@ -24,13 +24,14 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.nova import device_spec
 
 _UNREADABLE = (cfg.Error, OSError, ValueError, OverflowError, RecursionError)
-"""What oslo.config raises of a file: the last of an option that refers to
-itself, or JSON in it that goes too deep; that before of a pattern in it."""
+"""The errors that oslo.config or the parser raises for a file: RecursionError
+for an option that refers to itself or for JSON that is nested too deeply,
+OverflowError for a pattern."""
 
 
 @dataclasses.dataclass(frozen=True)
 class NovaConf:
-    """What a host's nova.conf says of its PCI devices and mdevs."""
+    """What a host's nova.conf says about its PCI devices and mdevs."""
 
     paths: tuple[str, ...]
     device_spec: tuple[device_spec.DeviceSpec, ...] = ()
@@ -39,12 +40,12 @@ class NovaConf:
 
 
 def read(paths: Sequence[str]) -> NovaConf:
-    """Read nova.conf, the later file over the earlier.
+    """Read nova.conf; a later file overrides an earlier one.
 
     Names and deprecated names are those of nova/conf/pci.py and
     nova/conf/devices.py of Nova 34.
 
-    :raises InvalidValue: if a file, or what it says, cannot be read.
+    :raises InvalidValue: if a file or its content cannot be read.
     """
     conf = cfg.ConfigOpts()
     conf.register_opts([

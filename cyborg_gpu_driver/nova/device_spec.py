@@ -11,10 +11,11 @@
 # under the License.
 
 
-"""Which PCI functions a ``[pci] device_spec`` of Nova's matches: pure.
+"""Which PCI functions a ``[pci] device_spec`` of Nova matches: pure.
 
-As nova/pci/devspec.py of Nova 34 does it; a test compares the two. Written
-anew because Nova need not be installed where cyborg-agent is.
+It matches as nova/pci/devspec.py of Nova 34 does; a test compares the two.
+This is a separate implementation, because Nova need not be installed where
+cyborg-agent runs.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Function:
     vendor_id: str
     product_id: str
     parent: model.PciAddress | None = None
-    """The GPU, of a virtual function."""
+    """The GPU, if this is a virtual function."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,14 +58,14 @@ class DeviceSpec:
     """One entry of ``[pci] device_spec``."""
 
     text: str
-    """As it is written in nova.conf."""
+    """The entry as written in nova.conf."""
     tags: Mapping[str, Any]
-    """Everything else that it says."""
+    """All other keys of the entry."""
     vendor_id: str = _ANY
     product_id: str = _ANY
     address: Mapping[str, str | re.Pattern[str]] | None = None
-    """A pattern for each part of the address; None matches none (an entry
-    that names a network interface)."""
+    """A pattern for each part of the address. None matches no function: the
+    entry names a network interface."""
 
     @property
     def managed(self) -> bool:
@@ -79,18 +80,18 @@ class DeviceSpec:
 
     @property
     def traits(self) -> frozenset[str]:
-        """The traits that it names."""
+        """The traits that the entry names."""
         return frozenset(filter(None, (
             name.strip() for name
             in str(self.tags.get('traits') or '').split(','))))
 
     def matches(self, function: Function) -> bool:
-        """Whether Nova gives ``function`` to servers by this entry."""
+        """Whether this entry lets Nova give ``function`` to servers."""
         if (self.address is None
                 or self.vendor_id not in (_ANY, function.vendor_id)
                 or self.product_id not in (_ANY, function.product_id)):
             return False
-        # An entry that names a GPU speaks of its virtual functions too.
+        # An entry that names a GPU covers its virtual functions too.
         by_parent = (function.parent is not None and self._is_plain
                      and self._matches(function.parent))
         return by_parent or self._matches(function.address)
@@ -109,9 +110,9 @@ class DeviceSpec:
 
 
 def parse(texts: Sequence[str]) -> tuple[DeviceSpec, ...]:
-    """The entries of the option.
+    """Return the entries of the option.
 
-    :raises InvalidValue: naming the one that Nova would refuse.
+    :raises InvalidValue: if Nova would refuse an entry; names that entry.
     """
     return tuple(spec for text in texts for spec in _parse(text))
 
@@ -142,7 +143,7 @@ def _spec(text, entry):
 
 
 def _address(value):
-    """Patterns by part, of a glob or of regular expressions."""
+    """Return the pattern of each part, from a glob or regular expressions."""
     if isinstance(value, dict):
         return {part: re.compile(value.get(part, '.*')) for part in _PARTS}
     rest, _, function = (value or '').partition('.')

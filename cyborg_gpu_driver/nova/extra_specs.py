@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Flavor extra specs of ours, for Nova's API.
+"""The flavor extra specs of this driver, for Nova's API.
 
 nova-api finds the validators by the entry point
 ``nova.api.extra_spec_validators``. It then refuses a flavor with an extra
@@ -24,7 +24,7 @@ from cyborg_gpu_driver.nova.weighing import placement
 
 
 def register() -> list[base.ExtraSpecValidator]:
-    """Called by nova-api when it starts."""
+    """Return the validators; nova-api calls this when it starts."""
     return [
         base.ExtraSpecValidator(
             name=placement.PLACEMENT,

@@ -11,7 +11,7 @@
 # under the License.
 """Refuses GPUs that a request must not have, and chooses on a single host.
 
-For nova-scheduler, the only one that imports it::
+Only nova-scheduler imports this module::
 
     [filter_scheduler]
     available_filters = nova.scheduler.filters.all_filters
@@ -34,9 +34,10 @@ LOG = logging.getLogger(__name__)
 class GpuFilter(filters.BaseHostFilter, filters.CandidateFilterMixin):
     """Drops the GPUs, and hosts, that the placement policy rules out.
 
-    A host that has several GPUs for a request is several attempts then,
-    while there are few hosts. Nova skips the weighers if one is left, so the
-    filter puts the best GPU of that one first. Requests without a GPU pass.
+    If few hosts are left, the filter lists a host that has several GPUs for
+    a request as several attempts. Nova skips the weighers if only one host is
+    left, so the filter puts the best GPU of that host first. Requests without
+    a GPU pass.
     """
 
     def __init__(self):
@@ -45,7 +46,7 @@ class GpuFilter(filters.BaseHostFilter, filters.CandidateFilterMixin):
 
     def filter_all(self, filter_obj_list, spec_obj):
         hosts = list(filter_obj_list)
-        # A rebuild stays where it is, and has no allocation candidates.
+        # A rebuild stays on its host and has no allocation candidates.
         if (not chooser.resource_classes(spec_obj)
                 or utils.request_is_rebuild(spec_obj)):
             return hosts
@@ -59,7 +60,7 @@ class GpuFilter(filters.BaseHostFilter, filters.CandidateFilterMixin):
             return hosts
         request = self._chooser.request(spec_obj, wish, hosts)
         if request is None:
-            # Of isolated GPUs the bind refuses what must not be.
+            # The bind refuses servers that an isolated GPU must not have.
             return [host for host, is_strict
                     in zip(hosts, strict, strict=True) if not is_strict]
         now = self._chooser.current(request)

@@ -11,11 +11,11 @@
 # under the License.
 
 
-"""Cyborg's handles as nova-compute gets them: what they stand for here.
+"""Cyborg's handles as nova-compute gets them: their devices on this host.
 
-A virtual function of vendor VFIO is told from sysfs alone: it has
-``nvidia/current_vgpu_type`` and no mdev types. A handle of a group of GPUs
-tells it itself, and sysfs whether they are GPUs of this host.
+sysfs alone identifies a virtual function of vendor VFIO: it has
+``nvidia/current_vgpu_type`` and no mdev types. The handle of a group of GPUs
+names the GPUs, and sysfs shows whether they are GPUs of this host.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ _DISPLAY = ('0x0300', '0x0302')
 
 
 class HandleReader:
-    """Tells virtual functions of vendor VFIO among handles.
+    """Finds the virtual functions and groups of GPUs that handles name.
 
-    :param sysfs: of this machine.
+    :param sysfs: sysfs of this machine.
     """
 
     def __init__(self, sysfs: sysfs_module.Sysfs):
         self._sysfs = sysfs
 
     def function(self, arq: Mapping[str, Any]) -> model.PciAddress | None:
-        """The virtual function that a bound accelerator request names.
+        """Return the virtual function of a bound accelerator request.
 
-        :param arq: as Cyborg's API gives it.
-        :returns: None for any other handle, which is Nova's own business.
+        :param arq: as Cyborg's API returns it.
+        :returns: None for any other handle, which Nova attaches by itself.
         :raises HandleRefused: if the function does not carry the vGPU that
-            the handle stands for, so that nobody else's is attached.
+            the handle stands for, so that no other vGPU is attached.
         """
         address = addresses.of_handle(arq)
         if address is None or addresses.of_group(arq) is not None:
@@ -68,7 +68,7 @@ class HandleReader:
         wanted = _TYPE.fullmatch(asked if isinstance(asked, str) else '')
         if wanted is None:
             raise _refusal(arq, address,
-                           f'{asked!r} is no vGPU type of NVIDIA')
+                           f'{asked!r} is not an NVIDIA vGPU type')
         if current != wanted['number']:
             raise _refusal(
                 arq, address, f'it has vGPU type {current} (0 is none) '
@@ -77,11 +77,11 @@ class HandleReader:
 
     def group(self, arq: Mapping[str, Any]
               ) -> tuple[model.PciAddress, ...] | None:
-        """The GPUs of a bound accelerator request for a group of them.
+        """Return the GPUs of a bound accelerator request for a group.
 
-        :param arq: as Cyborg's API gives it.
+        :param arq: as Cyborg's API returns it.
         :returns: None for any other handle.
-        :raises HandleRefused: if it does not name GPUs of this host.
+        :raises HandleRefused: if the handle does not name GPUs of this host.
         """
         found = addresses.of_group(arq)
         for address in found or ():

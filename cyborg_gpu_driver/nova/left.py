@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""GPUs whose vGPUs are left to Nova's own PCI code, and what they carry."""
+"""GPUs whose vGPUs Nova's own PCI code hands out, and the vGPUs on them."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def is_left(gpu: model.Gpu, policy: policies_module.Policy,
 def assigned(gpu: model.Gpu, policy: policies_module.Policy,
              remembered: Mapping[model.PciAddress, str],
              live_migratable: bool = False) -> tuple[pci_config.Assigned, ...]:
-    """The fixed vGPUs of one GPU, made already or yet to be made.
+    """Return the fixed vGPUs of one GPU, whether they exist yet or not.
 
     :param remembered: see :func:`cyborg_gpu_driver.partition.fixed.plan`.
-    :param live_migratable: whether NVML says that they can migrate.
+    :param live_migratable: whether the vGPUs can migrate, by NVML.
     :raises FixedVgpusRefused: if the GPU cannot carry what the policy says.
     """
     return tuple(
@@ -53,7 +53,7 @@ def assigned(gpu: model.Gpu, policy: policies_module.Policy,
 
 
 def _assigned(gpu, policy, assignment, live_migratable):
-    # Resource class and traits are those that Cyborg would give the type.
+    # Cyborg would give the type the same resource class and traits.
     offer = offers.Offer(
         gpu=gpu.address, policy=policy.name, mode=policy.mode,
         profile=assignment.name, total=1,

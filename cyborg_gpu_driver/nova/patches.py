@@ -11,25 +11,25 @@
 # under the License.
 
 
-"""What ``cyborg-gpu-nova-compute`` adds to Nova's libvirt driver.
+"""The patches that ``cyborg-gpu-nova-compute`` adds to Nova's libvirt driver.
 
 Nova knows two kinds of accelerator handles: PCI, attached with
-``managed='yes'``, and MDEV, for which it finds or makes a mediated device.
+``managed='yes'``, and MDEV, for which Nova finds or creates a mediated device.
 A vGPU on a kernel without mdev (vendor VFIO) is neither: it is a virtual
-function that must stay with its driver, ``managed='no'``. Cyborg calls its
-agent for MDEV handles only, so Cyborg has such a vGPU as an MDEV handle, and
-the patches turn it into a PCI device.
+function that must keep its driver, ``managed='no'``. Cyborg calls its agent
+only for MDEV handles. So such a vGPU has an MDEV handle in Cyborg, and the
+patches turn it into a PCI device.
 
 A group of GPUs that NVLink connects has one handle of type MDEV, too. The
-patches turn it into as many PCI devices, which Nova attaches as it attaches
-any whole GPU.
+patches turn it into one PCI device per GPU. Nova attaches them like any whole
+GPU.
 
-Nova also writes domains without asking for accelerators: when it resumes
-servers at the boot of the host, and when it rescues a server. The patches ask
-for them there. Everything that Nova does with accelerators on a host passes
-through the patched methods: ``_get_guest_config`` writes each domain, and
-``_hard_reboot`` also destroys the old domain before. Everything else reaches
-Nova's own methods unchanged.
+Nova also writes domains without asking Cyborg for accelerators: when it
+resumes servers at the boot of the host, and when it rescues a server. In
+these cases the patches ask Cyborg. All that Nova does with accelerators on a
+host passes through the patched methods: ``_get_guest_config`` writes each
+domain, and ``_hard_reboot`` first destroys the old domain. Everything else
+reaches Nova's own methods unchanged.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ _FUNCTION = 'cyborg_gpu_driver_function'
 
 
 class Patches:
-    """The patched methods, around Nova's own.
+    """The patched methods, which wrap Nova's own.
 
-    :param reader: tells which handles are virtual functions.
-    :param requests: reads accelerator requests where Nova did not.
-    :param refuse: makes Nova's exception of the reason; raised, it fails
-        what Nova is about to do.
+    :param reader: finds handles of virtual functions and of groups of GPUs.
+    :param requests: reads accelerator requests when Nova does not.
+    :param refuse: returns an exception of Nova with the reason; raising it
+        fails the operation of Nova.
     """
 
     def __init__(self, reader: handles.HandleReader,
@@ -69,7 +69,7 @@ class Patches:
         self._refuse = refuse
 
     def install(self, driver_class: Any) -> None:
-        """Extend Nova's LibvirtDriver; extending again changes nothing."""
+        """Extend Nova's LibvirtDriver. A second call changes nothing."""
         for name, make in (
                 ('_allocate_cyborg_mdevs', self._allocate),
                 ('_get_guest_config', self._guest_config),
@@ -78,7 +78,7 @@ class Patches:
             _replace(driver_class, name, make)
 
     def install_guard(self, driver_class: Any) -> None:
-        """Refuse what only the patches could do, on an unknown Nova.
+        """Refuse, on an unknown Nova, what only the patches can do.
 
         Uses only what virt drivers have in common (nova/virt/driver.py).
         """
@@ -90,7 +90,10 @@ class Patches:
             _replace(driver_class, resume, self._without_accelerators)
 
     def _without_functions(self, original):
-        """Nova would look for an mdev, or let libvirt unbind the driver."""
+        """Refuse handles that only the patches can attach.
+
+        Nova would look for an mdev, or let libvirt unbind the driver.
+        """
         signature = inspect.signature(original)
 
         def guarded(*args, **kwargs):
@@ -109,7 +112,7 @@ class Patches:
         return guarded
 
     def _without_accelerators(self, original):
-        """Nova would start the server without its GPU."""
+        """Refuse to resume a server that Nova would start without its GPU."""
         signature = inspect.signature(original)
 
         def resume_state_on_host_boot(*args, **kwargs):
@@ -140,7 +143,7 @@ class Patches:
             raise self._refuse(str(error)) from error
 
     def _allocate(self, original):
-        """Nova is to look for, and to make, real mdevs only."""
+        """Let Nova look for, and create, real mdevs only."""
         def _allocate_cyborg_mdevs(driver, accel_info):
             return original(driver, [
                 arq for arq in accel_info if self._group(arq) is None
@@ -148,8 +151,7 @@ class Patches:
         return _allocate_cyborg_mdevs
 
     def _guest_config(self, original):
-        """The guest's handles: groups and virtual functions as PCI devices.
-        """
+        """Pass groups and virtual functions to Nova as PCI devices."""
         signature = inspect.signature(original)
 
         def _get_guest_config(driver, *args, **kwargs):
@@ -169,10 +171,10 @@ class Patches:
 
     def _as_pci(self, accel_info: Iterable[dict[str, Any]]
                 ) -> list[dict[str, Any]]:
-        """Accelerator requests with what we attach as PCI handles.
+        """Return accelerator requests with PCI handles for Nova to attach.
 
-        Copies: Nova keeps what it got from Cyborg. A group becomes one for
-        each of its GPUs.
+        Changed requests are copies: Nova keeps what it got from Cyborg. A
+        group becomes one request for each of its GPUs.
         """
         found: list[dict[str, Any]] = []
         for arq in accel_info:
@@ -219,7 +221,7 @@ def _takes_accel_info(driver_class, name):
 
 
 def _add_devices(original):
-    """Attach our functions as Nova does, but not managed."""
+    """Attach the vGPUs' virtual functions as Nova does, but not managed."""
     def _guest_add_accel_pci_devices(driver, guest, accel_info):
         for arq in accel_info:
             if _FUNCTION not in arq:
@@ -237,7 +239,7 @@ def _add_devices(original):
 
 
 class _Collected:
-    """Stands for a guest's configuration and keeps what is added to it."""
+    """A stand-in for a guest's configuration that collects its devices."""
 
     def __init__(self):
         self.devices = []

@@ -11,12 +11,12 @@
 # under the License.
 
 
-"""Nova's ``[pci]`` lines for virtual functions that are left to it: pure.
+"""Nova's ``[pci]`` lines for virtual functions that Nova hands out: pure.
 
-What Nova 34 takes (nova/conf/pci.py, nova/pci/devspec.py) and refuses
-(nova/compute/pci_placement_translator.py): all functions of one GPU that it
-reports to Placement have the same resource class and the same traits; without
-Placement, an alias asks for vendor and product and for nothing else.
+The lines follow what Nova 34 accepts (nova/conf/pci.py, nova/pci/devspec.py)
+and refuses (nova/compute/pci_placement_translator.py): all functions of one
+GPU that Nova reports to Placement have the same resource class and the same
+traits; without Placement, an alias asks only for vendor and product.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 
 LIVE_MIGRATABLE = 'live_migratable'
-"""A key of ``device_spec`` and ``alias``, since Nova 2025.1. Without it Nova
-migrates no server that has the function."""
+"""A key of ``device_spec`` and ``alias``, since Nova 2025.1. Without the key,
+Nova does not live-migrate a server that has the function."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Assigned:
-    """A virtual function with the vGPU that it carries, or is to carry."""
+    """A virtual function and the vGPU that it carries or will carry."""
 
     function: model.PciAddress
     gpu: model.PciAddress
     vendor_id: str
     product_id: str
-    """Of the GPU; its virtual functions have the same."""
+    """Product ID of the GPU; its virtual functions have the same."""
     type_name: str
     """``L40S-12Q``, which names the alias."""
     resource_class: str
     traits: tuple[str, ...] = ()
-    """Those for Placement, without Nova's own."""
+    """The traits for Placement, without those of Nova."""
     live_migratable: bool = False
-    """Whether NVML says that the GPU's vGPUs can be live-migrated."""
+    """Whether the GPU's vGPUs can be live-migrated, by NVML."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PciConfig:
-    """What nova.conf is to say."""
+    """What nova.conf needs to say."""
 
     in_placement: bool
     assigned: tuple[Assigned, ...]
@@ -66,7 +66,7 @@ class PciConfig:
     """For nova-api and nova-compute of every host."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, options as in nova.conf."""
+        """Return plain data, with the options as in nova.conf."""
         found: dict[str, dict[str, Any]] = {'pci': {
             'device_spec': list(self.device_spec),
             'alias': list(self.alias)}}
@@ -76,7 +76,7 @@ class PciConfig:
         return found
 
     def dump(self) -> str:
-        """The lines of nova.conf."""
+        """Return the lines of nova.conf."""
         lines = list(_hints(self))
         lines.append('[pci]')
         for index, (spec, item) in enumerate(
@@ -91,10 +91,10 @@ class PciConfig:
 
 def build(assigned: Iterable[Assigned], in_placement: bool = True
           ) -> PciConfig:
-    """The lines that hand out ``assigned``, by address.
+    """Return the lines that hand out ``assigned``, sorted by address.
 
     :param in_placement: whether Nova counts PCI devices in Placement.
-    :raises NovaConfigRefused: if Nova could not tell the vGPUs apart.
+    :raises NovaConfigRefused: if Nova could not distinguish the vGPUs.
     """
     found = tuple(sorted(assigned, key=lambda item: item.function))
     reason = _refusal(found, in_placement)
@@ -111,7 +111,7 @@ def build(assigned: Iterable[Assigned], in_placement: bool = True
 
 
 def refusal(assigned: Sequence[Assigned], in_placement: bool) -> str:
-    """Why Nova could not tell the vGPUs apart; ``''`` if it can."""
+    """Return why Nova could not distinguish the vGPUs; ``''`` if it can."""
     error = _refusal(assigned, in_placement)
     return '' if error is None else str(error)
 
@@ -157,9 +157,12 @@ def _device_spec(item, in_placement):
 
 
 def _alias(item, in_placement, fixed):
-    """:param fixed: types that a GPU has whose vGPUs cannot migrate."""
+    """Return the alias of a vGPU type.
+
+    :param fixed: types of the GPUs whose vGPUs cannot migrate.
+    """
     alias = {'name': item.type_name, 'device_type': 'type-VF'}
-    # With it, an alias asks for migratable functions and no others
+    # With this key, an alias asks for migratable functions and no others
     # (_filter_pools_for_live_migratable_devices in nova/pci/stats.py).
     if item.type_name not in fixed:
         alias[LIVE_MIGRATABLE] = 'yes'

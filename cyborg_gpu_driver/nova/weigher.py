@@ -9,9 +9,9 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Weighs hosts by what a request costs of what their GPUs have left.
+"""Weighs hosts by how much of their GPUs' free capacity a request costs.
 
-For nova-scheduler, the only one that imports it::
+Only nova-scheduler imports this module::
 
     [filter_scheduler]
     weight_classes = nova.scheduler.weights.all_weighers,
@@ -37,12 +37,13 @@ LOG = logging.getLogger(__name__)
 class GpuWeigher(weights.BaseHostWeigher):
     """Prefers the host with the best GPU by the placement policy.
 
-    Hosts of which nothing is known weigh as much as the others on average,
-    and those without room, as after a claim, least. Requests without a GPU
-    weigh nothing and ask Placement for nothing.
+    A host about which nothing is known gets the average weight of the others.
+    A host without room, for example after a claim, gets the least. A request
+    without a GPU gives all hosts the weight 0 and does not query Placement.
     """
 
-    # Weights are so already, but for those that come after all others.
+    # The weights are in this range already, except those of further and
+    # impossible attempts, which are below all others.
     minval = 0.0
     maxval = 1.0
 
@@ -64,7 +65,7 @@ class GpuWeigher(weights.BaseHostWeigher):
             return [0.0] * len(hosts)
         with self._chooser.choosing(request) as now:
             weights = self._weigh(now, hosts)
-            # The one that Nova puts first, if it calls us last.
+            # The host that Nova puts first, if this weigher is the last.
             totals = [weighed.weight + self.weight_multiplier(host) * weight
                       for weighed, host, weight in zip(
                           weighed_obj_list, hosts, weights, strict=True)]

@@ -11,7 +11,8 @@
 # under the License.
 
 
-"""What the GPUs have left, read from Placement host by host and kept."""
+"""Reads the free capacity of GPUs from Placement, host by host, and caches
+it."""
 
 from __future__ import annotations
 
@@ -37,39 +38,41 @@ from cyborg_gpu_driver.nova.weighing import published
 LOG = logging.getLogger(__name__)
 
 VERSION = '1.36'
-"""Nova's own for allocation candidates; 1.31 brought ``in_tree``, and 1.29
-the whole trees."""
+"""The version that Nova uses for allocation candidates; 1.31 added
+``in_tree``, and 1.29 the whole trees."""
 AT_ONCE = 32
-"""Hosts that are read for one scheduling request, at most."""
+"""The maximum number of hosts that are read for one scheduling request."""
 _READING_LIMIT = 1.0
 """Seconds after which no further host is read for the same request."""
 _FIRST = 5.0
 """Seconds for which a request waits while another one reads, if nothing is
-known yet of any host on which it may go."""
+known yet about any of its hosts."""
 _RETRY = 10.0
-"""Seconds for which Placement is left alone after it has failed."""
+"""Seconds for which Placement is not asked again after a failure."""
 _RARELY = 60
 """A host that does not change is read again after at most so many times the
-time for which an answer holds."""
+time for which an answer is valid."""
 _FORGOTTEN = 600.0
-"""Seconds after which a host is forgotten that no request has named."""
+"""Seconds after which a host that no request has named is forgotten."""
 
 
 @dataclasses.dataclass(slots=True)
 class _Host:
-    """What is known of a host.
+    """What is known about a host.
 
-    :ivar mark: what Nova knew of it when it was read.
-    :ivar due: when to read it again, by the clock.
-    :ivar pause: seconds from the last read until then.
-    :ivar seen: when a request named it last.
-    :ivar names: of its providers by UUID.
+    :ivar mark: what Nova knew about the host when it was read.
+    :ivar due: when to read the host again, by the clock.
+    :ivar pause: seconds from the last read until ``due``.
+    :ivar began: when the last read began, by the clock.
+    :ivar seen: when a request named the host last.
+    :ivar names: names of its providers by UUID.
     """
 
     seen: float
     mark: Hashable = None
     due: float = 0.0
     pause: float = 0.0
+    began: float = 0.0
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
     gpus: tuple[published.Gpu, ...] = ()
     part: weigher_cost.Fleet = dataclasses.field(
@@ -77,21 +80,21 @@ class _Host:
 
 
 class Reader:
-    """Reads the hosts of a request that may have changed, and no others.
+    """Reads only the hosts of a request that may have changed.
 
-    A host is read with one request; the names, by which providers belong to
-    a GPU, take a second one when there is a provider that is not known yet.
-    A host is read again when Nova knows it to have changed, and otherwise
-    after a while, which doubles as long as it stays the same. For one
-    scheduling request at most :data:`AT_ONCE` hosts are read: first those
-    that have changed, then by turns one that is due the longest and a new
-    one. The others are as they were read before.
+    Reading a host takes one HTTP request. The names, which tell the GPU of a
+    provider, take a second one if a provider is not known yet. A host is read
+    again when Nova knows that it has changed, and otherwise after a pause,
+    which doubles as long as the host stays the same. For one scheduling
+    request at most :data:`AT_ONCE` hosts are read: first those that have
+    changed, then in turns the host that is due the longest and a new one.
+    The other hosts are as they were read before.
 
-    Threads may share one. While one of them reads, the others go by what
-    was read before. Only if that is nothing they wait, for a while.
+    Thread-safe. While one thread reads, the others use what was read before.
+    Only if nothing was read before, they wait for a while.
 
     :param get: asks Placement: ``get(url, version=...)``.
-    :param keep: seconds for which an answer holds.
+    :param keep: seconds for which an answer is valid.
     :param most: how many hosts to keep; a request may name more. Those that
         no request has named for the longest time are forgotten.
     """
@@ -107,31 +110,31 @@ class Reader:
             collections.OrderedDict())
         self._fleet = weigher_cost.Fleet(())
         self._known: frozenset[str] = frozenset()
-        """The hosts in it."""
+        """The hosts in the fleet."""
         self._failed = False
         self._retry = 0.0
 
     @property
     def hosts(self) -> int:
-        """How many hosts are kept."""
+        """The number of hosts that are kept."""
         return len(self._hosts)
 
     @property
     def latest(self) -> weigher_cost.Fleet:
-        """What was read last, by whatever request."""
+        """The fleet that was read last, for any request."""
         return self._fleet
 
     def fleet(self, resource_classes: Sequence[str],
               hosts: Mapping[str, Hashable],
               changing: Container[str] = ()) -> weigher_cost.Fleet | None:
-        """What the GPUs of these and other hosts have left.
+        """Return the free capacity of the GPUs of these and other hosts.
 
         :param resource_classes: what the request asks for.
-        :param hosts: for the UUID of each compute node on which it may go,
-            a value that differs when the host has changed.
-        :param changing: compute nodes on which a server was just put. They
-            are read as soon as an answer holds no more.
-        :returns: None if that cannot be told now; it has been logged, once.
+        :param hosts: by the UUID of each compute node that can take the
+            server, a value that differs when the host has changed.
+        :param changing: compute nodes that were just chosen for a server.
+            They are read again as soon as their answer is no longer valid.
+        :returns: None if Placement cannot be read; that is logged once.
         """
         waits = hosts and self._known.isdisjoint(hosts)
         if self._reading.acquire(blocking=False) or (
@@ -154,7 +157,7 @@ class Reader:
                     break
             self._forget(now, max(self._most, len(hosts)))
         except Exception as error:
-            # Whatever it is: a weigher must not fail a request.
+            # A weigher must not fail a request, whatever the error is.
             if not self._failed:
                 LOG.warning('Hosts are not weighed by the free capacity of '
                             'their GPUs: %s', error)
@@ -168,11 +171,12 @@ class Reader:
         if changed:
             self._fleet = weigher_cost.Fleet.of(
                 (host.part for host in self._hosts.values()),
-                self._fleet.number + 1)
+                self._fleet.number + 1,
+                {uuid: host.began for uuid, host in self._hosts.items()})
             self._known = frozenset(self._hosts)
 
     def _due(self, hosts, now, changing):
-        """The hosts to read now, the most urgent first."""
+        """Return the hosts to read now, the most urgent first."""
         changed, due, new = [], [], []
         for uuid, mark in hosts.items():
             host = self._hosts.get(uuid)
@@ -190,14 +194,16 @@ class Reader:
             if now >= when:
                 due.append((when, uuid))
         old = [uuid for _due, uuid in heapq.nsmallest(AT_ONCE, due)]
-        # Neither may keep the other waiting for good.
+        # Neither group may keep the other waiting forever.
         mixed = itertools.chain.from_iterable(
             itertools.zip_longest(old, new[:AT_ONCE]))
         return [*changed, *filter(None, mixed)][:AT_ONCE]
 
     def _read_host(self, uuid, mark, resource_class):
         host = self._hosts.get(uuid) or _Host(self._clock())
+        began = self._clock()
         gpus = self._gpus(uuid, host, resource_class)
+        host.began = began
         if host.mark != mark or gpus != host.gpus:
             host.pause = self._keep
         else:
@@ -221,7 +227,7 @@ class Reader:
             f'/allocation_candidates?limit=1&resources={resource_class}:1'
             f'&in_tree={uuid}')['provider_summaries']
         if not summaries:
-            # That no more is to be had of the class is all there is to know.
+            # The only information is that nothing of the class is left.
             return published.sold_out(host.gpus, resource_class)
         if published.nameless(summaries, host.names):
             host.names = {

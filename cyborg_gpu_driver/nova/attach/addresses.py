@@ -10,13 +10,13 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which GPUs a handle names that stands for a group of them. Pure.
+"""The GPUs that the handle of a group of GPUs names. Pure.
 
 Cyborg gives a server one handle for each accelerator request, and a handle of
 type PCI has one address. So a group has a handle of type MDEV, whose
-``addresses`` are all of its GPUs. A plain nova-compute looks for a mediated
-device of type ``nvlink-2`` then, finds none, and the server does not start:
-it never gets one GPU only.
+``addresses`` are those of all its GPUs. A plain nova-compute looks for a
+mediated device of type ``nvlink-2``, does not find it, and the server does
+not start. Therefore a server never gets only one GPU of the group.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _PARTS = ('domain', 'bus', 'device', 'function')
 
 
 def of_handle(arq: Mapping[str, Any]) -> model.PciAddress | None:
-    """The function that an MDEV handle names; None if there is none.
+    """Return the function that an MDEV handle names; None if it has none.
 
-    :param arq: a bound accelerator request, as Cyborg's API gives it.
+    :param arq: a bound accelerator request, as Cyborg's API returns it.
     """
     info = arq.get('attach_handle_info')
     if arq.get('attach_handle_type') != MDEV or not isinstance(
@@ -50,12 +50,12 @@ def of_handle(arq: Mapping[str, Any]) -> model.PciAddress | None:
 
 
 def of_group(arq: Mapping[str, Any]) -> tuple[model.PciAddress, ...] | None:
-    """The GPUs of a group, in the order in which the guest gets them.
+    """Return the GPUs of a group, in the order in which the guest gets them.
 
     :param arq: as :func:`of_handle`.
-    :returns: None for a handle that stands for no group.
-    :raises HandleRefused: if it does not name as many GPUs as the group has,
-        each once, the handle's own function first.
+    :returns: None for a handle that does not stand for a group.
+    :raises HandleRefused: if the handle does not name as many GPUs as the
+        group has, each once, and the handle's own function first.
     """
     leader = of_handle(arq)
     info = arq.get('attach_handle_info')
@@ -70,8 +70,8 @@ def of_group(arq: Mapping[str, Any]) -> tuple[model.PciAddress, ...] | None:
     except exception.InvalidPciAddress as error:
         raise _refusal(arq, leader, str(error)) from error
     if len(found) != size or len(set(found)) != size:
-        raise _refusal(arq, leader, f'it names {len(set(found))} GPUs in '
-                       f'place of {size}: {text!r}')
+        raise _refusal(arq, leader, f'it names {len(set(found))} GPUs '
+                       f'instead of {size}: {text!r}')
     if found[0] != leader:
         raise _refusal(arq, leader, f'the first of its GPUs is {found[0]}')
     return found
@@ -79,7 +79,7 @@ def of_group(arq: Mapping[str, Any]) -> tuple[model.PciAddress, ...] | None:
 
 def as_pci(arq: Mapping[str, Any], address: model.PciAddress
            ) -> dict[str, Any]:
-    """A request as if its handle had that one address and type PCI."""
+    """Return the request with a handle of type PCI and that one address."""
     return {**arq, 'attach_handle_type': 'PCI', 'attach_handle_info': {
         **arq['attach_handle_info'],
         'domain': f'{address.domain:04x}', 'bus': f'{address.bus:02x}',

@@ -9,12 +9,12 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Several tries for one host.
+"""Several claim attempts for one host.
 
-Nova claims the first allocation candidate of a host. If somebody else was
-faster, it goes on to the next host and never tries another candidate
-(``_schedule`` in nova/scheduler/manager.py of Nova 34). So a host that has
-several candidates stands in Nova's list several times.
+Nova claims the first allocation candidate of a host. If another request was
+faster, Nova continues with the next host and never tries another candidate
+(``_schedule`` in nova/scheduler/manager.py of Nova 34). Therefore the filter
+lists a host that has several candidates several times.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from typing import Any
 from nova.scheduler import host_manager
 
 Claimed = Callable[['Attempt', str], None]
-"""Is told the attempt and the UUID of the server."""
+"""Receives the attempt and the UUID of the server."""
 
 
 class Attempt(host_manager.HostState):
     """A host with some of its allocation candidates.
 
-    All else is the host's own, and changes with it.
+    All other attributes are those of the host, and change with the host.
 
-    :param claimed: is called when Nova has claimed the first candidate.
+    :param claimed: called when Nova has claimed the first candidate.
     """
 
     __slots__ = ('_candidates', '_claimed')
 
     def __init__(self, host: host_manager.HostState,
                  candidates: Sequence[Mapping[str, Any]], claimed: Claimed):
-        # Not super().__init__(), which would start anew.
+        # super().__init__() would reset the state of the host.
         object.__setattr__(self, '__dict__', host.__dict__)
         self._candidates = list(candidates)
         self._claimed = claimed
@@ -64,9 +64,9 @@ class Attempt(host_manager.HostState):
 
 def split(host: host_manager.HostState, most: int, claimed: Claimed
           ) -> Iterator[Attempt]:
-    """One attempt for each candidate in turn; the last has the rest.
+    """Yield one attempt per candidate; the last has all that remain.
 
-    :param most: how many attempts there may be.
+    :param most: the maximum number of attempts.
     """
     candidates = host.allocation_candidates
     for number in range(min(most, len(candidates)) - 1):
@@ -75,5 +75,5 @@ def split(host: host_manager.HostState, most: int, claimed: Claimed
 
 
 def identity(host: host_manager.HostState) -> Hashable:
-    """The same for all attempts at a host."""
+    """Return a value that all attempts at a host have in common."""
     return id(host.__dict__)

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""One choice at a time, and each with those that were made before."""
+"""Serialized choices: each one takes the previous ones into account."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ from cyborg_gpu_driver.nova.scheduling import promises
 from cyborg_gpu_driver.nova.weighing import cost as weigher_cost
 
 _CLAIM = 15.0
-"""Seconds after which a claim was made or has failed: Nova tries one four
-times, and sleeps for up to twelve seconds between (``retries`` in
+"""Seconds after which a claim has succeeded or failed: Nova tries a claim
+four times, and sleeps for up to twelve seconds in between (``retries`` in
 nova/scheduler/client/report.py)."""
 _WAIT = 5.0
-"""Seconds for which a request waits for the choices of others. One takes a
-tenth of a second of CPU time with 1,000 hosts, and asks nobody."""
+"""Seconds for which a request waits for the choices of other requests. A
+choice takes a tenth of a second of CPU time with 1,000 hosts, and calls no
+service."""
 
 
 class Choices:
-    """Remembers what was chosen until Placement shows it.
+    """Remembers each choice until Placement shows it.
 
-    Threads share one. What it does while it keeps them waiting asks nobody.
+    Thread-safe. No service is called while the lock is held.
 
-    :param latest: gives what was read last from Placement.
-    :param keep: seconds for which an answer of Placement holds.
+    :param latest: returns the fleet that was read last from Placement.
+    :param keep: seconds for which an answer of Placement is valid.
     """
 
     def __init__(self, latest: Callable[[], weigher_cost.Fleet],
@@ -52,27 +53,28 @@ class Choices:
 
     @property
     def hosts(self) -> frozenset[str]:
-        """Compute nodes on which a server was just put."""
+        """Compute nodes that were just chosen for a server."""
         with self._locked() as is_locked:
             return self._promises.hosts if is_locked else frozenset()
 
     @contextlib.contextmanager
     def alone(self, request: Any) -> Iterator[Any]:
-        """While no other request chooses: it, with what others have chosen.
+        """Open a context in which no other request chooses.
 
-        If that takes too long, it is the request as it was.
+        It yields the request with what others have chosen. If the lock cannot
+        be had in time, it yields the unchanged request.
         """
         with self._locked() as is_locked:
             yield self._after_others(request) if is_locked else request
 
     def add(self, request: Any, host: Any) -> None:
-        """Nova is about to claim the first candidate of a host.
+        """Record that Nova is about to claim the first candidate of a host.
 
-        :param request: as :meth:`alone` gives it, which is still on.
+        :param request: from :meth:`alone`, whose context is still open.
         """
         if request.promised is None or not host.allocation_candidates:
             return
-        if any(promise.is_claimed
+        if any(promise.claimed is not None
                for promise in self._promises.of(request.server)):
             # Nova looks for alternates.
             return
@@ -86,7 +88,7 @@ class Choices:
             self._latest())
 
     def claimed(self, attempt: attempts.Attempt, server: str) -> None:
-        """Nova has claimed the first candidate of an attempt."""
+        """Record that Nova has claimed the first candidate of an attempt."""
         with self._locked() as is_locked:
             made = self._promises.of(server) if is_locked else []
             if not made:
@@ -95,14 +97,14 @@ class Choices:
             taken = {offer.provider: amount for offer, amount in fleet.taken(
                 attempt.allocation_candidates[0]['allocations'])}
             if taken.keys() != {promise.provider for promise in made}:
-                # Another claim was faster than the one that was to be made.
+                # Another request took the promised units first, and Nova
+                # claimed another attempt.
                 made = [dataclasses.replace(
                     made[0], host=attempt.uuid, provider=provider,
                     amount=amount, shown=None)
                     for provider, amount in taken.items()]
                 self._promises.replace(server, made, fleet)
-            for promise in made:
-                promise.is_claimed = True
+            self._promises.claimed(server)
 
     @contextlib.contextmanager
     def _locked(self):

@@ -11,7 +11,7 @@
 # under the License.
 """Ranks the GPUs that a host has for a request.
 
-For the weigher and the filter, which share what was read from Placement.
+The weigher and the filter use it and share what it reads from Placement.
 """
 
 from __future__ import annotations
@@ -54,29 +54,29 @@ _PROFILE = 'device_profile_'
 """How Nova names the request groups of a device profile
 (get_device_profile_group_requester_id in nova/accelerator/cyborg.py)."""
 _KEPT = 2
-"""Hosts that are remembered, by those that one request can name."""
+"""Hosts to remember, as a multiple of those that one request can name."""
 _ATTEMPTS = 16
 """How often Nova may try to claim for one request, over all hosts."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What a server asks of the GPUs, and what is known of those."""
+    """What a server requests of the GPUs, and what is known about them."""
 
     wish: placement.Wish
     fleet: weigher_cost.Fleet
     project: str
     server: str
-    """Its UUID; what it has already does not count as a neighbour's."""
+    """Its UUID; its own allocations do not count as a neighbour's."""
     known: neighbours.Known
-    """Who is on the providers for which that matters."""
+    """The servers on the providers for which the neighbours matter."""
     promised: Mapping[str, tuple[promises.Promise, ...]] | None = None
-    """By provider who was promised something on its GPU, which ``fleet`` then
-    has. None: others may choose at the same time."""
+    """By provider, the promises for its GPU; ``fleet`` then includes them.
+    None: other requests may choose at the same time."""
 
 
 class Chooser:
-    """Ranks allocation candidates. Threads share one."""
+    """Ranks allocation candidates. Thread-safe."""
 
     def __init__(self):
         keep = CONF.gpu_weigher.cache_seconds
@@ -89,15 +89,15 @@ class Chooser:
         self._matrix = _matrix(CONF.gpu_weigher.interference_file)
 
     def request(self, spec, wish, hosts) -> Request | None:
-        """What is known for a request for a GPU.
+        """Return what is known for a request for a GPU.
 
-        All that asks Placement or a database is done here.
+        Only this method queries Placement and the database.
 
-        :param hosts: on which it may go.
-        :returns: None if Placement does not tell; that is logged.
+        :param hosts: the hosts that can take the server.
+        :returns: None if Placement does not answer; that is logged.
         """
-        # nova-compute updates both when a server comes or goes, and Nova
-        # in one request for several servers.
+        # nova-compute updates both values when a server is added or
+        # removed; Nova updates them within a request for several servers.
         fleet = self._reader.fleet(resource_classes(spec), {
             host.uuid: (host.updated, host.num_instances) for host in hosts
             if multiplier(host) or policy_of(wish, host).is_strict},
@@ -111,25 +111,27 @@ class Chooser:
             request, known=self._known(request, hosts))
 
     def choosing(self, request) -> contextlib.AbstractContextManager[Request]:
-        """While no other request chooses: it, with what others have chosen.
+        """Return a context in which no other request chooses.
 
-        What asks Placement or a database does not belong there. If it takes
-        too long until it begins, it is the request as it was.
+        It yields the request with what others have chosen. If the lock cannot
+        be had in time, it yields the unchanged request. Do not query
+        Placement or a database in the context.
         """
         return self._choices.alone(request)
 
     def current(self, request) -> Request:
-        """The request with what others have chosen so far.
+        """Return the request with what others have chosen so far.
 
-        They may choose more while somebody looks at many hosts.
+        Others may choose more while the caller looks at many hosts.
         """
         with self.choosing(request) as now:
             return now
 
     def figures(self, request, hosts) -> list[list[float | None]]:
-        """How bad each allocation candidate of each host is.
+        """Return how bad each allocation candidate of each host is.
 
-        :returns: infinite for what is impossible, None for the unknown.
+        :returns: infinite for an impossible candidate, None for an unknown
+            one.
         """
         figures = [[self._figure(request, host, candidate)
                     for candidate in host.allocation_candidates]
@@ -148,9 +150,12 @@ class Chooser:
             for row, host in zip(figures, hosts, strict=True)]
 
     def attempts(self, request, hosts) -> list:
-        """The hosts, several times if there are few with several candidates.
+        """Return the hosts, some of them several times.
 
-        :param request: as :meth:`current` gives it.
+        If there are few hosts, a host with several candidates is several
+        attempts.
+
+        :param request: from :meth:`current`.
         """
         if not CONF.gpu_weigher.order_candidates:
             return hosts
@@ -174,17 +179,19 @@ class Chooser:
             for number in sorted(range(len(keys)), key=keys.__getitem__)]
 
     def promise(self, request, host) -> None:
-        """Nova is about to claim the first candidate of a host.
+        """Record that Nova is about to claim the first candidate of a host.
 
-        :param request: as :meth:`choosing` gives it, which is still on.
+        :param request: from :meth:`choosing`, whose context is still open.
         """
         if CONF.gpu_weigher.order_candidates:
             self._choices.add(request, host)
 
     def keep_admitted(self, request, host) -> None:
-        """Take away what has been promised to others since the filter.
+        """Remove the candidates that later promises to others rule out.
 
-        :param request: as :meth:`choosing` gives it.
+        The filter did not know those promises.
+
+        :param request: from :meth:`choosing`.
         """
         if request.promised:
             host.allocation_candidates = [
@@ -196,8 +203,9 @@ class Chooser:
     def admits(self, request, host, candidate) -> bool:
         """Whether policy and isolation allow an allocation candidate.
 
-        A strict policy refuses a GPU of which nothing is known. If such a
-        GPU is isolated, the bind may refuse the server.
+        A strict policy refuses a GPU about which nothing is known. Otherwise
+        such a GPU is allowed; if it is isolated, the bind may still refuse
+        the server.
         """
         allocations = candidate['allocations']
         if request.fleet.cost(allocations) is None:
@@ -222,16 +230,16 @@ class Chooser:
             self._busy(request, host, policy, allocations))
 
     def _busy(self, request, host, policy, allocations):
-        """How busy the GPUs of an allocation candidate are, if it matters."""
+        """Return how busy a candidate's GPUs are, if the policy needs it."""
         if policy is not placement.Placement.QUIET:
             return None
         return self._utilization.of(host.nodename, (
             gpu[0].gpu for gpu in request.fleet.gpus(allocations)))
 
     def _company(self, request, policy, allocations):
-        """Who is on the GPUs of an allocation candidate.
+        """Return who is on the GPUs of an allocation candidate.
 
-        Only what the policy needs to know.
+        The result has only what the policy needs.
         """
         if policy not in (placement.Placement.STANDALONE,
                           placement.Placement.QUIET):
@@ -252,7 +260,7 @@ class Chooser:
             self._interference(request, there) if measured else None)
 
     def _known(self, request, hosts):
-        """Who is on the GPUs of a request, as far as that matters."""
+        """Return who is on the GPUs for which the neighbours matter."""
         found: dict[str, tuple[neighbours.Neighbour, ...]] = {}
         for host in hosts:
             policy = policy_of(request.wish, host)
@@ -280,12 +288,12 @@ class Chooser:
 
 @functools.cache
 def shared() -> Chooser:
-    """The one of this process; made when the scheduler needs it first."""
+    """Return the chooser of this process, created at the first call."""
     return Chooser()
 
 
 def resource_classes(spec) -> list[str]:
-    """Those of our GPUs that device profiles of a request ask for."""
+    """Return the GPU resource classes in a request's device profiles."""
     if 'requested_resources' not in spec:
         return []
     return sorted({
@@ -296,9 +304,9 @@ def resource_classes(spec) -> list[str]:
 
 
 def wish_of(spec) -> placement.Wish:
-    """What the flavor of a request says.
+    """Return what the flavor of a request says about the choice of a GPU.
 
-    :raises InvalidValue: one of our extra specs is malformed.
+    :raises InvalidValue: an extra spec of the weigher is malformed.
     """
     flavor = spec.flavor
     return placement.wish(
@@ -307,26 +315,28 @@ def wish_of(spec) -> placement.Wish:
 
 
 def multiplier(host) -> float:
-    """What the weight of a host is multiplied with; negative to spread."""
+    """Return the multiplier of a host's weight; negative to spread."""
     return utils.get_weight_multiplier(
         host, 'gpu_weight_multiplier',
         CONF.gpu_weigher.gpu_weight_multiplier)
 
 
 def policy_of(wish, host) -> placement.Placement:
-    """How to choose on a host."""
+    """Return the placement policy to apply on a host."""
     return wish.placement or (
         placement.Placement.SPREAD if multiplier(host) < 0
         else placement.Placement(CONF.gpu_weigher.placement))
 
 
 def put_best_first(candidates, figures) -> float | None:
-    """Put the best allocation candidate first, for Nova claims that one.
+    """Put the best allocation candidate first, because Nova claims that one.
 
-    Equal ones take turns at random: servers that are created at the same
-    time see the same state, and only one of them gets the last slice.
+    Among equal candidates the choice is random: servers that are created at
+    the same time see the same state, and only one of them gets the last
+    slice.
 
-    :returns: its figure; None if nothing is known of any.
+    :returns: the figure of the best candidate; None if nothing is known
+        about any candidate.
     """
     known = [(figure, position) for position, figure in enumerate(figures)
              if figure is not None]
@@ -347,7 +357,7 @@ def _is_strict(request, host, allocations):
 
 
 def _is_isolated(request, allocations):
-    """Whether the GPUs may have servers of one project only."""
+    """Whether a GPU of the candidate may have servers of one project only."""
     return request.fleet.has_isolated and any(
         traits.ISOLATED in offer.traits for offer, _amount
         in request.fleet.taken(allocations))

@@ -31,7 +31,7 @@ from cyborg_gpu_driver.nova.weighing import published
 LOG = logging.getLogger(__name__)
 
 _SERVERS = 100_000
-"""Servers whose application is remembered, at most."""
+"""The maximum number of servers whose application is remembered."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Neighbour:
     amount: int
     """Units that it has of one provider."""
     application: str = ''
-    """What it runs; empty if its flavor does not say, or it was not asked."""
+    """What it runs; empty if its flavor does not say, or was not read."""
 
 
 Known = Mapping[str, tuple[Neighbour, ...]]
-"""By provider who is there. Those of which it is not known are not in it."""
+"""By provider, the servers on it. Providers that are not known are absent."""
 
 
 class Neighbours:
@@ -64,16 +64,16 @@ class Neighbours:
 
     def read(self, host: Any, gpu: Iterable[published.Offer],
              with_applications: bool) -> dict[str, tuple[Neighbour, ...]]:
-        """Who is on a GPU; nothing if that cannot be told now."""
+        """Return who is on a GPU; empty if that cannot be read now."""
         found = {}
         for offer in gpu:
             try:
                 there = self._residents.of([offer])
             except Exception as error:
-                # Whatever it is: a weigher must not fail a request.
+                # A weigher must not fail a request, whatever the error is.
                 if self._said.is_new(str(error)):
-                    LOG.warning('Placement does not tell the projects of '
-                                'servers with GPUs: %s', error)
+                    LOG.warning('Placement does not return the projects '
+                                'of servers with GPUs: %s', error)
                 return {}
             self._said.over()
             found[offer.provider] = tuple(Neighbour(
@@ -83,7 +83,7 @@ class Neighbours:
         return found
 
     def _application(self, host, server):
-        """What a server runs; empty if its flavor does not say."""
+        """Return what a server runs; empty if its flavor does not say."""
         if server not in self._applications and server in host.instances:
             try:
                 specs = host.instances[server].flavor.extra_specs
@@ -102,10 +102,10 @@ class Neighbours:
 def there(gpus: Iterable[tuple[published.Offer, ...]], known: Known,
           promised: Mapping[str, tuple[promises.Promise, ...]], server: str
           ) -> list[Neighbour] | None:
-    """The neighbours of a server on GPUs. Pure.
+    """Return the neighbours of a server on GPUs. Pure.
 
-    :param promised: by provider who was promised something on its GPU.
-    :returns: None if that is not known.
+    :param promised: by provider, the promises for its GPU.
+    :returns: None if the neighbours are not known.
     """
     found = []
     for gpu in gpus:

@@ -11,14 +11,15 @@
 # under the License.
 """What this scheduler has just chosen, and Placement may not show yet. Pure.
 
-Requests that come at the same time see the same state. By that alone all of
-them choose the GPU that is best, also for its last slice, and GPUs that must
-not be shared look empty to two projects.
+Requests that arrive at the same time see the same state. Without promises,
+all of them would choose the best GPU, even for its last slice, and a GPU that
+must not be shared would look empty to two projects.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 import weakref
 from collections.abc import Callable
@@ -42,28 +43,32 @@ class Promise:
     provider: str
     amount: int
     attempt: weakref.ref[Any] | None = None
-    """Nova keeps it until the request has ended. None: nobody tells."""
-    is_claimed: bool = False
-    """Whether Nova has said so."""
+    """Nova keeps the attempt until the request has ended. None: nothing
+    reports the end of the request."""
+    claimed: float | None = None
+    """When Nova reported the claim, by the clock."""
     made: float = 0.0
     shown: int | None = None
-    """Number of the first fleet that has it."""
+    """Number of the first fleet that includes the promised units."""
 
     @property
     def has_failed(self) -> bool:
         """Whether the request has ended without this claim."""
-        return (not self.is_claimed and self.attempt is not None
+        return (self.claimed is None and self.attempt is not None
                 and self.attempt() is None)
 
 
 class Promises:
-    """Counts what was chosen until what was read has it.
+    """Counts what was chosen until the fleet that was read includes it.
 
-    That is so when the provider has as many more units in use. It does not
-    matter whose they are: those of others leave no less for the next one.
-    Not for threads without a lock.
+    The fleet includes a promise if the host was read after the claim. Before
+    Nova has reported the claim, the fleet also counts as including it if the
+    provider has as many more units in use. The owner of these units does not
+    matter: units of others leave no less for the next request. Not
+    thread-safe without a lock.
 
     :param keep: seconds after which a promise ends in any case.
+    :param clock: the clock that times the reading of hosts.
     """
 
     def __init__(self, keep: float,
@@ -73,16 +78,16 @@ class Promises:
         self._made: dict[str, list[Promise]] = {}
         """By provider, the oldest first."""
         self._used: dict[str, int] = {}
-        """Units of these providers in use, as read last."""
+        """By provider, the units in use, as read last."""
         self._number = 0
-        """Of the fleet that was read last."""
+        """Number of the fleet that was read last."""
 
     def replace(self, server: str, promises: Iterable[Promise],
                 fleet: weigher_cost.Fleet) -> None:
-        """Somebody is about to claim this, and nothing else.
+        """Replace all promises of a server: Nova is about to claim these.
 
-        :param server: whose earlier promises end.
-        :param fleet: what was read last.
+        :param server: its earlier promises end.
+        :param fleet: the fleet that was read last.
         """
         self._keep_only(lambda promise: promise.server != server)
         for promise in promises:
@@ -92,8 +97,13 @@ class Promises:
                 self._used.setdefault(promise.provider, offer.used)
                 self._made.setdefault(promise.provider, []).append(promise)
 
+    def claimed(self, server: str) -> None:
+        """Record that Nova has claimed what a server was promised."""
+        for promise in self.of(server):
+            promise.claimed = self._clock()
+
     def of(self, server: str) -> list[Promise]:
-        """What a server was promised."""
+        """Return the promises of a server."""
         return [promise for promise in self._all()
                 if promise.server == server]
 
@@ -104,30 +114,35 @@ class Promises:
                          if promise.shown is None)
 
     def settle(self, fleet: weigher_cost.Fleet) -> None:
-        """Take note of what was read last, and forget what has ended."""
+        """Compare with the fleet read last, and drop ended promises."""
         if fleet.number > self._number:
             self._number = fleet.number
             for provider, made in self._made.items():
                 offer = fleet.offer(provider)
                 if offer is not None:
-                    self._show(made, offer.used - self._used[provider])
+                    self._show(made, offer.used - self._used[provider],
+                               fleet.began)
                     self._used[provider] = offer.used
         late = self._clock() - self._keep
         self._keep_only(lambda promise: promise.made > late
                         and not promise.has_failed)
 
     def missing(self, fleet: weigher_cost.Fleet) -> list[Promise]:
-        """What a fleet, perhaps an earlier one, does not have yet."""
+        """Return the promises that a fleet does not include yet.
+
+        The fleet may be an earlier one.
+        """
         return [promise for promise in self._all()
                 if promise.shown is None or promise.shown > fleet.number]
 
-    def _show(self, made, units):
-        for promise in made:
-            if promise.shown is None:
-                units -= promise.amount
-                if units < 0:
-                    break
-                promise.shown = self._number
+    def _show(self, made, units, began):
+        waiting = [promise for promise in made if promise.shown is None]
+        # Known claims come first: their units are not those of others.
+        for promise in sorted(waiting, key=lambda item: not _has(item, began)):
+            units -= promise.amount
+            if units < 0 and not _has(promise, began):
+                break
+            promise.shown = self._number
 
     def _keep_only(self, is_kept):
         for provider, made in list(self._made.items()):
@@ -137,3 +152,9 @@ class Promises:
 
     def _all(self):
         return [promise for made in self._made.values() for promise in made]
+
+
+def _has(promise, began):
+    """Whether the host of a promise was read after the claim."""
+    return (promise.claimed is not None
+            and began.get(promise.host, -math.inf) > promise.claimed)

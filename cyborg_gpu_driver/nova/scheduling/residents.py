@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Whose the servers on the GPUs are, read from Placement."""
+"""The projects of the servers on the GPUs, read from Placement."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.nova.weighing import published
 
 VERSION = '1.12'
-"""The first in which an allocation tells its project."""
+"""The first version in which an allocation has a project."""
 _KEEP = 30.0
-"""Seconds for which the servers of a provider are taken for the same while
-their number is."""
+"""Seconds for which the servers of a provider are assumed to be the same
+while the number of units in use is the same."""
 _RETRY = 10.0
-"""Seconds for which Placement is left alone after it has failed."""
+"""Seconds for which Placement is not asked again after a failure."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,17 +38,17 @@ class Resident:
     """A server on a GPU."""
 
     server: str
-    """UUID: what consumes in Placement."""
+    """UUID: the consumer in Placement."""
     project: str
     amount: int
     """Units that it has of one provider."""
 
 
 class Residents:
-    """Reads what is not known yet, and forgets nothing that cannot change.
+    """Reads what is not known yet, and keeps what cannot change.
 
-    It costs a request for each provider whose number of units in use has
-    changed, and one for each server that was not seen before.
+    Reading takes one request for each provider whose number of units in use
+    has changed, and one for each server that was not seen before.
 
     :param get: asks Placement: ``get(url, version=...)``.
     """
@@ -61,9 +61,9 @@ class Residents:
         """When Placement failed last, and how."""
 
     def of(self, gpu: Iterable[published.Offer]) -> tuple[Resident, ...]:
-        """The servers on a GPU; several times if they have several slices.
+        """Return the servers on a GPU; a server once for each provider.
 
-        :raises PlacementRefused: Placement does not tell.
+        :raises PlacementRefused: Placement refuses the request.
         :raises Exception: what ``get`` raises.
         """
         return tuple(resident for offer in gpu if offer.used
@@ -80,7 +80,7 @@ class Residents:
         return residents
 
     def _try(self, provider, before):
-        """Read, unless that has failed a moment ago.
+        """Read a provider, unless a read failed a moment ago.
 
         One request may concern hundreds of GPUs.
         """
@@ -106,7 +106,7 @@ class Residents:
             for server, allocation in answer['allocations'].items())
 
     def _project(self, server):
-        """Empty if the allocation has just gone."""
+        """Return a server's project; empty if its allocation is deleted."""
         if not uuidutils.is_uuid_like(server):
             return ''
         return self._ask(f'/allocations/{server}').get('project_id', '')

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Asks Prometheus how busy GPUs are, while requests go on."""
+"""Asks Prometheus how busy GPUs are, while requests continue."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ LOG = logging.getLogger(__name__)
 
 _PATH = '/api/v1/query'
 _EVERY = 30.0
-"""Seconds between two questions."""
+"""Seconds between two queries."""
 _OLD = 120.0
-"""Seconds after which an answer says nothing any more."""
+"""Seconds after which an answer is too old to use."""
 _DEADLINE = 10.0
 """Seconds for one answer."""
 _SIZE_MOST = 16 << 20
-"""Bytes of an answer: about 100,000 GPUs."""
+"""Maximum size of an answer in bytes: about 100,000 GPUs."""
 _CHUNK = 1 << 16
 
 
@@ -48,11 +48,11 @@ class Utilization:
     """How busy GPUs are, by the last answer of Prometheus.
 
     No request waits for Prometheus: :meth:`of` answers from memory, and a
-    thread asks, from the first use on. Where there is no answer, or one that
-    is too old, nothing is known.
+    thread, started at the first use, queries Prometheus. Without an answer,
+    or if the last one is too old, the utilization is unknown.
 
-    :param url: of Prometheus; None or empty for none.
-    :raises InvalidConfiguration: if that is no URL.
+    :param url: URL of Prometheus; None or empty for no Prometheus.
+    :raises InvalidConfiguration: if the value is not a URL.
     """
 
     def __init__(self, url: str | None,
@@ -67,11 +67,11 @@ class Utilization:
         self._said = log_once.LogOnce()
 
     def of(self, host: str, addresses: Iterable[str]) -> float | None:
-        """The part of the time in which the busiest of some GPUs is busy.
+        """Return the part of the time in which the busiest GPU is busy.
 
         :param host: the compute node, as Placement names it.
-        :param addresses: PCI addresses of GPUs there.
-        :returns: 0 to 1; None if that is not known of each of them.
+        :param addresses: PCI addresses of the GPUs on the compute node.
+        :returns: 0 to 1; None if that is not known for each of the GPUs.
         """
         if not self._url:
             return None
@@ -84,26 +84,26 @@ class Utilization:
         return max(known[gpu] for gpu in wanted)
 
     def ask(self) -> None:
-        """Ask Prometheus now; what goes wrong is logged, once."""
+        """Query Prometheus now; log a failure once."""
         try:
             known = utilization.parse(json.loads(_get(self._url or '')))
         except Exception as error:
-            # Whatever it is: a weigher must not fail a request.
+            # A weigher must not fail a request, whatever the error is.
             self._say(error)
             return
         self._answer = self._clock(), known
         if self._said.over():
-            LOG.info('Prometheus tells the utilization of GPUs again')
+            LOG.info('Prometheus returns the utilization of GPUs again')
 
     def stop(self) -> None:
-        """End the thread, and wait for it."""
+        """Stop the thread, and wait until it has ended."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
 
     def _start(self):
-        # A thread does not live on in a child of its process, and Nova's
-        # workers are children.
+        # A thread does not survive in a forked child process, and Nova's
+        # workers are such children.
         if self._thread is not None and self._thread.is_alive():
             return
         with self._starting:
@@ -121,7 +121,7 @@ class Utilization:
         reason = exception.steady(error)
         if self._said.is_new(reason):
             LOG.warning('The utilization of GPUs is not considered, because '
-                        'Prometheus does not tell it: %s', reason)
+                        'Prometheus does not return it: %s', reason)
 
 
 def _checked(url):
@@ -142,9 +142,9 @@ def _checked(url):
 
 
 def _get(url: str) -> bytes:
-    """The answer to our query, in time and not too large.
+    """Return the answer of Prometheus to the query.
 
-    :raises Exception: if there is none.
+    :raises Exception: if there is none in time, or it is too large.
     """
     end = time.monotonic() + _DEADLINE
     with requests.get(url, params={'query': utilization.QUERY}, stream=True,

@@ -14,22 +14,22 @@
 
 The cost is the loss by the measure of
 :mod:`cyborg_gpu_driver.partition.mig.score`, by which the agent also chooses a
-start. Room is how many more of a resource class could be had in the whole
-cloud.
+start. Room is how many more units of a resource class the whole cloud could
+still allocate.
 
-Of a GPU whose arrangement can be told from what is published
-(:mod:`.weigher_grid`) the room that is lost is computed; if several
-arrangements look alike, it is the mean over them. Of any other GPU it is
-estimated: who takes one of N that could be had takes one Nth of everything
-else that the GPU offers. So a vGPU goes where the other types are out of
-reach already, and of whole GPUs all cost the same.
+If the published figures determine the arrangement of a GPU
+(:mod:`.grid`), the lost room is computed; if several arrangements fit
+the figures, it is the mean over them. For any other GPU it is estimated: a
+request that takes one of N available units takes one Nth of everything else
+that the GPU offers. So a vGPU is placed where the other types are unavailable
+already, and all whole GPUs cost the same.
 
-A GPU that can still take several roles loses all that it could be had for in
-the roles that a request does not ask for. So a request goes where its role is
-in force already, and idle GPUs stay free for every role.
+A GPU that can still take several roles loses all the room of the roles that a
+request does not use. So a request is placed where its role is in force
+already, and idle GPUs remain available for every role.
 
-Where the loss is the same, the fullest GPU on the fullest host is cheapest.
-Who wants to spread looks for the emptiest GPU, and at the loss last.
+If the loss is the same, the fullest GPU on the fullest host is cheapest. To
+spread, the weigher looks for the emptiest GPU first, and at the loss last.
 """
 
 from __future__ import annotations
@@ -49,44 +49,49 @@ from cyborg_gpu_driver.partition.mig import score
 from cyborg_gpu_driver.report.content import traits
 
 _TIE = 1e-9
-"""What emptiness weighs beside loss, or loss beside emptiness: it only
-decides between equals."""
+"""The weight of emptiness relative to loss, or of loss relative to
+emptiness: it only breaks ties."""
 _HOST = 1e-3
-"""What the host's emptiness weighs beside the GPU's, likewise: that comes
-in parts of a grid's units."""
+"""The weight of the host's emptiness relative to the GPU's, to break ties:
+the emptiness of a GPU comes in parts of a grid's units."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Cost:
-    """What a request costs somewhere; the lesser comes first."""
+    """What an allocation candidate costs; the cheapest sorts first."""
 
     loss: float
-    """Room lost, at its price; infinite if there is no room for it."""
+    """Room lost, at its price; infinite if there is no room for the
+    request."""
     gpu: float
-    """How empty the GPUs are that it would take, 0 to 1, their mean."""
+    """How empty the GPUs of the candidate are, 0 to 1, their mean."""
     host: float
-    """How empty the GPUs of the host are, likewise."""
+    """How empty the GPUs of the host are, 0 to 1, their mean."""
 
     @property
     def packing(self) -> float:
-        """One number in the same order."""
+        """One number that sorts in the same order."""
         return self.loss + _TIE * (self.gpu + _HOST * self.host)
 
     @property
     def spreading(self) -> float:
-        """One number: the emptier, the greater; last, the less is lost."""
+        """One number: greater for emptier GPUs; a small loss breaks ties."""
         return self.gpu + _HOST * self.host - _TIE * self.loss
 
 
 class Fleet:
-    """All GPUs of which we know what they have left.
+    """All GPUs whose free capacity is known.
 
-    :ivar number: the later of two that were read has the greater one.
-    :ivar has_isolated: whether some may have servers of one project only.
+    :ivar number: increases with each reading.
+    :ivar began: by the UUID of each host, when its reading began, in seconds
+        of the reader's clock.
+    :ivar has_isolated: whether some GPUs may have servers of one project
+        only.
     """
 
     def __init__(self, gpus: Iterable[published.Gpu]):
         self.number = 0
+        self.began: Mapping[str, float] = {}
         self.has_isolated = False
         self._places: dict[str, _Place] = {}
         self._rooms: collections.Counter[str] = collections.Counter()
@@ -98,14 +103,15 @@ class Fleet:
         self._losses: dict[tuple, float] = {}
 
     @classmethod
-    def of(cls, parts: Iterable[Fleet], number: int = 0) -> Fleet:
-        """The GPUs of several fleets, such as one for each host.
+    def of(cls, parts: Iterable[Fleet], number: int = 0,
+           began: Mapping[str, float] | None = None) -> Fleet:
+        """Return a fleet of the GPUs of several fleets, such as one per host.
 
-        It costs much less than a fleet of the same GPUs, because it computes
-        nothing about a GPU again.
+        This is much cheaper than a new fleet of the same GPUs, because it
+        computes nothing about a GPU again.
         """
         fleet = cls(())
-        fleet.number = number
+        fleet.number, fleet.began = number, began or {}
         for part in parts:
             fleet._places.update(part._places)
             fleet._rooms.update(part._rooms)
@@ -113,15 +119,16 @@ class Fleet:
         return fleet
 
     def after(self, amounts: Mapping[str, int]) -> Fleet:
-        """The same after claims that it does not have yet.
+        """Return the same fleet after claims that it does not include yet.
 
-        Prices stay as they are: a few units do not change them by much, and
-        the losses that are known already hold.
+        The prices do not change: a few units have little effect on them, and
+        the losses that were computed already remain valid.
 
         :param amounts: units claimed, by provider.
         """
         fleet = Fleet(())
-        fleet.number, fleet.has_isolated = self.number, self.has_isolated
+        fleet.number, fleet.began = self.number, self.began
+        fleet.has_isolated = self.has_isolated
         fleet._places = dict(self._places)
         fleet._rooms, fleet._losses = self._rooms, self._losses
         fleet._prices = self._prices
@@ -132,7 +139,7 @@ class Fleet:
         return fleet
 
     def _put(self, gpus):
-        """Put a host in.
+        """Add a host to the fleet.
 
         :param gpus: what each GPU of the host offers.
         """
@@ -148,12 +155,12 @@ class Fleet:
                         strict=True))
 
     def cost(self, allocations: Mapping[str, Any]) -> Cost | None:
-        """What an allocation candidate costs.
+        """Return what an allocation candidate costs.
 
         :param allocations: ``allocations`` of a candidate: by provider a
-            ``resources`` of amounts by resource class. Providers that are
-            not of our GPUs count for nothing.
-        :returns: None if none of them is of a GPU that we know.
+            ``resources`` of amounts by resource class. Providers that do not
+            belong to a GPU of the fleet are ignored.
+        :returns: None if no provider belongs to a GPU of the fleet.
         """
         wanted: dict[_State, list[int]] = {}
         places = []
@@ -173,7 +180,7 @@ class Fleet:
 
     def taken(self, allocations: Mapping[str, Any]
               ) -> list[tuple[published.Offer, int]]:
-        """What an allocation candidate takes, and how much of each."""
+        """Return the offers that a candidate takes, each with the amount."""
         places = ((self._places.get(provider), asked)
                   for provider, asked in allocations.items())
         return [(place.state.offers[place.number],
@@ -181,19 +188,19 @@ class Fleet:
                 for place, asked in places if place is not None]
 
     def offer(self, provider: str) -> published.Offer | None:
-        """What a provider has; None if we do not know it."""
+        """Return the offer of a provider; None if the fleet lacks it."""
         place = self._places.get(provider)
         return None if place is None else place.state.offers[place.number]
 
     def gpus(self, providers: Iterable[str]
              ) -> tuple[tuple[published.Offer, ...], ...]:
-        """All that the GPUs offer that these providers are on."""
+        """Return all offers of each GPU to which one of providers belongs."""
         states = {id(place.state): place.state for place
                   in map(self._places.get, providers) if place}
         return tuple(state.offers for state in states.values())
 
     def _loss(self, state, numbers):
-        # GPUs that look alike cost the same, and most do.
+        # GPUs with equal figures cost the same, and most have equals.
         key = state.key, numbers
         loss = self._losses.get(key)
         if loss is None:
@@ -210,7 +217,7 @@ class Fleet:
 
 
 class _State:
-    """A GPU and what is to be known of it."""
+    """A GPU and what is computed from its offers."""
 
     def __init__(self, offers):
         self.offers = offers
@@ -231,15 +238,15 @@ class _Part:
     """What a GPU offers in one role, which excludes the others."""
 
     numbers: tuple[int, ...]
-    """Of the offers among those of the GPU."""
+    """Positions of the role's offers among those of the GPU."""
     rows: tuple[score.Row, ...]
-    """Partitions that it may have."""
+    """Partitionings that the GPU may have now; empty if unknown."""
     room: tuple[float, ...]
     empty: float
     """From 0 to 1."""
 
     def loss(self, numbers, prices):
-        """The loss by a request for some of the GPU's offers."""
+        """Return the loss by a request for some of the GPU's offers."""
         own = tuple(prices[number] for number in self.numbers)
         asked = tuple(self.numbers.index(number) for number in numbers
                       if number in self.numbers)
@@ -252,7 +259,7 @@ class _Part:
 
 @functools.lru_cache(maxsize=4096)
 def _parts(profiles, used, free):
-    """The parts of a GPU, one for each role."""
+    """Return the parts of a GPU, one for each role."""
     members = collections.defaultdict(list)
     for number, profile in enumerate(profiles):
         members[published.role_of(profile)].append(number)
@@ -284,11 +291,11 @@ class _Host:
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a provider stands."""
+    """The GPU and the host to which a provider belongs."""
 
     state: _State
     number: int
-    """Among the offers of the GPU."""
+    """Position among the offers of the GPU."""
     host: _Host
 
 
@@ -297,7 +304,7 @@ def _computed(rows, numbers, prices):
 
 
 def _of_row(row, numbers, prices):
-    """The loss if each instance goes where it costs least."""
+    """Return the loss if each instance is created where it costs least."""
     total = 0.0
     for number in numbers:
         losses = [(score.loss(option.lost, prices), position)
@@ -311,7 +318,7 @@ def _of_row(row, numbers, prices):
 
 
 def _estimated(room, numbers, prices):
-    # What the first one takes of the room for the second makes no odds: as
-    # many parts of what is left are the same.
+    # The room that the first unit takes from the second makes no
+    # difference: the remaining room shrinks in the same proportion.
     return sum(score.loss(room, prices) / room[number]
                for number in numbers)

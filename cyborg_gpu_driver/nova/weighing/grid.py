@@ -10,15 +10,15 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What lies on a GPU, as far as Placement's figures tell. Pure.
+"""The GPU instances on a GPU, as far as Placement's figures tell. Pure.
 
-Placement has no placements. It has, for each profile of a GPU, how many
-are used and how many more can be had, and the name. The name says how many
-compute slices there are and, beside its siblings, how much memory; where
-such instances may start is as in NVIDIA's MIG user guide, for GPUs of
-seven slices (eight units of memory) and of four. That is a supposition,
-and the figures are its proof: only an arrangement that has what is used,
-and leaves room for exactly what can still be had, is believed.
+Placement does not know where GPU instances start. For each profile of a GPU
+it knows the name, how many are used and how many more are available. The name
+gives the number of compute slices and, compared with the other profiles, the
+amount of memory. The possible starts are assumed to be those of NVIDIA's MIG
+user guide, for GPUs of seven slices (eight units of memory) and of four. The
+figures verify that assumption: the weigher accepts only an arrangement that
+has what is used, and leaves room for exactly what is still available.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ _FOUR = {1: (1, range(4)), 2: (2, (0, 2)), 4: (4, (0,))}
 _DOUBLE = (2, (0, 2, 4, 6))
 """One slice of seven with the memory of two."""
 _IS_DOUBLE = 1.5
-"""How many times a unit's memory one slice has if it has the double; names
-round, such as 1g.18gb and 1g.35gb."""
+"""A one-slice profile with at least so many times a unit's memory counts as
+double. The limit is below 2 because names round: 1g.18gb and 1g.35gb."""
 
 
 def rows(profiles: tuple[str, ...], used: Counts, free: Counts
          ) -> tuple[score.Row, ...]:
-    """The ways in which a GPU can be partitioned, seen from outside.
+    """Return the possible partitionings of a GPU by Placement's figures.
 
     Between a claim and its bind, more is used than was created, and what
-    is free is still as before. The instance is then taken to lie where the
-    agent will put it.
+    is free is still as before. The function then assumes the start that the
+    agent will choose for the instance.
 
     :param profiles: names, such as ``1g.10gb+me``.
     :param used: what servers have.
-    :param free: what can still be had, of each profile alone.
+    :param free: what is still available of each profile alone.
     :returns: rows of one table, all equally possible; none if no known
-        grid explains the figures: instances of somebody else, a limit that
-        is not the grid's, another board.
+        grid explains the figures: instances that another tool created, a
+        limit that is not the grid's, another board.
     """
     for choose in (_settled, _claimed):
         for table in tables(profiles):
@@ -71,10 +71,10 @@ def rows(profiles: tuple[str, ...], used: Counts, free: Counts
 
 @functools.lru_cache(maxsize=256)
 def tables(profiles: tuple[str, ...]) -> tuple[score.Table, ...]:
-    """The grids that a GPU of these profiles can have, likeliest first.
+    """Return the grids that a GPU can have, likeliest first.
 
-    Profiles in a table are in the order of ``profiles`` and have their
-    number as id. None if one of the names is not of a GPU instance.
+    Profiles in a table are in the order of ``profiles``, and their ID is the
+    position. Empty if a name is not that of a GPU instance profile.
     """
     try:
         parsed = tuple(map(names.ProfileName.parse, profiles))
@@ -88,7 +88,7 @@ def tables(profiles: tuple[str, ...]) -> tuple[score.Table, ...]:
 
 
 def _hypotheses(parsed) -> Iterator[list[tuple]]:
-    """Size and starts of each profile; one list for each supposition."""
+    """Yield one list per hypothesis: the size and starts of each profile."""
     if all(name.slices in _SEVEN for name in parsed):
         unit = min(name.memory_gb / _SEVEN[name.slices][0]
                    for name in parsed)
@@ -101,7 +101,7 @@ def _hypotheses(parsed) -> Iterator[list[tuple]]:
 
 def _profile(number, name, shape):
     size, starts = shape
-    # There is one set of media extensions on all boards that have them.
+    # Every board with media extensions has exactly one set of them.
     most = 1 if name.attributes & {'+me', '+me.all'} else len(starts)
     return model.GpuInstanceProfile(
         profile_id=number, name=str(name), slices=name.slices, memory_mib=0,
@@ -110,7 +110,7 @@ def _profile(number, name, shape):
 
 
 def _arrangements(grid, used):
-    """Every occupancy that has just that many of each profile."""
+    """Return every occupancy with exactly that many of each profile."""
     found = {geometry.EMPTY}
     for profile, count in zip(grid.profiles, used, strict=True):
         for _ in range(count):

@@ -12,9 +12,9 @@
 
 """How much applications slow each other down on one GPU. Pure.
 
-Memory and utilisation alone do not predict which applications go well
-together. The measured slowdown of each pair does: the run time together
-divided by the run time alone. It is not symmetric.
+Memory and utilisation alone do not predict which applications can share a GPU
+well. The measured slowdown of each pair does: the run time together divided
+by the run time alone. The slowdown is not symmetric.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from typing import Any
 from cyborg_gpu_driver import exception
 
 _LEAST, _MOST = 0.1, 1000
-"""A little below 1 is noise of a measurement. What lies outside of these is
-an error, such as seconds instead of a ratio."""
+"""The limits of a slowdown. A value a little below 1 is measurement noise. A
+value outside the limits is an error, such as seconds instead of a ratio."""
 _FORM = ('expected {"slowdown": {"A": {"B": 1.25}}} with numbers from '
          f'{_LEAST} to {_MOST}, or null for two that do not fit together')
 
@@ -37,8 +37,8 @@ _FORM = ('expected {"slowdown": {"A": {"B": 1.25}}} with numbers from '
 class Matrix:
     """Measured slowdowns.
 
-    A pair that was not measured counts as the mean of all that were and
-    fit; without any, as no slowdown.
+    A pair that was not measured counts as the mean of all measured pairs
+    that fit together; without any, as no slowdown.
 
     :param slowdowns: by the application that is slowed down, then by the one
         that causes it. Infinite if the two do not fit together.
@@ -51,15 +51,15 @@ class Matrix:
         self._mean = statistics.fmean(known) if known else 1.0
 
     def slowdown(self, application: str, beside: Iterable[str]) -> float:
-        """The run time beside others, relative to the run time alone.
+        """Return the run time beside others, relative to that alone.
 
-        Each of them adds its share. An application may be empty: unknown.
+        Each of the others adds its share. An empty application is unknown.
         """
         return 1 + sum(self._pair(application, other) - 1
                        for other in beside)
 
     def interference(self, application: str, beside: Iterable[str]) -> float:
-        """By how much all would run longer if the application joins."""
+        """Return by how much all would run longer if application joins."""
         return sum(self._pair(application, other)
                    + self._pair(other, application) - 2 for other in beside)
 
@@ -68,9 +68,9 @@ class Matrix:
 
 
 def parse(document: Any) -> Matrix:
-    """The matrix in a JSON document.
+    """Return the matrix in a JSON document.
 
-    :raises InvalidValue: it has another form.
+    :raises InvalidValue: the document has another form.
     """
     rows = (document.get('slowdown') if isinstance(document, dict)
             else None)

@@ -26,33 +26,34 @@ from cyborg_gpu_driver.nova.weighing import cost as weigher_cost
 PLACEMENT = 'gpu:placement'
 """Extra spec of a flavor: one of :class:`Placement`."""
 APPLICATION = 'gpu:application'
-"""Extra spec of a flavor: what its servers run, by the interference file."""
+"""Extra spec of a flavor: the application that its servers run, as the
+interference file names it."""
 PREFER = 'gpu:prefer:'
-"""Beginning of an extra spec of a flavor; a trait follows. Its value is a
-weight, negative if the trait is to be avoided."""
+"""Prefix of an extra spec of a flavor; a trait follows. The value is a
+weight, negative to avoid the trait."""
 TRAIT = r'[A-Z][A-Z0-9_]{0,254}'
-"""Placement's own pattern, with names of its standard traits."""
+"""Placement's own pattern, which also allows its standard traits."""
 WEIGHT = r'[+-]?[0-9]{1,4}(\.[0-9]{1,4})?'
 NAME = r'[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}'
-"""Of an application."""
+"""Pattern of the name of an application."""
 
 _TIE = 1e-3
-"""What emptiness weighs beside interference: it only decides between GPUs
-that are about equal."""
+"""The weight of emptiness relative to interference: it only decides between
+GPUs that are about equal."""
 
 
 _IDLE = 0.1
-"""What a neighbour counts that is idle now, as part of one that is busy."""
+"""The weight of an idle neighbour, relative to that of a busy one."""
 _BUSY = 0.1
-"""What a GPU that is busy all the time weighs beside measured interference,
-as a share of a run time: slowdowns say more than utilization."""
+"""The weight of a GPU that is busy all the time relative to measured
+interference, as a share of a run time: slowdowns say more than utilization."""
 
 
 class Placement(enum.Enum):
     """What makes one GPU better than another."""
 
     PACK = 'pack'
-    """The request costs little of what could still be created."""
+    """The request leaves most of what could still be created."""
     SPREAD = 'spread'
     """The GPU is empty."""
     STANDALONE = 'standalone'
@@ -62,7 +63,7 @@ class Placement(enum.Enum):
 
     @property
     def is_strict(self) -> bool:
-        """Whether it rules GPUs out, instead of only preferring others."""
+        """Whether the policy rules GPUs out, instead of only ranking them."""
         return self is Placement.STANDALONE
 
 
@@ -71,7 +72,7 @@ class Wish:
     """What a flavor says about the choice of a GPU."""
 
     placement: Placement | None = None
-    """None: it says nothing."""
+    """None: the flavor does not say."""
     application: str = ''
     preferences: tuple[tuple[str, float], ...] = ()
     """Traits and their weights."""
@@ -82,19 +83,19 @@ class Company:
     """Who is on the GPUs that a request would take."""
 
     neighbours: int = 0
-    """Slices or vGPUs in use there."""
+    """Slices or vGPUs in use on these GPUs."""
     strangers: int = 0
-    """Those that are, or may be, of another project."""
+    """Those that belong, or may belong, to another project."""
     interference: float | None = None
-    """By how much all of them would run longer, as a sum of shares of their
-    run times; infinite if they do not fit. None: not known."""
+    """By how much all servers would run longer, as a sum of shares of their
+    run times; infinite if they do not fit together. None: not known."""
 
 
 def wish(extra_specs: Mapping[str, str], flavor: str) -> Wish:
-    """What a flavor says.
+    """Return what a flavor says about the choice of a GPU.
 
     :param flavor: its name, for the error.
-    :raises InvalidValue: one of our extra specs has another form.
+    :raises InvalidValue: an extra spec of the weigher has another form.
     """
     found = extra_specs.get(PLACEMENT)
     words = [item.value for item in Placement]
@@ -132,10 +133,10 @@ def _wrong(key, flavor, value, expected):
 
 def figure(policy: Placement, cost: weigher_cost.Cost, company: Company,
            utilization: float | None = None) -> float:
-    """How bad a GPU is; the least is preferred, infinite is impossible.
+    """Return how bad a GPU is: the least is best, infinite is impossible.
 
-    :param utilization: part of the time in which it is busy, 0 to 1; None if
-        that is not known.
+    :param utilization: part of the time in which the GPU is busy, 0 to 1;
+        None if that is not known.
     """
     if policy is Placement.PACK:
         return cost.packing
@@ -147,10 +148,10 @@ def figure(policy: Placement, cost: weigher_cost.Cost, company: Company,
 
 
 def _trouble(company, utilization):
-    """How much the servers on a GPU disturb, and are disturbed.
+    """Return how much the servers on a GPU disturb each other.
 
-    By measured slowdowns, else by the number of slices and vGPUs in use. One
-    of which nobody knows whether it is idle counts as busy.
+    The measure is the measured slowdowns, or otherwise the number of slices
+    and vGPUs in use. They count as busy if the utilization is not known.
     """
     if company.interference is not None:
         return company.interference + _BUSY * (
@@ -164,5 +165,6 @@ def _trouble(company, utilization):
 def _standalone(cost, company):
     if company.strangers or math.isinf(cost.loss):
         return math.inf
-    # Like with like first; among equals as pack, which is below 1 here.
+    # GPUs that the project uses already come first; ties are broken as by
+    # pack, whose term is below 1 here.
     return (not company.neighbours) + cost.packing / (1 + cost.packing)

@@ -31,18 +31,16 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.report.content import names
 
 TRAIT = os_traits.OWNER_CYBORG
-"""Every provider of ours has it."""
+"""Every resource provider of Cyborg has it."""
 
 _ATTRIBUTE = re.compile(r'(?<=gb)\.', re.ASCII)
 """The dot that stands for a plus in the label of a profile."""
-_KIND = names.custom('GPU', 'KIND') + '_'
-_VGPU = names.custom('GPU', 'KIND', 'VGPU')
 _OURS = names.custom(names.VENDOR) + '_'
 
 
 @functools.lru_cache(maxsize=4096)
 def _shared(traits: tuple[str, ...]) -> frozenset[str]:
-    """One set for all providers that have the same traits: most do."""
+    """Return one shared set for equal traits, which most providers have."""
     return frozenset(traits)
 
 
@@ -71,29 +69,29 @@ class Gpu:
     host: str
     """UUID of the provider of the compute node."""
     address: str
-    """On the PCI bus."""
+    """PCI address."""
     offers: tuple[Offer, ...]
     """In the order of their profiles."""
 
 
 @functools.lru_cache(maxsize=1024)
 def role_of(profile: str) -> policy.Mode:
-    """The role that a GPU has while a server has something of it."""
+    """Return the role of a GPU while a server uses this profile."""
     if profile == policy.Mode.PASSTHROUGH.value:
         return policy.Mode.PASSTHROUGH
     try:
         named = partition_names.VgpuTypeName.parse(profile)
     except exception.InvalidValue:
-        # A GPU instance profile, or a type of unknown form beside such.
+        # A GPU instance profile, or a type of unknown form on a MIG GPU.
         return policy.Mode.MIG
     return policy.Mode.VGPU if named.slices is None else policy.Mode.MIG
 
 
 def _exclusive(offers: Sequence[Offer]) -> tuple[Offer, ...]:
-    """The offers of one GPU, of which one role excludes the others.
+    """Return the offers of one GPU; one role excludes the others.
 
-    Between an allocation and the moment when the agent knows of it,
-    Placement still has the others.
+    Between an allocation and the moment when the agent learns of it,
+    Placement still has the offers of the other roles.
     """
     taken = {role_of(offer.profile) for offer in offers if offer.used}
     if not taken:
@@ -103,21 +101,21 @@ def _exclusive(offers: Sequence[Offer]) -> tuple[Offer, ...]:
 
 
 def is_gpu(resource_class: str) -> bool:
-    """Whether what is asked for can be a GPU of ours."""
+    """Whether a resource class can be that of a GPU of this driver."""
     return resource_class == orc.PGPU or resource_class.startswith(_OURS)
 
 
 def nameless(summaries: Mapping[str, Any], known: Mapping[str, str]) -> bool:
-    """Whether a provider of Cyborg's is among them whose name we lack."""
+    """Whether the summaries have a Cyborg provider whose name is unknown."""
     return any(provider not in known and TRAIT in summary['traits']
                for provider, summary in summaries.items())
 
 
 def gpus(summaries: Mapping[str, Any], known: Mapping[str, str]
          ) -> tuple[Gpu, ...]:
-    """The GPUs among the provider summaries of allocation candidates.
+    """Return the GPUs among the provider summaries of candidates.
 
-    Providers that are not of a GPU of ours are left out.
+    Providers that do not belong to a GPU of this driver are left out.
 
     :param summaries: ``provider_summaries`` of Placement's answer.
     :param known: names of providers by UUID.
@@ -140,7 +138,7 @@ def gpus(summaries: Mapping[str, Any], known: Mapping[str, str]
 
 
 def sold_out(found: Iterable[Gpu], resource_class: str) -> tuple[Gpu, ...]:
-    """GPUs of hosts of which Placement says that a class is used up."""
+    """Return the GPUs of a host that has no more of a resource class."""
     return tuple(dataclasses.replace(gpu, offers=tuple(
         dataclasses.replace(offer, free=0)
         if offer.resource_class == resource_class else offer
@@ -149,33 +147,31 @@ def sold_out(found: Iterable[Gpu], resource_class: str) -> tuple[Gpu, ...]:
 
 def claimed(offers: tuple[Offer, ...], amounts: Mapping[str, int]
             ) -> tuple[Offer, ...]:
-    """What a GPU offers once claims have been made.
+    """Return what a GPU offers once claims have been made.
 
-    Until the bind Placement shows no more than those. But a GPU has one mode
-    at a time, and an idle one takes its type from its first vGPU, so what
-    the claims rule out by that is not free.
+    Until the bind, Placement shows only the claims. But a GPU has one role
+    at a time, and an idle GPU takes its type from its first vGPU. Therefore
+    what the claims rule out is not free.
 
     :param offers: all of the GPU.
     :param amounts: units claimed, by provider.
     """
-    taken = [offer for offer in offers if amounts.get(offer.provider)]
-    is_idle = not any(offer.used for offer in offers)
-    return tuple(dataclasses.replace(
-        offer, used=offer.used + amounts.get(offer.provider, 0),
-        free=0 if _is_ruled_out(offer, taken, is_idle) else max(
-            0, offer.free - amounts.get(offer.provider, 0)))
-        for offer in offers)
+    was_idle = not any(offer.used for offer in offers)
+    is_used = any(amounts.get(offer.provider) for offer in offers)
 
+    def after(offer):
+        amount = amounts.get(offer.provider, 0)
+        has_no_type = (was_idle and is_used and not amount
+                       and role_of(offer.profile) is policy.Mode.VGPU)
+        return dataclasses.replace(
+            offer, used=offer.used + amount,
+            free=0 if has_no_type else max(0, offer.free - amount))
 
-def _is_ruled_out(offer, taken, is_idle):
-    kinds = {trait for trait in offer.traits if trait.startswith(_KIND)}
-    if is_idle and _VGPU in kinds and offer not in taken:
-        return bool(taken)
-    return any(not kinds <= other.traits for other in taken)
+    return _exclusive(tuple(map(after, offers)))
 
 
 def by_host(found: Iterable[Gpu]) -> dict[str, tuple[Gpu, ...]]:
-    """The GPUs of each host."""
+    """Return the GPUs of each host."""
     hosts: dict[str, tuple[Gpu, ...]] = {}
     for gpu in found:
         hosts[gpu.host] = (*hosts.get(gpu.host, ()), gpu)

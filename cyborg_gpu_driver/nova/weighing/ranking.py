@@ -20,21 +20,21 @@ from collections.abc import Hashable
 from collections.abc import Sequence
 
 FURTHER = 10.0
-"""How far below all others another attempt at the same host is. Nova takes
-the next in its order if a claim fails, or if the server fails to build: that
-should be another host, as long as there is one."""
+"""How far further attempts at the same host are below all others. Nova takes
+the next host in its order if a claim fails, or if the server fails to build:
+that should be another host, as long as there is one."""
 
 
 def weights(figures: Sequence[float | None], hosts: Sequence[Hashable]
             ) -> list[float]:
-    """Weights: the best attempts at each host lie between 0 and 1.
+    """Return the weights: 0 to 1 for the best attempt at each host.
 
-    Further attempts at the same host lie below them in their own order, and
-    what is impossible below those.
+    Further attempts at the same host are below those, in their own order, and
+    impossible attempts are below all others.
 
-    :param figures: of each attempt how bad it is; infinite for what is
-        impossible. The unknown is as the others are on average.
-    :param hosts: of each attempt the host.
+    :param figures: how bad each attempt is; infinite if it is impossible. An
+        unknown one counts as the mean of the others.
+    :param hosts: the host of each attempt.
     """
     known = [figure for figure in figures
              if figure is not None and math.isfinite(figure)]

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""How busy GPUs are, as Prometheus answers. Pure.
+"""How busy GPUs are, by an answer of Prometheus. Pure.
 
 The metrics are those of ``cyborg-gpu exporter --nvml``
 (:mod:`cyborg_gpu_driver.metrics.definitions`).
@@ -30,22 +30,22 @@ Gpu = tuple[str, str]
 _OF_GPU = 'sum by (Hostname, address) (avg_over_time({}[2m]))'
 QUERY = ' or '.join(map(_OF_GPU.format, (
     'cyborg_gpu_vgpu_utilization_ratio', 'cyborg_gpu_utilization_ratio')))
-"""The sum of all vGPUs of a GPU, else the GPU itself: NVML knows that of a
-GPU which is not in MIG mode. The mean of two minutes, because a moment says
-little."""
+"""The sum over all vGPUs of a GPU, or otherwise the value of the GPU itself,
+which NVML has for a GPU that is not in MIG mode. The query takes the mean of
+two minutes, because a single sample says little."""
 _FORM = ('expected the vector of an instant query, each with Hostname, '
          'address and a number')
 
 
 def parse(document: Any) -> dict[Gpu, float]:
-    """The part of the time in which each GPU is busy, 0 to 1.
+    """Return the part of the time in which each GPU is busy, 0 to 1.
 
     Prometheus' HTTP API, "Instant queries": ``{"status": "success", "data":
     {"resultType": "vector", "result": [{"metric": {...}, "value": [TIME,
     "0.5"]}]}}``.
 
     :param document: the answer, from JSON.
-    :raises InvalidValue: if it has another form.
+    :raises InvalidValue: if the answer has another form.
     """
     data = _of(document, dict).get('data')
     if (document.get('status') != 'success'

@@ -11,7 +11,7 @@
 # under the License.
 
 
-# Nova uses native threads, and says so before anything of it, or of ours,
+# Make Nova use native threads before any module of Nova or of this library
 # imports eventlet.
 import importlib
 import os

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Nova's own libvirt driver beside a simulated GPU host."""
+"""Nova's own libvirt driver on a simulated GPU host."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ HOST = 'compute1'
 
 
 class GpuHost(fixtures.Fixture):
-    """A simulated host with its agent, and the handles that it hands out.
+    """A simulated host with its agent and the attach handles it reports.
 
-    :param name: of the simulated machine.
+    :param name: name of the simulated machine.
     :param governing: policies of its GPUs.
     :param vfio_handles: ``[gpu] nova_vfio_handles``.
     """
@@ -71,8 +71,8 @@ class GpuHost(fixtures.Fixture):
     def _setUp(self):
         directory = self.useFixture(fixtures.TempDir()).path
         state = f'{directory}/machine'
-        # The agent leaves its machine under pynvml; undoing this one undoes
-        # that as well.
+        # The agent leaves its own machine under pynvml. Uninstalling this
+        # machine removes the agent's as well.
         self.machine = simulator.Machine.load(self._name, state).install()
         self.addCleanup(self.machine.uninstall)
         self.addCleanup(setattr, privileged, '_platform', None)
@@ -89,9 +89,9 @@ class GpuHost(fixtures.Fixture):
         self.addCleanup(self._agent.stop)
 
     def handles(self, profile=None):
-        """The handles that are reported, in the order of the report.
+        """The handles that the agent reports, in the order of the report.
 
-        :param profile: of one profile alone.
+        :param profile: only handles of this profile; None for all.
         """
         return [handle for device in self._agent.report()
                 for deployable in device.deployables
@@ -99,18 +99,18 @@ class GpuHost(fixtures.Fixture):
                 for handle in deployable.handles]
 
     def bind(self, request):
-        """What Cyborg does when Nova binds an accelerator request."""
+        """Bind on the agent, as Cyborg does for an accelerator request."""
         if request['attach_handle_type'] == values.MDEV:
             self._agent.bind(*_rpc(request))
 
     def unbind(self, request):
-        """What Cyborg does when Nova deletes an accelerator request."""
+        """Unbind on the agent, as Cyborg does for a deleted request."""
         if request['attach_handle_type'] == values.MDEV:
             self._agent.unbind(*_rpc(request))
 
 
 def _rpc(request):
-    """What Cyborg's agent is told: function, type, handle."""
+    """The arguments that Cyborg's agent receives: function, type, handle."""
     return (function_of(request),
             request['attach_handle_info']['asked_type'],
             request['attach_handle_uuid'])
@@ -124,7 +124,7 @@ def function_of(request):
 
 
 def arq(handle, server):
-    """A bound accelerator request as Cyborg's API gives it to Nova."""
+    """A bound accelerator request as Cyborg's API returns it to Nova."""
     return {
         'uuid': str(uuid.uuid4()), 'state': 'Bound',
         'device_profile_name': 'gpu', 'hostname': HOST,
@@ -137,7 +137,7 @@ def arq(handle, server):
 
 
 class DriverCase(test.TestCase):
-    """Servers that the released LibvirtDriver makes on a fake libvirt."""
+    """Servers that the released LibvirtDriver creates on a fake libvirt."""
 
     def setUp(self):
         super().setUp()
@@ -175,9 +175,9 @@ class DriverCase(test.TestCase):
         self.driver = libvirt_driver.LibvirtDriver(fake.FakeVirtAPI(), False)
 
     def _record_mdevs(self):
-        """(parent, type, UUID) of each mdev that Nova has libvirt make.
+        """Record (parent, type, UUID) of each mdev that Nova creates.
 
-        libvirt's fake takes node devices and forgets them.
+        The fake libvirt accepts new node devices but does not keep them.
         """
         created = []
 
@@ -199,10 +199,10 @@ class DriverCase(test.TestCase):
         return created
 
     def bound(self, host, handle, server):
-        """A request for a handle, bound by the host's agent.
+        """Return a request for a handle that the host's agent has bound.
 
-        An mdev that it made is in libvirt's list, as on a real host: by its
-        UUID and the function that it is really on.
+        As on a real host, libvirt lists an mdev that the agent created by
+        its UUID and the function on which it really is.
         """
         request = arq(handle, server.uuid)
         host.bind(request)
@@ -216,9 +216,9 @@ class DriverCase(test.TestCase):
         return request
 
     def domains(self):
-        """UUIDs of the servers that libvirt knows, running or not.
+        """The UUIDs of the servers that libvirt knows, running or not.
 
-        libvirt's fake lists none where no flag is set; libvirt lists all.
+        Without flags, libvirt lists all domains, but the fake lists none.
         """
         return {domain.UUIDString() for domain
                 in self.connection.listAllDomains(
@@ -226,9 +226,9 @@ class DriverCase(test.TestCase):
                     | fakelibvirt.VIR_CONNECT_LIST_DOMAINS_INACTIVE)}
 
     def extend(self, host, version=None):
-        """As cyborg-gpu-nova-compute does when it starts.
+        """Extend Nova's driver, as cyborg-gpu-nova-compute does at start.
 
-        :param version: of Nova; None for the one that is installed.
+        :param version: version of Nova; None for the installed one.
         """
         for name in (*capability.METHODS, 'spawn', 'power_on', 'reboot',
                      'resume_state_on_host_boot'):
@@ -245,8 +245,8 @@ class DriverCase(test.TestCase):
                     op='attach', msg=reason)))
 
     def instance(self):
-        """A server that is to be made."""
-        # libvirt's fake finds domains by name, which is made from the id.
+        """A server that does not exist yet."""
+        # The fake libvirt finds domains by name, which Nova makes from the id.
         instance = fake_instance.fake_instance_obj(
             self.context, id=next(self.numbers),
             uuid=str(uuid.uuid4()), expected_attrs=[
@@ -274,7 +274,7 @@ class DriverCase(test.TestCase):
                            accel_info=requests)
 
     def hostdevs(self, instance):
-        """What the server's domain has of the host, in its XML's order."""
+        """The host devices of the server's domain, in the order of its XML."""
         xml = self.connection.lookupByUUIDString(instance.uuid).XMLDesc(0)
         return [_hostdev(device) for device
                 in etree.fromstring(xml).iterfind('devices/hostdev')]
@@ -295,7 +295,7 @@ def _hostdev(device):
 
 
 class Mdevs(fakelibvirt.HostMdevDevicesInfo):
-    """libvirt's view of mdevs; an unknown one is refused as libvirt does."""
+    """The mdevs that libvirt knows; others cause the error of libvirt."""
 
     def add(self, mdev, parent, type_id):
         place = str(parent).translate(str.maketrans(':.', '__'))

@@ -15,11 +15,11 @@
     python -m cyborg_gpu_driver.tests.nova.libvirt_compute \
         DIRECTORY STATE HOST --config-file FILE...
 
-Nova's own fake of libvirt stands in for libvirt: what is defined lasts in
-DIRECTORY over the end of the process, as in /etc/libvirt/qemu. ``defined`` has
-the XML of each domain as Nova wrote it, by the UUID of the server, and
-``running`` that of those that have been started. A domain that is found at
-the start of the process is shut off, as after a boot of the host.
+Nova's own fake of libvirt replaces libvirt. Its definitions remain in
+DIRECTORY when the process ends, as in /etc/libvirt/qemu. ``defined`` has the
+XML of each domain as Nova wrote it, by the UUID of the server. ``running`` has
+the XML of each domain that was started. A domain that exists at the start of
+the process is shut off, as after a boot of the host.
 
 STATE is the file of the simulated host HOST, whose mediated devices libvirt
 knows.
@@ -72,7 +72,7 @@ class Mdevs:
 
 
 class Connection(fakelibvirt.Connection):
-    """libvirt of a host, with its files."""
+    """The libvirt of a host, which keeps its domains in files."""
 
     def __init__(self, directory: pathlib.Path, path: pathlib.Path,
                  hostname: str):
@@ -118,7 +118,7 @@ def main() -> int:
     with (nova_fixtures.LibvirtImageBackendFixture(),
           nova_fixtures.CGroupsFixture(), fakelibvirt.LibvirtFixture(),
           nova_fixtures.OSBrickFixture(),
-          # There are no disks.
+          # The servers have no disks.
           _patched(f'{driver}.LibvirtDriver._create_image', (False, False)),
           _patched(f'{driver}.LibvirtDriver._create_images_and_backing',
                    None),

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Several attempts at one host of the released nova-scheduler."""
+"""Several attempts of the released nova-scheduler at one host."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The benchmark that needs the released nova-scheduler runs, small."""
+"""Small runs of the benchmark that needs the released nova-scheduler."""
 
 import contextlib
 import io
@@ -30,7 +30,8 @@ packing = refusals.packing
 class RefusalsTest(base.BaseTestCase):
 
     def measure(self, count=12):
-        """The figures of one host that is asked for more than it has."""
+        """The figures of one host that gets more requests than it can serve.
+        """
         self.useFixture(fixtures.MonkeyPatch('refusals.WARM_UP', 0.0))
         self.useFixture(fixtures.MonkeyPatch('refusals.SHARE', 1.0))
         with contextlib.redirect_stderr(io.StringIO()):
@@ -45,7 +46,7 @@ class RefusalsTest(base.BaseTestCase):
         self.assertEqual(0, found['refused though a GPU had room'].value)
         for way in (refusals.ALONE, refusals.WEIGHED):
             refused = found[f'refused, {way}']
-            # Some must be refused, whoever decides; and not all.
+            # Each way must refuse some of the requests, but not all.
             self.assertLess(0, refused.value)
             self.assertLess(refused.value, 12)
             self.assertLess(0, refused.floor)
@@ -98,7 +99,7 @@ class LayoutsTest(base.BaseTestCase):
         self.assertIn((0, 0, 1, 1, 0), found)
         self.assertIn((0, 0, 0, 0, 1), found)
         self.assertIn(refusals.BALANCED, found)
-        # Where another 1g fits, nobody leaves the room.
+        # No layout leaves room on which another 1g fits.
         self.assertNotIn((6, 0, 0, 0, 0), found)
 
     def test_none_refuses_less(self):

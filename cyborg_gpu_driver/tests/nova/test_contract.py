@@ -11,9 +11,10 @@
 # under the License.
 
 
-"""What this library relies on in the released Nova.
+"""The behavior of the released Nova on which this library relies.
 
-Each test is one assumption; its name says which part of ours falls with it.
+Each test checks one assumption. The docstring of its class names the module
+that depends on it.
 """
 
 from __future__ import annotations
@@ -45,14 +46,14 @@ INFO = {'domain': '0000', 'bus': '16', 'device': '00', 'function': '4'}
 
 
 def request(attach_type, **more):
-    """A bound accelerator request with no more than Nova needs."""
+    """A bound accelerator request with only what Nova needs."""
     return {'uuid': str(uuid.uuid4()), 'attach_handle_type': attach_type,
             'attach_handle_uuid': str(uuid.uuid4()),
             'attach_handle_info': {**INFO, **more}}
 
 
 class ExtendedMethodsTest(base.DriverCase):
-    """Behind nova/patches.py."""
+    """Assumptions of nova/patches.py."""
 
     def test_this_nova_can_be_extended(self):
         self.assertEqual('', capability.mismatch(
@@ -96,7 +97,7 @@ class ExtendedMethodsTest(base.DriverCase):
 
 
 class HostBootTest(test.NoDBTestCase):
-    """Behind the credentials of nova/compute.py."""
+    """Assumptions behind the credentials of nova/compute.py."""
 
     def test_nova_has_no_token_when_it_starts(self):
         own = context.get_admin_context()
@@ -109,18 +110,18 @@ class HostBootTest(test.NoDBTestCase):
 
     def test_nova_can_be_its_own_user(self):
         self.assertTrue(callable(context.get_nova_service_user_context))
-        # Read when it is called, so that a replacement takes effect.
+        # Nova looks get_client up at each call, so a replacement takes effect.
         self.assertIn('cyborg.get_client(', inspect.getsource(
             manager.ComputeManager._get_accel_info))
 
     def test_resume_names_no_accelerators(self):
-        """Once it does, the patch for it can go."""
+        """Once Nova passes accelerators, remove the patch for this method."""
         resume = driver.ComputeDriver.resume_state_on_host_boot
         self.assertNotIn('accel_info', inspect.signature(resume).parameters)
 
 
 class PciInPlacementTest(test.NoDBTestCase):
-    """Behind what nova/pci_config.py refuses."""
+    """Assumptions behind the refusals of nova/pci_config.py."""
 
     def add(self, *tags):
         provider = pci_placement_translator.PciResourceProvider('gpu')
@@ -152,7 +153,7 @@ class PciInPlacementTest(test.NoDBTestCase):
 
 
 class OptionsTest(test.NoDBTestCase):
-    """Behind nova/conf_file.py."""
+    """Assumptions of nova/conf_file.py."""
 
     def test_names(self):
         self.assertEqual([], conf.CONF.pci.device_spec)
@@ -162,7 +163,7 @@ class OptionsTest(test.NoDBTestCase):
 
 
 class StartCommandTest(test.NoDBTestCase):
-    """Behind nova/compute.py, in a process of its own."""
+    """Assumptions of nova/compute.py, in a process of its own."""
 
     def start(self, *arguments, **more):
         environment = {**{

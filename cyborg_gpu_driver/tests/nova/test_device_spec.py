@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Our reading of ``[pci] device_spec`` against Nova's own."""
+"""This library and Nova read ``[pci] device_spec`` alike."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class DeviceSpecTest(test.NoDBTestCase):
 
     def setUp(self):
         super().setUp()
-        # Nova looks into sysfs for whether an address is a GPU.
+        # Nova reads sysfs to see whether an address is that of a GPU.
         self.useFixture(fixtures.MonkeyPatch(
             'nova.pci.utils.is_physical_function',
             lambda domain, bus, slot, function:
@@ -76,7 +76,7 @@ class DeviceSpecTest(test.NoDBTestCase):
                          self.ours(spec, function))
 
     def nova(self, spec, function):
-        """Whether Nova matches; None if it refuses the entry."""
+        """Whether the entry matches in Nova; None if Nova refuses it."""
         try:
             return devspec.PciDeviceSpec(dict(spec)).match({
                 'vendor_id': function.vendor_id,

@@ -11,9 +11,9 @@
 # under the License.
 
 
-"""Accelerators in the domains that Nova's own LibvirtDriver makes.
+"""Accelerators in the domains that Nova's own LibvirtDriver creates.
 
-Handles are those that our agent reports, bound by our agent.
+This library's agent reports the handles and binds them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LARGE = policy.Policy('large', policy.Mode.VGPU, vgpu_types=('L40S-12Q',))
 class DomainCase(base.DriverCase):
 
     def assert_both_are_attached(self, host):
-        """A server gets a vGPU and a whole GPU of ``host``."""
+        """Check that a server gets a vGPU and a whole GPU of ``host``."""
         server = self.instance()
         (vgpu, *_), (whole, *_) = host.handles('T4-2B'), host.handles(
             'passthrough')
@@ -58,7 +58,7 @@ class DomainCase(base.DriverCase):
 
 
 class StockTest(DomainCase):
-    """Handles that a stock nova-compute takes."""
+    """Handles that a stock nova-compute accepts."""
 
     def test_whole_gpu(self):
         host = self.useFixture(base.GpuHost('t4x4', WHOLE))
@@ -86,7 +86,7 @@ class StockTest(DomainCase):
         self.check_mdev(host, host.handles('1g.5gb')[0])
 
     def check_mdev(self, host, handle):
-        """Nova finds the agent's mdev, attaches it, and makes none."""
+        """Check that Nova attaches the agent's mdev and creates none."""
         server = self.instance()
         request = self.bound(host, handle, server)
         self.spawn(server, [request])
@@ -97,7 +97,8 @@ class StockTest(DomainCase):
         self.assertEqual([], self.created)
 
     def test_mdevs_of_two_types_of_one_size(self):
-        """More vGPUs of each type fit than half of the 32 functions."""
+        """Each type fits more vGPUs than half of the 32 functions can carry.
+        """
         host = self.useFixture(base.GpuHost(host_files.write_host(
             self.useFixture(fixtures.TempDir()).path,
             [{'model': 'a40', 'address': '0000:41:00.0', 'numa_node': 0,
@@ -127,7 +128,7 @@ class StockTest(DomainCase):
         self.assert_both_are_attached(host)
 
     def test_nova_makes_an_mdev_that_is_gone(self):
-        """The parent and the type that it would use are ours."""
+        """Nova takes the parent and the type from the agent's handle."""
         host = self.useFixture(base.GpuHost('t4x4', DESKTOPS))
         server, handle = self.instance(), host.handles()[0]
         request = base.arq(handle, server.uuid)
@@ -207,7 +208,7 @@ class WithoutMdevTest(DomainCase):
         self.assertEqual([], self.created)
 
     def test_slices_beside_each_other(self):
-        """MIG-backed vGPUs, each on an instance that its bind cuts."""
+        """MIG-backed vGPUs, each on a GPU instance that its bind creates."""
         host = self.useFixture(base.GpuHost('hgx-h200-vfio', SLICES,
                                             vfio_handles=True))
         self.extend(host)
@@ -281,7 +282,7 @@ class GroupTest(DomainCase):
             [self.bound(self.host, handle, server)])
 
     def test_stock_nova_attaches_none_of_its_gpus(self):
-        """It has libvirt make an mdev of a type that no kernel has."""
+        """Stock Nova requests an mdev of a type that no kernel has."""
         server, (handle, members) = self.instance(), self.group(2)
         request = self.bound(self.host, handle, server)
         self.spawn(server, [request])
@@ -294,7 +295,7 @@ class GroupTest(DomainCase):
 
 
 class OthersTest(DomainCase):
-    """What is not ours goes Nova's way, extended or not."""
+    """Nova itself handles what needs no patch, whether extended or not."""
 
     def test_mdev_and_whole_gpu(self):
         host = self.useFixture(base.GpuHost('t4x4', policy.Policy(
@@ -312,7 +313,7 @@ class OthersTest(DomainCase):
 
 
 class WhoseTest(DomainCase):
-    """What the exporter reads of the XML that Nova gives libvirt."""
+    """What the exporter reads from the XML that Nova passes to libvirt."""
 
     def setUp(self):
         super().setUp()
@@ -320,7 +321,7 @@ class WhoseTest(DomainCase):
         define = fakelibvirt.Connection.defineXML
 
         def record(connection, xml):
-            # The fake of libvirt forgets the metadata.
+            # The fake libvirt does not keep the metadata.
             self.defined.append(xml)
             return define(connection, xml)
         self.useFixture(fixtures.MonkeyPatch(
@@ -343,8 +344,8 @@ class WhoseTest(DomainCase):
             {domain.Domain(server.uuid, server.project_id, 'gpu', frozenset({
                 requests[0]['attach_handle_uuid'], str(whole.address)}))},
             set(map(domain.parse, self.defined)))
-        # And through the calls of libvirt's Python module, of which the fake
-        # has all but one.
+        # The reader finds the same through libvirt's Python calls. The fake
+        # has all of them except close().
         self.connection.close = lambda: 0
         (found,) = domains.DomainReader(lambda: self.connection).read()
         self.assertEqual((server.uuid, 2), (found.uuid, len(found.devices)))

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Our question to Placement is the one that the released Nova asks."""
+"""This library sends Placement the query that the released Nova sends."""
 
 import urllib.parse
 
@@ -26,7 +26,7 @@ from cyborg_gpu_driver.cloud.explain import reasons
 from cyborg_gpu_driver.cloud.explain import request
 
 _ACCELERATORS = ('PGPU', 'CUSTOM_NVIDIA_1G_10GB', 'GPU')
-"""Such as Cyborg takes in a device profile; Nova does not know GPU."""
+"""Classes that Cyborg accepts in a device profile; Nova does not know GPU."""
 _CLASSES = (*_ACCELERATORS, 'VCPU')
 _TRAITS = ('CUSTOM_GPU_MODEL_A100', 'CUSTOM_GPU_NUMA_0')
 _amounts = strategies.sampled_from(('1', '2', '0', '-1', 'x'))
@@ -61,7 +61,7 @@ _specs = strategies.builds(
 class QuestionTest(test.NoDBTestCase):
 
     def nova(self, flavor, groups):
-        """What Nova 34 asks, as parameters."""
+        """The parameters of the query that Nova 34 sends."""
         admin = context.get_admin_context()
         spec = objects.RequestSpec(
             flavor=flavor, is_bfv=False, image=objects.ImageMeta(
@@ -91,7 +91,7 @@ class QuestionTest(test.NoDBTestCase):
         try:
             asked = self.nova(flavor, groups)
         except ValueError:
-            # Nova refuses a group that asks for nothing at all.
+            # Nova refuses a group that requests nothing.
             self.assertIn(reasons.Reason.GROUP_EMPTY,
                           {item.reason for item in made.findings})
         else:
@@ -117,8 +117,8 @@ class QuestionTest(test.NoDBTestCase):
         @hypothesis.given(_specs, strategies.lists(_group, min_size=1,
                                                    max_size=3))
         def check(specs, groups):
-            # Isolated emulator threads need pinned processors, which the
-            # API checks before.
+            # Isolated emulator threads need pinned processors. Nova's API
+            # checks that earlier.
             if 'hw:cpu_policy' not in specs:
                 specs.pop('hw:emulator_threads_policy', None)
             self.same(specs, groups)

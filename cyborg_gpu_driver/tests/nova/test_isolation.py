@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""GPUs that are for one project at a time, with the released Nova."""
+"""GPUs that serve one project at a time, with the released Nova."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BOARD = tuple(f'0000:{bus}:00.0' for bus in (
 class IsolationCase(weigher_case.WeigherCase):
 
     def start(self, *gpus, isolated=True):
-        """An agent whose GPUs are isolated, while the test runs."""
+        """Start an agent with isolated GPUs for the duration of the test."""
         agent = self.useFixture(weigher_case.Agent(
             self.client, 'one', gpus, set(), profiles=(SMALL,),
             isolated=isolated))
@@ -41,7 +41,7 @@ class IsolationCase(weigher_case.WeigherCase):
 
 
 class BindTest(IsolationCase):
-    """Without the filter."""
+    """The agent enforces the isolation when it binds, without the filter."""
 
     def setUp(self):
         super().setUp()
@@ -94,12 +94,12 @@ class BindTest(IsolationCase):
 class FilterTest(IsolationCase):
 
     def create(self, agent, filters, project, number):
-        """Create a server; the GPU that it gets, or None."""
+        """Create a server and return the GPU that it gets, or None."""
         spec = self.spec(SMALL)
         spec.project_id = project
         states = self.candidates(spec)
         for state in states:
-            # Nova counts what it has claimed.
+            # Nova counts the servers that it has claimed.
             state.num_instances = number
         handler, loaded = filters
         for host in handler.get_filtered_objects(loaded, states, spec):
@@ -109,7 +109,11 @@ class FilterTest(IsolationCase):
         return None
 
     def creates(self, isolated):
-        """Sixty creates of three projects: who is where, and how many."""
+        """Request 60 servers for three projects.
+
+        :returns: how many Nova refused, and for each GPU the number of
+            servers of each project.
+        """
         agent = self.start(*BOARD, isolated=isolated)
         filters = self.filters()
         found = collections.defaultdict(collections.Counter)

@@ -11,9 +11,9 @@
 # under the License.
 
 
-"""Servers keep their accelerators where Nova does not ask for them.
+"""Servers keep their accelerators on paths where Nova does not request them.
 
-Each path runs in Nova's own LibvirtDriver: first as released, then patched.
+Each path runs in Nova's own LibvirtDriver, both as released and patched.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LARGE = policy.Policy('large', policy.Mode.VGPU, vgpu_types=('L40S-12Q',))
 _KINDS = [
     ('whole GPU', {'host': ('t4x4', False), 'governing': WHOLE,
                    'type': 'pci', 'managed': 'yes', 'stock': False}),
-    # libvirt has the domain's mdev, and Nova takes it from there.
+    # Nova reads the domain's mdev from libvirt.
     ('mdev', {'host': ('t4x4', False), 'governing': DESKTOPS,
               'type': 'mdev', 'managed': None, 'stock': True}),
     ('mdev of a slice', {
@@ -68,7 +68,7 @@ class KeepCase(base.DriverCase):
             name, governing, vfio_handles=vfio_handles))
 
     def running(self, host, amount=2):
-        """A server that runs with the first handles of a host."""
+        """Start a server with the first handles of a host."""
         server = self.instance()
         for handle in host.handles()[:amount]:
             self.bound(host, handle, server)
@@ -76,7 +76,7 @@ class KeepCase(base.DriverCase):
         return server
 
     def boot_host(self, *servers):
-        """The host boots: each domain is defined, and none runs."""
+        """Boot the host: each domain is defined, and none runs."""
         for server in servers:
             self.driver.power_off(server)
         for server in servers:
@@ -95,7 +95,7 @@ class KeepCase(base.DriverCase):
 
 
 class EachKindTest(testscenarios.WithScenarios, KeepCase):
-    """Two handles of each kind, before and after."""
+    """A server with two handles of each kind, before and after each path."""
 
     scenarios = _KINDS
 
@@ -160,7 +160,7 @@ class EachKindTest(testscenarios.WithScenarios, KeepCase):
         self.assertEqual(had, self.hostdevs(server))
 
     def test_rebuild(self):
-        """Evacuation and unshelving are the second half, elsewhere."""
+        """Evacuation and unshelving do the second half on another host."""
         server, had = self.extended()
         self.driver.destroy(self.context, server, [])
         self.assertNotIn(server.uuid, self.domains())
@@ -168,7 +168,7 @@ class EachKindTest(testscenarios.WithScenarios, KeepCase):
         self.assertEqual(had, self.hostdevs(server))
 
     def test_evacuate_or_unshelve(self):
-        """The server gets other handles, and has them after a boot."""
+        """The server gets other handles and keeps them after a host boot."""
         server, _ = self.extended()
         self.driver.destroy(self.context, server, [])
         for request in self.requests.pop(server.uuid):
@@ -183,10 +183,10 @@ class EachKindTest(testscenarios.WithScenarios, KeepCase):
 
 
 class ReleasedNovaTest(testscenarios.WithScenarios, KeepCase):
-    """What the released Nova does: behind nova/patches.py.
+    """The behavior of the released Nova that nova/patches.py corrects.
 
-    If one of these fails, Nova asks for the accelerators itself: remove the
-    patch for it.
+    If one of these tests fails, Nova requests the accelerators itself.
+    Then remove the patch for that path.
     """
 
     scenarios = [kind for kind in _KINDS if kind[1]['managed'] != 'no']
@@ -226,7 +226,7 @@ class RefusalTest(KeepCase):
         self.server = self.running(self.gpus, 1)
 
     def test_handle_of_another_host(self):
-        """Its address would be a GPU of somebody else here."""
+        """On this host, its address may belong to another server's GPU."""
         (request,) = self.requests[self.server.uuid]
         request['hostname'] = 'compute2'
         self.driver.power_off(self.server)
@@ -236,7 +236,7 @@ class RefusalTest(KeepCase):
             [], objects.ShareMappingList())
         self.assertIn('is Bound on compute2, not Bound on compute1',
                       str(error))
-        # Nova destroys the domain only when the handles are known.
+        # Nova destroys the domain only once it knows the handles.
         self.assertIn(self.server.uuid, self.domains())
 
     def test_server_without_a_profile_asks_for_nothing(self):
@@ -256,7 +256,7 @@ class RefusalTest(KeepCase):
 
 
 class UnknownNovaTest(KeepCase):
-    """Nova runs without patches, and refuses what needs them."""
+    """An unknown Nova runs without patches and refuses what needs them."""
 
     def test_whole_gpu(self):
         gpus = self.make_host(('t4x4', False), WHOLE)
@@ -291,7 +291,7 @@ class UnknownNovaTest(KeepCase):
 class WholeHostTest(KeepCase):
 
     def test_six_servers_of_all_kinds(self):
-        """Whole GPUs and vGPUs, one and two for a server, one host."""
+        """Servers of one host with one or two whole GPUs, vGPUs or both."""
         gpus = self.useFixture(base.GpuHost('t4x4', policy.Policy(
             'one', policy.Mode.VGPU, vgpu_types=('T4-2B',),
             match_numa_node=(0,)), WHOLE))

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""The released Nova plans live migrations with the lines that we write."""
+"""The released Nova plans live migrations with this library's lines."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ IN_PLACEMENT = '[filter_scheduler]\npci_in_placement = true\n'
 
 
 def asked(count=1):
-    """What a flavor with that many of the alias asks for."""
+    """The PCI requests of a flavor that asks for ``count`` of the alias."""
     return request._translate_alias_to_requests(f'L40S-12Q:{count}')
 
 
@@ -47,24 +47,25 @@ def lines(text, option):
 
 
 class LiveMigrationTest(test_pci_lines.PciLinesCase):
-    """Five fixed vGPUs of one type: three on a GPU, two on the next."""
+    """Five fixed vGPUs of one type: three on one GPU, two on the next."""
 
     def setUp(self):
         super().setUp()
         self.first, self.second, *_ = self.machine.gpus
-        # Nova asks Neutron, and for the age of both nova-computes, also
-        # where no request comes from a port.
+        # Nova asks Neutron and reads the service version of both
+        # nova-computes, even if no request comes from a port.
         self.useFixture(nova_fixtures.NeutronFixture(self))
         for host in ('source', 'destination'):
             objects.Service(self.context, host=host, binary='nova-compute',
                             topic='compute').create()
 
     def write_lines(self, *arguments):
-        """What the command writes for the machine as it is now."""
+        """The lines that the command writes for the machine's current state.
+        """
         return self.lines(*arguments, policies=test_pci_lines.ONE_TYPE)
 
     def check_request(self):
-        """What nova-conductor checks before it looks for a destination."""
+        """Run nova-conductor's check before it looks for a destination."""
         server = objects.Instance(
             self.context, uuid=self.context.request_id[4:],
             host='source', pci_requests=objects.InstancePCIRequests(
@@ -91,7 +92,7 @@ class LiveMigrationTest(test_pci_lines.PciLinesCase):
                           self.check_request)
 
     def test_one_gpu_without_support(self):
-        """The alias must not hide its functions from servers."""
+        """The alias must not exclude the functions of that GPU."""
         self.machine.set_migration(self.second.address, False)
         text = self.write_lines()
         self.assertEqual(3, lines(text, 'device_spec').count(

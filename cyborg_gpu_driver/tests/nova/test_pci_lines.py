@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""The nova.conf lines that we write, read by the released Nova."""
+"""The released Nova reads the nova.conf lines that this library writes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ONE_TYPE = POLICIES.replace('L40S-24Q:2', 'L40S-12Q:2')
 
 
 class PciLinesCase(base.DriverCase):
-    """A Nova that reads the lines of a simulated host."""
+    """A Nova that reads the lines for a simulated host."""
 
     def setUp(self):
         super().setUp()
@@ -57,7 +57,7 @@ class PciLinesCase(base.DriverCase):
         self.state = f'{self.directory}/machine'
         self.machine = simulator.Machine.load('l40sx4', self.state).install()
         self.addCleanup(self.machine.uninstall)
-        # Nova looks into sysfs for whether an address is a GPU.
+        # Nova reads sysfs to see whether an address is that of a GPU.
         gpus = {gpu.address for gpu in self.machine.gpus}
         self.useFixture(fixtures.MonkeyPatch(
             'nova.pci.utils.is_physical_function',
@@ -70,7 +70,7 @@ class PciLinesCase(base.DriverCase):
         return path
 
     def lines(self, *arguments, policies=POLICIES):
-        """What the command writes."""
+        """The lines that the command writes."""
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
             self.assertEqual(0, main.main([
@@ -85,7 +85,7 @@ class PciLinesCase(base.DriverCase):
             self.write('nova.conf', text)], default_config_dirs=[])
 
     def nova_conf(self, *arguments, more='', policies=POLICIES):
-        """Let Nova read what the command writes."""
+        """Let Nova read the lines that the command writes."""
         self.read(self.lines(*arguments, policies=policies) + more)
 
     def devices(self):
@@ -115,7 +115,7 @@ class PciLinesCase(base.DriverCase):
                 'driver_name': 'nvidia'}
 
     def pools(self):
-        """What Nova can assign by its ``[pci] device_spec``."""
+        """The devices that Nova can assign by its ``[pci] device_spec``."""
         found = stats.PciDeviceStats(None)
         for device in self.devices():
             spec = found.dev_filter.device_assignable(device)
@@ -129,7 +129,7 @@ class PciLinesCase(base.DriverCase):
 class PciLinesTest(PciLinesCase):
 
     def matched(self):
-        """The specs that Nova finds, by function."""
+        """The ``device_spec`` entries that Nova matches, by function."""
         found = whitelist.Whitelist(conf.CONF.pci.device_spec)
         matches = {device['address']: found.device_assignable(device)
                    for device in self.devices()}
@@ -137,7 +137,7 @@ class PciLinesTest(PciLinesCase):
         return {address: spec for address, spec in matches.items() if spec}
 
     def wanted(self):
-        """Functions by GPU that are to carry a vGPU."""
+        """The functions that are to carry a vGPU, GPU by GPU."""
         first, second, *_ = self.machine.gpus
         return (*first.vf_addresses[:3], *second.vf_addresses[:2])
 
@@ -187,5 +187,6 @@ class PciLinesTest(PciLinesCase):
 
     @staticmethod
     def asked(count):
-        """What a flavor with that many of the alias asks for."""
+        """The PCI requests of a flavor that asks for ``count`` of the alias.
+        """
         return request._translate_alias_to_requests(f'L40S-12Q:{count}')

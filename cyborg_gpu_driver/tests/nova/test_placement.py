@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Placement policies in the released Nova, by weigher and filter."""
+"""Placement policies of the weigher and the filter in the released Nova."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from cyborg_gpu_driver.tests.unit.nova import prometheus
 FIRST, SECOND = weigher_case.GPUS
 SMALL = '1g.10gb'
 FAST = 'CUSTOM_FAST'
-"""A trait of the second GPU, which the operator has set."""
+"""A trait that the operator has set on the second GPU."""
 
 
 class PlacementCase(weigher_case.WeigherCase):
@@ -114,7 +114,7 @@ class PolicyTest(PlacementCase):
 
 
 class UtilizationTest(PlacementCase):
-    """Quiet, with a Prometheus that knows the hosts by their names."""
+    """The policy quiet, with a Prometheus that knows the hosts by name."""
 
     def setUp(self):
         super().setUp()
@@ -129,7 +129,7 @@ class UtilizationTest(PlacementCase):
                          value) for name, value in gpus.items()))).encode()
 
     def chosen(self, policy='quiet'):
-        """The GPU, once Prometheus has answered."""
+        """The GPU that the filter puts first once Prometheus has answered."""
         handler, loaded = self.filters()
         known = chooser.shared()._utilization
         self.addCleanup(known.stop)
@@ -158,7 +158,7 @@ class UtilizationTest(PlacementCase):
 
 
 class SingleHostTest(PlacementCase):
-    """Nova skips the weighers, so the filter chooses."""
+    """With one host, Nova skips the weighers, so the filter chooses."""
 
     def setUp(self):
         super().setUp()
@@ -190,18 +190,18 @@ class SingleHostTest(PlacementCase):
         found = set()
         for _ in range(100):
             found.add(self.passed(spec, [state])[0][1])
-        # By chance alone one of 2 ** 99 runs fails.
+        # By chance, one of 2 ** 99 runs fails.
         self.assertEqual({FIRST, SECOND}, found)
 
 
 class StormTest(PlacementCase):
-    """Twenty requests that see the same state, one slice of 14 in use.
+    """Twenty requests that see the same state: one of 14 slices is in use.
 
-    Without the filter, so that Nova claims but once on a host.
+    The tests do not use the filter, so Nova claims only once on a host.
     """
 
     def storm(self, choose):
-        """How many of them get a slice."""
+        """The number of requests that get a slice."""
         spec = self.spec(SMALL)
         rounds = [self.candidates(spec) for _ in range(20)]
         accepted = 0
@@ -259,7 +259,7 @@ class TraitTest(PlacementCase):
 
 
 class QuietTest(PlacementCase):
-    """By measured slowdowns."""
+    """The policy quiet, with measured slowdowns."""
 
     def setUp(self):
         super().setUp()
@@ -267,7 +267,7 @@ class QuietTest(PlacementCase):
                   f'{SMALL}@{SECOND}', gpus=(FIRST, SECOND))
 
     def claimed(self, document, application, *running):
-        """:param running: what the three servers run."""
+        """:param running: the applications that the three servers run."""
         path = pathlib.Path(
             self.useFixture(fixtures.TempDir()).path, 'slowdown.json')
         path.write_text(json.dumps(document), encoding='utf-8')
@@ -313,7 +313,7 @@ class QuietTest(PlacementCase):
 
 
 class ExtraSpecTest(weigher_case.WeigherCase):
-    """What nova-api says when somebody makes a flavor."""
+    """How nova-api validates extra specs when an operator sets them."""
 
     def setUp(self):
         super().setUp()

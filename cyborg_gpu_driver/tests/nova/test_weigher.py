@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""The weigher in the released Nova, on what agents really publish."""
+"""The weigher in the released Nova, with what agents really publish."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from keystoneauth1 import exceptions as keystone_exceptions
 from cyborg_gpu_driver.tests.nova import weigher_case
 
 LEFT_FREE = ('3g.40gb',)
-"""Leaves the half free on which a 4g fits, as the agent would."""
+"""The agent places this 3g so that the half on which a 4g fits is free."""
 RIGHT_FREE = ('3g.40gb', '3g.40gb', '-3g.40gb')
-"""Leaves the other half."""
+"""Servers that leave the other half free."""
 ALL = 'nova.scheduler.weights.all_weighers'
 FIRST, SECOND = weigher_case.GPUS
 
@@ -37,11 +37,11 @@ class HostTest(weigher_case.WeigherCase):
         self.host('right', *RIGHT_FREE)
 
     def test_pack(self):
-        # Half a GPU on which no 4g fits is worth least.
+        # Half a GPU on which no 4g fits is worth the least.
         for profile in ('1g.10gb', '3g.40gb'):
             spec = self.spec(profile)
             self.assertEqual('right', self.first(spec), profile)
-        # It has no room for a 4g, so Nova never asks about it.
+        # Host "right" has no room for a 4g, so Nova never asks about it.
         self.assertEqual(['left', 'empty'],
                          list(self.order(self.spec('4g.40gb'))))
         # Two of them in one server.
@@ -87,7 +87,8 @@ class HostTest(weigher_case.WeigherCase):
             self.assertEqual([], self.asked)
 
     def test_what_was_read_is_kept_for_a_while(self):
-        # Of each host its capacity, and once the names of its providers.
+        # The weigher reads the capacity of each host, and once the names of
+        # its providers.
         for seconds, expected in ((60.0, 3 + 3), (0.0, 3 * 3 + 3)):
             self.flags(cache_seconds=seconds, group='gpu_weigher')
             loaded = self.weighers()
@@ -139,7 +140,7 @@ class GpuTest(weigher_case.WeigherCase):
     def test_the_best_gpu_of_a_host_is_claimed(self):
         weights, gpu = self.choose('1g.10gb', last=SECOND)
         self.assertEqual(SECOND, gpu)
-        # GPUs that look alike: the fuller host is preferred.
+        # The GPUs look alike, so the weigher prefers the fuller host.
         self.assertEqual('one', next(iter(weights)))
 
     def test_spread_claims_the_empty_one(self):

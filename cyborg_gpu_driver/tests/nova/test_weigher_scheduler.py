@@ -35,14 +35,14 @@ from cyborg_gpu_driver.tests.nova import weigher_case
 FIRST, SECOND = weigher_case.GPUS
 SMALL = '1g.10gb'
 MINUTES = 300
-"""Seconds after which a test does not wait any more."""
+"""Seconds after which a test stops waiting."""
 
 
 class Scheduler(manager.SchedulerManager):
-    """Nova's own, but for the compute nodes in its database.
+    """Nova's own scheduler, except that it reads no nodes from a database.
 
-    :ivar chosen: is called when a request has its hosts in order, before it
-        claims.
+    :ivar chosen: called when the hosts of a request are in order, before the
+        request claims.
     """
 
     chosen = staticmethod(bool)
@@ -71,14 +71,15 @@ class SchedulerCase(weigher_case.WeigherCase):
         self.flags(gpu_weight_multiplier=10.0, group='gpu_weigher')
 
     def ready(self, spec, alternates=False):
-        """A request that has its candidates.
+        """Prepare a request and get its allocation candidates.
 
-        :returns: what select_destinations does then, on a scheduler.
+        :returns: a function that takes a scheduler and does what
+            select_destinations does next.
         """
         by_provider = collections.defaultdict(list)
         states = self.candidates(spec)
         for state in states:
-            # Which the weighers for memory and processors divide by.
+            # The weighers for memory and processors divide by it.
             state.cpu_allocation_ratio = 1.0
         for request in self.requests(spec):
             for provider in request['allocations']:
@@ -97,7 +98,7 @@ class SchedulerTest(SchedulerCase):
         self.host('two', gpus=(FIRST, SECOND))
 
     def schedule(self, spec, alternates=False):
-        """Names of the hosts of the servers, and of their alternates."""
+        """The names of each server's host and of its alternates."""
         return sorted(
             [item.service_host for item in selected]
             for selected in self.ready(spec, alternates)(Scheduler()))
@@ -122,7 +123,7 @@ class SchedulerTest(SchedulerCase):
                           self.spec('4g.40gb', servers=3))
 
     def test_alternates_are_other_hosts_first(self):
-        # Packed: the host with one GPU would be fuller.
+        # With packing, the host with one GPU would be fuller.
         self.host('three', gpus=(FIRST, SECOND))
         self.flags(max_attempts=4, group='scheduler')
         (names,) = self.schedule(self.spec('4g.40gb'), alternates=True)
@@ -131,11 +132,11 @@ class SchedulerTest(SchedulerCase):
 
 
 class StormCase(SchedulerCase):
-    """Requests that all have chosen before the first one claims."""
+    """Requests that all choose before the first one claims."""
 
     def setUp(self):
         super().setUp()
-        # The database of a test's Placement takes one request at a time.
+        # The database of a test's Placement handles one request at a time.
         one = threading.RLock()
         for name in ('get', 'put'):
             method = getattr(report.SchedulerReportClient, name)
@@ -150,7 +151,7 @@ class StormCase(SchedulerCase):
                 f'{name}', alone))
 
     def storm(self, specs, workers=1):
-        """Names of the GPUs, or None, that the requests get."""
+        """The name of the GPU that each request gets, or None."""
         schedulers = []
         for _ in range(workers):
             chooser.shared.cache_clear()
@@ -190,7 +191,7 @@ class StormTest(StormCase):
         self.assertEqual(14, self.served())
 
     def test_several_workers(self):
-        # All prefer the GPU in use, and know nothing of each other.
+        # All workers prefer the GPU in use and do not know of each other.
         self.host('one', f'{SMALL}@{FIRST}', gpus=(FIRST, SECOND))
         self.assertEqual(13, self.served(workers=5))
 
@@ -217,7 +218,7 @@ class ProjectTest(StormCase):
         return spec
 
     def projects(self, names, **extra_specs):
-        """By GPU, or None, the projects whose requests got it."""
+        """For each GPU, and None, the projects whose requests got it."""
         found = collections.defaultdict(list)
         for gpu, name in zip(self.storm([
                 self.spec_of(name, **extra_specs) for name in names]), names):
@@ -282,7 +283,7 @@ class ProjectTest(StormCase):
             for state in (*mine, *theirs):
                 state.cpu_allocation_ratio = 1.0
             first, second = scheduler._get_sorted_hosts(specs[0], mine, 0)
-            # Somebody else was faster on the first one.
+            # Another consumer has claimed the first one earlier.
             second.consume_from_request(specs[0])
             (left,) = scheduler._get_sorted_hosts(specs[1], theirs, 0)
             self.assertEqual(self.gpus(first), self.gpus(left))

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""A real Placement that agents have filled, and Nova's scheduling on it."""
+"""Nova's scheduling on a real Placement that agents have filled."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ from cyborg_gpu_driver.simulator.machine import machine as simulator
 
 CONF = nova.conf.CONF
 
-# Its import registers the options that tests set before Nova loads it.
+# Importing it registers options, which tests set before Nova loads it.
 WEIGHER = f'{weigher.__name__}.GpuWeigher'
 FILTER = f'{gpu_filter.__name__}.GpuFilter'
 GPUS = ('0000:18:00.0', '0000:2a:00.0')
 PROFILES = ('1g.10gb', '3g.40gb', '4g.40gb', '7g.80gb')
-"""Few, as each is a provider to make."""
+"""Only a few, because each needs a resource provider."""
 CELL = '9f2c1c44-6b0e-4a43-9f6c-0f0e5d2f7b11'
 VERSION = '1.36'
 
 
 class Agent(fixtures.Fixture):
-    """The agent of a simulated host, and its reports to Placement.
+    """The agent of a simulated host, which reports to Placement.
 
-    :param client: of Placement.
-    :param name: of the host.
-    :param gpus: addresses of those that are sliced; the others are off.
-    :param made: what Placement has been told of already.
-    :param options: of the policy, besides.
+    :param client: client of Placement.
+    :param name: name of the host.
+    :param gpus: addresses of the GPUs that are sliced; the others are off.
+    :param made: URLs of what was already created in Placement.
+    :param options: further options of the policy.
     """
 
     def __init__(self, client, name, gpus, made, **options):
@@ -96,7 +96,7 @@ class Agent(fixtures.Fixture):
         self._agent.report()
 
     def _publish(self):
-        """What cyborg-conductor does with a report."""
+        """Publish a report in Placement, as cyborg-conductor does."""
         self._put('/resource_providers', 'post', {
             'name': self._name, 'uuid': self.root})
         self._put(f'/resource_providers/{self.root}/inventories', 'put', {
@@ -127,9 +127,10 @@ class Agent(fixtures.Fixture):
             'traits': list(deployable.traits)})
 
     def boot(self, profile, gpu=GPUS[0], bind=True, project='project'):
-        """A server with a slice: claimed, and bound unless told not to.
+        """Create a server with a slice: claim the slice and bind it.
 
-        :returns: what :meth:`delete` wants.
+        :param bind: False to claim without a bind.
+        :returns: the argument for :meth:`delete`.
         """
         provider, resource_class, handles = self._handles[
             model.PciAddress.parse(gpu), profile]
@@ -160,7 +161,7 @@ class Agent(fixtures.Fixture):
 
 
 class WeigherCase(test.TestCase):
-    """Nova's weight handler on what agents have published."""
+    """Nova's weight handler, with the GPUs that agents have published."""
 
     USES_DB = False
     USES_DB_SELF = True
@@ -168,10 +169,10 @@ class WeigherCase(test.TestCase):
     def setUp(self):
         super().setUp()
         self.useFixture(functional_fixtures.PlacementFixture())
-        # What another test has read of hosts of the same name is wrong here.
+        # Another test may have read other hosts of the same names.
         chooser.shared.cache_clear()
         self.addCleanup(chooser.shared.cache_clear)
-        # All hosts are read, however slow this machine is.
+        # The reader reads all hosts, even on a slow machine.
         for limit in ('weigher_reader._READING_LIMIT',
                       'weigher_reader._FIRST', 'scheduling.choices._WAIT',
                       'scheduling.choices._CLAIM'):
@@ -195,12 +196,12 @@ class WeigherCase(test.TestCase):
         self._made = set()
 
     def host(self, name, *arrangement, gpus=GPUS[:1]):
-        """A host that has published its GPUs.
+        """Create a host that has published its GPUs.
 
-        :param arrangement: what servers do one after another: a profile
-            boots one, after a minus deletes the first that has it, before
-            a question mark has it claimed and not bound yet. An @ names
-            the GPU, and a tilde at the end another project.
+        :param arrangement: changes in their order. A profile boots a server.
+            A profile after a minus deletes the first server that has it. A
+            profile before a question mark is claimed and not bound yet. An
+            @ names the GPU, and a tilde at the end another project.
         """
         agent_of_host = Agent(self.client, name, gpus, self._made)
         with agent_of_host:
@@ -227,7 +228,7 @@ class WeigherCase(test.TestCase):
     def spec(self, *profiles, servers=1, **extra_specs):
         """A request for servers with one slice of each profile.
 
-        :param extra_specs: of the flavor, without ``gpu:``.
+        :param extra_specs: extra specs of the flavor, without ``gpu:``.
         """
         return objects.RequestSpec(
             context=self.context, flavor=objects.Flavor(
@@ -263,7 +264,7 @@ class WeigherCase(test.TestCase):
         return found
 
     def candidates(self, spec):
-        """Host states as nova-scheduler hands them to the weighers."""
+        """The host states that nova-scheduler passes to the weighers."""
         found = self.requests(spec)
         states = []
         for root, name in sorted(self.hosts.items(),
@@ -278,7 +279,8 @@ class WeigherCase(test.TestCase):
         return states
 
     def weighers(self):
-        """Nova's handler and what it loads, as its HostManager does."""
+        """Nova's handler and the weighers, loaded as Nova's HostManager does.
+        """
         chooser.shared.cache_clear()
         handler = weights.HostWeightHandler()
         return handler, [weigher() for weigher
@@ -286,32 +288,33 @@ class WeigherCase(test.TestCase):
                              CONF.filter_scheduler.weight_classes)]
 
     def order(self, spec, states=None, loaded=None):
-        """Names of the hosts, the preferred one first, and their weights."""
+        """The weights of the hosts by name, the preferred host first."""
         handler, weighers = loaded or self.weighers()
         weighed = handler.get_weighed_objects(
             weighers, states or self.candidates(spec), spec)
         return {item.obj.host: item.weight for item in weighed}
 
     def filters(self):
-        """Nova's handler and our filter, as its HostManager loads it."""
+        """Nova's handler and this library's filter, loaded as Nova does."""
         chooser.shared.cache_clear()
         handler = filters.HostFilterHandler()
         return handler, [loaded() for loaded
                          in handler.get_matching_classes([FILTER])]
 
     def filtered(self, spec, states=None):
-        """The hosts that our filter leaves."""
+        """The hosts that pass this library's filter."""
         handler, loaded = self.filters()
         return handler.get_filtered_objects(
             loaded, states or self.candidates(spec), spec)
 
     def passed(self, spec, states=None):
-        """Hosts and GPUs that our filter leaves, in the order of attempts."""
+        """The hosts and GPUs that pass the filter, in the order of attempts.
+        """
         return [(state.host, gpu) for state in self.filtered(spec, states)
                 for gpu in self.gpus(state)]
 
     def gpus(self, state):
-        """GPUs of a host's candidates, the one that Nova claims first."""
+        """The GPUs of a host's candidates; Nova claims the first one first."""
         names = (self.client.get(f'/resource_providers/{provider}').json()
                  ['name'] for candidate in state.allocation_candidates
                  for provider in candidate['allocations']
@@ -319,12 +322,12 @@ class WeigherCase(test.TestCase):
         return [name.split('_gpu_')[1].split('_')[0] for name in names]
 
     def first(self, spec):
-        """The host that is preferred."""
+        """The host that the weigher prefers."""
         return next(iter(self.order(spec)))
 
 
 def resource_class(profile):
-    """As our report names it."""
+    """The resource class of a profile, as the agent's report names it."""
     return f'CUSTOM_NVIDIA_{profile.upper().replace(".", "_")}'
 
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What Prometheus answers, and a server that answers so."""
+"""Answers of Prometheus, and a server that gives them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def answer(*items, **data):
 
 
 class Prometheus(fixtures.Fixture):
-    """An HTTP server that answers as it is told."""
+    """An HTTP server that answers as a test specifies."""
 
     def __init__(self):
         self.status, self.length = 200, None
@@ -60,7 +60,7 @@ class Prometheus(fixtures.Fixture):
                 try:
                     self.wfile.write(fixture.content)
                 except OSError:
-                    pass  # It has heard enough.
+                    pass  # The client has closed the connection.
 
             def log_message(self, *_args):
                 pass

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Accelerator requests that are read from Cyborg for Nova."""
+"""Reading the accelerator requests of a server from Cyborg."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SERVER = instance(accel__device_profile='gpu')
 
 
 class RequestsTest(base.BaseTestCase):
-    """Cyborg answers after some time of a clock that only sleeping moves."""
+    """Cyborg answers after a while, on a clock that only sleeping advances."""
 
     def setUp(self):
         super().setUp()

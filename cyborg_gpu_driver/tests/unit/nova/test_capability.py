@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Whether a Nova can be, and needs to be, extended."""
+"""Whether this library can extend a Nova, and needs to."""
 
 from __future__ import annotations
 
@@ -29,36 +29,36 @@ from cyborg_gpu_driver.nova import patches
 
 
 class Nova34:
-    """The methods of Nova 34 that are extended."""
+    """The methods of Nova 34 that this library extends."""
 
     def _allocate_cyborg_mdevs(self, accel_info):
-        """Nova's."""
+        """A method of Nova."""
 
     def _get_guest_config(
             self, instance, network_info, image_meta, disk_info,
             rescue=None, block_device_info=None, context=None, mdevs=None,
             accel_info=None, share_info=None, old_guest=None):
-        """Nova's."""
+        """A method of Nova."""
 
     def _guest_add_accel_pci_devices(self, guest, accel_info):
-        """Attaches every accelerator as managed."""
+        """Attach every accelerator as managed."""
 
     def _hard_reboot(
             self, context, instance, network_info, share_info,
             block_device_info=None, accel_info=None):
-        """Nova's."""
+        """A method of Nova."""
 
     def spawn(self, context, instance, accel_info=None):
-        """What all virt drivers have."""
+        """A method of all virt drivers."""
 
     def power_on(self, context, instance, accel_info=None):
-        """What all virt drivers have."""
+        """A method of all virt drivers."""
 
     def reboot(self, context, instance, accel_info=None):
-        """What all virt drivers have."""
+        """A method of all virt drivers."""
 
     def resume_state_on_host_boot(self, context, instance):
-        """What all virt drivers have."""
+        """A method of all virt drivers."""
 
 
 class CapabilityTest(base.BaseTestCase):
@@ -73,7 +73,7 @@ class CapabilityTest(base.BaseTestCase):
     def test_parameters_that_changed(self):
         class Changed(Nova34):
             def _allocate_cyborg_mdevs(self, arqs):
-                """Another parameter."""
+                """A method whose parameter has another name."""
         self.assertIn('takes self, arqs where self, accel_info',
                       capability.mismatch(Changed, '34.0.0'))
 
@@ -85,12 +85,12 @@ class CapabilityTest(base.BaseTestCase):
 
 
 class MdevProblemTest(base.BaseTestCase):
-    """A Nova that is installed beside the driver, or elsewhere."""
+    """A Nova that is installed in the driver's environment or elsewhere."""
 
     def problem(self, *versions):
-        """The problem with the Nova of each version in its own directory.
+        """The problem with Novas of several versions, one per directory.
 
-        The first directory wins, as in any path of Python's.
+        The first directory takes precedence, as in every ``sys.path``.
         """
         directories = []
         for version in versions:
@@ -151,7 +151,7 @@ class ExtendTest(base.BaseTestCase):
         class Other(Nova34):
             def resume_state_on_host_boot(self, context, instance,
                                           accel_info=None):
-                """Upstream's, mended."""
+                """The method of a Nova that passes accelerators itself."""
         before = Other.resume_state_on_host_boot
         self.extend(Other, '35.0.0')
         self.assertIs(before, Other.resume_state_on_host_boot)

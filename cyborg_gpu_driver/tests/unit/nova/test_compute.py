@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""The start command where there is no Nova."""
+"""The start command on a host without Nova."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""nova.conf, as far as it concerns GPUs."""
+"""Reading the options of nova.conf that concern GPUs."""
 
 from __future__ import annotations
 

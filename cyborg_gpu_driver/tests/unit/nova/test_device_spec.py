@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What a ``[pci] device_spec`` matches."""
+"""The functions that a ``[pci] device_spec`` matches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VF = device_spec.Function(
 
 
 def spec(**entry):
-    """The one entry of an option."""
+    """The parsed entry of an option that has one entry."""
     (found,) = device_spec.parse([json.dumps(entry)])
     return found
 

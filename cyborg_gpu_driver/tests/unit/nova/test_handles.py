@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Which handles are virtual functions, told from a simulated sysfs."""
+"""Which handles are virtual functions, according to a simulated sysfs."""
 
 from __future__ import annotations
 

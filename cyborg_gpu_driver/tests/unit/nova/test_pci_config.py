@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""The lines of nova.conf, from plain values."""
+"""Creating the lines of nova.conf from plain values."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which parts of the weigher need Nova."""
+"""The parts of the weigher that need Nova."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Reading what the GPUs have left, from a Placement of plain answers."""
+"""Reading the free capacity of GPUs from a fake Placement."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Answer:
 
 
 class Placement:
-    """Answers as Placement does, about hosts with one GPU each.
+    """A fake Placement that has hosts with one GPU each.
 
-    :ivar used: what is used of each profile, by host.
-    :ivar full: hosts that have no candidate.
+    :ivar used: the usage of each profile, by host.
+    :ivar full: hosts that have no allocation candidate.
     """
 
     def __init__(self):
@@ -88,7 +88,7 @@ class Placement:
             'resources': {CLASS: 1}}}
 
     def read(self):
-        """The hosts that were read since the last call."""
+        """The hosts that the reader has read since the last call."""
         found = [host for path, host in self.asked
                  if path == '/allocation_candidates']
         self.asked.clear()
@@ -161,10 +161,10 @@ class ReaderTest(base.BaseTestCase):
             self.fleet(reader, hosts)
             found.append(self.placement.read())
         self.assertEqual([32, 32, 32, 32], list(map(len, found)))
-        # Those that are due again do not keep new ones waiting.
+        # Hosts that are due again do not delay new ones.
         self.assertEqual(hosts, sorted({
             host for part in found for host in part}))
-        # What changed comes before what is only old.
+        # A host that has changed comes before hosts that are only old.
         marks = dict.fromkeys(hosts, 0)
         marks['h79'] = 1
         reader.fleet([CLASS], marks)
@@ -182,7 +182,7 @@ class ReaderTest(base.BaseTestCase):
         reader = self.reader(most=2)
         self.fleet(reader, 'ab')
         fleet = self.fleet(reader, 'bc')
-        # Or a host that is no more would have a say in what is scarce.
+        # Otherwise a host that no longer exists would affect what is scarce.
         self.assertEqual(['b', 'c'], [
             host for host in 'abc'
             if fleet.cost(self.placement.candidate(host)) is not None])
@@ -279,7 +279,7 @@ class ReaderTest(base.BaseTestCase):
             self.now += pause
             self.fleet(reader)
         self.placement.read()
-        # It would be read after 20 seconds.
+        # Without the change, the reader would read it after 20 seconds.
         self.now += 5
         reader.fleet([CLASS], {'a': 0, 'b': 0}, changing={'b'})
         self.assertEqual(['b'], self.placement.read())
@@ -294,6 +294,21 @@ class ReaderTest(base.BaseTestCase):
         self.assertLess(first.number, self.fleet(reader, mark=1).number)
         self.assertEqual(1, reader.latest.offer(
             names.provider_uuid(self.placement.names('a')[0])).used)
+
+    def test_when_each_host_was_asked(self):
+        def dawdle():
+            self.now += 0.25
+
+        self.placement.before = dawdle
+        reader = self.reader()
+        self.assertEqual({'a': 100.0, 'b': 100.5}, self.fleet(reader).began)
+        self.now = 103.0
+        found = reader.fleet([CLASS], {'a': 0, 'b': 'changed'})
+        self.assertEqual({'a': 100.0, 'b': 103.0}, found.after({}).began)
+        # A host without an answer does not count as read.
+        self.placement.status_code = 500
+        reader.fleet([CLASS], {'b': 'changed again'})
+        self.assertEqual({'a': 100.0, 'b': 103.0}, reader.latest.began)
 
 
 class PublishedTest(base.BaseTestCase):

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""GPUs and Placement's answers about them, as plain values."""
+"""GPUs and Placement's answers about them as plain values."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from cyborg_gpu_driver.tests.unit.partition import boards
 
 def gpu(host, address, board=boards.H100_80, offered=None, taken=(),
         claimed=()):
-    """A GPU with our report's figures.
+    """A GPU with the figures that the agent would report.
 
     :param board: profiles of the GPU.
-    :param offered: names of those that are offered; None for all without
-        media extensions.
-    :param taken: names and starts of the instances.
-    :param claimed: names of those that are allocated and not bound yet.
+    :param offered: names of the profiles that the GPU offers; None for all
+        without media extensions.
+    :param taken: profile names and starts of the GPU instances.
+    :param claimed: names of profiles that are allocated and not bound yet.
     """
     grid = geometry.Geometry(board)
     known = {profile.name: profile for profile in board}
@@ -49,14 +49,14 @@ def gpu(host, address, board=boards.H100_80, offered=None, taken=(),
 
 
 def figures(item):
-    """Profiles, used and free of a GPU, as the grid wants them."""
+    """The profiles, used and free amounts of a GPU, as the grid needs them."""
     return (tuple(offer.profile for offer in item.offers),
             tuple(offer.used for offer in item.offers),
             tuple(offer.free for offer in item.offers))
 
 
 def asked(item, *profiles):
-    """Allocations of a candidate: one of each profile on one GPU."""
+    """The allocations of a candidate with one of each profile on a GPU."""
     allocations = {item.host: {'resources': {'VCPU': 4}}}
     for profile in profiles:
         offer, = (offer for offer in item.offers

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Who is on GPUs, with those who were promised a place there."""
+"""The servers on GPUs, including servers to which a place is promised."""
 
 from __future__ import annotations
 

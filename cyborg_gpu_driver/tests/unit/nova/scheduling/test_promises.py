@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Choices that Placement does not show yet."""
+"""Promises: choices that Placement does not show yet."""
 
 from __future__ import annotations
 
@@ -23,19 +23,23 @@ from cyborg_gpu_driver.nova.weighing import cost
 from cyborg_gpu_driver.nova.weighing import published
 
 KEEP = 20.0
+WHOLE, Q, C = 'passthrough', 'L40S-12Q', 'L40S-24C'
 
 
-def fleet(number, **used):
-    """What was read at some time: seven slices by provider, some used."""
+def fleet(number, began=0.0, **used):
+    """A reading with a number and a time: providers of seven slices each.
+
+    :param used: the number of used slices, by provider.
+    """
     found = cost.Fleet(published.Gpu('host', name, (published.Offer(
         name, '1g', 'CUSTOM_X', units, 7 - units),))
         for name, units in used.items())
-    found.number = number
+    found.number, found.began = number, {'host': began}
     return found
 
 
 class Attempt:
-    """Nova has it while the request lasts."""
+    """An attempt, which Nova references while the request lasts."""
 
 
 class PromisesTest(base.BaseTestCase):
@@ -72,7 +76,7 @@ class PromisesTest(base.BaseTestCase):
         self.promise('x')
         self.assertEqual([], self.missing(fleet(3, a=3, b=0)))
         self.assertEqual(['x'], self.missing(fleet(2, a=2, b=0)))
-        # And that told nothing new.
+        # The earlier reading revealed nothing new.
         self.promise('y', read=fleet(3, a=3, b=0))
         self.assertEqual(['y'], self.missing(fleet(3, a=3, b=0)))
 
@@ -86,6 +90,27 @@ class PromisesTest(base.BaseTestCase):
         self.assertEqual(['x'], self.missing(fleet(2, a=1, b=0)))
         self.assertEqual([], self.missing(fleet(3, a=2, b=0)))
 
+    def test_a_host_that_was_read_after_the_claim_has_it(self):
+        for server in 'xyz':
+            self.promise(server)
+        self.promises.claimed('y')
+        # Another server has left, so the number of used units is no evidence.
+        self.assertEqual(['x', 'y', 'z'], self.missing(
+            fleet(2, self.now - 1, a=2, b=0)))
+        self.assertEqual(['x', 'z'], self.missing(
+            fleet(3, self.now + 1, a=2, b=0)))
+        # One more unit is that of a server whose claim is not known yet.
+        self.assertEqual(['z'], self.missing(
+            fleet(4, self.now + 2, a=3, b=0)))
+
+    def test_units_of_known_claims_are_not_those_of_others(self):
+        for server in 'xyz':
+            self.promise(server)
+        self.promises.claimed('y')
+        self.promises.claimed('z')
+        self.assertEqual(['x'], self.missing(
+            fleet(2, self.now + 1, a=4, b=0)))
+
     def test_a_server_is_promised_one_thing(self):
         self.promise('x')
         self.promise('x', 'b')
@@ -93,10 +118,10 @@ class PromisesTest(base.BaseTestCase):
             promise.provider for promise in self.promises.of('x')])
 
     def test_a_promise_ends_with_its_request(self):
-        for is_claimed, expected in ((False, []), (True, ['x'])):
+        for claimed, expected in ((None, []), (1.0, ['x'])):
             attempt = Attempt()
             self.promise('x', attempt=weakref.ref(attempt),
-                         is_claimed=is_claimed)
+                         claimed=claimed)
             self.assertEqual(['x'], self.missing(fleet(1, a=2, b=0)))
             del attempt
             self.assertEqual(expected, self.missing(fleet(1, a=2, b=0)))
@@ -118,17 +143,17 @@ class PromisesTest(base.BaseTestCase):
 
 
 class ClaimedTest(base.BaseTestCase):
-    """What a GPU offers after a claim."""
+    """The free amounts that a GPU offers after a claim."""
 
-    def offer(self, profile, used, free, kind='MIG'):
-        return published.Offer(
-            profile, profile, profile, used, free,
-            frozenset({f'CUSTOM_GPU_KIND_{kind}', 'CUSTOM_NVIDIA'}))
+    def offer(self, profile, used, free):
+        return published.Offer(profile, profile, profile, used, free)
 
     def free(self, *offers, **amounts):
-        found = published.claimed(offers, amounts)
+        claims = {{'whole': WHOLE, 'q': Q}.get(name, name): amount
+                  for name, amount in amounts.items()}
+        found = published.claimed(offers, claims)
         self.assertEqual(
-            [offer.used + amounts.get(offer.provider, 0)
+            [offer.used + claims.get(offer.provider, 0)
              for offer in offers], [offer.used for offer in found])
         return [offer.free for offer in found]
 
@@ -138,31 +163,28 @@ class ClaimedTest(base.BaseTestCase):
 
     def test_nothing_claimed_nothing_changed(self):
         self.assertEqual([5, 2], self.free(
-            self.offer('a', 1, 5), self.offer('b', 0, 2, 'VGPU')))
+            self.offer('a', 0, 5), self.offer(Q, 0, 2)))
 
     def test_never_below_nothing(self):
         self.assertEqual([0], self.free(self.offer('a', 1, 1), a=2))
 
-    def test_a_gpu_has_one_mode(self):
+    def test_a_gpu_has_one_role(self):
         self.assertEqual([0, 0, 6], self.free(
-            self.offer('whole', 0, 1, 'PASSTHROUGH'),
-            self.offer('q', 0, 4, 'VGPU'), self.offer('a', 0, 7), a=1))
+            self.offer(WHOLE, 0, 1), self.offer(Q, 0, 4),
+            self.offer('a', 0, 7), a=1))
         self.assertEqual([0, 0], self.free(
-            self.offer('whole', 0, 1, 'PASSTHROUGH'),
-            self.offer('a', 0, 7), whole=1))
+            self.offer(WHOLE, 0, 1), self.offer('a', 0, 7), whole=1))
 
     def test_the_first_vgpu_chooses_the_type(self):
         self.assertEqual([3, 0], self.free(
-            self.offer('q', 0, 4, 'VGPU'), self.offer('c', 0, 2, 'VGPU'),
-            q=1))
-        # Later the agent has said what still fits.
+            self.offer(Q, 0, 4), self.offer(C, 0, 2), q=1))
+        # Later, the agent has reported what still fits.
         self.assertEqual([2, 1], self.free(
-            self.offer('q', 1, 3, 'VGPU'), self.offer('c', 0, 1, 'VGPU'),
-            q=1))
+            self.offer(Q, 1, 3), self.offer(C, 0, 1), q=1))
 
 
 class AfterTest(base.BaseTestCase):
-    """A fleet after claims."""
+    """The fleet that results from claims."""
 
     def test_only_its_own_host_changes(self):
         before = cost.Fleet([

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Reading whose the servers on a GPU are, from a Placement of answers."""
+"""Reading the projects of the servers on a GPU from a fake Placement."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Prometheus as the weigher asks it: over HTTP, on this machine."""
+"""How the weigher queries Prometheus, over HTTP on this machine."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ class UrlTest(base.BaseTestCase):
 
 
 class PrometheusTest(base.BaseTestCase):
-    """A real one, which scrapes our exporter."""
+    """A real Prometheus, which scrapes this library's exporter."""
 
     def test_it_understands_the_query(self):
         if shutil.which('prometheus') is None:

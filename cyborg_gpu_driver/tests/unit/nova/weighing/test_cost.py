@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What a request costs on GPUs as they are published."""
+"""The cost of a request on GPUs that are published in Placement."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cyborg_gpu_driver.tests.unit.partition import boards
 
 
 def vgpus(host, address, **figures):
-    """A GPU of vGPU types: used and free of each."""
+    """A GPU that offers vGPU types, with the used and free amount of each."""
     return published.Gpu(host, address, tuple(
         published.Offer(f'{host}/{address}/{name}', name, name, used, free)
         for name, (used, free) in sorted(figures.items())))
@@ -39,7 +39,7 @@ def vgpus(host, address, **figures):
 class CostCase(base.BaseTestCase):
 
     def costs(self, gpus, *profiles):
-        """Addresses, the cheapest GPU first, of those with room."""
+        """The costs and addresses of the GPUs with room, cheapest first."""
         fleet = weigher_cost.Fleet(gpus)
         return sorted(
             (fleet.cost(weigher_case.asked(gpu, *profiles)), gpu.address)
@@ -60,7 +60,7 @@ class GridTest(CostCase):
         ('3g.40gb', 0), ('2g.20gb', 4)])
 
     def test_a_hole_is_filled_first(self):
-        # All alike with 40 GPUs, where nothing is scarce.
+        # The order is the same with 20 more GPUs, where nothing is scarce.
         others = [weigher_case.gpu('other', f'other{number}')
                   for number in range(20)]
         gpus = [self.empty, self.left, self.right, self.hole]
@@ -131,7 +131,7 @@ class GridTest(CostCase):
         self.assertLess(two.loss, all_left.loss)
         self.assertEqual(math.inf, fleet.cost(weigher_case.asked(
             self.left, *['1g.10gb'] * 5)).loss)
-        # Placement has two of each left, but not both of them together.
+        # Placement has two of each free, but both together do not fit.
         both = fleet.cost(weigher_case.asked(self.left, '3g.40gb', '1g.10gb'))
         self.assertEqual((math.inf, -math.inf),
                          (both.packing, both.spreading))
@@ -149,7 +149,7 @@ class GridTest(CostCase):
         offered = ('1g.10gb', '2g.20gb', '3g.40gb')
         profiles = [profile for profile in boards.H100_80
                     if profile.name in offered]
-        # A 2g leaves as much at each of its three starts.
+        # A 2g leaves the same amount at each of its three starts.
         table = score.Table(
             geometry.Geometry(boards.H100_80),
             sorted(profiles, key=lambda profile: profile.name))
@@ -176,7 +176,7 @@ class EstimateTest(CostCase):
                 vgpus('host', 'begun', T4_2B=(1, 7), T4_4Q=(0, 0))]
         (begun, _), (empty, _) = self.costs(gpus, 'T4_2B')
         self.assertEqual(['begun', 'empty'], self.order(gpus, 'T4_2B'))
-        # One of 15, and one of 15 with an eighth of four.
+        # One vGPU of 15, and one of 15 with an eighth of four others.
         self.assertAlmostEqual(1 / 15.5, begun.loss)
         self.assertAlmostEqual(1 / 15.5 + 0.5 / 4.5, empty.loss)
 
@@ -186,7 +186,7 @@ class EstimateTest(CostCase):
             weigher_case.asked(gpu, 'T4_2B', 'T4_2B'))
         self.assertEqual(math.inf, weigher_cost.Fleet([gpu]).cost(
             weigher_case.asked(gpu, *['T4_2B'] * 5)).loss)
-        # A quarter of each, and a third of what is left of each.
+        # A quarter of each type, and a third of what is left of each.
         self.assertAlmostEqual(2 * 2 / 4.5, cost.loss)
 
     def test_whole_gpus_cost_the_same_but_for_the_host(self):
@@ -205,15 +205,15 @@ class EstimateTest(CostCase):
         self.assertLess(fuller.spreading, one.spreading)
 
     def test_foreign_instances_are_no_obstacle(self):
-        # The half of a GPU is somebody else's, who is not in Placement.
+        # Half of the GPU is used by an instance that Placement does not know.
         half = weigher_case.gpu('host', 'half', taken=[('3g.40gb', 4)])
         foreign = published.Gpu('host', 'foreign', tuple(
             dataclasses.replace(offer, used=0) for offer in half.offers))
         empty = weigher_case.gpu('host', 'empty')
         self.assertEqual('foreign', self.order(
             [empty, foreign], '1g.10gb')[0])
-        # A quarter of all that it has left: four 1g, two 1g of double
-        # memory, two 2g, a 3g and a 4g, beside those of the empty GPU.
+        # A quarter of the free capacity of this GPU: four 1g, two 1g with
+        # double memory, two 2g, a 3g and a 4g.
         fleet = weigher_cost.Fleet([foreign])
         self.assertAlmostEqual(
             (4 / 4.5 + 2 * 2 / 2.5 + 2 * 1 / 1.5) / 4,
@@ -251,7 +251,7 @@ class FleetTest(CostCase):
 
 
 class RolesTest(CostCase):
-    """GPUs that are offered in several roles at once."""
+    """GPUs that are offered in several roles at the same time."""
 
     @staticmethod
     def gpu(address, **figures):
@@ -281,7 +281,7 @@ class RolesTest(CostCase):
         self.assertLess(asked[0], asked[1])
 
     def test_what_one_server_has_excludes_the_other_roles(self):
-        """Before the agent knows of it, and has reserved them."""
+        """This holds before the agent knows and reserves the other roles."""
         def summary(used, capacity):
             return {'used': used, 'capacity': capacity}
 

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What lies on a GPU, told from Placement's figures."""
+"""Inferring the instances on a GPU from Placement's figures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def layout(table, occupancy):
 
 
 class EveryStateTest(testscenarios.WithScenarios, base.BaseTestCase):
-    """Whatever is on a board, it is among what we take to be possible."""
+    """Every possible state of a board is among the states that are inferred.
+    """
 
     scenarios = [
         ('A100 40', {'board': boards.A100_40, 'scale': 1}),
@@ -73,8 +74,8 @@ class EveryStateTest(testscenarios.WithScenarios, base.BaseTestCase):
                    and '-' not in name)
 
     def test_a_profile_alone(self):
-        # One slice with the double memory looks like a quarter of a GPU of
-        # four slices then, and fits as often.
+        # In this case, one slice with double memory looks like a quarter of
+        # a GPU of four slices, and fits as often.
         grid = geometry.Geometry(self.board)
         for profile in self.board:
             for occupancy in enumeration.states(grid, [profile]):
@@ -126,7 +127,7 @@ class RowsTest(base.BaseTestCase):
                                       claimed=['1g.10gb']))
 
     def test_nothing_is_believed_that_the_figures_deny(self):
-        # Somebody else has a part, or a limit holds that we do not know.
+        # Another user has a part of the GPU, or an unknown limit applies.
         self.assertEqual((), weigher_grid.rows(
             ('1g.10gb', '3g.40gb'), (1, 0), (3, 0)))
         self.assertEqual((), weigher_grid.rows(

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Measured slowdowns and the file that has them."""
+"""Measured slowdowns and the file that contains them."""
 
 from __future__ import annotations
 

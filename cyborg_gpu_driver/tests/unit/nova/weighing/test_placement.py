@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Placement policies on a published measurement, and what flavors say."""
+"""Placement policies on published measurements, and wishes of flavors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MEMORY = 12.0
 
 @dataclasses.dataclass(frozen=True)
 class Application:
-    """One of those that the paper measured."""
+    """An application that the paper measured."""
 
     memory: float
     """GB."""
@@ -56,7 +56,7 @@ TOGETHER = {
     'T': {'T': (147, 148), 'L': (83, 83)},
     'Q': {'Q': (854, 802), 'G': (905, 801)}}
 """Run times beside one other application, from the runs with standalone and
-with load balancing. The run with bin packing is left to be predicted."""
+with load balancing. The tests predict the run with bin packing."""
 
 MATRIX = interference.Matrix({
     name: {other: sum(times) / len(times) / APPLICATIONS[name].alone
@@ -69,7 +69,7 @@ ORDER = {PACK: 'LLQQTTGG', SPREAD: 'TTGGQQLL', STANDALONE: 'LLGGTTQQ',
 
 
 def place(policy):
-    """What the policy puts onto four GPUs."""
+    """The applications that the policy puts on each of four GPUs."""
     gpus = ['', '', '', '']
     for name in ORDER[policy]:
         figures = [figure(policy, name, gpu) for gpu in gpus]
@@ -92,10 +92,10 @@ def figure(policy, name, gpu):
 
 
 def run_times(gpus, host):
-    """Predicted run times of all, in seconds.
+    """The predicted run times of all applications, in seconds.
 
-    :param host: seconds that each second costs in which another GPU of the
-        host runs something.
+    :param host: seconds that an application loses for each second in which
+        another GPU of the host runs something.
     """
     times = [[APPLICATIONS[name].alone * MATRIX.slowdown(
         name, gpu[:number] + gpu[number + 1:])
@@ -107,7 +107,7 @@ def run_times(gpus, host):
 
 
 class PaperTest(base.BaseTestCase):
-    """Two each of four applications on four GPUs."""
+    """Two instances of each of four applications on four GPUs."""
 
     def test_placements(self):
         self.assertEqual(['LT', 'LT', 'QQGG', ''], place(PACK))
@@ -124,7 +124,7 @@ class PaperTest(base.BaseTestCase):
             self.assertLess(spread, pack)
 
     def test_pairs_alone_tell_two_of_them_apart(self):
-        # LAMMPS has the same company with spread and with pack.
+        # LAMMPS has the same neighbours with spread and with pack.
         standalone, spread, pack = (
             max(run_times(place(policy), 0.0))
             for policy in (STANDALONE, SPREAD, PACK))
@@ -135,7 +135,7 @@ class PaperTest(base.BaseTestCase):
 
     def test_quiet_does_not_put_like_with_like_if_that_hurts(self):
         gpus = place(QUIET)
-        # Two Tensorflow take 1.8 times as long.
+        # Two Tensorflow on one GPU take 1.8 times as long.
         self.assertNotIn(True, ['TT' in gpu for gpu in gpus], gpus)
 
         def slowdown(placed):
@@ -230,7 +230,7 @@ class WrongWishTest(base.BaseTestCase):
 
 
 class UtilizationTest(base.BaseTestCase):
-    """Quiet, with what Prometheus knows of the moment."""
+    """The policy quiet, with the current utilization from Prometheus."""
 
     def order(self, *gpus):
         """GPUs by neighbours, interference and utilization, best first."""

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Weights of hosts."""
+"""The weights of hosts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cyborg_gpu_driver.nova.weighing import ranking
 class RankingTest(base.BaseTestCase):
 
     def weights(self, **figures):
-        """Weights of hosts, with the figures of each one's attempts."""
+        """The weights of hosts from the figures of their attempts."""
         hosts = [host for host, row in figures.items() for _ in row]
         found = iter(ranking.weights(
             [figure for row in figures.values() for figure in row], hosts))

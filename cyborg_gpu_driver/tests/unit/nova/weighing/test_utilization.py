@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Answers of Prometheus, and what is none."""
+"""Parsing good and malformed answers of Prometheus."""
 
 from __future__ import annotations
 
