@@ -10,4 +10,4 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Bare-metal nodes of Ironic: inspected, cut at their first boot, cleaned."""
+"""Bare-metal nodes of Ironic: inspection, first boot, cleaning."""

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Taking a tenant's traces off the GPUs of a node, and looking for more."""
+"""Remove a tenant's traces from the GPUs of a node, and check for more."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.ready import apply
 
 Evidence = list[dict[str, Any]]
-"""What was done or found, one item a GPU; for JSON."""
+"""What was done or found, one item per GPU; for JSON."""
 
 
 class Cleaner:
@@ -47,7 +47,7 @@ class Cleaner:
         self._nvml = ramdisk.platform.nvml
 
     def reset(self) -> Evidence:
-        """Reset every GPU and look at it.
+        """Reset every GPU and check it.
 
         :raises StepFailed: naming each GPU that was not reset, or is not
             clean.
@@ -57,14 +57,14 @@ class Cleaner:
             lambda gpu: self._ramdisk.resetter.reset(gpu, lambda: None))
 
     def clear(self, properties: Mapping[str, Any]) -> Evidence:
-        """Take off every GPU what cuts it up, in the driver's order.
+        """Remove everything that partitions a GPU, in the driver's order.
 
         That is vGPUs, compute and GPU instances, virtual functions and MIG
-        mode. MIG and ECC modes that the last inspection recorded are set
-        again. Nothing in use is touched.
+        mode. It restores the MIG and ECC modes that the last inspection
+        recorded. It does not touch anything in use.
 
         :param properties: the node's.
-        :raises StepFailed: naming each GPU on which something stays.
+        :raises StepFailed: naming each GPU on which something is left.
         """
         wanted = faults.recorded_modes(properties)
         return ramdisk_module.each(
@@ -75,20 +75,21 @@ class Cleaner:
 
     def verify(self, properties: Mapping[str, Any],
                has_tenant: bool = False) -> Evidence:
-        """Check that the GPUs are the node's, and are well, idle and whole.
+        """Check that the GPUs are the node's, healthy, idle and whole.
 
-        And that they have the modes that the last inspection recorded.
+        They must also have the modes that the last inspection recorded.
 
-        Without an NVML library only what sysfs tells is checked.
+        Without an NVML library it checks only the facts in sysfs.
 
         :param properties: the node's.
-        :param has_tenant: its modes are its own then.
-        :raises StepFailed: naming each GPU that is not, and why.
+        :param has_tenant: whether a tenant has the node; then the modes are
+            the tenant's and are not checked.
+        :raises StepFailed: naming each GPU that fails, and why.
         """
         everything = self._ramdisk.snapshot()
         host = self._ramdisk.ours(everything)
-        # First: without a GPU NVIDIA's driver does not start, and NVML
-        # blames the driver.
+        # First, because without a GPU NVIDIA's driver does not start, and
+        # NVML blames the driver.
         reason = faults.boards(everything.gpus, properties)
         if not reason and not everything.gpus:
             reason = ('there is no NVIDIA GPU, and no inspection of the node '
@@ -112,7 +113,7 @@ class Cleaner:
     def _set_ecc(self, address, wanted):
         """Set an ECC mode; it takes effect with the next reset or restart.
 
-        :param wanted: None for no matter which.
+        :param wanted: None if either mode is fine.
         """
         found = nvml_modes.ecc(self._nvml, address)
         if wanted is None or found is None or found.pending == wanted:
@@ -142,7 +143,7 @@ class Cleaner:
                 'status': status.value}
 
     def _remove_functions(self, gpu):
-        """Remove a GPU's virtual functions, and its instances before."""
+        """Remove a GPU's instances and then its virtual functions."""
         if gpu.mig is not None:
             self._ramdisk.applier.apply(
                 gpu, target.Wanted(gpu.mig.enabled), apply.Options())
@@ -182,7 +183,7 @@ class Cleaner:
 
 
 def _cut(gpu):
-    """What cuts a GPU up."""
+    """Return the counts of what partitions a GPU."""
     return {'vgpus': len(gpu.vgpus), 'virtual_functions': gpu.sriov_numvfs,
             'gpu_instances': len(gpu.mig.instances) if gpu.mig else 0,
             'mig_mode': gpu.mig and gpu.mig.enabled}

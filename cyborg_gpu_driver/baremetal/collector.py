@@ -12,9 +12,9 @@
 
 """The collector that ironic-python-agent runs at an inspection.
 
-Named ``nvidia-gpus`` in ``ipa-inspection-collectors``. It reads and sends;
-what becomes of it is decided by the hook of the same name in Ironic's
-conductor.
+Its name is ``nvidia-gpus`` in ``ipa-inspection-collectors``. It only reads and
+sends. The hook of the same name in Ironic's conductor decides what to do with
+the result.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _DRIVER = 'nvidia'
 
 
 def collect(data: dict[str, Any], failures: Any) -> None:
-    """Add the machine's GPUs to what is sent to Ironic.
+    """Add the machine's GPUs to the data for Ironic.
 
-    A machine without GPUs sends that it has none. Without NVIDIA's driver
-    in the ramdisk it is sent what sysfs tells.
+    For a machine without GPUs the collector sends that there are none.
+    Without NVIDIA's driver in the ramdisk it sends the facts of sysfs.
 
-    :param data: what is sent; gets the key ``nvidia_gpus``.
-    :param failures: ironic_python_agent.utils.AccumulatedFailures; gets one
-        where it cannot be told which GPUs there are, as the inspection is
-        then to fail and not to find a node without any.
+    :param data: the data to send; gets the key ``nvidia_gpus``.
+    :param failures: ironic_python_agent.utils.AccumulatedFailures; gets a
+        failure if the GPUs cannot be determined. Then the inspection fails
+        instead of finding a node without GPUs.
     """
     gpu_conf.register_opts(cfg.CONF)
     try:
@@ -67,12 +67,12 @@ def collect(data: dict[str, Any], failures: Any) -> None:
             host, _health(host, session), _modes(host, session),
             _cliques(host, session))
     finally:
-        # What keeps a GPU open stands in the way of its reset.
+        # An open GPU cannot be reset.
         session.reset()
 
 
 def _modes(host: model.Host, session: nvml.NvmlSession) -> modes.Modes:
-    """Modes that a tenant could change; without those that are not told."""
+    """Return the modes that a tenant could change, as far as readable."""
     if host.nvml_problem is not None:
         return modes.Modes()
     ecc = {}
@@ -90,7 +90,7 @@ def _modes(host: model.Host, session: nvml.NvmlSession) -> modes.Modes:
 
 def _cliques(host: model.Host, session: nvml.NvmlSession
              ) -> dict[model.PciAddress, str]:
-    """NVLink cliques of the GPUs that are in one and tell it."""
+    """Return the NVLink cliques of the GPUs that report one."""
     found = {}
     if host.nvml_problem is None:
         for gpu in host.gpus:
@@ -104,7 +104,7 @@ def _cliques(host: model.Host, session: nvml.NvmlSession
 
 def _health(host: model.Host, session: nvml.NvmlSession
             ) -> dict[model.PciAddress, tuple[health.Condition, ...]]:
-    """What ails the GPUs that NVIDIA's driver has."""
+    """Return the health conditions of the GPUs that use NVIDIA's driver."""
     found = {}
     if host.nvml_problem is None:
         asked = health_reader.HealthReader(session)

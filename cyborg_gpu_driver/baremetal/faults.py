@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is wrong with the GPUs of a node between two tenants."""
+"""Faults of a node's GPUs between two tenants."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from cyborg_gpu_driver.partition.change import target
 def had_gpus(properties: Mapping[str, Any]) -> bool:
     """Whether the last inspection found GPUs.
 
-    Also true if that cannot be read: what reads it says so.
+    Also true if the record cannot be read; the code that uses it reports that.
 
     :param properties: the node's.
     """
@@ -43,7 +43,7 @@ def had_gpus(properties: Mapping[str, Any]) -> bool:
 
 
 def recorded_modes(properties: Mapping[str, Any]) -> modes.Modes:
-    """The modes that the last inspection recorded.
+    """Return the modes that the last inspection recorded.
 
     :param properties: the node's.
     """
@@ -51,10 +51,10 @@ def recorded_modes(properties: Mapping[str, Any]) -> modes.Modes:
 
 
 def boards(gpus: Sequence[model.Gpu], properties: Mapping[str, Any]) -> str:
-    """How the GPUs differ from those of the last inspection; or ``''``.
+    """Describe how the GPUs differ from the last inspection's; or ``''``.
 
-    :param properties: the node's. Without what an inspection puts there,
-        nothing is known and nothing differs.
+    :param properties: the node's. Without the property that an inspection
+        writes, nothing is known and nothing differs.
     """
     inspected = properties.get(node_module.PROPERTY)
     if inspected is None:
@@ -81,25 +81,25 @@ def boards(gpus: Sequence[model.Gpu], properties: Mapping[str, Any]) -> str:
             + 'find the missing GPUs, or inspect the node again')
 
 
-def of_gpu(gpu: model.Gpu, ailments: Iterable[health.Condition],
+def of_gpu(gpu: model.Gpu, conditions: Iterable[health.Condition],
            wanted: modes.Modes | None, ecc: bool | None
            ) -> tuple[str, ...]:
-    """What is wrong with a GPU that NVML was to see, for people.
+    """Return what is wrong with a GPU that NVML should see, for people.
 
-    :param ailments: what its own answers say.
-    :param wanted: the modes that it is to have; None for those of a tenant.
+    :param conditions: those that its own answers show.
+    :param wanted: the modes that it must have; None if a tenant sets them.
     :param ecc: its pending ECC mode; None if it has none.
     """
     if not gpu.visible_to_nvml:
         return (*gpu.problems, 'NVML does not list it; its kernel driver is '
                 f'{gpu.driver or "none"}')
-    return (*gpu.problems, *health.judge(ailments).reasons,
+    return (*gpu.problems, *health.judge(conditions).reasons,
             *_left(gpu), *(modes.wrong(wanted, gpu, ecc)
                            if wanted is not None else ()))
 
 
 def _left(gpu) -> Iterator[str]:
-    """What a tenant has left, by which the GPU is not whole."""
+    """Yield what a tenant has left that partitions the GPU."""
     for vgpu in gpu.vgpus:
         yield f'vGPU {vgpu.name} is left on {vgpu.function}'
     if gpu.sriov_numvfs:

@@ -10,12 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the steps in the ramdisk did, in the history of Ironic's node.
+"""Record what the steps in the ramdisk did in the history of Ironic's node.
 
-Ironic's own entries say which steps a deployment or cleaning has, and why
-one failed, but not what a step did: it drops what the agent says of that.
-Its hooks after a step get it (``ironic.drivers.modules.agent_base``); it
-has none for service steps. They are registered when this is imported.
+Ironic's own entries say which steps a deployment or cleaning has, and why a
+step failed, but not what a step did: Ironic drops the agent's result. Its
+hooks after a step receive the result (``ironic.drivers.modules.agent_base``).
+There are none for service steps. :func:`register` registers the hooks.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _TEXT_MAX = 255
 
 
 def register() -> None:
-    """Have Ironic call :func:`record` after each step of ours."""
+    """Make Ironic call :func:`record` after each step of this driver."""
     agent_base.post_deploy_step_hook(_INTERFACE, names.APPLY_LAYOUT)(record)
     for name in steps.CLEAN_PRIORITIES:
         agent_base.post_clean_step_hook(_INTERFACE, name)(record)
 
 
 def record(task: Any, command: Mapping[str, Any]) -> None:
-    """Add an entry for a step that is done.
+    """Add a history entry for a finished step.
 
     :param task: of the conductor, with the node.
-    :param command: what the agent says of the step. It is not trusted: what
-        is malformed is left out, because an error here would fail the step.
+    :param command: the agent's result of the step. It is not trusted: a
+        malformed part is left out, because an error here would fail the step.
     """
     kind = 'deploy' if task.node.deploy_step else 'clean'
     step = getattr(task.node, f'{kind}_step') or {}
@@ -59,7 +59,7 @@ def record(task: Any, command: Mapping[str, Any]) -> None:
 
 
 def event(step: str, result: Any) -> str:
-    """The text of an entry: one line.
+    """Return the text of an entry: one line.
 
     ``apply_gpu_layout: layout halves; wrote /etc/...; GPU 0000:18:00.0:
     wanted 2 x 2g.12gb, mig_mode set now``

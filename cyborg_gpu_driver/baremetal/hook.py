@@ -12,8 +12,8 @@
 
 """The hook that Ironic's conductor runs at the end of an inspection.
 
-Named ``nvidia-gpus`` in ``[inspector] hooks``. It says on the node what the
-collector of the same name found.
+Its name is ``nvidia-gpus`` in ``[inspector] hooks``. It sets on the node what
+the collector of the same name found.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ LOG = log.getLogger(__name__)
 
 
 class NvidiaGpusHook(base.InspectionHook):
-    """Sets traits and properties of a node from what is known of its GPUs.
+    """Sets traits and properties of a node from the facts of its GPUs.
 
-    One object serves all inspections, several at a time: it keeps nothing.
+    One object serves all inspections, several at a time, so it has no state.
     """
 
     def __init__(self):
         baremetal.register_opts(CONF)
-        # The conductor loads nothing else of this package.
+        # The conductor imports no other module of this package.
         history.register()
 
     def preprocess(self, task, inventory, plugin_data):
-        """Refuse what cannot be used, before anything is changed.
+        """Refuse unusable data before anything is changed.
 
-        :raises HardwareInspectionFailure: saying what is wrong with it, or
-            with the layout files of the configuration.
+        :raises HardwareInspectionFailure: with what is wrong in the data or in
+            the layout files of the configuration.
         """
         _read(task.node, plugin_data)
         _files()
 
     def __call__(self, task, inventory, plugin_data):
-        """Set the node's traits, properties and, if asked to, its class.
+        """Set the node's traits, properties and, if configured, its class.
 
         :raises HardwareInspectionFailure: as :meth:`preprocess`.
         """
@@ -66,19 +66,19 @@ class NvidiaGpusHook(base.InspectionHook):
                         'has neither the collector nvidia-gpus nor '
                         'pci-devices; the node is not changed', task.node.uuid)
             return
-        for address, reasons in found.sick.items():
+        for address, reasons in found.unhealthy.items():
             LOG.warning('Node %s: GPU %s is unhealthy: %s', task.node.uuid,
                         address, '; '.join(reasons))
         _set(task, found, _files())
 
 
 def _read(node, plugin_data):
-    """What is known of a node's GPUs, None if that is nothing at all."""
+    """Return what is known of a node's GPUs; None if nothing is known."""
     try:
         if names.KEY in plugin_data:
             return inventory_module.parse(plugin_data[names.KEY])
-        # Redfish has some of it in the inventory, in other terms and
-        # without addresses: not enough to tell what a node does not have.
+        # Redfish puts some facts in the inventory, in other terms and without
+        # addresses: not enough to know what a node does not have.
         if names.PCI_KEY in plugin_data:
             return inventory_module.from_pci(plugin_data[names.PCI_KEY])
     except exception.InventoryError as error:
@@ -88,7 +88,7 @@ def _read(node, plugin_data):
 
 
 def _files():
-    """The operator's layouts."""
+    """Return the operator's layouts."""
     try:
         return layout_files.read(CONF)
     except exception.GpuDriverError as error:
@@ -97,10 +97,10 @@ def _files():
 
 
 def _set(task, found, files):
-    """Set what the node says, and remember which traits we wrote.
+    """Set the node's facts, and remember which traits this hook wrote.
 
-    The properties are saved first, with what is to be removed, so that no
-    trait is taken for the operator's if this ends half-way.
+    The properties are saved first, including the traits to remove. So if the
+    hook is interrupted, no trait is mistaken for the operator's.
     """
     node = task.node
     current = set(objects.TraitList.get_by_node_id(
@@ -133,7 +133,7 @@ def _say(node, wanted):
 
 
 def _set_properties(node, found, written):
-    """Set the node's properties and, if asked to, its resource class.
+    """Set the node's properties and, if configured, its resource class.
 
     :param written: traits that the next inspection may remove.
     """
@@ -157,7 +157,7 @@ def _set_properties(node, found, written):
 
 
 def _templates(context):
-    """Layouts of deploy templates, by the template's name."""
+    """Return the layouts of deploy templates, by the template's name."""
     return {template.name: step['args'].get('layout')
             for template in objects.DeployTemplate.list(context)
             if names.is_layout_trait(template.name)

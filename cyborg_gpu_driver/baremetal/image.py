@@ -31,27 +31,27 @@ from cyborg_gpu_driver.baremetal import tree
 LOG = logging.getLogger(__name__)
 
 _UNITS = 'etc/systemd/system'
-"""What no other partition has."""
+"""A directory that only the root file system has."""
 _LVM = 'lvm'
-"""Among parted's flags of a partition."""
+"""One of parted's flags of a partition."""
 
 
 @contextlib.contextmanager
 def mounted() -> Iterator[tree.Tree]:
     """Mount the root file system, and unmount it at the end.
 
-    The agent's own ``inject_files.find_partition_with_path`` is of no use:
-    it takes partition 2 of /dev/md0 for /dev/md02. The names of partitions
-    are those of ``disk_utils.list_partitions``.
+    The agent's own ``inject_files.find_partition_with_path`` cannot be used,
+    because it takes partition 2 of /dev/md0 for /dev/md02. The names of
+    partitions are those of ``disk_utils.list_partitions``.
 
-    :raises ImageRefused: if no partition of the root device is it.
+    :raises ImageRefused: if no partition of the root device contains it.
     """
     with contextlib.ExitStack() as stack:
         yield tree.Tree(_enter(stack) + '/')
 
 
 def _enter(stack):
-    """Mount the partition that has systemd's units; the mount point."""
+    """Mount the partition with systemd's units; return the mount point."""
     try:
         device = hardware.dispatch_to_managers('get_os_install_device')
         partitions = disk_utils.list_partitions(device)

@@ -22,9 +22,9 @@ from cyborg_gpu_driver.partition.layout import file as layout_file
 
 
 def read(conf: cfg.ConfigOpts) -> tuple[layout_file.LayoutFile, ...]:
-    """The operator's layouts, in the order of the files.
+    """Return the operator's layouts, in the order of the files.
 
-    :param conf: where the group is registered.
+    :param conf: configuration in which the group is registered.
     :raises InvalidConfiguration: naming the file that cannot be read.
     :raises LayoutError: naming file and entry.
     """

@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Making a layout what a node's GPUs are cut into once it has booted.
+"""Gives a node the layout of its GPUs, for its first boot.
 
-GPU instances are gone with each restart, and of most GPUs the MIG mode is
-too: the layout is put into the deployed system, which cuts them at each
-boot. What lasts is set here.
+GPU instances do not survive a restart, and on most GPUs the MIG mode does not
+either. So the layout is put into the deployed system, which partitions the
+GPUs at each boot. Modes that survive a restart are set here.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ LOG = logging.getLogger(__name__)
 PROGRAM = 'cyborg-gpu'
 _PLACES = tuple(f'{place}/{PROGRAM}' for place in (
     'usr/local/sbin', 'usr/local/bin', 'usr/sbin', 'usr/bin', 'sbin', 'bin'))
-"""Where systemd lets a unit look for programs (systemd.exec(5), PATH)."""
+"""Where systemd looks for the programs of a unit (systemd.exec(5), PATH)."""
 
 Wanted = Mapping[int, 'target.Wanted | None']
-"""What is wanted of GPUs by their index; None where that is not known
-before NVML sees the GPU."""
+"""What is wanted of GPUs by their index; None if that is not known before
+NVML sees the GPU."""
 
 _AT_BOOT = 'set at each boot'
 _OFF = 'off after a reboot'
@@ -61,7 +61,7 @@ _MODE = {apply.Status.UNCHANGED: 'already set',
 
 
 class Layouter:
-    """Gives one node its layout.
+    """Applies a layout to one node.
 
     :param mounted: mounts the root file system of the deployed image.
     """
@@ -74,17 +74,17 @@ class Layouter:
     def apply(self, value: Any,
               files: Iterable[layout_file.LayoutFile] = (),
               stage: Any = True) -> dict[str, Any]:
-        """Check a layout, put it into the image, and set what lasts.
+        """Check a layout, put it into the image, and set lasting modes.
 
-        Doing it again replaces the layout that is there.
+        A repeated call replaces the layout that the image has.
 
         :param value: a step's ``layout``, see :func:`layouts.entry_of`.
         :param files: the operator's layout files.
-        :param stage: a step's ``stage``: whether the image gets the layout.
-            One that does not is not mounted.
+        :param stage: a step's ``stage``: whether the image gets the layout. If
+            not, the image is not mounted.
         :returns: what was done, for JSON.
-        :raises LayoutError: if the layout is not right for these GPUs.
-        :raises ImageRefused: if the image cannot take it.
+        :raises LayoutError: if the layout does not suit these GPUs.
+        :raises ImageRefused: if the layout cannot be put into the image.
         :raises StepFailed: naming the GPUs whose MIG mode cannot be set.
         """
         if not isinstance(stage, bool):
@@ -105,7 +105,7 @@ class Layouter:
             for index, gpu in gpus.items()]}
 
     def _put(self, entry, gpus, wanted):
-        """Change image and modes; paths in the image, and the modes."""
+        """Change image and modes; return paths in the image, and modes."""
         with self._mounted() as image:
             there = image.find_program(_PLACES) is not None
             needed = any(_needs_program(gpu, wanted[index])
@@ -117,14 +117,14 @@ class Layouter:
                     + ', so nothing would partition the GPUs when the system '
                     'boots: build an image that contains cyborg_gpu_driver '
                     "and NVIDIA's driver")
-            # First: an image that cannot take it leaves the modes alone.
+            # First, so that an unsuitable image leaves the modes unchanged.
             placed = _stage(image, entry) if there else []
             return placed, self._set_modes(gpus, wanted)
 
     def _set_modes(self, gpus, wanted):
         """Set each MIG mode that outlives the restart which follows.
 
-        It is that restart which makes it the GPU's mode.
+        The mode takes effect with that restart.
         """
         outcomes = self._ramdisk.applier.apply_all(
             [(gpu, wanted[index]) for index, gpu in gpus.items()
@@ -141,12 +141,12 @@ class Layouter:
 
 def check(host: model.Host, entry: layout_file.Entry,
           ignored: Collection[model.PciAddress]) -> Wanted:
-    """What a layout wants of the GPUs that it speaks of.
+    """Return what a layout wants of the GPUs that it selects.
 
-    :param ignored: GPUs that are left alone.
-    :raises LayoutError: if it does not suit them.
-    :raises StepFailed: if it speaks of none, if NVML cannot reach one of
-        them, or if that it suits them cannot be told without NVML.
+    :param ignored: GPUs that the operator wants left alone.
+    :raises LayoutError: if the layout does not suit the GPUs.
+    :raises StepFailed: if the layout selects no GPU, if NVML cannot reach a
+        selected GPU, or if the layout cannot be checked without NVML.
     """
     gpus = choice.gpus(host)
     if host.nvml_problem is None:
@@ -173,7 +173,7 @@ def check(host: model.Host, entry: layout_file.Entry,
 
 
 def _needs_program(gpu, wanted):
-    """Whether something has to be done to a GPU when the system boots."""
+    """Whether a GPU needs a change when the system boots."""
     if wanted is None:
         return True
     return bool(wanted.devices) or (
@@ -181,7 +181,7 @@ def _needs_program(gpu, wanted):
 
 
 def _stage(image, entry):
-    """Write what the system is to find; the paths."""
+    """Write the files that the system needs; return their paths."""
     text = layout_file.LayoutFile((entry,), entry.source).dump()
     placed = []
     for item in staged.files(text):

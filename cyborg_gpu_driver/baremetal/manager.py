@@ -63,7 +63,7 @@ _LAYOUT_ARGS = {
 class NvidiaGpuHardwareManager(hardware.HardwareManager):
     """Steps on the NVIDIA GPUs of the node that the ramdisk runs on.
 
-    A node is offered those that its GPUs, and the ramdisk, can do.
+    A node is offered the steps that its GPUs and the ramdisk support.
     """
 
     HARDWARE_MANAGER_NAME = 'nvidia-gpus'
@@ -71,32 +71,32 @@ class NvidiaGpuHardwareManager(hardware.HardwareManager):
 
     @functools.cached_property
     def _ramdisk(self):
-        """Opened at the first use, when the options were read."""
+        """The ramdisk, opened on first use, after the options are read."""
         baremetal_conf.register_opts(CONF)
         return ramdisk.Ramdisk(CONF)
 
     def evaluate_hardware_support(self) -> int:
-        """SERVICE_PROVIDER on every machine.
+        """Return SERVICE_PROVIDER on every machine.
 
-        Only the node's properties, which are not known here, tell whether a
-        machine without GPUs has lost them. And what is raised here ends the
-        agent, before it can say why.
+        Only the node's properties, which are not known here, show whether a
+        machine without GPUs has lost them. An exception here would end the
+        agent before it could report the reason.
         """
         return hardware.HardwareSupport.SERVICE_PROVIDER
 
     def get_clean_steps(self, node, ports) -> list[dict[str, Any]]:
-        """Steps of cleaning, which run by themselves."""
+        """Return the steps of cleaning, which run automatically."""
         return self._offered(node, {
             name: _step(name, priority, abortable=name == steps.VERIFY)
             for name, priority in steps.CLEAN_PRIORITIES.items()})
 
     def get_deploy_steps(self, node, ports) -> list[dict[str, Any]]:
-        """Steps of deployments, which run only if a template asks."""
+        """Return the steps of deployments, which run if a template asks."""
         return self._offered(node, {names.APPLY_LAYOUT: _step(
             names.APPLY_LAYOUT, argsinfo=_LAYOUT_ARGS)})
 
     def get_service_steps(self, node, ports) -> list[dict[str, Any]]:
-        """Steps on a node that has its tenant, which run if asked for."""
+        """Return the steps for a node with a tenant, which run on request."""
         return self._offered(node, {
             names.APPLY_LAYOUT: _step(names.APPLY_LAYOUT,
                                       argsinfo=_LAYOUT_ARGS),
@@ -105,28 +105,28 @@ class NvidiaGpuHardwareManager(hardware.HardwareManager):
 
     def apply_gpu_layout(self, node, ports, layout, stage=True
                          ) -> dict[str, Any]:
-        """Put a layout into the deployed image, and set what lasts."""
+        """Put a layout into the deployed image, and set lasting modes."""
         with _told(node):
             return layouter.Layouter(self._ramdisk, image.mounted).apply(
                 layout, layout_files.read(CONF), stage)
 
     def clear_gpu_partitions(self, node, ports) -> dict[str, Any]:
-        """Take off every GPU what cuts it up."""
+        """Remove everything that partitions the GPUs."""
         with _told(node):
             return {'gpus': cleaning.Cleaner(self._ramdisk).clear(
                 _properties(node))}
 
     def reset_gpus(self, node, ports) -> dict[str, Any]:
-        """Reset every GPU and look at it."""
+        """Reset every GPU and check it."""
         with _told(node):
             return {'gpus': cleaning.Cleaner(self._ramdisk).reset()}
 
     def verify_gpus(self, node, ports) -> dict[str, Any]:
-        """Check that the GPUs are the node's, well, idle and whole."""
+        """Check that the GPUs are the node's, healthy, idle and whole."""
         with _told(node):
             return {'gpus': cleaning.Cleaner(self._ramdisk).verify(
                 _properties(node),
-                # Its own, where the node has a tenant.
+                # If the node has a tenant, the modes are the tenant's.
                 has_tenant=_is_service(node))}
 
     def _offered(self, node, candidates):
@@ -135,7 +135,7 @@ class NvidiaGpuHardwareManager(hardware.HardwareManager):
             host = self._ramdisk.ours()
         except exception.GpuDriverError as error:
             LOG.error('NVIDIA GPUs: %s', error)
-            # Each step fails with that error, so that Ironic shows it.
+            # Each step fails with that error, so that Ironic shows the error.
             return (list(candidates.values())
                     if inspected or ramdisk.may_have_gpus(CONF) else [])
         recorded = faults.recorded_modes(_properties(node))
@@ -160,7 +160,7 @@ def _step(name, priority=0, **others):
 
 @contextlib.contextmanager
 def _told(node):
-    """Let Ironic tell why a step failed, in the node's ``last_error``."""
+    """Raise errors as Ironic's, to show them in the node's ``last_error``."""
     try:
         yield
     except exception.GpuDriverError as error:
@@ -168,7 +168,7 @@ def _told(node):
 
 
 def _error_class(node):
-    """Which kind of step is being executed, as the node says."""
+    """Return the error class of the kind of step that is executed."""
     if _is_service(node):
         return errors.ServicingError
     if node.get('clean_step'):

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The GPUs of a node, as the ramdisk has them to itself."""
+"""The GPUs of a node, which the ramdisk uses exclusively."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ LOG = logging.getLogger(__name__)
 
 
 class Ramdisk(node.Node):
-    """The host of ironic-python-agent.
+    """The host that ironic-python-agent runs on.
 
-    Privileged changes are made in this process: in a ramdisk it is root's.
+    This process makes the privileged changes, because in a ramdisk it runs as
+    root.
 
     :param conf: ironic-python-agent's options; ``[gpu]`` is registered.
     :raises SimulationError, InvalidConfiguration: if ``[gpu]`` is wrong.
@@ -46,11 +47,11 @@ class Ramdisk(node.Node):
         self.health_reader = health.HealthReader(self.platform.nvml)
 
     def snapshot(self) -> model.Host:
-        """The machine as it is now, with all its GPUs."""
+        """Return the current machine, with all its GPUs."""
         return self.reader.snapshot()
 
     def ours(self, host: model.Host | None = None) -> model.Host:
-        """The machine without GPUs that the operator wants left alone.
+        """Return the machine without GPUs that the operator wants left alone.
 
         :param host: a snapshot; None takes one.
         """
@@ -61,10 +62,10 @@ class Ramdisk(node.Node):
 
 def each(gpus: Iterable[model.Gpu],
          act: Callable[[model.Gpu], dict[str, Any]]) -> list[dict[str, Any]]:
-    """Do something to each GPU, also where it fails on another.
+    """Call ``act`` for each GPU, even if it fails on another.
 
-    :returns: what ``act`` says of each, with the GPU's address.
-    :raises StepFailed: naming each GPU on which it failed, and why.
+    :returns: the result of ``act`` for each GPU, with the GPU's address.
+    :raises StepFailed: naming each GPU on which ``act`` failed, and why.
     """
     done, failures = [], []
     for gpu in gpus:
@@ -81,15 +82,15 @@ def each(gpus: Iterable[model.Gpu],
 
 
 def named(address: model.PciAddress, reason: object) -> str:
-    """A reason that says which GPU it is about."""
+    """Return a reason that names the GPU."""
     text = str(reason)
     return text if str(address) in text else f'GPU {address}: {text}'
 
 
 def may_have_gpus(conf: cfg.ConfigOpts) -> bool:
-    """Whether there is any NVIDIA GPU, or that cannot be told.
+    """Whether there is any NVIDIA GPU, or that is unknown.
 
-    Of ``[gpu]`` only the options that choose the machine need to be right.
+    In ``[gpu]`` only the options that choose the machine need to be valid.
     """
     try:
         host = node.Node(conf).reader.snapshot()

@@ -10,9 +10,9 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is put into a deployed image, so that its first boot cuts the GPUs.
+"""The files in a deployed image that partition the GPUs at its first boot.
 
-Values only: whoever has the image mounted writes them.
+Values only: the caller that has the image mounted writes them.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from importlib import resources
 from cyborg_gpu_driver.partition.layout import file as layout_file
 
 UNIT = 'cyborg-gpu-firstboot.service'
-"""The systemd unit, which is beside this module."""
+"""The systemd unit, a file next to this module."""
 LAYOUT_PATH = 'etc/cyborg-gpu/layout.yaml'
-"""Of the layout, from the root of the image."""
+"""Path of the layout, from the root of the image."""
 UNIT_PATH = f'etc/systemd/system/{UNIT}'
 WANTS_PATH = f'etc/systemd/system/multi-user.target.wants/{UNIT}'
-"""What ``systemctl enable`` makes of ``WantedBy=multi-user.target``."""
+"""The link that ``systemctl enable`` creates for
+``WantedBy=multi-user.target``."""
 
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """A file of root's."""
+    """A file that root owns."""
 
     path: str
     """From the root of the image, without a leading slash."""
@@ -52,12 +53,12 @@ class Link:
 
 
 def files(layout_text: str) -> tuple[File | Link, ...]:
-    """All that an image needs beside this package and NVIDIA's driver.
+    """Return all that an image needs besides this package and the driver.
 
-    What is there under these names is to be replaced.
+    Existing files with these names are to be replaced.
 
     :param layout_text: a layout file in mig-parted's format, of one entry.
-    :raises LayoutError: if it is not.
+    :raises LayoutError: if the text is not such a file.
     """
     layout_file.LayoutFile.parse(layout_text, LAYOUT_PATH).entry()
     return (File(LAYOUT_PATH, layout_text), File(UNIT_PATH, unit_text()),
@@ -65,5 +66,5 @@ def files(layout_text: str) -> tuple[File | Link, ...]:
 
 
 def unit_text() -> str:
-    """The unit, as it is installed with this package."""
+    """Return the unit, as it is installed with this package."""
     return resources.files(__package__).joinpath(UNIT).read_text('utf-8')

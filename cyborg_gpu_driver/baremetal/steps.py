@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which steps there are, and which of them a node can be offered."""
+"""The steps of this driver, and which of them a node can be offered."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ RESET = 'reset_gpus'
 VERIFY = 'verify_gpus'
 
 CLEAN_PRIORITIES = {CLEAR: 90, RESET: 89, VERIFY: 5}
-"""Highest first. What a tenant has left goes before the disks are erased
-(ironic-python-agent's erase_devices has 10), which may take hours; a reset
-brings into effect what of it waits for one. What is verified is what the
-next tenant gets."""
+"""Highest first. A tenant's partitions are removed before the disks are erased
+(ironic-python-agent's erase_devices has 10), which may take hours. The reset
+then activates the changes that wait for one. The verification comes last, on
+the state that the next tenant gets."""
 
 _NVIDIA = 'nvidia'
 _VFIO = 'vfio'
-"""In the names of drivers that tell who has a GPU open."""
+"""In the names of drivers that report which process has a GPU open."""
 _KEEPS_MIG_MODE = frozenset({'ampere'})
 """Architectures whose MIG mode outlives a restart (MIG User Guide, System
 Considerations)."""
@@ -40,12 +40,12 @@ Considerations)."""
 def obstacle(step: str, host: model.Host,
              resettable: Collection[model.PciAddress] = (),
              inspected: bool = False, ecc_recorded: bool = False) -> str:
-    """Why a node is not to be offered a step, for people; or ``''``.
+    """Return why a node cannot be offered a step, for people; or ``''``.
 
     :param host: without the GPUs that the operator wants left alone.
     :param resettable: GPUs that the kernel can reset.
     :param inspected: whether the last inspection found GPUs.
-    :param ecc_recorded: whether it recorded ECC modes.
+    :param ecc_recorded: whether the last inspection recorded ECC modes.
     """
     if step == VERIFY and inspected:
         return ''
@@ -64,7 +64,7 @@ def obstacle(step: str, host: model.Host,
 
 
 def keeps_mig_mode(gpu: model.Gpu) -> bool:
-    """Whether a GPU has the same MIG mode after a restart."""
+    """Whether a GPU keeps its MIG mode over a restart."""
     return gpu.mig is not None and gpu.architecture in _KEEPS_MIG_MODE
 
 
@@ -78,7 +78,7 @@ def _has_partitions(gpu):
 
 
 def _fixed(gpu, resettable):
-    """Why a GPU cannot be reset."""
+    """Return why a GPU cannot be reset."""
     if gpu.address not in resettable:
         return f'the kernel cannot reset GPU {gpu.address}'
     if gpu.driver == _NVIDIA and not gpu.visible_to_nvml:

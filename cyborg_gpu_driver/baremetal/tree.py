@@ -12,9 +12,9 @@
 
 """Files in the tree of a system that is not running, and not trusted.
 
-It is a tenant's. Its symbolic links are followed as the system itself would
-follow them once it has booted, with the tree for root: none leads out of
-it, to the files of who has it mounted.
+The tree is a tenant's. Its symbolic links are followed as the booted system
+would follow them, with the tree as root. So no link leads out of the tree, to
+the files of the system that has it mounted.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from collections.abc import Iterable
 from cyborg_gpu_driver import exception
 
 _LINKS_MAX = 40
-"""As the kernel has it (MAXSYMLINKS)."""
+"""The kernel's limit (MAXSYMLINKS)."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 _FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _LABEL = 'security.selinux'
 
 
 class Tree:
-    """The tree below a directory. Paths are taken from there.
+    """The tree below a directory. Paths are relative to that directory.
 
     :param root: the directory; what is above it is trusted.
     """
@@ -44,16 +44,16 @@ class Tree:
         self._root = root
 
     def find_program(self, places: Iterable[str]) -> str | None:
-        """The first of these paths where there is a program to run.
+        """Return the first of these paths that is an executable program.
 
         :raises ImageRefused: if the tree cannot be read.
         """
         return next(filter(self._is_program, places), None)
 
     def write(self, path: str, text: str, mode: int) -> None:
-        """Put a file of root's there, durably, in the place of any other.
+        """Write a file of root's durably, and replace any existing one.
 
-        Directories that are missing are made.
+        Missing directories are created.
 
         :raises ImageRefused: if it cannot be written.
         """
@@ -68,9 +68,9 @@ class Tree:
         self._put(path, make)
 
     def link(self, path: str, target: str) -> None:
-        """Put a symbolic link there, as :meth:`write` does a file.
+        """Create a symbolic link, as :meth:`write` does a file.
 
-        :raises ImageRefused: if it cannot be made.
+        :raises ImageRefused: if it cannot be created.
         """
         self._put(path, lambda name, directory: os.symlink(
             target, name, dir_fd=directory))
@@ -80,7 +80,7 @@ class Tree:
         new = f'.{name}.new'
         try:
             with self._directory(above) as directory:
-                # Of a run that did not come to its end.
+                # Left by a run that did not finish.
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(new, dir_fd=directory)
                 try:
@@ -111,9 +111,9 @@ class Tree:
 
     @contextlib.contextmanager
     def _directory(self, path):
-        """A directory's descriptor; it is made where it is missing.
+        """Yield a directory's descriptor; create the directory if missing.
 
-        :raises OSError: if something else is in its place.
+        :raises OSError: if something else exists at the path.
         """
         parts = self._resolve(path)
         if parts is None:
@@ -130,7 +130,7 @@ class Tree:
             os.close(descriptor)
 
     def _resolve(self, path):
-        """The names that lead there without a link; None if nothing is
+        """Return the names of the link-free path; None if nothing exists
         there.
         """
         left, links = path.split('/')[::-1], 0
@@ -158,8 +158,8 @@ class Tree:
         return found
 
     def _path(self, parts):
-        """A path without a link below the root. Nothing in the tree moves
-        meanwhile: no program of it runs.
+        """Return a path without a link below the root. Nothing in the tree
+        changes meanwhile, because no program of the tree runs.
         """
         return os.path.join(self._root, *parts)
 
@@ -167,8 +167,8 @@ class Tree:
 def _label(name, directory):
     """Give a new file SELinux's label of its directory.
 
-    The kernel does so where a policy is loaded; in a ramdisk none is, and a
-    system with one does not start units without a label.
+    The kernel does so if a policy is loaded. In a ramdisk there is none, and
+    a system with a policy does not start units without a label.
     """
     with contextlib.suppress(OSError):
         os.setxattr(f'/proc/self/fd/{directory}/{name}', _LABEL,

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The config drive: a small file system that the cloud puts on a server.
+"""The config drive: a small file system that the cloud gives to a server.
 
 Nova's documentation, "Config drives": ISO 9660 or VFAT, labelled config-2.
 """
@@ -32,11 +32,11 @@ from cyborg_gpu_driver.baremetal.first_boot import layout_sources
 DOCUMENTS = ('openstack', 'latest')
 
 BY_LABEL = '/dev/disk/by-label'
-"""Where udev names block devices by the label of what is on them."""
+"""The directory in which udev names block devices by their label."""
 TYPES = ('iso9660', 'vfat')
 
 _LABELS = ('config-2', 'CONFIG-2')
-"""VFAT has capitals."""
+"""On VFAT the label has capitals."""
 _MOUNTS = '/proc/self/mountinfo'
 _ESCAPE = re.compile(r'\\([0-7]{3})')
 _FLAGS = 1 | 2 | 4 | 8
@@ -44,18 +44,18 @@ _FLAGS = 1 | 2 | 4 | 8
 _NOFOLLOW = 8
 """UMOUNT_NOFOLLOW (sys/mount.h)."""
 _OTHER_TYPE = frozenset({errno_codes.EINVAL, errno_codes.ENODEV})
-"""There is no such file system on the device, or in the kernel."""
+"""The device, or the kernel, has no such file system."""
 
 
 @contextlib.contextmanager
 def opened(by_label: str = BY_LABEL, types: Sequence[str] = TYPES
            ) -> Iterator[str | None]:
-    """The directory of the config drive's files; None without a drive.
+    """Yield the directory of the config drive's files; None without a drive.
 
-    Where it is mounted, or in a place of its own, mounted as long as the
-    context lasts, for reading only.
+    If the drive is mounted, this is its mount point. Otherwise the drive is
+    mounted read-only in a temporary directory, as long as the context lasts.
 
-    :param types: file systems that are tried.
+    :param types: file systems to try.
     :raises LayoutSourceError: if it cannot be mounted.
     """
     device = next((path for path in (os.path.join(by_label, label)
@@ -79,7 +79,7 @@ def opened(by_label: str = BY_LABEL, types: Sequence[str] = TYPES
 
 
 def read(directory: str, name: str) -> str | None:
-    """A document of a config drive; None if it has none of the name.
+    """Return a document of a config drive; None if it has none of the name.
 
     :param directory: of the drive's files.
     :raises LayoutSourceError: if it cannot be read.
@@ -89,10 +89,10 @@ def read(directory: str, name: str) -> str | None:
 
 
 def _mount_point(device):
-    """Where the whole of a block device is mounted, None if nowhere.
+    """Return where the whole of a block device is mounted; None if nowhere.
 
-    Fields of a line (proc(5)): ids of the mount and of the one that it is
-    on, device, directory of the file system, mount point.
+    Fields of a line (proc(5)): id of the mount, id of its parent mount,
+    device, directory of the file system, mount point.
     """
     number = os.stat(device).st_rdev
     wanted = [f'{os.major(number)}:{os.minor(number)}', '/']

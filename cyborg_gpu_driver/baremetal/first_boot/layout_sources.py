@@ -10,13 +10,13 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Where the layout of a bare-metal server stands, and what it says.
+"""Find and read the layout of a bare-metal server.
 
-In this order: the file that a deploy step put into the image, the config
-drive, the metadata service. Several may have it, if they agree. On a config
-drive, and in the metadata service, the layout stands below :data:`KEY` in the
-server's metadata or in vendor data. Whoever wrote it, it is not believed
-before it was understood whole.
+The sources are, in this order: the file that a deploy step put into the image,
+the config drive, the metadata service. Several may have a layout, if the
+layouts agree. On a config drive and in the metadata service the layout is
+below :data:`KEY`, in the server's metadata or in vendor data. No source is
+trusted: a layout is used only after it has been parsed completely.
 """
 
 from __future__ import annotations
@@ -43,32 +43,32 @@ from cyborg_gpu_driver.partition.layout import schema as layout_schema
 from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 
 KEY = names.LAYOUT_KEY
-"""In the server's metadata (``meta``) and in vendor data."""
+"""The key in the server's metadata (``meta``) and in vendor data."""
 LIMIT = 1 << 20
-"""Bytes of a document; the services that write them keep below this."""
+"""Bytes of a document; the services that write them stay below this."""
 
 _LAYOUT_LIMIT = 1 << 16
 """Characters of a layout; one with an item for each of 16 GPUs has 3000."""
 _DEPTH = 16
-"""Of lists and mappings in a layout, which has five."""
+"""Nesting of lists and mappings; a layout has five levels."""
 _META = 'meta_data.json'
 _VENDOR = ('vendor_data2.json', 'vendor_data.json')
 _NAME = re.compile(r'[A-Za-z0-9][\w.+-]{0,254}', re.ASCII)
 
 Read = Callable[[str], 'str | None']
-"""The text of a document by its name, None where there is none. Raises
-LayoutSourceError if that cannot be found out."""
+"""Returns the text of a document by its name, None if it does not exist.
+Raises LayoutSourceError if that cannot be determined."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """A layout, and where it stands."""
+    """A layout, and its source."""
 
     source: str
-    """For people."""
+    """A description for people."""
     wanted: layout_file.Entry | str
-    """What is wanted, or the name of a layout that makes sense for the GPUs
-    there are."""
+    """What is wanted, or the name of a generated layout for the GPUs of the
+    machine."""
 
     @property
     def layout(self) -> str:
@@ -77,9 +77,9 @@ class Found:
                 else self.wanted.name)
 
     def entry(self, gpus: tuple[model.Gpu, ...]) -> layout_file.Entry:
-        """The layout itself.
+        """Return the layout itself.
 
-        :param gpus: those of this machine, with their profiles.
+        :param gpus: the GPUs of this machine, with their profiles.
         :raises LayoutError: if these GPUs have no layout of that name.
         """
         if isinstance(self.wanted, str):
@@ -87,9 +87,9 @@ class Found:
         return self.wanted
 
     def differs(self, other: Found, gpus: tuple[model.Gpu, ...]) -> bool:
-        """Whether another layout makes something else of these GPUs.
+        """Whether another layout has a different effect on these GPUs.
 
-        :raises LayoutError: if one of them is not for these GPUs.
+        :raises LayoutError: if one of the layouts does not suit these GPUs.
         """
         mine, others = (_effect(found.entry(gpus), gpus)
                         for found in (self, other))
@@ -98,23 +98,23 @@ class Found:
 
 @dataclasses.dataclass(frozen=True)
 class Search:
-    """What a look into all places has found."""
+    """The result of a search in all sources."""
 
     found: Found | None = None
     others: tuple[Found, ...] = ()
-    """What the sources after the first have."""
+    """The layouts of the sources after the first."""
     notes: tuple[str, ...] = ()
-    """What else there is to say."""
+    """Further messages for people."""
 
 
 def search(places: Iterable[Iterable[Found]]) -> Search:
-    """The first layout that is found, and the others.
+    """Return the first layout that is found, and the others.
 
-    What cannot be read or used is named if it comes after the first.
+    If a source after the first layout cannot be read or used, a note says so.
 
-    :param places: each looked into when its turn comes.
+    :param places: the sources; each is read when its turn comes.
     :raises LayoutError, LayoutSourceError: if a layout cannot be used, or a
-        place cannot be looked into, that would have been the first.
+        source cannot be read, before a first layout is found.
     """
     found, others, notes = None, [], []
     for place in places:
@@ -132,7 +132,7 @@ def search(places: Iterable[Iterable[Found]]) -> Search:
 
 
 def in_file(path: str) -> Iterator[Found]:
-    """The layout of a layout file of one entry; none without the file.
+    """Yield the layout of a layout file of one entry; none without a file.
 
     :raises LayoutError, LayoutSourceError: as :func:`search`.
     """
@@ -143,10 +143,10 @@ def in_file(path: str) -> Iterator[Found]:
 
 
 def in_documents(read: Read, place: str) -> Iterator[Found]:
-    """Layouts in the documents of a config drive or metadata service.
+    """Yield the layouts in documents of a config drive or metadata service.
 
-    :param read: of a name such as ``meta_data.json``.
-    :param place: what they are documents of, for people.
+    :param read: reads a document by its name, such as ``meta_data.json``.
+    :param place: the source of the documents, for people.
     :raises LayoutError, LayoutSourceError: as :func:`search`.
     """
     source = f'{place}, {_META}'
@@ -158,8 +158,8 @@ def in_documents(read: Read, place: str) -> Iterator[Found]:
         vendor = _document(read, name, source)
         if KEY in vendor:
             yield _found(vendor[KEY], source)
-        # What dynamic vendor data is made of stands below the name of the
-        # service that it is from.
+        # Dynamic vendor data is below the name of the service that
+        # provides it.
         for service, content in vendor.items():
             if isinstance(content, dict) and KEY in content \
                     and service != KEY:
@@ -167,11 +167,11 @@ def in_documents(read: Read, place: str) -> Iterator[Found]:
 
 
 def read_file(path: str, follow: bool = False) -> str | None:
-    """The text of a file that others wrote; None without a file.
+    """Return the text of an untrusted file; None without a file.
 
-    :param follow: whether a symbolic link may stand there.
-    :raises LayoutSourceError: if it cannot be read, is too long, or no
-        file.
+    :param follow: whether the path may be a symbolic link.
+    :raises LayoutSourceError: if it cannot be read, is too long, or is not
+        a regular file.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -196,9 +196,9 @@ def read_file(path: str, follow: bool = False) -> str | None:
 
 
 def decoded(data: bytes, source: str) -> str:
-    """Text of what was read: all of it, or more than :data:`LIMIT`.
+    """Decode the data of a document, which may exceed :data:`LIMIT`.
 
-    :raises LayoutSourceError: if it is too long, or not UTF-8.
+    :raises LayoutSourceError: if it exceeds the limit, or is not UTF-8.
     """
     if len(data) > LIMIT:
         raise _refused(source, f'is longer than {LIMIT} bytes')
@@ -210,7 +210,7 @@ def decoded(data: bytes, source: str) -> str:
 
 
 def _effect(entry, gpus):
-    """What is to become of each GPU that a layout speaks of."""
+    """Return the selected GPUs, and what is wanted of those reachable."""
     chosen = entry.chosen(gpus)
     reachable = [index for index in chosen
                  if not condition.obstacle(gpus[index])]
@@ -222,7 +222,7 @@ def _refused(source, reason):
 
 
 def _document(read, name, source):
-    """A document's mapping, empty where there is no document."""
+    """Return a document's mapping; empty if there is no document."""
     text = read(name)
     if text is None:
         return {}
@@ -232,7 +232,7 @@ def _document(read, name, source):
         raise layout_schema.place(source).error(
             f'not JSON: {error}', 'correct the program that writes '
             'it') from error
-    # vendor_data.json is whatever an operator's file says.
+    # vendor_data.json may contain anything that the operator wrote.
     return content if isinstance(content, dict) else {}
 
 
@@ -244,7 +244,7 @@ def _below(content, key, source):
 
 
 def _found(value, source):
-    """What stands below the key."""
+    """Return the layout in the value below the key."""
     source = f'{source}, {KEY}'
     text = value.strip() if isinstance(value, str) else json.dumps(value)
     _check(text, source)
@@ -267,9 +267,9 @@ def _named(source, value, gpus=()):
 
 
 def _check(text: str, source: str) -> None:
-    """Refuse text that takes long to read, or grows when it is printed.
+    """Refuse text that takes long to parse, or grows when it is printed.
 
-    :raises LayoutError: if it does.
+    :raises LayoutError: if the text does either.
     """
     place = layout_schema.place(source)
     if len(text) > _LAYOUT_LIMIT:
@@ -288,9 +288,9 @@ def _check(text: str, source: str) -> None:
 
 
 def _events(text):
-    """What YAML there is, up to where it is malformed.
+    """Yield the YAML events, up to where the text is malformed.
 
-    Whoever reads it in earnest says what is wrong.
+    The parser that reads the text next reports what is wrong.
     """
     with contextlib.suppress(yaml.YAMLError, ValueError):
         yield from yaml.parse(text, yaml.SafeLoader)

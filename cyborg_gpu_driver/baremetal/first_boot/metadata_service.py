@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The metadata service, which tells a server about itself.
+"""The metadata service, which gives a server its metadata.
 
-Asked at an address of its own (Nova's documentation, "Metadata service"),
-so without proxies; it sends nobody elsewhere, so without redirections.
+It has an address of its own (Nova's documentation, "Metadata service"), so
+requests use no proxy. It never redirects, so redirections are not followed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cyborg_gpu_driver.baremetal.first_boot import layout_sources
 URL = 'http://169.254.169.254/openstack/latest'
 
 _ATTEMPT = 5.0
-"""Seconds that one question may take."""
+"""Seconds that one request may take."""
 _PAUSE = 1.0
 _CHUNK = 1 << 16
 _ANY_PORT = 80
@@ -42,15 +42,15 @@ _NOT_NOW = frozenset({http.HTTPStatus.REQUEST_TIMEOUT,
 
 
 class MetadataService:
-    """Asks the metadata service, again and again while it is not there.
+    """Queries the metadata service, and retries while it does not answer.
 
-    :param url: where its documents are.
-    :param timeout: seconds, for all questions together.
-    :param doubtful: whether it did not answer at the last boot. It is then
-        asked only once, unless there is no route to it yet.
-    :param clock: seconds that only grow.
-    :param sleep: waits for so many seconds.
-    :raises InvalidValue: if ``url`` is none.
+    :param url: base URL of its documents.
+    :param timeout: seconds, for all requests together.
+    :param doubtful: whether the service did not answer at the last boot.
+        Then there is only one attempt, unless there is no route to it yet.
+    :param clock: a monotonic clock, in seconds.
+    :param sleep: waits for a number of seconds.
+    :raises InvalidValue: if ``url`` is not a usable URL.
     """
 
     def __init__(self, url: str, timeout: float, doubtful: bool = False,
@@ -64,14 +64,14 @@ class MetadataService:
         self._doubtful = doubtful
         self._answered = False
         self.silent: str | None = None
-        """Why there seems to be no such service; None if one has answered,
-        or was not asked."""
+        """Why there seems to be no such service; None if a service has
+        answered, or if there was no request."""
 
     def read(self, name: str) -> str | None:
-        """A document; None if the service has none, or there is no service.
+        """Return a document; None without the document or the service.
 
-        :raises LayoutSourceError: if there is a service, and it does not
-            give it.
+        :raises LayoutSourceError: if the service exists and does not return
+            the document.
         """
         while self.silent is None:
             try:
@@ -97,7 +97,7 @@ class MetadataService:
         return None
 
     def _ask(self, name):
-        """HTTP status and text."""
+        """Return the HTTP status and the text."""
         connection = self._connect(
             self._host, self._port,
             timeout=max(0.1, min(_ATTEMPT, self._left())))
@@ -111,7 +111,7 @@ class MetadataService:
             connection.close()
 
     def _body(self, response):
-        """All of it, or more than is taken."""
+        """Return the whole body, or more than the limit."""
         body = b''
         while len(body) <= layout_sources.LIMIT:
             chunk = response.read1(_CHUNK)
@@ -123,10 +123,11 @@ class MetadataService:
         return body
 
     def _has_route(self):
-        """Whether the kernel knows a way there, so that no network is late.
+        """Whether the kernel has a route to the service.
 
-        Connecting a datagram socket looks up the route and sends nothing
-        (connect(2), udp(7)). A host's name may take a network to resolve.
+        If it does, no late network is the cause. Connecting a datagram socket
+        looks up the route and sends nothing (connect(2), udp(7)). Resolving a
+        host name may need a network.
         """
         try:
             address = ipaddress.ip_address(self._host)

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a first boot came to, for people and for programs."""
+"""The outcome of a first boot, for people and for programs."""
 
 from __future__ import annotations
 
@@ -29,40 +29,40 @@ from cyborg_gpu_driver.record import codec
 _KIND = 'cyborg-gpu first boot'
 _VERSION = 1
 _LINE = 'cyborg-gpu-firstboot:'
-"""Of the line that operators look for on the console."""
+"""Start of the line that operators look for on the console."""
 _REASON_MAX = 500
-"""Characters of a reason there; the report has all of it."""
+"""Characters of a reason in that line; the report has all of it."""
 _PLAIN = re.compile(r'[\w./:,+-]+', re.ASCII)
 """A value that needs no quotes."""
 
 
 class Result(enum.Enum):
-    """What became of the layout."""
+    """The outcome for the layout."""
 
     APPLIED = 'applied'
-    """Every GPU that it speaks of is as it says."""
+    """Every GPU that the layout selects is as it says."""
     NO_GPU = 'no-gpu'
     NO_LAYOUT = 'no-layout'
-    """Nobody has given this server a layout; its GPUs are as they were."""
+    """No source has a layout for this server; its GPUs are unchanged."""
     UNUSABLE = 'unusable'
-    """The layout is malformed, or not for these GPUs; they are as they
-    were."""
+    """The layout is malformed, or does not suit these GPUs; they are
+    unchanged."""
     FAILED = 'failed'
-    """The machine was in the way; the GPUs that failed are as they were,
-    unless their error says otherwise."""
+    """The machine prevented it. GPUs that failed are unchanged, unless their
+    error says otherwise."""
 
     @property
     def code(self) -> int:
-        """Exit code."""
+        """The exit code of the program."""
         return {Result.FAILED: 1, Result.UNUSABLE: 2}.get(self, 0)
 
 
 @dataclasses.dataclass(frozen=True)
 class GpuReport:
-    """What became of one GPU."""
+    """The outcome for one GPU."""
 
     index: int | None
-    """Among all NVIDIA GPUs by PCI address; None in reports of old."""
+    """Among all NVIDIA GPUs by PCI address; None in old reports."""
     address: str
     status: str
     """``unchanged``, ``changed``, ``skipped`` (a board without MIG),
@@ -78,28 +78,28 @@ class GpuReport:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What became of a first boot."""
+    """The outcome of a first boot."""
 
     result: Result
     time: str
     """ISO 8601, UTC."""
     boot_id: str
-    """Of the kernel: another one after each reboot."""
+    """The kernel's boot id, which changes with each reboot."""
     source: str | None = None
-    """Where the layout stands."""
+    """The source of the layout."""
     layout: str | None = None
-    """Its name."""
+    """The layout's name."""
     others: tuple[str, ...] = ()
-    """Where else a layout stands."""
+    """The other sources that have a layout."""
     notes: tuple[str, ...] = ()
     error: str | None = None
-    """What kept the whole from being done; a GPU has an error of its own."""
+    """What prevented the whole; GPUs have errors of their own."""
     gpus: tuple[GpuReport, ...] = ()
     no_service: str | None = None
-    """URL of the metadata service that was asked and did not answer."""
+    """URL of the metadata service that was queried and did not answer."""
 
     def lines(self) -> Iterator[str]:
-        """For people: one a GPU, and what it all came to."""
+        """Return the lines for people: one per GPU, and the outcome."""
         return map(printable, self._lines())
 
     def _lines(self):
@@ -111,7 +111,7 @@ class Report:
             layout=self.layout, source=self.source, error=self.error)
 
     def summary(self) -> str:
-        """One line for a console, which says what the run came to.
+        """Return one line for a console, with the outcome of the run.
 
         ``cyborg-gpu-firstboot: result=ok layout=mixed gpus=8 source=...``
         """
@@ -123,7 +123,7 @@ class Report:
             '; '.join(map(str, failed)) or self.error or self.result.value)
 
     def to_dict(self) -> dict[str, Any]:
-        """As programs have it."""
+        """Return a dictionary for programs."""
         return {**dataclasses.asdict(self), 'result': self.result.value}
 
 
@@ -137,14 +137,14 @@ _SENTENCES = {
 
 
 def failure(error: Exception) -> str:
-    """As :meth:`Report.summary`, of a run that came to no report."""
+    """Return a :meth:`Report.summary` line for a run without a report."""
     return _line(False, reason=str(error))
 
 
 def _line(succeeded, **values):
-    """The line; a value with blanks is a string of JSON.
+    """Return the line; a value with blanks becomes a string of JSON.
 
-    It is in ASCII: few serial consoles show anything else.
+    The line is in ASCII, because few serial consoles show anything else.
     """
     values = {'result': 'ok' if succeeded else 'failed', **values}
     if len(values.get('reason') or '') > _REASON_MAX:
@@ -159,9 +159,10 @@ def _value(text):
 
 
 def printable(text: str) -> str:
-    """Text on one line, whatever names others have given.
+    """Return text on one line, with names from outside made harmless.
 
-    A terminal would obey what they put there, and an output refuse it.
+    A terminal would execute control characters in such a name, and an output
+    would refuse them.
     """
     return ''.join(
         letter if letter.isprintable()
@@ -172,15 +173,15 @@ def printable(text: str) -> str:
 def write(state_path: str, report: Report) -> None:
     """Keep a report until the next one.
 
-    :raises JournalError: if it cannot be put on the disk.
+    :raises JournalError: if it cannot be written to the disk.
     """
     durable.write(_path(state_path), _KIND, _VERSION, report.to_dict())
 
 
 def read(state_path: str) -> Report | None:
-    """The last report; None if there is none.
+    """Return the last report; None if there is none.
 
-    :raises JournalError: if it cannot be read, or is something else.
+    :raises JournalError: if it cannot be read, or is not a report.
     """
     path = _path(state_path)
     content = durable.read(path, _KIND, _VERSION)

@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The first boot of a bare-metal server: its GPUs cut as its layout says.
+"""The first boot of a bare-metal server: apply its layout to its GPUs.
 
-Done at each boot, as instances outlive none, and safe to do at any time:
-what is as wanted is left alone, and what is in use is never touched.
+This runs at each boot, because GPU instances do not survive one. It is safe
+at any time: it leaves alone what is already as wanted or in use.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cyborg_gpu_driver.partition.change import target
 from cyborg_gpu_driver.program.ready import apply
 
 _PAUSE = 1.0
-"""Seconds between two looks for the driver."""
+"""Seconds between two checks for the driver."""
 _DRIVER = 'nvidia'
 _IGNORED = 'ignored'
 _SKIPPED = 'skipped'
@@ -41,7 +41,7 @@ _SKIPPED = 'skipped'
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What came of it; :mod:`.first_boot_report` says the rest."""
+    """The outcome of the partitioning; :mod:`.report` has the rest."""
 
     result: reports.Result
     error: str | None = None
@@ -49,12 +49,12 @@ class Outcome:
 
 
 class FirstBoot:
-    """Cuts the GPUs of one machine.
+    """Partitions the GPUs of one machine.
 
-    :param server: its parts; privileged changes are made in this process.
-    :param tell: called with what goes on, for people.
-    :param clock: seconds that only grow.
-    :param sleep: waits for so many seconds.
+    :param server: its parts; this process makes the privileged changes.
+    :param tell: called with progress messages for people.
+    :param clock: a monotonic clock, in seconds.
+    :param sleep: waits for a number of seconds.
     """
 
     def __init__(self, server: node.Node,
@@ -67,22 +67,22 @@ class FirstBoot:
         self._sleep = sleep
 
     def has_gpus(self) -> bool:
-        """Whether there is any NVIDIA GPU, with a driver or without.
+        """Whether there is any NVIDIA GPU, with or without a driver.
 
-        :raises HostUnusable: if that cannot be told.
+        :raises HostUnusable: if that cannot be determined.
         """
         host = self._node.reader.snapshot()
         if host.problems and not host.gpus:
             raise exception.HostUnusable(reason='; '.join(host.problems))
         return bool(host.gpus)
 
-    def cut(self, found: layout_sources.Found, timeout: float,
-            others: Iterable[layout_sources.Found] = ()) -> Outcome:
-        """Bring a layout about once NVIDIA's driver is there.
+    def partition(self, found: layout_sources.Found, timeout: float,
+                  others: Iterable[layout_sources.Found] = ()) -> Outcome:
+        """Apply a layout once NVIDIA's driver is ready.
 
         :param timeout: seconds that the driver may take.
-        :param others: layouts of other sources, which have to agree: nobody
-            can tell which of two is the one that was meant.
+        :param others: layouts of other sources. They must agree, because it
+            is unknown which of two different layouts is the intended one.
         """
         host, lacking = self._wait(timeout)
         if host.nvml_problem:
@@ -102,7 +102,7 @@ class FirstBoot:
                 '; '.join(filter(None, (*unread, str(error)))))
 
     def _wait(self, timeout):
-        """The machine, and what it lacks when the time is up."""
+        """Return the machine, and what is missing when the time is up."""
         end, said = self._clock() + timeout, None
         while True:
             host = self._node.reader.snapshot()
@@ -115,12 +115,12 @@ class FirstBoot:
                            f'{left:.0f} seconds: {lacking}')
                 said = lacking
             self._sleep(min(_PAUSE, left))
-            # An open session knows the GPUs that there were when it was
+            # An open session knows only the GPUs that existed when it was
             # opened.
             self._node.platform.nvml.reset()
 
     def _lacking(self, host):
-        """What the driver is not ready for; empty if it is ready."""
+        """Describe what the driver is not ready for; empty if it is ready."""
         if host.nvml_problem:
             return '; '.join([host.nvml_problem, *(
                 f'{gpu.address} is bound to {gpu.driver or "no driver"}'
@@ -128,9 +128,9 @@ class FirstBoot:
         return ', '.join(map(_unseen_text, self._unseen(host)))
 
     def _unseen(self, host):
-        """GPUs that are NVIDIA's driver's, and not there for it.
+        """Return GPUs that NVIDIA's driver should have and NVML does not list.
 
-        One that is bound to another driver was given away on purpose.
+        A GPU that is bound to another driver was assigned to it on purpose.
         """
         return [gpu for gpu in host.gpus if not gpu.visible_to_nvml
                 and gpu.driver in (None, _DRIVER)
@@ -164,7 +164,7 @@ class FirstBoot:
             + ', '.join(failed) if failed else None, done)
 
     def _change(self, gpus, wanted: dict[int, target.Wanted]):
-        """Reports of the GPUs that were to be changed, by index."""
+        """Apply the layout; return reports of the GPUs, by index."""
         chosen = [index for index in wanted
                   if not self._node.ignores(gpus[index])]
         outcomes = self._node.applier.apply_all(
@@ -177,7 +177,7 @@ class FirstBoot:
             for index, outcome in zip(chosen, outcomes, strict=True)}
 
     def _untouched(self, entry, index, gpu):
-        """The report of a GPU that is ignored, or cannot be reached."""
+        """Return the report of a GPU that is ignored or unreachable."""
         if self._node.ignores(gpu):
             return reports.GpuReport(index, str(gpu.address), _IGNORED,
                                      entry.name)

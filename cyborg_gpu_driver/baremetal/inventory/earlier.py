@@ -12,10 +12,10 @@
 
 """Traits that earlier releases wrote without recording them.
 
-Those releases removed every trait of some forms at an inspection, among them
-names that operators give (``CUSTOM_NVIDIA_A100``). Here a trait counts as
-theirs only if it follows from what that inspection recorded of the boards,
-or can have no other author.
+At an inspection those releases removed every trait of some forms, including
+names that operators use (``CUSTOM_NVIDIA_A100``). This module attributes a
+trait to them only if it follows from what that inspection recorded of the
+boards, or if nothing else can have written it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.report.content import names
 
 _MIB_PER_GIB = 1024
-_SICK = re.compile(
-    re.escape(health.TRAIT) + r'(XID_\d{1,6}|'
+_UNHEALTHY = re.compile(
+    r'CUSTOM_GPU_SICK_(XID_\d{1,6}|'
     + '|'.join(sorted(map(re.escape, health.CODES))) + ')', re.ASCII)
 
 
 def written(summary: Mapping[str, Any], current: Iterable[str],
             layouts: Iterable[str]) -> frozenset[str]:
-    """Those of a node's traits that an earlier release wrote.
+    """Return those of a node's traits that an earlier release wrote.
 
     :param summary: what that release left in the node's property.
     :param current: the node's traits.
@@ -46,7 +46,7 @@ def written(summary: Mapping[str, Any], current: Iterable[str],
     """
     current = frozenset(current)
     exact = {*_boards(summary), *map(node_names.layout_trait, layouts)}
-    return current & exact | frozenset(filter(_SICK.fullmatch, current))
+    return current & exact | frozenset(filter(_UNHEALTHY.fullmatch, current))
 
 
 def _boards(summary) -> Iterator[str]:
@@ -60,7 +60,7 @@ def _boards(summary) -> Iterator[str]:
 
 
 def _board(board):
-    """Traits of one kind of board, as they were made then."""
+    """Yield the traits of one kind of board, as that release named them."""
     device, model, architecture, memory = (
         board.get(key) for key in ('device_id', 'model', 'architecture',
                                    'memory_mib'))

@@ -10,16 +10,16 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the ramdisk says of a node's GPUs: plain JSON, made and read.
+"""What the ramdisk reports about a node's GPUs: plain JSON, made and read.
 
     {"version": 1, "driver_version": "570.133.20", "nvml_problem": null,
      "gpus": [{"address": "0000:1b:00.0", "device_id": "2330",
                "mig": {"profiles": [...], ...}, "health": [], ...}]}
 
-It says what the boards are, not what is on them: instances are gone with the
-next start of the machine. ``health`` has the codes of what ails a GPU, and
-is null where the GPU could not be asked. Reading it, keys that are not known
-are passed over; what is known must be right.
+The report describes the boards, not what is on them, because a restart of the
+machine removes instances. ``health`` has the codes of a GPU's conditions, and
+is null if the GPU could not be queried. The reader ignores unknown keys; known
+keys must be correct.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ VERSION = inventory_schema.VERSION
 NO_COLLECTOR = 'the ramdisk has no collector nvidia-gpus'
 
 _WAYS_MAX = 40_000
-"""To cut one of each kind of board, overlaps alone considered; those known
-have 5536 at most. To list the layouts of a board is to go through them."""
+"""Layouts of one of each kind of board, considering only overlaps. Known
+boards have 5536 at most. Listing the layouts of a board tries all of them."""
 _NO_MODES = modes_module.Modes()
 _NO_CLIQUES: Mapping[model.PciAddress, str] = {}
 _NVIDIA = '10de'
@@ -56,22 +56,22 @@ _PROFILE_VALUES = ('profile_id', 'slices', 'memory_mib', 'max_instances',
 
 @dataclasses.dataclass(frozen=True)
 class Inventory:
-    """A node's GPUs, by address, without anything that is on them."""
+    """A node's GPUs, by address, without instances or vGPUs."""
 
     gpus: tuple[model.Gpu, ...] = ()
     driver_version: str | None = None
     """NVIDIA's driver in the ramdisk."""
     nvml_problem: str | None = None
-    """Why NVML told nothing; None if it did."""
+    """Why NVML reported nothing; None if it did."""
     problems: tuple[str, ...] = ()
-    """What of the machine could not be read, for people."""
-    ailments: Mapping[model.PciAddress, tuple[str, ...]] = (
+    """Parts of the machine that could not be read, for people."""
+    conditions: Mapping[model.PciAddress, tuple[str, ...]] = (
         dataclasses.field(default_factory=dict))
-    """Codes of what ails each GPU that could be asked: ``XID_79``,
-    ``REMAP_FAILED``; none for one that is well."""
+    """Codes of the conditions of each GPU that was queried: ``XID_79``,
+    ``REMAP_FAILED``; empty for a healthy GPU."""
 
     modes: modes_module.Modes = _NO_MODES
-    """That outlive a tenant, of the GPUs that NVML could be asked about."""
+    """Modes that outlive a tenant, of the GPUs that NVML could query."""
     cliques: Mapping[model.PciAddress, str] = (
         dataclasses.field(default_factory=dict))
     """NVLink cliques of the GPUs that are in one."""
@@ -83,16 +83,16 @@ class Inventory:
         return found.pop() if len(found) == 1 else None
 
     @property
-    def sick(self) -> dict[model.PciAddress, tuple[str, ...]]:
-        """What ails each GPU that is sick, for people."""
+    def unhealthy(self) -> dict[model.PciAddress, tuple[str, ...]]:
+        """The health conditions of each GPU that has some, for people."""
         return {address: tuple(health_module.Condition(code, 0, 0).text
                                for code in codes)
-                for address, codes in self.ailments.items() if codes}
+                for address, codes in self.conditions.items() if codes}
 
     @property
     def asked(self) -> bool:
         """Whether the health of every GPU is known."""
-        return all(gpu.address in self.ailments for gpu in self.gpus)
+        return all(gpu.address in self.conditions for gpu in self.gpus)
 
 
 def to_dict(host: model.Host,
@@ -101,11 +101,11 @@ def to_dict(host: model.Host,
             modes: modes_module.Modes = _NO_MODES,
             cliques: Mapping[model.PciAddress, str] = _NO_CLIQUES
             ) -> dict[str, Any]:
-    """What is sent: values of JSON only.
+    """Return what the ramdisk sends: values of JSON only.
 
-    :param health: what ails each GPU that could be asked for its health,
-        also nothing; a GPU that is not in it could not be.
-    :param modes: MIG modes are the GPUs' own.
+    :param health: conditions of each GPU whose health could be queried,
+        possibly none; a GPU that could not be queried is missing.
+    :param modes: MIG modes come from the GPUs themselves.
     :param cliques: NVLink cliques of the GPUs that are in one.
     """
     return {'version': VERSION,
@@ -121,9 +121,9 @@ def to_dict(host: model.Host,
 
 
 def parse(value: Any) -> Inventory:
-    """Read what was sent.
+    """Read what the ramdisk sent.
 
-    :raises InventoryError: naming what is wrong where.
+    :raises InventoryError: naming what is wrong and where.
     """
     place = schema.Place('ramdisk', 'inventory', exception.InventoryError)
     schema.check(value, inventory_schema.INVENTORY, place,
@@ -139,12 +139,13 @@ def parse(value: Any) -> Inventory:
 
 
 def from_pci(value: Any) -> Inventory:
-    """The GPUs among what ironic-python-agent's pci-devices collector sent.
+    """Return the GPUs that ironic-python-agent's pci-devices collector sent.
 
-    That has ``vendor_id``, ``product_id``, ``class``, ``bus`` (the address)
-    and ``numa_node_id`` of every PCI function. No more is known of them.
+    That collector reports ``vendor_id``, ``product_id``, ``class``, ``bus``
+    (the address) and ``numa_node_id`` of every PCI function. Nothing else is
+    known of these GPUs.
 
-    :raises InventoryError: if it is something else.
+    :raises InventoryError: if the value has another format.
     """
     place = schema.Place('ramdisk', 'pci_devices', exception.InventoryError)
     schema.check(value, inventory_schema.PCI_DEVICES, place)
@@ -162,13 +163,13 @@ def _is_gpu(item):
             and str(item.get('class'))[:4] in _DISPLAY)
 
 
-def _codes(ailments):
-    return None if ailments is None else sorted(
-        {item.code for item in ailments})
+def _codes(conditions):
+    return None if conditions is None else sorted(
+        {item.code for item in conditions})
 
 
 def _plain_gpu(gpu):
-    """A GPU as JSON, as ``inventory_schema`` has it."""
+    """Return a GPU as JSON for ``inventory_schema``."""
     return {
         'address': str(gpu.address),
         **{name: getattr(gpu, name) for name in _GPU_VALUES},
@@ -182,7 +183,7 @@ def _plain_gpu(gpu):
 
 
 def _tidied(text):
-    """Any text as the schema takes it, shortened where it is longer."""
+    """Return a text in the form that the schema allows, truncated."""
     if text is None:
         return None
     plain = ''.join(letter if letter.isprintable() else '?'
@@ -204,7 +205,7 @@ def _plain_profile(profile):
 
 
 def _gpu(item, place):
-    """A GPU, what ails it, its ECC mode and its NVLink clique."""
+    """Return a GPU, its conditions, its ECC mode and its NVLink clique."""
     values = {name: item[name] for name in _GPU_VALUES}
     values.update((name, _line(item[name])) for name in _GPU_TEXTS)
     return model.Gpu(
@@ -241,7 +242,7 @@ def _profile(item):
 
 
 def _line(text):
-    """Text with one blank between words; None for none."""
+    """Return text with one blank between words; None for None."""
     return None if text is None else ' '.join(text.split())
 
 
@@ -256,7 +257,7 @@ def _pci_gpu(item):
 
 
 def ways(profiles: Iterable[model.GpuInstanceProfile]) -> int:
-    """How many occupancies there can be at most, the empty one included."""
+    """Return an upper limit of the occupancies, including the empty one."""
     placements = [place for profile in profiles
                   for place in profile.placements]
     end = max((place.start + place.size for place in placements), default=0)
@@ -270,7 +271,7 @@ def ways(profiles: Iterable[model.GpuInstanceProfile]) -> int:
 
 def _inventory(gpus, place, driver_version=None, nvml_problem=None,
                problems=(), confidential_computing=None):
-    """The whole, of GPUs with what is known of each."""
+    """Return the inventory of GPUs with what is known of each."""
     if len(gpus) > inventory_schema.LIST_MAX:
         raise place.error(f'found {len(gpus)} GPUs', 'expected at most '
                           f'{inventory_schema.LIST_MAX}')
@@ -286,10 +287,10 @@ def _inventory(gpus, place, driver_version=None, nvml_problem=None,
         tuple(sorted((gpu for gpu, *_ in gpus),
                      key=lambda gpu: gpu.address)),
         driver_version, nvml_problem, problems,
-        {gpu.address: ailments for gpu, ailments, *_ in gpus
-         if ailments is not None},
+        {gpu.address: conditions for gpu, conditions, *_ in gpus
+         if conditions is not None},
         modes_module.Modes(
-            {gpu.address: ecc for gpu, _ailments, ecc, _clique in gpus
+            {gpu.address: ecc for gpu, _conditions, ecc, _clique in gpus
              if ecc is not None},
             {gpu.address: gpu.mig.pending for gpu, *_ in gpus
              if gpu.mig is not None}, confidential_computing),

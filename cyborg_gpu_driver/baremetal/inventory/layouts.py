@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which layouts a node's GPUs can have, and what a step is asked for."""
+"""Which layouts a node's GPUs can have, and which one a step requests."""
 
 from __future__ import annotations
 
@@ -38,13 +38,12 @@ _ONE_LAYOUT = {
 def known(gpus: Sequence[model.Gpu],
           files: Iterable[layout_file.LayoutFile] = ()
           ) -> dict[str, layout_file.Entry]:
-    """Layouts by name: all that make sense, and the operator's.
+    """Return layouts by name: all sensible ones, and the operator's.
 
-    Of two of one name the operator's counts, the later file's if several
-    have it.
+    If two have one name, the operator's wins, or the later file's if several
+    files have it.
 
-    :param gpus: a node's, by address; their profiles are all that is looked
-        at.
+    :param gpus: a node's GPUs, by address; only their profiles matter.
     :param files: the operator's layout files.
     """
     return {entry.name: entry for document in
@@ -53,12 +52,12 @@ def known(gpus: Sequence[model.Gpu],
 
 
 def suits(gpus: Sequence[model.Gpu], entry: layout_file.Entry) -> bool:
-    """Whether GPUs can become what a layout says.
+    """Whether GPUs can take a layout.
 
-    It must speak of one of them at least. What is on them now does not
-    matter. A GPU that NVML did not see has no known profiles; what an item
-    wants of it is taken to be right if the item names its board in a
-    device-filter, or wants MIG mode off.
+    It must select at least one of them. What is on them now does not
+    matter. A GPU that NVML did not see has no known profiles. An item for
+    such a GPU counts as correct if it names the GPU's board in a
+    device-filter, or turns MIG mode off.
     """
     if any(index >= len(gpus) for section in entry.sections
            for index in section.devices.indices or ()):
@@ -72,9 +71,9 @@ def suits(gpus: Sequence[model.Gpu], entry: layout_file.Entry) -> bool:
 
 
 def _speaks(entry, index, gpu):
-    """Whether a layout speaks of a GPU.
+    """Whether a layout selects a GPU.
 
-    :raises LayoutError: if the GPU cannot be what it says.
+    :raises LayoutError: if the GPU cannot be as the layout wants.
     """
     if gpu.visible_to_nvml:
         wanted = entry.for_gpu(index, gpu)
@@ -93,7 +92,7 @@ def _speaks(entry, index, gpu):
 def applicable(gpus: Sequence[model.Gpu],
                entries: Mapping[str, layout_file.Entry]
                ) -> tuple[str, ...]:
-    """Names of the layouts that suit (:func:`suits`), in their order."""
+    """Return the names of the layouts that suit, in their order."""
     return tuple(name for name, entry in entries.items()
                  if suits(gpus, entry))
 
@@ -101,13 +100,13 @@ def applicable(gpus: Sequence[model.Gpu],
 def entry_of(value: Any, gpus: Sequence[model.Gpu] = (),
              files: Iterable[layout_file.LayoutFile] = (),
              source: str = 'layout') -> layout_file.Entry:
-    """The layout that a step's argument means.
+    """Return the layout that a step's argument means.
 
-    :param value: a layout's name; the items of one, as they stand in a
-        layout file; or ``{name: items}``.
-    :param gpus: those on which names of generated layouts mean something.
+    :param value: a layout's name; the items of one, as in a layout file; or
+        ``{name: items}``.
+    :param gpus: the GPUs for which names of generated layouts are resolved.
     :param source: of the value, for error messages.
-    :raises LayoutError: saying what would be right.
+    :raises LayoutError: with what would be correct.
     """
     place = layout_schema.place(source)
     if isinstance(value, str):

@@ -36,7 +36,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 
 KEY = 'modes'
-"""Below the node's property ``nvidia_gpus``."""
+"""Key below the node's property ``nvidia_gpus``."""
 _GPUS = 'gpus'
 _CC = 'confidential_computing'
 _ECC = 'ecc'
@@ -48,28 +48,28 @@ _CC_TOOL = ("set it with nvidia_gpu_tools.py of NVIDIA's gpu-admin-tools "
 
 @dataclasses.dataclass(frozen=True)
 class Modes:
-    """The modes that a node's GPUs are to have. Unknown ones are missing."""
+    """The modes that a node's GPUs must have. Unknown ones are missing."""
 
     ecc: Mapping[model.PciAddress, bool] = dataclasses.field(
         default_factory=dict)
     """Whether ECC is on, or will be after the next restart."""
     mig: Mapping[model.PciAddress, bool] = dataclasses.field(
         default_factory=dict)
-    """The same of MIG mode."""
+    """Whether MIG mode is on, or will be after the next restart."""
     confidential_computing: str | None = None
     """``off``, ``on`` or ``devtools``."""
 
     @property
     def addresses(self) -> frozenset[model.PciAddress]:
-        """The GPUs of which any mode is known."""
+        """The GPUs of which at least one mode is known."""
         return frozenset((*self.ecc, *self.mig))
 
     def wants_mig(self, address: model.PciAddress) -> bool:
-        """Whether a GPU is to be in MIG mode; it is not unless recorded."""
+        """Whether a GPU must be in MIG mode; false unless recorded."""
         return self.mig.get(address, False)
 
     def to_dict(self) -> dict[str, Any]:
-        """For the node's property, by GPU; JSON."""
+        """Return the node's property, by GPU; JSON."""
         return {_CC: self.confidential_computing, _GPUS: {
             str(address): {_ECC: self.ecc.get(address),
                            _MIG: self.mig.get(address)}
@@ -77,7 +77,7 @@ class Modes:
 
 
 def recorded(inspected: Any) -> Modes:
-    """What the last inspection recorded; nothing of what is malformed.
+    """Return what the last inspection recorded, without malformed parts.
 
     :param inspected: the node's property ``nvidia_gpus``.
     """
@@ -92,10 +92,10 @@ def recorded(inspected: Any) -> Modes:
 
 
 def wrong(wanted: Modes, gpu: model.Gpu, ecc: bool | None) -> Iterator[str]:
-    """How a GPU's modes differ from those recorded, for people.
+    """Describe how a GPU's modes differ from those recorded, for people.
 
-    What a restart will make right is right: a node is restarted between its
-    cleaning and its next tenant.
+    A mode that a restart will correct counts as correct, because a node is
+    restarted between its cleaning and its next tenant.
 
     :param ecc: the GPU's pending ECC mode; None if it has none.
     """
@@ -106,7 +106,7 @@ def wrong(wanted: Modes, gpu: model.Gpu, ecc: bool | None) -> Iterator[str]:
 
 
 def wrong_confidential_computing(wanted: Modes, found: str | None) -> str:
-    """How the machine's mode differs from the one recorded; or ``''``."""
+    """Describe how the machine's mode differs from the record; or ``''``."""
     expected = wanted.confidential_computing
     if None in (expected, found) or expected == found:
         return ''

@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What Ironic's nodes, traits, deploy templates and steps are called.
+"""The names of Ironic's nodes, traits, deploy templates and steps.
 
-A node that can be cut as a layout says has the layout's trait; the deploy
-template of that name makes it so; a flavor requires the trait.
+A node whose GPUs can take a layout has the layout's trait. The deploy template
+of that name applies the layout, and a flavor requires the trait.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from __future__ import annotations
 from cyborg_gpu_driver.report.content import names
 
 KEY = 'nvidia_gpus'
-"""Of what the ramdisk sends, in Ironic's plugin data."""
+"""The key of the ramdisk's report in Ironic's plugin data."""
 
 PCI_KEY = 'pci_devices'
-"""Beside it: what ironic-python-agent's own collector sends."""
+"""The key there of the report of ironic-python-agent's own collector."""
 
 APPLY_LAYOUT = 'apply_gpu_layout'
-"""Deploy and service step."""
+"""The deploy and service step."""
 
 LAYOUT_KEY = 'cyborg_gpu_layout'
-"""Of a server's layout, in its metadata and in vendor data."""
+"""The key of a server's layout, in its metadata and in vendor data."""
 
 HEALTHY = 'CUSTOM_GPU_HEALTHY'
 """The trait of a node whose GPUs were all healthy at its last inspection."""
@@ -39,7 +39,7 @@ _LAYOUT = 'CUSTOM_GPU_LAYOUT_'
 
 
 def layout_trait(layout: str) -> str:
-    """The trait, and deploy template, of a layout by its name.
+    """Return the trait, and deploy template, of a layout by its name.
 
     ``all-1g.10gb`` gives ``CUSTOM_GPU_LAYOUT_ALL_1G_10GB``.
     """
@@ -47,19 +47,19 @@ def layout_trait(layout: str) -> str:
 
 
 def is_layout_trait(trait: str) -> bool:
-    """Whether a trait is that of a layout."""
+    """Whether a trait is the trait of a layout."""
     return trait.startswith(_LAYOUT)
 
 
 def clique_trait(clique: str) -> str:
-    """The trait of a node all of whose GPUs are in an NVLink clique.
+    """Return the trait of a node with all GPUs in one NVLink clique.
 
-    It has the whole UUID of the cluster: nobody says that a part of it tells
-    two racks apart.
+    It has the whole UUID of the cluster: no source says that a part of the
+    UUID distinguishes two racks.
     """
     return names.custom('NVLINK', 'CLIQUE', clique)
 
 
 def count_trait(count: int) -> str:
-    """The trait of a node with so many GPUs, of whatever kind."""
+    """Return the trait of a node with this number of GPUs, of any kind."""
     return names.custom('GPU', 'COUNT', str(count))

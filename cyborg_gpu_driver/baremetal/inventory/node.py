@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What Ironic's node says of its GPUs: traits, properties, resource class.
+"""GPU facts on Ironic's node: traits, properties, resource class.
 
 ============================= ==========================================
 trait                         meaning
@@ -19,16 +19,16 @@ CUSTOM_NVIDIA_2330            PCI device id of a GPU
 CUSTOM_GPU_MODEL_...          NVML's name, without a leading NVIDIA
 CUSTOM_GPU_ARCH_HOPPER        architecture
 CUSTOM_GPU_MEMORY_80GB        memory of a GPU, as people write it
-CUSTOM_GPU_COUNT_8            GPUs of the node, of whatever kind
+CUSTOM_GPU_COUNT_8            number of GPUs of the node, of any kind
 CUSTOM_GPU_HEALTHY            all GPUs answered and are healthy
-CUSTOM_GPU_SICK_XID_79        what ails one of them
-CUSTOM_NVLINK_CLIQUE_...      all are in this NVLink clique
-CUSTOM_GPU_LAYOUT_...         they can be cut like that
+CUSTOM_GPU_UNHEALTHY_XID_79   a health condition of a GPU
+CUSTOM_NVLINK_CLIQUE_...      all GPUs are in this NVLink clique
+CUSTOM_GPU_LAYOUT_...         the GPUs can take that layout
 ============================= ==========================================
 
 The property :data:`PROPERTY` lists the traits that an inspection wrote. The
-next inspection removes those that are no longer true, and no others: a
-trait that the operator set stays, whatever its name.
+next inspection removes those that are no longer true, and no others: a trait
+that the operator set is kept, whatever its name.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TRAITS_MAX = 50
 RESOURCE_CLASS_MAX = 80
 """Ironic's limit on a node's resource class (schema of its API)."""
 PROPERTY = 'nvidia_gpus'
-"""Of the node's properties."""
+"""A key of the node's properties."""
 TRAITS = 'traits'
 """Below :data:`PROPERTY`: the traits that the inspection wrote."""
 CAPABILITIES = ('gpu_count', 'gpu_model')
@@ -64,14 +64,14 @@ CAPABILITIES = ('gpu_count', 'gpu_model')
 
 @dataclasses.dataclass(frozen=True)
 class Traits:
-    """What the traits of a node are to be."""
+    """The traits that a node is to have."""
 
     traits: tuple[str, ...]
     """All of them, sorted."""
     written: tuple[str, ...] = ()
-    """Those of them that the inspection writes, sorted."""
+    """Those that the inspection writes, sorted."""
     left_out: tuple[str, ...] = ()
-    """For which there was no room."""
+    """Those for which there was no room."""
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Why a deploy template's layout cannot be used, by its name."""
 
@@ -79,7 +79,7 @@ class Traits:
 def written(properties: Mapping[str, Any], current: Iterable[str],
             inventory: inventory_module.Inventory,
             files: Iterable[layout_file.LayoutFile] = ()) -> frozenset[str]:
-    """The traits of a node that its last inspection wrote.
+    """Return the traits of a node that its last inspection wrote.
 
     :param properties: the node's.
     :param current: the node's traits.
@@ -99,16 +99,16 @@ def traits(current: Iterable[str], inventory: inventory_module.Inventory,
            files: Iterable[layout_file.LayoutFile] = (),
            templates: Mapping[str, Any] | None = None,
            all_layouts: bool = False) -> Traits:
-    """The traits of a node after its inspection.
+    """Return the traits of a node after its inspection.
 
-    A node with a sick GPU has no traits of layouts, so that nothing that
-    asks for one is deployed on it. One that was sick stays so until all of
-    its GPUs were asked again.
+    A node with an unhealthy GPU has no traits of layouts, so that no server
+    that asks for a layout is deployed on it. The node remains unhealthy
+    until all of its GPUs have been queried again.
 
-    Where there is no room for all, the first to be left out are layouts
-    without a deploy template.
+    If there is no room for all traits, layouts without a deploy template are
+    left out first.
 
-    :param current: those that it has.
+    :param current: the traits that the node has.
     :param written: those of them that the last inspection wrote. All others
         are the operator's, except those that name a deploy template, and
         :data:`.names.HEALTHY` once the GPUs have answered.
@@ -121,30 +121,33 @@ def traits(current: Iterable[str], inventory: inventory_module.Inventory,
     templates = templates or {}
     current = set(current)
     ours = current.intersection([*written, *templates])
-    sick = _sick(ours, inventory)
-    if sick or inventory.asked:
+    unhealthy = _unhealthy(ours, inventory)
+    if unhealthy or inventory.asked:
         ours |= current & {node_names.HEALTHY}
     kept = current - ours
     refused: dict[str, str] = {}
-    cut = () if sick else _layouts(inventory.gpus, files, templates,
-                                   refused, all_layouts)
+    layouts = () if unhealthy else _layouts(
+        inventory.gpus, files, templates, refused, all_layouts)
     wanted = [trait for trait in dict.fromkeys(
-        (*_healthy(inventory, sick), *sick, *_boards(inventory.gpus),
-         *_clique(inventory), *cut))
+        (*_healthy(inventory, unhealthy), *unhealthy, *_boards(inventory.gpus),
+         *_clique(inventory), *layouts))
         if trait not in kept]
     room = max(0, TRAITS_MAX - len(kept))
     return Traits(tuple(sorted({*kept, *wanted[:room]})),
                   tuple(sorted(wanted[:room])), tuple(wanted[room:]), refused)
 
 
-def _healthy(inventory, sick):
-    if inventory.gpus and inventory.asked and not sick:
+def _healthy(inventory, unhealthy):
+    if inventory.gpus and inventory.asked and not unhealthy:
         yield node_names.HEALTHY
 
 
-def _sick(ours, inventory):
-    """Traits of what ails the GPUs, or ailed those that do not say."""
-    found = {health.TRAIT + code for codes in inventory.ailments.values()
+def _unhealthy(ours, inventory):
+    """Return traits of the conditions of the GPUs.
+
+    If GPUs could not be queried, the node keeps its earlier ones.
+    """
+    found = {health.TRAIT + code for codes in inventory.conditions.values()
              for code in codes}
     if not inventory.asked:
         found |= {trait for trait in ours if trait.startswith(health.TRAIT)}
@@ -164,10 +167,10 @@ def _clique(inventory):
 
 
 def _layouts(gpus, files, templates, refused, all_layouts):
-    """Traits of layouts, those of templates first, then the operator's.
+    """Return traits of layouts, first of templates, then the operator's.
 
-    What a trait stands for is what its deploy template does; without one,
-    the layout of that name.
+    A trait stands for what its deploy template does, or without a template
+    for the layout of that name.
     """
     files = tuple(files)
     by_trait: dict[str, layout_file.Entry | None] = {}
@@ -187,10 +190,10 @@ def _layouts(gpus, files, templates, refused, all_layouts):
 
 
 def summary(inventory: inventory_module.Inventory) -> dict[str, Any]:
-    """The node's property :data:`PROPERTY`, for people; JSON.
+    """Return the node's property :data:`PROPERTY`, for people; JSON.
 
-    ``mig`` of a board says whether it has MIG at all, null if that is not
-    known.
+    ``mig`` of a board says whether the board supports MIG, or is null if that
+    is not known.
     """
     return {
         'count': len(inventory.gpus),
@@ -204,8 +207,8 @@ def summary(inventory: inventory_module.Inventory) -> dict[str, Any]:
         'nvml_problem': inventory.nvml_problem,
         modes.KEY: inventory.modes.to_dict(),
         'nvlink_clique': inventory.clique,
-        'sick': {str(address): list(reasons) for address, reasons
-                 in inventory.sick.items()},
+        'unhealthy': {str(address): list(reasons) for address, reasons
+                 in inventory.unhealthy.items()},
         'problems': [*inventory.problems, *(
             f'GPU {gpu.address}: {problem}' for gpu in inventory.gpus
             for problem in gpu.problems)],
@@ -214,10 +217,10 @@ def summary(inventory: inventory_module.Inventory) -> dict[str, Any]:
 
 def capabilities(current: str | None,
                  inventory: inventory_module.Inventory) -> str:
-    """The node's property ``capabilities``, as Ironic writes it.
+    """Return the node's property ``capabilities``, as Ironic writes it.
 
-    ``gpu_count:8,gpu_model:h100-80gb-hbm3``, beside what was there. A node
-    of several kinds of boards has no ``gpu_model``.
+    ``gpu_count:8,gpu_model:h100-80gb-hbm3``, after the existing entries. A
+    node with several kinds of boards has no ``gpu_model``.
     """
     kept = [item for item in (current or '').split(',') if item
             and item.partition(':')[0].strip() not in CAPABILITIES]
@@ -230,11 +233,11 @@ def capabilities(current: str | None,
 
 
 def resource_class(inventory: inventory_module.Inventory) -> str | None:
-    """A resource class for nodes with such GPUs; None without any.
+    """Return a resource class for nodes with such GPUs; None without any.
 
     ``baremetal-gpu-h100-80gb-hbm3-x8``, which Placement knows as
-    ``CUSTOM_BAREMETAL_GPU_H100_80GB_HBM3_X8``. A GPU whose name is not
-    known is called by its PCI device id.
+    ``CUSTOM_BAREMETAL_GPU_H100_80GB_HBM3_X8``. A GPU without a known name
+    appears with its PCI device id.
     """
     if not inventory.gpus:
         return None
@@ -249,7 +252,7 @@ def resource_class(inventory: inventory_module.Inventory) -> str | None:
 
 
 def _words(gpus: Collection) -> collections.Counter[str]:
-    """How many GPUs of each model, in lower-case letters, digits and -."""
+    """Count the GPUs of each model, named in lower case, digits and -."""
     return collections.Counter(
         names.token(names.without_vendor(
             gpu.model or f'{gpu.vendor_id}-{gpu.device_id}')).lower()
@@ -257,7 +260,7 @@ def _words(gpus: Collection) -> collections.Counter[str]:
 
 
 def _kinds(gpus):
-    """One GPU of each kind, and how many there are, as they come."""
+    """Return one GPU of each kind and their number, in their order."""
     found: dict[tuple, list] = collections.defaultdict(list)
     for gpu in gpus:
         found[gpu.device_id, gpu.model, gpu.memory_mib,

@@ -9,12 +9,12 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""The schema of what the ramdisk says of a node's GPUs.
+"""The schema of the ramdisk's report about a node's GPUs.
 
-It comes over the network from a program that is not ours to trust, and ends
-in Ironic's database and in computations of its conductor. So all of it is
-bounded, and text has nothing in it that cannot be shown. Keys that are not
-known are ignored: a later release may say more of the same.
+The report comes over the network from a program that is not trusted. It ends
+in Ironic's database and in computations of Ironic's conductor. So every value
+is bounded, and text contains only printable characters. Unknown keys are
+ignored, because a later release may report more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VERSION = 1
 TEXT_MAX = 255
 LIST_MAX = 64
 UNITS_MAX = 64
-"""Of a grid of memory slices; the largest known has 12."""
+"""Units of a grid of memory slices; the largest known grid has 12."""
 
 _SLICES_MAX = 16
 _MEMORY_MAX = 1 << 26
@@ -50,7 +50,7 @@ FORMATS = {'line': _line, 'pci-address': model.PciAddress.parse}
 
 def _record(required: dict[str, Any], later: dict[str, Any] | None = None
             ) -> dict[str, Any]:
-    """The schema of an object that has at least these keys.
+    """Return the schema of an object that has at least these keys.
 
     :param later: keys that earlier releases did not send.
     """

@@ -14,6 +14,7 @@
 
 from oslo_service import backend
 
-# Ironic uses no eventlet. What is imported of it first would choose it
-# otherwise, and Ironic's own base of tests would find it chosen.
+# Ironic does not use eventlet. Without this call, the first Ironic module to
+# be imported would choose the backend, and Ironic's own base test case would
+# find a backend already chosen.
 backend.init_backend(backend.BackendType.THREADING)

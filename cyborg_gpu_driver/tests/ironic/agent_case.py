@@ -10,9 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The agent's own code in this process, on a simulated node.
+"""Run the agent's own code in this process, on a simulated node.
 
-It finds no program but the ones here, and so neither disks nor power.
+The agent finds only the stub programs of this module, so that it reaches
+neither disks nor power control.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import shutil
 
 import fixtures
 
-# Before other modules of the agent, which read options as they are loaded.
+# Must precede the agent's other modules, which read options on import.
 from ironic_python_agent import config as agent_config
 from ironic_python_agent import hardware
 from ironic_python_agent.extensions import clean
@@ -67,17 +68,17 @@ _UMOUNT = """\
 
 
 class AgentCase(base.BaseTestCase):
-    """A node in its ramdisk.
+    """A node that runs its ramdisk.
 
-    ``image`` is the root of what was deployed: a directory, which the stub
-    of ``mount`` shows.
+    ``image`` is the root file system of the deployed image. It is a
+    directory, which the stub of ``mount`` copies to the mount point.
     """
 
     MACHINE: str | None = 'a30x4'
-    """None for one that is not simulated, whose sysfs is ``sysfs``."""
+    """The simulated machine, or None to use only the files in ``sysfs``."""
     DISK = 'disk'
     ROOT = 'disk2'
-    """Its second partition, as the kernel calls it."""
+    """The kernel's name for the second partition of the disk."""
 
     def setUp(self):
         super().setUp()
@@ -88,7 +89,7 @@ class AgentCase(base.BaseTestCase):
         self.addCleanup(setattr, privileged, '_platform', None)
         self.addCleanup(privileged.privsep.gpu_context.set_client_mode, True)
         if self.MACHINE:
-            # What the agent puts under pynvml goes with it.
+            # Uninstalling it also removes what the agent puts under pynvml.
             guard = simulator.Machine.load(self.MACHINE).install()
             self.addCleanup(guard.uninstall)
         self.disk = self.directory / self.DISK
@@ -114,20 +115,20 @@ class AgentCase(base.BaseTestCase):
             self.restart()
 
     def use(self, name: str) -> None:
-        """Be another node, that has just been switched on."""
+        """Become another node, which has just been switched on."""
         state = str(self.directory / f'{name}.json')
         self.machine = simulator.Machine.load(name, state)
         self.conf.config(group='gpu', simulate=name, simulate_state=state)
         self.reboot()
 
     def restart(self) -> None:
-        """As a new agent starts."""
+        """Reset the agent's global state, as in a new agent process."""
         for name in ('_global_managers', '_CACHED_HW_INFO', 'NODE'):
             setattr(hardware, name, None)
             self.addCleanup(setattr, hardware, name, None)
 
     def reboot(self) -> None:
-        """Start the node again, into the ramdisk."""
+        """Reboot the node into the ramdisk."""
         self.machine.reboot()
         self.restart()
 
@@ -140,11 +141,11 @@ class AgentCase(base.BaseTestCase):
             path.touch(0o755)
 
     def found_root(self) -> contextlib.AbstractContextManager[tree.Tree]:
-        """The root file system of what is deployed, as a step finds it."""
+        """The root file system of the deployed image, as a step finds it."""
         return image.mounted()
 
     def stub(self, name: str, script: str) -> None:
-        """Have a program that is a script of the shell."""
+        """Write a stub program that is a shell script."""
         path = self.programs / name
         path.write_text(f'#!/bin/sh\n{script}', encoding='ascii')
         path.chmod(0o755)
@@ -164,15 +165,15 @@ class AgentCase(base.BaseTestCase):
         return hardware.get_managers()
 
     def dispatch(self, method: str):
-        """What the best manager that knows the method says."""
+        """The result of the best manager that implements a method."""
         return hardware.dispatch_to_managers(method)
 
     def steps(self, kind: str, manager: str = MANAGER,
               properties: dict | None = None) -> list[dict]:
-        """A manager's steps that the agent tells Ironic of.
+        """The steps of a manager that the agent reports to Ironic.
 
         :param kind: clean, deploy or service.
-        :param properties: the node's.
+        :param properties: properties of the node.
         """
         result = getattr(_EXTENSIONS[kind](), f'get_{kind}_steps')(
             node={'uuid': 'node', 'properties': properties or {},
@@ -181,17 +182,18 @@ class AgentCase(base.BaseTestCase):
         return result.command_result[f'{kind}_steps'].get(manager, [])
 
     def names(self, kind: str, properties: dict | None = None) -> list[str]:
-        """The names of those steps, in the order that they run in."""
+        """The names of this driver's steps, in the order in which they run.
+        """
         return [step['step'] for step in sorted(
             self.steps(kind, properties=properties),
             key=lambda step: -step['priority'])]
 
     def execute(self, kind: str, name: str, properties: dict | None = None,
                 **args: object):
-        """Execute a step as Ironic asks for it.
+        """Execute a step as if Ironic requested it.
 
-        :returns: what it returns.
-        :raises RESTError: as it fails.
+        :returns: the result of the step.
+        :raises RESTError: if the step fails.
         """
         step = {'step': name, 'interface': 'deploy', 'args': args}
         command = getattr(_EXTENSIONS[kind](), f'execute_{kind}_step')(
@@ -205,13 +207,17 @@ class AgentCase(base.BaseTestCase):
         return command.command_result[f'{kind}_result']
 
     def clear(self, properties: dict | None = None) -> list[dict]:
-        """Have the GPUs whole, as cleaning does; what became of each."""
+        """Remove all GPU partitions, as cleaning does; the result per GPU.
+        """
         return self.execute('clean', 'clear_gpu_partitions',
                             properties)['gpus']
 
     def refused(self, kind: str, name: str, error: type, *words: str,
                 **args: object) -> str:
-        """Check that a step fails with an error which says these words."""
+        """Check that a step fails with an error that contains these words.
+
+        :returns: the details of the error.
+        """
         caught = self.assertRaises(error, self.execute, kind, name, **args)
         for word in words:
             self.assertIn(word, caught.details)
@@ -224,5 +230,5 @@ _EXTENSIONS = {'clean': clean.CleanExtension,
 
 
 def read(path: os.PathLike) -> str:
-    """A file's text."""
+    """The text of a file."""
     return pathlib.Path(path).read_text(encoding='utf-8')

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Tests on the released Ironic, with a server's life as Ironic leads it."""
+"""Tests that take servers through their life cycle in the released Ironic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cyborg_gpu_driver.tests.ironic import services
 
 
 class TestCase(base.BaseTestCase):
-    """A test on Ironic; its nodes and servers go with it."""
+    """A test on Ironic, which removes its nodes and servers at the end."""
 
     def setUp(self):
         super().setUp()
@@ -35,15 +35,15 @@ class TestCase(base.BaseTestCase):
 
     def node(self, gpus: str | None = None,
              resource_class: str = 'baremetal') -> node_module.Node:
-        """A node whose server has the GPUs of a simulated machine."""
+        """Enroll a node whose server has the GPUs of a simulated machine."""
         return node_module.enroll(self, self.baremetal, self.ironic.url,
                                   gpus, resource_class)
 
     def layout(self, layout: dict) -> str:
-        """Make the deploy template of a layout, which goes with the test.
+        """Create the deploy template of a layout for this test only.
 
         :param layout: ``{NAME: items}``.
-        :returns: its name, a trait.
+        :returns: the name of the template, which is a trait.
         """
         name, = layout
         template = self.baremetal.create_deploy_template(
@@ -54,6 +54,6 @@ class TestCase(base.BaseTestCase):
         return template.name
 
     def check(self, found: sdk_node.Node, state: str) -> None:
-        """Check that a change ended in a state, without an error."""
+        """Check that a node reached a state without an error."""
         self.assertEqual((state, None),
                          (found.provision_state, found.last_error))

@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a server of the tests has beside its GPUs, as its ramdisk sees it.
+"""The hardware of a test server apart from its GPUs, as its ramdisk sees it.
 
-A hardware manager of ironic-python-agent, so that the agent never looks at
-the machine that the tests run on.
+A hardware manager for ironic-python-agent provides this hardware, so that
+the agent never inspects the machine on which the tests run.
 """
 
 import os
@@ -25,7 +25,7 @@ from cyborg_gpu_driver.tests.ironic import ramdisk
 
 
 class ServerManager(hardware.HardwareManager):
-    """One network card, one disk that is nowhere, no BMC."""
+    """A server with one network card, one nonexistent disk and no BMC."""
 
     HARDWARE_MANAGER_NAME = 'server'
     HARDWARE_MANAGER_VERSION = '1'
@@ -34,7 +34,7 @@ class ServerManager(hardware.HardwareManager):
         return hardware.HardwareSupport.SERVICE_PROVIDER
 
     def wait_for_disks(self):
-        """There is nothing to wait for."""
+        """Do nothing, because the server has no real disks."""
 
     def list_network_interfaces(self):
         return [hardware.NetworkInterface(

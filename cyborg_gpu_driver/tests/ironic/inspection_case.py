@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""An inspection: the agent's collectors, then the conductor's hooks."""
+"""Run inspections: the agent's collectors, then the conductor's hooks."""
 
 from __future__ import annotations
 
@@ -44,19 +44,20 @@ _HOOKS = 'ramdisk-error,nvidia-gpus'
 
 
 class InspectionCase(base.DbTestCase):
-    """A conductor with its database, and a node of it under inspection."""
+    """A conductor with its database, and one node that is inspected."""
 
     def setUp(self):
-        # Making the database would set up the logs of this whole process,
-        # and disable every logger that there is.
+        # Creating the database would configure logging for the whole process
+        # and disable all existing loggers.
         with mock.patch('logging.config.fileConfig', autospec=True):
             super().setUp()
         self.directory = pathlib.Path(
             self.useFixture(fixtures.TempDir()).path)
         self.log = self.useFixture(
             fixtures.FakeLogger('cyborg_gpu_driver'))
-        # What platforms put under pynvml goes with it; below them there is
-        # no NVML, whatever machine the tests run on.
+        # Uninstalling this machine also removes what platforms put under
+        # pynvml. Below them there is no NVML, even if the machine on which
+        # the tests run has it.
         guard = simulator.Machine.load('t4x4').install()
         self.addCleanup(guard.uninstall)
         guard.unload_library()
@@ -73,15 +74,15 @@ class InspectionCase(base.DbTestCase):
             properties={'cpu_arch': 'x86_64', 'capabilities': 'a:b'})
 
     def machine(self, name: str) -> simulator.Machine:
-        """Be a simulated machine from now on."""
+        """Become a simulated machine."""
         state = str(self.directory / f'{name}.json')
         self.config(simulate=name, simulate_state=state, group='gpu')
         return simulator.Machine.load(name, state)
 
     def without_simulation(self, *gpus: str) -> None:
-        """Be a machine without NVIDIA's driver.
+        """Become a machine without NVIDIA's driver.
 
-        :param gpus: device ids.
+        :param gpus: device IDs of the GPUs in its sysfs.
         """
         functions = self.directory / 'sys' / 'bus' / 'pci' / 'devices'
         functions.mkdir(parents=True)
@@ -98,7 +99,7 @@ class InspectionCase(base.DbTestCase):
                     group='gpu')
 
     def sent(self) -> dict:
-        """What the agent sends of the machine."""
+        """The data that the agent sends about the machine."""
         failures = agent_utils.AccumulatedFailures(
             exc_class=errors.InspectionError)
         data: dict = {}
@@ -109,18 +110,18 @@ class InspectionCase(base.DbTestCase):
 
     def process(self, plugin_data: dict, inventory: dict | None = None
                 ) -> None:
-        """Let the conductor make of it what it makes."""
+        """Run the conductor's inspection hooks on the data."""
         with task_manager.acquire(self.context, self.node.id) as task:
             inspect_utils.run_inspection_hooks(
                 task, inventory or {}, plugin_data, self.hooks, None)
         self.node.refresh()
 
     def inspect(self) -> None:
-        """Inspect the machine."""
+        """Inspect the machine with the agent and the conductor."""
         self.process(self.sent())
 
     def add_traits(self, *traits: str) -> None:
-        """As an operator does."""
+        """Add traits to the node, as an operator does."""
         for trait in traits:
             objects.Trait(self.context, node_id=self.node.id,
                           trait=trait).create()
@@ -128,7 +129,7 @@ class InspectionCase(base.DbTestCase):
     def add_template(self, name: str, layout: object,
                      step: str = names.APPLY_LAYOUT
                      ) -> objects.DeployTemplate:
-        """Add a deploy template of a layout."""
+        """Add a deploy template for a layout."""
         template = objects.DeployTemplate(
             self.context, name=name, uuid=str(uuid.uuid4()), extra={},
             steps=[{
@@ -139,16 +140,16 @@ class InspectionCase(base.DbTestCase):
 
     @property
     def traits(self) -> set[str]:
-        """All of the node's."""
+        """All traits of the node."""
         return set(objects.TraitList.get_by_node_id(
             self.context, self.node.id).get_trait_names())
 
     @property
     def layouts(self) -> set[str]:
-        """Those of layouts."""
+        """The node's layout traits."""
         return set(filter(names.is_layout_trait, self.traits))
 
     @property
     def others(self) -> set[str]:
-        """Those that are of no layout."""
+        """The node's traits that are not layout traits."""
         return self.traits - self.layouts

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Processes that end with the tests, however those end.
+"""Run a program that ends when the tests end, even if they are killed.
 
 usage: python -m cyborg_gpu_driver.tests.ironic.leash PROGRAM ARGUMENT...
 """
@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def put_on(sign: signal.Signals) -> None:
-    """Be sent a signal once whoever started this process is gone."""
+    """Have the kernel signal this process when its parent process ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, sign)
 
 

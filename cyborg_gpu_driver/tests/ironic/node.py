@@ -10,7 +10,8 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A node of Ironic with its server, led through its life."""
+"""A node of Ironic and its server, which tests take through the life cycle.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +31,15 @@ from cyborg_gpu_driver.tests.ironic import services
 _DEADLINE = 120
 _FAILURES = frozenset({'clean failed', 'deploy failed', 'error',
                        'inspect failed', 'service failed'})
-# Ironic waits for the ramdisk then.
+# In these states Ironic waits for the ramdisk.
 _WAITING = frozenset({'clean wait', 'inspect wait', 'service wait',
                       'wait call-back'})
 
 
 class Node:
-    """A server that is enrolled in Ironic, managed and not inspected.
+    """A node that is enrolled in Ironic, manageable and not inspected yet.
 
-    :ivar server: what is behind it.
+    :ivar server: the server that the node represents.
     """
 
     def __init__(self, baremetal: _proxy.Proxy,
@@ -49,74 +50,77 @@ class Node:
         self.uuid: str = self._baremetal.create_node(
             name=f'node-{uuid.uuid4().hex[:12]}', driver='fake-hardware',
             resource_class=resource_class,
-            # Else the ramdisk would be told to switch the machine off.
+            # Otherwise Ironic would tell the ramdisk to power off.
             driver_info={'deploy_forces_oob_reboot': True}).id
         self._baremetal.create_port(node_id=self.uuid,
                                     address=server.address)
         self.change('manage', 'manageable')
 
     def read(self) -> node_module.Node:
-        """What Ironic knows of it."""
+        """Return the node as Ironic's API reports it."""
         return self._baremetal.get_node(self.uuid)
 
     def inspect(self) -> node_module.Node:
-        """Inspect it; manageable unless that fails."""
+        """Inspect the node; it is manageable unless the inspection fails."""
         return self.change('inspect', 'manageable')
 
     def provide(self, cleans: bool = True) -> node_module.Node:
-        """Make it available, which it is unless its cleaning fails.
+        """Provide the node; it is available unless its cleaning fails.
 
-        :param cleans: whether it is cleaned now and after its tenants.
+        :param cleans: whether Ironic cleans the node now and after tenants.
         """
         self._baremetal.update_node(self.uuid,
                                     is_automated_clean_enabled=cleans)
         return self.change('provide', 'available')
 
     def deploy(self, *traits: str) -> node_module.Node:
-        """Deploy for a flavor that requires traits; active unless it fails.
+        """Deploy the node for a flavor that requires these traits.
+
+        :returns: the node, which is active unless the deployment failed.
         """
         self._baremetal.update_node(
             self.uuid, instance_info={'traits': list(traits)})
         node = self.change('active', 'active')
-        # What runs now is the tenant's system.
+        # The tenant's system runs now, not the ramdisk.
         self.server.switch_off()
         return node
 
     def service(self, step: str, **arguments: object) -> node_module.Node:
-        """Run one step while it has its tenant; active unless it fails."""
+        """Run a service step on an active node; active unless it fails."""
         node = self.change('service', 'active', service_steps=[{
             'interface': 'deploy', 'step': step, 'args': arguments}])
         self.server.switch_off()
         return node
 
     def undeploy(self) -> node_module.Node:
-        """Take it from its tenant and clean it; available unless it fails.
-        """
+        """Undeploy and clean the node; available unless that fails."""
         return self.change('deleted', 'available')
 
     def change(self, verb: str, state: str, **details: object
                ) -> node_module.Node:
-        """Ask for a change and see it through.
+        """Request a state change and wait until it ends.
 
-        :param state: where it ends, if it does not fail.
-        :param details: such as ``service_steps``.
+        :param verb: the change, such as ``deleted``.
+        :param state: the state in which a successful change ends.
+        :param details: other arguments, such as ``service_steps``.
         """
-        # The proxy's own method does not take all details.
+        # The proxy's own method does not accept all of these arguments.
         self.read().set_provision_state(self._baremetal, verb, **details)
         return self.follow(
             lambda node: node.provision_state == state or _failed(node))
 
     def set_traits(self, *traits: str) -> None:
-        """What an operator may do, and else the inspection does."""
+        """Set the node's traits as an operator may; usually inspection does.
+        """
         self._baremetal.set_node_traits(self.uuid, traits)
 
     def mend(self) -> None:
-        """Say that what was wrong with it is repaired."""
+        """Declare the node repaired: end its maintenance and manage it."""
         self._baremetal.unset_node_maintenance(self.uuid)
         self.change('manage', 'manageable')
 
     def remove(self) -> None:
-        """Forget it in Ironic, in whatever state it is."""
+        """Delete the node from Ironic, whatever its state."""
         self.server.switch_off()
         self._baremetal.set_node_maintenance(self.uuid)
         self.follow(lambda node: node.reservation is None)
@@ -124,9 +128,10 @@ class Node:
 
     def follow(self, condition: Callable[[node_module.Node], object]
                ) -> node_module.Node:
-        """Be the server's power supply until something is true of the node.
+        """Power the server as Ironic wants until the node meets a condition.
 
-        :raises NotInTime: if that does not become true.
+        :returns: the node that meets the condition.
+        :raises NotInTime: if the node does not meet it in time.
         """
         nodes = []
 
@@ -139,7 +144,7 @@ class Node:
         return nodes[0]
 
     def _power(self, node):
-        # Ironic forgets the agent's address when it restarts the machine.
+        # Ironic drops the agent's URL when it restarts the machine.
         called = 'agent_url' in node.driver_internal_info
         if node.power_state == 'power off' or (self._called and not called):
             self.server.switch_off()
@@ -152,10 +157,10 @@ class Node:
 
 def enroll(test: base.BaseTestCase, baremetal: _proxy.Proxy, url: str,
            gpus: str | None, resource_class: str) -> Node:
-    """Enroll a new server, which goes with a test.
+    """Enroll a new server and remove it at the end of the test.
 
-    :param baremetal: Ironic, as an administrator has it.
-    :param url: where Ironic answers the ramdisk.
+    :param baremetal: Ironic's API with administrator access.
+    :param url: where Ironic's API serves the ramdisk.
     :param gpus: see :class:`server.Server`.
     """
     directory = test.useFixture(fixtures.TempDir(services.TEMPORARY)).path

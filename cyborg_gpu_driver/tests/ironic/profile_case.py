@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The released Ironic with nodes that have told of simulated GPUs."""
+"""The released Ironic with nodes whose inspection found simulated GPUs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ADDRESSES = (f'52:54:00:fe:{number >> 8:02x}:{number & 255:02x}'
 
 
 class Nova:
-    """Keeps flavors, as WSGI has it."""
+    """A WSGI application that stands in for Nova and keeps flavors."""
 
     def __init__(self):
         self.flavors = []
@@ -75,7 +75,7 @@ class ProfileCase(base.BaseTestCase):
                 'baremetal': cloud_services.forwarded(
                     self.ironic.url, keystone.TOKEN),
                 'compute': self.nova})).cloud)
-        # Others have nodes in this Ironic, too.
+        # Other tests have nodes in the same Ironic.
         self.name = f'p{uuid.uuid4().hex[:8]}'
         self.resource_class = f'baremetal.{self.name}'
         self.placement_class = f'CUSTOM_BAREMETAL_{self.name.upper()}'
@@ -88,7 +88,7 @@ class ProfileCase(base.BaseTestCase):
                 self.baremetal.delete_deploy_template(template)
 
     def node(self, machine=None, **kwargs):
-        """A managed node, inspected if it has a simulated machine."""
+        """Create a managed node; inspect it if it has a simulated machine."""
         node = self.baremetal.create_node(
             name=f'{self.name}-{uuid.uuid4().hex[:6]}',
             driver='fake-hardware', **{
@@ -103,7 +103,7 @@ class ProfileCase(base.BaseTestCase):
         return node.name
 
     def tell(self, node, sent):
-        """Be the ramdisk of a node that is inspected."""
+        """Send inspection data, as the ramdisk of the node would."""
         requests.post(
             f'{self.ironic.url}/v1/continue_inspection',
             params={'node_uuid': node.id}, timeout=_DEADLINE,
@@ -114,7 +114,7 @@ class ProfileCase(base.BaseTestCase):
         ).raise_for_status()
 
     def change(self, node, verb, state):
-        """Ask for a change and wait for the state that it ends in."""
+        """Request a change and wait for the state in which it ends."""
         self.baremetal.set_node_provision_state(node, verb)
         self.until(node, state)
 
@@ -131,7 +131,10 @@ class ProfileCase(base.BaseTestCase):
         return path
 
     def create(self, groups, *arguments, **kwargs):
-        """Rows by kind and name, and what is said to people."""
+        """Create the profile.
+
+        :returns: the rows by kind and name, and the standard error.
+        """
         output, errors = self.openstack.run(
             baremetal.CreateBaremetalProfile, self.file(*groups),
             '--resource-class', self.resource_class, '-f', 'json',
@@ -146,13 +149,13 @@ class ProfileCase(base.BaseTestCase):
                      if template.name == self.trait), None)
 
     def traits(self, name):
-        """Those of a node."""
+        """The traits of a node."""
         return self.baremetal.get_node(name).traits
 
 
 @functools.cache
 def _sent(name):
-    """What the ramdisk of a simulated machine sends."""
+    """The inspection data that a simulated machine's ramdisk sends."""
     machine = simulator.Machine.load(name)
     opened = platform.open_platform(machine)
     try:

@@ -10,9 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The only programs that the agent finds: they touch no disk and no power.
+"""The only programs that the agent finds. They touch no disk and no power.
 
-``parted`` and ``mount`` show the agent a deployed image that is a directory.
+``parted`` and ``mount`` present a directory to the agent as the deployed
+image.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import shlex
 import shutil
 
 DISK = '/dev/nowhere'
-"""There is none of that name."""
+"""No device has this name."""
 # Started by the agent's generic hardware manager, or by the conductor.
 _SILENT = ('iscsistart', 'lsblk', 'mdadm', 'modprobe', 'sync', 'udevadm')
 _PARTED = f"""\
@@ -31,7 +32,7 @@ echo '{DISK}:65536MiB:scsi:512:512:gpt:A disk:;'
 echo '1:1.00MiB:501MiB:500MiB:fat32::boot;'
 echo '2:501MiB:65535MiB:65034MiB:ext4::;'
 """
-# What was mounted is behind a symbolic link in the mount point's place.
+# A symbolic link to the image replaces the mount point.
 _MOUNT = """\
 test "$1" = {partition} || exit 0
 {rmdir} "$2" && {ln} -s {image} "$2"
@@ -43,9 +44,9 @@ test -L "$1" || exit 0
 
 
 def write(directory: pathlib.Path, image: pathlib.Path) -> None:
-    """Write them all.
+    """Write all the programs into a directory.
 
-    :param image: what is on the disk's second partition.
+    :param image: directory with the content of the disk's second partition.
     """
     real = {name: shutil.which(name) for name in ('ln', 'mkdir', 'rm',
                                                   'rmdir')}

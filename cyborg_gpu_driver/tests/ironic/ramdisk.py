@@ -10,13 +10,13 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A server in the ramdisk: the released ironic-python-agent, locked in.
+"""A server's ramdisk: the released ironic-python-agent, locked in.
 
 usage: python -m cyborg_gpu_driver.tests.ironic.ramdisk DIRECTORY
 
-The agent erases disks and powers machines off where it can. Here it cannot:
-it runs as a user without privileges, and finds no program at all but those
-in DIRECTORY/bin, which do nothing.
+The agent erases disks and powers machines off if it can. Here it cannot: it
+runs as a user without privileges, and the only programs that it finds are
+those in DIRECTORY/bin, which do no harm.
 """
 
 import os
@@ -31,13 +31,13 @@ ADDRESS = 'SERVER_ADDRESS'
 
 
 def main(directory: str) -> None:
-    """Become the agent of a configuration file, DIRECTORY/agent.conf."""
+    """Run the agent with the configuration file DIRECTORY/agent.conf."""
     os.environ['PATH'] = os.path.join(directory, 'bin')
-    # Where the agent finds the rest of the hardware, as a plug-in.
+    # Has the plug-in that describes the other hardware to the agent.
     sys.path.insert(0, os.path.join(directory, 'plugins'))
     if os.geteuid() == 0:
         nobody.become()
-    # Not before: it goes off with a change of user.
+    # Not earlier: a change of user clears this setting.
     leash.put_on(signal.SIGKILL)
     sys.argv[1:] = ['--config-file', os.path.join(directory, 'agent.conf')]
     from ironic_python_agent.cmd import agent

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A server of the tests: simulated GPUs, and a ramdisk that it boots."""
+"""A test server with simulated GPUs, which can boot a ramdisk."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _PLUGIN = 'server_of_tests-1.dist-info'
 
 
 class Server:
-    """One server, switched off at first.
+    """One server, initially switched off.
 
-    :param directory: of its own, an empty one.
+    :param directory: an empty directory for this server alone.
     :param gpus: name or file of a simulated machine, or None for a server
         that has no GPU.
     :ivar gpus: the simulated machine.
     :ivar has_driver: whether the ramdisk has NVIDIA's driver.
-    :ivar image: root of the file system that was deployed to its disk; an
-        image is not written, so it is there from the start.
+    :ivar image: root of the file system that was deployed to its disk. No
+        test writes an image, so this directory exists from the start.
     """
 
     def __init__(self, directory: pathlib.Path, ironic_url: str,
@@ -64,13 +64,13 @@ class Server:
 
     @property
     def in_ramdisk(self) -> bool:
-        """Whether the agent runs."""
+        """Whether the agent is running."""
         return self._process is not None and self._process.poll() is None
 
     def boot_ramdisk(self, inspects: bool = False) -> None:
-        """Switch it on, so that it boots the ramdisk.
+        """Switch the server on, so that it boots the ramdisk.
 
-        :param inspects: whether the ramdisk is told to inspect it.
+        :param inspects: whether the agent is to inspect the server.
         """
         self._start()
         if self.gpus is not None and not self.has_driver:
@@ -93,16 +93,17 @@ class Server:
                 stdout=log, stderr=log, env=environment)
 
     def boot_system(self) -> str:
-        """Boot the deployed system, whose unit cuts the GPUs.
+        """Boot the deployed system, whose systemd unit partitions the GPUs.
 
-        :returns: what the unit's command prints.
+        :returns: the output of the unit's command.
         """
         self._start()
         path = self.directory / 'system.conf'
         services.write_ini(path, {'gpu': {
             **self._gpu_options(),
             'state_path': self.image / 'var' / 'lib' / 'cyborg' / 'gpu'}})
-        # The unit has the image for root, where this is the default.
+        # On a real server the image is the root file system, so the unit
+        # needs no --layout-file: the default is this path.
         return subprocess.run(
             [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
              '--config-file', str(path), 'firstboot', '--layout-file',
@@ -111,7 +112,7 @@ class Server:
             stdin=subprocess.DEVNULL).stdout
 
     def switch_off(self) -> None:
-        """Pull the plug."""
+        """Switch the server off at once, as if by pulling the plug."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(signal.SIGKILL)
@@ -119,24 +120,23 @@ class Server:
             self._process = None
 
     def mig_modes(self) -> list[bool]:
-        """Of each GPU, now."""
+        """Whether MIG mode is on now, for each GPU."""
         with self.gpus.operation():
             return [gpu.state.mig for gpu in self.gpus.gpus]
 
     def set_mig_modes(self, enabled: bool) -> None:
-        """Turn MIG mode on or off on each GPU, as its last user left it."""
+        """Turn MIG mode on or off on each GPU, as a previous user left it."""
         with self.gpus.operation(write=True):
             for gpu in self.gpus.gpus:
                 gpu.state.mig = gpu.state.pending = enabled
 
     def instances(self) -> list[int]:
-        """How many GPU instances each GPU has, now."""
+        """The number of GPU instances that each GPU has now."""
         with self.gpus.operation():
             return [len(gpu.state.instances) for gpu in self.gpus.gpus]
 
     def staged_layout(self) -> dict | None:
-        """What is put into the deployed system for its boots, if anything.
-        """
+        """The layouts that the deployed system applies at boot, or None."""
         path = self.image / staged.LAYOUT_PATH
         if not path.exists():
             return None
@@ -148,7 +148,7 @@ class Server:
             path.read_text(encoding='utf-8'))['mig-configs']
 
     def log(self) -> str:
-        """All that the agent has logged, in all ramdisks."""
+        """Everything that the agent has logged, over all boots."""
         return self._log.read_text(encoding='utf-8', errors='replace')
 
     def _configuration(self):
@@ -174,7 +174,7 @@ class Server:
             'inspection_dhcp_wait_timeout': 0}}
 
     def _start(self):
-        """Let its GPUs forget what they do when a machine starts."""
+        """Reboot the GPUs: they lose the state that a restart clears."""
         if self.gpus is not None:
             self.gpus.reboot()
             self.gpus.load_library()

@@ -37,13 +37,13 @@ from openstack.connection import Connection
 
 from cyborg_gpu_driver.tests.ironic import leash
 
-# Below what Linux hands out for outgoing connections (32768 to 60999).
+# Below the ports that Linux uses for outgoing connections (32768 to 60999).
 _PORTS = range(20000, 32768)
 _START = 60
 _POLL = 0.2
-# Asked now, because a test's own temporary directory goes away with it.
+# Read on import, because a test's own temporary directory is deleted with it.
 TEMPORARY = tempfile.gettempdir()
-"""Where it can also be read by others."""
+"""A temporary directory that other users can also read."""
 _CONF = {
     'DEFAULT': {
         'auth_strategy': 'noauth',
@@ -51,7 +51,7 @@ _CONF = {
         'enabled_bios_interfaces': 'no-bios',
         'enabled_boot_interfaces': 'fake',
         'enabled_console_interfaces': 'no-console',
-        # Runs the agent's steps and writes no image.
+        # This interface runs the agent's steps and writes no image.
         'enabled_deploy_interfaces': 'custom-agent',
         'enabled_firmware_interfaces': 'no-firmware',
         'enabled_inspect_interfaces': 'agent',
@@ -67,7 +67,7 @@ _CONF = {
         'rpc_transport': 'none',
     },
     'agent': {'require_tls': 'false', 'deploy_logs_collect': 'never'},
-    # The agent waits between two heartbeats for half of this at most.
+    # The agent waits at most half of this time between two heartbeats.
     'api': {'host_ip': '127.0.0.1', 'ramdisk_heartbeat_timeout': '1'},
     'conductor': {'graceful_shutdown_timeout': '1',
                   'node_locked_retry_attempts': '60'},
@@ -75,22 +75,22 @@ _CONF = {
                'erase_devices_metadata_priority': '0'},
     'inspector': {'hooks': 'ramdisk-error,validate-interfaces,ports,'
                            'nvidia-gpus',
-                  # The fake boot interface cannot do it.
+                  # The fake boot interface does not support managed boot.
                   'require_managed_boot': 'false'},
-    # Nothing answers there, and nobody asks: the networks are noop.
+    # Nothing answers there, and Ironic does not ask: the networks are noop.
     'neutron': {'auth_type': 'none',
                 'endpoint_override': 'http://127.0.0.1:9'},
 }
 
 
 class NotInTime(Exception):
-    """What was waited for did not come; says what came instead."""
+    """A condition was not met in time; the message says what was found."""
 
 
 class Ironic:
     """Ironic in a directory of its own, which runs until :meth:`stop`.
 
-    :raises NotInTime: if it does not come up.
+    :raises NotInTime: if Ironic does not start in time.
     """
 
     def __init__(self, directory: pathlib.Path):
@@ -115,24 +115,24 @@ class Ironic:
 
     @functools.cached_property
     def connection(self) -> Connection:
-        """Its API as an administrator has it."""
+        """A connection to the API with administrator access."""
         return openstack.connect(
             load_yaml_config=False, load_envvars=False, auth_type='none',
             endpoint=self.url, baremetal_endpoint_override=self.url)
 
     def log(self) -> str:
-        """All that it has logged."""
+        """Everything that Ironic has logged."""
         return self._log.read_text(encoding='utf-8', errors='replace')
 
     def stop(self) -> None:
-        """End it; nothing of it is left."""
+        """End the process and wait until it is gone."""
         end(self._process)
 
     def _is_up(self):
         if self._process.poll() is not None:
             raise NotInTime(f'ironic ended:\n{self.log()}')
         try:
-            # The conductor's hardware types: both halves are there.
+            # The conductor's hardware types: API and conductor are up.
             return requests.get(f'{self.url}/v1/drivers',
                                 timeout=_START).json().get('drivers')
         except requests.RequestException:
@@ -152,7 +152,8 @@ class Ironic:
 
 @functools.cache
 def shared() -> Ironic:
-    """The one of this process, started by who needs it first."""
+    """Return the Ironic that this process shares; the first call starts it.
+    """
     directory = pathlib.Path(tempfile.mkdtemp(prefix='ironic-',
                                               dir=TEMPORARY))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
@@ -163,10 +164,10 @@ def shared() -> Ironic:
 
 def until(condition: Callable[[], object], seconds: float,
           otherwise: Callable[[], str]) -> None:
-    """Wait until something is true.
+    """Wait until a condition is true.
 
-    :param otherwise: what to say if it does not become true in time.
-    :raises NotInTime: in that case.
+    :param otherwise: returns the message for a condition that is not met.
+    :raises NotInTime: if the condition is not met in time.
     """
     deadline = time.monotonic() + seconds
     while not condition():
@@ -186,7 +187,7 @@ def end(process: subprocess.Popen) -> None:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody has."""
+    """Return a port of the loopback interface that is not in use."""
     while True:
         port = random.choice(_PORTS)
         with socket.socket() as listener, contextlib.suppress(OSError):
@@ -196,7 +197,7 @@ def free_port() -> int:
 
 def write_ini(path: pathlib.Path,
               *parts: Mapping[str, Mapping[str, object]]) -> None:
-    """Write a configuration file from parts, the latter over the former."""
+    """Write a configuration file from parts; later parts take precedence."""
     parser = configparser.RawConfigParser(default_section='')
     for part in parts:
         parser.read_dict(part)
@@ -215,7 +216,7 @@ def _environment(directory):
 
 
 def checkout() -> dict[str, str]:
-    """What makes another process import the same modules as this one."""
+    """Return the variables with which another process imports this code."""
     return {name: os.environ[name] for name in ('PYTHONPATH',)
             if name in os.environ}
 

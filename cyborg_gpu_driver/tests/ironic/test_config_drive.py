@@ -38,7 +38,7 @@ _PROFILE = {'version': 'v1', 'profiles': [
     {'name': 'halves', 'groups': [{'gpu': '3g.40gb', 'count': 2}]}]}
 _META = {'hostname': 'node-1'}
 _BUILDERS = ('genisoimage', 'mkisofs', 'xorrisofs')
-"""One of them builds the drive (openstack.baremetal.configdrive)."""
+"""openstack.baremetal.configdrive builds the drive with one of these."""
 
 
 class ConfigDriveTest(base.BaseTestCase):
@@ -81,7 +81,7 @@ class ConfigDriveTest(base.BaseTestCase):
         return root
 
     def boot(self, *arguments):
-        """The report of a first boot on eight H100."""
+        """The report of a first boot with eight H100 GPUs."""
         conf = self.write('gpu.conf', '[gpu]\nsimulate = hgx-h100\n'
                           f'state_path = {self.directory / "state"}\n')
         code, output, errors = command.run(

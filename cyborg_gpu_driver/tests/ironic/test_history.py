@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the ramdisk did, as Ironic's history of the node has it."""
+"""What Ironic's history of a node says about the ramdisk's steps."""
 
 import types
 from unittest import mock
@@ -37,7 +37,7 @@ class EventTest(base.DbTestCase):
         history.register()
 
     def events(self, kind, step, result):
-        """The entries of a node after a step with this result."""
+        """The history of a node after a step with this result."""
         node = obj_utils.create_test_node(self.context, **{
             f'{kind}_step': {'interface': 'deploy', 'step': step}})
         hook = agent_base._get_post_step_hook(node, kind)

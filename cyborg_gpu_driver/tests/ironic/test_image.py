@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A layout on a disk: a real file system, mounted by the agent's code."""
+"""Writing a layout to a real file system, which the agent's code mounts."""
 
 import contextlib
 import os
@@ -30,7 +30,7 @@ _REAL = ('mkfs.ext4', 'mount', 'umount')
 
 
 class DiskCase(agent_case.AgentCase):
-    """The second partition of the disk is an ext4 file system."""
+    """A node whose second disk partition is an ext4 file system."""
 
     MACHINE = 'hgx-h100'
 
@@ -58,7 +58,8 @@ class DiskCase(agent_case.AgentCase):
 
     @contextlib.contextmanager
     def mounted(self):
-        """The file system, as the system itself would have it."""
+        """Mount the file system at ``root``, as the deployed system would.
+        """
         self.root = self.directory / 'root'
         self.root.mkdir(exist_ok=True)
         subprocess.run([self.real['mount'], self.image, self.root],
@@ -190,7 +191,7 @@ class DiskTest(DiskCase):
         self.assertEqual([], list(self.loops()))
 
     def loops(self):
-        """Loop devices of the image: one for as long as it is mounted."""
+        """The loop devices of the image: one while it is mounted."""
         for path in pathlib.Path('/sys/block').glob('loop*'):
             with contextlib.suppress(OSError):
                 if agent_case.read(path / 'loop/backing_file').strip() == str(

@@ -12,8 +12,8 @@
 
 """The element of etc/diskimage-builder, run by the released diskimage-builder.
 
-Its hooks run in a mount namespace of their own, where a scratch directory
-lies over each directory that they write to.
+Its hooks run in a mount namespace of their own. A scratch directory is
+mounted over each directory to which they write.
 """
 
 import configparser
@@ -48,7 +48,7 @@ exec "$@"
 
 
 def _obstacle():
-    """Why no hook can be run here; empty if they can."""
+    """Return why no hook can be run here; empty if hooks can be run."""
     if os.geteuid() != 0:
         return 'only root can mount over directories'
     if sys.base_prefix.startswith(_WRITTEN):
@@ -62,10 +62,10 @@ def _obstacle():
 
 
 def _wheel(directory):
-    """A wheel of this project as far as the element looks at it.
+    """Create a wheel with the parts of this project that the element uses.
 
-    It has the entry points and the unit, and no modules: to build the whole
-    needs tools that not every environment has.
+    The wheel has the entry points and the systemd unit, but no modules.
+    Building all of it needs tools that not every environment has.
     """
     setup = configparser.ConfigParser()
     setup.read(_ROOT / 'setup.cfg')
@@ -128,7 +128,7 @@ class HooksCase(base.BaseTestCase):
         for name in ('ld.so.cache', 'passwd'):
             if os.path.exists(f'/etc/{name}'):
                 shutil.copy(f'/etc/{name}', self.root / 'etc')
-        # Debian's awk is a link through it.
+        # Debian's awk is a symbolic link through this directory.
         if os.path.isdir('/etc/alternatives'):
             shutil.copytree('/etc/alternatives',
                             self.root / 'etc' / 'alternatives', symlinks=True)
@@ -140,7 +140,7 @@ class HooksCase(base.BaseTestCase):
             'DIB_CYBORG_GPU_PIP_OPTIONS': '--no-deps --no-index --quiet'}
 
     def run_hooks(self, *names, code=0):
-        """Run hooks as diskimage-builder does; what they say."""
+        """Run hooks as diskimage-builder does and return their output."""
         said = ''
         for name in names:
             words = [str(_RELEASED / 'lib' / 'dib-run-parts'),
@@ -169,7 +169,7 @@ class HooksCase(base.BaseTestCase):
         return self.path(path).read_text(encoding='utf-8')
 
     def distributions(self, venv):
-        """What is installed in a virtual environment of the image."""
+        """The distributions in a virtual environment of the image."""
         return {path.name.partition('-')[0] for path in self.path(venv).glob(
             'lib/python3*/site-packages/*.dist-info')}
 
@@ -187,12 +187,12 @@ class TenantTest(HooksCase):
         self.assertEqual('/opt/cyborg-gpu/bin/cyborg-gpu',
                          os.readlink(command))
         self.assertTrue(os.access(self.path(os.readlink(command)), os.X_OK))
-        # As the deploy step writes it.
+        # The unit is the one that the deploy step writes.
         self.assertEqual(staged.unit_text(), self.read(staged.UNIT_PATH))
         self.assertEqual(f'/{staged.UNIT_PATH}',
                          os.readlink(self.path(staged.WANTS_PATH)))
         self.assertEqual(_LAYOUT, self.read(staged.LAYOUT_PATH))
-        # Once more, and without a layout.
+        # Run the hook again, without a layout.
         shutil.rmtree(self.path('/etc/cyborg-gpu'))
         (self.hooks / 'cyborg-gpu' / 'layout.yaml').unlink()
         self.run_hooks('post-install')
@@ -222,7 +222,7 @@ class RamdiskTest(HooksCase):
         self.options['DIB_CYBORG_GPU_IMAGE'] = 'ramdisk'
 
     def make_agent(self, *options):
-        """The virtual environment of ironic-python-agent."""
+        """Create the virtual environment of ironic-python-agent."""
         subprocess.run(
             ['unshare', '--mount', 'sh', '-c', _ENTER, 'sh', self.root,
              sys.executable, '-m', 'venv', *options,
@@ -233,7 +233,7 @@ class RamdiskTest(HooksCase):
         self.run_hooks('extra-data', 'install', 'post-install')
         self.assertIn('cyborg_gpu_driver',
                       self.distributions('/opt/ironic-python-agent'))
-        # A ramdisk has no tenant.
+        # A ramdisk has no tenant, so it gets no unit.
         self.assertFalse(self.path('/etc/systemd').exists())
 
     def test_without_the_agent(self):

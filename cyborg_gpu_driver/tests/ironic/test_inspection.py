@@ -19,7 +19,7 @@ from cyborg_gpu_driver.tests.ironic import inspection_case
 from cyborg_gpu_driver.tests.unit.host.nvml import test_clique
 
 LAYOUT = 'CUSTOM_GPU_LAYOUT_'
-SICK = 'CUSTOM_GPU_SICK_'
+UNHEALTHY = 'CUSTOM_GPU_UNHEALTHY_'
 A30 = {'CUSTOM_NVIDIA_20B7', 'CUSTOM_GPU_MODEL_A30', 'CUSTOM_GPU_ARCH_AMPERE',
        'CUSTOM_GPU_MEMORY_24GB', 'CUSTOM_GPU_COUNT_4',
        'CUSTOM_GPU_HEALTHY'}
@@ -39,7 +39,7 @@ class InspectionTest(inspection_case.InspectionCase):
         found = self.node.properties['nvidia_gpus']
         self.assertEqual(
             (8, 'baremetal-gpu-h100-80gb-hbm3-x8', {}),
-            (found['count'], found['resource_class'], found['sick']))
+            (found['count'], found['resource_class'], found['unhealthy']))
         self.assertEqual('NVIDIA H100 80GB HBM3',
                          found['boards'][0]['model'])
         self.assertIsNone(self.node.resource_class)
@@ -169,25 +169,25 @@ class NoDriverTest(inspection_case.InspectionCase):
                          self.others)
 
 
-class SickTest(inspection_case.InspectionCase):
+class UnhealthyTest(inspection_case.InspectionCase):
 
-    def test_sick_and_well_again(self):
+    def test_unhealthy_and_well_again(self):
         machine = self.machine('a30x4')
         self.add_traits('CUSTOM_RACK_7')
-        sick = machine.gpus[2].address
-        machine.set_remapped_rows(sick, uncorrected=1, failed=True)
+        unhealthy = machine.gpus[2].address
+        machine.set_remapped_rows(unhealthy, uncorrected=1, failed=True)
         self.inspect()
         self.assertEqual(set(), self.layouts)
         self.assertEqual(
             A30 - {'CUSTOM_GPU_HEALTHY'}
-            | {'CUSTOM_RACK_7', SICK + 'REMAP_FAILED'}, self.others)
+            | {'CUSTOM_RACK_7', UNHEALTHY + 'REMAP_FAILED'}, self.others)
         (address, (reason,)), = self.node.properties[
-            'nvidia_gpus']['sick'].items()
-        self.assertEqual(sick, address)
+            'nvidia_gpus']['unhealthy'].items()
+        self.assertEqual(unhealthy, address)
         self.assertIn('replace the board', reason)
-        self.assertIn(f'GPU {sick} is unhealthy: a row of its memory',
+        self.assertIn(f'GPU {unhealthy} is unhealthy: a row of its memory',
                       self.log.output)
-        machine.set_remapped_rows(sick)
+        machine.set_remapped_rows(unhealthy)
         self.inspect()
         self.assertEqual({*A30, 'CUSTOM_RACK_7'},
                          self.others)
@@ -197,18 +197,18 @@ class SickTest(inspection_case.InspectionCase):
         machine = self.machine('a30x4')
         machine.lose_gpu(machine.gpus[0].address)
         self.inspect()
-        self.assertIn(SICK + 'LOST', self.others)
+        self.assertIn(UNHEALTHY + 'LOST', self.others)
         self.assertIn('CUSTOM_GPU_COUNT_4', self.others)
         self.assertEqual(set(), self.layouts)
 
-    def test_stays_sick_while_nobody_can_ask(self):
+    def test_stays_unhealthy_while_nobody_can_ask(self):
         machine = self.machine('a30x4')
         machine.set_health(machine.gpus[0].address, uncorrected=1)
         self.inspect()
-        self.assertIn(SICK + 'ECC', self.others)
+        self.assertIn(UNHEALTHY + 'ECC', self.others)
         machine.unload_library()
         self.inspect()
-        self.assertIn(SICK + 'ECC', self.others)
+        self.assertIn(UNHEALTHY + 'ECC', self.others)
         self.assertEqual(set(), self.layouts)
         machine.load_library()
         machine.set_health(machine.gpus[0].address, uncorrected=0)

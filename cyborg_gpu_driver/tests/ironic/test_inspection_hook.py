@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the hook does with what it is given."""
+"""What the inspection hook does with the data that it receives."""
 
 import copy
 from unittest import mock
@@ -36,7 +36,7 @@ mig-configs:
 """
 PCI = {'vendor_id': '10de', 'product_id': '2330', 'class': '030200',
        'revision': 'a1', 'bus': '0000:1b:00.0', 'numa_node_id': '1'}
-# By a node; it takes a while to read all its virtual functions.
+# What a node sends. Kept, because reading its many virtual functions is slow.
 _SENT: dict = {}
 
 
@@ -53,14 +53,14 @@ class HookCase(inspection_case.InspectionCase):
         self.config(group='gpu_baremetal', **options)
 
     def refused(self, data, *words):
-        """An inspection fails and changes nothing."""
+        """Check that an inspection fails and changes nothing."""
         before = (self.traits, self.node.properties,
                   self.node.resource_class)
         error = self.assertRaises(exception.HardwareInspectionFailure,
                                   self.process, data)
         for word in words:
             self.assertIn(word, str(error))
-        # As it says of a hook that is broken.
+        # Ironic reports an "Unexpected" exception for a hook that crashes.
         self.assertNotIn('Unexpected', str(error))
         self.node.refresh()
         self.assertEqual(before, (
@@ -156,7 +156,7 @@ class AgainTest(HookCase):
                          set(self.node.properties))
 
     def test_interrupted(self):
-        """What was to be removed is still known to be the hook's."""
+        """The traits to remove are still recorded as those of the hook."""
         self.process(self.data)
         self.data['nvidia_gpus']['gpus'] = []
         with mock.patch.object(objects.TraitList, 'create', autospec=True,
@@ -167,7 +167,7 @@ class AgainTest(HookCase):
         self.assertEqual(set(), self.traits)
 
     def test_of_an_earlier_release(self):
-        """It did not record which traits it wrote."""
+        """An earlier release did not record which traits it wrote."""
         self.process(self.data)
         properties = self.node.properties
         del properties['nvidia_gpus']['traits']

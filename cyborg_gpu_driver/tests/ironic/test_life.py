@@ -10,7 +10,8 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""From the first inspection to the second tenant, and what may go wrong."""
+"""Nodes from the first inspection to the second tenant, and their failures.
+"""
 
 from __future__ import annotations
 
@@ -31,16 +32,16 @@ _SEVENTHS = {'sevenths': [{
     'mig-devices': {'1g.10gb': 7}}]}
 _THIRDS = {'thirds': [{'devices': 'all', 'mig-enabled': True,
                        'mig-devices': {'3g.40gb': 2}}]}
-# Which no A30 has.
+# No A30 has this profile.
 _TENTHS = {'tenths': [{'devices': 'all', 'mig-enabled': True,
                        'mig-devices': {'1g.10gb': 7}}]}
-_SICK = '0000:4b:00.0'
+_UNHEALTHY = '0000:4b:00.0'
 
 
 class LifeTest(base.TestCase):
 
     def two_hoppers(self):
-        """The file of a machine with them."""
+        """Write the file of a machine with two H100 and return its path."""
         path = self.useFixture(fixtures.TempDir()).join('h100x2.yaml')
         pathlib.Path(path).write_text(yaml.safe_dump({
             'driver_version': '550.144.02', 'cuda_version': 12040,
@@ -50,13 +51,13 @@ class LifeTest(base.TestCase):
         return path
 
     def test_ampere(self):
-        """The mode lasts there: the steps set it and take it away."""
+        """On Ampere, MIG mode survives reboots: steps turn it on and off."""
         slices, halves = self.layout(_SLICES), self.layout(_HALVES)
         node = self.node('a30x4')
         server = node.server
         server.set_mig_modes(False)
         self.check(node.inspect(), 'manageable')
-        # A tenant's; the inspection found it off.
+        # A tenant left it on; the inspection found it off.
         server.set_mig_modes(True)
         self.check(node.provide(), 'available')
         self.assertEqual([False] * 4, server.mig_modes())
@@ -73,7 +74,8 @@ class LifeTest(base.TestCase):
         self.assertEqual([True, True, False, False], server.mig_modes())
 
     def test_hopper(self):
-        """The mode is gone with a restart: only the image has the layout."""
+        """On Hopper, a reboot turns MIG mode off: the image has the layout.
+        """
         sevenths = self.layout(_SEVENTHS)
         self.layout(_SLICES)
         node = self.node(self.two_hoppers())
@@ -97,7 +99,7 @@ class LifeTest(base.TestCase):
         self.assertEqual([2] * 2, node.server.instances())
 
     def test_without_a_driver(self):
-        """A layout that names its boards is deployed all the same."""
+        """A layout that names its boards can be deployed without a driver."""
         sevenths = self.layout(_SEVENTHS)
         self.layout(_SLICES)
         node = self.node(self.two_hoppers())
@@ -118,7 +120,7 @@ class LifeTest(base.TestCase):
         self.check(found, 'manageable')
         self.assertEqual(([], {}), (found.traits, found.properties))
         self.check(node.provide(), 'available')
-        # The operator insists.
+        # The operator sets the trait nevertheless.
         node.set_traits(slices)
         found = node.deploy(slices)
         self.assertEqual('deploy failed', found.provision_state)
@@ -126,29 +128,29 @@ class LifeTest(base.TestCase):
                       found.last_error)
         self.assertIn('apply_gpu_layout', found.last_error)
 
-    def test_a_sick_gpu(self):
+    def test_an_unhealthy_gpu(self):
         self.layout(_SLICES)
         node = self.node('a30x4')
         gpus = node.server.gpus
-        gpus.set_remapped_rows(_SICK, failed=True)
+        gpus.set_remapped_rows(_UNHEALTHY, failed=True)
         found = node.inspect()
         self.check(found, 'manageable')
         self.assertEqual(
             ['CUSTOM_GPU_ARCH_AMPERE', 'CUSTOM_GPU_COUNT_4',
              'CUSTOM_GPU_MEMORY_24GB', 'CUSTOM_GPU_MODEL_A30',
-             'CUSTOM_GPU_SICK_REMAP_FAILED', 'CUSTOM_NVIDIA_20B7'],
+             'CUSTOM_GPU_UNHEALTHY_REMAP_FAILED', 'CUSTOM_NVIDIA_20B7'],
             found.traits)
         found = node.provide()
         self.assertEqual('clean failed', found.provision_state)
         self.assertIn('verify_gpus', found.last_error)
-        self.assertIn(f'GPU {_SICK}: a row of its memory could not be '
+        self.assertIn(f'GPU {_UNHEALTHY}: a row of its memory could not be '
                       'remapped', found.last_error)
-        gpus.set_remapped_rows(_SICK)
+        gpus.set_remapped_rows(_UNHEALTHY)
         node.mend()
         self.check(node.provide(), 'available')
 
     def test_a_wrong_layout(self):
-        """What its message tells, and that the node is of use after it."""
+        """The error explains the problem, and the node remains usable."""
         slices, tenths = self.layout(_SLICES), self.layout(_TENTHS)
         node = self.node('a30x4')
         node.set_traits(slices, tenths)

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which steps ironic-python-agent offers, and those that clean."""
+"""The steps that ironic-python-agent offers, and the cleaning steps."""
 
 import pynvml
 from ironic_python_agent import errors
@@ -79,7 +79,7 @@ class OfferTest(agent_case.AgentCase):
         self.assertEqual([], self.names('clean'))
 
     def test_wrong_options(self):
-        """Each step fails and says which; the agent goes on."""
+        """Each step fails and names the option; the agent keeps running."""
         self.conf.config(group='gpu', ignored_devices=['some'])
         self.restart()
         self.assertEqual(_CLEANING, self.names('clean'))
@@ -99,12 +99,12 @@ class OfferTest(agent_case.AgentCase):
 
 
 class SysfsTest(agent_case.AgentCase):
-    """A ramdisk without NVIDIA's driver, which is not simulated."""
+    """A ramdisk without NVIDIA's driver and without a simulation."""
 
     MACHINE = None
 
     def add(self, vendor='0x10de', **files):
-        """Have another PCI function."""
+        """Add a PCI function to the node's sysfs."""
         devices = self.sysfs / 'bus/pci/devices'
         place = devices / f'0000:{len(list(devices.iterdir())):02x}:00.0'
         place.mkdir()
@@ -194,7 +194,7 @@ class CleanTest(agent_case.AgentCase):
         self.assertEqual(0, found[0]['traces']['processes'])
         self.assertIn(f'GPU {self.gpu}: ', self.log.output)
 
-    def test_sick(self):
+    def test_unhealthy(self):
         other = self.machine.gpus[3].address
         self.machine.set_remapped_rows(self.gpu, failed=True)
         self.machine.set_health(other, uncorrected=2)
@@ -264,7 +264,7 @@ class CleanTest(agent_case.AgentCase):
 
 
 class ModesTest(agent_case.AgentCase):
-    """Modes that the last inspection recorded."""
+    """Steps compare GPU modes with those that the inspection recorded."""
 
     def setUp(self):
         super().setUp()
@@ -291,7 +291,7 @@ class ModesTest(agent_case.AgentCase):
         done = self.clear(wanted)
         self.assertEqual([True, None, None, None],
                          [item.get('ecc_mode') for item in done])
-        # It waits for the restart that ends the cleaning.
+        # The mode is pending until the reboot that ends the cleaning.
         found = self.execute('clean', 'verify_gpus', wanted)['gpus'][0]
         self.assertEqual({'enabled': False, 'pending': True},
                          found['ecc_mode'])
@@ -357,7 +357,7 @@ class VgpuTest(agent_case.AgentCase):
 
     def test_they_go_unless_a_guest_has_one(self):
         gpu = self.machine.gpus[0].address
-        # Makes privileged changes happen in this process.
+        # As a side effect, privileged changes now run in this process.
         self.names('clean')
         privileged_gpu.set_virtual_functions(gpu, True)
         privileged.create_gpu_instance(gpu, 19, 6, 1)

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The step that gives a deployed system its layout."""
+"""The step that gives a deployed system its GPU layout."""
 
 import os
 import pathlib
@@ -35,7 +35,7 @@ class LayoutCase(agent_case.AgentCase):
         return self.execute('deploy', _STEP, layout=layout, **others)
 
     def fails(self, layout, *words):
-        """Check that it fails and that nothing was changed."""
+        """Check that the step fails and changes nothing."""
         before = self.modes(), sorted(self.image.rglob('*'))
         text = self.refused('deploy', _STEP, errors.DeploymentError, *words,
                             layout=layout)
@@ -50,7 +50,7 @@ class LayoutCase(agent_case.AgentCase):
                     for gpu in self.machine.gpus]
 
     def layout(self):
-        """What the image's own program is to read."""
+        """The layout that the image's own program reads."""
         return yaml.safe_load(agent_case.read(
             self.image / staged.LAYOUT_PATH))['mig-configs']
 
@@ -156,11 +156,12 @@ class StageTest(LayoutCase):
 
 
 class ElsewhereTest(LayoutCase):
-    """The image gets nothing, as its config drive has the layout."""
+    """The step writes nothing to the image: its config drive has the layout.
+    """
 
     def setUp(self):
         super().setUp()
-        # No partition of it can be mounted.
+        # A step that looks for a partition to mount fails.
         self.useFixture(fixtures.MockPatchObject(
             image.disk_utils, 'list_partitions', side_effect=AssertionError))
 

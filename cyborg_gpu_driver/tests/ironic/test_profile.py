@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Profiles of bare metal on the released Ironic, with simulated machines."""
+"""Bare-metal profiles on the released Ironic, with simulated machines."""
 
 from cyborg_gpu_driver.tests.ironic import profile_case
 
@@ -126,7 +126,7 @@ class NodesTest(profile_case.ProfileCase):
             told[stranger])
         self.assertNotIn(plain, told)
         self.assertRegex(errors, r'\d+ nodes are of another resource class')
-        # Those of the inspection stay.
+        # The node keeps the traits of the inspection.
         self.assertLessEqual({self.trait, 'CUSTOM_GPU_ARCH_HOPPER'},
                              set(self.traits(can)))
         for name in (cannot, blank, stranger, plain):

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Simulated machines as their inspection finds them."""
+"""Simulated machines as an inspection finds them."""
 
 import json
 
@@ -20,12 +20,12 @@ from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 
-# It takes a while to read all the virtual functions of one.
+# By machine. Reading all the virtual functions of a machine takes a while.
 _SNAPSHOTS: dict = {}
 
 
 def snapshot(case, name):
-    """A machine as it is when it was just installed."""
+    """The snapshot of a newly installed machine."""
     if name not in _SNAPSHOTS:
         machine = simulator.Machine.load(name)
         opened = platform.open_platform(machine)
@@ -34,19 +34,20 @@ def snapshot(case, name):
     return _SNAPSHOTS[name]
 
 
-def sent(host, sick=None):
-    """What its ramdisk sends, as Ironic gets it.
+def sent(host, unhealthy=None):
+    """The data that the ramdisk of a host sends, as Ironic receives it.
 
-    :param sick: codes of what ails GPUs, by their index; None if none of
-        them could be asked. A GPU that NVML does not see never could.
+    :param unhealthy: codes of the conditions of GPUs, by index; None if the
+        ramdisk could query no GPU. It can never query a GPU that NVML does
+        not see.
     """
-    ailing = {} if sick is None else {
+    conditions = {} if unhealthy is None else {
         gpu.address: [health.Condition(code, 1, 2)
-                      for code in sick.get(index, ())]
+                      for code in unhealthy.get(index, ())]
         for index, gpu in enumerate(host.gpus) if gpu.visible_to_nvml}
-    return json.loads(json.dumps(inventory.to_dict(host, ailing)))
+    return json.loads(json.dumps(inventory.to_dict(host, conditions)))
 
 
-def found(case, name, sick=None):
+def found(case, name, unhealthy=None):
     """The inventory of a machine."""
-    return inventory.parse(sent(snapshot(case, name), sick or {}))
+    return inventory.parse(sent(snapshot(case, name), unhealthy or {}))

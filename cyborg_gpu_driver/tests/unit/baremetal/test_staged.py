@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What an image gets, and the unit that it boots with."""
+"""The files that are staged in an image, and the unit that runs at boot."""
 
 import configparser
 import shlex
@@ -70,7 +70,7 @@ class UnitTest(base.BaseTestCase):
 
     def setUp(self):
         super().setUp()
-        # A key may stand there often: what is looked at here does not.
+        # A unit may repeat a key, but not those that the tests read.
         self.unit = configparser.ConfigParser(strict=False,
                                               interpolation=None)
         self.unit.optionxform = str
@@ -93,7 +93,7 @@ class UnitTest(base.BaseTestCase):
         app = main.CyborgGpu()
         factory, name, rest = app.command_manager.find_command(words[2:])
         parsed = factory(app, None).get_parser(name).parse_args(rest)
-        # systemd waits longer than the command does, resets included.
+        # systemd waits longer than the command needs, including GPU resets.
         self.assertGreater(
             int(self.unit['Service']['TimeoutStartSec']),
             parsed.timeout + parsed.metadata_timeout + 300)
@@ -103,11 +103,11 @@ class UnitTest(base.BaseTestCase):
                          self.unit['Service']['StandardOutput'])
 
     def test_it_says_what_the_command_cannot(self):
-        """That it is missing, or was ended by a signal."""
+        """The unit reports a command that is missing or died by a signal."""
         words = shlex.split(
             self.unit['Service']['ExecStopPost'].replace('\\\n', ' '))
         self.assertEqual(['/bin/sh', '-c'], words[:2])
-        # To systemd, two dollars are one (systemd.service, COMMAND LINES).
+        # systemd reads two dollars as one (systemd.service, COMMAND LINES).
         script = words[2].replace('$$', '$')
         self.assertNotIn('$$', script)
         for outcome, status, said in (
@@ -131,8 +131,7 @@ class UnitTest(base.BaseTestCase):
                          staged.WANTS_PATH.split('/')[-2])
 
     def test_it_may_reach_the_hardware(self):
-        """None of what would hide the GPUs, sysfs or the driver's modules.
-        """
+        """No option hides the GPUs, sysfs or the driver's modules."""
         self.assertEqual(set(), {
             'PrivateDevices', 'ProtectClock', 'ProtectKernelTunables',
             'ProtectKernelModules', 'DevicePolicy', 'PrivateNetwork',

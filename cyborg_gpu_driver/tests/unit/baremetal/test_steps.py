@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which steps a node is offered, and what is wrong with its GPUs: values."""
+"""The steps that a node offers, and the faults of its GPUs: pure functions."""
 
 import dataclasses
 
@@ -122,7 +122,7 @@ class FaultsTest(base.BaseTestCase):
         wanted = modes.Modes({_A30.address: True}, {_A30.address: True})
         gpu = dataclasses.replace(_A30, mig=model.Mig(False, True))
         self.assertEqual((), faults.of_gpu(gpu, (), wanted, True))
-        # A GPU without ECC mode has none to compare.
+        # A GPU without an ECC mode has nothing to compare.
         self.assertEqual((), faults.of_gpu(gpu, (), wanted, None))
         found, = faults.of_gpu(gpu, (), wanted, False)
         self.assertIn('its ECC mode is off instead of on', found)

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Writing into a tenant's tree, with links that lead out of it."""
+"""Writing into a tenant's tree that has symbolic links that lead out of it."""
 
 import os
 import pathlib
@@ -35,7 +35,7 @@ class TreeCase(base.BaseTestCase):
         self.tree = tree.Tree(f'{self.root}/')
 
     def link(self, path, target):
-        """A symbolic link of the tenant's."""
+        """Create a symbolic link that the tenant might create."""
         (self.root / path).parent.mkdir(parents=True, exist_ok=True)
         (self.root / path).symlink_to(target)
 
@@ -43,7 +43,7 @@ class TreeCase(base.BaseTestCase):
         return (self.root / path).read_text(encoding='utf-8')
 
     def left(self, place=None):
-        """Every name in the tree, or below another directory."""
+        """All paths in the tree, or below another directory."""
         place = place or self.root
         return sorted(str(path.relative_to(place))
                       for path in place.rglob('*'))
@@ -86,7 +86,7 @@ class WriteTest(TreeCase):
 
 
 class LinksTest(TreeCase):
-    """What leads out of the tree for us leads into it for its system."""
+    """Links that lead out of the tree here lead into it on its own system."""
 
     def test_a_file_that_is_a_link_is_replaced(self):
         secret = self.outside / 'secret'
@@ -109,7 +109,7 @@ class LinksTest(TreeCase):
                 self.tree.write(f'etc/link{number}/new{number}', '', 0o644)
                 self.assertTrue(any(self.root.rglob(f'new{number}')))
             except exception.ImageRefused:
-                # It leads nowhere in there.
+                # In the tree, the target does not exist.
                 self.assertFalse((self.root / target.lstrip('/')).exists())
             self.assertEqual(before, self.left(self.outside))
             self.assertFalse(os.path.exists(f'/etc/new{number}'))

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A bare-metal server that boots, in this process."""
+"""Boot a simulated bare-metal server in this process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class BootCase(base.CommandCase):
         return os.path.join(self.directory, name)
 
     def write_host(self, *addresses):
-        """The file of a simulated server with GPUs at these addresses."""
+        """Write the file of a simulated server with GPUs at these addresses.
+        """
         path = self.path('host.yaml')
         with open(path, 'w', encoding='utf-8') as stream:
             json.dump({'driver_version': '570.124.03', 'gpus': [
@@ -54,14 +55,14 @@ class BootCase(base.CommandCase):
         return path
 
     def machine(self):
-        """The server's hardware, as another process sees it."""
+        """The hardware of the server, as another process sees it."""
         return simulator.Machine.load(self.options['simulate'],
                                       self.options['simulate_state'])
 
     def layout(self, **items):
         """The text of a layout file with one entry, ``staged``.
 
-        :param items: what differs from the usual item.
+        :param items: keys and values that differ from the default item.
         """
         item = {'devices': 'all', 'mig-enabled': True,
                 'mig-devices': self.devices}
@@ -71,7 +72,7 @@ class BootCase(base.CommandCase):
                            'mig-configs': {'staged': [item]}})
 
     def stage(self, text=None):
-        """Write a layout file; its path."""
+        """Write a layout file and return its path."""
         path = self.path('layout.yaml')
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write(self.layout() if text is None else text)
@@ -84,7 +85,7 @@ class BootCase(base.CommandCase):
             json.dump(content, stream)
 
     def boot(self, *arguments, code=0):
-        """Run the command; what it prints, and says beside."""
+        """Run the command and return its output and its standard error."""
         conf = self.configure('[gpu]\n' + ''.join(
             f'{name} = {value}\n' for name, value in self.options.items()),
             self.directory)
@@ -93,20 +94,24 @@ class BootCase(base.CommandCase):
             *arguments, code=code)
 
     def booted(self, *arguments, code=0):
-        """The report that the command prints."""
+        """Run the command and return the report that it prints and keeps."""
         report = json.loads(self.boot(*arguments, '-f', 'json',
                                       code=code)[0])
         self.assertEqual(report, self.kept())
         return report
 
     def kept(self):
-        """The report that is kept."""
+        """The report in the state directory."""
         with open(os.path.join(self.state_path, 'firstboot.json'),
                   encoding='utf-8') as stream:
             return json.load(stream)['content']
 
     def gpus(self):
-        """MIG mode and instances of each GPU: profile ids and starts."""
+        """For each GPU, the MIG mode and the GPU instances.
+
+        A GPU instance is its profile ID, its start and the number of its
+        compute instances.
+        """
         machine = self.machine()
         with machine.operation():
             return [(gpu.state.mig, sorted(

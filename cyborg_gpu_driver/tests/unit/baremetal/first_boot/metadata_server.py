@@ -10,18 +10,18 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A metadata service on this machine, with the documents of a test."""
+"""A local metadata service with the documents of a test."""
 
 import http.server
 import threading
 
 
 class MetadataServer:
-    """Answers as it is told to.
+    """A metadata service that answers as the test specifies.
 
-    ``documents`` by name: bytes, an HTTP status, or a list of them, of
-    which each counts once and the last for good. ``asked`` has the paths
-    that were asked for.
+    ``documents`` has the answers by name: bytes, an HTTP status, or a list
+    of them. The server gives each item of a list once, and repeats the last
+    one. ``asked`` has the paths of the requests.
     """
 
     def __init__(self):
@@ -36,7 +36,7 @@ class MetadataServer:
         return f'http://127.0.0.1:{self._port}/openstack/latest'
 
     def open(self):
-        """Answer again, at the address of before."""
+        """Start to answer, at the same address as before."""
         self._server = http.server.ThreadingHTTPServer(
             ('127.0.0.1', self._port), self._handler())
         self._port = self._server.server_port
@@ -46,7 +46,7 @@ class MetadataServer:
         self._thread.start()
 
     def close(self):
-        """Stop; from now on nobody answers there."""
+        """Stop the server, so that nothing answers at its address."""
         if self._server is not None:
             self._server.shutdown()
             self._thread.join()
@@ -74,6 +74,6 @@ class MetadataServer:
                 self.wfile.write(body)
 
             def log_message(self, *_arguments):
-                """Nothing to standard error."""
+                """Write nothing to standard error."""
 
         return Handler

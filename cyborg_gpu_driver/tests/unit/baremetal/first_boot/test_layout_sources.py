@@ -10,7 +10,8 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Where a layout stands, which of several counts, and what is refused."""
+"""Where layouts are found, which of several is used, and which are refused.
+"""
 
 import json
 import os
@@ -35,7 +36,7 @@ _VENDOR2 = 'vendor_data2.json'
 class SourcesCase(base.BaseTestCase):
 
     def documents(self, **contents):
-        """What is found in documents, by the word that names them."""
+        """Search documents, which are given by short names."""
         names = {'meta': _META, 'vendor': _VENDOR, 'vendor2': _VENDOR2}
         texts = {names[word]: content if isinstance(content, str)
                  else json.dumps(content)
@@ -44,7 +45,7 @@ class SourcesCase(base.BaseTestCase):
             texts.get, 'drive')])
 
     def property(self, value):
-        """What is found where a server has such a property."""
+        """The layout found for a server with this value of the property."""
         return self.documents(meta={'uuid': 'u', 'meta': {
             'cyborg_gpu_layout': value, 'other': 'x'}}).found
 
@@ -142,7 +143,8 @@ class DocumentsTest(SourcesCase):
                           str(error))
 
     def test_an_alias_is_refused(self):
-        """It would be printed as large as what it stands for, and more."""
+        """Expanded aliases would make the printed layout grow without bound.
+        """
         lists = ', '.join(
             f'&a{number} [{f"*a{number - 1}, " * 9}]' if number else
             '&a0 [x]' for number in range(30))

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The config drive: found by its label, mounted or not."""
+"""The config drive is found by its label, whether mounted or not."""
 
 import os
 import shutil
@@ -48,16 +48,16 @@ class DocumentsTest(base.BaseTestCase):
         self.assertIsNone(self.read())
 
     def test_a_link_is_not_followed(self):
-        """It could lead to any file of this system."""
+        """A symbolic link could lead to any file of this system."""
         os.symlink('/etc/passwd', os.path.join(self.latest, _META))
         error = self.assertRaises(exception.LayoutSourceError, self.read)
         self.assertIn('Too many levels of symbolic links', str(error))
 
 
 class DeviceTest(base.BaseTestCase):
-    """A real block device, with a file system that the kernel knows.
+    """A real block device with a file system that the kernel supports.
 
-    Not every kernel knows the two that config drives have.
+    Not every kernel supports the two file systems of config drives.
     """
 
     types = ('iso9660', 'ext2', 'ext4')
@@ -124,7 +124,7 @@ class DeviceTest(base.BaseTestCase):
                 for flag in (os.ST_RDONLY, os.ST_NOSUID, os.ST_NODEV,
                              os.ST_NOEXEC):
                     self.assertTrue(flags & flag)
-                # What is above it is root's alone.
+                # Only root can access the parent directory.
                 self.assertEqual(0o700, os.stat(os.path.dirname(
                     directory)).st_mode & 0o777)
             self.assertEqual([], self.mounts())
@@ -145,7 +145,7 @@ class DeviceTest(base.BaseTestCase):
         self.label('config-2')
         mounted = os.path.join(self.directory, 'a place')
         os.mkdir(mounted)
-        # For writing, so that it cannot be mounted for reading only.
+        # Mounted for writing, so that a read-only mount is impossible.
         self.run_program('mount', self.device, mounted)
         self.addCleanup(self.run_program, 'umount', mounted)
         with self.opened() as directory:

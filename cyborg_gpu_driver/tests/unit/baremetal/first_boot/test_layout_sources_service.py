@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The metadata service: asked in vain, refused, or heard."""
+"""The metadata service: no answer, refused answers and good answers."""
 
 import os
 
@@ -94,7 +94,8 @@ class ServiceTest(base.BaseTestCase):
         self.assertIsNone(service.read(_META))
         self.assertIn('Connection refused', service.silent)
         self.assertEqual(9, len(self.slept))
-        # It is not asked for the other documents, even if it comes now.
+        # The client does not request further documents, even if the service
+        # is up now.
         self.server.documents['vendor_data.json'] = b'{}'
         self.server.open()
         self.assertIsNone(service.read('vendor_data.json'))
@@ -106,14 +107,14 @@ class ServiceTest(base.BaseTestCase):
         self.assertIsNone(service.read(_META))
         self.assertIn('Connection refused', service.silent)
         self.assertEqual([], self.slept)
-        # One that is not ready is there.
+        # A service that is not ready does exist, so it is asked again.
         self.server.open()
         self.server.documents[_META] = [503, b'{}']
         self.assertEqual('{}', self.service(doubtful=True).read(_META))
 
     def test_a_network_that_is_late(self):
-        """Without a route nothing is known of the service."""
-        # Nobody connects to the broadcast address.
+        """Without a route, it is unknown whether there is a service."""
+        # A connection to the broadcast address always fails.
         service = metadata_service.MetadataService(
             'http://255.255.255.255/', 3, True, lambda: self.now,
             self.sleep)
@@ -134,7 +135,7 @@ class ServiceTest(base.BaseTestCase):
         self.assertIn('is longer than', self.refused())
 
     def test_too_slow(self):
-        """However much comes of an answer, the time is what was given."""
+        """The time limit holds even while parts of the answer arrive."""
         self.server.documents[_META] = b'x' * layout_sources.LIMIT
 
         def clock():

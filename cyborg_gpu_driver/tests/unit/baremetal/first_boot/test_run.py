@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A bare-metal server boots, and its GPUs are as its layout says."""
+"""At boot, a bare-metal server partitions its GPUs as its layout says."""
 
 import json
 import os
@@ -110,7 +110,7 @@ class SourcesTest(first_boot_case.BootCase):
         self.assertEqual(['config drive, vendor_data2.json, '
                           'cyborg_gpu_layout'], report['others'])
         self.assertEqual([_SEVEN] * 2, self.gpus())
-        # What the drive has, the service has too: it is not asked.
+        # A config drive has what the service has, so the service is not used.
         report = self.booted('--config-drive', self.drive, *self.asking)
         self.assertEqual('all-1g.10gb', report['layout'])
         self.assertEqual([], self.server.asked)
@@ -149,7 +149,7 @@ class SourcesTest(first_boot_case.BootCase):
         self.assertEqual(before, self.gpus())
 
     def test_a_service_that_gave_a_layout_is_missed(self):
-        """A network that is late must not cost the instances unnoticed."""
+        """A late network must not silently cost the GPU instances."""
         self.serve('all-1g.10gb')
         self.boot(*self.asking)
         self.server.close()
@@ -164,11 +164,11 @@ class SourcesTest(first_boot_case.BootCase):
         self.assertEqual('applied', self.booted(*self.asking)['result'])
 
     def test_no_service_is_waited_for_only_once(self):
-        """Not at each boot of a host that has no layout."""
+        """A host without a layout does not wait at each boot."""
         self.server.close()
         url = self.server.url
         self.assertEqual(url, self.booted(*self.asking)['no_service'])
-        # Would outlive the test's patience, if it waited.
+        # The test would time out if the command waited.
         waiting = (*self.asking, '--metadata-timeout', '3600')
         report = self.booted(*waiting)
         self.assertEqual(('no-layout', url),
@@ -237,7 +237,7 @@ class WrongTest(first_boot_case.BootCase):
         self.assertIn('all-1g.10gb', output)
 
     def test_a_wrong_one_is_not_passed_over(self):
-        """The next place may mean another server."""
+        """The layout of the next source may be meant for another server."""
         self.put_on_drive('meta_data.json', {'meta': {
             'cyborg_gpu_layout': 'all-1g.10gb'}})
         self.assertEqual('unusable', self.booted(
@@ -254,7 +254,7 @@ class WrongTest(first_boot_case.BootCase):
 
 
 class ServerTest(first_boot_case.BootCase):
-    """GPUs that are not as they should be when the server boots."""
+    """GPUs that are in a wrong state when the server boots."""
 
     def setUp(self):
         super().setUp()
@@ -382,7 +382,7 @@ class ShowTest(first_boot_case.BootCase):
             stream.write(text.replace('no-layout', 'no-lay'))
         _, errors = self.boot('--show', code=1)
         self.assertIn('does not match its checksum', errors)
-        # The next boot does not mind.
+        # The next boot ignores the damage.
         self.boot()
         self.boot('--show')
 
@@ -390,7 +390,7 @@ class ShowTest(first_boot_case.BootCase):
 class NeedsTest(first_boot_case.BootCase):
 
     def test_no_service_of_openstack_is_imported(self):
-        """A tenant's system has this package and the driver, no cloud."""
+        """A tenant's system has this package and the driver, but no cloud."""
         program = (
             'import sys\n'
             'from cyborg_gpu_driver.cmd import main\n'

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The line on the console, which says what a first boot came to."""
+"""The line on the console with the result of a first boot."""
 
 import json
 import re
@@ -25,7 +25,7 @@ _WORD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S*)')
 
 
 def read(line):
-    """The values of a line."""
+    """The values of a summary line by name."""
     assert line.startswith('cyborg-gpu-firstboot: '), line
     return {name: json.loads(text) if text.startswith('"') else text
             for name, text in _WORD.findall(line)}
@@ -65,7 +65,7 @@ class LineTest(base.BaseTestCase):
 class CommandTest(first_boot_case.BootCase):
 
     def said(self, *arguments, code=0):
-        """What the command's last line says."""
+        """The values of the last line that the command prints."""
         output, _ = self.boot('--timeout', '0', *arguments, code=code)
         return read(output.splitlines()[-1])
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""NVIDIA's driver is late, and the first boot waits for it."""
+"""The first boot waits for an NVIDIA driver that loads late."""
 
 import errno
 import json
@@ -63,7 +63,7 @@ class WaitTest(base.BaseTestCase):
         self.happens.pop(self.now, lambda: None)()
 
     def test_a_driver_that_is_there(self):
-        outcome = self.boot.cut(self.found, 300)
+        outcome = self.boot.partition(self.found, 300)
         self.assertIs(reports.Result.APPLIED, outcome.result)
         self.assertEqual((0.0, []), (self.now, self.said))
 
@@ -73,7 +73,7 @@ class WaitTest(base.BaseTestCase):
             3.0: lambda: self.hardware.unload_library(
                 pynvml.NVML_ERROR_DRIVER_NOT_LOADED),
             7.0: self.hardware.load_library}
-        outcome = self.boot.cut(self.found, 300)
+        outcome = self.boot.partition(self.found, 300)
         self.assertIs(reports.Result.APPLIED, outcome.result)
         self.assertEqual(7.0, self.now)
         self.assertEqual([
@@ -93,18 +93,19 @@ class WaitTest(base.BaseTestCase):
 
         self.happens = {2.0: comes}
         self.hardware.reset_calls()
-        outcome = self.boot.cut(self.found, 300)
+        outcome = self.boot.partition(self.found, 300)
         self.assertEqual((reports.Result.APPLIED, 2.0, 8),
                          (outcome.result, self.now, len(outcome.gpus)))
-        # The GPUs that a session knows are those of when it was opened.
-        # So each look at the GPUs before it came opened a new one.
+        # An NVML session only knows the GPUs that existed when it was
+        # opened. So the first boot opened a new session for each look at
+        # the GPUs before this one appeared.
         self.assertEqual([2], opened)
         self.assertIn(f'NVML does not list {_FIRST}, which is bound to no '
                       'driver', self.said[0])
 
     def test_the_time_is_up(self):
         self.hardware.unload_library()
-        outcome = self.boot.cut(self.found, 2.5)
+        outcome = self.boot.partition(self.found, 2.5)
         self.assertEqual(2.5, self.now)
         self.assertEqual(
             (reports.Result.FAILED, 'the NVIDIA driver is not ready after 2.5 '
@@ -117,7 +118,7 @@ class WaitTest(base.BaseTestCase):
             self.hardware.sriov_manage(gpu.address, False)
             self.hardware.bind_driver(gpu.address, 'nouveau')
         self.hardware.unload_library(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-        outcome = self.boot.cut(self.found, 0)
+        outcome = self.boot.partition(self.found, 0)
         self.assertIn('not loaded; 0000:18:00.0 is bound to nouveau; ',
                       outcome.error)
 
@@ -133,11 +134,11 @@ class WaitTest(base.BaseTestCase):
         call = 'nvmlDeviceGetGpuInstanceProfileInfo'
         self.hardware.faults.fail(f'{call}*', pynvml.NVML_ERROR_UNKNOWN,
                                   times=None, address=_FIRST)
-        # Else it would be taken to be like the other boards.
+        # Otherwise the GPU would count as a board like the others.
         self.hardware.faults.fail('nvmlDeviceGetVbiosVersion',
                                   pynvml.NVML_ERROR_NOT_SUPPORTED,
                                   times=None, address=_FIRST)
-        outcome = self.boot.cut(self.found, 0)
+        outcome = self.boot.partition(self.found, 0)
         self.assertEqual(
             (reports.Result.FAILED, ['failed', *['changed'] * 7]),
             (outcome.result, [gpu.status for gpu in outcome.gpus]))

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a ramdisk says of its GPUs: made, sent, read."""
+"""The GPU inventory of a ramdisk: creating, sending and parsing it."""
 
 import copy
 import dataclasses
@@ -32,7 +32,7 @@ PCI = {'vendor_id': '10de', 'product_id': '2330', 'class': '030200',
 
 
 def board(gpu):
-    """A GPU without what is on it and without what makes vGPUs."""
+    """A GPU without its instances and guests and without its vGPU support."""
     return dataclasses.replace(
         gpu, iommu_group=None, sriov_numvfs=0, vfs=(), mdev_types=(),
         mdevs=(), vgpu_types=(), mixed_sizes=None, scheduler=None,
@@ -123,7 +123,7 @@ class RoundTripTest(base.BaseTestCase):
             self.assertEqual(tuple(map(board, host.gpus)), found.gpus, name)
             self.assertEqual(host.driver_version, found.driver_version)
             self.assertIsNone(found.nvml_problem)
-            self.assertEqual({}, found.sick)
+            self.assertEqual({}, found.unhealthy)
             self.assertEqual(all(gpu.visible_to_nvml for gpu in host.gpus),
                              found.asked)
 
@@ -141,20 +141,20 @@ class RoundTripTest(base.BaseTestCase):
         found = inventory.parse(inspected.sent(host))
         self.assertEqual((), found.gpus[0].mig.instances)
 
-    def test_sick(self):
+    def test_unhealthy(self):
         host = inspected.snapshot(self, 't4x4')
         first, second = (gpu.address for gpu in host.gpus[:2])
         found = inventory.parse(inspected.sent(
             host, {0: ['XID_79', 'THERMAL', 'XID_79']}))
-        self.assertEqual(('THERMAL', 'XID_79'), found.ailments[first])
-        self.assertEqual((), found.ailments[second])
+        self.assertEqual(('THERMAL', 'XID_79'), found.conditions[first])
+        self.assertEqual((), found.conditions[second])
         self.assertEqual(
-            {first: ('too hot', 'XID 79 (fell off the bus)')}, found.sick)
+            {first: ('too hot', 'XID 79 (fell off the bus)')}, found.unhealthy)
 
     def test_not_asked(self):
         found = inventory.parse(inspected.sent(
             inspected.snapshot(self, 't4x4')))
-        self.assertEqual({}, found.sick)
+        self.assertEqual({}, found.unhealthy)
         self.assertFalse(found.asked)
         self.assertTrue(inventory.Inventory().asked)
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Whatever a ramdisk sends, and whatever a step is asked for."""
+"""Arbitrary data from a ramdisk, and arbitrary arguments of a step."""
 
 import json
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which layouts a node can have, and what a step's argument means."""
+"""The layouts that a node can have, and the meaning of a step's argument."""
 
 import dataclasses
 
@@ -50,7 +50,7 @@ def file(text=FILE, name='mine.yaml'):
 
 
 def unseen(gpus):
-    """GPUs of which sysfs alone tells."""
+    """The GPUs with only what sysfs reports about them."""
     return tuple(model.Gpu(gpu.address, gpu.vendor_id, gpu.device_id,
                            gpu.class_code) for gpu in gpus)
 
@@ -64,7 +64,7 @@ class LayoutsTest(base.BaseTestCase):
         return layouts.applicable(gpus, layouts.known(gpus, files))
 
     def operators(self, gpus):
-        """Those of the file that suit."""
+        """The names of the layouts of the file that apply to the GPUs."""
         return {name for name in self.applicable(gpus, file())
                 if name in file().names}
 

@@ -41,7 +41,7 @@ def file(*entries, name='mine.yaml'):
 
 
 def without_nvml(found):
-    """The same node, of which sysfs alone tells."""
+    """The same inventory with only what sysfs reports."""
     return inventory.Inventory(tuple(
         model.Gpu(gpu.address, gpu.vendor_id, gpu.device_id, gpu.class_code)
         for gpu in found.gpus), None, 'no library')
@@ -54,7 +54,7 @@ class NodeCase(base.BaseTestCase):
         self.h100 = inspected.found(self, 'hgx-h100')
 
     def traits(self, found, current=(), **options):
-        """(those of layouts, the others)
+        """The layout traits and the other traits of a node.
 
         :param current: traits that the last inspection wrote.
         """
@@ -86,7 +86,7 @@ class TraitsTest(NodeCase):
         fewer = dict.fromkeys(addresses[1:], clique)
         for cliques in (others, fewer, {}):
             found = dataclasses.replace(self.h100, cliques=cliques)
-            # The one of an earlier inspection goes.
+            # The trait of an earlier inspection is removed.
             self.assertEqual(H100, self.traits(found, {trait})[1])
             self.assertIsNone(node.summary(found)['nvlink_clique'])
 
@@ -136,7 +136,7 @@ class TraitsTest(NodeCase):
 
 
 class WrittenTest(NodeCase):
-    """What the property of a node says of its traits."""
+    """The traits that the property of a node lists as written by the hook."""
 
     MINE = ('CUSTOM_NVIDIA_A100', 'CUSTOM_GPU_MODEL_CHEAP',
             'CUSTOM_GPU_COUNT_LARGE', 'CUSTOM_GPU_MEMORY_BIG',
@@ -197,9 +197,9 @@ class HealthyTest(NodeCase):
             inspected.found(self, 'hgx-h100', {7: ['ECC']}), trait))
 
 
-class SicknessTest(NodeCase):
+class UnhealthyTest(NodeCase):
 
-    def test_sick(self):
+    def test_unhealthy(self):
         layouts, others = self.traits(
             inspected.found(self, 'hgx-h100', {1: ['XID_79', 'THERMAL'],
                                                5: ['XID_79']}),
@@ -207,18 +207,19 @@ class SicknessTest(NodeCase):
             templates={LAYOUT + 'HALVES': HALVES})
         self.assertEqual(set(), layouts)
         self.assertEqual(H100 - {names.HEALTHY} | {
-            'CUSTOM_GPU_SICK_XID_79', 'CUSTOM_GPU_SICK_THERMAL'}, others)
+            'CUSTOM_GPU_UNHEALTHY_XID_79',
+            'CUSTOM_GPU_UNHEALTHY_THERMAL'}, others)
 
     def test_well_again(self):
         layouts, others = self.traits(
-            self.h100, ['CUSTOM_GPU_SICK_XID_79'])
+            self.h100, ['CUSTOM_GPU_UNHEALTHY_XID_79'])
         self.assertEqual((19, H100), (len(layouts), others))
 
-    def test_sick_until_asked(self):
+    def test_unhealthy_until_asked(self):
         layouts, others = self.traits(
-            without_nvml(self.h100), ['CUSTOM_GPU_SICK_XID_79'])
+            without_nvml(self.h100), ['CUSTOM_GPU_UNHEALTHY_XID_79'])
         self.assertEqual(set(), layouts)
-        self.assertIn('CUSTOM_GPU_SICK_XID_79', others)
+        self.assertIn('CUSTOM_GPU_UNHEALTHY_XID_79', others)
 
 
 class LayoutTraitsTest(NodeCase):
@@ -298,7 +299,8 @@ class LayoutTraitsTest(NodeCase):
         mine = {f'CUSTOM_{number}' for number in range(49)}
         wanted = node.traits(mine, inspected.found(
             self, 't4x4', {0: ['ECC']}))
-        self.assertEqual(mine | {'CUSTOM_GPU_SICK_ECC'}, set(wanted.traits))
+        self.assertEqual(mine | {'CUSTOM_GPU_UNHEALTHY_ECC'},
+                         set(wanted.traits))
         self.assertEqual(
             {'CUSTOM_GPU_COUNT_4', 'CUSTOM_GPU_MODEL_TESLA_T4',
              'CUSTOM_GPU_ARCH_TURING', 'CUSTOM_GPU_MEMORY_16GB',
@@ -315,7 +317,7 @@ class PropertiesTest(NodeCase):
                 '0000:41:00.0': {'ecc': None, 'mig': True},
                 '0000:81:00.0': {'ecc': None, 'mig': False}}},
             'nvlink_clique': None,
-            'sick': {'0000:41:00.0': ['XID 79 (fell off the bus)']},
+            'unhealthy': {'0000:41:00.0': ['XID 79 (fell off the bus)']},
             'boards': [
                 {'model': 'Tesla T4', 'architecture': 'turing', 'count': 1,
                  'device_id': '1eb8', 'memory_mib': 15360, 'mig': False},
