@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What the checks look at, gathered once."""
+"""The facts that the checks examine, gathered once."""
 
 from __future__ import annotations
 
@@ -39,41 +39,41 @@ _VGPU_MODES = (policy.Mode.VGPU, policy.Mode.MIG)
 class Facts:
     """A host with its services' configuration.
 
-    None stands for what was not looked at; on a simulated machine that is
-    everything beside its GPUs and the configuration.
+    None means that the fact was not gathered. On a simulated machine, only
+    the GPUs and the configuration are gathered.
     """
 
     host: model.Host
     settings: policies.Settings
     cyborg: services.Cyborg | None = None
     cyborg_problem: str = ''
-    """Why that is None."""
+    """Why ``cyborg`` is None."""
     nova: conf_file.NovaConf | None = None
-    """PCI devices and mdevs of ``nova.conf``."""
+    """The PCI devices and mdevs that ``nova.conf`` configures."""
     nova_services: services.Nova | None = None
-    """The rest of it; None where ``nova`` is."""
+    """The other options of ``nova.conf``; None if ``nova`` is None."""
     nova_problem: str = ''
-    """Why they are None."""
+    """Why ``nova`` and ``nova_services`` are None."""
     remembered: Mapping[model.PciAddress, str] = dataclasses.field(
         default_factory=dict)
-    """Fixed vGPUs that functions had before a reboot."""
+    """The fixed vGPUs that virtual functions had before a reboot."""
     machine: machine.Machine | None = None
-    """None if it is simulated."""
+    """None if the machine is simulated."""
     placement: placement.Answer | None = None
     placement_conf: services.Placement | None = None
-    """None where ``placement.conf`` was not read."""
+    """None if ``placement.conf`` was not read."""
     placement_conf_problem: str = ''
-    """Why that is None."""
+    """Why ``placement_conf`` is None."""
     by_role: Mapping[model.PciAddress, role_facts.FactsByRole] = (
         dataclasses.field(default_factory=dict))
-    """How GPUs in mode auto were read in each of their roles."""
+    """The facts about each GPU in mode auto, as read in each of its roles."""
     fabric: fabric_module.Fabric | None = None
     """None without NVSwitches."""
     migrations: Mapping[model.PciAddress, migration.Migration] = (
         dataclasses.field(default_factory=dict))
-    """Of the GPUs that make vGPUs without mdev."""
+    """Migration facts of the GPUs that make vGPUs without mdev."""
     peers: tuple[peers_module.Peer, ...] = ()
-    """Hosts that servers are to be live-migrated to and from."""
+    """The hosts that servers migrate live to and from."""
     state_path: str = ''
     """``[gpu] state_path``."""
     sriov_manage: str = ''
@@ -82,16 +82,17 @@ class Facts:
     """``[gpu] mdevctl``."""
 
     def governed(self) -> Iterator[tuple[model.Gpu, policy.Policy]]:
-        """GPUs that are offered in some mode, with their policy."""
+        """The GPUs that are offered in some mode, with their policies."""
         for gpu in self.host.gpus:
             governing = self.settings.policy_for(gpu)
             if governing and governing.mode is not policy.Mode.OFF:
                 yield gpu, governing
 
     def with_vgpus(self) -> Iterator[tuple[model.Gpu, policy.Policy]]:
-        """Those that are to carry vGPUs of either kind.
+        """The governed GPUs that may carry vGPUs, with or without MIG.
 
-        One in mode auto that is in no such role now is as it would be.
+        A GPU in mode auto that has no such role now appears as it would be in
+        one.
         """
         for gpu, governing in self.governed():
             roles = [role for role in governing.modes if role in _VGPU_MODES]
@@ -107,19 +108,19 @@ class Facts:
         return gpu
 
     def on(self, seen: machine.Machine) -> Facts:
-        """These, on a machine that was looked at."""
+        """Return these facts with those of the machine."""
         return dataclasses.replace(self, machine=seen)
 
     def compared(self, peers: tuple[peers_module.Peer, ...]) -> Facts:
-        """These, to be compared with other hosts."""
+        """Return these facts with the hosts to compare with."""
         return dataclasses.replace(self, peers=peers)
 
     def asked(self, answer: placement.Answer) -> Facts:
-        """These, with Placement's answer."""
+        """Return these facts with Placement's answer."""
         return dataclasses.replace(self, placement=answer)
 
     def programs(self, name: str) -> bool | None:
-        """Whether a program of the machine can be run; None if that was
-        not looked at.
+        """Whether the machine can run a program; None if that was not
+        examined.
         """
         return self.machine.programs.get(name)

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What the checks look at on a real machine beside its GPUs."""
+"""The facts about a real machine, beside its GPUs, that checks examine."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ _RELEASE = re.compile(r'(\d+)\.(\d+)', re.ASCII)
 
 @dataclasses.dataclass(frozen=True)
 class Names:
-    """What this machine is called."""
+    """The names of this machine."""
 
     short: str
-    """``uname -n``, which may be the full name as well."""
+    """``uname -n``; this can be the full name too."""
     full: str
-    """The resolver's canonical name; empty if it has none."""
+    """The canonical name from the resolver; empty if there is none."""
 
     @property
     def libvirt(self) -> str:
-        """What libvirt, and so hypervisor_hostname, makes of them.
+        """The host name that libvirt reports, thus hypervisor_hostname.
 
-        virGetHostname() of src/util/virutil.c: the machine's name if it has
-        a domain, else the canonical name if that has one.
+        As virGetHostname() in src/util/virutil.c: the machine's name if it
+        has a domain, else the canonical name if that has a domain.
         """
         if '.' in self.short or self.short.startswith('localhost'):
             return self.short
@@ -60,68 +60,68 @@ class Names:
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """Cyborg in the environment of this program."""
+    """The Cyborg release in the environment of this program."""
 
     version: str | None = None
-    """None if it is not there."""
+    """None if Cyborg is not installed."""
     has_placement_client: bool = False
     mismatch: str = ''
     """See :func:`cyborg_gpu_driver.cyborg_hooks.mismatch`."""
     asks_placement: bool = True
-    """Whether the agent itself does; it then looks for its compute node."""
+    """Whether the agent itself queries Placement for its compute node."""
     wants_service_token: bool = True
-    """Whether the API takes a bind from a service alone."""
+    """Whether the API accepts a bind only from a service."""
 
     @property
     def major(self) -> int | None:
-        """The first number of the version; None if it has none."""
+        """The first number of the version; None if there is none."""
         found = re.match(r'\d+', self.version or '', re.ASCII)
         return int(found[0]) if found else None
 
 
 @dataclasses.dataclass(frozen=True)
 class Machine:
-    """The machine below and beside the services."""
+    """The facts about the machine that the services run on."""
 
     names: Names = Names('', '')
     release: Release = Release()
     nova: str = ''
-    """Version of Nova in the environment of this program; empty if it is
-    not there."""
+    """Version of Nova in the environment of this program; empty if Nova is
+    not installed."""
     mdev_problem: str = ''
     """See :func:`cyborg_gpu_driver.nova.capability.mdev_problem`."""
     quota_problem: str = ''
     """See :func:`cyborg_gpu_driver.nova.capability.quota_problem`."""
     kernel: tuple[int, int] | None = None
-    """Major and minor release."""
+    """Major and minor release of the kernel."""
     modules: frozenset[str] = frozenset()
     """Loaded kernel modules."""
     running: processes.Running | None = None
-    """None where processes cannot be listed."""
+    """None if processes cannot be listed."""
     devices: Mapping[str, access.Node] = dataclasses.field(
         default_factory=dict)
-    """NVIDIA's device nodes by path, with :attr:`mig_device`."""
+    """NVIDIA's device nodes by path, including :attr:`mig_device`."""
     mig_device: str | None = None
-    """The node, or the file, which grants the use of MIG."""
+    """The device node, or the file, that grants the use of MIG."""
     state: access.Node | None = None
-    """``[gpu] state_path``; None if it is not there."""
+    """``[gpu] state_path``; None if it does not exist."""
     programs: Mapping[str, bool] = dataclasses.field(default_factory=dict)
-    """Whether programs are there and can be run, by name or path."""
+    """Whether each program exists and can be run, by name or path."""
 
     @property
     def agent(self) -> access.User | None:
-        """As whom cyborg-agent runs; None if it was not seen."""
+        """The user that cyborg-agent runs as; None if no agent was found."""
         return self.running.agent if self.running else None
 
 
 def look(state_path: str, programs: Iterable[str], proc: str = '/proc',
          dev: str = '/dev') -> Machine:
-    """Look at this machine.
+    """Gather the facts about this machine.
 
     :param state_path: ``[gpu] state_path``.
-    :param programs: to look for, by name or path.
+    :param programs: the programs to look for, by name or path.
     :param proc: where procfs is mounted.
-    :param dev: where device nodes are.
+    :param dev: the directory of the device nodes.
     """
     mig_device = next(filter(os.path.exists, _mig_devices(proc, dev)), None)
     paths = (*glob.glob(f'{dev}/nvidia[0-9]*'), f'{dev}/nvidiactl',
@@ -140,7 +140,7 @@ def look(state_path: str, programs: Iterable[str], proc: str = '/proc',
 
 
 def release(text: str) -> tuple[int, int] | None:
-    """``6.8.0-31-generic`` is (6, 8); None for anything else."""
+    """Return (6, 8) for ``6.8.0-31-generic``; None for a malformed text."""
     found = _RELEASE.match(text)
     return (int(found[1]), int(found[2])) if found else None
 
@@ -164,8 +164,8 @@ def _cyborg():
     options = importutils.try_import('cyborg.conf.agent')
     return Release(
         version, hasattr(client, 'PlacementClient'), cyborg_hooks.mismatch(),
-        # What the agent looks for in Placement has been an option ever
-        # since it does; the agent's own module does too much when imported.
+        # The agent got this option when it began to query Placement. The
+        # agent's own module does too much when it is imported.
         any(option.name == 'resource_provider_name'
             for option in getattr(options, 'opts', ())),
         importutils.try_import('cyborg.common.service_token_utils')
@@ -173,11 +173,11 @@ def _cyborg():
 
 
 def _mig_devices(proc, dev):
-    """What grants the use of MIG, the one that counts first.
+    """Yield the paths that can grant the use of MIG, the preferred first.
 
-    The MIG user guide ("Device Nodes and Capabilities"): a node below
-    ``/dev/nvidia-caps`` by the number in ``mig-minors``; the file in
-    procfs itself where the driver makes no such nodes.
+    From the MIG user guide ("Device Nodes and Capabilities"): a node below
+    ``/dev/nvidia-caps`` with the number from ``mig-minors``, or the file in
+    procfs if the driver creates no such nodes.
     """
     for line in _lines(f'{proc}/driver/nvidia-caps/mig-minors'):
         name, _, minor = line.partition(' ')

@@ -11,10 +11,10 @@
 # under the License.
 
 
-"""What another host tells, so that live migration to it can be checked.
+"""Facts about another host, for the check of live migration to that host.
 
-``cyborg-gpu check --peer-facts`` writes it there as a JSON document, and
-``cyborg-gpu check --peer FILE`` reads it here.
+``cyborg-gpu check --peer-facts`` writes them as a JSON document on the other
+host, and ``cyborg-gpu check --peer FILE`` reads the document on this host.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ VERSION = 1
 STANDARD_INPUT = '-'
 _MOST_GPUS = 64
 _SIZE_MAX = 1 << 20
-"""Characters of a document."""
+"""The most characters that a document may have."""
 _LINE = schema.matching('[ -~]{1,255}', 'a line of text')
 _TYPE = schema.matching(r'[A-Za-z0-9.+_-]{1,64}', 'a vGPU type', 'L40S-12Q')
 _ADDRESS = schema.matching(
@@ -56,20 +56,20 @@ _SCHEMA = schema.mapping({
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A GPU whose vGPUs Nova assigns; None stands for what is not known."""
+    """A GPU whose vGPUs Nova assigns; None means that a fact is unknown."""
 
     address: str
     model: str | None
-    """nvmlDeviceGetName."""
+    """The name from nvmlDeviceGetName."""
     types: tuple[str, ...]
-    """Its fixed vGPUs, each type once."""
+    """The types of its fixed vGPUs, each type once."""
     mig: bool
     """Whether MIG mode is on."""
     mixed_sizes: bool | None
     """Whether mixed-size mode is on; None if the GPU has no such mode."""
     ecc: bool | None
     supported: bool | None
-    """Whether NVML says that its vGPUs can migrate."""
+    """Whether NVML reports that its vGPUs can migrate."""
     metadata: str | None
     """As in :class:`cyborg_gpu_driver.host.snapshot.migration.Migration`.
     """
@@ -85,16 +85,16 @@ class Peer:
     gpus: tuple[Gpu, ...]
 
     def dump(self) -> str:
-        """The document."""
+        """Return the JSON document."""
         return json.dumps({'version': VERSION, **dataclasses.asdict(self)},
                           indent=2) + '\n'
 
 
 def read(path: str) -> Peer:
-    """Read a document.
+    """Read a document that ``--peer-facts`` wrote.
 
-    :param path: of its file; ``-`` is standard input.
-    :raises DocumentError: if it cannot be read or is no such document.
+    :param path: the path of its file; ``-`` is standard input.
+    :raises DocumentError: if it cannot be read or has another format.
     """
     place = schema.Place('standard input' if path == STANDARD_INPUT
                          else path)

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Placement, asked as cyborg-agent asks it."""
+"""Queries to Placement, made in the same way as cyborg-agent makes them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from cyborg_gpu_driver.report import provider_tree
 
 _NO_GPUS = model.Host()
 _TIMEOUT = 30
-"""Seconds for one answer, where ``cyborg.conf`` says nothing."""
+"""Seconds to wait for one answer if ``cyborg.conf`` sets no timeout."""
 _USER_IN_URL = re.compile('//[^/@ ]*@')
 
 _ADVICE = (
@@ -75,22 +75,22 @@ _STATUS = {
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What became of the question."""
+    """The outcome of the queries to Placement."""
 
     providers: frozenset[str] = frozenset()
-    """Those of the names that providers have."""
+    """The requested names for which a resource provider exists."""
     earlier: tuple[reconcile.Earlier, ...] = ()
-    """What servers have of GPUs through Cyborg's own driver."""
+    """The GPUs that servers have through Cyborg's in-tree driver."""
     problem: str = ''
-    """Why there is no answer; never with a secret in it."""
+    """Why there is no answer; never contains a secret."""
     advice: str = ''
 
 
 def client(files: Sequence[str]) -> Any:
-    """Cyborg's own client of Placement, with the agent's configuration.
+    """Return Cyborg's Placement client with the agent's configuration.
 
-    :param files: ``cyborg.conf``.
-    :raises ImportError: if this Cyborg has none.
+    :param files: the files of ``cyborg.conf``.
+    :raises ImportError: if this Cyborg has no Placement client.
     """
     module = importutils.import_module('cyborg.common.placement_client')
     conf = importutils.import_module('cyborg.conf').CONF
@@ -103,12 +103,13 @@ def client(files: Sequence[str]) -> Any:
 
 def ask(make_client: Callable[[], Any], names: Collection[str],
         host: model.Host = _NO_GPUS) -> Answer:
-    """Ask which of the names are names of providers, and who has GPUs.
+    """Query which names have a provider, and which servers have GPUs.
 
-    Never raises: Keystone and Placement may fail in any way.
+    Never raises, because Keystone and Placement can fail in any way.
 
-    :param make_client: see :func:`client`.
-    :param host: with the GPUs.
+    :param make_client: creates the client; see :func:`client`.
+    :param names: the names to look for.
+    :param host: the host with its GPUs.
     """
     try:
         with _silence():
@@ -133,7 +134,7 @@ def _ask(asked, names, host):
 
 @contextlib.contextmanager
 def _silence():
-    """keystoneauth logs addresses with the password that they may have."""
+    """Disable logging: keystoneauth logs URLs that may have a password."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

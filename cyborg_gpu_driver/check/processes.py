@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Which of the services run on this machine, from procfs."""
+"""The services that run on this machine, read from procfs."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _LIMIT = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class Running:
-    """The services that were seen."""
+    """The services that were found."""
 
     commands: frozenset[str] = frozenset()
     agent: access.User | None = None
-    """As whom cyborg-agent runs; None if it was not seen."""
+    """The user that cyborg-agent runs as; None if no agent was found."""
 
     @property
     def nova_commands(self) -> frozenset[str]:
@@ -41,10 +41,10 @@ class Running:
 
 
 def running(proc: str = '/proc') -> Running | None:
-    """Look through the processes.
+    """Return the services that run on this machine.
 
     :param proc: where procfs is mounted.
-    :returns: None where processes cannot be listed.
+    :returns: None if processes cannot be listed.
     """
     try:
         names = os.listdir(proc)
@@ -60,7 +60,7 @@ def running(proc: str = '/proc') -> Running | None:
 
 
 def _command(path):
-    """The program's name; that of the script where Python runs one."""
+    """Return the name of the program, or of the script that Python runs."""
     words = _read(path).split('\0')
     name = os.path.basename(words[0])
     if name.startswith('python'):
@@ -70,7 +70,7 @@ def _command(path):
 
 
 def _user(path):
-    """Effective user and all groups; None if the process has ended."""
+    """Return the effective user and all groups; None if the process ended."""
     fields = {
         line.partition(':')[0]: line.partition(':')[2].split()
         for line in _read(path).splitlines()}
@@ -87,5 +87,5 @@ def _read(path):
         with open(path, 'rb') as stream:
             return stream.read(_LIMIT).decode(errors='replace')
     except OSError:
-        # It has ended, or is not ours to see.
+        # The process has ended, or this user may not read the file.
         return ''

@@ -13,9 +13,9 @@
 
 """The checks, in the order in which they are shown.
 
-A check is a function of :class:`cyborg_gpu_driver.check.facts.Facts` that
-yields findings. To add one, write it and name it here, with those of the
-facts that it cannot do without.
+A check is a function that takes :class:`cyborg_gpu_driver.check.facts.Facts`
+and yields findings. To add a check, write the function and register it here
+with the facts that it requires.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from cyborg_gpu_driver.check.rules import vgpus
 
 
 class Needs(enum.Enum):
-    """What may not have been looked at."""
+    """Facts that a check may require and that may be missing."""
 
     MACHINE = 'machine'
     CYBORG = 'cyborg'
@@ -47,7 +47,7 @@ class Needs(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A check, and what it cannot do without."""
+    """A check with the facts that it requires."""
 
     find: Callable[[facts_module.Facts], Iterable[result.Finding]]
     needs: tuple[Needs, ...] = ()
@@ -91,7 +91,7 @@ CHECKS: dict[str, Check] = {
 
 def run(facts: facts_module.Facts
         ) -> Iterator[tuple[str, result.Finding]]:
-    """Every finding with its check's name; each check has at least one."""
+    """Yield each finding with its check's name, at least one per check."""
     for name, check in CHECKS.items():
         findings = _missing(facts, check) or list(check.find(facts))
         for finding in findings or [
@@ -100,7 +100,7 @@ def run(facts: facts_module.Facts
 
 
 def _missing(facts, check):
-    """What to say instead of the check; empty if it can be made."""
+    """Return the findings in place of the check; empty if it can be made."""
     if Needs.MACHINE in check.needs and facts.machine is None:
         return [result.skipped(result.HOST, 'the machine is simulated')]
     if Needs.CYBORG in check.needs and facts.cyborg is None:

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""The options of Cyborg's and Nova's files that decide between them."""
+"""Options of Cyborg, Nova and Placement that affect how they cooperate."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _CREDENTIALS = loading.get_auth_common_conf_options()
 
 @dataclasses.dataclass(frozen=True)
 class Cyborg:
-    """What ``cyborg.conf`` says of the agent and its neighbours."""
+    """Options of ``cyborg.conf`` for the agent and the services it uses."""
 
     host: str
-    """``[DEFAULT] host``: the name by which the agent is called."""
+    """``[DEFAULT] host``: the name under which the agent is called."""
     provider_name: str | None = None
-    """``[agent] resource_provider_name``; None leaves it to the agent."""
+    """``[agent] resource_provider_name``; None if the agent chooses it."""
     enabled_drivers: tuple[str, ...] = ()
     service_roles: tuple[str, ...] = ('service',)
     """``[keystone_authtoken] service_token_roles``."""
@@ -46,24 +46,24 @@ class Cyborg:
 
 @dataclasses.dataclass(frozen=True)
 class Nova:
-    """What ``nova.conf`` says beside PCI devices and mdevs."""
+    """Options of ``nova.conf`` other than PCI devices and mdevs."""
 
     sends_service_token: bool = False
     has_service_user: bool = False
     """Whether ``[service_user]`` has credentials."""
     resumes_guests: bool = False
     unified_limits: bool = False
-    """Whether ``[quota] driver`` goes by Keystone's unified limits."""
+    """Whether ``[quota] driver`` uses Keystone's unified limits."""
 
 
 def cyborg(conf: cfg.ConfigOpts) -> Cyborg:
-    """From the files that this program was started with.
+    """Read the files of ``cyborg.conf`` that this program started with.
 
     Names and defaults are those of cyborg/conf/agent.py (Cyborg 17),
     keystonemiddleware and oslo.privsep.
 
     :param conf: parsed, with ``[DEFAULT] host`` registered.
-    :raises InvalidValue: naming what cannot be read.
+    :raises InvalidValue: if an option cannot be read.
     """
     conf.register_opts([
         cfg.ListOpt('enabled_drivers', default=['fake_driver']),
@@ -87,12 +87,13 @@ def cyborg(conf: cfg.ConfigOpts) -> Cyborg:
 
 
 def nova(paths: Sequence[str]) -> Nova:
-    """From ``nova.conf``, the later file over the earlier.
+    """Read ``nova.conf``.
 
     Names and defaults are those of nova/conf/service_token.py,
     nova/conf/compute.py and nova/conf/quota.py of Nova 34.
 
-    :raises InvalidValue: if a file, or what it says, cannot be read.
+    :param paths: the files; a later file overrides an earlier one.
+    :raises InvalidValue: if a file or an option cannot be read.
     """
     conf = cfg.ConfigOpts()
     conf.register_opts([
@@ -115,12 +116,12 @@ def nova(paths: Sequence[str]) -> Nova:
 
 @dataclasses.dataclass(frozen=True)
 class Placement:
-    """What ``placement.conf`` says of requests at the same time."""
+    """Options of ``placement.conf`` for concurrent requests."""
 
     randomizes: bool
     """Whether allocation candidates have a random order."""
     tries: int
-    """How often a claim is tried that loses races."""
+    """How often Placement tries a claim that loses races."""
 
 
 def placement(paths: Sequence[str]) -> Placement:
@@ -129,8 +130,8 @@ def placement(paths: Sequence[str]) -> Placement:
     Names and defaults are those of placement/conf/placement.py (Placement
     16).
 
-    :param paths: the files, the later over the earlier.
-    :raises InvalidValue: if a file, or what it says, cannot be read.
+    :param paths: the files; a later file overrides an earlier one.
+    :raises InvalidValue: if a file or an option cannot be read.
     """
     conf = cfg.ConfigOpts()
     conf.register_opts([

@@ -48,10 +48,10 @@ _USAGE = 2
 
 
 class Commands(commandmanager.CommandManager):
-    """Imports the command that is run, and no other.
+    """Imports only the command that runs.
 
-    cliff (4.17) imports them all to know their names, and with them
-    OpenStack's clients, which few commands need.
+    cliff (4.17) imports all commands to learn their names. This would import
+    OpenStack's clients too, which few commands need.
     """
 
     def load_commands(self, namespace: str) -> None:
@@ -106,14 +106,16 @@ class CyborgGpu(app.App):
 
     def initialize_app(self, argv):
         if self.options.simulate and not self.options.state:
-            # The host lives as long as this process, and so do its records.
+            # The simulated host and its records exist only as long as this
+            # process.
             self._records = tempfile.TemporaryDirectory(prefix=_PROGRAM)
         self.conf = self.read_options()
 
     def read_options(self) -> cfg.ConfigOpts:
-        """The options of the files and of the command line.
+        """Return the options of the files and of the command line.
 
-        New ones each time: what one reader registers another may not.
+        Each call returns new options, because two readers may not register
+        the same option.
 
         :raises InvalidValue: if a file cannot be read.
         """
@@ -126,7 +128,7 @@ class CyborgGpu(app.App):
 
     @functools.cached_property
     def view(self) -> host_view.HostView:
-        """The host, for a command that only reads it."""
+        """The host, for a command that only reads a snapshot."""
         from cyborg_gpu_driver.cmd.context import host_view
         return host_view.HostView(self.conf)
 
@@ -137,9 +139,9 @@ class CyborgGpu(app.App):
         return machine.Machine(self.conf)
 
     def prepare_to_run_command(self, cmd):
-        """Refuse a wrong configuration, whatever the command needs of it.
+        """Refuse a wrong configuration, even if the command does not need it.
 
-        :raises InvalidConfiguration: naming group and option.
+        :raises InvalidConfiguration: names the group and the option.
         """
         if (getattr(cmd, 'checks_options', True)
                 and not isinstance(cmd, (complete.CompleteCommand,
@@ -152,7 +154,7 @@ class CyborgGpu(app.App):
             raise help_command.HelpExit()
 
     def interact(self):
-        """Show the help; cliff would open a shell without a command."""
+        """Show the help; without a command, cliff would open a shell."""
         self.parser.print_help(self.stderr)
         self.stderr.write('\nName a command:\n')
         overview.write_commands(self, self.stderr)
@@ -163,22 +165,22 @@ class CyborgGpu(app.App):
         return _USAGE if self._misused else code
 
     def close(self):
-        """Remove what was kept for this process only."""
+        """Remove the records that exist only for this process."""
         if self._records is not None:
             self._records.cleanup()
 
 
 def _is_worth_showing(record):
-    """Whether a person is to see a log record.
+    """Whether to show a log record to the user.
 
-    What our own code warns of, the commands say themselves.
+    The commands themselves print the warnings of this package's code.
     """
     return (record.levelno >= logging.ERROR
             or record.name.partition('.')[0] not in _QUIET)
 
 
 def _configuration(options):
-    """The options of the files, with those of the command line over them.
+    """Return the options; the command line overrides the files.
 
     :raises InvalidValue: if a file cannot be read.
     """
@@ -212,10 +214,10 @@ def _keep_records(conf, directory):
 
 
 def version() -> str:
-    """The version of this build, with its git revision if that is known.
+    """Return the version of this build, with its git revision if known.
 
-    pbr writes the revision into the metadata of what it builds from a clone
-    (pbr.json, key git_version).
+    When pbr builds a package from a clone, it writes the revision into the
+    metadata (pbr.json, key git_version).
     """
     number = pbr.version.VersionInfo(_PACKAGE).release_string()
     try:
@@ -229,7 +231,7 @@ def version() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run one command.
 
-    :returns: 0, or another number if it failed.
+    :returns: 0 if the command succeeded, else another number.
     """
     program = CyborgGpu()
     try:

@@ -24,7 +24,7 @@ from cyborg_gpu_driver.cmd import summaries
 
 _WIDTH = 79
 _GAP = 4
-"""Blanks before a command's name and after the longest one."""
+"""Blanks before a command's name plus those after the longest name."""
 
 
 class Help(cliff_help.HelpCommand):
@@ -40,7 +40,7 @@ class Help(cliff_help.HelpCommand):
 def show(program: app.App) -> None:
     """Show what the program does and which commands it has.
 
-    cliff (4.17) imports and creates every command for that, which takes
+    For this, cliff (4.17) would import and create every command, which takes
     longer than most commands run.
     """
     program.parser.print_help(program.stdout)
@@ -63,6 +63,6 @@ def _summary(program, name):
     try:
         return summaries.SUMMARIES[name]
     except KeyError:
-        # cliff's own, and those of other packages.
+        # Commands of cliff and of other packages.
         command = program.command_manager.find_command(name.split())[0]
         return (command.__doc__ or '').strip().partition('\n')[0].rstrip('.')

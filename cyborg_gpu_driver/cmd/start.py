@@ -10,22 +10,22 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Where the process of ``cyborg-gpu`` starts.
+"""The entry point of the ``cyborg-gpu`` process.
 
-Imports nothing before :func:`main` runs: the imports of a command take long
-enough for a person to press Ctrl-C meanwhile.
+The module imports nothing before :func:`main` runs. The imports of a command
+take so long that the user may press Ctrl-C meanwhile.
 """
 
 from __future__ import annotations
 
 _SIGINT_EXIT = 130
-"""What a shell reports of a process that SIGINT (2) ended: 128 + 2."""
+"""The exit code of a shell for a process that SIGINT (2) ended: 128 + 2."""
 
 
 def main() -> int:
     """Run the command of ``sys.argv``.
 
-    :returns: its exit code; 130 if a person interrupted it.
+    :returns: its exit code; 130 if the user interrupted it.
     """
     try:
         from cyborg_gpu_driver.cmd import main as program

@@ -11,19 +11,20 @@
 # under the License.
 
 
-"""The released Placement and Cyborg in one process, to be watched.
+"""The released Placement and Cyborg in one process, for demonstration.
 
-What the demonstration (``tools/demo``) and the functional tests share: the
-released services, unmodified, on SQLite and on loopback, with no message
-broker and no Keystone. Never imported by the driver itself.
+The demonstration (``tools/demo``) and the functional tests share this
+package: the released services, unmodified, on SQLite and on loopback, with no
+message broker and no Keystone. The driver itself never imports it.
 """
 
 import contextlib
 
 from oslo_service import backend
 
-# Before anything of Cyborg, which chooses the same from 2026.1 on. Earlier
-# releases bring no threading backend, and run on eventlet's threads; nothing
-# here is to do that: SQLite holds all of those up when one has to wait.
+# Select the backend before importing Cyborg, which selects the same one since
+# 2026.1. Earlier releases select none and run on eventlet's threads. The
+# demonstration must not use these: when one of them waits for SQLite, all
+# others wait too.
 with contextlib.suppress(ValueError):
     backend.init_backend(backend.BackendType.THREADING)

@@ -34,8 +34,8 @@ _DRIVER = 'cyborg_gpu_driver'
 def main() -> int:
     """Run the demonstration.
 
-    :returns: 0 if all went as it has to, else 1. Databases, configuration
-        and logs are then kept and named.
+    :returns: 0 if the demonstration passes. Otherwise 1; then the databases,
+        configuration and logs are kept, and their directory is printed.
     """
     began = time.monotonic()
     directory = tempfile.mkdtemp(prefix='cyborg-gpu-demo-')

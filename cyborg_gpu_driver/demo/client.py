@@ -48,9 +48,9 @@ class Api:
         self._of_thread = threading.local()
 
     def request(self, method: str, path: str, body=None, params=None):
-        """The answer's JSON, None if it has no body.
+        """Send a request; return the answer's JSON, None without a body.
 
-        Callable from several threads.
+        Thread-safe.
 
         :raises ApiError: if the status is 400 or above.
         """
@@ -62,11 +62,11 @@ class Api:
         return response.json() if response.content else None
 
     def _session(self):
-        """One for each thread: to make one takes longer than a request."""
+        """Return the thread's session: a new one is slower than a request."""
         session = getattr(self._of_thread, 'session', None)
         if session is None:
             session = self._of_thread.session = requests.Session()
-            # The services are on loopback, where no proxy may stand between.
+            # The services are on loopback; do not use a proxy.
             session.trust_env = False
         return session
 
@@ -95,14 +95,14 @@ class Placement(Api):
             'OpenStack-API-Version': 'placement ' + PLACEMENT_VERSION})
 
     def providers(self, root: str | None = None) -> dict[str, dict]:
-        """Providers by name; those of one tree if ``root`` is given."""
+        """Return providers by name; with ``root`` only those of its tree."""
         params = {'in_tree': root} if root else {}
         listed = self.get('/resource_providers', **params)
         return {provider['name']: provider
                 for provider in listed['resource_providers']}
 
     def inventories(self, provider: str) -> dict[str, dict]:
-        """A provider's inventories by resource class."""
+        """Return a provider's inventories by resource class."""
         return self.get(
             f'/resource_providers/{provider}/inventories')['inventories']
 
@@ -114,9 +114,9 @@ class Placement(Api):
             self.get(f'/resource_providers/{provider}/traits')['traits'])
 
     def snapshot(self) -> dict[str, dict]:
-        """Everything about every provider, by name, to be compared.
+        """Return everything about every provider, by name, for comparison.
 
-        Generations are left out: they count writes.
+        Generations are left out, because they count writes.
         """
         return {
             name: {'uuid': provider['uuid'],
@@ -130,7 +130,7 @@ class Placement(Api):
 class Cyborg(Api):
     """Cyborg's API as Nova calls it.
 
-    That is with an administrator's token beside its own service token.
+    Nova sends an administrator's token and its own service token.
     """
 
     def __init__(self, url: str):
@@ -149,7 +149,10 @@ class Cyborg(Api):
         self.delete('/device_profiles', value=name)
 
     def device_profile(self, name: str) -> dict:
-        """:raises KeyError: if there is none of that name."""
+        """Return a device profile.
+
+        :raises KeyError: if no device profile has that name.
+        """
         listed = self.get('/device_profiles', name=name)['device_profiles']
         if not listed:
             raise KeyError(name)
@@ -175,7 +178,7 @@ class Cyborg(Api):
     def bind(self, bindings: Mapping[str, Mapping[str, str]]) -> None:
         """Bind ARQs.
 
-        :param bindings: for each ARQ's UUID its ``hostname``,
+        :param bindings: by the UUID of each ARQ, its ``hostname``,
             ``device_rp_uuid`` and ``instance_uuid``.
         """
         self.patch('/accelerator_requests', {
@@ -185,7 +188,7 @@ class Cyborg(Api):
 
     def delete_arqs(self, *, instance: str | None = None,
                     uuids: list[str] | None = None) -> None:
-        """Unbind and delete, by instance (as Nova does) or by UUID."""
+        """Unbind and delete ARQs, by instance (as Nova does) or by UUID."""
         if instance is not None:
             self.delete('/accelerator_requests', instance=instance)
         else:

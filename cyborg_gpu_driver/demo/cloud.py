@@ -27,14 +27,15 @@ from cyborg_gpu_driver.demo import placement_service
 
 
 class Cloud:
-    """The services, started in order; :meth:`stop` ends what was started.
+    """The services, started in order; :meth:`stop` stops all of them.
 
-    :param directory: for databases, configuration and logs; empty.
+    :param directory: an empty directory for databases, configuration and
+        logs.
     :param templates: databases to copy.
     :param host: name of the compute node.
     :param drivers: ``[agent] enabled_drivers``.
-    :param overrides: more of Cyborg's configuration file.
-    :param log: whether to set logging up from that file.
+    :param overrides: additional sections of Cyborg's configuration file.
+    :param log: whether to set up logging from that file.
     """
 
     def __init__(self, directory: str, templates: database.Templates,
@@ -83,11 +84,11 @@ class Cloud:
         return self.cyborg_service.agent
 
     def report(self) -> None:
-        """Let the agent discover and report now, and return when done."""
+        """Let the agent discover and report now; return when it has."""
         self.cyborg_service.report()
 
     def handles_in_use(self) -> list[str]:
-        """UUIDs of the attach handles that Cyborg believes to be in use."""
+        """Return the UUIDs of the attach handles that Cyborg has in use."""
         return self.cyborg_service.handles_in_use()
 
     def stop(self) -> None:

@@ -13,8 +13,8 @@
 
 """The part of Nova's API that Cyborg calls: external events.
 
-Cyborg tells Nova when an instance's accelerators are bound. Nova is played
-by the demonstration, so that it is the one to be told.
+Cyborg tells Nova when an instance's accelerators are bound. The demonstration
+plays the part of Nova, so it receives these events.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class ComputeEvents:
             return tuple(self._events)
 
     def wait_for(self, instance: str, count: int, timeout: float) -> bool:
-        """Wait until ``count`` events of ``instance`` have come.
+        """Wait until ``count`` events of ``instance`` have arrived.
 
         :param timeout: seconds.
-        :returns: whether they have.
+        :returns: whether they have arrived in time.
         """
         with self._changed:
             return self._changed.wait_for(

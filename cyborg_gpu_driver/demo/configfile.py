@@ -21,7 +21,7 @@ Sections = Mapping[str, Mapping[str, object]]
 
 
 def write(path: str, *layers: Sections) -> str:
-    """Write one oslo.config file; of two layers the later one wins.
+    """Write one oslo.config file; a later layer overrides an earlier one.
 
     A list becomes a comma-separated value.
 

@@ -13,13 +13,12 @@
 
 """The released Cyborg in this process: API, conductor and agent.
 
-They talk through oslo.messaging's in-memory transport, so there is no
-broker, and the API's pipeline is the released one without the Keystone
-filter: the caller's headers say who is calling, as Keystone's filter would
-have made them.
+They communicate through oslo.messaging's in-memory transport, so there is no
+broker. The API's pipeline is the released one without the Keystone filter: the
+caller sends the headers that Keystone's filter would add to identify the user.
 
-Cyborg keeps its configuration in a process-wide object; therefore there is
-one Cyborg in a process at a time.
+Cyborg keeps its configuration in a process-wide object. Therefore a process
+can run only one Cyborg at a time.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ _EXCHANGE = 'cyborg'
 def configuration(directory: str, database_path: str, host: str,
                   placement_url: str, compute_url: str,
                   drivers: list[str]) -> configfile.Sections:
-    """What makes Cyborg run without broker and Keystone."""
+    """Return the configuration of Cyborg without broker and Keystone."""
     return {
         'DEFAULT': {
             'host': host, 'transport_url': 'fake://',
@@ -80,10 +79,10 @@ def configuration(directory: str, database_path: str, host: str,
 class CyborgService:
     """API, conductor and agent, stopped and started like daemons.
 
-    :param config_path: a file with :func:`configuration` and more.
+    :param config_path: a file with :func:`configuration` and other options.
     :param database_path: a copy of the template.
-    :param log: whether to set logging up from the file as the daemons do;
-        a test's logging stays as it is.
+    :param log: whether to set up logging from the file, as the daemons do.
+        Otherwise the logging of the test does not change.
     """
 
     def __init__(self, config_path: str, database_path: str,
@@ -103,7 +102,7 @@ class CyborgService:
 
     @property
     def url(self) -> str:
-        """Of the API, without ``/v2``."""
+        """The URL of the API, without ``/v2``."""
         return self._httpd.url
 
     def start(self) -> None:
@@ -114,23 +113,23 @@ class CyborgService:
         self._httpd = httpd.Httpd(cyborg_app.load_app())
 
     def start_agent(self) -> None:
-        """Start the agent; it does not report before :meth:`report`.
+        """Start the agent; it reports only when :meth:`report` is called.
 
-        Its periodic timer is left out, so that what happens when is the
-        caller's choice.
+        The agent has no periodic timer here, so that the caller decides when
+        it reports.
         """
         self.agent = agent_manager.AgentManager(
             constants.AGENT_TOPIC, cfg.CONF.host)
         self._serve(constants.AGENT_TOPIC, self.agent)
 
     def report(self) -> None:
-        """What the agent's periodic task does every 60 s, now."""
+        """Do now what the agent's periodic task does every 60 s."""
         self.agent.update_available_resource(context.get_admin_context())
 
     def handles_in_use(self) -> list[str]:
-        """UUIDs of the attach handles that Cyborg believes to be in use.
+        """Return the UUIDs of the attach handles that Cyborg has in use.
 
-        Asked of Cyborg's objects, for its API does not show them.
+        They come from Cyborg's objects, because its API does not show them.
         """
         return [handle.uuid for handle in objects.AttachHandle.list(
             context.get_admin_context()) if handle.in_use]
@@ -149,15 +148,15 @@ class CyborgService:
         cfg.CONF.reset()
 
     def _stop_drivers(self):
-        """End the threads of our drivers, as the end of the agent would."""
+        """Stop the threads of the GPU drivers, as the agent's end would."""
         if self.agent is not None:
             for driver in self.agent._rt.acc_drivers:
                 if hasattr(driver, 'stop'):
                     driver.stop()
 
     def _serve(self, topic, manager):
-        # As cyborg.common.rpc.get_server() does, whose threads were
-        # eventlet's before 2026.1.
+        # cyborg.common.rpc.get_server() does the same, but before 2026.1 its
+        # threads were those of eventlet.
         server = oslo_messaging.get_rpc_server(
             rpc.TRANSPORT,
             oslo_messaging.Target(topic=topic, server=cfg.CONF.host),

@@ -13,8 +13,8 @@
 
 """SQLite databases with the schemas of the released services.
 
-The schemas are made by the services' own commands, once, as templates, and
-copied for every cloud.
+The services' own commands create the schemas once, as templates. Every cloud
+gets copies of these.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ import threading
 
 import sqlalchemy
 from oslo_db.sqlalchemy import enginefacade
+from sqlalchemy.dialects import plugins
 
 from cyborg_gpu_driver.demo import configfile
 
 BUSY_TIMEOUT = 60
 """Seconds for which a transaction waits for another one."""
 
-# Cyborg's migrations alter columns in a way that SQLite does not know, so
-# its schema is made by the command for first installations.
+# Cyborg's migrations alter columns in a way that SQLite does not support, so
+# the command for first installations creates its schema.
 _CYBORG = ('from cyborg.cmd import dbsync; dbsync.main()',
            ('--config-file', 'cyborg-db.conf', 'create_schema'))
 # Starting Placement with sync_on_startup runs its migrations and fills in
@@ -43,12 +44,13 @@ _CYBORG = ('from cyborg.cmd import dbsync; dbsync.main()',
 _PLACEMENT = ('from placement import wsgi; wsgi.init_application()', ())
 
 _OUTER = 'cyborg_gpu_driver_outer'
+_PLUGIN = 'cyborg_gpu_driver_pool'
 
 
 def url(path: str) -> str:
-    """SQLAlchemy's URL of the database in the file ``path``.
+    """Return SQLAlchemy's URL of the database in the file ``path``.
 
-    What is a URL already stays as it is.
+    A ``path`` that is a URL already is returned unchanged.
     """
     if '://' in path:
         return path
@@ -64,9 +66,9 @@ class Templates:
         self._directory = directory
 
     def make(self) -> None:
-        """Make both at once.
+        """Create both databases in parallel.
 
-        :raises RuntimeError: with the output of a command that failed.
+        :raises RuntimeError: if a command failed; has the command's output.
         """
         configfile.write(
             os.path.join(self._directory, 'cyborg-db.conf'),
@@ -78,12 +80,12 @@ class Templates:
     def upgrade_placement(self) -> None:
         """Run this release's migrations of Placement's database.
 
-        :raises RuntimeError: with the output of the command if it failed.
+        :raises RuntimeError: if the command failed; has its output.
         """
         _finish(self._start_placement())
 
     def copy(self, directory: str) -> tuple[str, str]:
-        """Fresh copies in ``directory``: Cyborg's path, Placement's path."""
+        """Create copies; return Cyborg's path and Placement's path."""
         return (shutil.copyfile(self.cyborg,
                                 os.path.join(directory, 'cyborg.sqlite')),
                 shutil.copyfile(self.placement,
@@ -104,7 +106,7 @@ class Templates:
 
 
 class Attached:
-    """One service's database, put under its transaction manager.
+    """One service's database, attached to its transaction manager.
 
     :param manager: the service's root ``enginefacade`` manager.
     :param path: the database file.
@@ -112,14 +114,39 @@ class Attached:
 
     def __init__(self, manager, path: str):
         self._own = enginefacade.transaction_context()
-        self._own.configure(connection=url(path), sqlite_synchronous=False)
+        connection = sqlalchemy.make_url(url(path))
+        if connection.get_backend_name() == 'sqlite':
+            connection = connection.update_query_dict({'plugin': _PLUGIN})
+        self._own.configure(
+            connection=connection.render_as_string(hide_password=False),
+            sqlite_synchronous=False)
         self._own.append_on_engine_create(_begin_immediately)
         self._reset = manager.patch_factory(self._own)
 
     def detach(self) -> None:
-        """Give the manager its former database back."""
+        """Restore the manager's former database."""
         self._reset()
         self._own.dispose_pool()
+
+
+class KeepConnections(sqlalchemy.CreateEnginePlugin):
+    """Let an engine keep its connections, which is SQLAlchemy's default.
+
+    oslo.db opens an SQLite file for each transaction (NullPool, in
+    oslo_db.sqlalchemy.engines). SQLite then reads the schema again, which
+    takes longer than most transactions.
+    """
+
+    def __init__(self, url, kwargs):
+        super().__init__(url, kwargs)
+        # Threads wait for each other in SQLite, never for a connection.
+        kwargs.update(poolclass=sqlalchemy.QueuePool, max_overflow=-1)
+
+    def update_url(self, url):
+        return url.difference_update_query(['plugin'])
+
+
+plugins.register(_PLUGIN, __name__, 'KeepConnections')
 
 
 def _finish(*running):
@@ -133,12 +160,12 @@ def _finish(*running):
 def _begin_immediately(engine):
     """Let transactions wait for each other at their first statement.
 
-    A transaction that SQLite lets read first and write later is refused
-    ("database is locked") when another one has written in between, however
-    long the timeout; MySQL and PostgreSQL make it wait on the row.
+    If a transaction reads first and writes later, SQLite refuses the write
+    ("database is locked") when another transaction has written in between,
+    regardless of the timeout. MySQL and PostgreSQL let it wait on the row.
     Placement reads in a second transaction while its first one is open, in
-    the same thread: that one must not wait, and may not, because the
-    write-ahead log lets readers pass.
+    the same thread. The second one must not wait, and need not, because the
+    write-ahead log does not block readers.
     """
     of_thread = threading.local()
     listens_for = sqlalchemy.event.listens_for

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""A WSGI application served on loopback, one thread a request."""
+"""Serves a WSGI application on loopback, with one thread per request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
 
     def server_bind(self):
         # HTTPServer would ask the resolver for this machine's full name,
-        # which takes seconds where no name server answers.
+        # which takes seconds if no name server answers.
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]
         self.setup_environ()
@@ -38,7 +38,7 @@ class _Handler(simple_server.WSGIRequestHandler):
         return self.client_address[0]
 
     def log_message(self, format, *args):
-        """The applications keep logs of their own."""
+        """Log nothing: the applications have their own logs."""
 
 
 class Httpd:
@@ -59,7 +59,7 @@ class Httpd:
         return 'http://127.0.0.1:%d' % self._server.server_port
 
     def stop(self) -> None:
-        """Answer nobody any more and give the port back."""
+        """Stop answering requests, and release the port."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

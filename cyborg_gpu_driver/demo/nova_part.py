@@ -13,13 +13,14 @@
 
 """Nova's part, through the public APIs only.
 
-The requests, in this order, are those that nova-compute, nova-scheduler and
-nova-conductor send for a server whose flavor names a device profile.
+The requests and their order are those of nova-compute, nova-scheduler and
+nova-conductor for a server whose flavor names a device profile.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import http
 import uuid
 
 from cyborg_gpu_driver.demo import client
@@ -37,17 +38,17 @@ class NoCandidates(Exception):
 
 
 class BindFailed(Exception):
-    """Cyborg could not bind; the message says what it answered."""
+    """Cyborg could not bind; the message has its answer."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """A server that has its accelerators."""
+    """A server with its accelerators."""
 
     uuid: str
     device_profile: str
     arqs: tuple[dict, ...]
-    """As Cyborg shows them once bound, attach handles included."""
+    """The bound ARQs as Cyborg shows them, with attach handles."""
     providers: tuple[str, ...]
     """UUIDs of the accelerators' providers, in the order of ``arqs``."""
 
@@ -68,9 +69,9 @@ class NovaPart:
     def create_compute_node(self) -> str:
         """Create the root provider, as nova-compute does when it starts.
 
-        One that is there already is left as it is.
+        An existing provider does not change.
 
-        :returns: its UUID.
+        :returns: the provider's UUID.
         """
         root = str(uuid.uuid5(uuid.NAMESPACE_DNS, self.host))
         if self.host in self.placement.providers():
@@ -86,7 +87,7 @@ class NovaPart:
         return root
 
     def candidates(self, device_profile: str) -> list[dict]:
-        """What Placement can offer for a server, best first."""
+        """Return Placement's allocation candidates for a server."""
         query = {
             'resources': ','.join(f'{name}:{amount}' for name, amount
                                   in _SERVER.items()),
@@ -99,7 +100,7 @@ class NovaPart:
             '/allocation_candidates', **query)['allocation_requests']
 
     def place(self, server: str, device_profile: str) -> dict:
-        """Claim the best candidate for a server, as nova-scheduler does.
+        """Claim the first candidate for a server, as nova-scheduler does.
 
         :returns: the candidate.
         :raises NoCandidates: if Placement has no host.
@@ -107,7 +108,13 @@ class NovaPart:
         candidates = self.candidates(device_profile)
         if not candidates:
             raise NoCandidates(device_profile)
-        self.claim(server, candidates[0])
+        try:
+            self.claim(server, candidates[0])
+        except client.ApiError as error:
+            if error.status != http.HTTPStatus.CONFLICT:
+                raise
+            # Another server took it, or the agent reserved it, meanwhile.
+            raise NoCandidates(device_profile) from error
         return candidates[0]
 
     def claim(self, server: str, candidate: dict) -> None:
@@ -120,9 +127,9 @@ class NovaPart:
 
     def request_arqs(self, server: str, device_profile: str,
                      candidate: dict) -> dict[str, dict[str, str]]:
-        """Create ARQs and say how each is to be bound.
+        """Create ARQs and return how to bind each of them.
 
-        :returns: what :meth:`client.Cyborg.bind` takes.
+        :returns: the bindings for :meth:`client.Cyborg.bind`.
         """
         mappings = candidate['mappings']
         return {
@@ -134,10 +141,10 @@ class NovaPart:
 
     def create_server(self, device_profile: str, timeout: float = 30.0,
                       server: str | None = None) -> Server:
-        """Boot: candidates, claim, ARQs, bind, wait.
+        """Boot a server: candidates, claim, ARQs, bind, wait.
 
         :param timeout: seconds for the bind.
-        :param server: UUID of a server that is unshelved; a new one if None.
+        :param server: UUID of a server to unshelve; None for a new server.
         :raises NoCandidates: if Placement has no host.
         :raises BindFailed: if Cyborg cannot bind; nothing is left behind.
         """
@@ -155,9 +162,9 @@ class NovaPart:
 
     def delete_server(self, server: str, arqs: list[str] | None = None
                       ) -> None:
-        """Unbind and delete ARQs, then give the resources back.
+        """Unbind and delete ARQs, then delete the server's allocations.
 
-        :param arqs: ARQs that were perhaps never bound to the server.
+        :param arqs: ARQs that may not have been bound to the server.
         """
         self.cyborg.delete_arqs(instance=server)
         left = {arq['uuid'] for arq in self.cyborg.arqs()}

@@ -11,10 +11,10 @@
 # under the License.
 
 
-"""The operator's part: ``cyborg-gpu`` in a process of its own.
+"""The operator's part: ``cyborg-gpu`` in a separate process.
 
-It reads the same configuration as the agent, so it sees the same simulated
-machine through its state file, and knows nothing of what the agent thinks.
+The command reads the same configuration as the agent. So it sees the same
+simulated machine through the machine's state file, but not the agent's memory.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Operator:
         self._config_path = config_path
 
     def text(self, *command: str) -> str:
-        """What a command prints for people.
+        """Return what a command prints for people.
 
-        :raises CommandFailed: if it exits with another code than 0.
+        :raises CommandFailed: if its exit code is not 0.
         """
         finished = subprocess.run(
             [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
@@ -54,16 +54,17 @@ class Operator:
         return finished.stdout
 
     def data(self, *command: str):
-        """What a command gives programs.
+        """Return a command's machine-readable output.
 
         :raises CommandFailed: as :meth:`text`.
         """
         return json.loads(self.text(*command, '-f', 'json'))
 
     def machine(self) -> dict[str, dict]:
-        """What ``gpu show`` tells of every GPU, by address.
+        """Return what ``gpu show`` shows of every GPU, by address.
 
-        But not when NVML told it: a whole GPU is read again after a server.
+        The time when NVML told it is left out, because a whole GPU is read
+        again after a server.
         """
         shown = (self.data('gpu', 'show', gpu['address'])
                  for gpu in self.data('gpu', 'list'))
@@ -71,7 +72,7 @@ class Operator:
                                  if name != 'told_at'} for gpu in shown}
 
     def picture(self, address: str) -> str:
-        """What is where on one GPU: what stands below the table."""
+        """Return the picture of one GPU's layout, from below the table."""
         shown = self.text('gpu', 'show', address, '-c', 'address')
         return '\n'.join(line for line in shown.splitlines()
                          if line.startswith(' '))

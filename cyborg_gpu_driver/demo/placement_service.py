@@ -31,7 +31,7 @@ from cyborg_gpu_driver.demo import httpd
 class PlacementService:
     """Placement's WSGI application with ``auth_strategy = noauth2``.
 
-    :param directory: for its configuration file.
+    :param directory: the directory for its configuration file.
     :param database_path: a copy of the template.
     """
 
@@ -53,7 +53,7 @@ class PlacementService:
         return self._httpd.url
 
     def stop(self) -> None:
-        """Stop serving and let go of the database."""
+        """Stop serving, and release the database."""
         self._httpd.stop()
         self._database.detach()
         policy.reset()

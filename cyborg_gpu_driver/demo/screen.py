@@ -35,12 +35,12 @@ class Screen:
         _print('   ' + text)
 
     def block(self, text: str) -> None:
-        """Several lines, as they are."""
+        """Print several lines unchanged."""
         _print(textwrap.indent(text.rstrip('\n'), '   '))
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence]
               ) -> None:
-        """Aligned columns; numbers to the right."""
+        """Print aligned columns; numbers are right-aligned."""
         cells = [tuple(columns), *(tuple(row) for row in rows)]
         widths = [max(len(str(row[column])) for row in cells)
                   for column in range(len(columns))]
@@ -50,7 +50,7 @@ class Screen:
                 for value, width in zip(row, widths)).rstrip())
 
     def proof(self, text: str) -> None:
-        """Something that was checked and is so."""
+        """Print a fact that was checked and is true."""
         self.line('ok: ' + text)
 
 

@@ -40,12 +40,12 @@ CONFIGURATION = {
 
 
 class Broken(Exception):
-    """Something was not as it has to be; the message says what."""
+    """Something was not as expected; the message says what."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Before:
-    """The state that must come back."""
+    """The state that must be restored at the end."""
 
     placement: dict
     machine: dict
@@ -54,8 +54,8 @@ class Before:
 class Story:
     """The demonstration on a running cloud.
 
-    Each part raises :class:`Broken`, or what the APIs raise, if something
-    is not as it has to be.
+    Each part raises :class:`Broken`, or an error of the APIs, if something
+    is not as expected.
     """
 
     def __init__(self, running: cloud.Cloud, hand: operator.Operator,
@@ -66,7 +66,7 @@ class Story:
         self._servers: list[nova_part.Server] = []
 
     def tell(self) -> None:
-        """The whole demonstration."""
+        """Run the whole demonstration."""
         self._look_around()
         before = self._report()
         self._create_device_profiles()
@@ -84,8 +84,8 @@ class Story:
 
     def _report(self):
         self._screen.heading('cyborg-agent reports what it can offer')
-        # Providers come to be in the first report; what is reserved on them
-        # is compared in the next one.
+        # The first report creates the providers, the next one compares what
+        # is reserved on them.
         for _ in range(2):
             self._cloud.report()
         self._show_inventories('_gpu_')
@@ -186,7 +186,7 @@ class Story:
         return arq
 
     def _expect_mdev(self, address, arq):
-        """The handle's UUID must be that of an mdev of the GPU."""
+        """Check that the handle's UUID is that of an mdev of the GPU."""
         found = {mdev['uuid']: mdev['name'] for mdev in self._operator.data(
             'gpu', 'show', address)['mdevs']}
         handle = arq['attach_handle_uuid']
@@ -222,7 +222,7 @@ def _compare(what, before, after):
 
 
 def _profile(name):
-    """Name of the device profile for a MIG profile or vGPU type."""
+    """Return the device profile's name for a MIG profile or vGPU type."""
     return name.lower().replace('.', '-')
 
 

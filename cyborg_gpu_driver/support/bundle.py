@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Collecting the parts within their deadlines, and writing the archive."""
+"""Collects the parts within their deadlines, and writes the archive."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ MODE = 0o600
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What became of one part."""
+    """The result of one part."""
 
     content: Any = None
     """A document for JSON, or a list of lines."""
     problem: str = ''
-    """Why there is none, or not all of it."""
+    """Why the content is missing or incomplete."""
     failed: bool = False
-    """Whether that is not as it should be."""
+    """Whether the problem is a failure; a part can also not apply."""
 
 
 def gather(make: Mapping[str, Callable[[], Any]], seconds: float
            ) -> dict[str, Part]:
-    """Make each part; one that fails does not end the others.
+    """Make each part, even if another part fails.
 
-    :param make: makes each part, by its name.
-    :param seconds: how long a part may take. What hangs is left behind in
-        its thread.
+    :param make: functions that make the parts, by name.
+    :param seconds: how long a part may take. A part that hangs is left behind
+        in its thread.
     """
     return {name: _attempt(name, function, seconds)
             for name, function in make.items()}
@@ -64,7 +64,7 @@ def _attempt(name: str, function: Callable[[], Any], seconds: float) -> Part:
         except parts_module.LeftOut as error:
             found.append(Part(problem=str(error)))
         except (Exception, SystemExit) as error:
-            # What is broken on this host is what the bundle is about.
+            # The bundle exists to report what is broken on this host.
             found.append(Part(problem=f'{type(error).__name__}: {error}',
                               failed=True))
     thread = threading.Thread(target=work, name=f'bundle-{name}', daemon=True)
@@ -77,10 +77,10 @@ def _attempt(name: str, function: Callable[[], Any], seconds: float) -> Part:
 
 def archive(parts: Mapping[str, Part], directory: str, notes: Mapping[str, Any]
             ) -> bytes:
-    """The parts as a compressed tar archive.
+    """Return the parts as a compressed tar archive.
 
-    :param directory: in which its files are.
-    :param notes: what the index says beside the parts.
+    :param directory: the directory of the files in the archive.
+    :param notes: further entries of the index.
     """
     index = {**notes, 'parts': {
         name: {'file': part.content is not None and _file(name, part),
@@ -115,10 +115,10 @@ def _add(tar, name, text):
 
 
 def check_path(path: str, force: bool) -> None:
-    """Before anything is collected for it.
+    """Check the path of the archive before anything is collected.
 
-    :raises InvalidValue: if something is at ``path`` that is not to be
-        replaced, or cannot be.
+    :raises InvalidValue: if ``path`` exists and may not or cannot be
+        replaced.
     """
     if not os.path.lexists(path):
         return
@@ -134,12 +134,13 @@ def check_path(path: str, force: bool) -> None:
 
 
 def write(path: str, data: bytes, force: bool) -> None:
-    """Write a file that its owner alone may read.
+    """Write a file that only its owner may read.
 
     :raises InvalidValue: as :func:`check_path`, or if it cannot be written.
     """
     check_path(path, force)
-    # Not opened by its name: a link made meanwhile would be followed.
+    # Do not open ``path`` itself: open() would follow a link that was made
+    # in the meantime.
     beside = f'{path}.{os.getpid()}.partial'
     try:
         descriptor = os.open(

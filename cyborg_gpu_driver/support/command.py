@@ -48,7 +48,7 @@ class SupportBundle(command.Command):
     """
 
     checks_options = False
-    """Wrong options are what some bug reports are about."""
+    """Some bug reports are about wrong options."""
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -79,7 +79,7 @@ class SupportBundle(command.Command):
                 machine, self.app.read_options, main.version()),
                 parsed_args.timeout)
         finally:
-            # A part that hangs may have put its own in its place.
+            # A part that hangs may have replaced sys.stderr by its own.
             sys.stderr = stderr
         left_out = [*_NEVER, *(
             [] if parsed_args.with_identifiers else [_ANONYMOUS])]
@@ -107,7 +107,9 @@ class SupportBundle(command.Command):
 
 
 def _redacted(found, conf, with_identifiers):
-    """The parts without secrets, and without identities unless wanted."""
+    """Return the parts without secrets, and without identities unless
+    ``with_identifiers`` is true.
+    """
     contents = {name: {'content': part.content, 'problem': part.problem}
                 for name, part in found.items()}
     redactor = redaction.Redactor(
@@ -115,7 +117,8 @@ def _redacted(found, conf, with_identifiers):
         () if with_identifiers else _hosts(conf))
     contents = redactor.of(contents)
     if not with_identifiers:
-        # All at once: what is the same stays the same in all parts.
+        # All parts at once, so that equal identities stay equal in all
+        # parts.
         contents = anonymous.anonymise(contents)
     return {name: bundle.Part(contents[name]['content'],
                               contents[name]['problem'], part.failed)
@@ -123,7 +126,7 @@ def _redacted(found, conf, with_identifiers):
 
 
 def _hosts(conf):
-    """Names that this host may have in texts."""
+    """Return the names of this host that may occur in texts."""
     name = socket.gethostname()
     return {name, name.partition('.')[0], os.uname().nodename, conf.host,
             conf.host.partition('.')[0]} - {'localhost', 'localhost.'}

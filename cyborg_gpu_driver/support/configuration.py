@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The effective options, and what in the files must not be passed on."""
+"""The effective options, and the secrets in the configuration files."""
 
 from __future__ import annotations
 
@@ -39,15 +39,16 @@ _SHOWN = {
     'placement': {'auth_type', 'endpoint_override', 'interface',
                   'region_name', 'valid_interfaces'},
 }
-"""Options of Cyborg whose values are shown. Of all others only the name is:
-which of them are secret is known where Cyborg is installed alone."""
+"""Options of Cyborg whose values are shown. Other options are shown without
+values, because only an installed Cyborg knows which of them are secret."""
 
 
 def collect(conf: cfg.ConfigOpts) -> dict[str, Any]:
-    """Options by group: ours with their values, of others mostly names.
+    """Return this driver's options with values, and other options' names.
 
     :returns: ``files``, ``problem`` (why the policies cannot be used, or
-        None), ``gpu`` (effective values, defaults too) and ``in_files``.
+        None), ``gpu`` (effective values, including defaults) and ``in_files``
+        (options by group; a few of Cyborg's options have values).
     """
     problem = None
     try:
@@ -65,9 +66,9 @@ def collect(conf: cfg.ConfigOpts) -> dict[str, Any]:
 
 
 def secrets(conf: cfg.ConfigOpts) -> tuple[str, ...]:
-    """Secrets in the configuration files of Cyborg and Nova.
+    """Return the secrets in the configuration files of Cyborg and Nova.
 
-    A file that cannot be read here has told nobody anything.
+    Skip a file that cannot be read, because nothing of it is in the bundle.
     """
     found: list[str] = []
     files = [*_files(conf), *_NOVA]
@@ -76,12 +77,12 @@ def secrets(conf: cfg.ConfigOpts) -> tuple[str, ...]:
             if _shown_as_is(group, name) and not redaction.is_secret(name):
                 values = [value for value in values if '://' in value]
             found += redaction.of_option(name, values)
-    # In a URL a password is quoted, and elsewhere it is not.
+    # A password is quoted in a URL, but not elsewhere.
     return (*found, *map(parse.unquote, found))
 
 
 def log_path(conf: cfg.ConfigOpts) -> str | None:
-    """The agent's log file, as oslo.log finds it; None if there is none."""
+    """Return the agent's log file as oslo.log finds it; None without one."""
     found = {name: values[-1] for group, options
              in _sections(_files(conf), only_readable=True)
              if group == 'DEFAULT' for name, values in options.items()}
@@ -92,7 +93,7 @@ def log_path(conf: cfg.ConfigOpts) -> str | None:
 
 
 def _files(conf: cfg.ConfigOpts) -> list[str]:
-    """Files of Cyborg's options, in the order in which they are read."""
+    """Return the files of Cyborg's options, in the order of reading."""
     directories = conf.config_dir or ()
     return [*(conf.config_file or ()), *(
         path for directory in directories
@@ -123,7 +124,7 @@ def _shown_as_is(group, name):
 
 def _sections(files: list[str], only_readable: bool = False
               ) -> Iterator[tuple[str, dict[str, list[str]]]]:
-    """Groups of files with the values of their options, as written.
+    """Yield the groups of files with their options' values, as written.
 
     :raises ConfigFileParseError, OSError: if a file cannot be read.
     """

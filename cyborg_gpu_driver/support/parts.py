@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a support bundle consists of, each part on its own."""
+"""The parts of a support bundle, each independent of the others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from cyborg_gpu_driver.support.hardware import document
 from cyborg_gpu_driver.support.hardware import library_view
 
 LOG_BYTES = 1 << 20
-"""Of the end of the agent's log."""
+"""Bytes from the end of the agent's log."""
 _RECORD_BYTES = 1 << 20
 _PACKAGES = re.compile(
     'oslo|os-|os_|openstack|keystone|python-.*client|cyborg|nova|placement'
@@ -48,20 +48,20 @@ _OS_RELEASE = '/etc/os-release'
 
 
 class LeftOut(Exception):
-    """A part that does not apply here; the text says why."""
+    """A part does not apply to this host; the message says why."""
 
 
 def parts(machine: cmd_machine.Machine,
           read_options: Callable[[], cfg.ConfigOpts], version: str
           ) -> dict[str, Callable[[], Any]]:
-    """What makes each part, by its name.
+    """Return the functions that make the parts, by name.
 
-    A part returns a document for JSON, or a list of lines of a log.
+    A function returns a document for JSON, or a list of lines of a log.
 
     :param machine: the host.
-    :param read_options: gives its options, new ones each time: what one
-        part registers another may not.
-    :param version: of this program.
+    :param read_options: returns new options on each call, because two parts
+        may not register the same option.
+    :param version: the version of this program.
     """
     def seen():
         return library_view.SeenMachine(read_options(), machine.platform)
@@ -115,7 +115,7 @@ def _text(path):
 
 
 def _records(machine):
-    """Each GPU's record as it is on the disk, or why it cannot be read."""
+    """Return each GPU's record as on disk, or why it cannot be read."""
     records = store.of(machine.state_path)
     found = {}
     for address in records.addresses():
@@ -136,9 +136,9 @@ def _records(machine):
 
 
 def _answer(machine, command_class):
-    """Rows and remarks of a command."""
+    """Return the rows and the remarks of a command."""
     said = io.StringIO()
-    # A command wants no more of cliff's application than this.
+    # A command uses only these attributes of cliff's application.
     command = command_class(types.SimpleNamespace(
         machine=machine, view=machine, stdout=io.StringIO()), None)
     parsed = command.get_parser('').parse_args(['-f', 'json'])
@@ -163,11 +163,11 @@ def _log(conf: cfg.ConfigOpts):
 
 
 def _tail(path: str, length: int) -> bytes:
-    """The end of a regular file.
+    """Return the end of a regular file.
 
-    :raises OSError: if it cannot be read.
+    :raises OSError: if the file cannot be read.
     """
-    # A pipe in its place would make open() wait for ever.
+    # If the path is a pipe, open() would wait forever without O_NONBLOCK.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(descriptor)

@@ -10,9 +10,9 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Taking secrets and names out of what is sent to others.
+"""Removes secrets and host names from data that is sent to others.
 
-Pure: texts and documents in, the same without secrets out.
+Pure: the functions take texts and documents, and return them without secrets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from oslo_utils import strutils
 MASK = '***'
 HOST = 'this-host'
 _LEAST = 4
-"""Characters: what is shorter occurs in texts that are not about it."""
+"""Least characters of a secret: a shorter one matches unrelated texts."""
 _SECRET_NAME = re.compile('pass|secret|token|credential|private|(^|_)key$'
                           '|_key_|transport_url|connection', re.IGNORECASE)
 _USER_INFO = re.compile(r'(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)'
@@ -45,10 +45,10 @@ def is_secret(name: str) -> bool:
 
 
 def of_option(name: str, values: Iterable[str]) -> Iterator[str]:
-    """The secrets in the values of an option, as they are written there.
+    """Yield the secrets in the values of an option, as they are written.
 
-    :param name: of the option; one that :func:`is_secret` is a secret as a
-        whole.
+    :param name: the name of the option. If :func:`is_secret`, each value is
+        a secret as a whole.
     """
     for value in values:
         yield from _passwords(value)
@@ -57,7 +57,7 @@ def of_option(name: str, values: Iterable[str]) -> Iterator[str]:
 
 
 def _passwords(value: str) -> Iterator[str]:
-    """Passwords in a URL, also of several hosts as in transport_url."""
+    """Yield the passwords in a URL, for each host as in transport_url."""
     _, _, rest = value.partition('://')
     for part in rest.split(','):
         password = part.rpartition('@')[0].partition(':')[2]
@@ -66,10 +66,10 @@ def _passwords(value: str) -> Iterator[str]:
 
 
 class Redactor:
-    """Takes known secrets and whatever looks like one out of texts.
+    """Replaces known secrets and texts that look like secrets.
 
     :param secrets: texts that must not occur.
-    :param hosts: names of the host, which are replaced; none keeps them.
+    :param hosts: names of the host to replace; if empty, names are kept.
     """
 
     def __init__(self, secrets: Iterable[str], hosts: Iterable[str] = ()):
@@ -77,7 +77,7 @@ class Redactor:
         self._hosts = _pattern(hosts, words=True)
 
     def text(self, text: str) -> str:
-        """A text without secrets."""
+        """Return a text without secrets."""
         if self._secrets is not None:
             text = self._secrets.sub(MASK, text)
         text = _USER_INFO.sub(rf'\g<scheme>\g<user>:{MASK}@', text)
@@ -88,7 +88,7 @@ class Redactor:
         return text
 
     def of(self, value: Any) -> Any:
-        """A document for JSON without secrets."""
+        """Return a document for JSON without secrets."""
         return _mapped(value, self.text)
 
 
@@ -105,7 +105,7 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 
 def _pattern(texts: Iterable[str], words: bool = False
              ) -> re.Pattern[str] | None:
-    """What finds any of some texts, the longest first."""
+    """Return a pattern that finds any of the texts, the longest first."""
     least = 1 if words else _LEAST
     found = sorted({text for text in texts if len(text) >= least},
                    key=lambda text: (-len(text), text))

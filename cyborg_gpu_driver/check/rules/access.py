@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Whether a user may open a file, from what ``stat`` says of it."""
+"""Whether a user may open a file, decided from the result of ``stat``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import enum
 
 
 class Right(enum.IntFlag):
-    """One digit of a file's mode."""
+    """The bits of one octal digit of a file's mode."""
 
     EXECUTE = 1
     WRITE = 2
@@ -29,7 +29,7 @@ class Right(enum.IntFlag):
 
 @dataclasses.dataclass(frozen=True)
 class User:
-    """As which user, and in which groups, a process runs."""
+    """The user and the groups that a process runs with."""
 
     uid: int
     gids: frozenset[int] = frozenset()
@@ -42,10 +42,13 @@ class Node:
     uid: int
     gid: int
     mode: int
-    """``st_mode``; access control lists are not looked at."""
+    """``st_mode``; access control lists are ignored."""
 
     def allows(self, user: User, right: Right) -> bool:
-        """As the kernel decides: the first of owner, group and others."""
+        """Whether a user has a right.
+
+        As in the kernel, the first match of owner, group and others decides.
+        """
         if user.uid == 0:
             return True
         shift = (6 if user.uid == self.uid

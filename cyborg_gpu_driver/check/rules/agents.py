@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Checks of cyborg-agent's user and what he may do."""
+"""Checks of cyborg-agent's user and that user's permissions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.partition import policy
 
 DEFAULT_HELPER = 'sudo privsep-helper'
-"""What cyborg-agent starts where no command is configured."""
+"""The command that cyborg-agent starts if none is configured."""
 _SAMPLES = ('see the samples in etc/sudoers.d and etc/rootwrap.d of this '
             'library')
 _READ = access_module.Right.READ
@@ -33,22 +33,22 @@ _ALL = _READ | access_module.Right.WRITE | access_module.Right.EXECUTE
 
 
 def helper_programs(command: str | None) -> tuple[str, ...]:
-    """The programs that the helper's command line runs, the first first.
+    """Return the programs that the helper's command line runs, in order.
 
     :param command: ``[cyborg_gpu_privileged] helper_command``.
-    :returns: empty if it is malformed.
+    :returns: empty if the command is malformed.
     """
     try:
         words = shlex.split(command or DEFAULT_HELPER)
     except ValueError:
         return ()
-    # What follows options of sudo is not known for a program.
+    # After options of sudo, it is unknown which word is the program.
     behind = [word for word in words[1:2] if not word.startswith('-')]
     return (*words[:1], *(behind if _becomes_root(words[:1]) else ()))
 
 
 def privileges(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Whether the agent can change GPUs: as root, or by its helper."""
+    """Whether the agent can change GPUs, as root or with its helper."""
     user = facts.machine.agent
     if user is None:
         yield _unseen()

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Checks of Cyborg: its release, its configuration, its way to Placement."""
+"""Checks of Cyborg's release, configuration and access to Placement."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _IN_TREE = 'nvidia_gpu_driver'
 _TESTED = {14: '2025.1', 15: '2025.2', 16: '2026.1', 17: '2026.2'}
 """Releases that the functional tests run on."""
 _ON_EVENTLET = (14, 15)
-"""Their agent's threads are eventlet's (cyborg/cmd/__init__.py)."""
+"""The releases whose agent uses eventlet threads (cyborg/cmd/__init__.py)."""
 _GREEN = (': its agent runs on eventlet, and does not answer while it waits '
           'for NVML')
 
 
 def release(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Whether this Cyborg has what the driver needs of it."""
+    """Whether this Cyborg has the features that the driver needs."""
     found = facts.machine.release
     if found.version is None:
         yield result.failure(
@@ -70,7 +70,7 @@ def _mismatch(facts, found):
 
 
 def drivers(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Whether the agent loads our driver, and no other for the GPUs."""
+    """Whether the agent loads this driver, and no other for the GPUs."""
     enabled = facts.cyborg.enabled_drivers
     if _DRIVER not in enabled:
         yield result.failure(
@@ -86,7 +86,7 @@ def drivers(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 
 def host_name(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Whether Nova's name of this host is the one the agent goes by."""
+    """Whether the agent uses the name that Nova has for this host."""
     ours, named = facts.cyborg.host, facts.cyborg.provider_name
     if named and named != ours:
         yield result.failure(
@@ -126,7 +126,7 @@ def _first_label(name):
 
 
 def names(facts: facts_module.Facts) -> frozenset[str]:
-    """Every name that this compute node may have in Placement."""
+    """Return every name that this compute node may have in Placement."""
     found = {facts.machine.names.short, facts.machine.names.full,
              facts.machine.names.libvirt, facts.cyborg.host,
              facts.cyborg.provider_name}
@@ -134,7 +134,7 @@ def names(facts: facts_module.Facts) -> frozenset[str]:
 
 
 def placement(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Whether the agent can ask Placement, and is known there."""
+    """Whether the agent can query Placement and has a provider there."""
     asked = facts.placement
     if not facts.cyborg.has_placement_user:
         yield result.failure(
@@ -157,10 +157,10 @@ def placement(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 
 def candidates(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Whether servers that come at once are spread over the GPUs.
+    """Whether servers created at the same time are spread over the GPUs.
 
-    Nova claims the first allocation candidate of a host. In a fixed order
-    that is the same GPU for every request, until it is full.
+    Nova claims the first allocation candidate of a host. If the order is
+    fixed, that is the same GPU for every request until the GPU is full.
     """
     if len(list(facts.governed())) < 2:
         return
@@ -182,11 +182,11 @@ def candidates(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 
 def claims(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Whether Placement allocates no more than there is.
+    """Whether Placement allocates no more than the inventories have.
 
-    The second try of a claim finds what the first has written, and takes it
-    for an older excess; without any try there is no allocation (replace_all
-    in placement/objects/allocation.py, Placement 16).
+    The second try of a claim finds the allocations that the first try wrote,
+    and takes them for an older excess. With 0 tries, Placement allocates
+    nothing (replace_all in placement/objects/allocation.py, Placement 16).
     """
     wanted = 'allocation_conflict_retry_count = 1 in [placement]'
     if facts.placement_conf is None:
@@ -206,7 +206,7 @@ def claims(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 
 def earlier(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Which GPUs servers have through the driver that Cyborg had before."""
+    """Which GPUs servers still have through Cyborg's in-tree driver."""
     if facts.placement is None or not facts.placement.providers:
         yield result.skipped(result.HOST, 'Placement did not answer')
         return
@@ -220,14 +220,14 @@ def earlier(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 
 def _lost(facts):
-    """What becomes of an agent without a compute node."""
+    """Describe what happens to an agent without a compute node."""
     if facts.machine.release.asks_placement:
         return 'cyborg-agent does not start'
     return 'reports of cyborg-agent do not reach Placement'
 
 
 def service_roles(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Which role Cyborg wants to see in Nova's service token."""
+    """Which role Cyborg requires in Nova's service token."""
     roles = facts.cyborg.service_roles
     release_ = facts.machine.release if facts.machine else None
     if release_ and release_.version and not release_.wants_service_token:

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Checks of the NVSwitches and of NVIDIA's fabric manager."""
+"""Checks of the NVSwitches and NVIDIA's fabric manager."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ _START = ('Run "systemctl enable --now nvidia-fabricmanager" and read its '
 
 
 def manager(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Whether the fabric manager does what the GPUs' modes need.
+    """Whether the fabric manager supports the modes of the GPUs.
 
     From the fabric manager's user guide: CUDA starts on a GPU on NVSwitches
-    only when its NVLinks are configured; the version has to be the driver's;
-    a partition has to be active before a server with a vGPU starts, also for
-    one vGPU. MIG slices use no NVLink.
+    only if the GPU's NVLinks are configured. The fabric manager and the
+    driver must have the same version. A partition must be active before a
+    server with a vGPU starts, even with a single vGPU. MIG slices use no
+    NVLink.
     """
     fabric = facts.fabric
     modes = fabric and _modes(facts, fabric)
@@ -56,7 +57,7 @@ def manager(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 
 def _modes(facts, fabric):
-    """Modes of the GPUs that may be on the NVSwitches."""
+    """Return the modes of the GPUs that may be on the NVSwitches."""
     return {mode for gpu, governing in facts.governed()
             for mode in governing.modes
             if gpu.address in fabric.modules or gpu.driver != _NVIDIA}
@@ -76,7 +77,7 @@ def _version(facts, fabric):
 
 
 def _mode(fabric, modes):
-    """The mode of the whole board, which serves one kind of partition."""
+    """Check the mode of the board, which allows one kind of partition."""
     if fabric.mode is None:
         yield result.skipped(
             result.HOST, f'the mode of the fabric manager: '

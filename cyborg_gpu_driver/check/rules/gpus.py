@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Checks of the GPUs, their driver and the kernel below them."""
+"""Checks of the GPUs, their driver and the kernel."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from cyborg_gpu_driver.partition.offer import offers
 
 _NVIDIA = 'nvidia'
 _OTHERS = ('nouveau', 'nova_core', 'nvidiafb')
-"""Drivers of the kernel's own that take an NVIDIA GPU."""
+"""Drivers in the kernel tree that bind NVIDIA GPUs."""
 _BLACKLIST = ('Write "blacklist {0}" to a file in /etc/modprobe.d, rebuild '
               'the initramfs, and reboot')
 _DISPLAY = 'nvidia_drm'
 _MAJOR = re.compile(r'\d+', re.ASCII)
 _WITHOUT_MDEV = (6, 8)
 _FIRST_FOR_IT = 550
-"""The driver of vGPU software 17, the first for Linux 6.8."""
+"""The driver of vGPU software 17, the first that supports Linux 6.8."""
 _BY_HAND = {
     action.Action.DISABLE_FUNCTIONS: 'sriov-manage -d {}',
     action.Action.ENABLE_MIG: 'nvidia-smi -i {} -mig 1',
@@ -51,12 +51,15 @@ _BY_HAND = {
     action.Action.BIND_NVIDIA: 'driverctl set-override {} nvidia',
     action.Action.BIND_VFIO: 'driverctl set-override {} vfio-pci',
 }
-"""What a person can do in place of a step; the others are ours alone."""
+"""The command with which an operator can do a step.
+
+Only this driver does the other steps.
+"""
 _MIG_STEPS = {action.Action.ENABLE_MIG, action.Action.DISABLE_MIG}
 
 
 def offered(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Whether there is anything to offer at all."""
+    """Whether the host has GPUs, and a policy for each of them."""
     if not facts.host.gpus:
         yield result.warning(
             result.HOST, 'no NVIDIA GPU was found',
@@ -73,7 +76,7 @@ def offered(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 def driver(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether each GPU has the kernel driver that its mode needs."""
-    # One that may also be had as a whole is on vfio-pci while it is idle.
+    # A GPU that may also be offered whole is on vfio-pci while it is idle.
     carrying = {gpu.address for gpu, governing in facts.with_vgpus()
                 if policy.Mode.PASSTHROUGH not in governing.modes}
     for gpu, _ in facts.governed():
@@ -91,7 +94,7 @@ def driver(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 
 def _version(facts):
-    """Whether the driver knows how this kernel makes vGPUs."""
+    """Check that the driver supports vGPUs on this kernel."""
     kernel = facts.machine.kernel if facts.machine else None
     version = facts.host.driver_version
     if (kernel is None or kernel < _WITHOUT_MDEV
@@ -112,7 +115,7 @@ def _version(facts):
 
 
 def modules(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Whether a module is loaded that will be in the way."""
+    """Whether a loaded kernel module will cause problems."""
     loaded = facts.machine.modules
     taken = {gpu.driver for gpu, _ in facts.governed()}
     for name in _OTHERS:
@@ -132,7 +135,7 @@ def modules(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 
 def nvml(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Whether NVML answers, and lets the GPUs be read."""
+    """Whether NVML answers and the GPUs can be read."""
     problem = facts.host.nvml_problem
     needing = ({gpu.address for gpu, _ in facts.with_vgpus()}
                | {gpu.address for gpu, _ in facts.governed()
@@ -155,7 +158,7 @@ def nvml(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 
 def unreadable(gpu: model.Gpu) -> result.Finding:
-    """What stands for a check of a GPU that NVML does not tell of."""
+    """Return the finding for a GPU about which NVML has no data."""
     return result.skipped(gpu.address, condition.state(gpu),
                           'See the "NVML" check')
 
@@ -171,7 +174,7 @@ def _unread(gpu):
 
 
 def iommu(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Whether the GPUs can be given to servers."""
+    """Whether the IOMMU allows the GPUs to be assigned to servers."""
     needing = [(gpu, governing) for gpu, governing in facts.governed()
                if gpu.in_pci_sysfs and _needs_iommu(gpu, governing)]
     lacking = [gpu for gpu, _ in needing if gpu.iommu_group is None]
@@ -196,13 +199,13 @@ def iommu(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 
 def _needs_iommu(gpu, governing):
-    """mdevs on the GPU itself are all that does without."""
+    """Whether the GPU needs an IOMMU: only mdevs on the GPU itself do not."""
     return (not policy.WHOLE.isdisjoint(governing.modes)
             or gpu.framework is not model.Framework.MDEV_PF)
 
 
 def ready(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Whether MIG mode, SR-IOV and the like are as the policy has them."""
+    """Whether MIG mode, SR-IOV and other settings match the policy."""
     for gpu, governing in facts.governed():
         steps = _steps(facts, gpu, governing)
         if condition.obstacle(gpu) and not condition.is_away(gpu):
@@ -249,9 +252,10 @@ def _to_do(facts, gpu, steps):
 
 
 def _steps(facts, gpu, governing):
-    """What is left to do to the GPU itself.
+    """Return the steps that remain to be done on the GPU itself.
 
-    That the agent closes and opens it in NVML changes nothing on it.
+    This omits the steps in which the agent closes and opens the GPU in NVML,
+    because they do not change the GPU.
     """
     return [step for step in readiness.steps(gpu, readiness.wants(
         gpu, roles.governs(governing, gpu),

@@ -13,24 +13,25 @@
 
 """Checks that servers can be live-migrated between this host and others.
 
-Nova migrates a server to any function of the same resource class that says
-``live_migratable``. Whether the two GPUs fit it does not know: QEMU then
-fails in the middle. What has to be equal, and by which source:
+Nova migrates a server to any function of the same resource class that has
+``live_migratable``. Nova does not know whether the two GPUs are compatible:
+if they are not, QEMU fails in the middle. These must be equal, by these
+sources:
 
 * the driver. "Currently, vGPU live migration fails if the vGPU driver
   version differs on the source and destination hosts." (Red Hat Enterprise
   Linux 10, Live migrating a virtual machine with an attached NVIDIA vGPU).
-  NVML knows a limit by the host's driver as well
-  (NVML_VGPU_COMPATIBILITY_LIMIT_HOST_DRIVER in nvml.h), and does not say
-  which versions it means; that of another branch counts as a failure here,
-  that of the same branch as a warning.
+  NVML too has a limit by the host's driver
+  (NVML_VGPU_COMPATIBILITY_LIMIT_HOST_DRIVER in nvml.h), but does not say
+  which versions it applies to. Here, a driver of another branch is a
+  failure, and another driver of the same branch is a warning.
 * the GPU. "Live Migration is not supported between 80 GB PCIe and 94 GB NVL
-  variants" (NVIDIA AI Enterprise, Live Migration); the driver's own
-  comparison is that of nvmlDeviceGetPgpuMetadataString
-  (:func:`cyborg_gpu_driver.host.nvml.vgpu.migration_metadata`), which has
-  ECC and SR-IOV in it.
+  variants" (NVIDIA AI Enterprise, Live Migration). The driver itself
+  compares the string of nvmlDeviceGetPgpuMetadataString
+  (:func:`cyborg_gpu_driver.host.nvml.vgpu.migration_metadata`), which
+  includes ECC and SR-IOV.
 * mixed-size mode. No source says that a vGPU can change between the modes.
-  NVML gives each mode placements of its own (homogeneous, heterogeneous).
+  NVML has separate placements for each mode (homogeneous, heterogeneous).
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ _ASK = ("Run the command as root on both hosts, with NVIDIA's vGPU host "
 
 
 def describe(facts: facts_module.Facts, name: str) -> peers.Peer:
-    """This host, as another is told of it.
+    """Return the facts about this host that another host needs.
 
-    :param name: of the compute node.
+    :param name: the name of the compute node.
     """
     found = []
     for gpu, governing in facts.governed():
@@ -64,7 +65,7 @@ def describe(facts: facts_module.Facts, name: str) -> peers.Peer:
         try:
             assigned = left.assigned(gpu, governing, facts.remembered)
         except exception.FixedVgpusRefused:
-            continue  # Another check says so.
+            continue  # Another check reports this.
         types = sorted({item.type_name for item in assigned})
         if types:
             found.append(_gpu(gpu, types, facts.migrations.get(
@@ -123,7 +124,7 @@ def _branch(version: str) -> str:
 
 
 def _types(here: peers.Peer, peer: peers.Peer) -> Iterator[result.Finding]:
-    """Types that only one host has."""
+    """Yield a finding if only one host has some vGPU types."""
     ours, theirs = _by_type(here), _by_type(peer)
     if ours.keys() == theirs.keys():
         return
@@ -147,9 +148,9 @@ _Fit = Callable[[peers.Gpu, peers.Gpu], tuple[str, str] | None]
 
 
 def _pairs(here: peers.Peer, peer: peers.Peer) -> Iterator[result.Finding]:
-    """What differs between GPUs that Nova may migrate between.
+    """Yield the differences between GPUs that Nova may migrate between.
 
-    Each difference is named once, with all GPUs that it is between.
+    Each difference is reported once, with all GPUs that have it.
     """
     ours, theirs = _by_type(here), _by_type(peer)
     pairs = {(one, other): None for name in ours for one in ours[name]
@@ -172,7 +173,7 @@ def _list(pairs: list[tuple[str, str]], side: int) -> str:
 
 
 def _support(one: peers.Gpu, other: peers.Gpu) -> tuple[str, str] | None:
-    """A GPU that does not say it is in :func:`_answer`."""
+    """Compare the support; :func:`_answer` reports a GPU without answer."""
     names = {True: 'supported', False: 'not supported', None: 'unknown'}
     if False in (one.supported, other.supported):
         return names[one.supported], names[other.supported]
@@ -190,7 +191,7 @@ def _answered(gpu: peers.Gpu) -> str:
 
 
 def _ecc(one: peers.Gpu, other: peers.Gpu) -> tuple[str, str] | None:
-    """None is also the answer of a board without ECC."""
+    """Compare ECC, which is also None for a board without ECC."""
     names = {True: 'on', False: 'off', None: 'no ECC'}
     return (None if one.ecc == other.ecc
             else (names[one.ecc], names[other.ecc]))
@@ -208,7 +209,11 @@ def _mode_of(gpu: peers.Gpu) -> str:
 
 
 def _model(one: peers.Gpu, other: peers.Gpu) -> tuple[str, str] | None:
-    """ECC is in the metadata too, and is named where it differs."""
+    """Compare the boards by metadata if both have it, else by model name.
+
+    The metadata includes ECC. If ECC differs, :func:`_ecc` reports this, and
+    the model names are compared.
+    """
     if one.metadata and other.metadata and one.ecc == other.ecc:
         if one.metadata == other.metadata:
             return None

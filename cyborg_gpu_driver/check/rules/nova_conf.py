@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Checks of nova.conf against what this host's GPUs are for."""
+"""Checks of nova.conf against the policies of this host's GPUs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WRITE = ('Replace the lines for this GPU in nova.conf with those that '
 
 
 def pci_devices(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Whether Nova hands out the functions left to it, and no other."""
+    """Whether Nova assigns the functions left to it, and no others."""
     nova_has = []
     for gpu, governing in facts.governed():
         if not left.is_left(gpu, governing, facts.settings):
@@ -47,9 +47,9 @@ def pci_devices(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 
 def _left(facts, nova_has):
-    """GPUs whose virtual functions Nova is to hand out itself.
+    """Check the GPUs whose virtual functions Nova assigns itself.
 
-    :param nova_has: GPUs with what their functions are to carry.
+    :param nova_has: the GPUs with the fixed vGPUs of their functions.
     """
     in_placement = facts.nova.report_in_placement
     problem = pci_config.refusal(
@@ -72,7 +72,7 @@ def _left(facts, nova_has):
 
 
 def _assigned(facts, item, in_placement):
-    """What is wrong with the entry for one fixed vGPU; None if nothing."""
+    """Return the error in the entry for one fixed vGPU; None if correct."""
     function = device_spec.Function(
         item.function, item.vendor_id, item.product_id, item.gpu)
     entry = _entry(facts, function)
@@ -104,7 +104,9 @@ def _refuses_migration(facts, gpu):
 
 
 def _strays(facts, gpu, assigned):
-    """The GPU, and functions without a vGPU, that Nova would hand out."""
+    """Return a failure for each function without a vGPU, and for the GPU
+    itself, that Nova would assign.
+    """
     return [result.failure(
         function.address, 'a [pci] device_spec matches it, but it has no '
         f'vGPU: {entry.text}', _WRITE)
@@ -113,7 +115,7 @@ def _strays(facts, gpu, assigned):
 
 
 def _ours(facts, gpu):
-    """A GPU that Cyborg hands out, and Nova must not."""
+    """Check that Nova does not assign a GPU that Cyborg assigns."""
     for function in _functions(gpu):
         entry = _entry(facts, function)
         if entry:
@@ -133,13 +135,13 @@ def _functions(gpu):
 
 
 def _entry(facts, function):
-    """Nova goes by the first entry that matches."""
+    """Return the first entry that matches, which is the one Nova uses."""
     return next((entry for entry in facts.nova.device_spec
                  if entry.matches(function)), None)
 
 
 def mdev_types(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Whether Nova makes mdevs of its own beside Cyborg's."""
+    """Whether Nova creates mdevs of its own beside Cyborg's."""
     types = facts.nova.enabled_mdev_types
     if types and any(True for _ in facts.with_vgpus()):
         yield result.failure(
@@ -150,7 +152,7 @@ def mdev_types(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 
 def release(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Whether this Nova gives its guests what handles of type MDEV name."""
+    """Whether this Nova supports attach handles of type MDEV."""
     if all(left.is_left(gpu, governing, facts.settings)
            for gpu, governing in facts.with_vgpus()):
         return
@@ -171,7 +173,7 @@ def release(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 
 def service_token(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Whether Nova proves to Cyborg that it is Nova."""
+    """Whether Nova sends Cyborg a service token to identify itself."""
     if not facts.nova_services.sends_service_token:
         yield result.failure(
             result.HOST, 'Nova sends no service token: cyborg-api answers '

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What a check finds: one value, in the manner of oslo.upgradecheck."""
+"""The result of a check, modelled on oslo.upgradecheck."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from collections.abc import Iterable
 
 
 class Code(enum.Enum):
-    """How it is."""
+    """The outcome of a check."""
 
     SUCCESS = 0
     WARNING = 1
@@ -29,54 +29,55 @@ class Code(enum.Enum):
     FAILURE = 2
     """Servers will fail, or hardware is unused, until this is fixed."""
     SKIPPED = 3
-    """It was not looked at."""
+    """The check was not made."""
 
 
 HOST = 'host'
-"""The subject of what concerns no single GPU."""
+"""The subject of a finding that concerns no single GPU."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that a check has to say."""
+    """One statement of a check about one subject."""
 
     code: Code
     subject: str
-    """A GPU's or a virtual function's address, another host's name, or
-    :data:`HOST`."""
+    """The address of a GPU or a virtual function, the name of another host,
+    or :data:`HOST`."""
     details: str
     advice: str = ''
-    """What to do; empty if nothing is to be done."""
+    """What the operator should do; empty if nothing."""
 
 
 def success(subject: object, details: str) -> Finding:
-    """All is well."""
+    """Return a finding without a problem."""
     return Finding(Code.SUCCESS, str(subject), details)
 
 
 def warning(subject: object, details: str, advice: str) -> Finding:
-    """Worth a look."""
+    """Return a finding of a possible problem."""
     return Finding(Code.WARNING, str(subject), details, advice)
 
 
 def failure(subject: object, details: str, advice: str) -> Finding:
-    """To be put right."""
+    """Return a finding of a problem that the operator must fix."""
     return Finding(Code.FAILURE, str(subject), details, advice)
 
 
 def skipped(subject: object, why: str, advice: str = '') -> Finding:
-    """Not looked at.
+    """Return the finding of a check that was not made.
 
-    :param advice: how it can be; empty if that was asked for.
+    :param advice: how to make the check; empty if the operator chose to
+        skip it.
     """
     return Finding(Code.SKIPPED, str(subject), f'not checked: {why}', advice)
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """The command's: 2 with a failure, 1 with a warning, else 0.
+    """Return the command's exit code: 2 with a failure, 1 with a warning.
 
-    What was skipped counts as a warning if something can be done so that it
-    is checked.
+    Otherwise 0. A skipped check counts as a warning if it has advice how to
+    make the check.
     """
     return max((bool(finding.advice) if finding.code is Code.SKIPPED
                 else finding.code.value for finding in findings), default=0)

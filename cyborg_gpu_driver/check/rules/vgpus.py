@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Checks of how this host makes vGPUs."""
+"""Checks of how this host creates vGPUs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 
 _WITHOUT_MDEV = (6, 8)
-"""Linux from which on NVIDIA's driver makes no mdev on virtual functions."""
+"""The first Linux where NVIDIA's driver makes no mdev on virtual functions."""
 _MDEV = (model.Framework.MDEV_PF, model.Framework.MDEV_VF)
 _CHOOSE = ('Either set fixed_vgpus in its policy, run "cyborg-gpu nova '
            'config" and let Nova assign the vGPUs; or start nova-compute as '
@@ -33,7 +33,7 @@ _CHOOSE = ('Either set fixed_vgpus in its policy, run "cyborg-gpu nova '
 
 
 def way(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Which way each GPU's vGPUs are made and given to servers."""
+    """How the vGPUs of each GPU are created and assigned to servers."""
     for gpu, governing in facts.with_vgpus():
         if condition.obstacle(gpu) and not condition.is_away(gpu):
             yield gpus.unreadable(gpu)
@@ -57,8 +57,9 @@ def way(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 
 def _no_way(gpu):
-    """Other drivers than NVIDIA's, and functions yet to be made, are told
-    of by other checks.
+    """Report that NVIDIA's driver supports no vGPUs on the GPU.
+
+    Other checks report another driver and missing virtual functions.
     """
     if gpu.driver == 'nvidia' and (not gpu.sriov_totalvfs or gpu.vfs):
         yield result.failure(
@@ -67,7 +68,7 @@ def _no_way(gpu):
 
 
 def kernel(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Whether mdev is counted on where the kernel has none."""
+    """Whether a GPU depends on mdev on a kernel without mdev."""
     for gpu, governing in facts.with_vgpus():
         running = facts.machine.kernel
         if (running is None or running < _WITHOUT_MDEV
@@ -82,7 +83,7 @@ def kernel(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 
 def sriov_manage(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Whether virtual functions can be made, and again after a reboot."""
+    """Whether virtual functions can be created, also after a reboot."""
     if facts.programs(facts.sriov_manage) is not False:
         return
     for gpu, _ in facts.with_vgpus():
@@ -109,7 +110,7 @@ def mdevctl(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 
 def start_command(facts: facts_module.Facts) -> Iterator[result.Finding]:
-    """Whether nova-compute is started as [gpu] nova_vfio_handles says."""
+    """Whether nova-compute runs as [gpu] nova_vfio_handles requires."""
     on_demand = facts.settings.vfio_handles
     seen = facts.machine.running
     running = seen.nova_commands if seen else None

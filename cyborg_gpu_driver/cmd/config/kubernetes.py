@@ -108,7 +108,7 @@ class RenderKubernetes(command.Command):
 
 
 def _say(done):
-    """Tell a person what pods can ask for."""
+    """Tell the operator which resources pods can request."""
     for name, offered in done.by_layout.items():
         where = f' on nodes of {name}' if len(done.by_layout) > 1 else ''
         cmd_machine.say(
@@ -146,7 +146,7 @@ def _values(kinds):
 
 
 def _nodes(context, parsed_args):
-    """A node for each layout that was asked for."""
+    """Return a node for each requested layout."""
     names = parsed_args.name or [None]
     chosen = _chosen(context, parsed_args.gpu)
     if not parsed_args.layout:
@@ -165,13 +165,13 @@ def _nodes(context, parsed_args):
 
 
 def _node(context, chosen, parsed_args, name, entry):
-    """A node with a layout; says where its GPUs are not so yet."""
+    """Return a node with a layout; print where its GPUs differ from it."""
     now = [context.current(gpu) if index in chosen else gpu
            for index, gpu in enumerate(context.gpus)]
     gpus = kubernetes_node.wanted_by(now, entry, chosen)
     for item in gpus:
         for difference in layout_state.differences(item.gpu, item.wanted):
-            # With several layouts most of them are not there.
+            # Of several layouts, the GPUs can match only one.
             if len(parsed_args.name) < 2:
                 cmd_machine.say(f'GPU {item.gpu.address} does not match the '
                                 f'layout yet: {difference}')
@@ -179,12 +179,12 @@ def _node(context, chosen, parsed_args, name, entry):
 
 
 def _chosen(context, asked):
-    """Indices of the GPUs that were asked for, ascending.
+    """Return the indices of the chosen GPUs, ascending.
 
-    Without a choice, all that NVIDIA's driver has: the device plugin finds
-    no others.
+    Without a choice, these are all GPUs bound to NVIDIA's driver, because the
+    device plugin finds no others.
 
-    :raises GpuUnreachable: if one of them cannot be read.
+    :raises GpuUnreachable: if one of the GPUs cannot be read.
     """
     if asked:
         addresses = {context.gpu(text).address for text in asked}
@@ -202,7 +202,7 @@ def _chosen(context, asked):
 
 
 def _sharing(parsed_args, node, strategy):
-    """What was asked for; None for no sharing."""
+    """Return the requested sharing; None for no sharing."""
     if parsed_args.replicas is None:
         for option, value in (('--sharing', parsed_args.sharing),
                               ('--resource', parsed_args.resource),

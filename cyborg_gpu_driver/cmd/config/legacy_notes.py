@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is no longer as it was, in sentences for the operator.
+"""Differences from the former behavior, in sentences for the operator.
 
-The names of before are those that cyborg 17 gives
-(cyborg/accelerator/drivers/gpu/nvidia/sysinfo.py) and nova 34
+The old names are those of Cyborg 17
+(cyborg/accelerator/drivers/gpu/nvidia/sysinfo.py) and Nova 34
 (nova/virt/libvirt/driver.py).
 """
 
@@ -32,9 +32,10 @@ from cyborg_gpu_driver.report.content import names
 
 def notes(before: legacy.Legacy, plan: legacy_policies.Plan,
           host: model.Host, hostname: str) -> tuple[str, ...]:
-    """One line for each thing that differs, in the order of the work.
+    """Return one line for each difference, in the order of the work.
 
-    :param hostname: the compute node's, which names the providers.
+    :param hostname: the name of the compute node; the names of the resource
+        providers begin with it.
     """
     return tuple(dict.fromkeys((
         *plan.notes, *_settings(before), *_servers(plan), *_classes(plan),
@@ -114,13 +115,16 @@ def _providers(plan, hostname) -> Iterator[str]:
 def _old_provider(service, hostname, address):
     if service is legacy.Service.CYBORG:
         return f'{hostname}_{address}'
-    # libvirt's name of the device.
+    # The name that libvirt gives the device.
     plain = str(address).replace(':', '_').replace('.', '_')
     return f'{hostname}_pci_{plain}'
 
 
 def _functions(before, plan, host) -> Iterator[str]:
-    """Cyborg's driver took each that was not named for a whole GPU."""
+    """Yield what changes for GPUs and virtual functions.
+
+    Cyborg's in-tree driver reported each unnamed function as a whole GPU.
+    """
     named = {address for item in before.of(legacy.Service.CYBORG)
              for address in item.addresses}
     if named and not before.filters_functions:
@@ -148,7 +152,10 @@ def _functions(before, plan, host) -> Iterator[str]:
 
 
 def _totals(plan) -> Iterator[str]:
-    """Nova counts one limit over all GPUs of a host (its libvirt driver)."""
+    """Yield the limits that now apply to each GPU.
+
+    Nova's libvirt driver applies a limit to all GPUs of a host together.
+    """
     governed = collections.Counter(
         naming.enabled for change in plan.changes
         for naming in change.namings
@@ -161,7 +168,10 @@ def _totals(plan) -> Iterator[str]:
 
 
 def _whole(before, plan, host) -> Iterator[str]:
-    """Nova alone never gave a GPU away whole by its [devices]."""
+    """Yield the GPUs that are offered for passthrough now.
+
+    With [devices] alone, Nova never assigned a whole GPU.
+    """
     if before.of(legacy.Service.CYBORG):
         return
     for gpu, offer in _left(plan, host):
@@ -185,7 +195,7 @@ def _problems(plan, host) -> Iterator[str]:
 
 
 def _hidden(change) -> Iterator[str]:
-    """Types that another takes the GPU instance profile from."""
+    """Yield the types whose GPU instance profile an earlier type uses."""
     if change.policy.mode is not policy.Mode.MIG:
         return
     asked = {offer.vgpu_type_id for offer in
@@ -198,7 +208,7 @@ def _hidden(change) -> Iterator[str]:
 
 
 def _left(plan, host):
-    """The GPUs of the last policy, with their offer."""
+    """Yield the GPUs of the last policy with their offers."""
     governed = {change.gpu.address for change in plan.changes}
     for gpu in host.gpus:
         if gpu.address not in governed:
@@ -214,6 +224,6 @@ def _named_types(change):
 
 
 def _offer_of(made, entry):
-    """The offer that serves a type; None if the GPU does not know it."""
+    """Return the offer of a type; None if the GPU does not offer it."""
     return next((offer for offer in made
                  if offer.vgpu_type_id == entry.type_id), None)

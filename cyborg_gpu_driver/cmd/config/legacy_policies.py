@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""From what a host had before to our policies: decides, touches nothing.
+"""Converts the former options of a host to policies; changes nothing.
 
-A policy is for whole GPUs, where Cyborg's driver and Nova could name single
-virtual functions; so a GPU gets every type that was named for it or for one
-of its functions.
+A policy applies to whole GPUs, whereas options of Cyborg's in-tree driver and
+of Nova can name single virtual functions. So a GPU gets every type that was
+named for the GPU or for one of its functions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 
 PASSTHROUGH = policy.Mode.PASSTHROUGH.value
-"""Name of the last policy, for each GPU that no option named."""
+"""Name of the last policy, which applies to GPUs that no option named."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,37 +38,37 @@ class Naming:
 
     enabled: legacy.EnabledType
     places: tuple[model.PciAddress, ...]
-    """The addresses that it named, of the GPU or of its functions; empty
-    where it named none and so meant all."""
+    """The addresses of the GPU or its functions that the service named;
+    empty if it named none, which means all."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """One GPU that made vGPUs, and what it is to do from now on."""
+    """A GPU that made vGPUs, and the policy that applies to it from now on."""
 
     gpu: model.Gpu
     namings: tuple[Naming, ...]
     types: tuple[vgpu_types.Type, ...]
-    """What the host knows the types as, each once. A type that it does not
-    know has its number for a name."""
+    """The types as the host knows them, each once. The name of an unknown
+    type is its number."""
     policy: policy.Policy
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The policies, and how they came about."""
+    """The policies, and how the import derived them."""
 
     policies: tuple[policy.Policy, ...]
     changes: tuple[Change, ...]
     notes: tuple[str, ...]
-    """What was left out, taken together or guessed."""
+    """What the import left out, merged or assumed."""
 
 
 def plan(before: legacy.Legacy, host: model.Host) -> Plan:
-    """The policies that say what ``before`` said.
+    """Return the policies that correspond to the options ``before``.
 
-    :raises LegacyOptionError: if one GPU is to do what excludes each other,
-        or nothing is left for this host.
+    :raises LegacyOptionError: if the options for one GPU exclude each other,
+        or no option applies to this host.
     """
     locator = _Locator(before, host)
     named = locator.named()
@@ -89,7 +89,7 @@ def plan(before: legacy.Legacy, host: model.Host) -> Plan:
 
 
 def render(made: Plan) -> str:
-    """The policies as the text of a configuration file."""
+    """Return the policies as the text of a configuration file."""
     names = ', '.join(item.name for item in made.policies)
     lines = ['# Written by cyborg-gpu config import.', '[gpu]',
              f'policies = {names}']
@@ -122,7 +122,7 @@ def _comments(item, changes) -> Iterator[str]:
 
 
 class _Locator:
-    """Which GPU of the host an address is of."""
+    """Finds the GPU of the host that an address belongs to."""
 
     def __init__(self, before, host):
         self._before = before
@@ -133,7 +133,7 @@ class _Locator:
         self.notes = []
 
     def named(self) -> dict[model.PciAddress, list[Naming]]:
-        """What was named for each GPU, by the GPU's address."""
+        """Return the types that were named for each GPU, by its address."""
         found, taken = {}, {}
         for enabled in self._before.types:
             places = {}
@@ -151,7 +151,7 @@ class _Locator:
         return found
 
     def _unnamed(self, enabled, found):
-        """All that have the type, but for what is named for another."""
+        """Return the GPUs that have the type, except those named already."""
         able = {gpu.address for gpu in self._all(enabled)}
         self.notes += [
             f'{enabled.path}: [devices] enables {enabled.type_id} for every '
@@ -174,8 +174,8 @@ class _Locator:
         gpu = self._owners.get(address)
         if gpu is not None:
             return gpu
-        # Before sriov-manage ran, no function of the GPU can be seen. They
-        # are on the GPU's own bus.
+        # Before sriov-manage runs, the functions of the GPU do not exist.
+        # Their addresses are on the bus of the GPU.
         near = [gpu for gpu in self._host.gpus
                 if gpu.sriov_totalvfs and not gpu.vfs
                 and (gpu.address.domain, gpu.address.bus)
@@ -192,7 +192,7 @@ class _Locator:
         return None
 
     def _all(self, enabled):
-        """The GPUs that Nova takes where no address is named."""
+        """Return the GPUs that Nova uses if the options name no address."""
         able = [gpu for gpu in self._host.gpus if any(
             entry.is_called(enabled.type_id)
             for entry in vgpu_types.types_of(gpu))]
@@ -207,7 +207,9 @@ class _Locator:
 
 
 def _change(gpu, namings, policies):
-    """One GPU's change; makes the policy in ``policies`` or shares it."""
+    """Return the change for one GPU; add its policy to ``policies``, unless
+    another GPU has the same policy.
+    """
     types, sources = [], []
     for naming in namings:
         entry = _type(gpu, naming.enabled.type_id)
@@ -248,7 +250,7 @@ def _type(gpu, type_id):
 
 
 def _profile(gpu, entry, enabled):
-    """The profile that a type fills; None for one that shares instances."""
+    """Return the profile that a type fills; None if it shares instances."""
     types = vgpu_types.of_mode(gpu, policy.Mode.MIG)
     for profile in gpu.mig.profiles if gpu.mig else ():
         if entry in vgpu_types.using(types, profile):

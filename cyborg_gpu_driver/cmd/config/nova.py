@@ -86,10 +86,10 @@ class ConfigNova(command.Command):
 
 def remembered(machine: cmd_machine.Machine
                ) -> dict[model.PciAddress, str]:
-    """The fixed vGPU that each virtual function was given.
+    """Return the recorded fixed vGPU of each virtual function.
 
-    A record that cannot be read is only said: what functions carry now
-    counts before it.
+    An unreadable record is only printed, because the vGPU that a function
+    has now takes precedence over the record.
     """
     records = store.of(gpu_conf.state_path(machine.conf))
     found = {}

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Arguments of the commands that ask a cloud about this host."""
+"""Options of the commands that query a cloud about this host."""
 
 from __future__ import annotations
 

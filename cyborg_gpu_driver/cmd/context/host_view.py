@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the commands that only read look at: one snapshot of the host."""
+"""The snapshot of the host that read-only commands use."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from cyborg_gpu_driver.record import store
 class HostView(host_parts.HostParts):
     """The host of a command, read once.
 
-    :param conf: with ``[gpu]`` registered.
+    :param conf: the configuration, with ``[gpu]`` registered.
     """
 
     def __init__(self, conf: cfg.ConfigOpts):
@@ -46,24 +46,24 @@ class HostView(host_parts.HostParts):
 
     @functools.cached_property
     def host(self) -> model.Host:
-        """The snapshot, with what takes longer to read."""
+        """The snapshot, with the details that take longer to read."""
         return self.reader.snapshot(detail=True)
 
     def gpu(self, text: str) -> model.Gpu:
-        """The GPU that a person typed.
+        """Return the GPU that the operator named.
 
         :raises InvalidValue, NoSuchGpu: as :func:`.choice.find`.
         """
         return choice.find(self.host, text)
 
     def mode(self, gpu: model.Gpu) -> policy.Mode | None:
-        """The GPU's mode under the policies.
+        """Return the GPU's mode under the policies.
 
-        Of a GPU in mode auto it is the role that it has, if it has one.
+        For a GPU in mode auto, this is its current role, if it has one.
 
-        :returns: None where the GPU is nothing of the kind now: NVIDIA's
-            driver has it and it cannot be read, or it is in MIG mode and
-            its policy would give it away as one.
+        :returns: None if the GPU cannot be in that mode now: it is bound to
+            NVIDIA's driver and cannot be read, or it is in MIG mode and its
+            policy offers it whole.
         """
         governing = self.settings.policy_for(gpu)
         mode = governing.mode if governing else policy.Mode.OFF
@@ -76,7 +76,7 @@ class HostView(host_parts.HostParts):
         return mode
 
     def roles(self, gpu: model.Gpu) -> tuple[policy.Mode, ...]:
-        """What a GPU in mode auto can be; nothing for another one."""
+        """Return the roles that a GPU in mode auto can have; else none."""
         governing = self.settings.policy_for(gpu)
         known = self.situation(gpu).by_role
         return tuple(role for role in (governing.roles if governing else ())
@@ -84,7 +84,10 @@ class HostView(host_parts.HostParts):
                      or not known[role.value].problem)
 
     def situation(self, gpu: model.Gpu) -> offers.Situation:
-        """What the record says of a GPU in mode auto; a bad one is said."""
+        """Return the recorded situation of a GPU in mode auto.
+
+        Print the error if the record cannot be read.
+        """
         try:
             return self.journal.situation(gpu.address)
         except exception.JournalError as error:
@@ -92,7 +95,7 @@ class HostView(host_parts.HostParts):
             return offers.UNKNOWN
 
     def _role(self, gpu: model.Gpu) -> policy.Mode | None:
-        """The role that a GPU in mode auto has; None for an idle one."""
+        """Return the role of a GPU in mode auto; None if it is idle."""
         found = roles.in_force(gpu, self.situation(gpu).claimed)
         tenancy = store.of(self.state_path).peek(gpu.address).tenancy
         if found is None and tenancy is not None and tenancy.withheld:
@@ -100,7 +103,10 @@ class HostView(host_parts.HostParts):
         return found
 
     def entries(self, gpu: model.Gpu) -> tuple[journal.Entry, ...]:
-        """What the journal has of a GPU; a bad journal is only said."""
+        """Return a GPU's journal entries; none if the journal is bad.
+
+        Print the error if it is bad.
+        """
         try:
             return self.journal.entries(gpu.address)
         except exception.JournalError as error:
@@ -108,7 +114,10 @@ class HostView(host_parts.HostParts):
             return ()
 
     def cordons_of(self, gpu: model.Gpu) -> cordon.Cordons:
-        """Why a GPU gets no new server; a bad record is only said."""
+        """Return the cordons of a GPU; none if its record is bad.
+
+        Print the error if it is bad.
+        """
         try:
             return store.of(self.state_path).read(gpu.address).cordons
         except exception.JournalError as error:
@@ -120,11 +129,11 @@ class HostView(host_parts.HostParts):
             terminal.say(str(error))
 
     def owned(self, gpu: model.Gpu) -> collections.Counter:
-        """How many of each profile are bound, as the journal has it."""
+        """Return the number of bound instances per profile, by the journal."""
         return journal.owned(self.entries(gpu))
 
     def explain(self) -> None:
-        """Say on standard error what a table cannot show."""
+        """Print to standard error what a table cannot show."""
         if not self.host.gpus:
             terminal.say('No NVIDIA GPU was found on this machine.')
         if self.host.nvml_problem:

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the commands look at: one snapshot, its policies and its offers."""
+"""The snapshot, policies and offers of the host that commands use."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ say = terminal.say
 
 
 def check_root(machine: platform.Platform, what: str) -> None:
-    """Before anything is changed.
+    """Check that this user may change the host, before anything changes.
 
-    :param what: what only root may do, as a sentence goes on.
-    :raises HostUnusable: if this user may not.
+    :param what: completes the sentence "only root may ...".
+    :raises HostUnusable: if the user is not root.
     """
     if not machine.simulated and not machine.is_root():
         raise exception.HostUnusable(reason=f'only root may {what}')
@@ -61,9 +61,9 @@ class Machine(host_view.HostView, node.Node):
 
     def offers(self, gpu: model.Gpu, everything: bool = False
                ) -> tuple[offers.Offer, ...]:
-        """What the GPU's policy offers, or all that the GPU could do.
+        """Return the offers of the GPU's policy, or all possible offers.
 
-        Each that the agent could not report has its problem.
+        An offer that the agent could not report has its problem set.
         """
         if everything:
             found = offers.possible_offers(gpu)
@@ -79,9 +79,9 @@ class Machine(host_view.HostView, node.Node):
 
     def _groups(self, gpu: model.Gpu, governing: policy.Policy
                 ) -> tuple[offer_nvlink.State, ...]:
-        """The groups that a GPU is in, as the agent knows them.
+        """Return the NVLink groups of a GPU as the agent knows them.
 
-        Where no agent has looked yet, they are what it would find now.
+        If no agent has read them yet, return those it would find now.
         """
         if governing.mode is not policy.Mode.NVLINK:
             return ()
@@ -105,10 +105,10 @@ class Machine(host_view.HostView, node.Node):
 
     @functools.cached_property
     def mdev_problem(self) -> str:
-        """Why an agent in this environment serves no handle of type MDEV.
+        """Why an agent in this environment supports no handle of type MDEV.
 
-        The services beside a simulated machine are not looked at, nor is an
-        environment without Cyborg.
+        Empty if the agent supports it. A simulated machine and an environment
+        without Cyborg are not checked.
         """
         if self.conf.gpu.simulate or not importlib.util.find_spec('cyborg'):
             return ''
@@ -116,10 +116,10 @@ class Machine(host_view.HostView, node.Node):
 
     @functools.cached_property
     def sent(self) -> Mapping[model.PciAddress, withdrawal.Sent]:
-        """What the agent would send of each GPU that there is or was.
+        """What the agent would send for each GPU that exists or existed.
 
-        Placement is not asked: the agent also leaves alone what is in use
-        there and is to be withdrawn.
+        This does not query Placement. The agent does, and withdraws nothing
+        that has allocations in Placement.
         """
         def make(gpu):
             return self.device(gpu, self.offers(gpu))
@@ -133,7 +133,7 @@ class Machine(host_view.HostView, node.Node):
 
     @property
     def _reported(self):
-        """What was last reported of each GPU; a bad record is only said."""
+        """The last report of each GPU; a bad record is only printed."""
         records, found = store.of(self.state_path), {}
         for address in records.addresses():
             try:
@@ -144,7 +144,7 @@ class Machine(host_view.HostView, node.Node):
 
     @functools.cached_property
     def verdicts(self) -> Mapping[model.PciAddress, health.Verdict]:
-        """How each GPU is, as far as that is known; changes nothing."""
+        """The health of each GPU, as far as it is known; changes nothing."""
         try:
             return {status.gpu.address: status.verdict
                     for status in self.health.statuses(self.host)}
@@ -153,8 +153,8 @@ class Machine(host_view.HostView, node.Node):
             return {}
 
     def problem(self, gpu: model.Gpu) -> str:
-        """Why the agent leaves the whole GPU as Cyborg has it, or does not
-        report it for now; empty if its offers say it.
+        """Return why the agent leaves the whole GPU as Cyborg has it, or does
+        not report it for now; empty if the offers give the reasons.
         """
         problem = self.sent[gpu.address].problem
         if problem and condition.is_failed(gpu):
@@ -163,7 +163,7 @@ class Machine(host_view.HostView, node.Node):
 
     def reported(self, offer: offers.Offer
                  ) -> values.ReportedDeployable | None:
-        """What an offer becomes in the agent's report; None for nothing."""
+        """Return an offer's deployable in the agent's report; None if none."""
         device = self.sent[offer.gpu].device
         name = names.provider_name(self.hostname, offer)
         return next((deployable for deployable
@@ -173,7 +173,7 @@ class Machine(host_view.HostView, node.Node):
 
 
 def _marked(sent, verdicts, claimed):
-    """What is sent of a GPU; an unhealthy one is reported as such."""
+    """Return what is sent for a GPU, with an unhealthy GPU marked."""
     if sent.device is None:
         return sent
     (device,) = unhealthy.marked((sent.device,), verdicts, claimed)

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the commands that change GPUs work with."""
+"""The host parts that commands use to change GPUs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from cyborg_gpu_driver.host.snapshot import model
 
 
 class NodeContext:
-    """A host to be changed by a command.
+    """A host that a command changes.
 
-    :param node: its parts. Privileged changes are made in this process from
-        now on.
-    :param links: whether the snapshot has NVLinks.
+    :param node: the parts of the host. From now on, this process itself makes
+        privileged changes.
+    :param links: whether the snapshot includes NVLinks.
     """
 
     def __init__(self, node: cmd_machine.Machine, links: bool = True):
@@ -44,7 +44,7 @@ class NodeContext:
 
     @functools.cached_property
     def host(self) -> model.Host:
-        """A snapshot.
+        """The snapshot of the host.
 
         :raises HostUnusable: if NVML is not available.
         """
@@ -67,20 +67,20 @@ class NodeContext:
         return found
 
     def gpu(self, text: str) -> model.Gpu:
-        """The GPU that a person typed.
+        """Return the GPU that the operator named.
 
         :raises InvalidValue, NoSuchGpu: as :func:`.choice.find`.
         """
         return choice.find(self.host, text)
 
     def name(self, gpu: model.Gpu) -> str:
-        """A GPU's index and address, for people."""
+        """Return a GPU's index and address as text for the operator."""
         return choice.name(self.host, gpu)
 
     def reachable(self, gpus: Iterable[model.Gpu]) -> tuple[model.Gpu, ...]:
-        """These GPUs, if NVML can work on all of them.
+        """Return these GPUs if NVML can work on all of them.
 
-        :raises GpuUnreachable: naming each that it cannot work on.
+        :raises GpuUnreachable: names each GPU that NVML cannot work on.
         """
         gpus = tuple(gpus)
         reasons = [reason for gpu in gpus
@@ -90,26 +90,26 @@ class NodeContext:
         return gpus
 
     def read(self, address: model.PciAddress) -> model.Gpu:
-        """A GPU in a new snapshot.
+        """Return a GPU from a new snapshot.
 
-        :raises UnknownGpu: if it is gone.
+        :raises UnknownGpu: if the GPU no longer exists.
         """
         return self._node.reader.gpu(address)
 
     def ignores(self, gpu: model.Gpu) -> bool:
-        """Whether the operator wants the GPU left alone."""
+        """Whether the operator excluded the GPU."""
         return self._node.ignores(gpu)
 
     def current(self, gpu: model.Gpu) -> model.Gpu:
-        """A GPU as it is now, with compute instances.
+        """Return the current state of a GPU, with compute instances.
 
-        :raises ChangeRefused, NvmlError: if it cannot be read.
+        :raises ChangeRefused, NvmlError: if the GPU cannot be read.
         """
         return self.transactions.read(gpu)
 
     def check_privileges(self) -> None:
-        """Before anything is changed.
+        """Check that this user may change GPUs, before anything changes.
 
-        :raises HostUnusable: if this user may change nothing.
+        :raises HostUnusable: if the user is not root.
         """
         cmd_machine.check_root(self._node.platform, 'change its GPUs')

@@ -26,11 +26,11 @@ from cyborg_gpu_driver.report import provider_tree
 
 
 class PublishingNode(node.Node):
-    """A node that writes to Placement what is left of a GPU.
+    """A node that writes the free capacity of a GPU to Placement.
 
     :param machine: the host of the command.
     :param hostname: name of the compute node.
-    :param asks: whether Placement is asked.
+    :param asks: whether to use Placement.
     """
 
     def __init__(self, machine: cmd_machine.Machine, hostname: str,
@@ -41,9 +41,9 @@ class PublishingNode(node.Node):
             machine.mdev_problem)
 
     def publish(self, address: model.PciAddress) -> None:
-        """Write what can be created now; the agent does so as well.
+        """Write what can be created now, as the agent does too.
 
-        Why that is not possible is said: the other GPUs are to be written.
+        An error is only printed, so that the other GPUs are written.
         """
         if self.tree is None:
             return
@@ -52,7 +52,7 @@ class PublishingNode(node.Node):
             self.keeper.enforce(wanted, self.keeper.generations(
                 [inventory.provider for inventory in wanted]))
         except exception.UnknownGpu:
-            # A GPU that is gone has no offers.
+            # A GPU that no longer exists has no offers.
             return
         except exception.GpuDriverError as error:
             terminal.say(f'GPU {address}: Placement was not written: {error}')

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``cyborg-gpu audit list``: who got what, and how it was cleaned."""
+"""``cyborg-gpu audit list``: what servers had, and how it was cleaned."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from cyborg_gpu_driver.program import audit
 
 
 class Evidence(cliff_columns.FormattableColumn):
-    """What shows that it was so: one fact a line, unknown ones left out."""
+    """The evidence of a record: one fact per line, without unknown facts."""
 
     def human_readable(self) -> str:
         return '\n'.join(f'{name}: {value}' for name, value
@@ -97,7 +97,7 @@ def _is_for(subject, wanted):
 
 
 def _flat(evidence):
-    """Pairs of name and value, of nested ones too."""
+    """Yield pairs of name and value, also of nested mappings."""
     for name, value in evidence.items():
         if isinstance(value, dict):
             yield from ((f'{name} {inner}', fact)

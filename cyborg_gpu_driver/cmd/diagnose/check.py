@@ -105,10 +105,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def gather(host: machine_module.Machine, parsed_args: argparse.Namespace,
            offline: bool = False) -> facts.Facts:
-    """Everything that the checks look at.
+    """Return the facts that the checks examine.
 
-    :param parsed_args: with the options of :func:`add_options`.
-    :param offline: whether Placement is not to be asked.
+    :param parsed_args: arguments with the options of :func:`add_options`.
+    :param offline: do not query Placement.
     """
     conf = host.conf
     nova_files = parsed_args.nova_config_file or [

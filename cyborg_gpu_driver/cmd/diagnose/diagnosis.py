@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""What ``cyborg-gpu doctor`` finds: one value for all that is wrong."""
+"""The findings of ``cyborg-gpu doctor``: one type for all problems."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from cyborg_gpu_driver.program import health
 LOG = logging.getLogger(__name__)
 
 NOT_LOOKED_AT = 'not-looked-at'
-"""Code of what could not be looked at."""
+"""Code of a finding that something could not be examined."""
 _NOT_A_WORD = re.compile('[^a-z0-9]+')
 _ACT, _UNKNOWN = 1, 2
 
@@ -51,7 +51,7 @@ class Section(enum.Enum):
     GPUS = 'gpus'
     """Differences between the records and the GPUs."""
     RECORDS = 'records'
-    """Records that are damaged, and changes that did not finish."""
+    """Damaged records, and changes that did not finish."""
     CLOUD = 'cloud'
     """Differences between this host and Placement or Cyborg."""
 
@@ -60,11 +60,11 @@ class Severity(enum.Enum):
     """How bad a finding is."""
 
     ERROR = 'error'
-    """Servers fail, or hardware lies idle, until somebody acts."""
+    """Servers fail, or hardware is idle, until the operator acts."""
     WARNING = 'warning'
-    """It may be wrong, may pass, or the agent repairs it."""
+    """The problem is possible or temporary, or the agent repairs it."""
     UNKNOWN = 'unknown'
-    """It could not be looked at."""
+    """Something could not be examined."""
 
 
 _SECTIONS = {
@@ -82,29 +82,29 @@ _CODES = {result.Code.FAILURE: Severity.ERROR,
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, or that could not be looked at."""
+    """One problem, or one thing that could not be examined."""
 
     section: Section
     code: str
-    """What kind of thing it is: lower case, with hyphens."""
+    """The kind of problem, in lower case with hyphens."""
     severity: Severity
     message: str
     action: str
-    """What to do."""
+    """What the operator should do."""
     gpu: str | None = None
     """PCI address of the GPU or virtual function; None for the host."""
     subject: str | None = None
-    """The handle, instance or provider on it, if it is about one."""
+    """The affected handle, instance or provider of the GPU, if any."""
     safe: bool = False
     """Whether ``doctor --repair`` repairs it."""
 
 
 def of_check(found: Iterable[tuple[str, result.Finding]]
              ) -> Iterator[Finding]:
-    """What the checks have found.
+    """Yield the findings of the checks.
 
-    What was skipped is a finding if something can be done so that it is
-    checked. Several checks that were skipped for one reason are one finding.
+    A skipped check is a finding if it has advice how to make the check.
+    Several checks that were skipped for one reason are one finding.
     """
     skipped = set()
     for name, item in found:
@@ -122,10 +122,10 @@ def of_check(found: Iterable[tuple[str, result.Finding]]
 
 
 def of_health(statuses: Iterable[health.Status]) -> Iterator[Finding]:
-    """GPUs and instances that are unhealthy, or may be."""
+    """Yield the GPUs and instances that are or may be unhealthy."""
     for status in statuses:
         address = str(status.gpu.address)
-        if status.verdict.sick:
+        if status.verdict.is_unhealthy:
             yield Finding(
                 Section.HEALTH, 'unhealthy-gpu', Severity.ERROR,
                 _conditions(status.verdict), _heal(status), address)
@@ -141,7 +141,7 @@ def of_health(statuses: Iterable[health.Status]) -> Iterator[Finding]:
 
 def of_differences(found: Iterable[reconcile.Difference]
                    ) -> Iterator[Finding]:
-    """Differences between accounts of who has what."""
+    """Yield the differences between the sources of ownership data."""
     for item in found:
         yield Finding(
             _SECTIONS[item.kind], item.kind.value,
@@ -151,15 +151,15 @@ def of_differences(found: Iterable[reconcile.Difference]
 
 
 def of_unread(host: model.Host) -> Iterator[Finding]:
-    """GPUs that could not be compared with their records."""
+    """Yield the GPUs that could not be compared with their records."""
     for gpu in host.gpus:
         if condition.is_failed(gpu):
             yield _unread(Section.GPUS, gpu)
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """0 if there is no finding, 1 if one asks to act, 2 if all that is wrong
-    is that something could not be looked at.
+    """Return 0 without findings, 1 with an error or a warning, and 2 if all
+    findings say that something could not be examined.
     """
     severities = {item.severity for item in findings}
     return (_ACT if severities - {Severity.UNKNOWN}
@@ -167,7 +167,7 @@ def exit_code(findings: Iterable[Finding]) -> int:
 
 
 def unknown(section: Section, reason: str) -> Finding:
-    """A section, or a part of it, that could not be looked at."""
+    """Return a finding that a section or a part of it was not examined."""
     return Finding(section, NOT_LOOKED_AT, Severity.UNKNOWN, reason,
                    'correct that and run "cyborg-gpu doctor --only '
                    f'{section.value}"')
@@ -175,9 +175,9 @@ def unknown(section: Section, reason: str) -> Finding:
 
 def section(name: Section, seconds: float,
             look: Callable[[], Iterable[Finding]]) -> list[Finding]:
-    """The findings of a section, or one that says why there are none.
+    """Return the findings of a section, or one that says why it has none.
 
-    :param seconds: as of :func:`attempt`.
+    :param seconds: as in :func:`attempt`.
     """
     found = attempt(name, seconds, lambda: list(look()))
     return [found] if isinstance(found, Finding) else found
@@ -185,9 +185,9 @@ def section(name: Section, seconds: float,
 
 def attempt(section: Section, seconds: float,
             look: Callable[[], _Answer]) -> _Answer | Finding:
-    """What ``look`` returns, or a finding that says why it does not.
+    """Return the result of ``look``, or a finding that says why it has none.
 
-    :param seconds: how long it may take. A look that takes longer goes on in
+    :param seconds: how long ``look`` may take. After that, it continues in
         its thread, which ends with the process.
     """
     answers: list[_Answer] = []

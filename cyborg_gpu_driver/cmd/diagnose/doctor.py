@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``cyborg-gpu doctor``: all that is wrong on this host, and what to do."""
+"""``cyborg-gpu doctor``: the problems of this host, and what to do."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from cyborg_gpu_driver.report import earlier
 
 _COMPARED = frozenset({diagnosis.Section.GPUS, diagnosis.Section.RECORDS,
                        diagnosis.Section.CLOUD})
-"""Sections that one comparison of all accounts finds."""
+"""The sections whose findings one comparison of all sources makes."""
 _SECONDS = 60.0
 _QUESTIONS = 3
-"""That the comparison asks services."""
+"""The number of queries that the comparison sends to services."""
 
 
 class Doctor(table.Lister):
@@ -55,7 +55,7 @@ class Doctor(table.Lister):
 
     brief = ('severity', 'gpu', 'message', 'action')
     asks_cloud = True
-    """Whether it may ask the cloud that is named, by clouds.yaml too."""
+    """Whether the command may query the named cloud, also by clouds.yaml."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -122,7 +122,7 @@ class Doctor(table.Lister):
             yield from self._compare(parsed_args, compared)
 
     def _compare(self, parsed_args, chosen):
-        """Findings of the sections that one comparison makes."""
+        """Yield the findings of the sections that one comparison makes."""
         cloud = diagnosis.Section.CLOUD in chosen
         there = _Node.of(self.app.machine, parsed_args, cloud)
         there.asks_cloud = self.asks_cloud
@@ -148,15 +148,15 @@ class Doctor(table.Lister):
 
 
 class _Node(publishing.PublishingNode):
-    """The node of the doctor, which asks the services that it can.
+    """The node of the doctor, which queries the available services.
 
     :param machine: the host of the command.
     :param hostname: name of the compute node.
-    :param cloud: name of the cloud, None for that of the environment.
-    :param seconds: how long all questions to services may take; 0 if none
-        is to be asked.
-    :param strict: whether a named cloud that does not answer is an error:
-        nothing is repaired without the requests that it knows.
+    :param cloud: name of the cloud; None for the cloud of the environment.
+    :param seconds: how long all queries to services may take; 0 to send no
+        queries.
+    :param strict: whether it is an error if a named cloud does not answer.
+        The doctor repairs nothing without that cloud's requests.
     """
 
     asks_cloud = True
@@ -167,24 +167,25 @@ class _Node(publishing.PublishingNode):
         self._seconds = seconds
         self._strict = strict
         self.unanswered: list[diagnosis.Finding] = []
-        """What services did not answer."""
+        """Findings for the queries that services did not answer."""
         self.act_here()
 
     @classmethod
     def of(cls, machine, parsed_args, asks, strict=False):
-        """That of a command line.
+        """Return the node for a command line.
 
-        :param asks: whether services are asked.
+        :param asks: whether to query services.
         """
         return cls(machine, parsed_args.host or machine.hostname,
                    parsed_args.os_cloud, parsed_args.timeout * asks, strict)
 
     def requests(self):
-        """Cyborg's accelerator requests.
+        """Return Cyborg's accelerator requests.
 
-        None where no cloud is named, or it does not answer.
+        None if no cloud is named, or the cloud does not answer.
 
-        :raises CloudError: if it does not answer a strict node.
+        :raises CloudError: if the node is strict and the cloud does not
+            answer.
         """
         if not (self.asks_cloud and self._seconds
                 and (self._cloud or connection.is_named())):
@@ -208,9 +209,9 @@ class _Node(publishing.PublishingNode):
                          ) or ()
 
     def _ask(self, look, without=None):
-        """What a service answers; None if it does not.
+        """Return the answer of a service; None if there is none.
 
-        :param without: what it means that ``look`` returns None.
+        :param without: the message if ``look`` returns None.
         """
         found = diagnosis.attempt(diagnosis.Section.CLOUD,
                                   self._seconds / _QUESTIONS, look)
@@ -234,14 +235,14 @@ class _Node(publishing.PublishingNode):
 
 
 def _rebuild(there):
-    """Make the journal again if it cannot be used."""
+    """Rebuild the journal if it cannot be used."""
     if there.journal.check():
         there.rebuilder.rebuild()
         cmd_machine.say('The journal of binds was rebuilt.')
 
 
 def _repair(there, difference):
-    """Repair one difference and say what became of it."""
+    """Repair one difference and print the result."""
     try:
         done = there.repairer.repair(difference)
     except exception.GpuDriverError as error:

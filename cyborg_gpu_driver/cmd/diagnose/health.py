@@ -83,7 +83,7 @@ class ClearHealth(command.Command):
 
 
 def _rows(status):
-    """A row for the GPU and one for each unhealthy instance of it."""
+    """Yield a row for the GPU and one for each unhealthy instance on it."""
     facts = status.facts
     yield (*_columns(status, None, _state(status)),
            columns.Optional(facts.temperature),
@@ -104,7 +104,7 @@ def _columns(status, place, state):
 
 
 def _state(status):
-    if status.verdict.sick or status.facts.answered:
+    if status.verdict.is_unhealthy or status.facts.answered:
         return status.verdict.state.value
     return 'unknown'
 

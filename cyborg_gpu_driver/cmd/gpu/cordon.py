@@ -108,7 +108,7 @@ def add_reason(parser: argparse.ArgumentParser) -> None:
     """Add ``--reason``."""
     parser.add_argument(
         '--reason', metavar='TEXT', required=True,
-        help='why, for whoever asks where the capacity is; one line of at '
+        help='reason for the cordon, kept with it; one line of at '
              f'most {cordon.REASON_BYTES} bytes')
 
 
@@ -116,13 +116,13 @@ def cordon_gpus(machine: cmd_machine.Machine,
                 parsed_args: argparse.Namespace
                 ) -> tuple[publishing.PublishingNode,
                            dict[model.PciAddress, cordon.Cordons]]:
-    """Cordon the GPUs of a command line, and reserve all of them.
+    """Cordon the GPUs of a command line, and reserve their inventories.
 
     :param machine: the host of the command.
-    :returns: the host, and the cordons of each GPU.
-    :raises HostUnusable: if this user may not.
+    :returns: the node, and the cordons of each GPU.
+    :raises HostUnusable: if the user is not root.
     :raises InvalidValue, NoSuchGpu: if a GPU or the reason is not valid.
-    :raises ChangeRefused: if the driver leaves a GPU alone that is named.
+    :raises ChangeRefused: if the driver ignores a named GPU.
     :raises JournalError: if a record cannot be written.
     """
     reason = cordon.reason(parsed_args.reason)
@@ -131,8 +131,8 @@ def cordon_gpus(machine: cmd_machine.Machine,
     there = publishing.PublishingNode(machine, machine.hostname)
     found = {}
     for address in addresses:
-        # One after the other: a record that cannot be written leaves none
-        # of those before it open.
+        # One GPU after the other: if a record cannot be written, the GPUs
+        # before it are cordoned and reserved.
         found[address] = there.cordons.add(address, _user(), reason)
         there.publish(address)
     return there, found
@@ -144,7 +144,7 @@ def _row(address, known):
 
 def _chosen(machine: cmd_machine.Machine, texts: list[str]
             ) -> list[model.PciAddress]:
-    """The GPUs that a person typed, or all that the driver manages."""
+    """Return the GPUs that the operator named, or all managed GPUs."""
     if not texts:
         return sorted({gpu.address for gpu in machine.host.gpus
                        if not machine.ignores(gpu)}
@@ -166,7 +166,7 @@ def _chosen(machine: cmd_machine.Machine, texts: list[str]
 
 
 def _user() -> str:
-    """Who runs the command: with sudo, the user who called it."""
+    """Return the user who runs the command; with sudo, the calling user."""
     if os.geteuid() == 0 and os.environ.get('SUDO_USER', '').isprintable():
         name = os.environ.get('SUDO_USER')
         if name:

@@ -35,16 +35,16 @@ from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.record import store
 
 _ROUND = 5.0
-"""Seconds between two looks."""
+"""Seconds between two queries."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Holder:
-    """Who or what has a part of a GPU; None where that is not known."""
+    """A server or process that has a part of a GPU; None means unknown."""
 
     gpu: model.PciAddress
     what: str
-    """The profile, or what was found on the GPU, for people."""
+    """The profile, or what was found on the GPU, as text."""
     server: str | None = None
     project: str | None = None
     handle: str | None = None
@@ -70,7 +70,8 @@ class DrainGpu(table.Lister):
         cordon.add_reason(parser)
         parser.add_argument(
             '--wait', metavar='SECONDS', type=moments.seconds(0), default=0,
-            help='wait so long until the GPUs are free (default: %(default)s)')
+            help='how long to wait until the GPUs are free (default: '
+            '%(default)s)')
         return parser
 
     def run(self, parsed_args):
@@ -91,7 +92,7 @@ class DrainGpu(table.Lister):
 
 
 def _wait(there, addresses, seconds, clock=time.monotonic, sleep=time.sleep):
-    """The holders when the GPUs are free, or the time is over."""
+    """Wait until the GPUs are free; return the holders that remain."""
     end = clock() + seconds
     before = None
     said = log_once.LogOnce()
@@ -108,7 +109,7 @@ def _wait(there, addresses, seconds, clock=time.monotonic, sleep=time.sleep):
 
 
 def _holders(there, addresses, said) -> list[Holder]:
-    """What keeps the GPUs from being free."""
+    """Return what keeps the GPUs from being free."""
     host = there.reader.snapshot()
     whose = _owners(there, said)
     return [holder for address in addresses
@@ -133,7 +134,7 @@ def _of_gpu(there, host, address, whose):
 
 
 def _others(there, host, address):
-    """What has a part of a GPU without a record of a bind."""
+    """Return what has a part of a GPU without a record of a bind."""
     claimed = there.claimed(address)
     if claimed:
         return [claimed]
@@ -148,9 +149,11 @@ def _others(there, host, address):
 
 
 def _owners(there, said):
-    """What the agent and libvirt say of servers; one may say nothing.
+    """Return the servers that the agent and libvirt know.
 
-    :param said: what a person was told already, at an earlier look.
+    Either of them may be unavailable.
+
+    :param said: the messages that were already printed.
     """
     try:
         known = state.read(there.state_path)

@@ -62,7 +62,7 @@ class ListInstance(table.Lister):
                 now = context.current(gpu)
                 used = context.transactions.in_use(now)
             except exception.GpuDriverError as error:
-                # The other GPUs are to be listed.
+                # Continue, to list the other GPUs.
                 cmd_machine.say(f'GPU {gpu.address}: {error}')
                 self.failed = True
                 continue
@@ -134,7 +134,8 @@ class DestroyInstance(command.Command):
 
 
 def _opened(asked, text):
-    """What to work with, and the GPU that a person typed."""
+    """Return the context to work with, and the GPU that the operator named.
+    """
     context = node_context.NodeContext(asked.app.machine, links=False)
     gpu = context.gpu(text)
     if context.ignores(gpu):
@@ -147,7 +148,7 @@ def _opened(asked, text):
 
 
 def _creation(now, used, asked):
-    """The change that makes one instance.
+    """Return the change that creates one instance.
 
     :raises ChangeRefused: if there is no such profile, or no room.
     """
@@ -179,9 +180,9 @@ def _creation(now, used, asked):
 
 
 def _destruction(now, used, start):
-    """The change that destroys one instance.
+    """Return the change that destroys one instance.
 
-    :raises ChangeRefused: if there is none, or it is in use.
+    :raises ChangeRefused: if the instance does not exist or is in use.
     """
     found = next((item for item in now.mig.instances
                   if item.placement.start == start), None)
@@ -198,7 +199,7 @@ def _destruction(now, used, start):
 
 
 def _change(now, used, destroy=(), **changed):
-    """A change that keeps all other instances just as they are."""
+    """Return a change that keeps all other instances unchanged."""
     keep = tuple(change.Kept(item, target.WantedInstance(
         now.mig.profile_by_id(item.profile_id),
         tuple(part.size for part in item.compute)),
@@ -209,7 +210,7 @@ def _change(now, used, destroy=(), **changed):
 
 
 def _compute(asked, profile):
-    """Slices of the compute instances that were asked for."""
+    """Return the slices of the requested compute instances."""
     if asked.compute is None:
         return (profile.slices,)
     if asked.compute == '0':

@@ -49,7 +49,7 @@ class MapGpu(table.Lister):
             return super().produce_output(parsed_args, column_names, data)
         stdout = self.app.stdout
         pens = picture.pens_for(getattr(stdout, 'encoding', None))
-        # Anything in NO_COLOR asks for none: https://no-color.org
+        # Any value of NO_COLOR disables colors: https://no-color.org
         coloured = stdout.isatty() and not os.environ.get('NO_COLOR')
         for line in gpu_map.lines(
                 self._tiles, pens,

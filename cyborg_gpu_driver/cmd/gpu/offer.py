@@ -55,7 +55,7 @@ _NAMES = ('address', 'profile', 'resource_class', 'total', 'in_use',
 
 
 def _rows(machine, gpu, everything):
-    """A row for each offer of a GPU; one if nothing is known of it."""
+    """Yield a row for each offer of a GPU; one row if the GPU has failed."""
     if condition.is_failed(gpu):
         if machine.settings.policy_for(gpu) or everything:
             yield _row(str(gpu.address), columns.Optional(None),
@@ -68,7 +68,7 @@ def _rows(machine, gpu, everything):
     for offer in machine.offers(gpu, everything):
         reported = machine.reported(offer) is not None
         problem = '' if reported else offer.problem or left
-        # With --all it is what a policy could bring about.
+        # With --all, the row shows what a policy could offer.
         barred = offer.problem if everything else not reported
         yield _row(
             str(gpu.address), offer.profile, names.resource_class(offer),
@@ -84,7 +84,7 @@ def _row(*values):
 
 
 def problems(rows, name):
-    """One line for each GPU and problem, however many offers it hits.
+    """Yield one line for each GPU and problem, with all affected offers.
 
     :param name: the column that names an offer.
     """

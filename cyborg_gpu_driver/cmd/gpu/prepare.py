@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``cyborg-gpu gpu prepare``: what the agent does with idle GPUs."""
+"""``cyborg-gpu gpu prepare``: prepares idle GPUs as the agent does."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ _NOT_READY = 'not ready'
 
 
 def _named(context, text):
-    """The GPU that a person typed.
+    """Return the GPU that the operator named.
 
-    :raises ChangeRefused: if the driver leaves it alone.
+    :raises ChangeRefused: if the driver ignores the GPU.
     """
     gpu = context.gpu(text)
     if context.ignores(gpu):
@@ -73,7 +73,7 @@ def _named(context, text):
 
 
 def _unreadable(gpu):
-    """The row of a GPU of which NVML does not tell what it needs."""
+    """Return the row of a GPU whose needs NVML cannot tell; else None."""
     if not condition.is_failed(gpu):
         return None
     return _row(gpu, [], [condition.obstacle(gpu)

@@ -50,7 +50,9 @@ _NONE = columns.Optional(None)
 
 
 def _rows(machine, address, sent):
-    """A row for each offer of a GPU; one for a GPU that is left alone."""
+    """Yield a row for each offer of a GPU; one row if the agent leaves the
+    GPU as Cyborg has it.
+    """
     gpu = next((gpu for gpu in machine.host.gpus
                 if gpu.address == address), None)
     if sent.device is not None and sent.device.stub:
@@ -62,7 +64,7 @@ def _rows(machine, address, sent):
     verdict = machine.verdicts.get(address)
     reserved = {item.provider: item.reserved for item in machine.promised(
         address, machine.offers(gpu), machine.owned(gpu),
-        verdict is not None and verdict.sick)}
+        verdict is not None and verdict.is_unhealthy)}
     for item in machine.offers(gpu):
         found = machine.reported(item)
         if found is None:
@@ -76,7 +78,10 @@ def _rows(machine, address, sent):
 
 def _unreported(address, problem, name=None, resource_class=None,
                 device=None):
-    """What is not sent; a stub tells Cyborg to leave a GPU as it has it."""
+    """Return a row for what is not reported.
+
+    A device is a stub that tells Cyborg to leave the GPU as Cyborg has it.
+    """
     return {
         'address': str(address), 'name': name or _NONE,
         'provider_uuid': _NONE,

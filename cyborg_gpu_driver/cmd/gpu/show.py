@@ -28,7 +28,7 @@ from cyborg_gpu_driver.partition import picture
 
 
 class Vgpus(cliff_columns.FormattableColumn):
-    """vGPUs: one a line for people, with all that is known for programs."""
+    """vGPUs: one per line for people, with all known fields for programs."""
 
     def human_readable(self) -> str:
         return '\n'.join(f"{item['function']} {item['name']}"
@@ -65,7 +65,7 @@ def _row(view, gpu):
 
 
 def _cordons(view, gpu):
-    """Who keeps new servers away from the GPU, since when and why."""
+    """Return the cordons: who cordoned the GPU, since when and why."""
     return columns.Names(map(str, view.cordons_of(gpu)))
 
 
@@ -75,7 +75,7 @@ def _mode(view, gpu):
 
 
 def _roles(view, gpu):
-    """What a GPU in mode auto can be; its mode is what it is now."""
+    """Return the roles that a GPU in mode auto can have."""
     return columns.Names(role.value for role in view.roles(gpu))
 
 
@@ -113,9 +113,9 @@ class ShowGpu(table.ShowOne):
 
 
 def partitions(gpu: model.Gpu) -> collections.Counter:
-    """How many instances or vGPUs of each kind live on the GPU.
+    """Return the number of instances or vGPUs of each kind on the GPU.
 
-    A vGPU on a GPU instance is not counted beside its instance.
+    A vGPU on a GPU instance is not counted in addition to its instance.
     """
     if gpu.mig is not None and gpu.mig.enabled:
         return collections.Counter(
@@ -125,13 +125,13 @@ def partitions(gpu: model.Gpu) -> collections.Counter:
 
 
 def profile_name(gpu: model.Gpu, profile_id: int) -> str:
-    """A profile's name; its number where NVML does not list it."""
+    """Return a profile's name; its number if NVML does not list it."""
     profile = gpu.mig.profile_by_id(profile_id)
     return profile.name if profile else f'profile {profile_id}'
 
 
 def type_name(gpu: model.Gpu, type_id: str) -> str:
-    """A vGPU type's name; ``nvidia-<n>`` where nothing names it."""
+    """Return a vGPU type's name; ``nvidia-<n>`` if the name is unknown."""
     for vgpu_type in gpu.vgpu_types:
         if vgpu_type.mdev_type_id == type_id:
             return vgpu_type.name
@@ -226,14 +226,18 @@ def _scheduler_facts(scheduler):
 
 
 def _scheduler_state(scheduler):
-    """What is in force, of a GPU or of a GPU instance; None is unknown."""
+    """Yield the active scheduler of a GPU or GPU instance; None if unknown.
+    """
     scheduler = scheduler or model.Scheduler(None)
     yield 'vgpu_scheduler', scheduler.policy and scheduler.policy.value
     yield 'vgpu_time_slice_ns', scheduler.time_slice
 
 
 def _creatable(function):
-    """Numbers of the types that can be made on a function; None unknown."""
+    """Return the numbers of the types that a function can create.
+
+    None if they are unknown.
+    """
     if function.creatable_types is not None:
         return list(function.creatable_types)
     if (not function.mdev_types

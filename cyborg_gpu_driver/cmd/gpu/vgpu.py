@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``cyborg-gpu vgpu list|clean``: live vGPUs, and those that are nobody's."""
+"""``cyborg-gpu vgpu list|clean``: live vGPUs and orphaned vGPUs."""
 
 from __future__ import annotations
 
@@ -125,9 +125,9 @@ def _add_cloud(parser):
 
 def _keeper(node: cmd_machine.Machine, changes: bool = False
             ) -> orphans.Keeper:
-    """What knows the vGPUs of this machine.
+    """Return the keeper of the vGPUs of this machine.
 
-    :raises HostUnusable: if they are to be changed and this user may not.
+    :raises HostUnusable: if ``changes`` is true and the user is not root.
     """
     if changes:
         cmd_machine.check_root(node.platform, 'remove its vGPUs')
@@ -136,7 +136,7 @@ def _keeper(node: cmd_machine.Machine, changes: bool = False
 
 
 def _claimed(parsed_args, hostname):
-    """Accelerator requests by vGPU; None where no cloud is to be asked.
+    """Return the accelerator requests by vGPU; None if no cloud is used.
 
     :raises CloudError: if they cannot be read.
     """
@@ -158,7 +158,7 @@ def _instance(found):
 
 
 def _request(found, claimed):
-    """Server and accelerator request of a vGPU."""
+    """Return the server and the accelerator request of a vGPU."""
     if claimed is None:
         return _UNKNOWN, _UNKNOWN
     arq = claimed.get(found.vgpu.name)
@@ -171,7 +171,7 @@ def _maybe_orphans(live, claimed):
 
 
 def _named(live, names):
-    """What has each name; None where nothing has."""
+    """Return the vGPU with each name; None if no vGPU has the name."""
     by_name = {found.vgpu.name: found for found in live}
     return {name: by_name.get(name) for name in map(_name, names)}
 
@@ -184,7 +184,7 @@ def _name(text):
 
 
 def _is_free(name, found, claimed: Collection[str] | None):
-    """Whether a vGPU may be removed; says why not."""
+    """Whether a vGPU may be removed; prints the reason if not."""
     if found is None:
         cmd_machine.say(f'There is no vGPU {name}.')
         return False
@@ -195,7 +195,7 @@ def _is_free(name, found, claimed: Collection[str] | None):
 
 
 def _agreed(free):
-    """Whether a person wants them removed."""
+    """Whether the operator confirms the removal."""
     for found in free:
         cmd_machine.say(f'{found.vgpu.name}  {_type(found)} on GPU '
                         f'{found.gpu.address}')
@@ -203,7 +203,7 @@ def _agreed(free):
 
 
 def _remove(keeper, free, claimed):
-    """Remove them one after the other; whether all are gone."""
+    """Remove the vGPUs one by one; return whether all were removed."""
     failed = 0
     for number, found in enumerate(free, 1):
         begin = f'{number} of {len(free)}: '

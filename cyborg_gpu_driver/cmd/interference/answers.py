@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the commands about interference share: files, options and rows."""
+"""Files, options and rows that the interference commands share."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def add_heat_map(parser: argparse.ArgumentParser) -> None:
 
 
 def _picture(text: str) -> str:
-    """A picture's file name, refused before anything is measured."""
+    """Return a picture's file name; refuse a bad one before measuring."""
     if text.endswith(_PNG):
         try:
             heat_map_png.check()
@@ -75,7 +75,7 @@ def _picture(text: str) -> str:
 
 
 def add_jobs(parser: argparse.ArgumentParser) -> None:
-    """Add what is to run, and the file with the slowdowns."""
+    """Add the applications that run, and the options of the slowdowns."""
     parser.add_argument(
         'application', metavar='APPLICATION[=SECONDS]', nargs='+',
         help='an application and its run time alone (default: the median of '
@@ -92,7 +92,7 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
 
 
 def number(least: int, most: int) -> Callable[[str], int]:
-    """The type of an option that is a whole number."""
+    """Return the argparse type of an option that is a whole number."""
     def read(text: str) -> int:
         try:
             if least <= int(text) <= most:
@@ -106,15 +106,15 @@ def number(least: int, most: int) -> Callable[[str], int]:
 
 
 def read(path: str) -> results.Results:
-    """The results in a file, or in standard input (``-``).
+    """Read the results from a file, or from standard input (``-``).
 
-    :raises GpuDriverError: naming the file and what would be right.
+    :raises GpuDriverError: with the file and what was expected.
     """
     return results.parse(*terminal.read_text(path))
 
 
 def rows(found: results.Results) -> list[Row]:
-    """A row for each application alone, then one for each pair."""
+    """Return a row for each application alone, then one for each pair."""
     slowdowns = found.slowdowns()
     steps = dict.fromkeys([*found.runs, *(
         (name, beside) for name, row in slowdowns.items() for beside in row)])
@@ -139,9 +139,9 @@ def _row(found, slowdowns, name, beside):
 
 
 def write_heat_map(path: str | None, found: results.Results) -> None:
-    """Write the picture, if one is wanted.
+    """Write the picture, if a path is given.
 
-    :raises InvalidValue: if it cannot be drawn or written.
+    :raises InvalidValue: if the picture cannot be drawn or written.
     """
     if path:
         slowdowns = found.slowdowns()
@@ -156,16 +156,16 @@ def write_heat_map(path: str | None, found: results.Results) -> None:
 
 def predictor(found: results.Results, memory_mib: int | None
               ) -> prediction.Predictor:
-    """Predicts by the slowdowns of a file."""
+    """Return a predictor that uses the slowdowns of a file."""
     return prediction.Predictor(found.slowdowns(), memory_mib)
 
 
 def jobs(found: results.Results, texts: Iterable[str],
          memory_mib: int | None) -> list[prediction.Job]:
-    """The jobs that a person named.
+    """Return the jobs that the operator named.
 
-    :param memory_mib: of a GPU; None if memory does not matter.
-    :raises InvalidValue: naming the argument and what would be right.
+    :param memory_mib: the memory of a GPU; None to ignore memory.
+    :raises InvalidValue: with the argument and what was expected.
     """
     return [_job(found, text, memory_mib) for text in texts]
 
@@ -207,24 +207,26 @@ def _alone(runs, invalid):
 
 
 def rounded(value: float) -> float | None:
-    """A time or a slowdown as it is shown; None if it is infinite."""
+    """Round a time or a slowdown for display; None if it is infinite."""
     return None if math.isinf(value) else round(value, 3)
 
 
 def shown(value: float) -> columns.Optional:
-    """A time or a slowdown for an answer."""
+    """Return the column value of a time or a slowdown."""
     return columns.Optional(rounded(value))
 
 
 def outcome(value: float) -> str:
-    """Whether a prediction is one."""
+    """Return whether the applications fit, from a predicted value."""
     return _NEVER if math.isinf(value) else 'fits'
 
 
 def say_step(done: int, total: int, step: results.Step) -> None:
-    """How far a measurement is: one line that changes, or one for each.
+    """Print the progress of a measurement.
 
-    :param done: steps before this one, of ``total``.
+    On a terminal, one line is updated. Otherwise each step has a line.
+
+    :param done: the number of steps before this one, of ``total``.
     """
     name, beside = step
     text = (f'{done} of {total} measured, now {name} '
@@ -236,6 +238,6 @@ def say_step(done: int, total: int, step: results.Step) -> None:
 
 
 def clear_line() -> None:
-    """Remove the line that changes."""
+    """Remove the progress line from the terminal."""
     if sys.stderr.isatty():
         print(_CLEAR, end='', file=sys.stderr, flush=True)

@@ -53,7 +53,7 @@ class MeasureInterference(answers.Lister):
         return answers.COLUMNS, answers.rows(found)
 
     def _machine(self, timeout):
-        """This machine, with its GPUs where NVML answers."""
+        """Return this machine, with its GPUs if NVML answers."""
         nvml = self.app.view.platform.nvml
         try:
             addresses = nvml.addresses()

@@ -10,7 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the commands that measure share, wherever the applications run."""
+"""Options and steps that all measuring commands share.
+
+The commands differ in where the applications run.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,14 @@ from cyborg_gpu_driver.interference import results
 
 _TIMEOUT = 3600.0
 _NOISE = 0.9
-"""Slowdowns below this are an error of the measurement."""
+"""Slowdowns below this value are measurement errors."""
 
 
 def add_options(parser: argparse.ArgumentParser,
                 most: int = answers.REPEATS_MAX) -> None:
-    """Add what is measured, how often, and where the results go.
+    """Add the options for applications, repeats, limits and results.
 
-    :param most: of repeats, and of warm-up runs.
+    :param most: the most repeats and the most warm-up runs.
     """
     parser.add_argument(
         '--file', metavar='FILE',
@@ -77,7 +80,7 @@ def add_options(parser: argparse.ArgumentParser,
 
 
 def wanted(parsed_args: argparse.Namespace) -> results.Results:
-    """What there is to measure, with what the output file already has.
+    """Return what to measure, with the results that the output file has.
 
     :raises GpuDriverError: if the options or the file are wrong.
     """
@@ -97,9 +100,9 @@ def wanted(parsed_args: argparse.Namespace) -> results.Results:
 
 def run(found: results.Results, parsed_args: argparse.Namespace,
         runner: Callable[[process.Endings], measuring.Runner]) -> int:
-    """Measure what is not measured, and tell people how it goes.
+    """Measure the steps that have no result, and print the progress.
 
-    :param runner: makes what runs the applications, until signals end it.
+    :param runner: creates the runner of the applications; a signal ends it.
     :returns: the exit code.
     :raises GpuDriverError: as :func:`.measuring.measure` and the runner.
     """
@@ -136,7 +139,9 @@ def _applications(parsed_args):
 
 
 def _say_noise(found):
-    """Warn of what cannot be: company makes no application faster."""
+    """Warn of impossible slowdowns: no application runs faster beside
+    another one.
+    """
     odd = sum(value is not None and value < _NOISE
               for row in found.slowdowns().values()
               for value in row.values())

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``cyborg-gpu layout apply|checkpoint|restore``: they change GPUs."""
+"""``cyborg-gpu layout apply|checkpoint|restore``: the changing commands."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cyborg_gpu_driver.program.ready import checkpoint
 
 _TEXT = ('text', 'json', 'yaml')
 _SKIPPED = 'skipped'
-"""Status of a board without MIG where MIG mode is asked of all."""
+"""Status of a board without MIG if a layout asks all GPUs for MIG mode."""
 
 
 class ApplyLayout(layout_options.LayoutCommand):
@@ -139,12 +139,13 @@ class RestoreLayout(layout_options.LayoutCommand):
         context = self.context()
         context.check_privileges()
         saved = {item.gpu: item for item in _saved(parsed_args, context)}
-        # What another driver has, and nobody laid out, is given away.
+        # Skip a GPU that is bound to another driver and has no saved layout,
+        # because it is for passthrough.
         gpus = [gpu for gpu in context.gpus if not context.ignores(gpu)
                 and (gpu.address in saved or not condition.is_away(gpu))]
         absent = sorted(set(saved) - {gpu.address for gpu in context.gpus})
-        # One after the other: while virtual functions are made, NVML is
-        # closed for all GPUs.
+        # One GPU after the other, because NVML is closed for all GPUs while
+        # virtual functions are created.
         rows = [_restored(context, gpu, saved) for gpu in gpus]
         rows.extend(_row(apply.Outcome(
             address, apply.Status.FAILED,
@@ -174,7 +175,7 @@ def _add_checkpoint(parser):
 
 
 def _check_directory(path):
-    """Refuse a mistyped path, which would make directories.
+    """Refuse a mistyped path, which would create directories.
 
     :raises InvalidValue: if there is no directory for the file.
     """
@@ -186,7 +187,7 @@ def _check_directory(path):
 
 
 def _saved(parsed_args, context):
-    """The layouts in the file that was named, or those that apply keeps."""
+    """Return the layouts of the named file, or those that apply saved."""
     file = parsed_args.checkpoint_file
     if not file:
         return checkpoint.remembered(context.state_path)
@@ -198,7 +199,7 @@ def _saved(parsed_args, context):
 
 
 def _hooks(parsed_args):
-    """The hooks; none without a file."""
+    """Return the hooks; there are none without a file."""
     envs = {
         layout_options.CONFIG_FILE: parsed_args.layout_file,
         layout_options.SELECTED: parsed_args.selected_config or '',
@@ -213,10 +214,10 @@ def _hooks(parsed_args):
 
 @contextlib.contextmanager
 def _ended_by_hooks(around):
-    """Run the last hooks, come what may; true if they succeeded.
+    """Always run the last hooks; yield a list that is true if they succeed.
 
-    One that fails changes nothing about the GPUs: it is said, beside what
-    became of those.
+    A hook that fails here does not affect the GPUs. Its error is printed
+    beside the results for the GPUs.
     """
     ended = []
     try:
@@ -230,9 +231,10 @@ def _ended_by_hooks(around):
 
 
 def _run_before(context, found, mode_only, around):
-    """The hooks of what is about to change.
+    """Run the hooks for the changes that will be made.
 
-    They may stop what holds the GPUs, so that plans are made after them.
+    The hooks may stop processes that use the GPUs, so the changes are
+    planned after the hooks have run.
     """
     if not around.by_name:
         return

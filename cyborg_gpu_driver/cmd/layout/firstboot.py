@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``cyborg-gpu firstboot``: what a bare-metal server does at each boot."""
+"""``cyborg-gpu firstboot``: partitions a bare-metal server at each boot."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class FirstBoot(command.Command):
     """
 
     checks_options = False
-    """It checks them itself, to report what is wrong on the console."""
+    """The command checks the options itself, to report errors on the console.
+    """
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -125,7 +126,7 @@ class FirstBoot(command.Command):
         return report.result.code
 
     def _say_result(self, parsed_args, line):
-        """Write the line for the console; JSON has it all."""
+        """Write the line for the console; JSON has this already."""
         if parsed_args.format != 'json':
             self.app.stdout.write(line + '\n')
 
@@ -138,7 +139,7 @@ class FirstBoot(command.Command):
 
 
 class _Boot:
-    """One run, from the places that may have a layout to the report."""
+    """One run, from the search for a layout to the report."""
 
     def __init__(self, parsed_args, node):
         self._args = parsed_args
@@ -150,7 +151,7 @@ class _Boot:
         self._no_service: str | None = None
 
     def report(self) -> reports.Report:
-        """Do it all; what goes wrong is in the report."""
+        """Search for the layout and apply it; errors are in the report."""
         found = layout_sources.Search()
         try:
             if not self._boot.has_gpus():
@@ -163,7 +164,7 @@ class _Boot:
                                          str(error))
         except exception.GpuDriverError as error:
             outcome = first_boot.Outcome(reports.Result.FAILED, str(error))
-        # What is missed is to be missed by the next boot, too.
+        # The next boot must also know that this layout is missing.
         known = found.found or self._missed
         return reports.Report(
             outcome.result, timeutils.utcnow(True).isoformat('T', 'seconds'),
@@ -179,23 +180,23 @@ class _Boot:
             return first_boot.Outcome(reports.Result.NO_LAYOUT)
         cmd_machine.say(reports.printable(
             f'Found the layout {found.layout} in {found.source}.'))
-        return self._boot.cut(found, self._args.timeout, search.others)
+        return self._boot.partition(found, self._args.timeout, search.others)
 
     def _search(self):
         found = layout_sources.search((
             layout_sources.in_file(self._args.layout_file or _LAYOUT_FILE),
             self._on_drive()))
-        # A server that has a config drive has the same on it.
+        # The config drive of a server has the same data as the service.
         if found.found or self._has_drive or not self._args.metadata_timeout:
             return found
         return self._ask(self._last())
 
     def _ask(self, last):
-        """What the metadata service has.
+        """Search for a layout in the metadata service.
 
         :param last: the report of the last boot, if there is one.
-        :raises LayoutSourceError: if it does not answer, and had the layout
-            of the last boot: it is late, and not absent.
+        :raises LayoutSourceError: if the service does not answer but had the
+            layout of the last boot: then it is late, not absent.
         """
         url = self._args.metadata_url
         service = metadata_service.MetadataService(
@@ -220,7 +221,7 @@ class _Boot:
             f'{service.silent}.',))
 
     def _last(self):
-        """The last report, None without one that can be read."""
+        """Return the last report; None if there is no readable report."""
         try:
             return reports.read(self._state_path)
         except exception.JournalError as error:

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Hooks around an apply, from files in mig-parted's format.
+"""Hooks around an apply, from files in mig-parted's format::
 
     version: v1
     hooks:
@@ -20,7 +20,7 @@
           args: [stop, nvidia-persistenced]
           envs: {LANG: C}
 
-A command is run with its arguments as they stand; no shell reads them.
+A command runs without a shell, with its arguments unchanged.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ MODE = 'pre-apply-mode'
 CONFIG = 'pre-apply-config'
 EXIT = 'apply-exit'
 NAMES = (START, MODE, CONFIG, EXIT)
-"""Before all; before MIG modes change; before instances change; at the end,
-also of an apply that failed."""
+"""In this order, hooks run at the start; before MIG modes change; before
+instances change; and at the end, even if the apply failed."""
 
 _HOOK = schema.mapping({
     'command': {'type': 'string', 'minLength': 1, 'description': 'a program',
@@ -60,7 +60,7 @@ HOOKS_FILE = schema.mapping({'version': {'const': 'v1'}}, {
 
 @dataclasses.dataclass(frozen=True)
 class Hook:
-    """One command."""
+    """One command of a hook."""
 
     command: str
     args: tuple[str, ...] = ()
@@ -70,9 +70,9 @@ class Hook:
 
 @dataclasses.dataclass(frozen=True)
 class Hooks:
-    """Hooks by name, and what they are told in their environment.
+    """Hooks by name, with their environment variables.
 
-    :param say: takes what hooks print.
+    :param say: called with the output of hooks.
     """
 
     source: str
@@ -83,10 +83,10 @@ class Hooks:
     def run(self, name: str) -> None:
         """Run the hooks of a name, one after the other.
 
-        :raises HookError: if one cannot be run, or fails.
+        :raises HookError: if a hook cannot be run, or fails.
         """
         for number, hook in enumerate(self.by_name.get(name, ())):
-            # Of this process's environment only where programs are.
+            # Hooks get only PATH from the environment of this process.
             envs = {'PATH': os.environ.get('PATH', os.defpath),
                     **hook.envs, **self.envs}
             try:
@@ -107,9 +107,9 @@ def parse(text: str, source: str, envs: Mapping[str, str],
           say: Callable[[str], None]) -> Hooks:
     """Read a hooks file.
 
-    :param source: its name, for complaints.
-    :param envs: given to each hook, over its own ``envs``.
-    :raises DocumentError: saying what would be right.
+    :param source: the file's name for error messages.
+    :param envs: variables for each hook, which override its own ``envs``.
+    :raises DocumentError: if it is malformed; says what was expected.
     """
     place = schema.Place(source)
     content = layout_yaml.plain(text, place)
@@ -127,7 +127,8 @@ def _hook(item: dict[str, Any]) -> Hook:
 
 def _reason(error):
     if isinstance(error, (OSError, ValueError)):
-        # The latter of what no program can be given, such as a null byte.
+        # ValueError: an argument that no program can get, such as a null
+        # byte.
         return f'cannot be run: {error}'
     said = f'{error.stdout}{error.stderr}'.strip()
     return f'exit code {error.exit_code}' + (f': {said}' if said else '')

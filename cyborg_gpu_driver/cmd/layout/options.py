@@ -12,9 +12,10 @@
 
 """Options of the ``layout`` commands.
 
-mig-parted's options work too, and its environment variables. Its ``-f`` names
-a file, while ``-f`` is a format everywhere else in this program: here it is
-deprecated. Its ``--config-file`` is an option of the program, cyborg.conf.
+The options and environment variables of mig-parted work too, with two
+exceptions. Its ``-f`` names a file, but ``-f`` is a format everywhere else in
+this program, so here it is deprecated. ``--config-file`` is an option of this
+program that names cyborg.conf.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class LayoutCommand(command.Command):
     """A command of the group."""
 
     formats = ('json', 'yaml')
-    """What ``-o`` takes; the first is the default unless ``text``."""
+    """The values of ``-o``; the first is the default."""
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -60,15 +61,15 @@ class LayoutCommand(command.Command):
         return parser
 
     def context(self) -> node_context.NodeContext:
-        """What GPUs are worked on with."""
+        """Return the host parts with which the command works on GPUs."""
         return node_context.NodeContext(self.app.machine, links=False)
 
     def write(self, text: str) -> None:
-        """One answer to standard output."""
+        """Write one answer to standard output."""
         self.app.stdout.write(text if text.endswith('\n') else text + '\n')
 
     def write_value(self, value: Any, output_format: str) -> None:
-        """A plain value in a format for programs."""
+        """Write a plain value in a format for programs."""
         if output_format == 'json':
             self.write(json.dumps(value, indent=2))
         else:
@@ -76,9 +77,9 @@ class LayoutCommand(command.Command):
 
 
 class _Deprecated(argparse.Action):
-    """Stores a value, and says which option to use instead.
+    """Stores a value, and prints which option to use instead.
 
-    :param instead: that option.
+    :param instead: the option to use instead.
     """
 
     def __init__(self, *args, instead, **kwargs):
@@ -93,9 +94,9 @@ class _Deprecated(argparse.Action):
 
 def add_deprecated(parser: argparse.ArgumentParser, name: str, instead: str
                    ) -> None:
-    """An earlier name of an option that takes a file.
+    """Add an earlier name of an option that takes a file.
 
-    :param instead: the option, which ``parser`` already has.
+    :param instead: the current option, which ``parser`` already has.
     """
     parser.add_argument(
         name, action=_Deprecated, instead=instead, metavar='FILE',
@@ -104,7 +105,7 @@ def add_deprecated(parser: argparse.ArgumentParser, name: str, instead: str
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
-    """``--layout-file``."""
+    """Add ``--layout-file``."""
     parser.add_argument(
         '--layout-file', metavar='FILE',
         default=os.environ.get(CONFIG_FILE),
@@ -114,7 +115,7 @@ def add_file(parser: argparse.ArgumentParser) -> None:
 
 
 def add_entry(parser: argparse.ArgumentParser) -> None:
-    """``--layout-file`` and ``-c``: one entry of a layout file."""
+    """Add ``--layout-file`` and ``-c`` for one entry of a layout file."""
     add_file(parser)
     parser.add_argument(
         '-c', '--selected-config', metavar='NAME',
@@ -124,7 +125,7 @@ def add_entry(parser: argparse.ArgumentParser) -> None:
 
 
 def add_mode_only(parser: argparse.ArgumentParser) -> None:
-    """``-m``: MIG mode alone."""
+    """Add ``-m``, which limits the command to MIG mode."""
     parser.add_argument(
         '-m', '--mode-only', action='store_true', default=_flag(MODE_ONLY),
         help='change the MIG mode only; instances are kept, unless MIG mode '
@@ -133,15 +134,16 @@ def add_mode_only(parser: argparse.ArgumentParser) -> None:
 
 def add_flag(parser: argparse.ArgumentParser, *names: str, variable: str,
              text: str) -> None:
-    """A flag that an environment variable sets too."""
+    """Add a flag that an environment variable can set too."""
     parser.add_argument(*names, action='store_true',
                         default=_flag(variable), help=text)
 
 
 def read_file(parsed_args: argparse.Namespace) -> layout_file.LayoutFile:
-    """The layout file that was asked for.
+    """Read the layout file that the operator named.
 
-    :raises LayoutError: if there is none, or it is malformed.
+    :raises InvalidValue: if no file is named, or it cannot be read.
+    :raises LayoutError: if the file is malformed.
     """
     name = parsed_args.layout_file
     if not name:

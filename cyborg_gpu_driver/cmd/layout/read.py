@@ -10,9 +10,9 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``cyborg-gpu layout list|plan|assert|export|generate``: look and compare.
+"""``cyborg-gpu layout list|plan|assert|export|generate``.
 
-None of them changes a GPU.
+None of these commands changes a GPU.
 """
 
 from __future__ import annotations
@@ -178,14 +178,15 @@ class GenerateLayouts(layout_options.LayoutCommand):
 
 def wanted_of(context: cmd_node_context.NodeContext, parsed_args
               ) -> list[tuple[int, model.Gpu, target.Wanted]]:
-    """What the chosen entry wants of each GPU that it speaks of.
+    """Return the index, the GPU and the wanted layout for each chosen GPU.
 
-    All of them are looked at before anything is done to one. GPUs that the
-    operator wants left alone are left out, and that is said; that boards
-    without MIG stay as they are is said, too.
+    All GPUs are checked before one is changed. The function leaves out GPUs
+    that the operator excluded and prints their names. It also prints which
+    boards do not support MIG and are not changed.
 
+    :raises InvalidValue: if no file is named, or it cannot be read.
     :raises LayoutError: if the file or its entry cannot be used.
-    :raises GpuUnreachable: naming each GPU that cannot be worked on.
+    :raises GpuUnreachable: names each GPU that cannot be changed.
     """
     entry = layout_options.read_file(parsed_args).entry(
         parsed_args.selected_config)
@@ -207,7 +208,7 @@ def wanted_of(context: cmd_node_context.NodeContext, parsed_args
 
 
 def differences(context: cmd_node_context.NodeContext, parsed_args):
-    """(index, GPU, how it differs from what is wanted) of each GPU."""
+    """Yield the index, the GPU and its differences from the wanted layout."""
     for index, gpu, wanted in wanted_of(context, parsed_args):
         now = context.current(gpu)
         if parsed_args.mode_only:
@@ -222,8 +223,7 @@ def differences(context: cmd_node_context.NodeContext, parsed_args):
 
 
 def _unreachable(context):
-    """Indices of GPUs that cannot be worked on; says that they are left
-    out.
+    """Return the indices of unreachable GPUs; print that they are left out.
     """
     found = []
     for index, gpu in enumerate(context.gpus):
@@ -235,7 +235,7 @@ def _unreachable(context):
 
 
 def _suits(entry: layout_file.Entry, gpus):
-    """What an entry is good for on this host."""
+    """Return the GPUs of this host that an entry applies to, as a row."""
     row = {'name': entry.name, 'gpus': {}, 'problem': None}
     try:
         row['gpus'] = {index: str(wanted) for index, wanted
@@ -248,7 +248,7 @@ def _suits(entry: layout_file.Entry, gpus):
 
 
 def _gpus(wanted):
-    """``0-3: MIG mode off; 4: 7 x 1g.10gb``."""
+    """Return a text such as ``0-3: MIG mode off; 4: 7 x 1g.10gb``."""
     runs: list[tuple[int, int, str]] = []
     for index, text in sorted(wanted.items()):
         if runs and runs[-1][1:] == (index - 1, text):

@@ -120,7 +120,7 @@ class Exporter(command.Command):
 def _check(parsed_args):
     """Refuse options that would have no effect.
 
-    :raises InvalidValue: naming the option.
+    :raises InvalidValue: names the option.
     """
     if parsed_args.textfile and parsed_args.web_config:
         raise exception.InvalidValue(
@@ -174,7 +174,7 @@ def _write(path, interval, registry, sources):
         except exception.GpuDriverError as error:
             if not begun or interval is None:
                 raise
-            # It may pass, such as a disk that is full.
+            # The error may be temporary, such as a full disk.
             if said.is_new(str(error)):
                 LOG.error('%s', error)
         else:
@@ -188,7 +188,7 @@ def _write(path, interval, registry, sources):
 def _write_once(path, registry):
     """Write a new file under another name, then rename it.
 
-    :raises InvalidValue: if it cannot be written.
+    :raises InvalidValue: if the file cannot be written.
     :raises JournalError: if the records cannot be read at all.
     """
     try:
@@ -200,9 +200,9 @@ def _write_once(path, registry):
 
 
 def address(text: str) -> tuple[str, int]:
-    """Host and port of ``ADDRESS:PORT``.
+    """Return the host and the port of ``ADDRESS:PORT``.
 
-    :raises InvalidValue: if it is none.
+    :raises InvalidValue: if the text has another format.
     """
     host, colon, port = text.rpartition(':')
     if host.startswith('[') and host.endswith(']'):

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Values that people and programs want written differently."""
+"""Column values with different formats for people and for programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Names(columns.FormattableColumn):
 
 
 class Counts(columns.FormattableColumn):
-    """How many there are of each name, one name a line for people."""
+    """The count of each name; one name per line for people."""
 
     def human_readable(self) -> str:
         return '\n'.join(f'{count}x {name}'
@@ -51,7 +51,7 @@ class Optional(columns.FormattableColumn):
 
 
 class Time(columns.FormattableColumn):
-    """An aware moment, or None: of two words for people, who see UTC."""
+    """A moment with a time zone, or None; for people, two words in UTC."""
 
     def human_readable(self) -> str:
         return '-' if self._value is None else self._value.astimezone(
@@ -62,7 +62,7 @@ class Time(columns.FormattableColumn):
 
 
 class Structure(columns.FormattableColumn):
-    """Nested data: counted for people, whole for programs."""
+    """Nested data: the number of items for people, all data for programs."""
 
     def human_readable(self) -> str:
         return str(len(self._value))

@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""How commands write their answers: ``cyborg-gpu`` and ``openstack gpu``.
+"""The output of the commands of ``cyborg-gpu`` and ``openstack gpu``.
 
-cliff (4.17) shows every column in a table, fits it to a terminal by breaking
-words, and writes lists and None into the flat formats as Python does. The
-classes here replace cliff's for both programs.
+cliff (4.17) shows every column in a table and breaks words to fit the table
+to a terminal. In the flat formats, it writes lists and None as Python does.
+The classes here replace those of cliff for both programs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WIDTH = 80
 """Characters in a line of a table that is not shown on a terminal."""
 _EDGE = 1
 _BESIDE = 3
-"""Characters that the table adds to each column: a border, two blanks."""
+"""Characters that the table adds to each column: a border and two blanks."""
 _FLAT = frozenset({'csv', 'value', 'shell'})
 """Formats without nested values and without None."""
 _FIELDS = ('Field', 'Value')
@@ -62,10 +62,10 @@ class Lister(lister.Lister):
         return parser
 
     def get_epilog(self):
-        """Skip the plugin that provides a command: it is this package.
+        """Return the epilog without the name of the plugin.
 
-        To know that, cliff (4.17) reads the metadata of every distribution
-        that is installed.
+        It is always this package. To find it, cliff (4.17) reads the metadata
+        of every installed distribution.
         """
         return self._epilog or ''
 
@@ -90,10 +90,10 @@ class ShowOne(show.ShowOne):
 
 def prepared(formatter: base.Formatter, parsed_args: argparse.Namespace,
              stdout: TextIO, folds: bool = True) -> base.Formatter:
-    """The formatter of an answer, which gets rows that it can show.
+    """Return a formatter that prepares the rows for its format.
 
-    :param formatter: cliff's, of the format that the user has chosen.
-    :param folds: whether the lines of a table are made short.
+    :param formatter: cliff's formatter of the format that the user chose.
+    :param folds: whether to fold the lines of a table.
     """
     if parsed_args.formatter in _FLAT:
         return _Prepared(formatter, _flat_rows)
@@ -104,9 +104,9 @@ def prepared(formatter: base.Formatter, parsed_args: argparse.Namespace,
 
 
 def line_width(wanted: int, stdout: TextIO) -> int:
-    """Characters in a line: as wanted, as the terminal has, or 80.
+    """Return the characters in a line: as wanted, of the terminal, or 80.
 
-    :param wanted: 0 if nobody has asked for a width.
+    :param wanted: the width that the user set; 0 if none.
     """
     if wanted > 0:
         return wanted
@@ -114,9 +114,9 @@ def line_width(wanted: int, stdout: TextIO) -> int:
 
 
 class _Prepared(base.ListFormatter, base.SingleFormatter):
-    """A format whose rows are prepared for it.
+    """A formatter that prepares the rows and calls another formatter.
 
-    :param formatter: the formatter of the format.
+    :param formatter: the other formatter.
     :param prepare: called with names and rows; returns the rows to show.
     """
 
@@ -143,10 +143,10 @@ def _flat_rows(_names, rows):
 
 
 def _flat(cell):
-    """A value as flat text.
+    """Return a value as flat text.
 
-    A list of single values is joined with commas, what is nested deeper is
-    JSON, and None is empty. A text stays on one line.
+    A list of single values is joined with commas, deeper nested values become
+    JSON, and None becomes empty. A text is put on one line.
     """
     if isinstance(cell, columns.FormattableColumn):
         cell = cell.machine_readable()
@@ -166,11 +166,11 @@ def fold(names: Sequence[str], rows: Iterable[Sequence[Any]], width: int
          ) -> list[list[Any]]:
     """Fold the texts of a table so that its lines are short enough.
 
-    The widest columns are folded first. A word is broken only where the
-    table does not fit otherwise, and the name of a column never.
+    The widest columns are folded first. A word is broken only if the table
+    does not fit otherwise. The name of a column is never broken.
 
     :param width: characters in a line of the table with its borders.
-    :returns: the rows, with texts and numbers for columns.
+    :returns: the rows, with columns converted to texts and numbers.
     """
     shown = [[_shown(cell) for cell in row] for row in rows]
     texts = [[str(row[index]) for row in shown]
@@ -187,7 +187,8 @@ def _shown(cell):
 
 
 def _widths(names, texts, space):
-    """The width of each column, all of them in ``space`` if they can be."""
+    """Return the width of each column; together within ``space`` if possible.
+    """
     least = [len(name) for name in names]
     words = _longest(texts, least, str.split)
     lines = _longest(texts, least, str.splitlines)
@@ -201,9 +202,9 @@ def _widths(names, texts, space):
 
 
 def _widened(texts, least, widths, lines, space):
-    """Give what folding leaves to columns that then need no folding.
+    """Give space that folding frees to columns that then need no folding.
 
-    :param lines: how wide each column is unfolded.
+    :param lines: the width of each column without folding.
     """
     found = _longest([[_folded(text, width) for text in column]
                       for column, width in zip(texts, widths, strict=True)],
@@ -215,7 +216,7 @@ def _widened(texts, least, widths, lines, space):
 
 
 def _longest(texts, least, parts):
-    """The longest part of the texts of each column, or what is least."""
+    """Return the longest part of each column's texts, at least ``least``."""
     return [max([floor, *(len(part) for text in column
                           for part in parts(text))])
             for column, floor in zip(texts, least, strict=True)]

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What commands say to people and ask them, and the files they name."""
+"""Messages and questions to the user, and files that the user names."""
 
 import sys
 
@@ -20,10 +20,10 @@ _STDIN = '-'
 
 
 def read_text(name: str) -> tuple[str, str]:
-    """A file's text, and what to call it in complaints.
+    """Return a file's text, and the file's name for error messages.
 
     :param name: a path, or ``-`` for standard input.
-    :raises InvalidValue: if it cannot be read.
+    :raises InvalidValue: if the file cannot be read.
     """
     try:
         if name == _STDIN:
@@ -37,7 +37,7 @@ def read_text(name: str) -> tuple[str, str]:
 
 
 def agreed(question: str) -> bool:
-    """Whether a person says yes.
+    """Ask the user a question; return whether the answer is yes.
 
     :param question: such as ``Remove 2 vGPUs?``.
     """
@@ -46,5 +46,5 @@ def agreed(question: str) -> bool:
 
 
 def say(message: str) -> None:
-    """One line for people, apart from the answer for programs."""
+    """Print one line to standard error, apart from the answer for programs."""
     print(message, file=sys.stderr)

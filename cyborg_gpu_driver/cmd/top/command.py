@@ -96,7 +96,7 @@ _NAMES = ('index', 'address', 'kind', 'name', 'mode', 'state', 'remarks',
 
 
 def _rows(block: frames.Block):
-    """A row for the GPU, then one for each of its parts."""
+    """Yield a row for the GPU, then one for each of its parts."""
     gpu = block.gpu
     about = columns.Optional(block.index), str(gpu.address)
     mode = columns.Optional(block.mode and block.mode.value)
@@ -121,10 +121,10 @@ def _load(load: loads.Load, memory_mib: int | None):
 
 
 def _check_screen(parsed_args: argparse.Namespace) -> None:
-    """Before the screen is opened.
+    """Check the options and the terminal before the screen opens.
 
-    :raises InvalidValue: naming an option that needs --once.
-    :raises NoTerminal: if there is none.
+    :raises InvalidValue: names an option that needs --once.
+    :raises NoTerminal: if standard input or output is not a terminal.
     """
     for option, value in (
             ('--format', parsed_args.formatter != 'table'

@@ -11,10 +11,10 @@
 # under the License.
 
 
-"""What ``cyborg-gpu top`` shows at one moment. Pure.
+"""The data that ``cyborg-gpu top`` shows at one moment. Pure.
 
-Snapshots and records in, rows out. The records keep who has what, so a GPU
-that cannot be read still shows its servers.
+The functions convert snapshots and records to rows. The records hold the
+owner of each part, so a GPU that cannot be read still shows its servers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Kind(enum.Enum):
     VGPU = 'vgpu'
     """A time-sliced vGPU."""
     PASSTHROUGH = 'passthrough'
-    """The whole GPU, as a server has it."""
+    """A whole GPU that a server has."""
 
 
 class Order(enum.Enum):
@@ -68,14 +68,14 @@ class Order(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """A GPU instance, a vGPU or a whole GPU, and who has it."""
+    """A GPU instance, a vGPU or a whole GPU, with its holder."""
 
     kind: Kind
     name: str
     """Profile, vGPU type, or ``passthrough``."""
     state: str
     """``bound``, ``binding`` or ``unbinding`` for an attach handle;
-    ``fixed`` for a fixed vGPU, and ``created`` where the records know of no
+    ``fixed`` for a fixed vGPU, and ``created`` if the records have no
     holder."""
     memory_mib: int | None = None
     placement: model.Placement | None = None
@@ -85,11 +85,11 @@ class Part:
     handle: str | None = None
     """UUID of the attach handle."""
     server: str | None = None
-    """UUID of the server, where this host knows it."""
+    """UUID of the server, if this host knows it."""
     arq: str | None = None
-    """UUID of the accelerator request, where this host knows it."""
+    """UUID of the accelerator request, if this host knows it."""
     mdev: str | None = None
-    """UUID of the mdev that is the vGPU, if it is one."""
+    """UUID of the mdev, if the vGPU is an mdev."""
     load: loads.Load = loads.UNKNOWN
 
 
@@ -103,7 +103,7 @@ class Block:
     mode: policy.Mode | None
     """Its mode under the policies; None if it has none now."""
     remarks: tuple[str, ...]
-    """What else a person should know of it, in a few words each."""
+    """Other facts for the operator, in a few words each."""
     parts: tuple[Part, ...]
     load: loads.Load = loads.UNKNOWN
 
@@ -114,19 +114,19 @@ class Frame:
 
     hostname: str
     time: float
-    """When it was read, in seconds of the epoch."""
+    """When the host was read, in seconds of the epoch."""
     blocks: tuple[Block, ...]
     messages: tuple[str, ...] = ()
-    """What could not be read of the host, for people."""
+    """Errors in reading the host, as text for the operator."""
 
 
 def block(gpu: model.Gpu, index: int | None, mode: policy.Mode | None,
           record: gpu_record.GpuRecord, owners: Mapping[str, state.Owner],
           found: loads.Loads) -> Block:
-    """What is shown of one GPU.
+    """Return the block of one GPU.
 
-    :param owners: by attach handle, as far as known.
-    :param found: how busy the GPU and its parts are.
+    :param owners: the known owners by attach handle.
+    :param found: the loads of the GPU and its parts.
     """
     return Block(gpu, index, mode, tuple(_remarks(gpu, mode, record)),
                  tuple(_loaded(part, found)
@@ -134,7 +134,7 @@ def block(gpu: model.Gpu, index: int | None, mode: policy.Mode | None,
 
 
 def _loaded(part: Part, found: loads.Loads) -> Part:
-    """A part with its load, and with the server that NVML knows."""
+    """Return a part with its load, and with the server that NVML knows."""
     load = found.mdev(part.mdev) if part.mdev else loads.UNKNOWN
     if load == loads.UNKNOWN and part.instance_id is not None:
         load = found.instance(part.instance_id)
@@ -145,10 +145,10 @@ def _loaded(part: Part, found: loads.Loads) -> Part:
 
 
 def ordered(blocks: Iterable[Block], order: Order) -> tuple[Block, ...]:
-    """Sort the parts of each GPU, and the GPUs by themselves or by the first
-    of their parts.
+    """Sort the parts of each GPU, and the GPUs by their own value or by that
+    of their first part.
 
-    The busiest come first, and last what an order does not apply to.
+    The busiest come first. Those without a value for the order come last.
     """
     if order is Order.GPU:
         return tuple(blocks)
@@ -160,7 +160,7 @@ def ordered(blocks: Iterable[Block], order: Order) -> tuple[Block, ...]:
 
 
 def _rank(item: Block | Part, order: Order) -> tuple[bool, str | int]:
-    """Where a GPU or a part comes in an order."""
+    """Return the sort key of a GPU or a part in an order."""
     if order in (Order.UTILIZATION, Order.MEMORY):
         busy = (item.load.percent if order is Order.UTILIZATION
                 else item.load.memory_used_mib)
@@ -177,7 +177,7 @@ def _remarks(gpu: model.Gpu, mode: policy.Mode | None,
     known = condition.state(gpu)
     if known not in (condition.OK, mode and mode.value):
         yield known
-    if record.sickness and health.judge(record.sickness.ailments).sick:
+    if record.health and health.judge(record.health.conditions).is_unhealthy:
         yield 'unhealthy'
     if record.cordons:
         yield 'cordoned'
@@ -230,7 +230,7 @@ def _owned(part: Part, claim: gpu_record.Claim,
 
 def _live(gpu: model.Gpu, record: gpu_record.GpuRecord
           ) -> Iterator[tuple[Part, list[gpu_record.Claim]]]:
-    """Each part of the hardware, with the claims that have it."""
+    """Yield each part that exists on the GPU, with the claims on it."""
     if gpu.mig is not None and gpu.mig.enabled:
         for item in gpu.mig.instances:
             profile = gpu.mig.profile_by_id(item.profile_id)

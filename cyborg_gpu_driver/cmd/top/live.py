@@ -13,9 +13,9 @@
 
 """The live screen of ``cyborg-gpu top``.
 
-The GPUs are read in a thread, because a call into NVIDIA's driver may not
-return. The main thread waits for keys, readings and signals at once, so it
-answers whatever the GPUs do.
+A thread reads the GPUs, because a call into NVIDIA's driver may not return.
+The main thread waits for keys, readings and signals at the same time, so it
+responds even if a reading hangs.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ _KEYS = {
     ord('q'): screen.Key.QUIT, ord('Q'): screen.Key.QUIT}
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 _SIGNALLED = 128
-"""What a shell adds to the number of the signal that ended a process."""
+"""The number that a shell adds to that of the signal that ended a process."""
 _REDRAW = 1.0
-"""Seconds between two looks at the clock while a reading takes long."""
+"""Seconds between two updates of the screen during a reading."""
 
 
 def run(read: Callable[[], frames.Frame], interval: float) -> None:
-    """Show readings until a person quits.
+    """Show readings until the user quits.
 
-    SIGTERM and SIGHUP raise SystemExit here, and Ctrl-C KeyboardInterrupt;
-    the terminal is restored in any case.
+    SIGTERM and SIGHUP raise SystemExit here, and Ctrl-C KeyboardInterrupt.
+    The terminal is restored in any case.
 
     :param read: reads the host.
     :param interval: seconds from the end of a reading to the next.
     :raises NoTerminal: if TERM names no terminal with a cursor.
-    :raises GpuDriverError: that ``read`` raised.
+    :raises GpuDriverError: if ``read`` raises it.
     """
     _check_terminal()
     with _Pipe() as pipe, _signals(pipe), _quiet():
@@ -75,7 +75,7 @@ def run(read: Callable[[], frames.Frame], interval: float) -> None:
 
 
 def _check_terminal() -> None:
-    # initscr() of ncurses ends the process where it knows no such terminal.
+    # initscr() of ncurses ends the process if it does not know the terminal.
     try:
         curses.setupterm(fd=sys.__stdout__.fileno())
         usable = curses.tigetstr('cup') is not None
@@ -88,7 +88,7 @@ def _check_terminal() -> None:
 
 
 class _Pipe:
-    """Wakes up the main thread."""
+    """A pipe that wakes up the main thread."""
 
     def __enter__(self) -> _Pipe:
         self.end, self._start = os.pipe()
@@ -102,7 +102,7 @@ class _Pipe:
         os.close(end)
 
     def wake(self) -> None:
-        # Full, or closed where a reading outlives the screen.
+        # The pipe is full, or closed because a reading outlives the screen.
         with contextlib.suppress(OSError):
             os.write(self._start, b'.')
 
@@ -130,7 +130,7 @@ def _signals(pipe: _Pipe) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep log records from the terminal: the screen shows what they say."""
+    """Keep log records off the terminal; the screen shows their content."""
     handlers = [handler for handler in logging.getLogger('').handlers
                 if isinstance(handler, logging.StreamHandler)
                 and not isinstance(handler, logging.FileHandler)]
@@ -148,9 +148,10 @@ def _quiet() -> Iterator[None]:
 
 
 class _Reader:
-    """Reads in a thread that nobody waits for.
+    """Reads frames in a daemon thread that no other thread joins.
 
-    :param wake: called when there is a new frame, or an error.
+    :param wake: called when a reading begins, and when it has ended with a
+        new frame or an error.
     """
 
     def __init__(self, read: Callable[[], frames.Frame], interval: float,
@@ -163,12 +164,13 @@ class _Reader:
         self.frame: frames.Frame | None = None
         self.error: BaseException | None = None
         self.since: float | None = None
-        """When the reading that is under way began (monotonic)."""
+        """When the current reading began (monotonic); None between readings.
+        """
         threading.Thread(target=self._run, name='cyborg-gpu-top',
                          daemon=True).start()
 
     def now(self) -> None:
-        """Do not wait for the interval to end."""
+        """Start the next reading without waiting for the interval to end."""
         self._wanted.set()
 
     def stop(self) -> None:
@@ -218,7 +220,7 @@ class _Live:
         raise self._reader.error
 
     def _obey(self) -> bool:
-        """Carry out all keys that were pressed; whether to go on."""
+        """Process all pressed keys; return whether to continue."""
         while (pressed := self._window.getch()) != curses.ERR:
             key = _KEYS.get(pressed)
             if key is screen.Key.QUIT:
@@ -246,15 +248,15 @@ class _Live:
             shown = (line.text.ljust(width) if line.style
                      is text.Style.HEADING else line.text)
             with contextlib.suppress(curses.error):
-                # A window that is one line high has no cell but the last.
+                # In a window of one line, curses cannot write the last cell.
                 self._window.addstr(row, 0, shown, style)
         self._window.refresh()
 
 
 def _styles() -> dict[text.Style, int]:
-    """Attributes of lines; without colours where there are none.
+    """Return the attributes of lines; no colors if the terminal has none.
 
-    Anything in NO_COLOR asks for none: https://no-color.org
+    Any value of NO_COLOR disables colors: https://no-color.org
     """
     failed = curses.A_BOLD
     if curses.has_colors() and not os.environ.get('NO_COLOR'):

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""How busy a GPU and its parts are, out of one sample of it. Pure."""
+"""The load of a GPU and its parts, from one sample of the GPU. Pure."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Quantity = telemetry.Quantity
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """How busy a GPU or a part of it is; None where NVML does not say."""
+    """The load of a GPU or of a part; None if NVML does not report it."""
 
     percent: int | None = None
-    """Of the time in which it computed."""
+    """Percentage of time in which the GPU or the part computed."""
     memory_used_mib: int | None = None
     memory_mib: int | None = None
     server: str | None = None
@@ -43,7 +43,7 @@ UNKNOWN = Load()
 class Loads:
     """The loads in the values of one sample.
 
-    :param values: of one GPU; empty where it was not sampled.
+    :param values: the values of one GPU; empty if it was not sampled.
     """
 
     def __init__(self, values: Iterable[telemetry.Value]):
@@ -61,16 +61,17 @@ class Loads:
                     item.quantity] = item.value
 
     def gpu(self) -> Load:
-        """The whole GPU."""
+        """Return the load of the whole GPU."""
         return Load(_percent(self._gpu.get(Quantity.UTILIZATION)),
                     _mib(self._gpu.get(Quantity.MEMORY_USED)),
                     _mib(self._gpu.get(Quantity.MEMORY)))
 
     def instance(self, instance_id: int) -> Load:
-        """A GPU instance; a vGPU on it says more than the instance.
+        """Return the load of a GPU instance.
 
-        Several vGPUs share the memory of their instance, and no one of them
-        is that busy.
+        If there is one vGPU on the instance, use the vGPU's values, which
+        have more detail. With several vGPUs, the values of one vGPU are not
+        those of the instance, because the vGPUs share its memory.
         """
         number = str(instance_id)
         found = [labels for labels in self._vgpus if labels[0] == number]
@@ -83,12 +84,15 @@ class Loads:
         return dataclasses.replace(load, memory_mib=total)
 
     def mdev(self, uuid: str) -> Load:
-        """The vGPU that is an mdev."""
+        """Return the load of the vGPU that is an mdev."""
         return next((self._vgpu(labels) for labels in self._vgpus
                      if labels[2] == uuid), UNKNOWN)
 
     def server(self, uuid: str) -> Load:
-        """The vGPU of a server, if NVML knows it and it has no other here."""
+        """Return the load of a server's vGPU.
+
+        Unknown unless NVML knows exactly one vGPU of the server on this GPU.
+        """
         found = [labels for labels in self._vgpus if labels[3] == uuid]
         return self._vgpu(found[0]) if len(found) == 1 else UNKNOWN
 

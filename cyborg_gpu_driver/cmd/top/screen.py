@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What a screen of ``cyborg-gpu top`` shows, and what a key changes. Pure."""
+"""The screen of ``cyborg-gpu top``, and the effect of its keys. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cyborg_gpu_driver.cmd.top import text
 _AROUND = 4
 """Lines that do not scroll: title, messages, heading and keys."""
 _SLOW = 2.0
-"""Seconds after which a reading is said to take long."""
+"""Seconds after which the title shows how long a reading takes."""
 
 HELP = (
     'Up, Down, k, j     scroll by one line',
@@ -42,7 +42,7 @@ HELP = (
 
 
 class Key(enum.Enum):
-    """What a person can ask for."""
+    """The actions that the user can choose with a key."""
 
     UP = 'up'
     DOWN = 'down'
@@ -58,19 +58,19 @@ class Key(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """Which part of a frame is on the screen, and in which order."""
+    """The part of a frame that is on the screen, and its order."""
 
     order: frames.Order = frames.Order.GPU
     offset: int = 0
-    """Lines of the body above the screen."""
+    """The number of lines of the body that are above the screen."""
     help: bool = False
-    """Whether the help is there instead."""
+    """Whether the screen shows the help instead."""
 
     def pressed(self, key: Key, height: int, total: int) -> View:
-        """The view after a key.
+        """Return the view after a key is pressed.
 
-        :param height: lines of the screen.
-        :param total: lines of the body.
+        :param height: number of lines of the screen.
+        :param total: number of lines of the body.
         """
         if key is Key.HELP:
             return dataclasses.replace(self, help=not self.help, offset=0)
@@ -88,10 +88,10 @@ class View:
 
 def body(frame: frames.Frame | None, view: View, width: int, cut: str
          ) -> list[text.Line]:
-    """All lines that scroll.
+    """Return all lines that scroll.
 
-    :param frame: None where nothing was read yet.
-    :param cut: stands at the end of what is too long.
+    :param frame: None before the first reading ends.
+    :param cut: replaces the end of a text that is too long.
     """
     if view.help:
         return [text.Line(text.shortened(line, width, cut)) for line in HELP]
@@ -102,9 +102,10 @@ def body(frame: frames.Frame | None, view: View, width: int, cut: str
 
 def screen(frame: frames.Frame | None, view: View, height: int, width: int,
            cut: str, reading: float = 0.0) -> list[text.Line]:
-    """The lines of the whole screen, at most ``height``.
+    """Return the lines of the whole screen, at most ``height``.
 
-    :param reading: seconds since the reading that is under way began.
+    :param reading: seconds since the current reading began; 0 if there is
+        none.
     """
     found = body(frame, view, width, cut)
     room = max(1, height - _AROUND)
@@ -118,7 +119,7 @@ def screen(frame: frames.Frame | None, view: View, height: int, width: int,
     lines += [text.Line('')] * (height - 1 - len(lines))
     keys = (f'q quit  h help  s sort: {view.order.value}  '
             f'{first + 1}-{first + len(shown)} of {len(found)}')
-    # Nothing may be written to the last cell of a terminal: it scrolls.
+    # Leave the last cell of the terminal empty: writing to it would scroll.
     return [text.Line(text.shortened(line.text, width, cut), line.style)
             for line in lines[:height - 1]] + [
                 text.Line(text.shortened(keys, width - 1, cut))]

@@ -11,10 +11,10 @@
 # under the License.
 
 
-"""Reads what ``cyborg-gpu top`` shows: the GPUs and their records.
+"""Reads the GPUs and the records that ``cyborg-gpu top`` shows.
 
-Nothing is changed. NVML is closed after each reading, and a GPU that is on
-offer for passthrough is not opened at all: its record stands in for it.
+It changes nothing. It closes NVML after each reading. It does not open a GPU
+that is offered for passthrough, and uses the GPU's record instead.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 
 _NVML_LIMIT = 5.0
-"""Seconds that one NVML call may take: a person waits for the screen."""
+"""Seconds that one NVML call may take, because the user is waiting."""
 
 
 class Source:
-    """Reads one host again and again.
+    """Reads one host repeatedly.
 
     :param view: the host.
-    :param clock: the time of day, in seconds of the epoch.
+    :param clock: returns the time of day, in seconds of the epoch.
     """
 
     def __init__(self, view: host_view.HostView,
@@ -56,10 +56,9 @@ class Source:
 
     @gate.series
     def read(self) -> frame.Frame:
-        """The host as it is now.
+        """Return the current state of the host.
 
-        Does not raise for anything that hardware does, or for a record that
-        cannot be read.
+        Hardware errors and unreadable records raise no exception.
 
         :raises GpuDriverError: if the host cannot be read at all.
         """

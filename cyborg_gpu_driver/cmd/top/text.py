@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""The lines of ``cyborg-gpu top``, on the screen and with --once. Pure."""
+"""The text of ``cyborg-gpu top``, on the screen and with --once. Pure."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _UTILIZATION, _MEMORY = 4, 11
 """Characters of the numbers at the end of a line."""
 _NUMBERS = _UTILIZATION + _MEMORY + 2
 _WIDE = 60
-"""Narrower lines have no numbers."""
+"""Lines with fewer characters have no numbers."""
 _GIB = 1024
-"""MiB in one."""
+"""MiB in one GiB."""
 _MARK = '*'
-"""Before an attach handle whose server is not known here."""
+"""Precedes an attach handle whose server this host does not know."""
 
 
 class Style(enum.Enum):
-    """How a line stands out where a terminal can show it."""
+    """How a line is highlighted, if the terminal supports it."""
 
     HEADING = 'heading'
     GPU = 'gpu'
@@ -56,7 +56,7 @@ class Line:
 
 
 def heading(width: int, cut: str) -> str:
-    """What the columns are called; parameters as of :func:`lines`."""
+    """Return the heading of the columns; parameters as in :func:`lines`."""
     return _laid_out('GPU  ' + 'SLICE OR VGPU'.ljust(_NAME)
                      + f'SERVER, OR {_MARK}ATTACH HANDLE', 'UTIL',
                      'MEMORY GiB', width, cut)
@@ -64,10 +64,10 @@ def heading(width: int, cut: str) -> str:
 
 def lines(blocks: Iterable[frame.Block], width: int, cut: str
           ) -> list[Line]:
-    """A line for each GPU and for each of its parts.
+    """Return a line for each GPU and for each of its parts.
 
     :param width: characters of a line.
-    :param cut: stands at the end of what is too long.
+    :param cut: replaces the end of a text that is too long.
     """
     return [line for block in blocks
             for line in _block(block, width, cut)]
@@ -75,7 +75,7 @@ def lines(blocks: Iterable[frame.Block], width: int, cut: str
 
 def _laid_out(left: str, utilization: str, memory: str, width: int, cut: str
               ) -> str:
-    """A line, with its numbers where there is room for them."""
+    """Return a line, with its numbers if the line is wide enough."""
     if width < _WIDE:
         return shortened(left, width, cut)
     room = width - _NUMBERS
@@ -84,7 +84,7 @@ def _laid_out(left: str, utilization: str, memory: str, width: int, cut: str
 
 
 def _numbers(load: loads.Load, total_mib: int | None) -> tuple[str, str]:
-    """Utilisation and memory; empty where they are not known."""
+    """Return utilisation and memory; empty if they are unknown."""
     percent = '' if load.percent is None else f'{load.percent}%'
     total = load.memory_mib or total_mib
     if load.memory_used_mib is None:
@@ -94,7 +94,7 @@ def _numbers(load: loads.Load, total_mib: int | None) -> tuple[str, str]:
 
 
 def shortened(text: str, width: int, cut: str) -> str:
-    """A text in one line; what a terminal cannot show is replaced."""
+    """Return a text cut to ``width``, with unprintable letters replaced."""
     text = ''.join(letter if letter.isprintable() else '?'
                    for letter in text)
     return text if len(text) <= width else text[:max(0, width - 1)] + cut

@@ -10,10 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Who uses a machine's GPUs, and what a reset or a change of driver meets.
+"""The users of a machine's GPUs, and obstacles to a reset or driver change.
 
-Read before this program opens NVML, so that it is not among the holders.
-Nothing is run: whether nvidia-smi is there is looked up in PATH.
+These facts are read before this program opens NVML, so that the program is
+not among the holders. No program is run: the presence of nvidia-smi is looked
+up in PATH.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ _DRM = ('modeset', 'fbdev')
 
 
 def collect(seen: platform.Platform) -> dict[str, Any]:
-    """What keeps GPUs open, and the ways to reset them.
+    """Return what keeps GPUs open, and the ways to reset them.
 
-    What cannot be found out is an ``error``. Process names are as the kernel
-    has them; id 0 is a kernel module.
+    A fact that cannot be read is an ``error``. Process names are those of the
+    kernel; process id 0 is a kernel module.
     """
     return {
         'nvidia_smi': _safely(lambda: _has_nvidia_smi(seen)),
@@ -71,7 +72,7 @@ def _gpu(seen, name):
 
 
 def _member(seen, name):
-    """A function that changes its driver together with the GPU."""
+    """Return a function that changes its driver together with the GPU."""
     return {'class': _read(seen, *_PCI, name, 'class'),
             'driver': _safely(
                 lambda: seen.sysfs.link_name(*_PCI, name, 'driver')),
@@ -82,7 +83,7 @@ def _is_gpu(seen, name):
     if _read(seen, *_PCI, name, 'vendor') != _NVIDIA:
         return False
     found = _read(seen, *_PCI, name, 'class')
-    # A virtual function is its GPU's business.
+    # Virtual functions are not GPUs of their own.
     return (isinstance(found, str) and found.startswith(_DISPLAY)
             and not seen.sysfs.exists(*_PCI, name, 'physfn'))
 
@@ -111,7 +112,7 @@ def _list(seen, *place):
 
 
 def _safely(ask: Callable[[], Any]) -> Any:
-    """An answer, or the error in its place: that is a finding too."""
+    """Return an answer, or the error, because an error is a finding too."""
     try:
         return ask()
     except Exception as error:

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Taking out of a record what names one board among all."""
+"""Removes from a record what identifies a single board."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from typing import Any
 
 _UUID = re.compile('[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}')
 _SECRET_CALLS = frozenset({'nvmlDeviceGetSerial'})
-"""Calls whose answers are replaced wherever they occur."""
+"""Calls whose answers are replaced wherever the answers occur."""
 _PROGRAMS = ('nvidia', 'nv-', 'nvsm', 'dcgm', 'qemu', 'python', 'cyborg',
              'libvirt', 'virtqemud', 'nova', 'Xorg', 'Xwayland')
-"""How names of processes begin that are not somebody's own."""
+"""Prefixes of the process names of well-known programs."""
 _SOMEBODY = 'another program'
 
 
 def anonymise(document: Any) -> Any:
-    """The same document without identities.
+    """Return the document without identities.
 
-    Each UUID and serial number is replaced by a made-up one, the same
-    wherever it occurs, so that what belonged together still does. Of the
-    processes that hold a GPU only those of well-known programs keep their
-    names, and none its id.
+    Each UUID and serial number is replaced by a made-up one. Equal values get
+    the same replacement, so that references remain valid. Among processes
+    that hold a GPU, only well-known programs keep their names, and no process
+    keeps its id.
 
-    :param document: what :func:`json.dumps` takes.
+    :param document: a value that :func:`json.dumps` accepts.
     """
     return _Replacement(_secrets(document)).of(_without_people(document))
 
 
 def _without_people(value):
-    """The same without names of programs that somebody wrote."""
+    """Return a value without process ids and names of private programs."""
     if isinstance(value, list):
         return [_without_people(item) for item in value]
     if not isinstance(value, dict):
@@ -54,7 +54,7 @@ def _without_people(value):
 
 
 def _secrets(value):
-    """Answers that are secret as a whole, in order."""
+    """Return the answers that are secret as a whole, in order."""
     if isinstance(value, dict):
         if (value.get('call') in _SECRET_CALLS
                 and isinstance(value.get('result'), str)):

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What a record says of one board, in terms that boards are compared in."""
+"""The facts of a record about one board, in a form that can be compared."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from typing import Any
 
 _MIB = 1 << 20
 _NO_PROFILE = 0xFFFFFFFF
-"""nvmlVgpuTypeGetGpuInstanceProfileId for a time-sliced type (nvml.h)."""
+"""The result of nvmlVgpuTypeGetGpuInstanceProfileId for a time-sliced type
+(nvml.h)."""
 _PROFILE_FIELDS = {
     'sliceCount': 'slices', 'memorySizeMB': 'memory_mib',
     'instanceCount': 'max', 'multiprocessorCount': 'multiprocessors',
@@ -40,14 +41,15 @@ _MODES = {'mode ECC': 'nvmlDeviceGetEccMode',
           'mode ECC default': 'nvmlDeviceGetDefaultEccMode',
           'mode persistence': 'nvmlDeviceGetPersistenceMode',
           'mode fabric': 'nvmlDeviceGetGpuFabricInfoV'}
-"""Whether a board has them; what they are set to is the machine's."""
+"""Calls that show whether a board has a mode. The setting of the mode is not
+compared, because it belongs to the machine."""
 
 
 class Board:
     """One GPU of a record.
 
-    :param records: of :func:`nvml_facts.collect`, or read from a file.
-    :param name: ``gpu:0``.
+    :param records: from :func:`nvml_facts.collect` or from a file.
+    :param name: the GPU's name in the record, such as ``gpu:0``.
     """
 
     def __init__(self, records: Iterable[dict[str, Any]], name: str):
@@ -64,15 +66,15 @@ class Board:
 
     @property
     def device_id(self) -> str | None:
-        """PCI device id, four lower-case hexadecimal digits."""
+        """The PCI device id as four lower-case hexadecimal digits."""
         info = self._result('nvmlDeviceGetPciInfo_v3', self.name)
         return info and f'{info["pciDeviceId"] >> 16:04x}'
 
     def facts(self) -> dict[str, Any]:
-        """Each fact under a name for people; None where nobody knows.
+        """Return each fact under a readable name; None if it is unknown.
 
-        What depends on the machine around the board, or on what is done
-        with it now, is left out.
+        Facts that depend on the machine or on the current use of the board
+        are left out.
         """
         facts = {
             'product': self._result('nvmlDeviceGetName', self.name),
@@ -120,7 +122,7 @@ class Board:
             _PLACEMENTS, self.name, profile_id) or [
                 f'{place["start"]}:{place["size"]}' for place in sorted(
                     places or [], key=lambda place: place['start'])]
-        # Its number depends on what is on the GPU; its error does not.
+        # The capacity depends on what is on the GPU; an error does not.
         yield f'{key} remaining capacity', self._answer(
             _CAPACITY, self.name, profile_id)
 
@@ -153,7 +155,7 @@ class Board:
         return self._record(call, arguments).get('result')
 
     def _refusal(self, call, *arguments):
-        """The symbol of the call's error, None if it did not fail."""
+        """Return the symbol of the call's error; None if it did not fail."""
         return self._record(call, arguments).get('error', {}).get('symbol')
 
     def _answer(self, call, *arguments):
@@ -163,7 +165,7 @@ class Board:
 
 
 def boards(records: list[dict[str, Any]]) -> list[Board]:
-    """Every GPU of a record that NVML opened."""
+    """Return the GPUs of a record that NVML could open."""
     return [Board(records, f'gpu:{record["args"][0]}') for record in records
             if record['call'] == 'nvmlDeviceGetHandleByIndex'
             and 'result' in record]

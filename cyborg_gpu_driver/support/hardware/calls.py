@@ -11,10 +11,10 @@
 # under the License.
 
 
-"""NVML calls that only ask, each recorded with its answer.
+"""Read-only NVML calls, each recorded with its answer.
 
-The answers are recorded as NVML gives them, with the code and symbol of
-every error, so that they can be compared with the simulator's.
+The answers are recorded as NVML returns them, with the code and symbol of
+every error, so that they can be compared with those of the simulator.
 """
 
 from __future__ import annotations
@@ -142,35 +142,36 @@ READ_ONLY = frozenset({
     'nvmlVgpuTypeGetName',
     'nvmlVgpuTypeGetNumDisplayHeads',
 })
-"""Every call that may be made. None of them changes anything."""
+"""The calls that are allowed. None of them changes anything."""
 
 INIT = 'nvmlInit'
-"""The call of a record that says why there is no session at all."""
+"""The call of a record that says why NVML cannot be opened."""
 
 _ROOM = 64
-"""Elements of a list of instances at least: NVML does not ask for the
-array's size, and writes as many as there are."""
+"""The least number of elements in an array that NVML fills. NVML does not
+take the array's size, and writes as many elements as exist."""
 
 
 class Opaque(ctypes.Structure):
-    """What handles of GPU and compute instances point to (nvml.h)."""
+    """The target of handles of GPU and compute instances (nvml.h)."""
 
 
 INSTANCE = ctypes.POINTER(Opaque)
 
 
 class Placement(ctypes.Structure):
-    """nvmlGpuInstancePlacement_t, nvmlComputeInstancePlacement_t."""
+    """nvmlGpuInstancePlacement_t and nvmlComputeInstancePlacement_t."""
 
     _fields_ = [('start', ctypes.c_uint), ('size', ctypes.c_uint)]
 
 
 @dataclasses.dataclass(frozen=True)
 class Named:
-    """An NVML handle under the name that records give it."""
+    """An NVML handle with its name in records."""
 
     name: str
-    """``gpu:0``, ``gpu:0/gi:3``, ``gpu:0/gi:3/ci:0``, ``gpu:0/mig:1``."""
+    """Such as ``gpu:0``, ``gpu:0/gi:3``, ``gpu:0/gi:3/ci:0`` or
+    ``gpu:0/mig:1``."""
     handle: Any
 
 
@@ -182,7 +183,7 @@ class Out:
 
 
 class Recorder:
-    """Makes calls and keeps what they answered in :attr:`records`.
+    """Makes calls and keeps their answers in :attr:`records`.
 
     A record is ``{'call': name, 'args': [...]}`` with either ``'result'``
     or ``'error': {'code': ..., 'symbol': ...}``.
@@ -196,12 +197,12 @@ class Recorder:
              read: Callable[[Any], Any] | None = None) -> Any:
         """Make one call.
 
-        :param name: the function of pynvml.
+        :param name: the name of the function in pynvml.
         :param arguments: plain values, :class:`Named` and :class:`Out`.
-        :param read: makes what is recorded and returned out of the answer;
-            for calls that answer through an :class:`Out`.
-        :returns: the answer; None where the call failed.
-        :raises InvalidValue: if the call is not one of those allowed.
+        :param read: converts the answer to the value that is recorded and
+            returned; for calls that answer through an :class:`Out`.
+        :returns: the answer; None if the call failed.
+        :raises InvalidValue: if the call is not allowed.
         """
         if name not in READ_ONLY:
             raise exception.InvalidValue(
@@ -223,8 +224,8 @@ class Recorder:
             record['error'] = {'code': error.code, 'symbol': error.symbol}
             return None
         except Exception as error:
-            # A pynvml of another version may take other arguments. That is
-            # a finding too, and no reason to stop.
+            # Another version of pynvml may take other arguments. That is a
+            # finding too, and no reason to stop.
             record['error'] = {'code': None, 'symbol': type(error).__name__,
                                'message': str(error)}
             return None
@@ -237,14 +238,14 @@ class Recorder:
                          Out(ctypes.byref(count)), read=lambda _: count.value)
         if not size:
             return
-        # What was only asked for its length is not worth a record.
+        # Remove the record of the call that only returned the length.
         self.records.pop()
         items = (Placement * max(size, _ROOM))()
         self.call(name, *arguments, Out(items), Out(ctypes.byref(count)),
                   read=lambda _: list(items[:count.value]))
 
     def instances(self, name: str, *arguments: Any) -> list[Any]:
-        """Make a call that fills an array of instances' handles."""
+        """Make a call that fills an array of instance handles."""
         items, count = (INSTANCE * _ROOM)(), ctypes.c_uint(0)
         return self.call(name, *arguments, Out(items),
                          Out(ctypes.byref(count)),
@@ -252,10 +253,10 @@ class Recorder:
 
 
 def plain(value: Any) -> Any:
-    """A value of pynvml's as JSON has it.
+    """Return a value of pynvml as a value for JSON.
 
-    A structure becomes a mapping of its fields. A handle is only said to be
-    one: its number is an address in this process.
+    A structure becomes a mapping of its fields. A handle becomes the word
+    "handle", because its value is an address in this process.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""A recorded board beside the simulator's model of it."""
+"""Compares a recorded board with the simulator's model of the board."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from cyborg_gpu_driver.support.hardware import document
 from cyborg_gpu_driver.support.hardware import nvml_facts
 
 _FREE = ('vGPU type', 'mode ')
-"""Facts that are compared only where both sides have one: a driver that is
-not the vGPU host driver has no vGPU types, and what an earlier release
-recorded lacks some calls."""
+"""Facts that are compared only if both sides have one of them. Only the vGPU
+host driver has vGPU types, and the records of earlier releases lack some
+calls."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """One fact that board and model disagree on."""
+    """One fact that differs between board and model."""
 
     gpu: str
-    """Of the record: ``gpu:0``."""
+    """The GPU's name in the record, such as ``gpu:0``."""
     fact: str
     recorded: Any
     simulated: Any
@@ -47,15 +47,15 @@ class Difference:
 def compare(path: str, model: str) -> tuple[list[str], list[Difference]]:
     """Compare the boards of a file with a model of the simulator.
 
-    Of a file with several kinds of board, those with the model's PCI device
-    id are compared; all, where none has it.
+    Only boards with the model's PCI device id are compared, or all boards if
+    none has this id.
 
     :param path: a file that hardware-check wrote.
     :param model: a model's name, such as ``h200-141``.
-    :returns: names of the boards compared, and what differs.
-    :raises InvalidValue: if the file is none of hardware-check's, or has no
-        board.
-    :raises SimulationError: if there is no such model.
+    :returns: the names of the compared boards, and the differences.
+    :raises InvalidValue: if hardware-check did not write the file, or the
+        file has no board.
+    :raises SimulationError: if the model does not exist.
     """
     records = document.load(path)['nvml']
     recorded = board.boards(records)
@@ -73,7 +73,7 @@ def compare(path: str, model: str) -> tuple[list[str], list[Difference]]:
 
 
 def differences(one: board.Board, other: board.Board) -> list[Difference]:
-    """What a recorded board and a simulated one disagree on."""
+    """Return the differences between a recorded and a simulated board."""
     recorded, simulated = one.facts(), other.facts()
     return [
         Difference(one.name, fact, recorded.get(fact), simulated.get(fact))
@@ -90,7 +90,7 @@ def _is_free(fact, *sides):
 
 
 def _simulate(model, modes):
-    """The model as NVML shows it, for each MIG mode that is asked for."""
+    """Return the model as NVML shows it, for each given MIG mode."""
     return {mig: _board(model, mig) for mig in modes}
 
 

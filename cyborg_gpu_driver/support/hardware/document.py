@@ -37,9 +37,10 @@ _PACKAGES = ('nvidia-ml-py', 'cyborg_gpu_driver')
 
 def collect(conf: cfg.ConfigOpts, seen: platform.Platform,
             anonymise: bool = False) -> dict[str, Any]:
-    """Everything about a machine, in one document for JSON.
+    """Return all facts about a machine in one document for JSON.
 
-    :param conf: with ``[gpu]`` registered, for what the library makes of it.
+    :param conf: the options, with ``[gpu]`` registered; the commands of the
+        library use them.
     :param seen: the machine.
     :param anonymise: replace UUIDs and serial numbers.
     """
@@ -51,9 +52,10 @@ def collect(conf: cfg.ConfigOpts, seen: platform.Platform,
         'simulated': seen.simulated,
         'anonymised': anonymise,
         'packages': {name: _installed(name) for name in _PACKAGES},
-        # /proc of this machine says nothing of a simulated one.
+        # /proc of this machine does not describe a simulated machine.
         'system': None if seen.simulated else file_facts.collect_system(),
-        # Before NVML is opened: this process would be among the holders.
+        # Before NVML is opened, because this process would then be among the
+        # holders.
         'access': access_facts.collect(seen),
         'sysfs': file_facts.collect(seen.sysfs),
         'nvml': nvml_facts.collect(seen.nvml),
@@ -65,7 +67,8 @@ def collect(conf: cfg.ConfigOpts, seen: platform.Platform,
 def load(path: str) -> dict[str, Any]:
     """Read a document from a file.
 
-    :raises InvalidValue: if it cannot be read or is none of ours.
+    :raises InvalidValue: if the file cannot be read, or is not one that
+        hardware-check wrote.
     """
     try:
         with open(path, encoding='utf-8') as stream:
@@ -82,7 +85,7 @@ def load(path: str) -> dict[str, Any]:
 
 
 def dumps(document: dict[str, Any]) -> str:
-    """A document as text, one NVML call a line."""
+    """Return a document as text, with one NVML call per line."""
     rest = {key: value for key, value in document.items() if key != 'nvml'}
     text = json.dumps(rest, indent=1)
     calls = ',\n'.join(f'  {json.dumps(record)}'

@@ -11,10 +11,10 @@
 # under the License.
 
 
-"""What the kernel's files say of a machine's NVIDIA functions.
+"""The facts about a machine's NVIDIA functions in files of the kernel.
 
-Nothing is opened but what is listed here: reading some files of a PCI
-device wakes it up or takes long.
+Only the files listed here are opened, because reading some files of a PCI
+device wakes the device up or takes long.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _TYPE_FILES = ('name', 'description', 'available_instances', 'device_api')
 _VGPU_FILES = ('creatable_vgpu_types', 'current_vgpu_type',
                'gpu_instance_id', 'placement_id', 'vgpu_params',
                'warm_update')
-"""Of a function's ``nvidia`` directory (vendor-specific VFIO)."""
+"""Files in a function's ``nvidia`` directory (vendor-specific VFIO)."""
 _DIRECTORIES = ('mdev_supported_types', 'nvidia', 'vfio-dev', 'drm')
 _MODULES = ('nvidia', 'nvidia_drm', 'nvidia_fs', 'nvidia_modeset',
             'nvidia_uvm', 'nvidia_vgpu_vfio', 'nvidia_peermem', 'nouveau',
@@ -57,9 +57,9 @@ _DEPTH = 6
 
 
 def collect(files: sysfs.Sysfs) -> dict[str, Any]:
-    """What sysfs says; a file that cannot be read is an ``error``.
+    """Return the facts in sysfs; a file that cannot be read is an ``error``.
 
-    :param files: sysfs, of this machine or of a simulated one.
+    :param files: sysfs of this machine or of a simulated one.
     """
     functions = {}
     for name in _list(files, *_PCI):
@@ -85,8 +85,8 @@ def collect(files: sysfs.Sysfs) -> dict[str, Any]:
 
 
 def collect_system() -> dict[str, Any]:
-    """What only the machine that this runs on can say of itself."""
-    # Not sysfs, but files of the kernel's just the same.
+    """Return the facts that only exist for the machine this runs on."""
+    # The class reads these kernel files in the same way as sysfs.
     proc, dev = sysfs.Sysfs('/proc'), sysfs.Sysfs('/dev')
     kernel = os.uname()
     words = (_read(proc, 'cmdline') or '').split()
@@ -137,7 +137,7 @@ def _type(files, name, type_id):
 
 
 def _tree(files, *place):
-    """A directory with the content of its files."""
+    """Return a directory with the contents of its files."""
     found = {}
     for name in _list(files, *place):
         if len(place) < _DEPTH and _list(files, *place, name):

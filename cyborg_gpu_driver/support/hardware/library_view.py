@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What this library makes of a machine: its own commands' answers."""
+"""This library's view of a machine: the answers of its own commands."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COMMANDS = {
 
 
 class SeenMachine(cmd_machine.Machine):
-    """What the commands look at, on a machine that is open already."""
+    """The host of a command, on a platform that is open already."""
 
     def __init__(self, conf: cfg.ConfigOpts, seen: platform.Platform):
         super().__init__(conf)
@@ -46,17 +46,17 @@ class SeenMachine(cmd_machine.Machine):
 
     @property
     def platform(self) -> platform.Platform:
-        """Where it is read."""
+        """The platform that the host is read from."""
         return self._seen
 
 
 def collect(conf: cfg.ConfigOpts, seen: platform.Platform) -> dict[str, Any]:
-    """Rows and remarks of each command, on one and the same snapshot.
+    """Return the rows and remarks of each command, all on one snapshot.
 
-    A command that fails is recorded with its error: what is wrong with the
-    library on this machine is what we are looking for.
+    A command that fails is recorded with its error, because the record should
+    show how the library fails on this machine.
 
-    :param conf: with ``[gpu]`` registered.
+    :param conf: the options, with ``[gpu]`` registered.
     """
     machine = SeenMachine(conf, seen)
     return {name: _run(machine, command, arguments)
@@ -67,7 +67,7 @@ def _run(machine, command_class, arguments):
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            # The commands want no more of cliff's application than this.
+            # The commands use only these attributes of cliff's application.
             command = command_class(types.SimpleNamespace(
                 machine=machine, view=machine), None)
             parsed = command.get_parser('').parse_args(

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""``tools/hardware-check``: its arguments, its files and its last line."""
+"""The arguments, the files and the summary of ``tools/hardware-check``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _NO_VALUE = '-'
 def main(argv: list[str] | None = None) -> int:
     """Record this machine, or compare a record with a model.
 
-    :returns: 0; 1 if a record and a model differ; 2 if it cannot be done.
+    :returns: 0; 1 if a record and a model differ; 2 after an error.
     """
     options = _parser().parse_args(argv)
     try:

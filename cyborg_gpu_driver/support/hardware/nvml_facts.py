@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Everything worth asking NVML about a machine, in one pass."""
+"""Reads all useful facts about a machine from NVML in one pass."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
 from cyborg_gpu_driver.support.hardware import calls
 
 _ENUMS = range(0x18)
-"""GPU instance profiles: past the last one that NVML 13 knows (0x11)."""
+"""GPU instance profiles, up to more than the last of NVML 13 (0x11)."""
 _COMPUTE_ENUMS = range(0xc)
 _COMPUTE_ENGINES = 0
-"""NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, the only one."""
+"""NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED, the only engine profile."""
 _FABRIC_VERSIONS = (3, 2)
 _MAX_LINKS = 64
 _LINK_CAPABILITIES = range(6)
@@ -36,7 +36,8 @@ _P2P = {0: 'read', 1: 'write', 2: 'nvlink', 3: 'atomics', 4: 'pci'}
 _VGPU_CAPABILITIES = range(12)
 _VGPU_TYPE_CAPABILITIES = range(5)
 _PLACEMENT_VERSIONS = ((0, 1), (0, 2), (1, 2))
-"""Modes, mixed (0) and equal sizes, with versions of the structure."""
+"""Pairs of a mode (0: mixed sizes, 1: equal sizes) and the version of the
+structure."""
 
 _SYSTEM = (
     'nvmlSystemGetDriverVersion', 'nvmlSystemGetNVMLVersion',
@@ -97,11 +98,11 @@ _MIG_DEVICE = (
 
 
 def collect(session: nvml.NvmlSession) -> list[dict[str, Any]]:
-    """Ask NVML everything.
+    """Make all calls and return their records.
 
-    Never raises for what NVML or pynvml cannot do: that is in the records
-    of :class:`cyborg_gpu_driver.support.hardware.calls.Recorder`. Without an
-    NVML library the one record says so.
+    Never raises if NVML or pynvml does not support a call; the records of
+    :class:`cyborg_gpu_driver.support.hardware.calls.Recorder` have the error.
+    Without an NVML library, the only record says so.
     """
     recorder = calls.Recorder(session)
     recorder.call(_SYSTEM[0])
@@ -146,10 +147,10 @@ def _confidential_computing(recorder):
 
 
 def _fabric(recorder, device):
-    """Whether NVSwitches know the GPU, by the newest structure there is.
+    """Record whether NVSwitches know the GPU, with the newest structure.
 
-    The UUID of its NVLink domain names a machine: only whether it has one is
-    recorded.
+    The UUID of the GPU's NVLink domain identifies a machine, so the record
+    only has whether there is one.
     """
     for version in _FABRIC_VERSIONS:
         found = nvml_modes.fabric_info(version)
@@ -166,14 +167,15 @@ def _device(recorder, device):
     for name in _DEVICE:
         recorder.call(name, device)
     _fabric(recorder, device)
-    # One counter since the driver was loaded, one over the board's life.
+    # One counter counts since the driver was loaded, the other over the
+    # board's life.
     for kind in range(2):
         for counter in range(2):
             recorder.call('nvmlDeviceGetTotalEccErrors', device, kind,
                           counter)
     recorder.call('nvmlDeviceGetTemperature', device, 0)
     recorder.call('nvmlDeviceGetMemoryAffinity', device, 1, 0)
-    # How many, not who: a process is its owner's business.
+    # Record only the number of processes; their identity is private.
     recorder.call('nvmlDeviceGetComputeRunningProcesses_v3', device,
                   read=len)
 
@@ -235,7 +237,7 @@ def _instance(recorder, instance):
 
 
 def _vgpus(recorder, device):
-    """What the GPU says of its vGPUs; returns the ids of its types."""
+    """Record the facts about the GPU's vGPUs; return the ids of its types."""
     for capability in _VGPU_CAPABILITIES:
         recorder.call('nvmlDeviceGetVgpuCapabilities', device, capability)
     types = recorder.call('nvmlDeviceGetSupportedVgpus', device) or []
@@ -255,7 +257,7 @@ def _vgpus(recorder, device):
 
 
 def _placements(found):
-    """The list within nvmlVgpuPlacementList, which is a pointer and size."""
+    """Return the list in nvmlVgpuPlacementList, a pointer and a size."""
     listed = nvml_vgpu.PlacementList.from_buffer(found)
     return {'size': listed.placement_size, 'starts': list(listed.ids())}
 
@@ -271,7 +273,7 @@ def _links(recorder, device):
     for link in range(_MAX_LINKS):
         active = recorder.call('nvmlDeviceGetNvLinkState', device, link)
         if active is None:
-            # Past the last link, or none at all.
+            # This is past the last link, or the GPU has no links.
             return
         if active:
             for name in ('nvmlDeviceGetNvLinkRemotePciInfo',

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the tests of single checks share."""
+"""The base class for the tests of single checks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cyborg_gpu_driver.check.rules import result
 class FindingCase(base.BaseTestCase):
 
     def check(self, wanted, words, findings):
-        """One finding, of that code, that says these words; it."""
+        """Return the only finding, which must have this code and text."""
         (finding,) = findings
         self.assertEqual(wanted, finding.code, finding)
         self.assertIn(words, f'{finding.details} / {finding.advice}')

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Checks of cyborg-agent's user, from plain values."""
+"""Checks of cyborg-agent's user, with plain values as input."""
 
 from __future__ import annotations
 

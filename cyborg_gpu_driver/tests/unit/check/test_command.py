@@ -56,14 +56,14 @@ class CheckCase(base.CommandCase):
         self.conf = self.configure(FIXED, self.directory)
 
     def check(self, code, *arguments, simulate=('--simulate', 'l40sx4')):
-        """Rows of the command, which ends with this exit code."""
+        """Return the rows of the command, which ends with this exit code."""
         output, _ = self.run_program(
             '--config-file', self.conf, *simulate, 'check', *arguments,
             '-f', 'json', code=code)
         return json.loads(output)
 
     def nova(self, text):
-        """Options for a nova.conf with this text."""
+        """Return the options for a nova.conf with this text."""
         path = f'{self.directory}/nova.conf'
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write(text)
@@ -196,12 +196,12 @@ class SimulatedTest(CheckCase):
 
 
 class MachineTest(CheckCase):
-    """The machine that the tests run on, with the GPUs of a simulated NVML
-    and none on its PCI bus.
+    """The machine that runs the tests, with the GPUs of a simulated NVML
+    and no GPU on its PCI bus.
     """
 
     def real(self, code, text, *arguments):
-        """Rows for a cyborg.conf with this text too."""
+        """Return the rows for a cyborg.conf that also has this text."""
         self.conf = self.configure(
             '[DEFAULT]\nhost = not-this-machine\n'
             '[agent]\nenabled_drivers = cyborg_gpu_driver\n'

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Checks of Cyborg, from plain values."""
+"""Checks of Cyborg, with plain values as input."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Checks of the NVSwitches, from plain values."""
+"""Checks of the NVSwitches, with plain values as input."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Checks of the GPUs and of what is below them, from plain values."""
+"""Checks of GPUs, drivers and the IOMMU, with plain values as input."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class GpuCase(case.FindingCase):
 
     def facts(self, policy_, *more, host=(), settings=(), loaded=(),
               kernel=(6, 8), **gpu):
-        """A host with one GPU, changed so, and with more of them."""
+        """Return facts of a host with a changed :data:`GPU` and more GPUs."""
         found = (dataclasses.replace(GPU, **gpu), *more)
         return facts.Facts(
             model.Host(found, **dict(host)),

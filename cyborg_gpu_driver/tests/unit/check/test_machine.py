@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What is looked at on a machine, from trees of our own."""
+"""What the checks read of a machine, from temporary directories."""
 
 from __future__ import annotations
 

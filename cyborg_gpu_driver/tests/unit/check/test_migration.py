@@ -35,14 +35,14 @@ class PeerCase(test_command.CheckCase):
         self.peer = simulator.Machine.load('l40sx4', self.machine_state)
 
     def facts(self, **changes):
-        """The document of the peer, as its machine is now."""
+        """Return the document of the peer in its present state."""
         output, _ = self.run_program(
             '--config-file', self.conf, '--simulate', 'l40sx4', '--state',
             self.machine_state, 'check', '--peer-facts')
         return {**json.loads(output), 'host': 'gpu2', **changes}
 
     def compared(self, facts, code, config=None):
-        """Result, subject, details and action of each row about it."""
+        """Return result, subject, details and action of each row."""
         path = f'{self.directory}/facts.json'
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write(facts if isinstance(facts, str)
@@ -139,7 +139,7 @@ class PeerTest(PeerCase):
 
 
 class DocumentTest(PeerCase):
-    """Documents that are none of ours."""
+    """Documents that ``--peer-facts`` did not write."""
 
     def test_each_names_what_is_wrong(self):
         good = self.facts()

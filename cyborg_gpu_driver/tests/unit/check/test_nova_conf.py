@@ -71,14 +71,14 @@ class NovaCase(case.FindingCase):
                 running=processes.Running(frozenset(commands))))
 
     def lines(self, in_placement=True):
-        """The entries that "cyborg-gpu nova config" writes."""
+        """Return the entries that "cyborg-gpu nova config" writes."""
         return list(pci_config.build(
             left.assigned(self.host.gpu(FIRST), FIXED, {}),
             in_placement).device_spec)
 
 
 class LeftTest(NovaCase):
-    """GPUs whose virtual functions are left to Nova."""
+    """GPUs whose virtual functions Nova assigns."""
 
     def findings(self, *specs, **more):
         return list(nova_conf.pci_devices(self.facts(*specs, **more)))

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Placement asked by Cyborg's own client, over loopback."""
+"""Requests to Placement with Cyborg's own client, over loopback."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from cyborg_gpu_driver.report.content import names
 
 SECRET = 'hunter2'
 _REFUSED = '127.0.0.1:1'
-"""A port on which nobody listens."""
+"""A port on which no process listens."""
 _VERSIONS = {'versions': [{
     'id': 'v1.0', 'min_version': '1.0', 'max_version': '1.39',
     'status': 'CURRENT', 'links': [{'rel': 'self', 'href': ''}]}]}
-"""What Placement tells of itself."""
+"""The version document of Placement."""
 _HOST = model.Host()
 _NAME = 'a b_0000:07:00.0'
 _TREE = [{'name': name, 'uuid': uuid} for name, uuid in (
     ('a b', 'u'), (_NAME, names.provider_uuid(_NAME)),
-    # Of a NIC, and Nova's own.
+    # The provider of a NIC, and one that Nova created.
     ('a b_0000:16:00.0', names.provider_uuid('a b_0000:16:00.0')),
     ('a b_0000:07:00.0', 'd6a7b2d1-54c5-4a2a-9f11-7c6f2f1f9a35'))]
 _PASSWORD = f'''
@@ -56,7 +56,7 @@ project_domain_name = Default
 
 
 class Service:
-    """Answers with one status, and knows one provider."""
+    """A Placement that answers with one status and knows one provider."""
 
     def __init__(self, status='200 OK', body=None):
         self._status = status
@@ -82,7 +82,7 @@ class Service:
 
 
 def _keystone(environ, start_response):
-    """Tells its version, and gives nobody a token."""
+    """A Keystone that names its version and refuses every token."""
     posted = environ['REQUEST_METHOD'] == 'POST'
     version = not posted and environ['PATH_INFO'].startswith('/v3')
     start_response('401 Unauthorized' if posted else '200 OK',
@@ -106,7 +106,7 @@ class AskTest(base.BaseTestCase):
                              host)
 
     def forget(self):
-        """Put the process's options back, with what keystoneauth added."""
+        """Reset the process's options, and those that keystoneauth added."""
         conf.CONF.reset()
         for plugin in ('password', 'none'):
             conf.CONF.unregister_opts(

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Which services run, from a procfs of our own."""
+"""Which services run, from a temporary procfs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ProcCase(base.BaseTestCase):
         os.mkdir(f'{self.proc}/self')
 
     def run_(self, *words):
-        """A process; its id is how many there are."""
+        """Add a process, whose ID is the number of entries before it."""
         directory = f'{self.proc}/{len(os.listdir(self.proc))}'
         os.mkdir(directory)
         with open(f'{directory}/cmdline', 'w', encoding='utf-8') as stream:

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Checks of the way in which vGPUs are made, from plain values."""
+"""Checks of how vGPUs are created, with plain values as input."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class StartCommandTest(CheckCase):
                    self.command(True, unknown=True))
 
     def test_our_command_without_our_handles(self):
-        """It also attaches whole GPUs when the host boots."""
+        """The command also attaches whole GPUs when the host boots."""
         self.assertEqual([], list(
             self.command(False, 'cyborg-gpu-nova-compute')))
 

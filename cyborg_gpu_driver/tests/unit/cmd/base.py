@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Running the program as a person would, in this process."""
+"""Run the program in this process, as a person would."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class CommandCase(base.BaseTestCase):
 
     def setUp(self):
         super().setUp()
-        # Of machines that a test itself puts under pynvml.
+        # At the end, remove the machines that the test puts under pynvml.
         stack = contextlib.ExitStack()
         stack.enter_context(patch.kept())
         self.addCleanup(stack.close)
 
     def run_program(self, *arguments, code=0):
-        """Run it and check the exit code.
+        """Run the program and check its exit code.
 
         :returns: standard output and standard error.
         """
@@ -43,11 +43,11 @@ class CommandCase(base.BaseTestCase):
         return output, errors
 
     def rows(self, *arguments):
-        """What a command answers to programs."""
+        """The rows that a command prints as JSON."""
         return json.loads(self.run_program(*arguments, '-f', 'json')[0])
 
     def configure(self, text, directory):
-        """A configuration file with this text; its path."""
+        """Write a configuration file with this text and return its path."""
         path = f'{directory}/cyborg.conf'
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write(text)

@@ -10,7 +10,8 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Commands that look say of a GPU what it is, and what is not reported."""
+"""Read-only commands show the true state of a GPU and what is not reported.
+"""
 
 import json
 import os
@@ -64,12 +65,12 @@ class ReadCase(base.CommandCase):
         return self.run_program('--config-file', conf, *arguments, code=code)
 
     def of(self, address, *arguments):
-        """Rows of one GPU."""
+        """The rows of one GPU."""
         return [row for row in json.loads(self.ask(
             *arguments, '-f', 'json')[0]) if row['address'] == address]
 
     def assert_nothing(self, address, *words):
-        """Nothing of a GPU is shown as usable, and why is said."""
+        """Check that the commands show a GPU as unusable, with the reason."""
         (row,) = self.of(address, 'gpu', 'list')
         self.assertIsNone(row['mode'])
         self.assertEqual(words[0], row['health'])
@@ -142,12 +143,12 @@ class StateTest(ReadCase):
 
 class ReportTest(ReadCase):
 
-    def test_a_sick_gpu_is_reserved_and_told_as_such(self):
+    def test_an_unhealthy_gpu_is_reserved_and_told_as_such(self):
         self.machine().set_health(_MIG, uncorrected=2)
         for row in self.of(_MIG, 'report', 'show'):
             self.assertEqual(('yes', row['total']), (
                 row['reported'], row['reserved']))
-            self.assertIn('CUSTOM_GPU_SICK_ECC', row['traits'])
+            self.assertIn('CUSTOM_GPU_UNHEALTHY_ECC', row['traits'])
 
     def test_vendor_vfio_that_is_left_to_nova(self):
         self.host = 'l40sx4'

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Commands that only look import nothing that takes long to import."""
+"""Read-only commands import no module that takes long to import."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cyborg_gpu_driver.cmd import overview
 from cyborg_gpu_driver.cmd import summaries
 from cyborg_gpu_driver.tests.unit.tools import documents
 
-# With what each is for. A command that needs one imports it itself.
+# Each with its purpose. A command that needs one of them imports it itself.
 HEAVY = {
     'eventlet', 'oslo_privsep',  # changing GPUs
     'openstack', 'keystoneauth1', 'requests', 'osc_lib',  # asking the cloud
@@ -48,7 +48,7 @@ print('\\nimported:', *sys.modules)
 
 
 def imported(*arguments):
-    """What a command has imported when it ends."""
+    """The modules that a command has imported when it ends."""
     done = subprocess.run(
         [sys.executable, '-c', _RUN, *arguments], capture_output=True,
         text=True, check=True, timeout=120)
@@ -70,14 +70,14 @@ class ImportsTest(base.BaseTestCase):
         self.assertEqual(set(), HEAVY & modules)
 
     def test_a_simulated_host(self):
-        # Its files are in YAML.
+        # The files of a simulated host are in YAML.
         modules = imported('--simulate', 'wsl', 'gpu', 'list')
         self.assertIn('cyborg_gpu_driver.simulator', modules)
         self.assertEqual({'yaml', 'cyborg_gpu_driver.simulator'},
                          HEAVY & modules)
 
     def test_a_command_that_changes_gpus_needs_them(self):
-        # Otherwise the names above could be wrong.
+        # This proves that the names in HEAVY are correct.
         modules = imported('--simulate', 'wsl', 'layout', 'plan', '-f', 'x')
         self.assertLessEqual(
             {'eventlet', 'oslo_privsep', 'yaml', 'cyborg_gpu_driver.node',

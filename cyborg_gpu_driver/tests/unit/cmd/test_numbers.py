@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The number of a GPU is always that of the same board."""
+"""The number of a GPU always means the same board."""
 
 import json
 import os
@@ -64,7 +64,7 @@ class NumberCase(base.CommandCase):
             classmethod(loaded)))
 
     def entry(self, devices):
-        """Lines of an entry named after its devices; and one with MIG off.
+        """The lines of an entry named after its devices, and one with MIG off.
         """
         chosen = _ALL if devices == _ALL else f'[{devices}]'
         return (f'  "{devices}":\n  - {{devices: {chosen}, mig-enabled: '
@@ -82,7 +82,7 @@ class NumberCase(base.CommandCase):
         return simulator.Machine.load(self.host, self.state)
 
     def spoil(self, condition, address):
-        """Make a board be like that."""
+        """Put a board into this condition."""
         if condition == _LOST:
             self.machine().lose_gpu(address)
         elif condition == _UNREADABLE:
@@ -101,7 +101,7 @@ class NumberCase(base.CommandCase):
                                 name, *arguments, code=code)
 
     def cuts(self):
-        """MIG mode and how many instances each board has."""
+        """The MIG mode and the number of GPU instances of each board."""
         machine = self.machine()
         with machine.operation():
             return {gpu.address: (gpu.state.mig, len(gpu.state.instances))
@@ -109,7 +109,7 @@ class NumberCase(base.CommandCase):
 
 
 class LostTest(NumberCase):
-    """Number 2 is lost, and 3 stays 3."""
+    """GPU 2 is lost, and GPU 3 keeps its number."""
 
     lost, next = _BOARDS[2:]
 
@@ -201,7 +201,7 @@ class LostTest(NumberCase):
 
 
 class VfioTest(NumberCase):
-    """A board that was given away keeps its number."""
+    """A board that is bound to vfio-pci keeps its number."""
 
     def setUp(self):
         super().setUp()
@@ -227,7 +227,7 @@ class VfioTest(NumberCase):
 
 
 class MixedTest(NumberCase):
-    """Boards with MIG beside one without."""
+    """Boards with MIG and one board without."""
 
     boards = {'0000:18:00.0': 'h100-80', '0000:2a:00.0': 't4',
               '0000:3a:00.0': 'h100-80'}
@@ -266,9 +266,9 @@ class MixedTest(NumberCase):
 
 
 class RandomTest(NumberCase):
-    """Whatever is the matter with some boards, a number means one board.
+    """Whatever the condition of some boards, a number means one board.
 
-    CYBORG_GPU_NUMBER_ROUNDS says how many hosts are tried.
+    CYBORG_GPU_NUMBER_ROUNDS is the number of hosts that the test tries.
     """
 
     def test_numbers(self):

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What concerns every command: simulation and configuration."""
+"""Simulation and configuration, which concern every command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _COMMANDS = (('gpu', 'list'), ('offer', 'list'), ('report', 'show'),
 
 
 class RealRecordsTest(base.CommandCase):
-    """Those of ``[gpu] state_path`` belong to the real host."""
+    """The records in ``[gpu] state_path`` belong to the real host."""
 
     def setUp(self):
         super().setUp()
@@ -102,7 +102,7 @@ class ConfigurationTest(base.CommandCase):
 
 
 class WrongFileTest(base.CommandCase):
-    """What is wrong with a file is said with its name, and not in Python."""
+    """An error in a file is reported with its name, without a traceback."""
 
     def setUp(self):
         super().setUp()

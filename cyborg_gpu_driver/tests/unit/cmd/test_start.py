@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""How the process starts, and what it does without a command."""
+"""How the process starts, and its behavior without a command."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ sys.exit(start.main())
 class InterruptTest(base.CommandCase):
 
     def test_while_it_imports(self):
-        # Early, and what the one command that runs needs.
+        # A module imported early, and one that the running command needs.
         for module in ('cliff', 'cyborg_gpu_driver.cmd.gpu.show'):
             done = subprocess.run(
                 [sys.executable, '-c', _INTERRUPTED.format(module=module)],
@@ -93,7 +93,7 @@ class VersionTest(base.CommandCase):
 
     def test_it_tells_builds_apart(self):
         built = metadata.distribution('cyborg_gpu_driver')
-        # There is none in what was built outside a clone.
+        # A package that was built outside a clone has no revision.
         revision = json.loads(
             built.read_text('pbr.json') or '{}').get('git_version')
         self.assertEqual(

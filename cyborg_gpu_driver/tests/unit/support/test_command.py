@@ -67,7 +67,7 @@ class BundleTest(base.CommandCase):
         log = os.path.join(self.directory, 'agent.log')
         pathlib.Path(log).write_text(_LOG)
         self.config(log)
-        # Neither the cloud of this environment nor this host's Nova.
+        # Use neither the cloud of this environment nor this host's Nova.
         for name in ('OS_CLOUD', 'OS_AUTH_URL'):
             self.useFixture(fixtures.EnvironmentVariable(name))
 
@@ -76,7 +76,7 @@ class BundleTest(base.CommandCase):
                                    self.directory)
 
     def bundle(self, *arguments, host='t4x4', code=0):
-        """What was printed, and the files of the bundle by their names."""
+        """Return the output, and the files of the bundle by name."""
         output, errors = self.run_program(
             '--config-file', self.conf, '--simulate', host, '--state',
             self.state, 'support-bundle', '--output', self.path, *arguments,

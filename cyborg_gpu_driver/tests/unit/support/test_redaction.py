@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is taken out of texts before others read them."""
+"""What is removed from texts before others read them."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class ImportCase(base.CommandCase):
         return path
 
     def imported(self, host, *texts):
-        """The policies that are made, and the lines of what differs."""
+        """Import files; the resulting policies and lines of differences."""
         files = [self.file(text, f'{number}.conf')
                  for number, text in enumerate(texts)]
         output, errors = self.run_program('--simulate', host, 'config',
@@ -75,7 +75,7 @@ class ImportCase(base.CommandCase):
             self.assertIn(reason, errors)
 
     def reported(self, host, *prepared):
-        """Address, resource class and total of each provider.
+        """The address, resource class and total of each reported provider.
 
         :param prepared: addresses of GPUs that are bound to vfio-pci.
         """
@@ -213,7 +213,7 @@ class PoliciesTest(ImportCase):
 class DifferencesTest(ImportCase):
 
     def said(self, lines, *parts):
-        """The one line that has all the parts."""
+        """Check that exactly one line contains all the parts."""
         found = [line for line in lines
                  if all(part in line for part in parts)]
         self.assertEqual(1, len(found), lines)

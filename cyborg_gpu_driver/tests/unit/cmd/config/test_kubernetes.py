@@ -31,7 +31,7 @@ class RenderCase(layouts.LayoutCase):
                                 code=code)
 
     def found(self, *arguments):
-        """What programs are told."""
+        """The JSON output of the command."""
         return json.loads(self.render(*arguments, '-f', 'json')[0])
 
     def refused(self, arguments, *words):

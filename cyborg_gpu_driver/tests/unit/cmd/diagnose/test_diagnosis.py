@@ -9,7 +9,8 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""What the doctor makes of what its sections find, or do not."""
+"""What the doctor concludes from the findings and failures of its sections.
+"""
 
 import threading
 

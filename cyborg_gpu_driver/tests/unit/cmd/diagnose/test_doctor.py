@@ -44,7 +44,7 @@ class DoctorTest(base.CommandCase):
             '[gpu_policy:p]\nmode = mig\n', self.directory)
 
     def doctor(self, *arguments, code=0):
-        """Rows and what is said to people."""
+        """Run a command and return its rows and its standard error."""
         output, said = self.run_program(
             '--config-file', self.config, '--simulate', 'dgx-a100-80',
             '--state', self.directory + '/state', *arguments, code=code)
@@ -52,7 +52,7 @@ class DoctorTest(base.CommandCase):
 
     def compared(self, *arguments, code=0,
                  sections=('gpus', 'records', 'cloud')):
-        """Findings of these sections, and what is said to people."""
+        """The findings of these sections, and the standard error."""
         only = [word for name in sections for word in ('--only', name)]
         return self.doctor('doctor', '-f', 'json', *only, *arguments,
                            code=code)
@@ -103,7 +103,7 @@ class DoctorTest(base.CommandCase):
                                                     'severity', 'gpu')))
         self.assertIn('nowhere', row['message'])
         self.assertIn('doctor --only cloud', row['action'])
-        # Nothing is repaired without what it knows.
+        # The doctor repairs nothing without the cloud's data.
         _, said = self.doctor('doctor', '--repair', '--os-cloud', 'nowhere',
                               code=1)
         self.assertIn('nowhere', said)
@@ -124,7 +124,7 @@ class DoctorTest(base.CommandCase):
                          [(row['section'], row['code'], row['gpu'])
                           for row in rows])
         self.assertIn(path, rows[0]['message'])
-        # The health of the GPU is in that record, too.
+        # The same record also contains the health of the GPU.
         (row,), _ = self.compared(sections=('health',), code=2)
         self.assertIn(path, row['message'])
         _, said = self.compared('--repair')
@@ -180,8 +180,8 @@ class DoctorTest(base.CommandCase):
     def test_placement_does_not_answer(self):
         with (socket.socket() as closed,
               socket.create_server(('127.0.0.1', 0)) as silent):
-            # Bound and not listening: the kernel refuses connections. The
-            # other takes a connection and never sends a byte.
+            # The first socket is bound and does not listen, so the kernel
+            # refuses connections. The other accepts and sends nothing.
             closed.bind(('127.0.0.1', 0))
             for server in (closed, silent):
                 self.config = self.configure(
@@ -198,11 +198,11 @@ class DoctorTest(base.CommandCase):
                 self.assertIn('Placement does not answer',
                               [row['message'] for row in rows])
                 self.assertNotIn('No problem', said)
-                # What does not need Placement is looked at.
+                # The doctor still checks what does not need Placement.
                 self.assertEqual([], self.compared(sections=('gpus',))[0])
 
     def test_sections_say_what_the_commands_say(self):
-        """Nothing is left out of what check and health show find."""
+        """The doctor reports all that ``check`` and ``health show`` find."""
         state = ('--config-file', self.config, '--simulate', 'dgx-a100-80',
                  '--state', self.directory + '/state')
         output, _ = self.run_program(*state, 'check', '-f', 'json', code=2)

@@ -55,14 +55,14 @@ class TestHealth(base.CommandCase):
              'remapped_rows': 0, 'xids': {}}, rows[0])
         self.assertFalse(os.path.exists(self.state_path))
 
-    def test_sick_by_what_it_says(self):
+    def test_unhealthy_by_what_it_says(self):
         self.machine.set_health(_GPU, uncorrected=2)
         rows = self.show(1)
         self.assertEqual(['transient'] + ['ok'] * 7,
                          [row['state'] for row in rows])
         self.assertEqual(2, rows[0]['ecc_uncorrected'])
 
-    def test_sick_by_what_the_agent_knows_until_it_is_cleared(self):
+    def test_unhealthy_by_what_the_agent_knows_until_it_is_cleared(self):
         agent = health.HealthKeeper(
             platform.open_platform(self.machine), self.state_path,
             services.Services(), clock=lambda: 86400.0)

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""``cyborg-gpu gpu fabric`` and what ``check`` makes of the same."""
+"""``cyborg-gpu gpu fabric``, and ``check`` on the same hosts."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A list of GPU instances where one GPU fails."""
+"""Listing GPU instances when one GPU fails."""
 
 import json
 import os

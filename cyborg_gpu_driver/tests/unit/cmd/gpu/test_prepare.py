@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""gpu prepare, and layout restore with what policies need."""
+"""gpu prepare, and layout restore, which also prepares for policies."""
 
 import json
 import os

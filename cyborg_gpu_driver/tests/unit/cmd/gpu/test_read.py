@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The commands that look: gpu list, gpu show, offer list, report show."""
+"""The read-only commands: gpu list, gpu show, offer list, report show."""
 
 import csv
 import io
@@ -28,8 +28,8 @@ from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _MIG = {
-    # host: GPUs, profile to total (NVIDIA's MIG guide)
-    # No vGPU type of the A100-40 is backed by its 1g.10gb.
+    # host: number of GPUs, total of each profile (NVIDIA's MIG guide)
+    # The A100-40 has no vGPU type that is backed by 1g.10gb.
     'dgx-a100-40': (8, {'1g.5gb': 7, '1g.5gb+me': 1, '2g.10gb': 3,
                         '3g.20gb': 2, '4g.20gb': 1, '7g.40gb': 1}),
     'dgx-a100-80': (8, {'1g.10gb': 7, '1g.10gb+me': 1, '1g.20gb': 4,

@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What ``offer list`` says of each kind of board.
+"""The output of ``offer list`` for each kind of board.
 
-The figures are those of public tables, written down here once more: what
-the simulator's model files say is not taken for granted.
+The figures are repeated here from public tables, so that the tests do not
+rely on the simulator's model files.
 """
 
 import os
@@ -40,9 +40,9 @@ SUPPORT = {
 }
 """Which boards have MIG and vGPU: a published table for OpenStack users."""
 
-# Model to profile to total: vGPU types as in NVIDIA's vGPU type tables (vGPU
-# for Compute, release 7, and vGPU Software User Guide), GPU instances as in
-# the MIG User Guide and mig-parted's shipped configuration.
+# The total of each profile by model: vGPU types from NVIDIA's vGPU type
+# tables (vGPU for Compute, release 7, and vGPU Software User Guide), GPU
+# instances from the MIG User Guide and mig-parted's shipped configuration.
 TOTALS = {
     'a10': {'A10-1Q': 24, 'A10-2B': 12, 'A10-3Q': 8, 'A10-4C': 6,
             'A10-6C': 4, 'A10-8C': 3, 'A10-12C': 2, 'A10-24C': 1},
@@ -76,7 +76,7 @@ FRAMEWORK = {'v100': 'mdev'}
 class BoardsTest(base.CommandCase):
 
     def offered(self, host):
-        """By model, the total of each profile; of like boards the first."""
+        """The total of each profile by model, from its first board."""
         models = {row['address']: row['model'] for row in self.rows(
             '--simulate', host, 'gpu', 'list')}
         found = {}
@@ -97,7 +97,7 @@ class BoardsTest(base.CommandCase):
 
     def test_h100_nvl(self):
         profiles = self.offered('h100nvlx2')['NVIDIA H100 NVL']
-        # 1 to 7 instances of 12 to 94 GB; vGPUs down to 4 GB, 23 of them.
+        # 1 to 7 instances of 12 to 94 GB; up to 23 vGPUs of at least 4 GB.
         instances = {name: total for name, total in profiles.items()
                      if MIG.fullmatch(name)}
         sizes = [int(re.search(r'\.(\d+)gb', name)[1]) for name in instances]

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""gpu list and gpu show, of GPUs that carry vGPUs."""
+"""gpu list and gpu show for GPUs that have vGPUs."""
 
 import uuid
 
@@ -28,7 +28,7 @@ _T4 = '0000:3b:00.0'
 
 
 class VgpuCase(base.CommandCase):
-    """A simulated host that is kept in a file between commands."""
+    """A simulated host that a file keeps between commands."""
 
     def use(self, host):
         self.host = host
@@ -138,7 +138,7 @@ class MdevTest(VgpuCase):
 
 
 class CreatableTest(VgpuCase):
-    """mdevs on virtual functions."""
+    """The vGPU types that can be created as mdevs on virtual functions."""
 
     def _functions(self):
         return self.shown('show', _A100)['virtual_functions']

@@ -52,7 +52,7 @@ class VgpuCase(base.CommandCase):
         self.addCleanup(self.machine.uninstall)
 
     def vgpu(self, *arguments, code=0):
-        """What a command says, on standard output and standard error."""
+        """The standard output and standard error of a command."""
         return self.run_program(
             '--config-file', self.conf, '--simulate', self.host, '--state',
             self.state, 'vgpu', *arguments, code=code)
@@ -61,7 +61,7 @@ class VgpuCase(base.CommandCase):
         return json.loads(self.vgpu('list', '-f', 'json', *arguments)[0])
 
     def answer(self, text):
-        """What a person types when a command asks."""
+        """Set the text that a person types when a command asks."""
         self.useFixture(fixtures.MonkeyPatch('sys.stdin', io.StringIO(text)))
 
     def names(self):

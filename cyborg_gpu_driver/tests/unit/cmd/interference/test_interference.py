@@ -49,7 +49,7 @@ sys.exit(test_interference.entry(sys.argv[1:]))
 
 
 def entry(argv):
-    """Run a command, also where an older setup.cfg was installed."""
+    """Run a command, even if an older setup.cfg was installed."""
     program = main.CyborgGpu()
     for name, found in _COMMANDS.items():
         program.command_manager.add_command(f'interference {name}', found)
@@ -103,7 +103,8 @@ class MeasureTest(InterferenceCase):
         interference.parse(document)
         for row in json.loads(output):
             if row['Beside']:
-                # None where a run of so little was disturbed by far.
+                # None if noise moved such a short run's slowdown out of
+                # the limits.
                 self.assertEqual(row['Slowdown'], document['slowdown'].get(
                     row['Application'], {}).get(row['Beside']))
         self.assertEqual(json.loads(output),
@@ -188,7 +189,7 @@ class MeasureTest(InterferenceCase):
         self.assertFalse(self.path.exists())
 
     def test_ctrl_c(self):
-        """It ends the commands and keeps what was measured."""
+        """Ctrl-C ends the applications and keeps what was measured."""
         os.mkfifo(self.directory / 'ready')
         application = self.script(
             'a', 'echo $$ >> $D/pids; [ "$(wc -l < $D/pids)" -lt 3 ] || '
@@ -214,7 +215,7 @@ class MeasureTest(InterferenceCase):
         return f"sh -c 'echo x >> {self.log}'"
 
     def second_fails(self):
-        """Only the first run succeeds."""
+        """A command that succeeds only in its first run."""
         return (f"sh -c '[ ! -e {self.directory}/fail ] || exit 7; "
                 f": > {self.directory}/fail'")
 

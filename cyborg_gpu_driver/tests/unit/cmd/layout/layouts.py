@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Commands on one simulated host, and a layout file for it."""
+"""Commands on one simulated host with a layout file for it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ GPU = '0000:18:00.0'
 
 
 class LayoutCase(base.CommandCase):
-    """Commands on one simulated host that stays as they leave it."""
+    """Commands on one simulated host that keeps its state between them."""
 
     host = 'hgx-h100'
 
@@ -76,11 +76,11 @@ class LayoutCase(base.CommandCase):
 
     @property
     def state_path(self):
-        """Where the simulated host's records are."""
+        """The directory of the simulated host's records."""
         return f'{self.state}.records'
 
     def machine(self):
-        """The host, as another process would see it."""
+        """The host's hardware, as another process would see it."""
         return simulator.Machine.load(self.host, self.state)
 
     def write(self, name, text):

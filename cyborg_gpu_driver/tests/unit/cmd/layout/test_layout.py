@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The commands that plan and change: layout list, plan, apply, assert ..."""
+"""The commands that plan and change layouts: list, plan, apply, assert ..."""
 
 import io
 import json
@@ -122,7 +122,7 @@ class ApplyTest(layouts.LayoutCase):
 
 
 class RefusalTest(layouts.LayoutCase):
-    """A clear error, exit code 1, and nothing changed."""
+    """A refusal has a clear error and exit code 1, and changes nothing."""
 
     def refused(self, arguments, *words):
         before = [self.instances(index) for index in range(8)]
@@ -258,7 +258,7 @@ class HooksTest(layouts.LayoutCase):
                           + textwrap.indent(textwrap.dedent(text), '  '))
 
     def script(self, code=0):
-        """A hook that tells what it was given."""
+        """Write a hook that records its arguments and its environment."""
         path = self.write('hook', '#!/bin/sh\necho "$1 $OWN '
                           '$MIG_PARTED_SELECTED_CONFIG $PWD" >> '
                           f'{self.directory}/told\nexit {code}\n')

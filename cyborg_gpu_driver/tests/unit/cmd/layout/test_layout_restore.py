@@ -69,7 +69,7 @@ class RestoreTest(layouts.LayoutCase):
         self.assertIn(layouts.GPU, errors)
 
     def test_killed_apply(self):
-        """Each GPU is as before, or complete; then apply goes on."""
+        """Each GPU is as before or complete; a new apply then finishes."""
         self.apply('halves')
         before = [self.instances(index) for index in range(8)]
         self.assertEqual(9, self.killed('mixed', 12))
@@ -86,7 +86,7 @@ class RestoreTest(layouts.LayoutCase):
         self.assert_layout('mixed')
 
     def killed(self, name, calls):
-        """Apply in a process that dies at its n-th mutating call."""
+        """Apply in a process that dies after ``calls`` mutating calls."""
         child = os.fork()
         if child:
             return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -113,7 +113,7 @@ class RestoreTest(layouts.LayoutCase):
 
 
 class SeveralGpusTest(base.CommandCase):
-    """While one gets its virtual functions, NVML is closed for all."""
+    """While one GPU gets its virtual functions, NVML is closed for all."""
 
     policies = '''
 [gpu]

@@ -36,11 +36,11 @@ _MOUNTS = {'PrivateMounts'}
 """The first boot mounts a config drive, and this unit mounts nothing."""
 _TIMES = {'ExecStart', 'TimeoutStartSec'}
 _CONSOLE = {'ExecStopPost', 'StandardOutput', 'SyslogIdentifier'}
-"""The result of a first boot is on the console."""
+"""Only the unit of the first boot writes its result to the console."""
 
 
 def _read(text):
-    # A key may stand there often: what is looked at here does not.
+    # A unit may repeat a key, but not those that the tests read.
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str
     unit.read_string(text)

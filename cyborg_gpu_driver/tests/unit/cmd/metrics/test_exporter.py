@@ -48,7 +48,7 @@ class ExporterTest(base.CommandCase):
         with open(self.path, encoding='utf-8') as stream:
             text = stream.read()
         self.assertEqual(4, text.count('\ncyborg_gpu_power_watts{'))
-        # GDDR has no temperature of its own.
+        # GDDR memory has no temperature sensor of its own.
         self.assertNotIn('\ncyborg_gpu_memory_temperature_celsius{', text)
 
     def test_with_the_servers_of_libvirt(self):
@@ -61,7 +61,8 @@ class ExporterTest(base.CommandCase):
             '--libvirt', '--textfile', self.path))
 
     def test_a_disk_that_is_full_for_a_while(self):
-        """It is written again; the first time the error ends the command."""
+        """Later writes are retried; an error in the first ends the command.
+        """
         rounds, away = [], f'{self.directory}.away'
 
         def sleep(seconds):

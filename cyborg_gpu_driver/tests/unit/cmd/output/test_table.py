@@ -68,7 +68,7 @@ class FoldTest(testtools.TestCase):
 
 
 class DefaultTableTest(base.CommandCase):
-    """Every list, on hosts of many kinds and with much to say."""
+    """Every list, on many kinds of hosts and with long values."""
 
     def setUp(self):
         super().setUp()
@@ -78,9 +78,9 @@ class DefaultTableTest(base.CommandCase):
             self.useFixture(fixtures.EnvironmentVariable(name, value))
 
     def check(self, host, *options):
-        """Run every list.
+        """Run every list and check the width of its table.
 
-        :returns: the table of each.
+        :returns: the table of each list.
         """
         found = {}
         for words in _LISTS:
@@ -92,7 +92,7 @@ class DefaultTableTest(base.CommandCase):
         return found
 
     def printed(self, *arguments):
-        """What a list prints, whatever it exits with."""
+        """The output of a list, whatever its exit code is."""
         code, output, errors = command.run(*arguments)
         self.assertIn(code, (0, 1, 2), errors)
         self.assertNotIn('Traceback', errors)
@@ -145,7 +145,7 @@ class DefaultTableTest(base.CommandCase):
                              words)
 
     def heads(self, *arguments):
-        """Names of the columns of a table."""
+        """The column names of a table."""
         line = self.printed(*arguments, '--print-empty').splitlines()[1]
         return [cell.strip() for cell in line.strip('|').split('|')]
 
@@ -169,7 +169,7 @@ class DefaultTableTest(base.CommandCase):
 
 
 class FlatFormatTest(base.CommandCase):
-    """CSV and ``value`` know texts and numbers only."""
+    """CSV and ``value`` have only texts and numbers."""
 
     def test_csv(self):
         output, _ = self.run_program('--simulate', 'mixed', 'gpu', 'list',

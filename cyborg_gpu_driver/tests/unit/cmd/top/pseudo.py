@@ -11,10 +11,10 @@
 # under the License.
 
 
-"""A program on a terminal: a real pseudo terminal, and what it shows.
+"""Run a program on a real pseudo terminal and interpret what it shows.
 
-The terminal knows the sequences of a VT220 and of screen(1) for the cursor,
-lines and characters, which ncurses uses of them. It refuses others.
+The terminal supports the sequences of a VT220 and of screen(1) that ncurses
+uses for the cursor, lines and characters. It refuses all others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import time
 import fixtures
 
 _SECONDS = 120
-"""How long to wait for what must come at once, on a busy machine."""
+"""How long a busy machine may take for what should happen at once."""
 _PROGRAM = """
 import fcntl, sys, termios
 # Ctrl-C and a new size are signals from the terminal that controls it.
@@ -50,7 +50,7 @@ _SEQUENCE = re.compile(
 class Terminal(fixtures.Fixture):
     """A program and its terminal.
 
-    :param arguments: of ``cyborg-gpu``.
+    :param arguments: arguments of ``cyborg-gpu``.
     """
 
     def __init__(self, *arguments: object, lines: int = 24,
@@ -60,12 +60,12 @@ class Terminal(fixtures.Fixture):
         self._size = lines, columns
         self._term = term
         self.output = ''
-        """All that the program has written."""
+        """Everything that the program has written."""
 
     def _setUp(self):
         self._master, slave = pty.openpty()
         self.addCleanup(os.close, self._master)
-        # Open all along: its settings can be read after the program.
+        # Stays open, so that its settings can be read after the program ends.
         self._slave = slave
         self.addCleanup(os.close, slave)
         self.before = termios.tcgetattr(slave)
@@ -91,12 +91,12 @@ class Terminal(fixtures.Fixture):
 
     @property
     def settings(self) -> list:
-        """The terminal's settings now."""
+        """The current settings of the terminal."""
         return termios.tcgetattr(self._slave)
 
     @property
     def rows(self) -> list[str]:
-        """What is on the screen."""
+        """The rows of text on the screen."""
         return self._screen.text()
 
     def resize(self, lines: int, columns: int) -> None:
@@ -106,15 +106,15 @@ class Terminal(fixtures.Fixture):
         self._set_size()
 
     def press(self, keys: str) -> None:
-        """Type."""
+        """Type these keys."""
         os.write(self._master, keys.encode())
 
     def kill(self, number: int) -> None:
-        """Send a signal."""
+        """Send a signal to the program."""
         self._process.send_signal(number)
 
     def see(self, *texts: str, row: int | None = None) -> list[str]:
-        """Wait until the screen has these texts, or a row of it has.
+        """Wait until the screen, or one row of it, contains these texts.
 
         :returns: the screen.
         """
@@ -142,7 +142,7 @@ class Terminal(fixtures.Fixture):
             if time.monotonic() > end:
                 raise AssertionError(otherwise + ':\n' + '\n'.join(self.rows))
             if not self._take(0.1) and self._process.poll() is not None:
-                # Nothing more will come.
+                # The program has ended and will write nothing more.
                 end = min(end, time.monotonic() + 1)
 
     def _take(self, seconds):
@@ -209,7 +209,7 @@ class _Screen:
             self._row = min(self._row + 1, self._lines - 1)
 
     def _scroll(self, first, count):
-        """Take lines out and put empty ones in at the bottom."""
+        """Remove lines and insert empty ones at the bottom."""
         for _ in range(count):
             del self._cells[first]
             self._cells.insert(self._bottom, [' '] * self._columns)
@@ -295,6 +295,6 @@ _CONTROLS = {
     'B': lambda it, number, _: it._go(it._row + (number or 1), it._column),
     'C': lambda it, number, _: it._go(it._row, it._column + (number or 1)),
     'D': lambda it, number, _: it._go(it._row, it._column - (number or 1)),
-    # Colours and modes change no character.
+    # Colours and modes do not change characters.
     **dict.fromkeys('mhl', lambda *_: None)}
-"""What the sequences with parameters do (ECMA-48, 8.3)."""
+"""The effects of the sequences with parameters (ECMA-48, 8.3)."""

@@ -24,7 +24,7 @@ from cyborg_gpu_driver.tests.unit.cmd.top import pseudo
 
 
 class LiveTest(base.CommandCase):
-    """The screen, on a terminal, over a host that changes meanwhile."""
+    """The live screen on a terminal, while the host changes."""
 
     def setUp(self):
         super().setUp()
@@ -65,7 +65,7 @@ class LiveTest(base.CommandCase):
 
     def test_keys_on_a_small_terminal(self):
         terminal = self.top(lines=7)
-        # Title, message, heading and keys leave room for three GPUs.
+        # The title, message, heading and keys leave room for three GPUs.
         terminal.see('1-3 of 4', row=6)
         first = terminal.rows[3]
         terminal.press('j')
@@ -93,11 +93,11 @@ class LiveTest(base.CommandCase):
         terminal.resize(12, 100)
         rows = terminal.see('1-4 of 4', row=11)
         self.assertTrue(rows[6].startswith('  3  0000:'), rows)
-        # Nothing fits there, and nothing breaks there.
+        # Nothing fits on such a screen, but nothing breaks either.
         terminal.resize(1, 4)
         terminal.see('q', row=0)
         terminal.resize(7, 40)
-        # Two lines for each GPU.
+        # Each GPU takes two lines.
         rows = terminal.see('1-3 of 8', row=6)
         self.assertLessEqual(max(map(len, rows)), 40)
         terminal.press('q')
@@ -111,7 +111,8 @@ class LiveTest(base.CommandCase):
             self.assertNotEqual(terminal.before, terminal.settings)
             end(terminal)
             self.check_end(terminal, code)
-            # Back from the alternate screen (terminfo's smcup and rmcup).
+            # The program left the alternate screen (terminfo's smcup and
+            # rmcup).
             self.assertIn('\x1b[?1049h', terminal.output)
             self.assertIn('\x1b[?1049l', terminal.output)
             self.assertNotIn('GPU', terminal.output.rpartition(
@@ -123,12 +124,12 @@ class LiveTest(base.CommandCase):
         path = self.configure('[gpu]\nnvml_timeout = 1\n', self.directory)
         self.host = ('--config-file', path, *self.host)
         terminal = self.top()
-        # The keys are drawn last.
+        # The program draws the keys last.
         terminal.see('1-5 of 5', row=23)
         self.assertIn('no answer', terminal.rows[3])
         self.assertIn('does not answer', terminal.rows[4])
         self.assertTrue(terminal.rows[5].startswith('  1  0000:'))
-        # Commands that change a GPU read all of them first.
+        # Commands that change a GPU read all GPUs first.
         self.run_program(*self.host, 'instance', 'create', '1', '2g.12gb')
         terminal.press('r')
         terminal.see('2g.12gb', row=6)

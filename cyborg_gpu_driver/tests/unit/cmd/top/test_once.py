@@ -45,7 +45,7 @@ from cyborg_gpu_driver.tests.unit.cmd import base
 
 _MIB = 2 ** 20
 _2G = 5
-"""The driver's id of the profile 2g.12gb on these A30s."""
+"""The driver's ID of the profile 2g.12gb on these A30s."""
 _SERVER = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'
 _ARQ = '0d7e5b36-92a4-4c37-8b0f-3b8e7f0a1c55'
 
@@ -62,7 +62,7 @@ class OnceTest(base.CommandCase):
         self.state = os.path.join(self.directory, name)
         self.records = f'{self.state}.records'
         self.host = ('--simulate', name, '--state', self.state)
-        # All GPUs of a host, in their order.
+        # The addresses of all GPUs of the host, in order.
         self.addresses = [model.PciAddress.parse(row['address'])
                           for row in self.rows(*self.host, 'gpu', 'list')]
 
@@ -76,7 +76,7 @@ class OnceTest(base.CommandCase):
                 if row['kind'] != 'gpu']
 
     def claim(self, handle, row, phase=gpu_record.Phase.BOUND, **parts):
-        """Write who has a GPU instance of ``instance list``."""
+        """Record the owner of a GPU instance from ``instance list``."""
         address = model.PciAddress.parse(row['address'])
         journal.Journal(self.records).put(gpu_record.Claim(**{
             'handle': handle, 'gpu': address, 'function': address,
@@ -103,7 +103,7 @@ class OnceTest(base.CommandCase):
         self.assertEqual(
             'GPU  SLICE OR VGPU       SERVER, OR *ATTACH HANDLE'
             '              UTIL  MEMORY GiB', lines[0])
-        # nvml.h: no utilisation of a GPU in MIG mode.
+        # nvml.h: NVML reports no utilisation for a GPU in MIG mode.
         self.assertEqual([
             f'{number:>3}  {address}  A30  mig, 4 slices free'
             '                              0.6/24.0'
@@ -154,7 +154,7 @@ class OnceTest(base.CommandCase):
         self.assertIn(handle, '\n'.join(lines))
 
     def load(self):
-        """The host, for what only hardware does."""
+        """The simulated host, for events that only hardware causes."""
         return simulator.Machine.load(self.host[1], self.state)
 
     def test_whole_gpus_and_what_else_is_known(self):
@@ -165,12 +165,12 @@ class OnceTest(base.CommandCase):
                 cordon.Cordon(cordon.Source.HEALTH),))
         records.put(self.addresses[2], tenancy=cleaning.Known(
             cleaning.State.STUCK, (_SERVER,)),
-            sickness=gpu_record.HealthRecord(
+            health=gpu_record.HealthRecord(
                 'boot', None, (health.Condition('XID_79', 1.0, 2.0),)))
         lines, _ = self.once()
         self.assertIn('Tesla T4  passthrough, cordoned', lines[1])
         self.assertEqual(f'     {"passthrough":20}{_SERVER}', lines[2])
-        # The numbers leave no room for them beside the GPU.
+        # The figures leave no room for these states in the GPU's line.
         self.assertEqual('     unhealthy, waits for a reset', lines[5])
         self.assertIn('passthrough, bound to vfio-pci', lines[6])
 
@@ -313,7 +313,7 @@ class SourceTest(base.CommandCase):
 
 
 class LoadTest(base.CommandCase):
-    """Whose a value of a sample is."""
+    """The GPU, instance, vGPU or server to which a sample's value belongs."""
 
     def loads(self, *values):
         return loads.Loads(
@@ -334,7 +334,7 @@ class LoadTest(base.CommandCase):
         vgpu = ('VGPU_UTILIZATION', 0.5, '3', '7', '', _SERVER)
         self.assertEqual(loads.Load(50, 2, 8, _SERVER),
                          self.loads(*memory, vgpu).instance(3))
-        # Which of two vGPUs a row is about is not known.
+        # It is unknown which of two vGPUs the row is about.
         other = ('VGPU_UTILIZATION', 0.5, '3', '8', '', _ARQ)
         self.assertEqual(loads.Load(None, 2, 8),
                          self.loads(*memory, vgpu, other).instance(3))

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""A simulated machine with something on it, and its state as a text."""
+"""A simulated machine with a few partitions, and its state as text."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class TestCase(base.BaseTestCase):
         self.addCleanup(_uninstall_all)
 
     def open(self, name):
-        """Take :attr:`machine`, of that name, for a platform."""
+        """Load :attr:`machine` by this name, and return its platform."""
         self.machine = machine_module.Machine.load(name)
         return platform.open_platform(self.machine)
 
     def populate(self, seen):
-        """Two instances on the first GPU, a vGPU on one of them."""
+        """Create two instances on the first GPU, and a vGPU on one of them."""
         device = seen.nvml.call('nvmlDeviceGetHandleByPciBusId', A100)
         for profile_id in (9, 19):
             instance = seen.nvml.call('nvmlDeviceCreateGpuInstance', device,

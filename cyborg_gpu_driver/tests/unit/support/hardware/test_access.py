@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Who uses the GPUs, and what a reset would meet."""
+"""The processes that use the GPUs, and obstacles to a reset."""
 
 import pathlib
 
@@ -49,7 +49,7 @@ class AccessTest(base.TestCase):
             anonymous.anonymise(gpu)['holders'])
 
     def test_a_serial_number_by_its_name(self):
-        # In a record of a GPU that NVML was not asked about.
+        # The record is of a GPU that was not queried with NVML.
         found = anonymous.anonymise({
             'record': {'serial': '1320021', 'uuid': None},
             'log': ['board 1320021 is gone', 'XID 13200211']})
@@ -59,7 +59,7 @@ class AccessTest(base.TestCase):
                          found['log'])
 
     def test_it_is_not_among_them(self):
-        """Nothing opens a GPU before its holders are listed."""
+        """The program lists the holders of a GPU before it opens the GPU."""
         access_facts.collect(self.seen)
         self.assertEqual(0, sum(self.machine.calls.values()))
 

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""The program: its files, its last line and its exit code."""
+"""The hardware check: its files, its last line and its exit code."""
 
 import contextlib
 import io

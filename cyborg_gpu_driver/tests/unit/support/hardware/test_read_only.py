@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Looking at a machine changes nothing on it."""
+"""Inspecting a machine changes nothing on it."""
 
 import json
 import re
@@ -70,7 +70,7 @@ class TestReadOnly(base.TestCase):
             [{'start': 0, 'size': 4}, {'start': 4, 'size': 4}],
             _record(found, 'nvmlDeviceGetGpuInstancePossiblePlacements',
                     'gpu:0', 9)['result'])
-        # 3g.40gb lies at 4, 1g.10gb left of it; so one 3g.40gb less.
+        # 3g.40gb is at 4 and 1g.10gb before it, so no other 3g.40gb fits.
         self.assertEqual(0, _record(
             found, 'nvmlDeviceGetGpuInstanceRemainingCapacity', 'gpu:0',
             9)['result'])
@@ -209,7 +209,7 @@ class TestRecorder(base.TestCase):
 
 
 def _record(document, call, *args):
-    """The one record of a call; with no ``args``, its first."""
+    """Return the first record of a call, with ``args`` if there are any."""
     for record in document['nvml']:
         if record['call'] == call and (not args
                                        or record['args'] == list(args)):
