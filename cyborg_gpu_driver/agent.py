@@ -10,10 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What runs inside cyborg-agent: one report, one bind, one unbind.
+"""The part of the driver that works in cyborg-agent: report, bind, unbind.
 
-Everything is made at first use, in the process that uses it: the agent
-makes its drivers in its master process and works in a forked one.
+Everything is created at first use, in the process that uses it, because
+cyborg-agent creates its drivers in its master process and works in a forked
+one.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ LOG = logging.getLogger(__name__)
 
 
 class _Node(node.Node):
-    """The node of an agent, which asks and tells the cloud's services."""
+    """The node of an agent, which queries and notifies cloud services."""
 
     def __init__(self, conf: cfg.ConfigOpts, settings: policies.Settings,
                  hostname: str, tree: provider_tree.ProviderTree,
@@ -74,7 +75,7 @@ class _Node(node.Node):
         self.gpus_of_others = earlier.Earlier(tree, hostname)
         self._requests = arqs.Watch(conf.gpu.os_cloud, hostname)
         self.claims: reconcile.Claims | None = None
-        """What Cyborg said last of the accelerator requests."""
+        """Cyborg's last answer about the accelerator requests."""
         self.drift = drift.Drift(tree, hostname)
         self.sender = sender.Sender(conf, hostname)
 
@@ -134,14 +135,14 @@ class _Node(node.Node):
 
     def bind_failed(self, function: str, asked_type: str, handle: str,
                     error: Exception) -> None:
-        """Announce that a bind failed; does not wait."""
+        """Announce a failed bind, without waiting for the delivery."""
         self.sender.send(sender.Event.BIND_ERROR, payloads.BindErrorPayload(
             host=self.hostname, gpu=function, asked_type=asked_type,
             attach_handle=handle, reason=str(error) or repr(error)))
 
     def note_cordons(self, disabled: frozenset[model.PciAddress] | None
                      ) -> None:
-        """Note what Cyborg says of disabled GPUs; announce all cordons."""
+        """Note which GPUs Cyborg has disabled; announce changed cordons."""
         self.cordons.note_disabled(disabled, functools.partial(
             report_cordons.of_placement, self.tree, self.state_path))
         for change in self.cordons.changes():
@@ -153,7 +154,7 @@ class _Node(node.Node):
 
     def _write(self, address: model.PciAddress,
                generations: Mapping[str, int] | None) -> None:
-        """Write to Placement what is left of a GPU."""
+        """Write the free capacity of a GPU to Placement."""
         wanted = self.inventories(address)
         if generations is None:
             self.keeper.write(wanted)
@@ -167,10 +168,11 @@ class Agent:
     :param conf: with ``[gpu]`` registered.
     :param settings: the operator's policies.
     :param hostname: hypervisor_hostname, which names the providers.
-    :param placement: makes a client of Placement.
-    :param mdev_problem: why no handle of type MDEV can be served; ``''``.
-    :param before: the agent of this process that had other settings. It
-        makes no further report.
+    :param placement: creates a client of Placement.
+    :param mdev_problem: why no handle of type MDEV can be served; ``''`` if
+        all can.
+    :param before: the agent of this process that had other settings. That
+        agent makes no further report.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, settings: policies.Settings,
@@ -235,11 +237,11 @@ class Agent:
         return True
 
     def report(self) -> tuple[values.ReportedDevice, ...]:
-        """All GPUs in full; corrects ``reserved`` in Placement before."""
+        """Report all GPUs in full, and correct ``reserved`` in Placement."""
         return self._report().devices
 
     def report_changes(self) -> tuple[values.ReportedDevice, ...]:
-        """A report with stubs for GPUs that Cyborg has as they are."""
+        """Report with stubs for the GPUs that need no full report."""
         return self._steady.thin(self._report(), steady.room(
             gpu_conf.rpc_timeout(self._conf), self._tree.latency))
 
@@ -264,41 +266,41 @@ class Agent:
             host, self._build, self._node.ignored(host),
             {entry.gpu for entry in self._journal.entries()},
             {address for address, verdict in verdicts.items()
-             if verdict.sick} | set(self._node.cordons.known()),
+             if verdict.is_unhealthy} | set(self._node.cordons.known()),
             self._earlier.known)
         self._clean(decided)
         if self._node.resetter.done:
-            # Well by that, unless it says something else now.
+            # A reset cures a GPU, unless the GPU now shows another problem.
             self._node.resetter.done.clear()
             verdicts = self._examine(self._make_ready(self._host.refresh()))
         there = self._enforce(decided)
         return steady.Report(unhealthy.marked(decided.devices, verdicts, {
             device.address
-            for device in unhealthy.sick(decided.devices, verdicts)
+            for device in unhealthy.of(decided.devices, verdicts)
             if self._is_used(device)}), there, decided.leaving)
 
     def retire(self) -> None:
-        """End what goes on between two reports; binds may still run."""
+        """Stop all work between two reports; binds may still run."""
         self._watcher.stop()
 
     def stop(self) -> None:
-        """End what goes on between two reports, and close NVML."""
+        """Stop all work between two reports, and close NVML."""
         self.retire()
         self._node.sender.stop()
         self._node.platform.nvml.reset()
 
     def held(self) -> tuple[values.ReportedDevice, ...]:
-        """Stubs of all GPUs that there are or were reported.
+        """Stubs of all GPUs that exist or were reported.
 
-        They say "leave all as it is".
+        A stub tells Cyborg to leave everything as it is.
         """
         return self._node.withdrawal.held(
             gpu.address for gpu in self._host.host().gpus)
 
     def _make_ready(self, host: model.Host) -> model.Host:
-        """Make idle GPUs what their policies need; the host as it is then.
+        """Prepare idle GPUs for their policies; return the host after that.
 
-        What a former policy has made and nobody uses goes first, which
+        Unused fixed vGPUs of a former policy are removed first, because they
         would keep the GPU from being idle.
         """
         kept = {item.gpu for item in self._earlier.known or ()}
@@ -311,12 +313,12 @@ class Agent:
         return host
 
     def _build(self, gpu: model.Gpu) -> values.ReportedDevice | None:
-        """What is to be reported of one GPU; None if nothing is."""
+        """The device to report for one GPU; None if there is none."""
         offers = self._node.servable(gpu)
         for complaint in self._host.complaints(gpu):
             self._say(complaint)
         for offer in offers:
-            # Of the last the log has a line for all GPUs.
+            # The driver has logged mdev_problem once for all GPUs.
             if offer.problem and offer.problem != self._node.mdev_problem:
                 self._say(f'GPU {gpu.address}: {offer.profile} is not '
                           f'offered: {offer.problem}')
@@ -324,10 +326,10 @@ class Agent:
 
     def _examine(self, host: model.Host
                  ) -> dict[model.PciAddress, health.Verdict]:
-        """How every GPU is; from now on its errors are heard of.
+        """The health of every GPU; starts to watch for their errors.
 
-        Those of a GPU in passthrough mode are not: who hears of them has
-        the GPU open, and keeps libvirt from taking it.
+        A GPU in passthrough mode is not watched: to watch it, the agent
+        would have to keep it open, and libvirt could not take it.
         """
         if self._watches:
             self._watcher.watch(gpu.address for gpu in host.gpus
@@ -353,7 +355,7 @@ class Agent:
                        for deployable in device.deployables))
 
     def _clean(self, decided: withdrawal.Decision) -> None:
-        """Clean whole GPUs that were given back."""
+        """Clean whole GPUs that servers have released."""
         self._node.cleaner.look(self._node.wholes(decided.devices))
 
     def _enforce(self, decided: withdrawal.Decision
@@ -374,7 +376,7 @@ class Agent:
                          *(item.provider for item in draining))
             if not providers:
                 return there
-            # The comparison has just read them, unless it had no reason to.
+            # The drift comparison has just read them, if it had a reason to.
             there = generations = (self._node.drift.take_generations()
                                    or self._keeper.generations(providers))
             complete = self._publisher.enforce(decided.trusted, generations)
@@ -393,6 +395,6 @@ class Agent:
                          else '') + '; nothing is reported.')
 
     def _say(self, message: str) -> None:
-        """Log something that may stay so for long, once."""
+        """Log a condition once, even if it lasts for many reports."""
         if self._said.is_new(message, about=message):
             LOG.warning('%s', message)

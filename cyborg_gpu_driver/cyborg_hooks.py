@@ -10,12 +10,13 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The hooks into cyborg-agent: the only functions of Cyborg that we replace.
+"""The hooks into cyborg-agent: two functions of Cyborg that are replaced.
 
-Cyborg calls a driver to discover and never to bind. For a handle of type
-MDEV its agent calls two functions of its own GPU driver instead, which it
-looks up in their module each time: those two are replaced while our driver
-is loaded. A contract test watches both sides.
+Cyborg calls a driver to discover devices and never to bind them. For a
+handle of type MDEV, cyborg-agent calls two functions of its in-tree GPU
+driver instead, and looks them up in their module each time. This driver
+replaces those two, and nothing else of Cyborg, while it is loaded. A contract
+test watches both sides.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ FUNCTIONS = {
     'create_mdev_privileged': ('pci_addr', 'mdev_type', 'ah_uuid'),
     'remove_mdev_privileged': ('physical_device', 'mdev_type', 'medv_uuid'),
 }
-"""The functions and the parameters that we rely on."""
+"""The functions and parameters on which the hooks rely."""
 
 _MARK = 'cyborg_gpu_driver_original'
 
 
 def mismatch() -> str:
-    """Why the installed Cyborg does not take the hooks; or ``''``."""
+    """Why the hooks do not fit the installed Cyborg; ``''`` if they do."""
     module = importutils.try_import(MODULE)
     if module is None:
         return f'{MODULE} cannot be imported'
@@ -58,7 +59,7 @@ def install(bind: Callable[[str, str, str], Any],
             unbind: Callable[[str, str, str], Any]) -> None:
     """Have the agent call ``bind`` and ``unbind`` for MDEV handles.
 
-    Installing again replaces what was installed before.
+    A second call replaces the functions of the first.
     """
     module = importutils.import_module(MODULE)
     for name, ours in (('create_mdev_privileged', bind),
@@ -82,7 +83,7 @@ def original(name: str) -> Callable[..., Any]:
 
 
 def _unwrapped(function):
-    """The function that oslo.privsep made an entry point of."""
+    """The function behind an oslo.privsep entry point."""
     if isinstance(function, functools.partial):
         return function.args[0]
     return function

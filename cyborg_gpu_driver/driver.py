@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What cyborg-agent loads: ``[agent] enabled_drivers = cyborg_gpu_driver``."""
+"""The driver for ``[agent] enabled_drivers = cyborg_gpu_driver``."""
 
 from __future__ import annotations
 
@@ -44,15 +44,16 @@ LOG = logging.getLogger(__name__)
 
 _IN_TREE = 'nvidia_gpu_driver'
 _PLACEMENT_TIMEOUT = 20
-"""Seconds for one answer. What Placement is told ends a bind, for which
-Cyborg waits ``[DEFAULT] rpc_response_timeout``, 60 seconds."""
+"""Seconds for one answer. A bind ends with a write to Placement, and Cyborg
+waits ``[DEFAULT] rpc_response_timeout``, 60 seconds, for the bind."""
 
 
 class GPUDriver(base.GPUDriver):
     """NVIDIA GPUs: whole, as vGPU and as MIG slices created at bind.
 
-    The agent makes it in its master process, then calls :meth:`discover`
-    in a forked one; so nothing of the machine is opened here.
+    The agent creates the driver in its master process, then calls
+    :meth:`discover` in a forked one. So the constructor opens nothing of the
+    machine.
 
     :raises InvalidConfiguration: if ``[gpu]`` or a policy is wrong, or
         ``[placement]`` has no credentials; the agent then does not start.
@@ -68,8 +69,9 @@ class GPUDriver(base.GPUDriver):
         self._settings = policies.read(self._conf)
         self._mutex = threading.Condition()
         self._calls: collections.Counter[agent.Agent] = collections.Counter()
-        """Binds and unbinds that have not returned, by the agent that
-        carries them out. One that has other settings goes on with them."""
+        """The number of binds and unbinds that have not returned, by the
+        agent that carries them out. An agent with former settings finishes
+        its calls."""
         self._agent: agent.Agent | None = None
         self._process: int | None = None
         self._failure = log_once.LogOnce()
@@ -86,9 +88,9 @@ class GPUDriver(base.GPUDriver):
     def discover(self) -> list[Any]:
         """Everything to report, as Cyborg's driver objects.
 
-        Never raises: the agent would lose the reports of all its drivers.
-        Where the report fails, Cyborg is told to leave all as it is, and
-        the log says why once.
+        Never raises, because the agent would lose the reports of all its
+        drivers. If the report fails, the driver tells Cyborg to leave
+        everything as it is, and logs the reason once.
 
         :returns: list of ``cyborg.objects`` DriverDevice.
         """
@@ -108,10 +110,11 @@ class GPUDriver(base.GPUDriver):
             return []
 
     def stop(self) -> None:
-        """End what goes on in this process between two reports.
+        """Stop all work of this process between two reports.
 
-        cyborg-agent tells its drivers nothing when it ends; so this is also
-        called at the exit of the interpreter. A call after it starts anew.
+        cyborg-agent does not notify its drivers when it ends, so this method
+        is also called at the exit of the interpreter. A later call of the
+        driver starts everything again.
         """
         with self._mutex:
             running = self._agent if self._process == os.getpid() else None
@@ -127,9 +130,10 @@ class GPUDriver(base.GPUDriver):
                           error, exception.GpuDriverError))
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
-        """Make what an MDEV handle stands for; called by the hooks.
+        """Create what an MDEV handle stands for; called by the hooks.
 
-        :raises GpuDriverError: if it cannot be made; nothing has changed.
+        :raises GpuDriverError: if the driver cannot create it; nothing has
+            changed.
         """
         asked = request.parse(pci_addr, asked_type, ah_uuid)
         with self._call() as running:
@@ -145,11 +149,11 @@ class GPUDriver(base.GPUDriver):
                 raise
 
     def unbind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
-        """Return what an MDEV handle stands for; called by the hooks.
+        """Remove what an MDEV handle stands for; called by the hooks.
 
-        Never raises: Cyborg would keep the handle in use for good. What is
-        malformed or not ours is refused in the log and nothing is touched;
-        what cannot be removed now is removed by a later report.
+        Never raises, because Cyborg would keep the handle in use forever.
+        The driver logs and ignores a malformed request and one for a device
+        of another driver. What it cannot remove now, a later report removes.
         """
         try:
             asked = request.parse(pci_addr, asked_type, ah_uuid)
@@ -166,7 +170,7 @@ class GPUDriver(base.GPUDriver):
             LOG.exception('Unbind of handle %r failed', ah_uuid)
 
     def _running(self) -> agent.Agent:
-        """This process's agent, made at its first use."""
+        """This process's agent, created at its first use."""
         with self._mutex:
             if self._agent is None or self._process != os.getpid():
                 self._settings = self._files.changed() or self._settings
@@ -182,7 +186,7 @@ class GPUDriver(base.GPUDriver):
 
     @contextlib.contextmanager
     def _call(self) -> Iterator[agent.Agent]:
-        """The agent that carries out one call of Cyborg, to its end."""
+        """The agent that carries out one call of Cyborg until it ends."""
         with self._mutex:
             running = self._running()
             self._calls[running] += 1
@@ -191,15 +195,15 @@ class GPUDriver(base.GPUDriver):
         finally:
             with self._mutex:
                 self._calls[running] -= 1
-                self._calls += collections.Counter()  # Drops what is 0.
+                self._calls += collections.Counter()  # Drops zero counts.
                 self._mutex.notify_all()
 
     def _reload(self) -> None:
-        """Take over changed configuration files.
+        """Apply changed configuration files.
 
-        A call under way ends with the settings that it has begun with, and
-        each later one has the new ones. A report waits for the former, for
-        they would write to Placement what the former settings promise.
+        A call under way ends with the settings with which it began. Each
+        later call has the new settings. A report waits for the calls under
+        way, because they write to Placement what the former settings offer.
         """
         with self._mutex:
             before = self._running()
@@ -221,9 +225,9 @@ class GPUDriver(base.GPUDriver):
                             before.bind_timeout)
 
     def _placement(self) -> placement_client.PlacementClient:
-        """Cyborg's client, which waits no longer than a bind may take.
+        """Cyborg's Placement client, which waits no longer than a bind may.
 
-        Without ``[placement] timeout`` keystoneauth waits for ever.
+        Without ``[placement] timeout``, keystoneauth waits forever.
         """
         if self._conf.placement.timeout is None:
             self._conf.set_default('timeout', _PLACEMENT_TIMEOUT,
@@ -232,10 +236,10 @@ class GPUDriver(base.GPUDriver):
 
     def _is_in_trees(self, running: agent.Agent,
                      function: model.PciAddress) -> bool:
-        """Whether a handle is the business of Cyborg's own GPU driver.
+        """Whether a handle belongs to Cyborg's in-tree GPU driver.
 
-        It may be enabled beside ours, for GPUs that ours ignores or for
-        those of another vendor.
+        The operator may enable that driver beside this one, for GPUs that
+        this driver ignores or for GPUs of another vendor.
         """
         return (_IN_TREE in self._conf.agent.enabled_drivers
                 and not running.owns(function))
@@ -249,12 +253,12 @@ def _stop(reference: weakref.ReferenceType[GPUDriver]) -> None:
 
 
 def _check_placement(group: cfg.ConfigOpts.GroupAttr) -> None:
-    """Whether Placement can be asked at all.
+    """Check that ``[placement]`` has credentials.
 
-    Before Cyborg 16 the agent itself did not (cyborg/agent/manager.py), and
-    a file without credentials was good enough for it.
+    Before Cyborg 16 the agent itself did not use Placement
+    (cyborg/agent/manager.py), and a file without credentials was sufficient.
 
-    :raises InvalidConfiguration: if nothing says as whom.
+    :raises InvalidConfiguration: if it has none.
     """
     if not (group.auth_type or group.auth_section):
         raise exception.InvalidConfiguration(

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""JSON files that survive a crash: whole, checksummed, or the old one."""
+"""JSON files that survive a crash: replaced atomically, with a checksum."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from typing import Any
 from cyborg_gpu_driver import exception
 
 _MODE = 0o640
-"""The group of the directory may read: an exporter of metrics does."""
+"""The group of the directory may read: the metrics exporter does."""
 _NEW = '.new'
-"""How the name ends of a file that is being written."""
+"""Suffix of the name of a file that is being written."""
 _TRIES = 8
-"""At a new file, while others make its directory."""
+"""Attempts to create a file while other processes create its directory."""
 
 
 def write(path: str, kind: str, version: int, content: Any) -> None:
-    """Replace a file at once and see it on the disk.
+    """Replace a file atomically and sync it to the disk.
 
     :param kind: what the file is, checked when it is read.
-    :param content: what JSON can hold.
+    :param content: a value that JSON can represent.
     :raises JournalError: if the directory cannot be written.
     """
     directory = os.path.dirname(path)
@@ -59,7 +59,7 @@ def write(path: str, kind: str, version: int, content: Any) -> None:
 
 
 def mark(path: str) -> tuple[int, ...] | None:
-    """What changes when a file is replaced; None without a file."""
+    """A value that changes when the file is replaced; None without a file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -70,9 +70,9 @@ def mark(path: str) -> tuple[int, ...] | None:
 def read(path: str, kind: str, *versions: int) -> Any:
     """The content that :func:`write` put there; None without a file.
 
-    :param versions: those that the caller reads, the newest first.
-    :raises JournalUnreadable: if this process cannot read it.
-    :raises JournalError: if it is not such a file, or damaged.
+    :param versions: the versions that the caller reads, the newest first.
+    :raises JournalUnreadable: if this process cannot read the file.
+    :raises JournalError: if the file is of another kind, or damaged.
     """
     try:
         with open(path, encoding='utf-8') as stream:
@@ -99,14 +99,14 @@ def read(path: str, kind: str, *versions: int) -> Any:
 
 
 def make_directory(path: str) -> None:
-    """Make a directory and those above it, where they are missing.
+    """Create a directory and its missing parents.
 
-    What root makes belongs to whom the directory around it does: an
-    operator's command runs as root and cyborg-agent as its own user, and
-    both write here. It has its owner before it has its name, so that a
-    process that is killed leaves nothing that the agent cannot use.
+    A directory that root creates gets the owner of its parent: an operator's
+    command runs as root and cyborg-agent as its own user, and both write
+    here. The directory gets its owner before its name, so that a process
+    that is killed leaves nothing that the agent cannot use.
 
-    :raises OSError: if one cannot be made.
+    :raises OSError: if one cannot be created.
     """
     if os.path.isdir(path):
         return
@@ -117,9 +117,9 @@ def make_directory(path: str) -> None:
 
 
 def make_file(path: str) -> None:
-    """Make an empty file where there is none, as :func:`make_directory`.
+    """Create an empty file, unless it exists, as :func:`make_directory` does.
 
-    :raises OSError: if it cannot be made.
+    :raises OSError: if it cannot be created.
     """
     if not os.path.exists(path):
         with _named(path):
@@ -129,15 +129,15 @@ def make_file(path: str) -> None:
 def leftovers(path: str) -> list[str]:
     """Files of writes that were never completed.
 
-    Only for who keeps others from writing ``path`` meanwhile.
+    The caller must keep others from writing ``path`` meanwhile.
     """
     return glob.glob(f'{glob.escape(path)}.*{_NEW}')
 
 
 def set_aside(path: str, suffix: str = 'unusable') -> str:
-    """Move a file out of the way, keeping it.
+    """Rename a file out of the way.
 
-    :param suffix: how its new name ends, before a number.
+    :param suffix: the suffix of its new name, before a number.
     :returns: its new path.
     :raises JournalError: if it cannot be moved.
     """
@@ -145,10 +145,10 @@ def set_aside(path: str, suffix: str = 'unusable') -> str:
 
 
 def keep_aside(path: str) -> str:
-    """Keep a copy of an unusable file; the file stays until it is replaced.
+    """Keep a copy of an unusable file, which remains until it is replaced.
 
     :returns: the path of the copy.
-    :raises JournalError: if it cannot be kept.
+    :raises JournalError: if the copy cannot be made.
     """
     return _aside(path, 'unusable', os.link, 'cannot be kept aside')
 
@@ -172,9 +172,9 @@ def _unused(path: str) -> str:
 
 @contextlib.contextmanager
 def _named(path: str) -> Iterator[None]:
-    """Let errors name a file, and not what it is called while it is made.
+    """Make errors name the file instead of its temporary name.
 
-    The same trouble has the same text each time.
+    So the same problem has the same text each time.
     """
     try:
         yield
@@ -199,10 +199,11 @@ def _replace(path: str, text: str) -> None:
 
 
 def _new_file(directory: str, name: str) -> tuple[int, str]:
-    """Open a file that is not complete yet; its descriptor and path.
+    """Open a temporary file; return its descriptor and path.
 
-    Who makes a directory at the same time puts an empty one in the place of
-    an empty one (rename(2)). A file cannot be created in the first one then.
+    A process that creates the directory at the same time can replace an
+    empty directory with another (rename(2)). No file can then be created in
+    the first one.
     """
     for _ in range(_TRIES - 1):
         with contextlib.suppress(FileNotFoundError):
@@ -224,7 +225,7 @@ def _make_directory(path: str, above: str, name: str) -> None:
         os.rename(new, path)
     except OSError:
         os.rmdir(new)
-        # Another may have been faster.
+        # Another process may have been faster.
         if not os.path.isdir(path):
             raise
 
@@ -236,7 +237,7 @@ def _make_file(path: str, directory: str, name: str) -> None:
         _hand_over(descriptor, directory)
         os.link(new, path)
     except FileExistsError:
-        # Another was faster, unless it is a link that leads nowhere.
+        # Another process was faster, or a link is broken: stat raises then.
         os.stat(path)
     finally:
         os.close(descriptor)
@@ -244,10 +245,10 @@ def _make_file(path: str, directory: str, name: str) -> None:
 
 
 def _hand_over(descriptor: int, directory: str) -> None:
-    """Give what root has just made to whom its directory belongs.
+    """Give a file that root has just created the owner of its directory.
 
-    By its descriptor: whom the directory belongs to may put a link in the
-    place of any name there, and would be given what that leads to.
+    The descriptor is used because the owner of the directory can replace any
+    name there with a link, and would become the owner of the link's target.
     """
     if os.geteuid() == 0:
         owner = os.stat(directory)
@@ -255,9 +256,9 @@ def _hand_over(descriptor: int, directory: str) -> None:
 
 
 def _text(content: Any) -> str:
-    """JSON with one line an item, for people to read and to compare.
+    """JSON with one item per line, for people to read and compare.
 
-    json.dumps, unlike json.dump, is not pure Python.
+    json.dumps is used because json.dump is pure Python.
     """
     if isinstance(content, list):
         lines = [json.dumps(item, sort_keys=True) for item in content]

@@ -12,7 +12,7 @@
 
 """Every exception that this library raises on purpose.
 
-One root, :class:`GpuDriverError`, so that a caller can tell our complaints
+They have one root, :class:`GpuDriverError`, so that a caller can tell them
 from a programming error. Each class formats its own message from keyword
 arguments: what was wrong, where, and what would be right.
 """
@@ -25,9 +25,9 @@ _OBJECT = re.compile(' object at 0x[0-9a-f]+')
 class GpuDriverError(Exception):
     """Root of this library's exceptions.
 
-    Made from the values that the class's ``template`` names. It can be made
-    again from its ``args`` alone, because oslo.privsep carries no more than
-    those from the privileged process.
+    Created from the values that the class's ``template`` names. It can be
+    created again from its ``args`` alone, because oslo.privsep transfers
+    only those from the privileged process.
     """
 
     template = 'An unexpected error occurred'
@@ -93,14 +93,14 @@ class NvmlError(GpuDriverError):
 class NvmlNotAnswering(NvmlError):
     """An NVML call did not return in time.
 
-    What it was to change may have changed, or may change yet.
+    The change that it requests may have happened, or may still happen.
     """
 
     template = ('{owner} does not answer: {call} did not return within '
                 '{seconds} s')
 
     code = -1
-    """Of no ``nvmlReturn_t``: NVML said nothing."""
+    """No value of ``nvmlReturn_t``, because NVML did not answer."""
     symbol = 'NOT_ANSWERING'
 class NvmlClosed(NvmlError):
     """NVML may not be opened now; the ``call`` is nvmlInit."""
@@ -110,14 +110,14 @@ class NvmlClosed(NvmlError):
 
 
 class NvmlHeld(GpuDriverError):
-    """A process of ours does not close NVML."""
+    """A process of this library does not close NVML."""
 
     template = ('{who} did not close NVML within {seconds} seconds; nothing '
                 'was changed')
 
 
 class FabricError(GpuDriverError):
-    """The fabric manager refused a call (``symbol``) or cannot be asked."""
+    """The fabric manager refused a call (``symbol``) or is unreachable."""
 
     template = '{call} failed: {symbol}: {reason}'
     symbol = property(lambda self: self.kwargs['symbol'])
@@ -143,13 +143,13 @@ class UnknownGpu(GpuDriverError):
 
 
 class NoSuchGpu(UnknownGpu):
-    """No GPU of this machine is called that; ``known`` says which are."""
+    """No GPU of this machine has that name; ``known`` says which exist."""
 
     template = 'there is no GPU {name}; {known}'
 
 
 class GpuUnreachable(GpuDriverError):
-    """A GPU that was chosen is there and cannot be worked on."""
+    """A chosen GPU exists, but the program cannot work on it."""
 
     template = '{reason}'
 
@@ -168,7 +168,7 @@ class BindRefused(GpuDriverError):
 
 
 class BindAbandoned(BindRefused):
-    """Nobody waits for a bind any more; what it had made is rolled back."""
+    """No caller waits for a bind any more; the bind is rolled back."""
 
 
 class JournalError(GpuDriverError):
@@ -178,18 +178,18 @@ class JournalError(GpuDriverError):
 
 
 class JournalUnreadable(JournalError):
-    """The journal may be in order; this process may not read it."""
+    """This process cannot read the journal, which may be intact."""
 
 
 class LockTimeout(JournalError):
-    """Somebody else holds a lock for longer than can be waited for."""
+    """Another holder did not release a lock in time."""
 
     template = ('{what} is locked: {holder} did not release it within '
                 '{seconds} s')
 
 
 class DocumentError(GpuDriverError):
-    """A document that others wrote (a file, an answer) cannot be used."""
+    """A document from outside (a file, an answer) cannot be used."""
 
     template = '{source}: {where}: {problem}; {expected}'
 
@@ -199,7 +199,7 @@ class LayoutError(DocumentError):
 
 
 class LayoutUnreachable(GpuDriverError):
-    """A GPU cannot become what is wanted without touching what is in use."""
+    """A GPU cannot get a layout without a change of what is in use."""
 
     template = '{address}: cannot change to {wanted}: {reason}'
 
@@ -211,19 +211,19 @@ class ChangeRefused(GpuDriverError):
 
 
 class ChangeFailed(GpuDriverError):
-    """A change of a GPU failed on its way; ``outcome`` says how it is now."""
+    """A change of a GPU failed; ``outcome`` says in what state the GPU is."""
 
     template = 'GPU {gpu}: {step} failed: {reason}; {outcome}'
 
 
 class ModeBlocked(GpuDriverError):
-    """A GPU does not take a MIG mode because something is in the way."""
+    """A GPU cannot change its MIG mode because something is in the way."""
 
     template = 'GPU {gpu}: MIG mode cannot be turned {mode}: {reason}'
 
 
 class SriovError(GpuDriverError):
-    """NVIDIA's sriov-manage made no virtual functions."""
+    """NVIDIA's sriov-manage created no virtual functions."""
 
     template = 'virtual functions of GPU {address}: {reason}'
 
@@ -235,20 +235,20 @@ class HookError(GpuDriverError):
 
 
 class StepFailed(GpuDriverError):
-    """A step of a change did not do what it was to do."""
+    """A step of a change did not have its effect."""
 
     template = '{reason}'
 
 
 class VgpuNotCreatable(StepFailed):
-    """A driver creates no vGPU of a type on a virtual function now."""
+    """A driver cannot create a vGPU of a type on a virtual function now."""
 
     template = ('the driver cannot create {vgpu} on {function} now; it can '
                 'create {creatable}')
 
 
 class HostUnusable(GpuDriverError):
-    """The GPUs of this machine cannot be worked on."""
+    """The program cannot work on the GPUs of this machine."""
 
     template = 'this host: {reason}'
 
@@ -260,7 +260,7 @@ class NoTerminal(GpuDriverError):
 
 
 class PlacementRefused(GpuDriverError):
-    """Placement answered something else than it should."""
+    """Placement gave an unexpected answer."""
 
     template = 'Placement refused {what}: HTTP {code} {text}'
 
@@ -272,13 +272,13 @@ class LegacyOptionError(GpuDriverError):
 
 
 class LibvirtFailed(GpuDriverError):
-    """libvirt does not tell the virtual machines of this host."""
+    """libvirt does not list the virtual machines of this host."""
 
     template = 'the servers of this host are not known from libvirt: {reason}'
 
 
 class UsageUnknown(GpuDriverError):
-    """Who uses something cannot be found out: take it as in use."""
+    """The users of something are unknown: callers treat it as in use."""
 
     template = 'cannot find the users of {what}: {reason}'
 
@@ -297,19 +297,19 @@ class RequestsUnknown(GpuDriverError):
 
 
 class NovaConfigRefused(GpuDriverError):
-    """Nova cannot be configured for what a GPU is to carry."""
+    """Nova cannot be configured for the vGPUs that a GPU is to carry."""
 
     template = 'GPU {address}: {reason}'
 
 
 class MdevctlError(GpuDriverError):
-    """mdevctl did not do what it was asked for."""
+    """mdevctl did not carry out a request."""
 
     template = 'mdevctl, mdev {uuid}: {reason}'
 
 
 class PrivilegedCallFailed(GpuDriverError):
-    """The privileged process did not carry out a call; it may have."""
+    """A call of the privileged process failed; it may have had an effect."""
 
     template = ('privileged call {call}: {reason}; see '
                 '[cyborg_gpu_privileged] helper_command')
@@ -322,7 +322,7 @@ class VgpuInUse(GpuDriverError):
 
 
 class RestoreIncomplete(GpuDriverError):
-    """A GPU does not have all that it had; the rest of it is there."""
+    """Some parts of a GPU's former state are missing; others exist."""
 
     template = 'GPU {gpu}: not everything was restored: {reason}'
 
@@ -335,13 +335,13 @@ class FixedVgpusRefused(GpuDriverError):
 
 
 class CloudError(GpuDriverError):
-    """A cloud cannot be asked, or not by this user."""
+    """A cloud does not answer, or refuses this user."""
 
     template = 'cloud {cloud}: {reason}'
 
 
 class ExporterError(GpuDriverError):
-    """The exporter of a host does not tell what it is asked for."""
+    """The exporter of a host does not return the requested values."""
 
     template = 'exporter of host {host}: {reason}'
 
@@ -365,14 +365,14 @@ class DriverError(GpuDriverError):
 
 
 class DriverStuck(DriverError):
-    """A kernel driver does not let go of a function; nobody can stop it."""
+    """A kernel driver does not release a function, and cannot be stopped."""
 
 
 def steady(error: BaseException) -> str:
-    """The text of an error without what differs each time it is raised.
+    """The text of an error without the parts that differ each time.
 
-    Texts of urllib3, which OpenStack's clients hand on, have the addresses
-    of objects in them.
+    Texts of urllib3, which OpenStack's clients pass on, contain addresses
+    of objects.
     """
     return _OBJECT.sub('', str(error))
 
@@ -384,16 +384,16 @@ class OrphanKept(GpuDriverError):
 
 
 class InventoryError(DocumentError):
-    """What a ramdisk says of a node's GPUs cannot be used."""
+    """The GPU inventory that a ramdisk sent for a node cannot be used."""
 
 
 class ImageRefused(GpuDriverError):
-    """Nothing can be put into a deployed image, or not this."""
+    """A deployed image cannot be changed, or not in this way."""
 
     template = 'the deployed image: {reason}'
 
 
 class LayoutSourceError(GpuDriverError):
-    """What may hold a server's layout cannot be read."""
+    """A possible source of a server's layout cannot be read."""
 
     template = '{source}: {reason}'

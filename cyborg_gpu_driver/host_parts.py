@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What reads one host: policies, platform, snapshots, records of claims.
+"""The parts that read a host: policies, platform, snapshots, claim records.
 
-Nothing here imports what changes a GPU, so a command that only reads starts
-quickly.
+Nothing here imports code that changes a GPU, so a command that only reads
+starts quickly.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from cyborg_gpu_driver.program import journal
 
 
 class HostParts:
-    """The parts that read a host, each made at its first use.
+    """The parts that read a host, each created at its first use.
 
-    So nothing is opened in a process that only forks another one, and a
-    command makes only what it needs.
+    So a process that only forks another one opens nothing, and a command
+    creates only what it needs.
 
     :param conf: with ``[gpu]`` registered.
     :param settings: the operator's policies; None reads them from ``conf``.
@@ -55,7 +55,7 @@ class HostParts:
 
     @functools.cached_property
     def state_path(self) -> str:
-        """Where records and locks are: ``[gpu] state_path``."""
+        """The directory of records and locks: ``[gpu] state_path``."""
         return gpu_conf.state_path(self.conf)
 
     @functools.cached_property
@@ -73,7 +73,7 @@ class HostParts:
 
     @functools.cached_property
     def journal(self) -> journal.Journal:
-        """What is bound to attach handles."""
+        """The journal of what is bound to attach handles."""
         return journal.Journal(self.state_path)
 
     def ignores(self, gpu: model.Gpu) -> bool:

@@ -37,18 +37,18 @@ from cyborg_gpu_driver.host.snapshot import model
 LOG = logging.getLogger(__name__)
 
 REPORT_SECONDS = 10.0
-"""How long a step of a report waits for a GPU; the next report tries again."""
+"""How long a part of a report waits for a GPU; the next report tries again."""
 COMMAND_SECONDS = 300.0
-"""How long a person's command waits for a GPU, which may be reset."""
+"""How long a person's command waits for a GPU, which may be in a reset."""
 _RECORD_SECONDS = 5.0
-"""How long to wait for a record. Whoever holds one reads and writes a file,
+"""How long to wait for a record. The holder only reads and writes a file,
 unless its process was stopped."""
 _SAY_SECONDS = 3.0
 
 _threads = lockutils.Semaphores()
-"""What keeps the threads of this process apart."""
+"""The locks between the threads of this process."""
 _holders: dict[str, str] = {}
-"""Lock file to what this process holds it for."""
+"""The purpose of each lock that this process holds, by its file's path."""
 
 
 def gpu(state_path: str, address: model.PciAddress,
@@ -69,8 +69,8 @@ def gpu(state_path: str, address: model.PciAddress,
 @contextlib.contextmanager
 def gpus(state_path: str, addresses: Iterable[model.PciAddress],
          seconds: float | None = None, purpose: str = '') -> Iterator[None]:
-    """Hold several GPUs, as :func:`gpu` each. The order is always the same,
-    so that two who want some of the same GPUs do not wait for each other.
+    """Hold several GPUs, each as :func:`gpu` does. The order is always the
+    same, so that two callers with common GPUs cannot deadlock.
 
     :param seconds: how long to wait for all of them together.
     :raises LockTimeout, JournalError: as :func:`gpu`.
@@ -88,9 +88,9 @@ def record(state_path: str, address: model.PciAddress
            ) -> contextlib.AbstractContextManager:
     """Hold the record of one GPU for one read and write of it.
 
-    Nothing else is waited for meanwhile, so an unbind or an error can be
-    noted while a change of the GPU hangs. It may be taken by one who holds
-    the GPU, never the other way round.
+    The holder waits for nothing else, so an unbind or an error can be noted
+    while a change of the GPU hangs. A holder of the GPU may take this lock.
+    A holder of this lock must not take the GPU.
 
     :raises LockTimeout, JournalError: as :func:`gpu`.
     """
@@ -98,7 +98,7 @@ def record(state_path: str, address: model.PciAddress
 
 
 def migration(state_path: str) -> contextlib.AbstractContextManager:
-    """Hold all records while those of earlier releases are taken over.
+    """Hold all records during the migration of an earlier release's records.
 
     :raises LockTimeout, JournalError: as :func:`gpu`.
     """

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What was logged already, so that a lasting problem is logged once."""
+"""Remembers what was logged, so that a lasting problem is logged once."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class LogOnce:
         self._last: dict[Hashable, str] = {}
 
     def is_new(self, reason: str, about: Hashable = None) -> bool:
-        """Whether the last reason about a subject was another, or none."""
+        """Whether a reason differs from the last one about a subject."""
         if self._last.get(about) == reason:
             return False
         self._last[about] = reason
         return True
 
     def over(self, about: Hashable = None) -> bool:
-        """There is no problem with a subject any more; whether one was."""
+        """Forget the problem of a subject; return whether there was one."""
         return self._last.pop(about, None) is not None
 
     def keep(self, subjects: Container[Hashable]) -> None:
-        """All problems but those with these subjects are over."""
+        """Forget all problems except those of these subjects."""
         self._last = {about: reason for about, reason in self._last.items()
                       if about in subjects}

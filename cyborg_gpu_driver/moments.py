@@ -45,15 +45,16 @@ def of(seconds: float) -> datetime.datetime:
 def iso(seconds: float) -> str:
     """The moment in ISO 8601 and UTC, to the second.
 
-    :param seconds: as of :func:`of`, which it raises too.
+    :param seconds: as for :func:`of`.
+    :raises ValueError, OverflowError, OSError: as :func:`of`.
     """
     return of(seconds).isoformat(timespec='seconds')
 
 
 def parse(option: str, text: str | None) -> datetime.datetime | None:
-    """The aware moment that a person typed, in UTC; None for none.
+    """The aware moment that a person typed, in UTC; None for None.
 
-    :param option: that it was given to, for the error.
+    :param option: the option with this text, for the error.
     :raises InvalidValue: if it is not a moment.
     """
     if text is None:
@@ -76,11 +77,11 @@ def parse(option: str, text: str | None) -> datetime.datetime | None:
 
 def seconds(least: float, most: float = math.inf, whole: bool = False
             ) -> Callable[[str], float]:
-    """The type of an option for ``argparse`` that is a number of seconds.
+    """The ``argparse`` type of an option that is a number of seconds.
 
-    :param least: the smallest that is allowed.
-    :param most: the largest.
-    :param whole: whether it has no fraction.
+    :param least: the smallest allowed number.
+    :param most: the largest allowed number.
+    :param whole: whether only whole numbers are allowed.
     """
     allowed = (f'from {least:g} to {most:g}' if most < math.inf
                else f'of at least {least:g}')
@@ -113,9 +114,9 @@ def period(start: str | None, end: str | None,
            ) -> tuple[float, float]:
     """The period that a person typed, in seconds of the epoch.
 
-    :param start: None for all that came before ``end``.
-    :param end: None for now, which is also the latest.
-    :param names: of both, for the error.
+    :param start: None for all time before ``end``.
+    :param end: None for now. A later moment is replaced by now.
+    :param names: the names of both options, for the error.
     :raises InvalidValue: if either is not a moment, or the end comes first.
     """
     now = timeutils.utcnow(True)

@@ -10,9 +10,9 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""One host with its GPUs: what agent, commands and ramdisk work with.
+"""One host with its GPUs, as the agent, the commands and the ramdisk use it.
 
-Everything that needs the machine, the policies or the records of a host gets
+All code that needs the machine, the policies or the records of a host gets
 them from here. No other module puts the parts together.
 """
 
@@ -71,18 +71,19 @@ from cyborg_gpu_driver.report.content import values
 
 
 class Node(host_parts.HostParts, services.Services):
-    """All parts of one host, each made at its first use.
+    """All parts of one host, each created at its first use.
 
-    To its parts the node is also the cloud's services: a program that may ask
-    them overrides those methods.
+    The node also represents the cloud's services to its parts. A program
+    that may query those services overrides the methods.
 
     :param conf: with ``[gpu]`` registered.
     :param settings: the operator's policies; None reads them from ``conf``.
     :param hostname: name of the compute node's resource provider; None is
         ``[DEFAULT] host``.
-    :param tree: the host's providers in Placement; None if Placement is not
-        to be asked.
-    :param mdev_problem: why no handle of type MDEV can be served; ``''``.
+    :param tree: the host's providers in Placement; None if the node must not
+        query Placement.
+    :param mdev_problem: why no handle of type MDEV can be served; ``''`` if
+        all can.
     """
 
     def __init__(self, conf: cfg.ConfigOpts,
@@ -96,14 +97,14 @@ class Node(host_parts.HostParts, services.Services):
         self._hostname = hostname
         self._mdev_problem = mdev_problem
         self.draining: frozenset[str] = frozenset()
-        """UUIDs of providers of which nothing more is promised."""
+        """UUIDs of providers that offer no more capacity."""
 
     def take_over(self, before: Node) -> None:
-        """Go on in the place of a node that had other settings.
+        """Replace a node that had other settings.
 
-        What belongs to the process and not to the settings stays: the
-        session with NVML, and the binds that have not ended, which an
-        unbind must be able to cancel.
+        Keep the parts that belong to the process and not to the settings:
+        the NVML session, and the binds that have not ended, because an
+        unbind must be able to cancel them.
         """
         self.platform = before.platform
         self.turns = before.turns
@@ -120,12 +121,12 @@ class Node(host_parts.HostParts, services.Services):
 
     @functools.cached_property
     def live(self) -> live.LiveHost:
-        """The last snapshot, kept up to date with our own changes."""
+        """The last snapshot, kept up to date with this process's changes."""
         return live.LiveHost(self.reader, self.settings, self.journal)
 
     @functools.cached_property
     def health(self) -> health.HealthKeeper:
-        """How the GPUs are."""
+        """Knows the health of the GPUs."""
         return health.HealthKeeper(
             self.platform, self.state_path, self,
             clean_checks=self.settings.health_clean_checks,
@@ -134,12 +135,12 @@ class Node(host_parts.HostParts, services.Services):
 
     @functools.cached_property
     def partitions(self) -> partitions.Partitions:
-        """Creates and destroys what claims stand for."""
+        """Creates and destroys the partitions of claims."""
         return partitions.Partitions(self.platform, self.journal)
 
     @functools.cached_property
     def transactions(self) -> transaction.Transactions:
-        """Changes GPUs, or rolls back."""
+        """Changes GPUs, and rolls back changes that fail."""
         return transaction.Transactions(self.platform, self.state_path)
 
     @functools.cached_property
@@ -156,7 +157,7 @@ class Node(host_parts.HostParts, services.Services):
 
     @functools.cached_property
     def rebuilder(self) -> rebuild.Rebuilder:
-        """Makes a lost journal again."""
+        """Rebuilds a lost journal."""
         return rebuild.Rebuilder(self.platform, self.live, self.journal,
                                  self.state_path, self)
 
@@ -169,7 +170,7 @@ class Node(host_parts.HostParts, services.Services):
 
     @functools.cached_property
     def reconciler(self) -> reconcile.Reconciler:
-        """Compares the accounts of who has what."""
+        """Compares the records of who has which accelerator."""
         return reconcile.Reconciler(
             self.platform, self.live, self.journal, self.settings,
             self.state_path, self.vgpus, self.rebuilder, self.repairer, self,
@@ -194,14 +195,14 @@ class Node(host_parts.HostParts, services.Services):
 
     @functools.cached_property
     def restorer(self) -> restore.Restorer:
-        """Makes again after a reboot what was there before."""
+        """Restores after a reboot what existed before."""
         return restore.Restorer(
             self.reader, self.transactions, self.journal, self.partitions,
             self.fixed, self.settings, self)
 
     @functools.cached_property
     def vgpus(self) -> orphans.Keeper:
-        """Knows whose the vGPUs are."""
+        """Knows to whom the vGPUs belong."""
         return orphans.Keeper(self.platform, self.reader, self.journal,
                               self.state_path, self.settings)
 
@@ -212,9 +213,9 @@ class Node(host_parts.HostParts, services.Services):
 
     @functools.cached_property
     def keeper(self) -> reserved.ReservedKeeper:
-        """Reads and writes ``reserved``.
+        """Reads and writes ``reserved`` in Placement.
 
-        :raises HostUnusable: if Placement is not to be asked.
+        :raises HostUnusable: if the node must not query Placement.
         """
         if self.tree is None:
             raise exception.HostUnusable(
@@ -229,12 +230,12 @@ class Node(host_parts.HostParts, services.Services):
 
     @functools.cached_property
     def cordons(self) -> cordons.CordonKeeper:
-        """Which GPUs get no new server."""
+        """Knows which GPUs get no new server."""
         return cordons.CordonKeeper(self.state_path)
 
     @functools.cached_property
     def cleaner(self) -> cleaning.Cleaner:
-        """Cleans whole GPUs that were given back."""
+        """Cleans whole GPUs that servers have released."""
         return cleaning.Cleaner(
             self.resetter, self.state_path, self._keeper,
             audit.Audit(self.state_path), self.settings.clean_whole_gpus,
@@ -245,15 +246,16 @@ class Node(host_parts.HostParts, services.Services):
         return None if self.tree is None else self.keeper
 
     def act_here(self) -> None:
-        """Make privileged changes in this process, and not in a daemon."""
+        """Make privileged changes in this process, not in a daemon."""
         privileged.run_here(self.platform)
 
     def claimed(self, address: model.PciAddress) -> str:
         """Why a GPU may have servers that leave no trace on this host.
 
-        Placement knows; without it, the agent's last report has to do.
+        Placement knows such servers. Without Placement, the agent's last
+        report is the source.
 
-        :returns: ``''`` if it has none.
+        :returns: ``''`` if the GPU has none.
         """
         if self.tree is None:
             return claims.of_reports(self.state_path, address)
@@ -262,13 +264,13 @@ class Node(host_parts.HostParts, services.Services):
     @contextlib.contextmanager
     def partitioning(self, address: model.PciAddress) -> Iterator[str]:
         with self.turns.partitioning(address):
-            # No write that promises it can follow, and all later reserve it.
+            # No earlier write can still offer it; all later ones reserve it.
             settled = self.settle(address)
             try:
                 reason = self._take_whole(address) if settled else (
-                    'Placement has not been told that it is to be reserved')
+                    'it is not reserved in Placement yet')
             except Exception as error:
-                reason = ('Placement does not tell whether a server has it '
+                reason = ('Placement does not say whether a server has it '
                           f'as a whole: {exception.steady(error)}')
             try:
                 yield reason and f'GPU {address}: {reason}'
@@ -292,7 +294,7 @@ class Node(host_parts.HostParts, services.Services):
                ) -> Iterator[cleaning.Whole]:
         """The GPUs that a server may have as a whole.
 
-        One of mode auto that is in another role now is not among them.
+        A GPU of mode auto that has another role now is not among them.
         """
         for device in devices:
             for item in device.deployables:
@@ -305,10 +307,10 @@ class Node(host_parts.HostParts, services.Services):
                                          item.resource_class)
 
     def mixed(self, address: model.PciAddress, handle: str) -> str:
-        """Why a GPU must not get what an attach handle stands for.
+        """Why a GPU must not get the server of an attach handle.
 
-        :returns: ``''`` if all servers on it are then of one project, or
-            need not be by its policy.
+        :returns: ``''`` if all servers on the GPU then belong to one
+            project, or if its policy does not require that.
         """
         governing = self.settings.policy_for(self.live.gpu(address))
         if governing is None or not governing.isolated:
@@ -320,14 +322,14 @@ class Node(host_parts.HostParts, services.Services):
         return claims.mixed(self.tree, self.hostname, address, others + 1)
 
     def servable(self, gpu: model.Gpu) -> tuple[offer.Offer, ...]:
-        """What a GPU offers; with a problem where that cannot be served."""
+        """A GPU's offers; one that cannot be served names its problem."""
         return build.servable(self.live.offers(gpu), self.mdev_problem)
 
     def device(self, gpu: model.Gpu, offers: Iterable[offer.Offer]
                ) -> values.ReportedDevice | None:
-        """What is to be reported of a GPU; None if nothing is.
+        """The device to report for a GPU; None if there is none.
 
-        :param offers: as of :meth:`servable`.
+        :param offers: as :meth:`servable` returns them.
         """
         device = build.device(
             role_facts.complete(gpu, self.journal.situation(
@@ -338,7 +340,7 @@ class Node(host_parts.HostParts, services.Services):
     def withdrawn(self) -> frozenset[str]:
         """UUIDs of providers that the next report deletes or changes.
 
-        Nothing more is promised of them until then.
+        They offer no more capacity until then.
 
         :raises JournalError: if the record of the last report cannot be
             read.
@@ -353,41 +355,41 @@ class Node(host_parts.HostParts, services.Services):
 
     def inventories(self, address: model.PciAddress
                     ) -> tuple[reserved.Inventory, ...]:
-        """What Placement should have of a GPU, as far as that is ours.
+        """The inventories of this driver that Placement should have of a GPU.
 
-        Nothing else computes ``reserved``: what the agent writes, a repair
-        writes too. Providers that are :attr:`draining` are left out.
+        Nothing else computes ``reserved``, so the agent and a repair write
+        the same values. Providers that are :attr:`draining` are left out.
         """
         return tuple(
             item for item in self.promised(
                 address, self.live.offers(self.live.gpu(address)),
                 journal.owned(self.journal.entries(address)),
-                self.health.sick(address) is not None)
+                self.health.unhealthy(address) is not None)
             if item.provider not in self.draining)
 
     def promised(self, address: model.PciAddress,
                  offers: Collection[offer.Offer],
-                 owned: Mapping[str, int], sick: bool
+                 owned: Mapping[str, int], unhealthy: bool
                  ) -> tuple[reserved.Inventory, ...]:
-        """What Placement should have of a GPU that is known to be so.
+        """The inventories that Placement should have of a GPU in this state.
 
-        :param offers: what it offers.
+        :param offers: what the GPU offers.
         :param owned: how many of each profile are bound through Cyborg.
-        :param sick: whether nothing new is put on it.
+        :param unhealthy: whether the GPU gets no new server.
         """
         offers = elastic.settled(offers, self.cleaner.is_taken(offers),
                                  self.turns.is_partitioning(address))
-        withheld = (sick and not self.cleaner.stays_open(offers)
+        withheld = (unhealthy and not self.cleaner.stays_open(offers)
                     or self.cleaner.withholds(offers))
         return capacity.inventories(
             map(self._fit, offers), owned, self.hostname, withheld,
             bool(self.cordons.of(address)))
 
     def _fit(self, found: offer.Offer) -> offer.Offer:
-        """An offer of a group, of which no GPU must get a new server while
-        one of them must not.
+        """The offer; not creatable if a GPU of its group is unhealthy or
+        cordoned.
         """
-        if any(self.health.sick(address) is not None
+        if any(self.health.unhealthy(address) is not None
                or self.cordons.of(address) for address in found.members):
             return dataclasses.replace(found, creatable=0)
         return found

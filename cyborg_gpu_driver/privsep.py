@@ -13,20 +13,20 @@
 """The one privileged context of this library (oslo.privsep).
 
 Its daemon keeps the user id 0, which owns the control files of sysfs and
-lets the programs that it runs (sriov-manage, mdevctl) be root again, and of
-root's capabilities these:
+lets the programs that it runs (sriov-manage, mdevctl) have root's rights
+again. The daemon also keeps these capabilities:
 
-* CAP_SYS_ADMIN, by which NVIDIA's driver knows who may change MIG mode,
-  mixed-size mode and the scheduler. It gives all of the driver's own
-  capabilities, that to make GPU instances among them (MIG User Guide, Device
-  Nodes and Capabilities).
-* CAP_DAC_READ_SEARCH, to list ``/proc/<pid>/fd`` of a guest's process, which
+* CAP_SYS_ADMIN: NVIDIA's driver requires it of a process that changes MIG
+  mode, mixed-size mode or the scheduler. It includes all of the driver's own
+  capabilities, such as the one to create GPU instances (MIG User Guide,
+  Device Nodes and Capabilities).
+* CAP_DAC_READ_SEARCH: to list ``/proc/<pid>/fd`` of a guest's process, which
   belongs to another user and is closed to others.
-* CAP_SYS_PTRACE, to follow the links there (proc_pid_fd(5)). Without these
-  two it is not known who has a VFIO device open, and no virtual function is
-  cleared.
+* CAP_SYS_PTRACE: to follow the links there (proc_pid_fd(5)). Without these
+  two it is unknown which process has a VFIO device open, and no virtual
+  function is cleared.
 
-It does not need CAP_DAC_OVERRIDE, which writes to files of other users.
+It does not need CAP_DAC_OVERRIDE, which allows writes to files of others.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ gpu_context = priv_context.PrivContext(
 
 _FAILURES = (OSError, comm.PrivsepTimeout, daemon.FailedToDropPrivileges,
              daemon.ProtocolError)
-"""What oslo.privsep raises where its daemon does not start, does not answer
-or has ended, and what a function there raises that nobody expected."""
+"""Exceptions of oslo.privsep if its daemon does not start, does not answer or
+has ended, and for an unexpected exception of a function in the daemon."""
 
 
 _SLOW_SECONDS = 900.0
-"""More than a reset takes, or a driver that lets go of a GPU: the operation
-has deadlines of its own, which an operator may have raised."""
+"""More than a reset takes, or a driver that releases a GPU. The operation has
+deadlines of its own, which an operator may have raised."""
 
 
 def set_timeout(seconds: float) -> None:
@@ -77,14 +77,14 @@ def set_timeout(seconds: float) -> None:
 
 
 def entrypoint(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have a function run in the privileged process (decorator).
+    """Make a function run in the privileged process (decorator).
 
-    The one boundary where errors of the operating system and of oslo.privsep
-    become ours.
+    This is the one boundary where errors of the operating system and of
+    oslo.privsep become errors of this library.
 
-    :raises PrivilegedCallFailed: in place of those, and if the process does
-        not answer in time (:func:`set_timeout`). It may still carry out the
-        call later.
+    :raises PrivilegedCallFailed: in place of such an error, and if the
+        process does not answer in time (:func:`set_timeout`). The process
+        may still carry out the call later.
     """
     return _convert_errors(function, gpu_context.entrypoint(function))
 
@@ -106,6 +106,6 @@ def _convert_errors(function: Callable[..., Any], inner: Callable[..., Any]
                 call=function.__name__,
                 reason=str(error) or type(error).__name__) from error
 
-    # The daemon asks by these whether it may run it.
+    # The daemon uses these to decide whether it may run the function.
     vars(call).update(vars(inner))
     return call

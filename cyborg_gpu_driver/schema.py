@@ -40,20 +40,20 @@ if TYPE_CHECKING:
 
 Schema = Mapping[str, Any]
 Formats = Mapping[str, Callable[[str], Any]]
-"""For each ``format`` of a schema a function that takes a text of it and
-raises InvalidValue for any other."""
+"""For each ``format`` of a schema, a function that accepts text of the format
+and raises InvalidValue for other text."""
 
 TEXT: Schema = {'type': 'string'}
 TRUTH: Schema = {'type': 'boolean'}
 
 DEPTH_MAX = 64
-"""Levels of lists and mappings."""
+"""Maximum levels of nested lists and mappings."""
 SIZE_MAX = 1 << 22
-"""Values and characters. YAML's aliases can make a short text a huge value,
-and jsonschema writes each value that is wrong into a message of its own."""
+"""Maximum values and characters. YAML's aliases can make a short text a huge
+value, and jsonschema writes each wrong value into a message of its own."""
 
 _BITS_MAX = 1 << 12
-"""Python refuses to print a number of thousands of digits."""
+"""Maximum bits of a number: Python refuses to print thousands of digits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Place:
 
     :ivar source: the document's name, such as the path of a file.
     :ivar path: empty for the document as a whole.
-    :ivar error_type: of the errors that it makes.
+    :ivar error_type: the type of its errors.
     """
 
     source: str
@@ -99,11 +99,11 @@ def check(value: Any, schema: Schema, place: Place,
           formats: Formats | None = None) -> None:
     """Check a document, or a part of one.
 
-    Unlike the standard, 2.0 is no integer.
+    Unlike in the standard, 2.0 is not an integer.
 
-    :param value: what YAML or JSON made of the text.
-    :param place: where it is from.
-    :raises DocumentError: of the place's type, naming the first fault.
+    :param value: the value parsed from YAML or JSON.
+    :param place: where the value is from.
+    :raises DocumentError: of the place's error type, naming the first fault.
     """
     _check_size(value, place)
     found = next(_validator(schema, formats or {}).iter_errors(value), None)
@@ -121,8 +121,8 @@ def mapping(required: Mapping[str, Schema],
     A ``version`` is checked first, because another version of a format may
     have other keys.
 
-    :param closed: whether it has no other keys than these.
-    :param others: further keywords.
+    :param closed: whether other keys than these are an error.
+    :param others: further keywords of the schema.
     """
     known = {**required, **(optional or {})}
     first: dict[str, Any] = {'type': 'object'}
@@ -142,10 +142,10 @@ def integer(low: int, high: int | None = None) -> dict[str, Any]:
 
 def matching(pattern: str, description: str, *examples: str
              ) -> dict[str, Any]:
-    """The schema of text all of which matches a regular expression.
+    """The schema of text that matches a regular expression as a whole.
 
-    :param pattern: as :mod:`re` takes it.
-    :param description: of what matches, for messages.
+    :param pattern: in the syntax of :mod:`re`.
+    :param description: of matching text, for messages.
     """
     return {'type': 'string', 'pattern': rf'^(?:{pattern})\Z',
             'description': description, 'examples': list(examples)}
@@ -155,9 +155,9 @@ def listing(items: Schema, least: int = 0, most: int | None = None,
             **others: Any) -> dict[str, Any]:
     """The schema of a list.
 
-    :param least: how many items it has at least.
-    :param most: how many at most.
-    :param others: further keywords.
+    :param least: the minimum number of items.
+    :param most: the maximum number of items; None for no limit.
+    :param others: further keywords of the schema.
     """
     return {'type': 'array', 'minItems': least,
             **({} if most is None else {'maxItems': most}),
@@ -165,9 +165,9 @@ def listing(items: Schema, least: int = 0, most: int | None = None,
 
 
 def nullable(schema: Schema) -> dict[str, Any]:
-    """The schema of a value that may be null as well.
+    """The schema of a value that may also be null.
 
-    :param schema: with a type. An ``enum`` must have None in it.
+    :param schema: a schema with a type. Its ``enum`` must contain None.
     """
     return {**schema, 'type': [schema['type'], 'null']}
 
@@ -214,7 +214,7 @@ def _is_of(parse: Callable[[str], Any], value: Any) -> bool:
 
 @functools.cache
 def _validator_class() -> type[protocols.Validator]:
-    """Imported at the first use: it takes a tenth of a second."""
+    """The validator. jsonschema is imported late: it takes 0.1 seconds."""
     import jsonschema
     from jsonschema import validators
     standard = jsonschema.Draft202012Validator
@@ -226,7 +226,7 @@ def _validator_class() -> type[protocols.Validator]:
 
 def _unique_items(_validator: Any, _value: Any, instance: Any, _schema: Any
                   ) -> Iterator[errors.ValidationError]:
-    """Items that are the same, in linear time; of plain values only."""
+    """Find equal items in linear time; compares only text and integers."""
     from jsonschema import exceptions as errors
     seen = set()
     for number, item in enumerate(instance if isinstance(instance, list)

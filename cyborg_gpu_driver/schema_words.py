@@ -12,8 +12,8 @@
 
 """Messages about values that do not follow a JSON schema.
 
-A schema's ``description`` and ``examples`` say what would be right; without
-them its type and bounds do.
+A schema's ``description`` and ``examples`` say what would be right. Without
+them, its type and bounds do.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def shown(value: Any) -> str:
 
 
 def name(key: Any) -> str:
-    """A mapping's key for a message, in quotes if it has odd letters."""
+    """A mapping's key for a message, in quotes if it is not a plain word."""
     return (key if isinstance(key, str) and len(key) <= _SHOWN_MAX
             and _PLAIN_KEY.fullmatch(key) else shown(key))
 
 
 def _shown_integer(value: int) -> str:
-    """Large ones in hexadecimal too, which YAML reads as well."""
+    """An integer; a large one also in hexadecimal, which YAML reads too."""
     if value.bit_length() > INTEGER_BITS:
         return 'a number out of range'
     return f'{value} (0x{value:X})' if value > _DECIMAL_MAX else str(value)
@@ -73,8 +73,8 @@ def _shown_integer(value: int) -> str:
 def meant(error: errors.ValidationError) -> errors.ValidationError:
     """The fault in the alternative that the value was meant to be.
 
-    That is the only one of the value's type. Where none is or several are,
-    it remains a fault of the value as a whole.
+    That is the only alternative of the value's type. If there is none, or
+    more than one, the fault remains one of the value as a whole.
     """
     while error.validator in ('anyOf', 'oneOf') and error.context:
         first: dict[Any, errors.ValidationError] = {}
@@ -131,7 +131,7 @@ def _unknown(value: Any, schema: Any) -> tuple[str, str]:
 
 
 def _choice(schema: Any) -> list[str]:
-    """The keys of which a mapping has one; none if it is another oneOf."""
+    """The keys of which a mapping needs one; empty for another oneOf."""
     if all(set(branch) == {'required'} for branch in schema['oneOf']):
         return [branch['required'][0] for branch in schema['oneOf']]
     return []
@@ -145,7 +145,7 @@ def _not_one(value: Any, keys: list[str]) -> tuple[str, str]:
 
 
 def _expected(schema: Any) -> str:
-    """What a schema takes, for messages."""
+    """The values that a schema accepts, for messages."""
     text = schema.get('description') or _by_keywords(schema)
     examples = schema.get('examples')
     if examples:
@@ -154,7 +154,7 @@ def _expected(schema: Any) -> str:
 
 
 def _type(schema: Any) -> Any:
-    """Other than null, which any may be beside it."""
+    """A schema's type, without the null that may stand beside it."""
     found = schema.get('type')
     return found[0] if isinstance(found, list) else found
 

@@ -12,8 +12,8 @@
 
 """Options of ``[gpu_baremetal]``, in ironic.conf.
 
-The inspection hook reads them; so does the step that applies a layout, in
-the configuration of ironic-python-agent, for ``layout_files`` alone.
+The inspection hook reads them. The step that applies a layout reads only
+``layout_files``, in the configuration of ironic-python-agent.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def group():
 
 
 def register_opts(conf):
-    """Register ``[gpu_baremetal]``; does nothing where that is done."""
+    """Register ``[gpu_baremetal]``, unless it is registered."""
     ours = group()
     conf.register_group(ours)
     conf.register_opts(OPTS, group=ours)

@@ -25,7 +25,7 @@ from cyborg_gpu_driver.partition import policy
 _RPC_SECONDS = 60.0
 """The default of rpc_response_timeout."""
 _ANSWER_SECONDS = 10
-"""For an operation of the privileged process that NVML does not delay."""
+"""Seconds for an operation of the privileged process, NVML's delays apart."""
 
 GPU_OPTS = [
     cfg.ListOpt(
@@ -298,8 +298,8 @@ POLICY_OPTS = [
 def gpu_group():
     """The option group ``[gpu]``.
 
-    A new one each time: oslo.config keeps values in it, which would be
-    shared by every set of options that it is registered with.
+    A new one each time, because oslo.config keeps values in the group. All
+    sets of options that it is registered with would share them.
     """
     return cfg.OptGroup(
         'gpu', title='NVIDIA GPUs of this host',
@@ -315,7 +315,7 @@ def policy_group(name):
 
 
 def register_opts(conf):
-    """Register ``[gpu]``; does nothing where that is done."""
+    """Register ``[gpu]``, unless it is registered."""
     group = gpu_group()
     conf.register_group(group)
     conf.register_opts(GPU_OPTS, group=group)
@@ -339,7 +339,7 @@ def state_path(conf: cfg.ConfigOpts) -> str:
 def privileged_timeout(conf: cfg.ConfigOpts) -> float:
     """Seconds after which the privileged process counts as stuck.
 
-    It may have to wait for NVML before it can call it.
+    The process may have to wait for access to NVML before it calls NVML.
     """
     return float(conf.gpu.access_timeout + conf.gpu.nvml_timeout
                  + _ANSWER_SECONDS)

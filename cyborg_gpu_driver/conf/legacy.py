@@ -10,12 +10,13 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What hosts had before: the options of Cyborg's own driver and of Nova.
+"""The vGPU options of Cyborg's in-tree GPU driver and of Nova, to import.
 
 Cyborg's driver reads ``[gpu_devices] enabled_vgpu_types`` and a group
-``[vgpu_TYPE]`` for each type (cyborg/conf/devices.py); Nova reads
+``[vgpu_TYPE]`` for each type (cyborg/conf/devices.py). Nova reads
 ``[devices] enabled_mdev_types`` and groups ``[mdev_TYPE]``
-(nova/conf/devices.py). Both groups exist only for types that are enabled.
+(nova/conf/devices.py). Both services have a type's group only if they enable
+the type.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from cyborg_gpu_driver.host.snapshot import model
 _TYPE = re.compile(r'nvidia-\d+', re.ASCII)
 _UNSET = '(unset)'
 _UNREADABLE = (cfg.Error, ValueError, RecursionError)
-"""What oslo.config raises for a value: of another type, or with a ``$NAME``
-of what does not exist or of itself."""
+"""Exceptions of oslo.config for a value of another type, or with a ``$NAME``
+that names an unknown option or the option itself."""
 _MDEV_CLASS = r'^(VGPU|CUSTOM_[A-Z0-9_]+)$'
 
 
 class Service(enum.Enum):
-    """Whose option it is."""
+    """The service that an option belongs to."""
 
     CYBORG = 'Cyborg'
     NOVA = 'Nova'
@@ -53,15 +54,15 @@ _LISTS = {Service.CYBORG: ('gpu_devices', 'enabled_vgpu_types', 'vgpu_'),
 
 @dataclasses.dataclass(frozen=True)
 class EnabledType:
-    """One type that one service makes vGPUs of."""
+    """One type of which one service creates vGPUs."""
 
     service: Service
     path: str
-    """The file that names the addresses, or else enables the type."""
+    """The file that names the addresses, or enables the type without any."""
     type_id: str
     """The mdev type, ``nvidia-231``."""
     addresses: tuple[model.PciAddress, ...] = ()
-    """GPUs or VFs, each once; empty (Nova alone): all that have the type."""
+    """GPUs or VFs, each once; empty (only for Nova) for all of the type."""
     resource_class: str = 'VGPU'
     """Nova's ``mdev_class``."""
     max_instances: int | None = None
@@ -80,12 +81,12 @@ class EnabledType:
 
 @dataclasses.dataclass(frozen=True)
 class Legacy:
-    """All that the files say."""
+    """The vGPU options in the files."""
 
     types: tuple[EnabledType, ...]
-    """Cyborg's, then Nova's, each in the order of its list."""
+    """The types of Cyborg, then of Nova, each in the order of its list."""
     foreign_types: tuple[str, ...] = ()
-    """Nova's types of other makers' devices."""
+    """Nova's types of devices that are not from NVIDIA."""
     filters_functions: bool = False
     """``[gpu_devices] filter_sriov_vfs``."""
     has_policies: bool = False
@@ -98,15 +99,15 @@ class Legacy:
 
 def error(item: EnabledType, value: object, reason: str
           ) -> exception.LegacyOptionError:
-    """A complaint of one of the type's addresses."""
+    """The error to raise for one of the type's addresses."""
     return exception.LegacyOptionError(
         path=item.path, group=item.group, option='device_addresses',
         value=value, reason=reason)
 
 
 def read(paths: Sequence[str]) -> Legacy:
-    """Read configuration files as oslo.config does, the later over the
-    earlier.
+    """Read configuration files as oslo.config does; later files override
+    earlier ones.
 
     :raises InvalidValue: if a file cannot be read.
     :raises LegacyOptionError: naming file, group, option and what is right.
@@ -143,7 +144,7 @@ def read(paths: Sequence[str]) -> Legacy:
 
 
 class _Reader:
-    """The groups of each type, which are known once the lists are."""
+    """Reads the group of each type that a list of types names."""
 
     def __init__(self, conf, paths):
         self._conf = conf
@@ -151,7 +152,7 @@ class _Reader:
         self.foreign = []
 
     def types(self, service: Service) -> Iterator[EnabledType]:
-        """The types of NVIDIA; those of others go to ``foreign``."""
+        """The types of NVIDIA; adds Nova's other types to ``foreign``."""
         group, option, prefix = _LISTS[service]
         names = self.value(group, option)
         for name in names:
@@ -193,8 +194,8 @@ class _Reader:
                 cfg.IntOpt('max_instances', min=1),
                 cfg.StrOpt('mdev_class', default='VGPU',
                            regex=_MDEV_CLASS)], group=group)
-            # Nova's group had the name that Cyborg's has. Where Cyborg
-            # enables the type, the group is Cyborg's.
+            # Nova's group formerly had the name of Cyborg's group. If Cyborg
+            # enables the type, the group belongs to Cyborg.
             if name not in self.value('gpu_devices', 'enabled_vgpu_types'):
                 former = f'vgpu_{name}'
         self._conf.register_opt(cfg.ListOpt(
@@ -218,8 +219,8 @@ class _Reader:
                               str(problem)) from problem
 
     def _path(self, group, option):
-        # An option that cannot be read has no location either; then all
-        # files are named.
+        # An option that cannot be read has no location either. All files
+        # are named then.
         try:
             location = self._conf.get_location(option, group)
         except _UNREADABLE:

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""From the configuration file to policies, with every mistake named."""
+"""Reading policies from the configuration, with an error for each mistake."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ONLY_IN = {
         'vgpu_types', 'max_instances', 'fixed_vgpus', 'vgpu_scheduler',
         'vgpu_time_slice'),
 }
-"""Options that other modes have no use for."""
+"""Options by the only modes that support them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +51,9 @@ class Settings:
 
     It holds the value of every option that can change without a restart,
     and no other. Code that runs in the agent reads those options here, so
-    that it never sees one half of an old and one half of a new
-    configuration.
+    that it never sees a mixture of an old and a new configuration.
 
-    ``policies`` is None where none are configured.
+    ``policies`` is None if none is configured.
     """
 
     policies: tuple[policy.Policy, ...] | None = None
@@ -89,21 +88,21 @@ class Settings:
                 or (gpu.uuid or '').lower() in self.ignored_uuids)
 
     def policy_for(self, gpu: model.Gpu) -> policy.Policy | None:
-        """The policy that governs ``gpu``; None if it is not offered."""
+        """The policy that governs ``gpu``; None if the GPU is not offered."""
         if self.ignores(gpu):
             return None
         return policy.choose(gpu, self.policies)
 
     def wants(self, gpu: model.Gpu, role: policy.Mode | None = None
               ) -> readiness.Wants:
-        """What the operator's policy needs of a GPU.
+        """What the GPU's policy needs of it.
 
-        Where the policy is not the operator's own, a GPU is offered as it
-        was found, and nothing but its driver is changed. Without ``[gpu]
-        prepare`` not even that is: then a GPU is at most closed.
+        If the operator configured no policies, a GPU is offered as it was
+        found, and only its driver is changed. Without ``[gpu] prepare`` the
+        driver is not changed either: the agent at most closes the GPU.
 
-        :param role: that a GPU in mode auto has by its claims, or is to
-            take; None if it is idle. It counts for no other GPU.
+        :param role: the role that a GPU in mode auto has by its claims, or
+            is to take; None if it is idle. Ignored for other modes.
         """
         governing = self.policy_for(gpu)
         if governing is None:
@@ -126,7 +125,8 @@ class Settings:
                                  self.passthrough_driver)
         if (role in roles.PARTITIONED and gpu.in_pci_sysfs
                 and drivers.is_vfio(gpu.driver)):
-            # Whoever bound it to vfio-pci, it can be parted by nvidia only.
+            # Only the nvidia driver can partition a GPU, so it must be bound
+            # to nvidia, even if the operator bound it to vfio-pci.
             return dataclasses.replace(wanted, driver=drivers.NVIDIA)
         return wanted
 
@@ -217,7 +217,7 @@ def _policy(conf, name):
 
 
 def _check_roles(gpu, values, group, mode):
-    """The modes that a GPU can be in: the roles, in mode auto."""
+    """The modes that a GPU can have: in mode auto, the policy's roles."""
     if mode != _AUTO:
         if values.roles:
             raise validation.invalid(group, 'roles', ', '.join(values.roles),
@@ -257,7 +257,7 @@ def _check_elastic(gpu, values, group):
 
 
 def _check_modes(values, group, modes):
-    """Refuse what would have no effect."""
+    """Refuse options that would have no effect."""
     for only, options in _ONLY_IN.items():
         for option in options if not {*modes} & {*only} else ():
             value = values[option]
@@ -268,7 +268,7 @@ def _check_modes(values, group, modes):
 
 
 def _check_scheduler(values, group):
-    """Refuse what NVIDIA's driver would refuse."""
+    """Refuse scheduler options that NVIDIA's driver would refuse."""
     scheduler = _scheduler(values, group)
     if (values.mixed_sizes
             and scheduler is model.SchedulerPolicy.FIXED_SHARE):
@@ -305,7 +305,7 @@ def _nanoseconds(microseconds):
 
 
 def _counts(values, group, option):
-    """``TYPE:NUMBER`` pairs."""
+    """Parse the ``TYPE:NUMBER`` pairs of an option."""
     found = []
     for name, number in values[option].items():
         if not re.fullmatch('[1-9][0-9]{0,3}', number.strip(), re.ASCII):

@@ -15,12 +15,12 @@
 cyborg-agent does not reload its drivers. On SIGHUP its master process calls
 ``CONF.mutate_config_files()`` (cyborg/cmd/agent.py, ``restart_method``) and
 replaces the worker by a new fork of itself, whose drivers still have the
-settings of the start. So the driver looks at the files itself.
+settings of the start. So the driver watches the files itself.
 
-The files are read into a ``ConfigOpts`` of our own and checked before
-anything uses them. ``mutate_config_files()`` on Cyborg's object would change
-options of Cyborg that the operator did not ask to reload, and could not be
-taken back if a value turned out to be wrong.
+The driver reads the files into a separate ``ConfigOpts`` and checks them
+before anything uses them. ``mutate_config_files()`` on Cyborg's object would
+change options of Cyborg that the operator did not ask to reload, and the
+driver could not undo that if a value turned out to be wrong.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from cyborg_gpu_driver.conf import validation
 LOG = logging.getLogger(__name__)
 
 _REFERENCE = re.compile(r'\$\{?([_a-z][\._a-z0-9]*)', re.IGNORECASE)
-"""A reference to another option, as oslo.config's templates have it."""
+"""A reference to another option, in the syntax of oslo.config's templates."""
 _OURS = ('gpu', 'gpu_policy')
 _UNREADABLE = (cfg.Error, OSError, ValueError, RecursionError)
-"""What oslo.config raises for files or values that it cannot read."""
+"""Exceptions of oslo.config for files or values that it cannot read."""
 
 RESTART = frozenset(option.name for option in gpu_conf.GPU_OPTS
                     if not option.mutable)
@@ -68,12 +68,12 @@ class Watch:
     def changed(self) -> policies.Settings | None:
         """The settings of changed files; None if the old ones stay in force.
 
-        A change counts once two calls in a row have found the same files:
-        an editor may be writing one now. In a new process it counts at
-        once. That is a worker which the agent has started in the place of
-        one that may have had newer settings already.
+        A change counts after two calls in a row have found the same files,
+        because an editor may be writing one now. In a new process a change
+        counts at once: the agent has started this worker in the place of one
+        that may already have had newer settings.
 
-        Each change is read once. If it is wrong, the log says so once.
+        Each change is read once. If it is wrong, one log message says so.
         """
         found = _digest(self._conf)
         settled = found == self._pending or self._process != os.getpid()
@@ -112,9 +112,9 @@ class Watch:
 
 
 def _digest(conf: cfg.ConfigOpts) -> Mapping[str, bytes | None]:
-    """What each file holds now; None for one that cannot be read.
+    """The checksum of each file; None for a file that cannot be read.
 
-    Not its time: a file can be replaced by one that is not younger.
+    Times are not compared, because a file can be replaced by an older one.
     """
     found: dict[str, bytes | None] = {}
     for path in validation.files(conf):
@@ -127,13 +127,13 @@ def _digest(conf: cfg.ConfigOpts) -> Mapping[str, bytes | None]:
 
 
 def _fixed(conf: cfg.ConfigOpts) -> Mapping[str, str]:
-    """Options that need a restart, as the files have them."""
+    """Options that need a restart, with their text in the files."""
     return {name: text for group, name, text in _assigned(conf)
             if group == 'gpu' and name in RESTART}
 
 
 def _assigned(conf: cfg.ConfigOpts) -> Iterator[tuple[str, str, str]]:
-    """Group, option and text of all that the files assign in our groups."""
+    """Group, option and text of each assignment to this driver's groups."""
     for _path, sections in validation.sections(conf):
         for section, options in sections.items():
             group = section.lower()
@@ -163,9 +163,9 @@ def _parse(conf: cfg.ConfigOpts) -> cfg.ConfigOpts:
 
 
 def _lend(conf: cfg.ConfigOpts, fresh: cfg.ConfigOpts, name: str) -> None:
-    """Make an option of Cyborg known to which a value of ours refers.
+    """Register an option of Cyborg to which a value of this driver refers.
 
-    Its value is the one in force.
+    The option gets the value that is in force in Cyborg.
     """
     group, dot, option = name.rpartition('.')
     if group in _OURS:
@@ -173,8 +173,8 @@ def _lend(conf: cfg.ConfigOpts, fresh: cfg.ConfigOpts, name: str) -> None:
     try:
         value = conf[group][option] if dot else conf[name]
     except (cfg.Error, KeyError, TypeError, ValueError):
-        # Then it is an option of our groups, or a mistake, which the read
-        # of the value names.
+        # Then it is an option of this driver's groups, or a mistake, which
+        # the read of the value reports.
         return
     if not isinstance(value, cfg.ConfigOpts.GroupAttr):
         fresh.register_opt(cfg.StrOpt(option), group=group or None)

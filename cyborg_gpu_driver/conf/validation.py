@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Refusing configuration files that do not say what their author meant.
+"""Refusing configuration files that contain mistakes.
 
 oslo.config ignores an option that nothing registers, and checks a value only
 when code reads it. A misspelt ``match_model`` would then make a policy govern
@@ -81,7 +81,7 @@ def invalid(group: str, option: str, found: Any, reason: str
 
 
 def where(conf: cfg.ConfigOpts, group: str, option: str) -> Sequence[str]:
-    """The file that assigns an option; all files where none does."""
+    """The last file that assigns an option; all files if none does."""
     found: list[str] = []
     for path, content in sections(conf):
         for section, assigned in content.items():
@@ -109,7 +109,7 @@ def _check_names(conf, known, policies):
 
 
 def _check_group(section, path, policies):
-    """Refuse a group that was meant to be a policy and is none."""
+    """Refuse a group that was meant to be a policy and is not one."""
     kind, colon, name = section.partition(':')
     if not colon:
         return
@@ -133,24 +133,24 @@ def _nearest(name, names):
 
 def sections(conf: cfg.ConfigOpts
              ) -> Iterator[tuple[str, dict[str, dict[str, list[str]]]]]:
-    """Each configuration file with what it assigns, later files last."""
+    """Each configuration file with its assignments, later files last."""
     for path in files(conf):
         content: dict[str, dict[str, list[str]]] = {}
         try:
             cfg.ConfigParser(path, content).parse()
         except (OSError, ValueError, cfg.ParseError):
-            # It was readable when oslo.config read it. Another process may
-            # be replacing it now.
+            # oslo.config could read the file. Another process may be
+            # replacing it now.
             continue
         yield path, content
 
 
 def files(conf: cfg.ConfigOpts) -> Iterator[str]:
-    """The configuration files, later ones over earlier ones."""
+    """The configuration files; later ones override earlier ones."""
     try:
         single, directories = conf.config_file, conf.config_dir
     except cfg.NoSuchOptError:
-        # Nothing was parsed: code sets the options.
+        # No files were parsed: code sets the options.
         return
     yield from single or ()
     for directory in directories or ():
@@ -159,7 +159,7 @@ def files(conf: cfg.ConfigOpts) -> Iterator[str]:
 
 
 def _raw(conf, group, option):
-    """The text that a file assigns to an option; its last one counts."""
+    """The text that the files assign to an option; the last one counts."""
     found = '(see reason)'
     for _path, content in sections(conf):
         for section, assigned in content.items():
@@ -169,7 +169,7 @@ def _raw(conf, group, option):
 
 
 def _reason(group, option, error):
-    """What would be right; what oslo.config says where we do not know."""
+    """What would be right; if that is unknown, oslo.config's message."""
     if '$' not in str(error) and isinstance(error, (cfg.ConfigFileValueError,
                                                     ValueError)):
         options = (gpu_conf.GPU_OPTS if group == 'gpu'

@@ -12,7 +12,7 @@
 
 """The applications whose interference is measured. Pure.
 
-A file in YAML or JSON names each with its command:
+A file in YAML or JSON names each application with its command:
 
 .. code-block:: yaml
 
@@ -35,7 +35,7 @@ from cyborg_gpu_driver.nova.weighing import placement
 from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 
 MOST = 64
-"""Applications in a file: 4,096 pairs."""
+"""Maximum number of applications in a file: 4,096 pairs."""
 EXIT_CODE_MAX = 255
 
 _WORDS = schema.listing({'type': 'string', 'maxLength': 1 << 16}, least=1)
@@ -58,8 +58,8 @@ class Application:
     """A command with a name.
 
     :ivar command: the program and its arguments; no shell reads them.
-    :ivar out_of_memory_exit_codes: with which it says that it ran out of
-        memory, of the host or of the GPU.
+    :ivar out_of_memory_exit_codes: the exit codes that mean that it ran out
+        of memory, of the host or of the GPU.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Application:
     @classmethod
     def of(cls, name: str, item: dict[str, Any], place: schema.Place
            ) -> Application:
-        """An entry that fits :data:`APPLICATION`.
+        """Create it from an entry that fits :data:`APPLICATION`.
 
         :raises DocumentError: if its command cannot be split into words.
         """
@@ -89,16 +89,16 @@ class Application:
                    frozenset(item.get('out_of_memory_exit_codes', ())))
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is written into the file with the results."""
+        """Return the entry for the file with the results."""
         return {'command': list(self.command), 'out_of_memory_exit_codes':
                 sorted(self.out_of_memory_exit_codes)}
 
 
 def parse(text: str, source: str) -> list[Application]:
-    """The applications of a file, in its order.
+    """Return the applications of a file, in the order of the file.
 
     :param source: the file's name, for errors.
-    :raises DocumentError: naming the place and what would be right.
+    :raises DocumentError: names the place and what is expected there.
     """
     place = schema.Place(source)
     content = layout_yaml.plain(text, place)
@@ -108,10 +108,10 @@ def parse(text: str, source: str) -> list[Application]:
 
 
 def from_options(texts: Iterable[str], option: str) -> list[Application]:
-    """The applications of options, each ``NAME=COMMAND``.
+    """Return the applications of options, each ``NAME=COMMAND``.
 
     :param option: its name, for errors.
-    :raises DocumentError: naming what is wrong with one.
+    :raises DocumentError: names what is wrong with an option.
     """
     found = []
     for text in texts:
@@ -126,10 +126,10 @@ def from_options(texts: Iterable[str], option: str) -> list[Application]:
 
 def checked(found: Iterable[Application], codes: frozenset[int]
             ) -> list[Application]:
-    """The applications, if their names differ.
+    """Return the applications, if their names differ.
 
-    :param codes: exit codes of all that ran out of memory.
-    :raises InvalidValue: naming one that is there twice.
+    :param codes: exit codes that mean "out of memory" for all of them.
+    :raises InvalidValue: names an application that appears twice.
     """
     by_name: dict[str, Application] = {}
     for item in found:

@@ -12,8 +12,8 @@
 
 """Which application runs on which GPU, so that all end soonest. Pure.
 
-Three ways to place them, for comparison: ``predicted`` minimises the predicted
-makespan, ``pack`` and ``spread`` know nothing of interference.
+There are three placements, for comparison: ``predicted`` minimises the
+predicted makespan, ``pack`` and ``spread`` ignore interference.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from cyborg_gpu_driver.interference import prediction
 
 EXACT_MOST = 10
-"""Applications for which all placements are compared."""
+"""Up to this number of jobs, all placements are compared."""
 
 Job = prediction.Job
 Groups = tuple[tuple[Job, ...], ...]
@@ -39,8 +39,9 @@ class Arrangement:
     """A placement of all jobs.
 
     :ivar groups: the jobs of each GPU.
-    :ivar makespan: predicted, in seconds; infinite if it does not fit.
-    :ivar bound: no placement ends earlier than this, in seconds.
+    :ivar makespan: predicted, in seconds; infinite if the jobs do not fit.
+    :ivar bound: a lower bound of the predicted makespan of all placements,
+        in seconds.
     """
 
     name: str
@@ -56,11 +57,11 @@ class Arrangement:
 
 def compare(jobs: Sequence[Job], gpus: int, predictor: prediction.Predictor
             ) -> list[Arrangement]:
-    """The placements of each way: ``predicted``, ``pack``, ``spread``.
+    """Return the three placements: ``predicted``, ``pack``, ``spread``.
 
-    ``predicted`` is a best one up to EXACT_MOST jobs. Beyond, it is the best
-    of a greedy placement (the longest job first, onto the GPU where the
-    makespan grows least), ``pack`` and ``spread``.
+    Up to EXACT_MOST jobs, ``predicted`` is a best placement. With more jobs,
+    it is the best of a greedy placement (the longest job first, onto the GPU
+    whose jobs then end first), ``pack`` and ``spread``.
     """
     others = {'pack': pack(jobs, gpus, predictor),
               'spread': spread(jobs, gpus, predictor)}
@@ -77,9 +78,9 @@ def compare(jobs: Sequence[Job], gpus: int, predictor: prediction.Predictor
 
 def pack(jobs: Sequence[Job], gpus: int, predictor: prediction.Predictor
          ) -> Groups:
-    """The largest job first, onto the fullest GPU where it fits.
+    """Place the largest job first, onto the fullest GPU where it fits.
 
-    By memory, and where that is unknown by the number of jobs.
+    Memory decides, and if that is unknown, the number of jobs.
     """
     return _one_by_one(
         sorted(jobs, key=lambda job: -(job.memory_mib or 0)), gpus, predictor,
@@ -88,7 +89,7 @@ def pack(jobs: Sequence[Job], gpus: int, predictor: prediction.Predictor
 
 def spread(jobs: Sequence[Job], gpus: int, predictor: prediction.Predictor
            ) -> Groups:
-    """The longest job first, onto the GPU with the least to do."""
+    """Place the longest job first, onto the GPU with the least work."""
     return _one_by_one(
         _longest_first(jobs), gpus, predictor,
         lambda group, _job: (sum(job.seconds for job in group), len(group)))
@@ -96,7 +97,7 @@ def spread(jobs: Sequence[Job], gpus: int, predictor: prediction.Predictor
 
 def greedy(jobs: Sequence[Job], gpus: int, predictor: prediction.Predictor
            ) -> Groups:
-    """The longest job first, onto the GPU whose jobs then end first."""
+    """Place the longest job first, onto the GPU whose jobs then end first."""
     return _one_by_one(
         _longest_first(jobs), gpus, predictor,
         lambda group, job: (predictor.makespan([*group, job]), len(group)))
@@ -104,10 +105,11 @@ def greedy(jobs: Sequence[Job], gpus: int, predictor: prediction.Predictor
 
 def lower_bound(jobs: Sequence[Job], gpus: int,
                 predictor: prediction.Predictor) -> float:
-    """A time before which no placement is predicted to end.
+    """Return a lower bound of the predicted makespan of all placements.
 
-    The longest job takes its time. Of the longest jobs, one more than there
-    are GPUs, two share a GPU, and take at least as long as the best such two.
+    No placement is shorter than the longest job. With N GPUs, two of the
+    N + 1 longest jobs share a GPU, and take at least as long as the best pair
+    among them.
     """
     longest = _longest_first(jobs)
     found = longest[0].seconds if jobs else 0.0
@@ -119,10 +121,10 @@ def lower_bound(jobs: Sequence[Job], gpus: int,
 
 
 def _exact(jobs, gpus, predictor):
-    """A best placement, by all subsets of the jobs.
+    """Return a best placement, found over all subsets of the jobs.
 
-    ``best[subset]`` is the least makespan of the subset on the GPUs until
-    now, and what of it is on the last of them.
+    ``best[subset]`` has the least makespan of the subset on the GPUs so far,
+    and the part of the subset on the last of these GPUs.
     """
     whole = (1 << len(jobs)) - 1
     spans = [predictor.makespan(_members(jobs, subset))
@@ -143,7 +145,10 @@ def _exact(jobs, gpus, predictor):
 
 
 def _parts(subset: int) -> Iterator[int]:
-    """The subsets that have the first member: the GPUs are alike."""
+    """Yield the subsets that have the first member.
+
+    They are enough, because the GPUs are alike.
+    """
     first = subset & -subset
     rest = subset ^ first
     part = rest
@@ -162,7 +167,7 @@ def _one_by_one(jobs: Sequence[Job], gpus: int,
                 predictor: prediction.Predictor,
                 cost: Callable[[Sequence[Job], Job], tuple[float, ...]]
                 ) -> Groups:
-    """Each job onto the cheapest GPU where it fits, or else the cheapest."""
+    """Place each job onto the cheapest GPU, if possible one where it fits."""
     groups: list[list[Job]] = [[] for _ in range(gpus)]
     for job in jobs:
         min(groups, key=lambda group: (

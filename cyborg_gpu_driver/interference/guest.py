@@ -10,12 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What runs in a guest, and what its console says of it. Pure.
+"""The script that runs in a guest, and its report on the console. Pure.
 
-A guest is reached by nothing but its user data and its console: it needs no
-network, no key and no program but a shell. Its script reports each run in a
-line of the console, and repeats all lines until the server is deleted, because
-a message of the kernel may cut a line in two.
+The measurement reaches a guest only by its user data and its console: the
+guest needs no network, no key and no program except a shell. The script
+reports each run in a line of the console, and repeats all lines until the
+server is deleted, because a kernel message may cut a line in two.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ from cyborg_gpu_driver.interference import applications as apps
 from cyborg_gpu_driver.interference import results
 
 RUNS_MOST = 200
-"""Runs of a step. Nova reads the last 100 KiB of a console
+"""Maximum runs of a step. Nova reads the last 100 KiB of a console
 (MAX_CONSOLE_BYTES in nova/virt/libvirt/driver.py), and a line has up to 300
 bytes."""
 USER_DATA_MOST = 65535
-"""Bytes in base64 that Nova takes (its API reference, "user_data")."""
+"""Bytes in base64 that Nova accepts (its API reference, "user_data")."""
 _CONSOLE_MOST = 1 << 20
-"""Characters of a console that are read; the last ones."""
+"""How many of the last characters of a console are read."""
 _PROBLEM = 200
-"""Characters of a command's last complaint."""
+"""Maximum characters of a command's last error line."""
 _TICKS = 100
-"""Of /proc/uptime in a second: it has two decimals (proc_uptime(5))."""
+"""Ticks of /proc/uptime per second: it has two decimals (proc_uptime(5))."""
 _EXIT_CODES = frozenset({124, 137})
-"""Of timeout(1): the time was over; it had to kill the command."""
+"""Exit codes of timeout(1): 124 if the command timed out, 137 if timeout had
+to kill it."""
 _KILLED = 137
 _AGAIN = 10
-"""Seconds between two reports of the same."""
+"""Seconds between two reports of the same lines."""
 
 _SCRIPT = r"""#!/bin/sh
 # Runs a command and reports on the console.
@@ -109,8 +110,9 @@ say "$result\""""
 class Run:
     """One run of a command in a guest.
 
-    :ivar seconds: how long it took, to a hundredth.
-    :ivar killed: whether the guest's kernel killed for lack of memory.
+    :ivar seconds: how long it took, to a hundredth of a second.
+    :ivar killed: whether the guest's kernel killed a process for lack of
+        memory during the run.
     :ivar problem: the last line of its standard error; empty if it succeeded.
     """
 
@@ -122,11 +124,11 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a guest has said until now.
+    """What a guest has reported so far.
 
     :ivar begun: whether its script has started.
-    :ivar runs: in order, without gaps.
-    :ivar ended: whether these are all.
+    :ivar runs: the reported runs in order, without gaps.
+    :ivar ended: whether these are all runs.
     """
 
     begun: bool = False
@@ -136,13 +138,13 @@ class Report:
 
 def user_data(application: apps.Application, token: str, count: int | None,
               timeout: float) -> str:
-    """A script for cloud-init, in base64.
+    """Return a script for cloud-init, in base64.
 
     cloud-init runs user data that begins with ``#!`` as root, once, late in
     the first boot ("User-data formats", user-data script).
 
     :param token: marks the lines of this server; hexadecimal digits.
-    :param count: runs; None for one after the other until one fails.
+    :param count: number of runs; None to repeat the run until one fails.
     :param timeout: seconds that each of ``count`` runs may take.
     :raises InvalidValue: if the command is too long for user data.
     """
@@ -165,9 +167,9 @@ def user_data(application: apps.Application, token: str, count: int | None,
 
 
 def read(console: str, token: str) -> Report:
-    """What a guest reports; whatever else the console has is left out.
+    """Return what a guest reports; other text on the console is ignored.
 
-    Of two lines about the same run the first counts.
+    If two lines are about the same run, the first counts.
     """
     found = re.findall(
         rf'^@gpu-interference {re.escape(token)} (?:(begin)|'
@@ -193,7 +195,7 @@ def read(console: str, token: str) -> Report:
 
 def runs_of(report: Report, application: apps.Application, timeout: float
             ) -> list[results.Runs]:
-    """The results of the runs that a guest reports.
+    """Return the results of the runs that a guest reports.
 
     :param timeout: seconds that each run might take.
     """
@@ -215,7 +217,7 @@ def _result(run, application, timeout):
 def _outcome(run, application, timeout):
     if not run.exit_code:
         return results.Outcome.MEASURED
-    # Both clocks were rounded down.
+    # Both clock readings were rounded down.
     if (run.exit_code in _EXIT_CODES
             and run.seconds + 2 / _TICKS >= timeout):
         return results.Outcome.TIMED_OUT

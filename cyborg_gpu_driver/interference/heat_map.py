@@ -23,10 +23,10 @@ from xml.sax import saxutils
 FONT_SIZE = 13
 _CELL_WIDTH, _CELL_HEIGHT = 76, 36
 _LETTER = 7.5
-"""About the width of a letter of the font."""
+"""Approximate width of a letter of the font."""
 _MARGIN = 16
 _HEAD = 58
-"""Height of the title and of what stands over the columns."""
+"""Height of the title and of the column headings."""
 _BLANK = '#eeeeee'
 _DOES_NOT_FIT = '#4d4d4d'
 _BLACK, _WHITE = '#000000', '#ffffff'
@@ -52,10 +52,10 @@ class Box:
 class Text:
     """A line of text.
 
-    :ivar x: of its start, middle or end, by ``anchor``.
-    :ivar y: of its baseline.
+    :ivar x: position of its start, middle or end, as ``anchor`` says.
+    :ivar y: position of its baseline.
     :ivar anchor: ``start``, ``middle`` or ``end``, as in SVG.
-    :ivar title: the whole text, if this one is shortened.
+    :ivar title: the whole text, if ``text`` is shortened.
     """
 
     x: float
@@ -68,7 +68,7 @@ class Text:
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """What is drawn on white, the first first. All lengths are in pixels."""
+    """The parts to draw on white, in order. All lengths are in pixels."""
 
     width: int
     height: int
@@ -77,14 +77,14 @@ class Picture:
 
 def draw(names: Sequence[str],
          slowdowns: Mapping[str, Mapping[str, float | None]]) -> Picture:
-    """A heat map.
+    """Return a heat map.
 
-    A row for each application that is slowed down, a column for each that
-    causes it. The colour goes from no slowdown to the worst one in the
-    picture. Two that do not fit together are dark, what was not measured is
-    grey.
+    It has a row for each application that is slowed down, and a column for
+    each that causes a slowdown. The colours range from no slowdown to the
+    worst one in the picture. Pairs that do not fit together are dark, pairs
+    that were not measured are grey.
 
-    :param slowdowns: None for two that do not fit together.
+    :param slowdowns: None for a pair that does not fit together.
     """
     left = _MARGIN * 2 + max([*map(len, names), 5]) * _LETTER
     width = max(left + _MARGIN + len(names) * _CELL_WIDTH,
@@ -105,7 +105,7 @@ def draw(names: Sequence[str],
 
 
 def svg(picture: Picture) -> str:
-    """The text of an SVG file."""
+    """Return the text of an SVG file."""
     width, height = picture.width, picture.height
     return '\n'.join([
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" '
@@ -135,7 +135,7 @@ def _cell(x, y, name, other, row, worst) -> Iterator[Box | Text]:
 
 
 def _share(value, worst):
-    """Where a slowdown is between none (0) and the worst (1)."""
+    """Return where a slowdown is between none (0) and the worst (1)."""
     if worst <= 1:
         return 0.0
     return min(1.0, max(0.0, (value - 1) / (worst - 1)))

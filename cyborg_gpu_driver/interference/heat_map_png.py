@@ -20,20 +20,21 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.interference import heat_map
 
 _SCALES = (2, 1)
-"""Pixels of the PNG for one of the picture: two, so that text stays sharp,
-if that is not too large."""
+"""Pixels of the PNG for each pixel of the picture: two, so that text is sharp,
+unless the PNG would be too large."""
 _PIXELS_MOST = 64_000_000
 """Pillow warns of larger pictures when it reads them
-(``Image.MAX_IMAGE_PIXELS`` is about 89 million). 64 applications have 46."""
+(``Image.MAX_IMAGE_PIXELS`` is about 89 million). The picture of 64
+applications has 46 million."""
 _ANCHORS = {'start': 'ls', 'middle': 'ms', 'end': 'rs'}
-"""Pillow's words for a place on the baseline ("Text anchors")."""
+"""Pillow's names for positions on the baseline ("Text anchors")."""
 
 
 def check() -> None:
-    """See whether PNG can be written.
+    """Check whether PNG can be written.
 
-    :raises InvalidValue: without Pillow, naming the extra; or if Pillow
-        cannot draw text because it was built without FreeType.
+    :raises InvalidValue: if Pillow is missing, or if it cannot draw text
+        because it was built without FreeType. The error names the extra.
     """
     try:
         from PIL import ImageFont
@@ -47,7 +48,7 @@ def check() -> None:
 
 
 def encode(picture: heat_map.Picture) -> bytes:
-    """The content of a PNG file.
+    """Return the content of a PNG file.
 
     :raises InvalidValue: without Pillow, or if the picture is too large.
     """
@@ -64,7 +65,7 @@ def encode(picture: heat_map.Picture) -> bytes:
     for part in picture.parts:
         x, y = part.x * scale, part.y * scale
         if isinstance(part, heat_map.Box):
-            # The second corner is inside (ImageDraw.rectangle).
+            # The second corner is part of the box (ImageDraw.rectangle).
             canvas.rectangle((x, y, x + part.width * scale - 1,
                               y + part.height * scale - 1), fill=part.fill)
         else:

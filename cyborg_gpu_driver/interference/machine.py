@@ -28,8 +28,9 @@ class Machine:
     """This machine, as a :class:`.measuring.Runner`.
 
     :ivar timeout: seconds that each run may take.
-    :ivar gpu_memory: asks how much of GPUs processes have.
-    :ivar gpu_memory_mib: of the smallest GPU here; None if NVML knows none.
+    :ivar gpu_memory: asks how much GPU memory processes have.
+    :ivar gpu_memory_mib: memory of the smallest GPU of this machine; None if
+        NVML knows no GPU.
     :ivar endings: signals that end the measurement.
     """
 
@@ -41,7 +42,7 @@ class Machine:
     def runs(self, application: apps.Application,
              other: apps.Application | None, count: int
              ) -> list[results.Runs]:
-        """Run an application so often, as processes of the calling user.
+        """Run an application ``count`` times, as the calling user.
 
         :raises InvalidValue: if a command cannot be started.
         """

@@ -34,9 +34,9 @@ _VERBS = {Outcome.OUT_OF_MEMORY: 'ran out of memory',
 
 
 class Runner(Protocol):
-    """Runs applications somewhere: on this machine, in servers of a cloud.
+    """Runs applications on this machine or in servers of a cloud.
 
-    :ivar gpu_memory_mib: of the smallest GPU there; None if unknown.
+    :ivar gpu_memory_mib: memory of the smallest GPU; None if unknown.
     """
 
     gpu_memory_mib: int | None
@@ -44,12 +44,12 @@ class Runner(Protocol):
     def runs(self, application: apps.Application,
              other: apps.Application | None, count: int
              ) -> Sequence[results.Runs]:
-        """Run an application so often, one run after the other.
+        """Run an application ``count`` times, one run after the other.
 
-        :param other: what runs beside it, started again each time it ends;
-            None for nothing.
-        :returns: at least one. The first run that fails is the last, also
-            where what runs beside it has failed.
+        :param other: the application beside it, started again each time it
+            ends; None for none.
+        :returns: at least one run. A run that fails is the last one, also
+            if the application beside it has failed.
         """
 
 
@@ -57,12 +57,12 @@ def measure(found: results.Results, runner: Runner, path: str,
             say: Callable[[results.Step], Any] = lambda _step: None) -> None:
     """Measure the steps that have no result, and write after each.
 
-    :param found: what was measured until now; the results are added.
-    :param path: of the file.
+    :param found: what was measured so far; the results are added.
+    :param path: path of the file.
     :param say: called with each step before it begins.
-    :raises InvalidValue: if a command cannot be started or fails alone,
-        where there is nothing to compare with; or if the file cannot be
-        written.
+    :raises InvalidValue: if a command cannot be started; if it fails alone,
+        because then there is nothing to compare with; or if the file cannot
+        be written.
     """
     known = {item.name: item for item in found.applications}
     for name, beside in found.open_steps():
@@ -81,7 +81,7 @@ def measure(found: results.Results, runner: Runner, path: str,
 def _step(found: results.Results, runner: Runner,
           application: apps.Application, other: apps.Application | None
           ) -> results.Runs:
-    """Warm-up runs and measured runs; the first that fails is the last."""
+    """Return the result of a step, which ends with the first failed run."""
     runs = runner.runs(application, other, found.warmups + found.repeats)
     last = runs[-1]
     outcome = last.outcome
@@ -97,10 +97,11 @@ def _step(found: results.Results, runner: Runner,
 
 
 def _is_too_much(found, runner, *names):
-    """Whether the two, which run alone, need more memory than a GPU has.
+    """Whether two applications together need more memory than a GPU has.
 
-    An allocation that CUDA refuses never shows in the memory in use, and the
-    exit code is the program's own.
+    Their memory is that of the runs alone. An allocation that CUDA refuses
+    never shows in the memory in use, and each program chooses its own exit
+    code.
     """
     needs = [found.runs[name, None].gpu_memory_mib for name in names]
     return (runner.gpu_memory_mib is not None and None not in needs
@@ -112,9 +113,9 @@ def _most(values: Iterable[int | None]) -> int | None:
 
 
 def write(path: str, content: bytes) -> None:
-    """Replace a file at once: an interrupted write leaves the old one.
+    """Replace a file atomically: an interrupted write leaves the old one.
 
-    :raises InvalidValue: if it cannot be written.
+    :raises InvalidValue: if the file cannot be written.
     """
     directory, name = os.path.split(os.path.abspath(path))
     try:
@@ -137,7 +138,7 @@ def write(path: str, content: bytes) -> None:
 
 
 def _umask():
-    """The permissions that new files of this process do not get."""
+    """Return the permissions that new files of this process do not get."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

@@ -22,22 +22,22 @@ from collections.abc import Callable
 from collections.abc import Collection
 
 _FIRST_INTERVAL, _INTERVAL = 0.01, 0.2
-"""Seconds between two looks, at first and later. Shorter ones would disturb
-what is measured."""
+"""Seconds between two samples, at first and later. Shorter intervals would
+disturb the measurement."""
 _KIB, _MIB = 1 << 10, 1 << 20
 _JOIN = 60.0
-"""Seconds to wait for the last look: NVML's calls have a deadline of their
-own."""
+"""Seconds to wait for the last sample: NVML calls have their own deadline."""
 
 GpuMemory = Callable[[Collection[int]], 'int | None']
-"""Bytes that processes, by id, have of GPUs; None if unknown."""
+"""Returns the bytes of GPU memory that processes have, by their IDs; None if
+unknown."""
 
 
 def tree(pid: int, proc: str = '/proc') -> set[int]:
-    """A process and all below it, as far as they can still be seen.
+    """Return a process and all its descendants that are still visible.
 
-    Without CONFIG_PROC_CHILDREN in the kernel that is the process alone
-    (proc(5), ``/proc/PID/task/TID/children``).
+    Without CONFIG_PROC_CHILDREN in the kernel the result is only the process
+    itself (proc(5), ``/proc/PID/task/TID/children``).
     """
     found: set[int] = set()
     left = [pid]
@@ -54,9 +54,9 @@ def tree(pid: int, proc: str = '/proc') -> set[int]:
 
 
 def resident(pids: Collection[int], proc: str = '/proc') -> int:
-    """Bytes that processes have resident; shared pages count for each.
+    """Return the resident bytes of processes; shared pages count for each.
 
-    The second number of ``/proc/PID/statm``, in pages (proc(5)).
+    It is the second number of ``/proc/PID/statm``, in pages (proc(5)).
     """
     pages = [words[1] for pid in pids
              if len(words := _words(f'{proc}/{pid}/statm')) > 1]
@@ -65,12 +65,12 @@ def resident(pids: Collection[int], proc: str = '/proc') -> int:
 
 def oom_kills(proc: str = '/proc', cgroups: str = '/sys/fs/cgroup'
               ) -> tuple[int, ...]:
-    """Counts of kills for lack of memory: any of them grows with the next.
+    """Return counts of kills for lack of memory; a kill changes one of them.
 
-    ``oom_kill`` in ``/proc/vmstat`` counts all of the machine, those of
-    cgroups included (__oom_kill_process in mm/oom_kill.c of Linux). In a
-    container it may be missing; ``memory.events`` of the own cgroup
-    (Documentation/admin-guide/cgroup-v2.rst) is there then.
+    ``oom_kill`` in ``/proc/vmstat`` counts all kills of the machine, also
+    those of cgroups (__oom_kill_process in mm/oom_kill.c of Linux). It may be
+    missing in a container; then ``memory.events`` of the process's own cgroup
+    exists (Documentation/admin-guide/cgroup-v2.rst).
     """
     own = next((line[3:].strip('/') for line in _lines(f'{proc}/self/cgroup')
                 if line.startswith('0::')), '')
@@ -84,8 +84,8 @@ def oom_kills(proc: str = '/proc', cgroups: str = '/sys/fs/cgroup'
 class Peak:
     """Watches the memory of a command's processes, in a thread.
 
-    :param pid: of the first process.
-    :param gpu_memory: asks NVML.
+    :param pid: ID of the first process.
+    :param gpu_memory: asks NVML for the GPU memory of processes.
     """
 
     def __init__(self, pid: int, gpu_memory: GpuMemory):
@@ -106,21 +106,21 @@ class Peak:
 
     @property
     def memory_mib(self) -> int:
-        """The most that was resident at one time."""
+        """The peak of the resident memory."""
         return -(-self._resident // _MIB)
 
     @property
     def gpu_memory_mib(self) -> int | None:
-        """The most of GPUs; None if NVML does not know."""
+        """The peak of the GPU memory; None if NVML does not know it."""
         return None if self._gpu is None else -(-self._gpu // _MIB)
 
     def add(self, largest: int) -> None:
-        """Take in the largest resident size of one process, in bytes.
+        """Add the largest resident size of one process, in bytes.
 
-        The kernel knows it also of a process that was too short to be seen.
-        A program inherits this number from the process that has started it,
-        which is this one (exec_mmap in fs/exec.c of Linux), so it only says
-        something if it is larger than our own.
+        The kernel knows this size even for a process that was too short for a
+        sample. A program inherits the number from the process that started
+        it, which is this one (exec_mmap in fs/exec.c of Linux). So the number
+        only counts if it is larger than that of this process.
         """
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _KIB
         if largest > own:

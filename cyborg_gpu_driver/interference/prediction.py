@@ -12,15 +12,15 @@
 
 """How long applications run together on one GPU. Pure.
 
-The model is the one by which the placement policy ``quiet`` chooses: each
-neighbour adds its measured slowdown less 1. An application that runs beside
-two with slowdowns of 1.2 and 1.5 takes 1.7 times as long. Pairs are all that
-is measured; that three of them add up is an assumption. When an application
-ends, the others go on faster, by the slowdowns of those that are left.
+The placement policy ``quiet`` uses the same model: each neighbour adds its
+measured slowdown minus 1. An application that runs beside two others with
+slowdowns of 1.2 and 1.5 takes 1.7 times as long. Only pairs are measured; the
+model assumes that the slowdowns of three add up. When an application ends, the
+others continue faster, by the slowdowns of those that still run.
 
-A measured slowdown below 1 counts as 1 here: it is noise. So more company
-never makes a predicted end earlier, on which the bounds of
-:mod:`.arrangement` rest.
+A measured slowdown below 1 counts as 1 here: it is noise. So more neighbours
+never make a predicted end earlier. The bounds of :mod:`.arrangement` rely on
+that.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Job:
     """One run of an application.
 
     :ivar seconds: its run time alone.
-    :ivar memory_mib: what it needs of a GPU's memory; None if unknown.
+    :ivar memory_mib: the GPU memory that it needs; None if unknown.
     """
 
     application: str
@@ -49,8 +49,8 @@ class Job:
 class Predictor:
     """Predicts run times on GPUs that are alike.
 
-    :param slowdowns: as measured; None for two that do not fit together.
-    :param memory_mib: of a GPU; None does not look at memory.
+    :param slowdowns: as measured; None for a pair that does not fit together.
+    :param memory_mib: memory of a GPU; None ignores memory.
     """
 
     def __init__(self, slowdowns: Mapping[str, Mapping[str, float | None]],
@@ -62,16 +62,19 @@ class Predictor:
         self._memory_mib = memory_mib
 
     def slowdowns(self, jobs: Sequence[Job]) -> list[float]:
-        """Of each job while all of them run; infinite if it does not fit."""
+        """Return the slowdown of each job while all of them run.
+
+        It is infinite for a job that does not fit.
+        """
         if not self._is_room(jobs):
             return [math.inf] * len(jobs)
         return [self._slowdown(jobs, index, range(len(jobs)))
                 for index in range(len(jobs))]
 
     def ends(self, jobs: Sequence[Job]) -> list[float]:
-        """When each job ends, in seconds after the start of all of them.
+        """Return when each job ends, in seconds after the common start.
 
-        Infinite for all if two of them do not fit together.
+        All ends are infinite if some of the jobs do not fit together.
         """
         if math.inf in self.slowdowns(jobs):
             return [math.inf] * len(jobs)
@@ -90,7 +93,7 @@ class Predictor:
         return found
 
     def makespan(self, jobs: Sequence[Job]) -> float:
-        """When the last one ends."""
+        """Return when the last job ends."""
         return max(self.ends(jobs), default=0.0)
 
     def _is_room(self, jobs):

@@ -12,8 +12,8 @@
 
 """Runs the commands of applications, each in a process group of its own.
 
-A command runs as the calling user, without a shell, and every process of its
-group is killed when it has ended or is to end.
+A command runs as the calling user, without a shell. When the command has
+ended or must end, every process of its group is killed.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ _SIGNALLED = 128
 _SHELL_KILLED = _SIGNALLED + signal.SIGKILL
 """The exit code of a shell whose command SIGKILL has ended."""
 _DIGITS = 6
-"""Of a run time in seconds. Starting a process takes longer."""
+"""Decimals of a run time in seconds. Starting a process takes longer."""
 _TEXT = 300
-"""Characters of a command's last complaint that are kept."""
+"""Characters of a command's last error line that are kept."""
 _KIB = 1 << 10
 
 Outcome = results.Outcome
 
 
 class Endings:
-    """Notes signals that are to end this program, within a block.
+    """Notes signals that end this program, within a block.
 
-    An exception in the middle of a start would leave a process behind. So a
-    signal only ends a :func:`wait`, or the next one. One that is ignored
-    stays ignored (nohup).
+    An exception during a start would leave a process behind. So a signal only
+    ends the current or the next :func:`wait`. An ignored signal remains
+    ignored (nohup).
     """
 
     _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -76,10 +76,10 @@ class Endings:
         os.close(self._end)
 
     def check(self) -> None:
-        """End the program if it is to end.
+        """End the program if a signal was noted.
 
         :raises KeyboardInterrupt: for SIGINT.
-        :raises SystemExit: for the others, with a shell's exit code.
+        :raises SystemExit: for the other signals, with a shell's exit code.
         """
         if self._number == signal.SIGINT:
             raise KeyboardInterrupt
@@ -87,7 +87,7 @@ class Endings:
             raise SystemExit(_SIGNALLED + self._number)
 
     def wait(self, seconds: float) -> None:
-        """Wait so long, or until the program is to end.
+        """Wait for a number of seconds, or until a signal is noted.
 
         :raises KeyboardInterrupt, SystemExit: as :meth:`check`.
         """
@@ -106,8 +106,8 @@ class Child:
     """One run of an application.
 
     :param oom_kills: counts the kernel's kills for lack of memory.
-    :ivar seconds: how long it ran.
-    :ivar outcome: how it has ended; None while it runs.
+    :ivar seconds: how long the application ran.
+    :ivar outcome: how the run has ended; None while it continues.
     :raises InvalidValue: if its command cannot be started.
     """
 
@@ -134,7 +134,7 @@ class Child:
         self.seconds = 0.0
         self.outcome: Outcome | None = None
         self.largest = 0
-        """Bytes that the largest of its processes had resident."""
+        """Resident bytes of the largest of its processes."""
         try:
             self.descriptor = os.pidfd_open(self.pid)
         except OSError as error:
@@ -150,12 +150,12 @@ class Child:
         self.stop()
 
     def ended(self) -> None:
-        """Take in the end of the process, which has ended."""
+        """Record the end of the process, after it has ended."""
         self.seconds = round(time.monotonic() - self.started, _DIGITS)
         self._close()
 
     def stop(self) -> None:
-        """End it if it runs."""
+        """End the process if it runs."""
         if self.exit_code is not None:
             return
         self._signal(signal.SIGTERM)
@@ -165,7 +165,7 @@ class Child:
 
     @property
     def problem(self) -> str:
-        """How it has ended, for people; empty if it succeeded."""
+        """How the run has ended, for people; empty if it succeeded."""
         code = self.exit_code
         if not code:
             return ''
@@ -178,8 +178,8 @@ class Child:
         self._finish()
 
     def _finish(self):
-        # While its first process is not waited for, no other group can get
-        # the number of this one.
+        # Until its first process is waited for, no other group can get the
+        # number of this group.
         self._signal(signal.SIGKILL)
         _, status, usage = os.wait4(self.pid, 0)
         # ru_maxrss: kilobytes, of the largest process that was waited for
@@ -230,9 +230,9 @@ class Repeated:
         self.child.stop()
 
     def ended(self) -> bool:
-        """Start it once more; whether that makes sense.
+        """Record the end of the application, and start it again.
 
-        :returns: False if it has failed.
+        :returns: False if it has failed; then it is not started again.
         """
         self.child.ended()
         if self.child.outcome is not Outcome.MEASURED:
@@ -243,10 +243,10 @@ class Repeated:
 
 def wait(children: list[Child], deadline: float,
          endings: Endings | None = None) -> list[Child]:
-    """Those that have ended, once there is one; none after the deadline.
+    """Wait until a child has ended, and return those that have.
 
-    :param deadline: by the monotonic clock.
-    :param endings: signals that end the wait, too.
+    :param deadline: by the monotonic clock; the result is empty after it.
+    :param endings: signals that also end the wait.
     :raises KeyboardInterrupt, SystemExit: as :meth:`Endings.check`.
     """
     by_descriptor = {child.descriptor: child for child in children}
@@ -268,9 +268,9 @@ def run(application: apps.Application, companion: Repeated | None,
         endings: Endings | None = None) -> results.Runs:
     """Run an application once.
 
-    :param companion: what runs beside it; started again when it ends.
+    :param companion: the application beside it, started again when it ends.
     :param timeout: seconds.
-    :param gpu_memory: asks how much of GPUs processes have.
+    :param gpu_memory: asks how much GPU memory processes have.
     :param endings: signals that end the run.
     :raises InvalidValue: if its command cannot be started.
     """
@@ -293,9 +293,9 @@ def run(application: apps.Application, companion: Repeated | None,
 
 
 def _watched(child, companion, deadline, endings):
-    """What decided the run: the child, or a companion that has failed.
+    """Return what decided the run: the child, or a failed companion.
 
-    None after the deadline.
+    None if the deadline passes first.
     """
     while True:
         running = [child] + ([companion.child] if companion else [])

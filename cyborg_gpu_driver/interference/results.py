@@ -12,8 +12,8 @@
 
 """The file with measured slowdowns. Pure.
 
-``[gpu_weigher] interference_file`` reads its key ``slowdown``; all others say
-how the numbers were measured.
+The weigher (``[gpu_weigher] interference_file``) reads only the key
+``slowdown``. All other keys say how the numbers were measured.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Outcome(enum.Enum):
 
     @property
     def is_final(self) -> bool:
-        """Whether it is a result, and need not be tried again."""
+        """Whether this is a result, which need not be tried again."""
         return self in (Outcome.MEASURED, Outcome.OUT_OF_MEMORY)
 
 
@@ -56,10 +56,10 @@ class Outcome(enum.Enum):
 class Runs:
     """The runs of one application, alone or beside another.
 
-    :ivar seconds: of each run that ended well.
-    :ivar memory_mib: the most that the processes had resident at one time.
-    :ivar gpu_memory_mib: the most that they had of GPUs; None if unknown.
-    :ivar problem: for people, where the outcome is not MEASURED.
+    :ivar seconds: the run time of each run that succeeded.
+    :ivar memory_mib: the peak of the processes' resident memory.
+    :ivar gpu_memory_mib: the peak of their GPU memory; None if unknown.
+    :ivar problem: for people, if the outcome is not MEASURED.
     """
 
     outcome: Outcome = Outcome.MEASURED
@@ -70,24 +70,24 @@ class Runs:
 
     @property
     def median(self) -> float | None:
-        """The run time in seconds: one disturbed run does not move it."""
+        """The median run time in seconds, which ignores a disturbed run."""
         return statistics.median(self.seconds) if self.seconds else None
 
     @classmethod
     def of(cls, item: dict[str, Any]) -> Runs:
-        """An entry that fits the schema."""
+        """Create it from an entry that fits the schema."""
         return cls(Outcome(item.get('outcome', Outcome.MEASURED.value)),
                    tuple(item['seconds']), item.get('memory_mib'),
                    item.get('gpu_memory_mib'), item.get('problem', ''))
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is written."""
+        """Return the entry for the file."""
         return {**dataclasses.asdict(self), 'outcome': self.outcome.value,
                 'seconds': list(self.seconds)}
 
 
 Step = tuple[str, str | None]
-"""An application, and the one beside it; None for alone."""
+"""An application, and the application beside it; None for alone."""
 
 _MEMORY = schema.nullable(schema.integer(0))
 _RUNS = schema.mapping(
@@ -113,12 +113,12 @@ _FILE = schema.mapping(
 
 @dataclasses.dataclass
 class Results:
-    """What was measured until now.
+    """What was measured so far.
 
     :ivar applications: empty in a file that a person wrote.
     :ivar repeats: measured runs of each step.
-    :ivar warmups: runs before these, whose times are not used.
-    :ivar runs: of each step.
+    :ivar warmups: runs before the measured ones; their times are not used.
+    :ivar runs: the result of each step.
     """
 
     applications: Sequence[apps.Application] = ()
@@ -136,22 +136,24 @@ class Results:
                 and self.warmups == other.warmups)
 
     def steps(self) -> list[Step]:
-        """All that is measured, in this order: each alone, then each pair."""
+        """Return all steps in order: each application alone, then all pairs.
+        """
         names = [item.name for item in self.applications]
         return [*((name, None) for name in names),
                 *itertools.product(names, names)]
 
     def open_steps(self) -> list[Step]:
-        """The steps that have no result yet."""
+        """Return the steps that have no result yet."""
         return [step for step in self.steps()
                 if step not in self.runs
                 or not self.runs[step].outcome.is_final]
 
     def slowdowns(self) -> dict[str, dict[str, float | None]]:
-        """The run time beside another, divided by the run time alone.
+        """Return the run times beside another, divided by those alone.
 
-        None for two that run out of memory. What failed in another way is
-        left out: it counts as not measured.
+        A pair that runs out of memory has None. A pair that failed in another
+        way, or whose ratio is not plausible, is left out: it counts as not
+        measured.
         """
         found = {name: dict(row) for name, row in self.given.items()}
         for name, beside, value in self._measured():
@@ -159,7 +161,7 @@ class Results:
         return found
 
     def matrix(self) -> interference.Matrix:
-        """As nova-scheduler sees it."""
+        """Return the matrix, as nova-scheduler sees it."""
         return interference.parse({'slowdown': self.slowdowns()})
 
     def _measured(self) -> Iterator[tuple[str, str, float | None]]:
@@ -173,7 +175,7 @@ class Results:
                 yield name, beside, round(ratio, 4)
 
     def ratio(self, name: str, beside: str) -> float | None:
-        """The slowdown by the run times; None without them."""
+        """Return the slowdown by the run times; None without them."""
         pair = self.runs.get((name, beside), Runs())
         alone = self.runs.get((name, None), Runs())
         if pair.outcome is not Outcome.MEASURED or not (
@@ -182,7 +184,7 @@ class Results:
         return pair.median / alone.median
 
     def dump(self) -> str:
-        """The file's text."""
+        """Return the file's text."""
         pairs: dict[str, dict[str, Any]] = {}
         for (name, beside), runs in self.runs.items():
             if beside is not None:
@@ -197,10 +199,10 @@ class Results:
 
 
 def parse(text: str, source: str) -> Results:
-    """Read a file, of ours or one that a person wrote.
+    """Read a file that ``dump`` or a person wrote.
 
     :param source: the file's name, for errors.
-    :raises DocumentError: naming the place and what would be right.
+    :raises DocumentError: names the place and what is expected there.
     """
     place = schema.Place(source)
     content = layout_yaml.plain(text, place)

@@ -12,11 +12,11 @@
 
 """Labels of a node as NVIDIA's GPU feature discovery sets them.
 
-Which there are and what they say is in internal/lm of the device plugin's
-repository. Those whose value the layout and NVML do not tell (compute
-capability, CUDA version, machine type, timestamp) are left out, and so is
-what the plugin itself leaves to chance: of GPUs of several models it labels
-one, no matter which.
+The labels are defined in internal/lm of the device plugin's repository. This
+module leaves out labels whose value neither the layout nor NVML gives (compute
+capability, CUDA version, machine type, timestamp). It also leaves out what
+the plugin chooses at random: if the GPUs have several models, the plugin
+labels any one of them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MIG_CONFIG = resource.PREFIX + 'mig.config'
 """Chooses the layout for the node, for the GPU operator's MIG manager."""
 
 _FAMILIES = {'ada': 'ada-lovelace'}
-"""By our architecture, where the label has another word."""
+"""By architecture as this driver names it, if the label's name differs."""
 _MODES = {'0300': 'graphics', '0302': 'compute'}
 """By class of the PCI function: VGA or 3D controller."""
 _NOT_IN_NAMES = re.compile(r'[^A-Za-z0-9-_. ]')
@@ -48,7 +48,7 @@ _NOT_IN_NAMES = re.compile(r'[^A-Za-z0-9-_. ]')
 def labels(node: kubernetes_node.Node,
            strategy: kubernetes_strategy.Strategy,
            sharing: kubernetes_sharing.Sharing | None) -> dict[str, str]:
-    """All labels that are known beforehand, sorted, each a valid one."""
+    """Return all labels that are known in advance, sorted and valid."""
     found = {**_whole(node, sharing), **_mig(node, strategy, sharing),
              **_node(node, sharing), PLUGIN_CONFIG: node.name}
     if node.has_mig:
@@ -58,7 +58,7 @@ def labels(node: kubernetes_node.Node,
 
 
 def _node(node, sharing):
-    """What is so for all GPUs."""
+    """Return the labels that hold for all GPUs."""
     mps = (sharing is not None
            and sharing.method is kubernetes_sharing.Method.MPS)
     found = {'mig.capable': _truth(node.has_mig),
@@ -77,10 +77,10 @@ def _node(node, sharing):
 
 
 def _whole(node, sharing):
-    """Labels ``nvidia.com/gpu.*`` of the GPUs themselves.
+    """Return the labels ``nvidia.com/gpu.*`` of the GPUs themselves.
 
-    A GPU that is not in MIG mode overrides one that is, which has no
-    replicas at all.
+    A GPU that is not in MIG mode overrides a GPU in MIG mode, which has no
+    replicas.
     """
     found: dict[str, str] = {}
     for some, shared, replicas in ((node.with_mig, None, 0),
@@ -104,7 +104,7 @@ def _of_model(gpu: model.Gpu, count: int, sharing, replicas: int):
 
 
 def _mig(node, strategy, sharing):
-    """Labels of MIG devices and of the strategy that offers them."""
+    """Return the labels of MIG devices and of the MIG strategy."""
     if strategy is kubernetes_strategy.Strategy.NONE:
         return {}
     found = {resource.PREFIX + 'mig.strategy': strategy.value}
@@ -112,7 +112,7 @@ def _mig(node, strategy, sharing):
     first: dict[str, tuple[model.Gpu, target.WantedDevices]] = {}
     for gpu, devices in node.devices:
         counts[devices.name] += devices.count
-        # Where boards differ, the first one's device gives the labels.
+        # If boards differ, the device of the first one gives the labels.
         first.setdefault(devices.name, (gpu, devices))
     for name, (gpu, devices) in first.items():
         offered = (resource.GPU
@@ -139,16 +139,16 @@ def _of_devices(gpu: model.Gpu, devices: target.WantedDevices, offered: str,
         'engines.ofa': profile.engines.ofa,
     }
     if devices.slices == profile.slices:
-        # How many a part of a GPU instance has, only the driver knows.
+        # Only the driver knows the number for a part of a GPU instance.
         found['multiprocessors'] = profile.multiprocessors
     return _named(offered, found)
 
 
 def _base(offered: str, count: int, product: str | None, sharing,
           replicas: int) -> dict[str, Any]:
-    """Labels of every resource.
+    """Return the labels that every resource has.
 
-    :param replicas: what the label says where nothing is shared.
+    :param replicas: the value of the label if nothing is shared.
     """
     shared = sharing is not None and sharing.applies_to(offered)
     found: dict[str, Any] = {
@@ -163,7 +163,7 @@ def _base(offered: str, count: int, product: str | None, sharing,
 
 
 def _product(text: str) -> str:
-    """A model's name as a label has it: ``NVIDIA-A100-SXM4-80GB``."""
+    """Return a model's name as in a label: ``NVIDIA-A100-SXM4-80GB``."""
     return '-'.join(_NOT_IN_NAMES.sub('', text).split())
 
 
@@ -172,8 +172,9 @@ def _named(offered, found):
 
 
 def _override(found: dict[str, str], others: Sequence[dict[str, str]]):
-    """Put labels over those that are there, without any that differ among
-    ``others``.
+    """Replace each label by that of ``others``, if they have the same value.
+
+    A label that differs among ``others`` is removed.
     """
     for key in {key for labels_ in others for key in labels_}:
         values = {labels_.get(key) for labels_ in others}

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A Kubernetes node's GPUs and the layout that they have or are to have."""
+"""A Kubernetes node's GPUs and their current or wanted layout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.layout import state as layout_state
 
 LABEL_LONGEST = 63
-"""Characters of a label's value (Kubernetes, labels and selectors)."""
+"""Maximum characters of a label's value (Kubernetes, labels and selectors)."""
 _LABEL = re.compile(r'[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?', re.ASCII)
 
 
@@ -51,7 +51,7 @@ class Node:
     """The GPUs of one node, in NVML's order."""
 
     name: str
-    """The layout's; it can be a label's value."""
+    """The layout's name, which must be valid as a label's value."""
     gpus: tuple[NodeGpu, ...]
     driver_version: str | None = None
 
@@ -66,12 +66,12 @@ class Node:
 
     @property
     def with_mig(self) -> tuple[NodeGpu, ...]:
-        """Those in MIG mode."""
+        """The GPUs in MIG mode."""
         return tuple(item for item in self.gpus if item.enabled)
 
     @property
     def whole(self) -> tuple[NodeGpu, ...]:
-        """Those that are not."""
+        """The GPUs that are not in MIG mode."""
         return tuple(item for item in self.gpus if not item.enabled)
 
     @property
@@ -81,29 +81,30 @@ class Node:
                      for devices in item.wanted.devices)
 
     def gpu_name(self, index: int) -> str:
-        """What to call a GPU in a complaint."""
+        """Return the name of a GPU for error messages."""
         return f'GPU {index} ({self.gpus[index].gpu.address})'
 
     @property
     def has_mig(self) -> bool:
-        """Whether any GPU of it can be in MIG mode at all."""
+        """Whether any GPU of the node supports MIG."""
         return any(item.gpu.mig is not None for item in self.gpus)
 
 
 def is_label(text: str) -> bool:
-    """Whether Kubernetes takes this as a label's value, and not empty."""
+    """Whether the text is a valid label value of Kubernetes, and not empty."""
     return len(text) <= LABEL_LONGEST and _LABEL.fullmatch(text) is not None
 
 
 def wanted_by(gpus: Sequence[model.Gpu], entry: layout_file.Entry | None,
               chosen: Collection[int] | None = None) -> tuple[NodeGpu, ...]:
-    """How the GPUs of a node are partitioned by a layout.
+    """Return how a layout partitions the GPUs of a node.
 
-    :param gpus: all of the host's, as they are now, with compute instances.
-    :param entry: the layout; None for what is there now, which also holds
-        for GPUs that the layout does not speak of.
+    :param gpus: all GPUs of the host, as they are now, with compute
+        instances.
+    :param entry: the layout; None for the current one. A GPU that the layout
+        does not mention keeps its current one.
     :param chosen: indices of the node's GPUs; None for all.
-    :raises LayoutError: if the layout does not suit them.
+    :raises LayoutError: if the layout does not suit the GPUs.
     """
     indices = range(len(gpus)) if chosen is None else chosen
     wanted = entry.for_chosen(gpus, [
@@ -118,7 +119,7 @@ def _now(gpu):
 
 
 def mig_entry(node: Node) -> layout_file.Entry:
-    """The node's layout for mig-parted."""
+    """Return the node's layout for mig-parted."""
     alike = collections.defaultdict(list)
     for index, item in enumerate(node.gpus):
         alike[item.enabled, tuple(item.wanted.counts.items())].append(index)

@@ -12,8 +12,8 @@
 
 """Values for the GPU operator's chart: all layouts of one cluster.
 
-The chart takes mig-parted's file as one text, so that the values of a second
-layout would replace the first. Hence one file of values has all of them.
+The chart takes mig-parted's file as one text, so the values of a second layout
+would replace those of the first. Therefore one file of values has all layouts.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from cyborg_gpu_driver.partition.layout import schema as layout_schema
 from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 
 DISABLED = 'all-disabled'
-"""The layout that sets a node back. The operator's own file has it, and a
-file of ours replaces that one (chart, migManager.config.create)."""
+"""The layout that resets a node. The operator's own file has it, and the file
+of this module replaces that file (chart, migManager.config.create)."""
 DEFAULT = 'default'
 """The plugin's configuration for nodes without a label."""
 _PLUGIN_MAP = 'cyborg-gpu-device-plugin'
@@ -59,15 +59,15 @@ VALUES = _section(properties={
     'devicePlugin': _data(additionalProperties=schema.TEXT),
     'migManager': _data(properties={
         _MIG_FILE: schema.nullable(schema.TEXT)})})
-"""What of the chart's values is read here; there is more."""
+"""The chart's values that this module reads; the chart has more."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Values:
-    """Values that a cluster has already.
+    """The current values of a cluster.
 
-    :ivar content: as YAML has them.
-    :ivar source: the file that they are from, for complaints.
+    :ivar content: the values, from YAML.
+    :ivar source: the file with the values, for error messages.
     """
 
     content: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -77,10 +77,10 @@ class Values:
     def parse(cls, text: str, source: str) -> Values:
         """Read a file of values.
 
-        Values of the chart that are not ours are kept as they are.
+        Values that this module does not write are kept unchanged.
 
-        :raises DocumentError: if what this module writes there is not what
-            it writes.
+        :raises DocumentError: if a value that this module writes has another
+            form.
         """
         place = layout_schema.place(source)
         content = layout_yaml.plain(text, place)
@@ -98,14 +98,14 @@ class Values:
 
     @property
     def strategy(self) -> kubernetes_strategy.Strategy | None:
-        """The one MIG strategy of all nodes; None if there is none."""
+        """The common MIG strategy of all nodes; None if it is not set."""
         found = self._below('mig').get('strategy')
         return found and kubernetes_strategy.Strategy(found)
 
     def layouts(self) -> tuple[layout_file.Entry, ...]:
-        """The layouts in mig-parted's file.
+        """Return the layouts in mig-parted's file.
 
-        :raises LayoutError: if it is none.
+        :raises LayoutError: if it is not a file of mig-parted.
         """
         text = self._below('migManager', 'config', 'data').get(_MIG_FILE)
         if text is None:
@@ -121,7 +121,7 @@ class Values:
         return entries
 
     def _below(self, *keys):
-        """A mapping, empty where there is none."""
+        """Return a nested mapping; empty if it does not exist."""
         found = self.content
         for key in keys:
             found = found.get(key) or {}
@@ -131,11 +131,11 @@ class Values:
 def choose_strategy(asked: kubernetes_strategy.Strategy | None,
                     suited: Sequence[kubernetes_strategy.Strategy],
                     values: Values) -> kubernetes_strategy.Strategy:
-    """The MIG strategy of all nodes, of which the operator has one.
+    """Return the MIG strategy of all nodes; the operator has only one.
 
-    :param asked: what the caller wants; None leaves it open.
-    :param suited: what suits each layout best.
-    :raises InvalidValue: if the cluster has another one.
+    :param asked: the strategy that the caller wants; None for any.
+    :param suited: the strategy that suits each layout best.
+    :raises InvalidValue: if the cluster has another strategy.
     """
     plainest = list(kubernetes_strategy.Strategy)
     wanted = asked or max(suited, key=plainest.index)
@@ -152,10 +152,10 @@ def choose_strategy(asked: kubernetes_strategy.Strategy | None,
 
 def mig_parted(layouts: Sequence[layout_file.Entry],
                values: Values) -> layout_file.LayoutFile:
-    """mig-parted's file: new layouts after those that are there.
+    """Return mig-parted's file: new layouts after the existing ones.
 
-    A layout of a name that is there takes its place. :data:`DISABLED` is
-    always among them.
+    A new layout replaces an existing one of the same name. The file always
+    has :data:`DISABLED`.
     """
     entries = {entry.name: entry for entry in (
         layout_file.Entry(_SOURCE, DISABLED, (layout_file.Section(
@@ -167,10 +167,10 @@ def mig_parted(layouts: Sequence[layout_file.Entry],
 def merged(values: Values, strategy: kubernetes_strategy.Strategy,
            default: str, configs: Mapping[str, str],
            parted: layout_file.LayoutFile | None) -> dict[str, Any]:
-    """The values with new layouts.
+    """Return the values with new layouts.
 
-    The operator gives the strategy to the plugin in its environment, which
-    outweighs the file. Nodes without the labels of :mod:`.labels` get the
+    The operator passes the strategy to the plugin in its environment, which
+    overrides the file. Nodes without the labels of :mod:`.labels` get the
     configuration ``default``, without sharing, and no layout.
 
     :param default: the plugin's configuration for nodes without a label, if
@@ -193,7 +193,7 @@ def merged(values: Values, strategy: kubernetes_strategy.Strategy,
 
 
 def _config(found, part, defaults):
-    """A part's ``config``, made where it is missing."""
+    """Return a part's ``config``; create it if it is missing."""
     found[part] = dict(found.get(part) or {})
     found[part]['config'] = {**defaults, **(found[part].get('config') or {})}
     return found[part]['config']

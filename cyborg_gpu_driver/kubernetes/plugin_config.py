@@ -11,8 +11,8 @@
 # under the License.
 """The configuration file of NVIDIA's device plugin, version v1, strictly.
 
-GPU feature discovery reads the same file. The plugin ignores keys that it
-does not know, so that a misspelt one is lost in silence: here it is an error.
+GPU feature discovery reads the same file. The plugin silently ignores unknown
+keys, for example a misspelt one. Here an unknown key is an error.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def parse(text: str, source: str) -> dict[str, Any]:
     """Read a file's text.
 
     :param source: its name, for messages.
-    :returns: its plain values, all of them understood.
-    :raises DocumentError: naming file and place.
+    :returns: its plain values, all of which the plugin knows.
+    :raises DocumentError: names the file and the place.
     """
     place = schema.Place(source)
     value = layout_yaml.plain(text, place)
@@ -54,7 +54,7 @@ def parse(text: str, source: str) -> dict[str, Any]:
 
 
 def _check_names(resources, place):
-    """Each once, whether with its prefix or without."""
+    """Check that each name appears once, with or without its prefix."""
     seen = set()
     for number, item in enumerate(resources):
         name = resource.full_name(item['name'])

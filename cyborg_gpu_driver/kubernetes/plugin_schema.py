@@ -11,7 +11,7 @@
 # under the License.
 """The schema of the configuration file of NVIDIA's device plugin.
 
-It is that of api/config/v1 in the plugin's repository.
+The schema follows api/config/v1 in the plugin's repository.
 """
 
 from __future__ import annotations

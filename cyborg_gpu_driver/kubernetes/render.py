@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a Kubernetes cluster is to be told of its GPU nodes, as files."""
+"""The files that configure the GPU nodes of a Kubernetes cluster."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ POD = 'test-pod.yaml'
 OPERATOR = 'gpu-operator-values.yaml'
 
 SAMPLE_IMAGE = 'nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0'
-"""Adds two vectors and ends (README of the device plugin)."""
+"""The program adds two vectors and ends (README of the device plugin)."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Lists indented below their key, text of several lines as such."""
+    """Indents lists below their key, and writes multi-line text as a block."""
 
     def increase_indent(self, flow=False, indentless=False):
         return super().increase_indent(flow, False)
@@ -58,7 +58,7 @@ class File:
     """One file."""
 
     name: str
-    """Its path from the directory of them all."""
+    """Its path relative to the directory of all files."""
     content: dict[str, Any]
     """Plain values."""
     text: str
@@ -75,18 +75,18 @@ class Wanted:
 
 @dataclasses.dataclass(frozen=True)
 class Rendered:
-    """What was made for the nodes."""
+    """The result of :func:`render`."""
 
     strategy: kubernetes_strategy.Strategy
     by_layout: dict[str, dict[str, int]]
-    """What pods can ask for on a node with a layout, by resource."""
+    """What pods can request on a node, by layout and resource."""
     files: tuple[File, ...]
     notes: tuple[str, ...]
-    """What a person should know, a sentence each."""
+    """What a person should know, one sentence each."""
 
     @property
     def allocatable(self) -> dict[str, int]:
-        """What pods can ask for, by resource, of the only layout."""
+        """What pods can request with the only layout, by resource."""
         offered, = self.by_layout.values()
         return offered
 
@@ -94,13 +94,14 @@ class Rendered:
 def render(wanted: Sequence[Wanted],
            strategy: kubernetes_strategy.Strategy,
            values: operator_values.Values | None = None) -> Rendered:
-    """All files for the nodes of a cluster.
+    """Return all files for the nodes of a cluster.
 
-    mig-parted's is not among them if no GPU of the nodes has MIG. Files that
-    belong to one of several layouts are in a directory of its name.
+    There is no file of mig-parted if no GPU of the nodes supports MIG. If
+    there are several layouts, the files of each are in a directory with its
+    name.
 
-    :param wanted: a node for each layout, with names that differ.
-    :param values: those that the cluster has already.
+    :param wanted: a node for each layout, with different names.
+    :param values: the current values of the cluster.
     :raises InvalidValue: if the device plugin would fail or find nothing.
     """
     values = values or operator_values.Values()
@@ -143,7 +144,7 @@ def _check_names(nodes):
 
 
 def _files(wanted, strategy):
-    """What pods can ask for on a node, and the files of its layout."""
+    """Return what pods can request on a node, and its layout's files."""
     node, sharing = wanted.node, wanted.sharing
     offered = kubernetes_sharing.allocatable(
         kubernetes_strategy.resources(node, strategy), sharing)
@@ -155,7 +156,7 @@ def _files(wanted, strategy):
 
 
 def _placed(wanted, parts):
-    """The files of all layouts, each in its place."""
+    """Yield the files of all layouts, each with its final path."""
     for item, files in zip(wanted, parts, strict=True):
         for file in files:
             yield file if len(wanted) == 1 else dataclasses.replace(
@@ -163,7 +164,7 @@ def _placed(wanted, parts):
 
 
 def _notes(wanted, strategy):
-    """Each once."""
+    """Return each note once."""
     return tuple(dict.fromkeys(
         note for item in wanted for note in (
             *kubernetes_strategy.notes(item.node, strategy),
@@ -172,7 +173,7 @@ def _notes(wanted, strategy):
 
 
 def stream(files: tuple[File, ...]) -> str:
-    """All files as documents of one YAML stream, each with its name."""
+    """Return all files as documents of one YAML stream, with their names."""
     return ''.join(f'---\n# {file.name}\n{file.text}' for file in files)
 
 
@@ -180,7 +181,7 @@ def _config(strategy, sharing=None):
     flags = {'migStrategy': strategy.value}
     if (sharing is not None
             and sharing.method is kubernetes_sharing.Method.MPS):
-        # Without it the plugin does not start.
+        # Without mpsRoot the plugin does not start.
         flags['mpsRoot'] = kubernetes_sharing.MPS_ROOT
     config = {'version': plugin_config.VERSION, 'flags': flags}
     if sharing is not None:
@@ -189,7 +190,7 @@ def _config(strategy, sharing=None):
 
 
 def _pod(name, offered):
-    """A pod with one container for each resource."""
+    """Return a pod with one container for each resource."""
     return {
         'apiVersion': 'v1',
         'kind': 'Pod',
@@ -208,7 +209,7 @@ def _pod(name, offered):
 
 
 def _container(asked):
-    """A container's name: a DNS label, so without dots."""
+    """Return a container's name: a DNS label, so without dots."""
     return asked[len(resource.PREFIX):].replace('.', '-')
 
 

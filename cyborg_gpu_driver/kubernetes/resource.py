@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Names of what a Kubernetes node offers: ``nvidia.com/gpu``.
+"""Names of the resources of a Kubernetes node, such as ``nvidia.com/gpu``.
 
-Rules of NVIDIA's device plugin (api/config/v1/resources.go): the prefix may
-be left out, the whole has at most 63 characters, and what follows the
-prefix is a DNS subdomain.
+The rules are those of NVIDIA's device plugin (api/config/v1/resources.go): the
+prefix may be left out, the full name has at most 63 characters, and the part
+after the prefix is a DNS subdomain.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _SUBDOMAIN = re.compile(
 
 
 def full_name(text: str) -> str:
-    """A resource's name with its prefix.
+    """Return a resource's name with its prefix.
 
-    :raises InvalidValue: if the device plugin would not take it.
+    :raises InvalidValue: if the device plugin would not accept it.
     """
     name = text if text.startswith(PREFIX) else PREFIX + text
     if (len(name) > _LONGEST
@@ -51,13 +51,13 @@ def full_name(text: str) -> str:
 
 
 def of_profile(name: str) -> str:
-    """The resource of one kind of MIG devices under strategy ``mixed``.
+    """Return the resource of a MIG profile under strategy ``mixed``.
 
-    :param name: as NVML gives it: ``1g.10gb+me``.
+    :param name: the profile as NVML names it: ``1g.10gb+me``.
     """
     return PREFIX + 'mig-' + label_name(name)
 
 
 def label_name(name: str) -> str:
-    """A profile's name as the device plugin and its labels write it."""
+    """Return a profile's name as the plugin and its labels write it."""
     return name.replace('+', '.')

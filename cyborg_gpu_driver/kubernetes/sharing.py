@@ -12,8 +12,8 @@
 
 """Sharing of a node's GPUs by time-slicing or by CUDA's MPS.
 
-Either way one device is offered several times. The two exclude each other,
-and a node has one of them (README of NVIDIA's device plugin).
+Both offer one device several times. They exclude each other, so a node has at
+most one of them (README of NVIDIA's device plugin).
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from cyborg_gpu_driver.kubernetes import resource
 from cyborg_gpu_driver.kubernetes import strategy as kubernetes_strategy
 
 FEWEST = 2
-"""Replicas; the plugin takes no fewer."""
+"""Minimum number of replicas that the plugin accepts."""
 MPS_ROOT = '/run/nvidia/mps'
-"""Where the charts of the plugin and of the GPU operator have MPS."""
+"""The MPS directory in the charts of the plugin and of the GPU operator."""
 _MPS_CLIENTS = 48
 _MPS_CLIENTS_OLD = 16
 _OLD = frozenset({'kepler', 'maxwell', 'pascal', 'volta'})
-"""Below compute capability 7.5, where cmd/mps-control-daemon/mps/device.go
-draws the line between 16 and 48 clients."""
+"""Architectures below compute capability 7.5. MPS serves 16 clients on them
+and 48 on newer ones (cmd/mps-control-daemon/mps/device.go)."""
 
 
 class Method(enum.Enum):
-    """How; the value is that of the label ``sharing-strategy``."""
+    """How to share; the values are those of the label ``sharing-strategy``."""
 
     TIME_SLICING = 'time-slicing'
     MPS = 'mps'
 
     @property
     def key(self) -> str:
-        """Its section below ``sharing``."""
+        """The name of its section below ``sharing``."""
         return 'mps' if self is Method.MPS else 'timeSlicing'
 
 
@@ -66,19 +66,19 @@ NOTES = {
 
 @dataclasses.dataclass(frozen=True)
 class Sharing:
-    """How often which resources of a node are offered."""
+    """The resources of a node to offer several times, and how often."""
 
     method: Method
     replicas: int
     resources: tuple[str, ...]
     """Full names, each once."""
     rename: bool = False
-    """Offer them as ``<name>.shared``."""
+    """Whether to offer them as ``<name>.shared``."""
     several: bool = False
-    """A container may ask for more than one replica."""
+    """Whether a container may request more than one replica."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The section ``sharing`` of the plugin's configuration."""
+        """Return the section ``sharing`` of the plugin's configuration."""
         return {self.method.key: {
             'renameByDefault': self.rename,
             'failRequestsGreaterThanOne': not self.several,
@@ -94,11 +94,11 @@ def shared(method: Method, replicas: int, asked: Iterable[str],
            node: kubernetes_node.Node,
            strategy: kubernetes_strategy.Strategy, rename: bool = False,
            several: bool = False) -> Sharing:
-    """Sharing that the device plugin accepts on a node.
+    """Return a sharing that the device plugin accepts on a node.
 
-    :param asked: names of resources, with or without prefix; none for all
-        that the node has.
-    :raises InvalidValue: saying what the plugin would refuse or ignore.
+    :param asked: names of resources, with or without prefix; empty for all
+        resources of the node.
+    :raises InvalidValue: names what the plugin would refuse or ignore.
     """
     there = kubernetes_strategy.resources(node, strategy)
     names = tuple(dict.fromkeys(
@@ -143,7 +143,7 @@ def _no_mps(reason):
 
 def allocatable(there: Mapping[str, int], sharing: Sharing | None
                 ) -> dict[str, int]:
-    """What the node offers, by the name that a pod asks for."""
+    """Return what the node offers, by the name that a pod requests."""
     offered = {}
     for name, count in there.items():
         if sharing is not None and sharing.applies_to(name):

@@ -10,17 +10,17 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What NVIDIA's device plugin makes of a node under each MIG strategy.
+"""What NVIDIA's device plugin offers of a node under each MIG strategy.
 
-As its internal/rm/device_map.go has it:
+The rules are those of its internal/rm/device_map.go:
 
 ====== ==================================================================
-none   every GPU is one ``nvidia.com/gpu``; MIG devices do not exist
-single MIG devices are ``nvidia.com/gpu``. All of one kind on all GPUs,
-       or no GPU in MIG mode at all; anything else and the plugin fails
+none   every GPU is one ``nvidia.com/gpu``; MIG devices are ignored
+single MIG devices are ``nvidia.com/gpu``. All MIG devices of all GPUs
+       must be alike, or no GPU in MIG mode; otherwise the plugin fails
 mixed  MIG devices are ``nvidia.com/mig-<profile>``, other GPUs are
-       ``nvidia.com/gpu``. One compute instance a GPU instance, else the
-       plugin finds no resource for it and fails
+       ``nvidia.com/gpu``. Each compute instance must fill its GPU
+       instance; otherwise the plugin finds no resource for it and fails
 ====== ==================================================================
 """
 
@@ -36,7 +36,7 @@ from cyborg_gpu_driver.partition.change import target
 
 
 class Strategy(enum.Enum):
-    """flags.migStrategy."""
+    """The values of ``flags.migStrategy``."""
 
     NONE = 'none'
     SINGLE = 'single'
@@ -44,7 +44,7 @@ class Strategy(enum.Enum):
 
 
 def suited(node: kubernetes_node.Node) -> Strategy:
-    """The plainest strategy that offers all that the layout has."""
+    """Return the simplest strategy that offers everything of the layout."""
     if not node.with_mig:
         return Strategy.NONE
     return Strategy.MIXED if _not_single(node) else Strategy.SINGLE
@@ -52,7 +52,7 @@ def suited(node: kubernetes_node.Node) -> Strategy:
 
 def resources(node: kubernetes_node.Node, strategy: Strategy
               ) -> dict[str, int]:
-    """How many of each resource the plugin finds, without sharing.
+    """Return how many of each resource the plugin finds, without sharing.
 
     :raises InvalidValue: if the plugin would fail, or find nothing.
     """
@@ -72,7 +72,7 @@ def resources(node: kubernetes_node.Node, strategy: Strategy
 
 
 def notes(node: kubernetes_node.Node, strategy: Strategy) -> tuple[str, ...]:
-    """What works, but not as somebody may expect."""
+    """Return notes on what works, but perhaps not as a user expects."""
     if strategy is Strategy.NONE:
         return tuple(
             f'{node.gpu_name(index)} is in MIG mode ({item.wanted}): with '
@@ -86,13 +86,12 @@ def notes(node: kubernetes_node.Node, strategy: Strategy) -> tuple[str, ...]:
 
 
 def _no_gpu(node):
-    """Why strategy none would offer nothing; None if it would not."""
+    """Return why strategy none offers nothing; None if it offers GPUs."""
     return None if node.gpus else 'the node has no GPU'
 
 
 def _not_single(node):
-    """Why the plugin would fail with strategy single; None if it would not.
-    """
+    """Return why the plugin fails with strategy single; None if it works."""
     if not node.with_mig:
         return _no_gpu(node)
     for index, item in enumerate(node.gpus):
@@ -113,8 +112,7 @@ def _not_single(node):
 
 
 def _not_mixed(node):
-    """Why the plugin would fail with strategy mixed; None if it would not.
-    """
+    """Return why the plugin fails with strategy mixed; None if it works."""
     for _gpu, devices in node.devices:
         if devices.slices != devices.profile.slices:
             return (f'{devices.name} is a part of a {devices.profile.name}, '
@@ -128,7 +126,7 @@ def _not_mixed(node):
 
 
 def _attributes(devices):
-    """What the plugin compares (nvmlDeviceAttributes_t)."""
+    """Return what the plugin compares (nvmlDeviceAttributes_t)."""
     profile = devices.profile
     return (profile.slices, devices.slices, profile.memory_mib,
             profile.multiprocessors, profile.copy_engines,

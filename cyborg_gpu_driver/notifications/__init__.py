@@ -10,4 +10,4 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``openstack gpu``: the GPUs of a whole cloud, for its operators."""
+"""Notifications of cyborg-agent: their payloads, and how they are sent."""

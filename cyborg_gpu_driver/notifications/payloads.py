@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the notifications of cyborg-agent carry.
+"""Payloads of the notifications of cyborg-agent.
 
-The objects are versioned as Nova's and Ironic's are. A field that is added
-raises the minor version, any other change the major one. The documentation
-lists these fields (doc/source/admin/notifications.rst).
+The objects are versioned like those of Nova and Ironic. A new field raises
+the minor version, any other change the major one. The documentation lists
+these fields (doc/source/admin/notifications.rst).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from __future__ import annotations
 from oslo_versionedobjects import base
 from oslo_versionedobjects import fields
 
-# Adds the fields of the base class. Nobody builds these objects from messages
-# here, so they are not registered.
+# Adds the fields of the base class. This library does not build these objects
+# from messages, so they are not registered.
 _complete = base.VersionedObjectRegistry.register_if(False)
 
 
 class _Payload(base.VersionedObject):
-    """Of one GPU of one host."""
+    """A payload about one GPU of one host."""
 
     OBJ_PROJECT_NAMESPACE = 'cyborg_gpu_driver'
     OBJ_SERIAL_NAMESPACE = 'cyborg_gpu_object'
@@ -79,7 +79,7 @@ class BindErrorPayload(_Payload):
 class DifferencePayload(_Payload):
     """The records, the hardware, Cyborg and Placement disagree.
 
-    They are what ``cyborg-gpu doctor`` shows.
+    ``cyborg-gpu doctor`` shows these differences.
     """
 
     VERSION = '1.0'
@@ -91,19 +91,19 @@ class DifferencePayload(_Payload):
         'subject': fields.StringField(),
         'text': fields.StringField(),
         'remedy': fields.StringField(),
-        # Whether the agent repairs it without help.
+        # Whether the agent repairs it by itself.
         'is_repaired': fields.BooleanField(),
     }
 
 
 @_complete
 class CordonPayload(_Payload):
-    """A GPU was cordoned, or uncordoned by the last that had done so."""
+    """A GPU was cordoned, or its last cordon was removed."""
 
     VERSION = '1.1'
 
     fields = {
-        # Whose cordon it is: operator, cyborg or health.
+        # Source of the cordon: operator, cyborg or health.
         'source': fields.StringField(),
         # User name; empty if that is not known.
         'who': fields.StringField(),

@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Sends notifications without making anybody wait.
+"""Sends notifications without making the caller wait.
 
 The option ``[oslo_messaging_notifications] driver`` of ``cyborg.conf`` decides
-whether there are any. A broker that does not answer delays the thread here and
-nothing else.
+whether any are sent. A broker that does not answer delays only the thread of
+this module.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ _SILENT = frozenset({'', 'noop'})
 _WAITING = 256
 """Notifications that may wait for the broker."""
 _ATTEMPTS = 2
-"""To reach the broker, besides the first one. The default is no end."""
+"""Retries after the first attempt to reach the broker. The default is to retry
+forever."""
 _END = None
 _STOP_TIMEOUT = 5
-"""Seconds that :meth:`Sender.stop` waits for what is still to be sent."""
+"""Seconds that :meth:`Sender.stop` waits for unsent notifications."""
 
 
 class Event(enum.Enum):
@@ -56,7 +57,7 @@ class Sender:
     """Sends notifications of one host from a thread of its own.
 
     :param conf: of the service, with its ``transport_url``.
-    :param host: that the publisher id names.
+    :param host: the host in the publisher id.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, host: str):
@@ -83,11 +84,11 @@ class Sender:
         except queue.Full:
             self._lost += 1
             if self._lost == 1:
-                LOG.error('Notifications are lost: the message broker takes '
-                          'none')
+                LOG.error('Notifications are lost: the message broker '
+                          'accepts none')
 
     def stop(self) -> None:
-        """Send what waits, for some seconds at most, and end the thread."""
+        """Send what is waiting, within a few seconds, and end the thread."""
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is None:
@@ -129,7 +130,8 @@ class Sender:
                 self._say_lost()
 
     def _notifier(self):
-        """None if the configuration names no driver that sends."""
+        """The notifier; None if the configuration has no driver that sends.
+        """
         transport = oslo_messaging.get_notification_transport(self._conf)
         if _SILENT.issuperset(self._conf.oslo_messaging_notifications.driver):
             return None

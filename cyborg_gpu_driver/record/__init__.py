@@ -10,4 +10,4 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What is kept of each GPU across processes and reboots."""
+"""The records of the GPUs, which outlive processes and reboots."""

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What NVML reported of each board, kept in the records of the GPUs."""
+"""NVML's answers about each board, kept in the records of the GPUs."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ class Boards(gpu_record.Records):
         self._store = store.of(state_path)
 
     def get(self, address: model.PciAddress) -> gpu_record.Record | None:
-        """What is kept of a board; an unusable record is logged once."""
+        """The kept record of a board; logs an unusable GPU record once."""
         return self._store.peek(address).board
 
     def put(self, address: model.PciAddress, record: gpu_record.Record
             ) -> None:
-        """Keep something else of a board.
+        """Keep a new record of a board.
 
-        :raises JournalError: if it cannot be put on the disk.
+        :raises JournalError: if it cannot be written to the disk.
         """
         self._store.put(address, board=record)

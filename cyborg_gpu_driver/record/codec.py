@@ -10,17 +10,17 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Dataclasses as JSON and back, by their type hints alone. Pure.
+"""Encode dataclasses as JSON and decode them by their type hints. Pure.
 
-Decoding is strict: a file is the only thing between one process and the
-next, and what it holds reaches paths, sysfs and NVML. Python takes True for
-1 and 1.0 for 1; here each is what its hint says. A number is a whole number
-from 0, and a float is a time in seconds of the epoch, because records have
-no others.
+Decoding is strict: a process relies on the files of the process before it,
+and their values reach paths, sysfs and NVML. In Python True equals 1 and 1.0
+equals 1; here each value must have the type of its hint. An int is a whole
+number from 0, and a float is a time in seconds of the epoch, because records
+have no others.
 
-A field that has its default is left out, so a record gains fields without
-a new version. Hints may be ``Annotated`` with functions that check a value:
-they return it or raise.
+A field that has its default value is left out, so a record can get new
+fields without a new version. Hints may be ``Annotated`` with functions that
+check a value. They return the value or raise.
 """
 
 from __future__ import annotations
@@ -39,24 +39,25 @@ from typing import Any
 from cyborg_gpu_driver import exception
 
 Encoder = Callable[[Any], Any]
-"""Makes what JSON can hold of a value."""
+"""Turns a value into one that JSON can represent."""
 Decoder = Callable[[Any], Any]
-"""Makes a value of what JSON held; raises ValueError."""
+"""Turns a JSON value into the value that was encoded; raises ValueError."""
 
 _LAST = 253402300800
-"""Seconds of the epoch at which the year 10000 begins: a later time cannot
-be shown as a date."""
+"""Seconds of the epoch at which the year 10000 begins. Times from then on
+cannot be shown as a date."""
 
 
 def encode(value: Any) -> Any:
-    """What JSON can hold of a dataclass, or of what one may have in it."""
+    """Turn a dataclass or the value of a field into a JSON value."""
     kind: Any = type(value)
     return _encoder(kind)(value)
 
 
 @functools.cache
 def _encoder(kind: type) -> Encoder:
-    """What encodes values of a type: a bind encodes hundreds of values."""
+    """The encoder of a type; cached, as a bind encodes hundreds of values.
+    """
     if issubclass(kind, enum.Enum):
         return lambda value: value.value
     if _is_text(kind):
@@ -141,13 +142,13 @@ def _fields(kind: type, content: Any) -> Any:
 
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
-    # By the module's names alone: a field may be called like a module.
+    # Only with the module's names: a field may have the name of a module.
     return typing.get_type_hints(
         kind, vars(sys.modules[kind.__module__]), {}, include_extras=True)
 
 
 def _is_text(kind: type) -> bool:
-    """Whether values are written as ``str()`` and read by ``parse()``."""
+    """Whether values are written with ``str()`` and read with ``parse()``."""
     return hasattr(kind, 'parse')
 
 
@@ -171,9 +172,10 @@ def _one_of(kinds: Iterable[Any], content: Any) -> Any:
         try:
             return decode(kind, content)
         except ValueError as error:
-            # A dataclass or a list tells most; "is not None" tells nothing.
+            # The first error is of the dataclass or list, and says most. The
+            # error of None says nothing.
             problem = problem or error
-    raise problem or ValueError(f'{content!r} is of no kind')
+    raise problem or ValueError(f'{content!r} is of an unknown kind')
 
 
 def _fixed(decoders: tuple[Decoder, ...], content: Any) -> tuple:

@@ -12,8 +12,8 @@
 
 """The record of one GPU: all that outlives a process and a reboot. Pure.
 
-The live GPU is never here: ids that the driver gives out are hints to find
-an instance again, and count only in the boot that they are from.
+A record has no live state of the GPU. Ids that the driver assigns are hints
+to find an instance again, and are valid only in the boot that they are from.
 """
 
 from __future__ import annotations
@@ -43,26 +43,40 @@ class Phase(enum.Enum):
     """How far a claim has come."""
 
     BINDING = 'binding'
-    """Being created; rolled back if found so at start."""
+    """Being created; rolled back if a process finds it at its start."""
     BOUND = 'bound'
     """Complete, and owned by the handle."""
     UNBINDING = 'unbinding'
-    """Given back by Cyborg; what is left of it is to be removed."""
+    """Given back by Cyborg; the rest of its partition is to be removed."""
+
+
+class _OfBoot:
+    """A record that belongs to one boot of the machine."""
+
+    boot: str | None
+    """None in records of earlier releases."""
+
+    def is_past(self, boot: str) -> bool:
+        """Whether the machine was restarted since.
+
+        :param boot: the machine's current boot id.
+        """
+        return self.boot not in (None, boot)
 
 
 @dataclasses.dataclass(frozen=True)
-class Claim:
-    """What one attach handle has on a GPU.
+class Claim(_OfBoot):
+    """The claim of one attach handle on a GPU.
 
-    It is written before its partition is touched and again when that is
-    done, so that the next process can finish it or roll it back.
-    ``function`` is where its vGPU is, the one that the handle names. The
-    GPU instance's fields are None for time-sliced vGPUs; claims whose vGPUs
-    share an instance have the same.
+    The claim is written before its partition is touched and again
+    afterwards, so that the next process can finish the operation or roll it
+    back. ``function`` is the function of its vGPU, which the handle names.
+    The fields of the GPU instance are None for time-sliced vGPUs. Claims
+    whose vGPUs share an instance have the same values in them.
 
-    A handle that stands for a group of GPUs has a claim on each of them. That
-    on the first GPU says how far the bind or unbind has come: it is written
-    first and removed last, and is complete after the others.
+    The handle of a group of GPUs has a claim on each of them. The claim on
+    the first GPU says how far the bind or unbind has come: it is written
+    first, removed last, and becomes bound after the others.
     """
 
     handle: Handle
@@ -75,27 +89,29 @@ class Claim:
     placement: model.Placement | None = None
     instance_id: int | None = None
     foreign_ids: tuple[int, ...] = ()
-    """Instances of the profile that were there before, never ours."""
+    """Ids of the profile's instances that existed before the bind, so that
+    the bind did not create them."""
     vfio: bool = False
-    """Made by the vendor's VFIO driver: no mdev, and no UUID."""
+    """Whether the vGPU is of vendor VFIO: no mdev, and no UUID."""
     vgpu_placement: int | None = None
-    """Placement id of the vGPU among those of mixed sizes."""
+    """Placement id of the vGPU on a GPU of mixed sizes."""
     boot: str | None = None
     """Boot id of the machine when the instance was made. GPU instances do
-    not outlive a boot, and their ids are given again (MIG User Guide). None
-    in records of earlier releases."""
+    not outlive a boot, and their ids are reused (MIG User Guide). None in
+    records of earlier releases."""
     fabric_partition: int | None = None
-    """NVSwitch partition that is active for it; None if it needs none."""
+    """NVSwitch partition that is active for the claim; None if it needs none.
+    """
     members: tuple[model.PciAddress, ...] = ()
-    """The GPUs of a group; empty where the claim is on a part of a GPU."""
+    """The GPUs of a group; empty if the claim is on a part of a GPU."""
     repeats: int = 0
-    """How often Cyborg has bound it again while it was bound. A repair that
-    has found nobody to want it compares the number."""
+    """How often Cyborg has bound the handle again while it was bound. A
+    repair that has found no request for it checks that this is unchanged."""
     since: float | None = None
     """When the bind was complete, in seconds of the epoch. None before that,
-    in records of earlier releases, and where a lost record was rebuilt."""
+    in records of earlier releases, and after a lost record was rebuilt."""
     until: float | None = None
-    """When Cyborg gave it back; not before ``since``."""
+    """When Cyborg gave the handle back; not before ``since``."""
 
     @property
     def gpus(self) -> tuple[model.PciAddress, ...]:
@@ -104,12 +120,12 @@ class Claim:
 
     @property
     def leads(self) -> bool:
-        """Whether this claim says how far the handle has come."""
+        """Whether this is the claim on the handle's first or only GPU."""
         return self.gpu == self.gpus[0]
 
     @property
     def is_mdev(self) -> bool:
-        """Whether the handle has an mdev, which has its UUID."""
+        """Whether the vGPU is an mdev, which has the handle's UUID."""
         return not self.vfio and not self.members
 
     @property
@@ -128,36 +144,55 @@ class Claim:
 
     @property
     def role(self) -> policy.Mode:
-        """What the GPU is while it has this claim."""
+        """The role that this claim gives to a GPU in mode auto."""
         return (policy.Mode.VGPU if self.placement is None
                 else policy.Mode.MIG)
 
     def live(self, instance_id: int | None = None) -> model.Vgpu:
-        """The vGPU as a snapshot has it.
+        """The vGPU as it appears in a snapshot.
 
-        :param instance_id: of the GPU instance below, where the driver
+        :param instance_id: id of the GPU instance below it, if the driver
             tells it.
         """
         return model.Vgpu(self.function, self.mdev_type,
                           self.handle if self.is_mdev else None, instance_id)
 
     def is_on(self, instance: model.GpuInstance) -> bool:
-        """Whether a live instance is this claim's: ids alone are reused."""
+        """Whether a live instance is this claim's, by id and place.
+
+        The id alone is not enough, because ids are reused.
+        """
         return (self.instance_id == instance.instance_id
                 and self.instance == spec.of(instance))
+
+    def made(self, instance: model.GpuInstance, boot: str) -> bool:
+        """Whether the bind of this claim made a live instance.
+
+        GPU instances do not outlive a boot (MIG User Guide), so the instance
+        of a claim of an earlier boot is gone, whatever is in its place now.
+        A process that died while it created an instance has not written the
+        id. Then the claim's instance is the one that did not exist before.
+
+        :param boot: boot id of the machine.
+        """
+        if self.is_past(boot) or self.instance != spec.of(instance):
+            return False
+        if self.instance_id is None:
+            return instance.instance_id not in self.foreign_ids
+        return self.instance_id == instance.instance_id
 
 
 @dataclasses.dataclass(frozen=True)
 class FixedVgpus:
     """The fixed vGPUs that this library has created on a GPU.
 
-    It may remove them again. A function keeps its type through reboots,
-    because Nova knows it by its address.
+    The library may remove them again. A function keeps its type through
+    reboots, because Nova identifies it by its address.
     """
 
     types: Mapping[model.PciAddress, VgpuType] = dataclasses.field(
         default_factory=dict)
-    """Virtual function to the type that it was given, ``nvidia-1145``."""
+    """Virtual function to its vGPU type, ``nvidia-1145``."""
     instances: frozenset[spec.MigInstanceSpec] = frozenset()
     """The GPU instances created for them."""
 
@@ -170,41 +205,42 @@ class FixedVgpus:
 class SavedLayout:
     """The layout that a GPU gets again after a reboot.
 
-    What is bound to handles, or was created for fixed vGPUs, is left out:
-    it comes back with them.
+    It leaves out the instances of bound handles and of fixed vGPUs, which
+    are restored with them.
     """
 
     gpu: model.PciAddress
     device_id: str
-    """Of the board: on another one the same profile ids mean others."""
+    """Device id of the board: profile ids differ between boards."""
     vfs: bool
-    """Whether it has virtual functions."""
+    """Whether the GPU has virtual functions."""
     layout: spec.MigLayout
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
+class Change(_OfBoot):
     """A change of a GPU that is under way, or was when a process died.
 
-    ``before`` is the GPU as it was before the first change that has not
-    come to an end, so that a rollback goes all the way back.
+    ``before`` is the layout before the first change that did not finish, so
+    that a rollback goes all the way back.
     """
 
     gpu: model.PciAddress
     before: spec.MigLayout
     steps: tuple[str, ...] = ()
-    """For people, in their order."""
+    """The steps as text for people, in order."""
     at: int = 0
     """Index of the step that was about to be taken."""
     touched: tuple[spec.MigInstanceSpec, ...] = ()
-    """Each instance that a step was about, without compute instances."""
+    """The instances that steps create, change or destroy, without compute
+    instances."""
     vgpus: tuple[spec.VgpuSpec, ...] = ()
-    """Each vGPU that a step has created, or may have."""
+    """The vGPUs that steps have or may have created."""
     problem: str | None = None
     """Why the rollback did not finish; None if it was not tried."""
     boot: str | None = None
-    """Boot id of the machine when it began. None in records of earlier
-    releases."""
+    """Boot id of the machine when the change began. None in records of
+    earlier releases."""
 
     def __str__(self) -> str:
         if self.problem:
@@ -217,18 +253,18 @@ class Change:
 
 @dataclasses.dataclass(frozen=True)
 class HealthRecord:
-    """What is wrong with a GPU; a healthy one has none."""
+    """The health conditions of a GPU; a healthy GPU has no such record."""
 
     boot: str
-    """Boot id of the machine when it was noted."""
+    """Boot id of the machine when the conditions were noted."""
     uuid: str | None = None
-    """Of the board; None where it was never read."""
-    ailments: tuple[health_conditions.Condition, ...] = ()
+    """UUID of the board; None if it was never read."""
+    conditions: tuple[health_conditions.Condition, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportedFacts:
-    """What NVML alone knows of a GPU, and Cyborg compares."""
+    """The facts of a GPU that only NVML knows and that Cyborg compares."""
 
     model: str | None = None
     architecture: str | None = None
@@ -260,16 +296,16 @@ class Reported:
 
 @dataclasses.dataclass(frozen=True)
 class Nvlink:
-    """How NVLink connects a GPU to others.
+    """How NVLink connects a GPU to other GPUs.
 
-    NVML and the fabric manager tell it only while the GPUs are bound to
+    NVML and the fabric manager tell this only while the GPUs are bound to
     NVIDIA's driver and the fabric manager runs.
     """
 
     boot: str
     """Boot id of the machine when ``module`` was read."""
     module: int | None = None
-    """NVML's module id; None for a GPU that is on no NVSwitches."""
+    """NVML's module id; None for a GPU without NVSwitches."""
     groups: tuple[nvlink.Group, ...] = ()
     """All groups that the GPU is in."""
 
@@ -280,47 +316,47 @@ class GpuRecord:
 
     claims: tuple[Claim, ...] = ()
     claims_lost: bool = False
-    """Whether a damaged record was set aside and the claims in it have to be
-    found again, on the hardware and in Cyborg."""
+    """Whether a damaged record was set aside, and its claims have to be
+    rebuilt from the hardware and Cyborg."""
     fixed: FixedVgpus = FixedVgpus()
     layout: SavedLayout | None = None
     """None for a GPU that no layout was applied to."""
     change: Change | None = None
     board: boards.Record | None = None
-    """What NVML reported of the board when it was last asked, for as long as
-    it cannot be asked."""
-    sickness: HealthRecord | None = None
-    """None for a GPU that is well."""
+    """NVML's last answers about the board, used while NVML cannot be asked.
+    """
+    health: HealthRecord | None = None
+    """None for a healthy GPU."""
     tenancy: cleaning.Known | None = None
     """Who has a GPU in passthrough mode; None if that was never seen."""
     nvlink: Nvlink | None = None
     """None for a GPU that was never in mode nvlink."""
     reported: Reported | None = None
-    """None for a GPU that Cyborg was not told of."""
+    """None for a GPU that was not reported to Cyborg."""
     cordons: cordon.Cordons = ()
-    """Why it gets no new server; at most one of each source."""
+    """Why the GPU gets no new server; at most one cordon of each source."""
     errors: int = 0
     """Errors since the GPU was last uncordoned or its health was cleared.
     They are counted only if that may cordon it."""
     by_role: Mapping[str, role_facts.RoleFacts] = dataclasses.field(
         default_factory=dict)
-    """Of a GPU in mode auto: how it was read in each of its roles."""
+    """For a GPU in mode auto: what was read of it in each of its roles."""
 
     @property
     def used_instances(self) -> frozenset[spec.MigInstanceSpec]:
-        """The GPU instances that claims and fixed vGPUs have."""
+        """The GPU instances of claims and fixed vGPUs."""
         return self.fixed.instances | {
             claim.instance for claim in self.claims
             if claim.instance is not None}
 
     @property
     def owned_instances(self) -> frozenset[spec.MigInstanceSpec]:
-        """The GPU instances that are explained: used, or of the layout."""
+        """The GPU instances of claims, fixed vGPUs and the layout."""
         laid_out = self.layout.layout.bare if self.layout else frozenset()
         return self.used_instances | laid_out
 
     def is_of(self, address: model.PciAddress) -> bool:
-        """Whether every part is about the GPU at ``address``."""
+        """Whether every part belongs to the GPU at ``address``."""
         parts = (*self.claims, self.layout, self.change)
         return (all(part is None or part.gpu == address for part in parts)
                 and all(address in claim.gpus for claim in self.claims))

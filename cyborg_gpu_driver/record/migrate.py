@@ -10,12 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The files of earlier releases, taken over into the records of the GPUs.
+"""Migrate the files of earlier releases to the records of the GPUs.
 
-Earlier releases had a file for each kind of thing, for all GPUs of the
-machine. Each is read once, written into the records, and then kept under
-another name. A process that dies meanwhile leaves the files that it has not
-renamed, and the next one takes them over again.
+Earlier releases had one file for each kind of data, for all GPUs of the
+machine. Each file is read once, written into the records, and then renamed.
+If a process dies meanwhile, the next process repeats the migration of the
+files that are not renamed.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ from cyborg_gpu_driver.record import gpu as gpu_record
 LOG = logging.getLogger(__name__)
 
 Parts = dict[model.PciAddress, dict[str, Any]]
-"""Parts of records by GPU, as of :class:`~.gpu.GpuRecord`."""
+"""Fields of :class:`~.gpu.GpuRecord`, by GPU."""
 
 _JOURNAL = 'journal.json'
 _DISABLED = cordon.Cordon(cordon.Source.CYBORG)
 
 
 def is_pending(state_path: str) -> bool:
-    """Whether there is anything to take over."""
+    """Whether there are files to migrate."""
     return any(True for _ in _files(state_path))
 
 
 def read(state_path: str) -> Parts:
-    """What the files have.
+    """Read the parts of records that the files have.
 
-    :raises JournalError: if one cannot be read or is damaged.
+    :raises JournalError: if a file cannot be read or is damaged.
     """
     found: Parts = {}
     for path, kind, parse in _files(state_path):
@@ -65,11 +65,11 @@ def read(state_path: str) -> Parts:
 def run(state_path: str,
         take_over: Callable[[model.PciAddress, dict[str, Any]], None]
         ) -> None:
-    """Take over the files; others are kept from doing so meanwhile.
+    """Migrate the files. The caller ensures that no other process does.
 
     :param take_over: writes parts of one record.
-    :raises JournalError: if a file cannot be read, written or renamed; all
-        stays to be done again.
+    :raises JournalError: if a file cannot be read, written or renamed. Then
+        the migration has to be repeated.
     """
     found: Parts = {}
     kept = []
@@ -97,25 +97,25 @@ def run(state_path: str,
 
 
 def lost_claims(state_path: str) -> list[str]:
-    """The journal of an earlier release that was damaged, if there was one.
+    """The damaged journal of an earlier release, if there was one.
 
-    Then the claims on a GPU without a record have to be found again.
+    In that case the claims on GPUs without a record have to be rebuilt.
     """
     return glob.glob(
         glob.escape(os.path.join(state_path, _JOURNAL)) + '.lost-[0-9]')
 
 
 def settle(state_path: str) -> None:
-    """The claims of all GPUs have been found again.
+    """Note that the claims of all GPUs have been rebuilt.
 
-    :raises JournalError: if that cannot be written.
+    :raises JournalError: if a lost journal cannot be renamed.
     """
     for path in lost_claims(state_path):
         durable.set_aside(path, 'unusable')
 
 
 def saved_layout(item: Mapping[str, Any]) -> gpu_record.SavedLayout:
-    """A GPU of a checkpoint in version 1.
+    """Read the layout of one GPU from a checkpoint in version 1.
 
     :raises KeyError, TypeError, ValueError: if it is something else.
     """
@@ -125,7 +125,7 @@ def saved_layout(item: Mapping[str, Any]) -> gpu_record.SavedLayout:
 
 
 def _files(state_path: str) -> Iterator[tuple[str, str, Callable]]:
-    """Path, kind and parser of each file that is there."""
+    """Path, kind and parser of each existing file."""
     for name, kind, parse in _KINDS:
         pattern = glob.escape(state_path) + f'/{name}'
         for path in sorted(glob.glob(pattern)):
@@ -176,11 +176,11 @@ def _change(content: Any) -> Parts:
     return {change.gpu: {'change': change}}
 
 
-def _sicknesses(content: Any) -> Parts:
-    return {model.PciAddress.parse(item['gpu']): {'sickness': codec.decode(
+def _health(content: Any) -> Parts:
+    return {model.PciAddress.parse(item['gpu']): {'health': codec.decode(
         gpu_record.HealthRecord, {
             'boot': item['boot'], 'uuid': item['uuid'],
-            'ailments': item['ailments']})} for item in content}
+            'conditions': item['ailments']})} for item in content}
 
 
 def _by_address(kind: type, part: str, content: Any) -> Parts:
@@ -194,17 +194,27 @@ def _disabled(content: Any) -> Parts:
             for address in content}
 
 
-def cordons(content: Any) -> Any:
-    """A record with ``cordons`` in the place of ``disabled``.
+def current(content: Any) -> Any:
+    """Convert a record to the keys of this release.
 
-    :param content: of a record of any release.
+    Records of earlier releases have ``disabled`` instead of ``cordons``, and
+    ``sickness`` with ``ailments`` instead of ``health`` with ``conditions``.
+
+    :param content: the content of a record of any release.
+    :raises ValueError: if ``disabled`` is not a boolean.
     """
-    if not isinstance(content, dict) or 'disabled' not in content:
+    if not isinstance(content, dict):
         return content
-    disabled = codec.decode(bool, content['disabled'])
-    return {**{key: item for key, item in content.items()
-               if key != 'disabled'},
-            **({'cordons': codec.encode((_DISABLED,))} if disabled else {})}
+    found = dict(content)
+    if 'disabled' in found and codec.decode(bool, found.pop('disabled')):
+        found['cordons'] = codec.encode((_DISABLED,))
+    if 'sickness' in found:
+        health = found.pop('sickness')
+        if isinstance(health, dict) and 'ailments' in health:
+            health = {**health, 'conditions': health['ailments']}
+            del health['ailments']
+        found['health'] = health
+    return found
 
 
 def _layout(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -223,7 +233,7 @@ _KINDS: tuple[tuple[str, str, Callable[[Any], Parts]], ...] = (
     ('fixed.json', 'cyborg-gpu fixed vGPUs', _fixed),
     ('checkpoint.json', 'cyborg-gpu checkpoint', _saved_layouts),
     ('changes/*.json', 'cyborg-gpu layout change', _change),
-    ('health.json', 'cyborg-gpu health', _sicknesses),
+    ('health.json', 'cyborg-gpu health', _health),
     ('cleaning.json', 'cyborg-gpu cleaning', functools.partial(
         _by_address, cleaning.Known, 'tenancy')),
     ('reported.json', 'cyborg-gpu report', functools.partial(

@@ -12,17 +12,17 @@
 
 """The records of one machine's GPUs: a file, a lock and a cache for each.
 
-``STATE_PATH/gpus/ADDRESS.json`` holds the record of one GPU, with a version
-and a checksum. One policy holds for all of them:
+``STATE_PATH/gpus/ADDRESS.json`` has the record of one GPU, with a version
+and a checksum. The same rules apply to all records:
 
-* A damaged file costs one GPU. Who reads it gets an error. :meth:`Store.
-  check`, with which each report and each restore begins, sets it aside with
-  a message, and the claims in it are found again on the hardware.
-* What must be on the disk before the hardware is touched is written through
-  :meth:`Store.gpu`, which raises if it cannot be written.
-* What was observed is written through :meth:`Store.keep`: it stays in this
-  process's memory while it cannot be written, and is tried again with each
-  write.
+* A damaged file affects one GPU. A read of it raises an error. Each report
+  and each restore begins with :meth:`Store.check`, which sets the file aside
+  with a message. Then its claims are rebuilt from the hardware and Cyborg.
+* Data that must be on the disk before the hardware is touched is written
+  through :meth:`Store.gpu`, which raises if it cannot be written.
+* Observations are written through :meth:`Store.keep`. While they cannot be
+  written, they are kept in this process's memory, and each write of the
+  record tries again.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ _stores_mutex = threading.Lock()
 
 @dataclasses.dataclass
 class Draft:
-    """A record that is being changed: put another in the place of it."""
+    """A record that is being changed: replace it with the new one."""
 
     record: gpu_record.GpuRecord
 
 
 def of(state_path: str) -> Store:
-    """The records of a machine, shared by all that use them in a process.
+    """The records of a machine, one shared object in each process.
 
     :param state_path: ``[gpu] state_path``.
     """
@@ -90,9 +90,9 @@ class Store:
         self._state_path = state_path
         self._directory = os.path.join(state_path, 'gpus')
         self._cache: dict[model.PciAddress, tuple] = {}
-        """Each file's mark and record when it was last read."""
+        """The mark and record of each file when it was last read."""
         self._pending: dict[model.PciAddress, dict[str, Any]] = {}
-        """Parts of records that could not be written yet."""
+        """Parts of records that could not be written yet, by field."""
         self._said = log_once.LogOnce()
         self._migrated = False
 
@@ -103,16 +103,16 @@ class Store:
     def read(self, address: model.PciAddress) -> gpu_record.GpuRecord:
         """The record of a GPU; an empty one without a file. Takes no lock.
 
-        :raises JournalUnreadable: if this process cannot read it.
-        :raises JournalError: if it is damaged.
+        :raises JournalUnreadable: if this process cannot read the file.
+        :raises JournalError: if the record is damaged.
         """
         return self._with_pending(address, self._with_earlier(
             address, self._read(address)))
 
     def peek(self, address: model.PciAddress) -> gpu_record.GpuRecord:
-        """As :meth:`read`; where that is unusable, what is in memory.
+        """Like :meth:`read`; if the file is unusable, only what is in memory.
 
-        Does not raise. An unusable record is logged once.
+        Does not raise for an unusable record, but logs it once.
         """
         try:
             record = self.read(address)
@@ -142,18 +142,21 @@ class Store:
             *self._pending, *earlier}))
 
     def records(self) -> dict[model.PciAddress, gpu_record.GpuRecord]:
-        """All records that can be used; the others are logged once."""
+        """All records by GPU, each read with :meth:`peek`.
+
+        :raises JournalUnreadable: if the directory cannot be read.
+        """
         return {address: self.peek(address) for address in self.addresses()}
 
     @contextlib.contextmanager
     def gpu(self, address: model.PciAddress) -> Iterator[Draft]:
-        """Change a record: read, changed by the caller, written once.
+        """Read a record, let the caller change it, and write it once.
 
-        Nothing is written if it is the same afterwards, or if the caller
+        Nothing is written if the record is unchanged, or if the caller
         raises.
 
-        :raises JournalError: if it is damaged, or cannot be locked or
-            written.
+        :raises JournalError: if the record is damaged, or cannot be locked
+            or written.
         """
         self._migrate()
         with locks.record(self._state_path, address):
@@ -168,18 +171,18 @@ class Store:
     def put(self, address: model.PciAddress, **parts: Any) -> None:
         """Write parts of a record.
 
-        :raises JournalError: as :meth:`gpu`.
+        :raises JournalError: see :meth:`gpu`.
         """
         with self.gpu(address) as draft:
             draft.record = dataclasses.replace(draft.record, **parts)
 
     def keep(self, address: model.PciAddress, change: Change
              ) -> tuple[gpu_record.GpuRecord, gpu_record.GpuRecord]:
-        """Change a record, in memory until that can be written.
+        """Change a record; keep the change in memory while it is unwritable.
 
-        Does not raise; what is in the way is logged once.
+        Does not raise; the reason is logged once.
 
-        :param change: returns the new record for the one that there is.
+        :param change: returns the new record for the current one.
         :returns: the record before and after.
         """
         try:
@@ -189,7 +192,7 @@ class Store:
             if not self._pending:
                 self._said.over('keep')
         except exception.JournalError as error:
-            # Most often what is in the way is the same for all GPUs.
+            # The reason is usually the same for all GPUs.
             self._say('keep', str(error).replace(str(address), 'ADDRESS')
                       + '. What is seen of the GPUs is kept in memory, and '
                       'a restart would forget it')
@@ -202,7 +205,7 @@ class Store:
         return before, after
 
     def observe(self, address: model.PciAddress, **parts: Any) -> None:
-        """Put parts of a record in the place of others, by :meth:`keep`."""
+        """Replace parts of a record through :meth:`keep`."""
         known = self.peek(address)
         if (address in self._pending or any(
                 getattr(known, name) != value
@@ -212,13 +215,14 @@ class Store:
 
     @property
     def unwritten(self) -> int:
-        """Of how many GPUs something is in memory that no file has yet."""
+        """The number of GPUs with data in memory that no file has yet."""
         return len(self._pending)
 
     def check(self) -> None:
-        """Set unusable records aside, and what writers left that died.
+        """Set unusable records aside, and delete files of dead writers.
 
-        :raises JournalUnreadable: if one may well be usable, by others.
+        :raises JournalUnreadable: if this process cannot read a record that
+            others may be able to use.
         """
         self._migrate()
         for address in self.addresses():
@@ -230,9 +234,9 @@ class Store:
                 self.check_gpu(address)
 
     def check_gpu(self, address: model.PciAddress) -> None:
-        """As :meth:`check`, of one GPU.
+        """Like :meth:`check`, for one GPU.
 
-        :raises JournalError: if the record cannot be put aside.
+        :raises JournalError: if the record cannot be set aside.
         """
         self._migrate()
         path = self.path(address)
@@ -257,7 +261,7 @@ class Store:
                     {'error': error, 'kept': kept, 'gpu': address})
 
     def is_lost(self, address: model.PciAddress) -> bool:
-        """Whether the claims of a GPU have to be found again.
+        """Whether the claims of a GPU have to be rebuilt.
 
         :raises JournalError: if its record cannot be read.
         """
@@ -266,19 +270,19 @@ class Store:
         return bool(migrate.lost_claims(self._state_path))
 
     def has_lost(self) -> bool:
-        """Whether the claims of any GPU have to be found again."""
+        """Whether the claims of any GPU have to be rebuilt."""
         return bool(migrate.lost_claims(self._state_path)) or any(
             record.claims_lost for record in self.records().values())
 
     def settle(self) -> None:
-        """The claims of all GPUs of this machine have been found again.
+        """Note that the claims of all GPUs have been rebuilt.
 
         :raises JournalError: if that cannot be written.
         """
         migrate.settle(self._state_path)
 
     def _migrate(self) -> None:
-        """Take over the records of earlier releases, once."""
+        """Migrate the files of earlier releases, once."""
         if self._migrated:
             return
         if migrate.is_pending(self._state_path):
@@ -300,13 +304,13 @@ class Store:
         self._write(address, dataclasses.replace(record, **parts))
 
     def _earlier(self) -> migrate.Parts:
-        """What earlier releases left, while it cannot be taken over."""
+        """The data of earlier releases, while it cannot be migrated."""
         if self._migrated:
             return {}
         try:
             self._migrate()
         except exception.JournalError:
-            # As of an operator's command that runs as an ordinary user.
+            # For example in an operator's command without root privileges.
             return migrate.read(self._state_path)
         return {}
 
@@ -331,16 +335,16 @@ class Store:
             return _EMPTY
         try:
             if isinstance(content, dict) and 'ids' in content:
-                # Version 1: what NVML had reported, and nothing else.
+                # Version 1 has only NVML's answers about the board.
                 content = {'board': content}
-            content = migrate.cordons(content)
+            content = migrate.current(content)
             record = codec.decode(gpu_record.GpuRecord, content)
             if not record.is_of(address):
                 raise ValueError('it is about another GPU')
         except ValueError as error:
             raise exception.JournalError(
                 path=path, reason=f'is damaged: {error}') from error
-        # Marked as it was before it was read: newer content is read again.
+        # The mark is from before the read: newer content is read again.
         self._cache[address] = mark, record
         return record
 
@@ -352,7 +356,10 @@ class Store:
 
     def _forget(self, address: model.PciAddress, written: dict[str, Any]
                 ) -> None:
-        """Parts are on the disk. Another thread may have kept newer ones."""
+        """Drop pending parts that were written, unless they are newer now.
+
+        Another thread may have kept newer ones.
+        """
         pending = self._pending.get(address, {})
         for name, value in written.items():
             if pending.get(name) is value:
@@ -361,13 +368,13 @@ class Store:
             self._pending.pop(address, None)
 
     def _say(self, what: Hashable, error: object) -> None:
-        """Log what is wrong with a record, once."""
+        """Log an error once."""
         if self._said.is_new(str(error), what):
             LOG.error('%s', error)
 
 
 def _address(name: str) -> model.PciAddress | None:
-    """The GPU whose record a file is; None if it is another file."""
+    """The GPU of a record's file name; None for another file."""
     try:
         address = model.PciAddress.parse(name.removesuffix(_SUFFIX))
     except exception.InvalidPciAddress:

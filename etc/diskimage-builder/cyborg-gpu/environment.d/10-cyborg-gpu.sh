@@ -22,8 +22,8 @@ case "$DIB_CYBORG_GPU_IMAGE" in
         _venv=/opt/cyborg-gpu
         ;;
     ramdisk)
-        # Of the element ironic-python-agent-ramdisk: the agent finds the
-        # hardware manager and the collector in its own environment.
+        # The environment of the element ironic-python-agent-ramdisk. The
+        # agent finds the hardware manager and the collector there.
         _venv=/opt/ironic-python-agent
         ;;
     *)
