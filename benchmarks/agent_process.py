@@ -10,9 +10,9 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Our agent of one host in a process of its own, as on a real host.
+"""The agent of one host, in a process of its own as on a real host.
 
-pynvml is one for a process, and so is a simulated machine.
+A process has only one pynvml, and therefore only one simulated machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import types
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-# Before all that would choose eventlet.
+# Imported before the modules that would select eventlet.
 import cyborg_gpu_driver.demo  # isort: skip # noqa: F401
 
 import pynvml
@@ -42,21 +42,22 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 
 TIMEOUT = 120.0
-"""Seconds for one answer."""
+"""Seconds to wait for one answer of the agent."""
 
 
 class AgentProcess:
-    """Starts the process; :meth:`close` ends it.
+    """An agent in a process that starts here and that :meth:`close` ends.
 
-    :param url: of Placement.
+    :param url: the URL of Placement.
     :param host: the compute node's name.
-    :param simulated: the machine; all of its GPUs are sliced.
-    :param profiles: that are offered.
+    :param simulated: the simulated machine. All of its GPUs are sliced.
+    :param profiles: the MIG profiles that the agent offers.
     """
 
     def __init__(self, url: str, host: str, simulated: str,
                  profiles: tuple[str, ...]):
-        # A fork would have this process's threads and its pynvml.
+        # A forked process would inherit this process's pynvml and what its
+        # threads hold.
         context = multiprocessing.get_context('spawn')
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=_serve, args=(
@@ -71,21 +72,21 @@ class AgentProcess:
         self._process.kill()
 
     def report(self) -> list[types.SimpleNamespace]:
-        """What the agent would report: the parts of each provider."""
+        """Return what the agent reports, one item per resource provider."""
         return [types.SimpleNamespace(**item) for item in self._ask('report')]
 
     def bind(self, address: str, asked_type: str, handle: str) -> None:
-        """:raises RuntimeError: if the agent cannot."""
+        """:raises RuntimeError: if the bind fails."""
         self._ask('bind', address, asked_type, handle)
 
     def unbind(self, address: str, asked_type: str, handle: str) -> None:
-        """:raises RuntimeError: if the agent cannot."""
+        """:raises RuntimeError: if the unbind fails."""
         self._ask('unbind', address, asked_type, handle)
 
     def masks(self) -> list[list[int]]:
-        """Of each GPU, the units that each GPU instance takes.
+        """Return, for each GPU, the mask of units of each GPU instance.
 
-        As the hardware has them, without a word of the agent.
+        The simulated hardware answers, not the agent.
         """
         return self._ask('masks')
 
@@ -101,7 +102,7 @@ class AgentProcess:
 
 
 class _Placement:
-    """The part of Cyborg's client of Placement that the agent uses."""
+    """The part of Cyborg's Placement client that the agent uses."""
 
     def __init__(self, url):
         self._adapter = adapter.Adapter(
@@ -116,7 +117,7 @@ class _Placement:
 
 
 class _Server:
-    """Answers in the agent's process."""
+    """Answers the questions of :class:`AgentProcess` in its process."""
 
     def __init__(self, url, host, simulated, profiles, directory):
         conf = cfg.ConfigOpts()
@@ -147,14 +148,15 @@ class _Server:
         self._agent.unbind(*asked)
 
     def masks(self):
-        with pynvml.nvmlLib.machine.operation() as state:
+        machine = pynvml.nvmlLib.machine
+        with machine.operation():
             return [[model.Placement(item.start, item.size).mask
                      for item in gpu.instances.values()]
-                    for gpu in state.gpus.values()]
+                    for gpu in machine.state.gpus.values()]
 
 
 def _serve(pipe, *arguments):
-    # It would say that there is no Cyborg to ask for disabled devices.
+    # The agent would log that it cannot ask Cyborg for disabled devices.
     logging.disable(logging.CRITICAL)
     with tempfile.TemporaryDirectory() as directory:
         server = _Server(*arguments, directory)

@@ -10,20 +10,21 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What boots cost beside those with the accelerators of Cyborg's fake_driver.
+"""The cost of boots with this driver and with Cyborg's fake_driver.
 
-Released Placement and Cyborg run in this process; Nova's part is played
-through their public APIs. A server gets one accelerator, first while nobody
-else asks, then many ask at once until the host is full, and all are deleted
-at once. The host has as many GPU instances to offer as the fake_driver's has
-accelerators; the fake_driver does nothing for a bind. One server is placed
-at a time, as by one worker of nova-scheduler.
+The released Placement and Cyborg run in this process. The benchmark plays
+Nova's part through their public APIs. First one server at a time boots with
+one accelerator. Then many servers boot at once until the host is full, and
+all of them are deleted at once. The host offers as many GPU instances as the
+fake_driver has accelerators. The fake_driver does nothing for a bind. One
+server is placed at a time, as by one worker of nova-scheduler.
 
 usage: python benchmarks/boots.py [-f table|json] [--repeat N]
 
-Exits 1 if a boot of ours needs more SQL statements of Cyborg or requests to
-Placement than its limit. It fails if one of the two sides serves fewer
-servers, or if something is left when all are gone.
+Exits 1 if a boot with this driver needs more SQL statements of Cyborg or
+requests to Placement than its limit. It fails if one driver serves fewer
+servers than the other, or if anything is still in use after all servers are
+deleted.
 """
 
 from __future__ import annotations
@@ -55,17 +56,17 @@ OURS, THEIRS = 'cyborg_gpu_driver', 'fake_driver'
 CLASSES = {OURS: full_host.RESOURCE_CLASS, THEIRS: 'FPGA'}
 PROFILE = 'one'
 AT_ONCE = 14
-"""Users that wait for a server, each for one at a time."""
+"""Concurrent users, each of whom boots or deletes one server at a time."""
 TIMEOUT = 600
 """Seconds for a boot, however busy this machine is."""
 STATEMENTS = 40
-"""Of Cyborg's database: limit of a boot."""
+"""The limit of SQL statements that Cyborg may need for a boot."""
 REQUESTS = 10
-"""To Placement: limit of a boot."""
+"""The limit of requests to Placement for a boot."""
 
 
 class Nova(nova_part.NovaPart):
-    """One worker of nova-scheduler places one server at a time."""
+    """Nova's part, with a scheduler that places one server at a time."""
 
     def __init__(self, cloud):
         super().__init__(cloud.placement, cloud.cyborg, cloud.events,
@@ -79,28 +80,29 @@ class Nova(nova_part.NovaPart):
 
 @dataclasses.dataclass
 class Costs:
-    """What the boots and deletions of one side took."""
+    """The cost of the boots and deletions with one driver."""
 
     servers: int = 0
-    """How many had an accelerator at a time."""
+    """Servers that had an accelerator at the same time."""
     alone: float = 0.0
-    """Seconds of a boot while nobody else asks."""
+    """Seconds of a boot while no other server boots (median)."""
     statements: int = 0
     requests: int = 0
-    """The most of such a boot."""
+    """The maximum for a boot while no other server boots."""
     storm: float = 0.0
-    """Seconds until all have theirs."""
+    """Seconds until all servers have their accelerators."""
     slowest: float = 0.0
     """99th percentile of a boot in the storm, in seconds."""
     end: float = 0.0
-    """Seconds until all are gone."""
+    """Seconds until all servers are deleted."""
 
 
 def play(driver, directory, count, repeat):
-    """All that one side is asked for.
+    """Boot and delete all servers with one driver, and return the costs.
 
     :param count: how many accelerators the host has.
-    :raises RuntimeError: if there are fewer, or if something is left.
+    :raises RuntimeError: if fewer accelerators are in use when the host is
+        full, or any after all servers are deleted.
     """
     templates = database.Templates(
         full_host.subdirectory(directory, 'templates'))
@@ -114,7 +116,7 @@ def play(driver, directory, count, repeat):
         [driver], {'DEFAULT': {'rpc_response_timeout': TIMEOUT},
                    'gpu': simulated})
     try:
-        # Cyborg makes the providers in the first report.
+        # Cyborg creates the providers at the first report.
         cloud.report()
         cloud.report()
         cloud.cyborg.create_device_profile(
@@ -137,9 +139,10 @@ def play(driver, directory, count, repeat):
 
 
 def _alone(cloud, nova, repeat, costs):
-    """Boots one after another, each deleted before the next."""
+    """Boot servers one after another, each deleted before the next boots."""
     taken = []
-    # The first one makes sessions and prepares statements.
+    # The first boot is not counted: it opens sessions and prepares
+    # statements.
     for number in range(repeat + 1):
         with counting.statements() as statements, (
                 counting.requests_sent(cloud.placement_service.url)) as sent:
@@ -155,7 +158,7 @@ def _alone(cloud, nova, repeat, costs):
 
 
 def _storm(nova, count, costs):
-    """Boot until the host is full; UUIDs of the servers."""
+    """Boot servers until the host is full, and return their UUIDs."""
     def boot(_number):
         start = time.perf_counter()
         server = nova.create_server(PROFILE, TIMEOUT)
@@ -171,27 +174,28 @@ def _storm(nova, count, costs):
 
 
 def _check(cloud, driver, count):
-    """:raises RuntimeError: if other than so many accelerators are in use."""
+    """:raises RuntimeError: unless ``count`` accelerators are in use."""
     found = {
         'units in use in Placement': sum(
             provider['usages'].get(CLASSES[driver], 0)
             for provider in cloud.placement.snapshot().values()),
         'attach handles in use in Cyborg': len(cloud.handles_in_use())}
     if driver == OURS:
-        with pynvml.nvmlLib.machine.operation() as state:
+        machine = pynvml.nvmlLib.machine
+        with machine.operation():
             found['GPU instances'] = sum(
-                len(gpu.instances) for gpu in state.gpus.values())
+                len(gpu.instances) for gpu in machine.state.gpus.values())
     for what, number in found.items():
         if number != count:
             raise RuntimeError(f'{driver}: {number} {what}, not {count}')
 
 
 def measure(repeat, gpus=4):
-    """Every figure, in the order in which it is shown.
+    """Return every figure, in the order in which it is shown.
 
-    :param gpus: how many the host has.
+    :param gpus: how many GPUs the host has.
     """
-    # Imported before our demo, Cyborg would choose eventlet.
+    # If imported before the demo package, Cyborg would select eventlet.
     from cyborg.accelerator.drivers import fake
     count = gpus * full_host.INSTANCES_PER_GPU
     before = fake.FakeDriver.NUM_ACCELERATORS
@@ -208,13 +212,13 @@ def measure(repeat, gpus=4):
 
 
 def show(ours, theirs):
-    """The figures of both sides.
+    """Yield the figures of both drivers.
 
     :raises RuntimeError: if they have not done the same work.
     """
     if ours.servers != theirs.servers:
-        raise RuntimeError(f'{ours.servers} servers beside '
-                           f'{theirs.servers}')
+        raise RuntimeError(f'{ours.servers} servers with {OURS}, '
+                           f'{theirs.servers} with {THEIRS}')
     yield figures.Figure('servers', ours.servers, 'at a time',
                          baseline=theirs.servers)
     yield figures.Figure('a boot alone: SQL statements of Cyborg',
@@ -234,7 +238,8 @@ def show(ours, theirs):
 
 def main(argv=None):
     options = figures.parser(
-        'What boots cost beside those of fake_driver.', 10).parse_args(argv)
+        'Compare boots with this driver and with fake_driver.',
+        10).parse_args(argv)
     logging.disable(logging.CRITICAL)
     try:
         return figures.show(measure(options.repeat), options.format)

@@ -10,15 +10,15 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What openstack gpu costs in a cloud of many hosts.
+"""The cost of openstack gpu in a cloud of many hosts.
 
-The released Placement has hosts with GPUs in MIG mode, put straight into its
-database; Cyborg and Nova are played by prepared answers. They run in a process
-of their own, so that the CPU time is the command's alone. Each command is
-measured on two sizes of the cloud, which gives what a host costs, and so what
-1,000 and 10,000 hosts cost. The baseline asks Placement for each resource
-provider, the floor is one request for each host. Both find as many used units
-as the command.
+The released Placement has hosts with GPUs in MIG mode, written directly into
+its database. Prepared answers stand in for Cyborg and Nova. All three run in
+a separate process, so that the CPU time is the command's alone. Each command
+is measured with two sizes of the cloud. The difference is the cost of a host.
+The cost of 1,000 and 10,000 hosts follows from it. The baseline asks
+Placement for each resource provider. The floor is one request for each host.
+The baseline finds as many used units as the command.
 
 usage: python benchmarks/cloud.py [-f table|json] [--hosts FEW,MANY] [--gpus N]
 
@@ -67,30 +67,30 @@ from cyborg_gpu_driver.report.content import names
 PROFILES = {'1g.10gb': 7, '1g.10gb.me': 1, '1g.20gb': 4, '2g.20gb': 3,
             '3g.40gb': 2, '4g.40gb': 1, '7g.80gb': 1}
 USED, FULL = '1g.10gb', '2g.20gb'
-"""Profiles: one that servers have, and one of which nothing is to be had."""
+"""A profile that servers use, and one whose inventory is all reserved."""
 SERVERS = 2
-"""On every second GPU."""
+"""Servers on every second GPU."""
 TRAITS = ('OWNER_CYBORG', 'CUSTOM_GPU_KIND_MIG', 'CUSTOM_GPU_MEMORY_10GB',
           'CUSTOM_GPU_MODEL_A100_SXM4_80GB', 'CUSTOM_GPU_NUMA_1')
 ROOT_TRAITS = ('COMPUTE_ACCELERATORS', 'COMPUTE_NODE')
 ROOT = {'VCPU': 256, 'MEMORY_MB': 1 << 20, 'DISK_GB': 4096}
 SCALES = (1000, 10000)
 CPU_TARGET = 60.0
-"""Seconds of CPU time at 1,000 hosts."""
+"""Seconds of CPU time of a command at 1,000 hosts."""
 REQUESTS_LIMIT = 3000
-"""At 1,000 hosts."""
+"""Requests of a command at 1,000 hosts."""
 _LEAST = 2
-"""Hosts that are examined at least. With fewer servers Nova is asked about
-each of them."""
+"""The smallest number of hosts to examine. With fewer servers, the command
+asks Nova about each server."""
 _PARTS = ('inventories', 'usages', 'traits')
 _PAGE = 1000
 
 
 class Content:
-    """What the services know of a cloud.
+    """What the services know about a cloud.
 
-    :param hosts: how many there are.
-    :param gpus: of each.
+    :param hosts: the number of hosts.
+    :param gpus: the number of GPUs of each host.
     """
 
     def __init__(self, hosts: int, gpus: int):
@@ -106,12 +106,12 @@ class Content:
             for count in range(SERVERS)]
 
     def fill(self, path: str) -> None:
-        """Put it into Placement's database."""
+        """Write the hosts and servers into Placement's database."""
         with contextlib.closing(sqlite3.connect(path)) as base, base:
             _Filler(base).fill(self)
 
     def cyborg(self) -> dict[str, Any]:
-        """Cyborg's answers, by path."""
+        """Return Cyborg's answers by path."""
         return {
             '/v2/deployables': {'deployables': [
                 {'rp_uuid': names.provider_uuid(_name(*provider)),
@@ -141,7 +141,7 @@ class Content:
             if asked in (None, server)]}
 
     def nova(self) -> dict[str, Any]:
-        """Nova's answers, by path; the servers in pages."""
+        """Return Nova's answers by path; it lists servers in pages."""
         found = [{'id': server, 'name': server, 'status': 'ACTIVE',
                   'tenant_id': 'project',
                   'OS-EXT-SRV-ATTR:hypervisor_hostname': host}
@@ -214,14 +214,14 @@ class _Filler:
         return row
 
     def _named(self, table, wanted):
-        """Ids by name, of rows that are made if there are none."""
+        """Return ids by name, and insert the rows that do not exist."""
         found = dict(self._base.execute(f'SELECT name, id FROM {table}'))
         for name in sorted(wanted - found.keys()):
             found[name] = self._insert(table, name=name)
         return found
 
     def _insert(self, table, **values):
-        # Placement tells when something was changed last.
+        # Placement includes the time of the last change in its answers.
         values['created_at'] = '2026-01-01 00:00:00'
         return self._base.execute(
             f'INSERT INTO {table} ({", ".join(values)}) VALUES '
@@ -255,7 +255,7 @@ def _page(found, query):
 
 
 def _documents(root, latest, answers):
-    """A service that has these answers.
+    """Return a WSGI application that gives these answers.
 
     :param root: the path of its endpoint.
     :param latest: its latest microversion.
@@ -286,7 +286,7 @@ def _documents(root, latest, answers):
 
 
 def _serve(pipe, directory, path, content):
-    """Run the services until the other end of the pipe says stop."""
+    """Run the services until the other end of the pipe sends a message."""
     logging.disable(logging.CRITICAL)
     placement = placement_service.PlacementService(directory, path)
     pipe.send({
@@ -299,7 +299,7 @@ def _serve(pipe, directory, path, content):
 
 
 class Counting(connection.Cloud):
-    """A cloud that counts the requests to Placement, and all."""
+    """A cloud that counts the requests to each service."""
 
     def __init__(self, made: sdk.Connection):
         super().__init__(made, 'benchmark')
@@ -313,9 +313,9 @@ class Counting(connection.Cloud):
 @contextlib.contextmanager
 def running(content: Content, templates: database.Templates
             ) -> Iterator[Counting]:
-    """A cloud with this content.
+    """Run a cloud with this content.
 
-    :param templates: its databases.
+    :param templates: the databases to copy for it.
     """
     with tempfile.TemporaryDirectory() as directory:
         _, path = templates.copy(directory)
@@ -341,17 +341,17 @@ def running(content: Content, templates: database.Templates
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Of one command."""
+    """The cost of one command."""
 
     requests: int
     seconds: float
-    """Of CPU time."""
+    """CPU time."""
     used: int
-    """Units that it found in use."""
+    """Units that the command found in use."""
 
 
 def cost(cloud: Counting, command: Callable[[Counting], int]) -> Cost:
-    """Run a command, which returns the used units that it found."""
+    """Return the cost of a command that returns how many units are used."""
     cloud.asked.clear()
     start = time.process_time()
     used = command(cloud)
@@ -359,13 +359,13 @@ def cost(cloud: Counting, command: Callable[[Counting], int]) -> Cost:
 
 
 def host_list(cloud: Counting) -> int:
-    """As openstack gpu host list."""
+    """Do what ``openstack gpu host list`` does."""
     return sum(offer.used for host in cloud_hosts.read(cloud)
                for offer in host.providers)
 
 
 def show_capacity(cloud: Counting) -> int:
-    """As openstack gpu capacity."""
+    """Do what ``openstack gpu capacity`` does."""
     found = cloud_hosts.read(cloud)
     usable = [offer for host in found if host.usable
               for offer in host.providers]
@@ -376,16 +376,16 @@ def show_capacity(cloud: Counting) -> int:
 
 
 def orphan_list(cloud: Counting) -> int:
-    """As openstack gpu orphan list."""
+    """Do what ``openstack gpu orphan list`` does."""
     known = clean.read(cloud)
     if orphans.find(known):
-        raise RuntimeError('there is nothing left behind in this cloud')
+        raise RuntimeError('this cloud has no orphans')
     return sum(sum(amounts.values()) for tree in known.trees
                for node in tree.below for amounts in node.holders.values())
 
 
 def by_provider(cloud: Counting, parts=_PARTS) -> int:
-    """The baseline: each part of each provider."""
+    """Be the baseline: read each part of each resource provider."""
     items = providers.listed(cloud, 'OWNER_CYBORG')
     return sum(sum(told['usages'].values()) for told in placement_api.at_once(
         lambda item: placement_api.one(cloud, item, parts, providers.VERSION),
@@ -393,9 +393,9 @@ def by_provider(cloud: Counting, parts=_PARTS) -> int:
 
 
 def explain(profile: str, most: int) -> Callable[[Counting], int]:
-    """As openstack gpu explain.
+    """Return a command that does what ``openstack gpu explain`` does.
 
-    :param most: how many hosts are examined.
+    :param most: the maximum number of hosts to examine.
     """
     def command(cloud):
         found = question.answer(cloud, question.Question(profile=profile),
@@ -407,31 +407,31 @@ def explain(profile: str, most: int) -> Callable[[Counting], int]:
 
 
 def server_show(server: str) -> Callable[[Counting], int]:
-    """As openstack gpu server show.
+    """Return a command that does what ``openstack gpu server show`` does.
 
-    :param server: its UUID.
+    :param server: the server's UUID.
     """
     return lambda cloud: len(servers.read(cloud, server))
 
 
 WHOLE = {'host list': host_list, 'capacity': show_capacity,
          'orphan list': orphan_list}
-"""What looks at all hosts."""
+"""The commands that examine all hosts."""
 LIMITS = {'host list': 1, 'capacity': 1, 'orphan list': 1, 'explain': 4}
-"""Requests for a host that is looked at, the last of them to Nova. More
-fail."""
+"""The limit of requests for each host that a command examines. The last
+request of ``explain`` is to Nova."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A cost that grows evenly with the hosts."""
+    """A cost that grows linearly with the number of hosts."""
 
     fixed: float
     each: float
 
     @classmethod
     def through(cls, few: int, low: float, many: int, high: float) -> Line:
-        """The line through what two sizes cost."""
+        """Return the line through the costs of two numbers of hosts."""
         each = (high - low) / (many - few)
         return cls(low - each * few, each)
 
@@ -476,7 +476,7 @@ def _check_equal(name, found):
 
 
 def _lines(sizes, costs):
-    """Requests and CPU seconds by the number of hosts."""
+    """Return requests and CPU seconds as lines over the number of hosts."""
     few, many = sizes
     low, high = costs
     return (Line.through(few, low.requests, many, high.requests),
@@ -501,14 +501,14 @@ def _whole(name, lines, baseline):
 
 
 def _explained(title, few, many, costs, baseline):
-    """By the hosts that are examined, and by those of the cloud."""
+    """Yield the cost per examined host and per host of the cloud."""
     (least_few, _), (all_few, all_many) = costs
     examined = Line.through(_LEAST, least_few.requests, few,
                             all_few.requests)
     of_cloud = Line.through(few, all_few.requests, many, all_many.requests)
     yield figures.Figure(f'{title}: requests for a host that is examined',
                          examined.each, '', limit=LIMITS['explain'])
-    # Another size of the cloud may take another way to choose the hosts.
+    # In a cloud of another size, the command may choose other hosts.
     yield figures.Figure(f'{title}: requests for another host',
                          of_cloud.each, '', baseline[0].each, 0,
                          limit=3 / (many - few))
@@ -538,7 +538,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument('--hosts', type=_numbers, default=(4, 12),
                         metavar='FEW,MANY')
     parser.add_argument('--gpus', type=figures.at_least(1), default=8,
-                        help='of each host')
+                        help='GPUs of each host')
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as directory:
         templates = database.Templates(directory)

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Notes what services are asked, for benchmarks that count it."""
+"""Recording of SQL statements and requests, for benchmarks that count them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import sqlalchemy
 
 @contextlib.contextmanager
 def statements() -> Iterator[list[str]]:
-    """What Cyborg's database is asked meanwhile, without BEGIN."""
+    """Record the SQL statements to Cyborg's database, except BEGIN."""
     asked: list[str] = []
 
     def note(connection, cursor, statement, *_):
@@ -41,9 +41,9 @@ def statements() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def requests_sent(url: str = '') -> Iterator[list[str]]:
-    """The paths that this process requests meanwhile.
+    """Record the paths that this process requests.
 
-    :param url: how those begin that count.
+    :param url: record only requests whose URL begins with this.
     """
     sent: list[str] = []
     send = requests.Session.send

@@ -12,14 +12,14 @@
 # under the License.
 
 
-"""What a report, a bind and an unbind cost on a full DGX A100.
+"""The cost of a report, a bind and an unbind on a full DGX A100.
 
-Released Placement and Cyborg run in this process, with our driver loaded by
-the agent, around a simulated host whose eight GPUs hold seven 1g.10gb each.
-Prints how often NVML is called, against the limits that we set ourselves,
-and times: of all, and of our own code without the simulator, Placement and
-the disk. The time of discover() stands beside that of Cyborg's in-tree
-driver on the same host in the same run.
+The released Placement and Cyborg run in this process, and the agent loads
+this driver. The simulated host has eight GPUs with seven 1g.10gb each. The
+program prints the number of NVML calls beside its limits, the total times,
+and the times of the driver's own code without the simulator, Placement and
+the disk. The baseline of discover() is the time of Cyborg's in-tree driver
+on the same host in the same run.
 
 usage: python benchmarks/discover.py [-f table|json] [--repeat N]
 
@@ -47,15 +47,15 @@ CALLS_PER_GPU = 8
 CALLS_PER_INSTANCE = 2
 CALLS_PER_BIND = 8
 OWN_BIND_MS = 5
-"""What we aim at for our own part of a bind. A busy machine must not make
-this program fail, so it is shown and no more."""
+"""The target for the driver's own part of a bind. It is only shown, because a
+busy machine must not make this program fail."""
 
 
 def main(argv=None):
     options = figures.parser(
-        'What a report, a bind and an unbind cost.', 20).parse_args(argv)
-    # The in-tree driver warns of every function; writing that takes longer
-    # than its work.
+        'Measure a report, a bind and an unbind.', 20).parse_args(argv)
+    # The in-tree driver logs a warning for every PCI function, which takes
+    # longer than its work.
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as directory:
         bench = full_host.FullHost(directory)
@@ -68,7 +68,7 @@ def main(argv=None):
 
 
 def measure(bench, directory, repeat):
-    """Every figure, in the order in which it is shown."""
+    """Yield every figure, in the order in which it is shown."""
     gpus, instances = len(bench.machine.gpus), len(bench.servers)
     yield figures.Figure('GPUs', gpus)
     yield figures.Figure('instances', instances)
@@ -76,7 +76,8 @@ def measure(bench, directory, repeat):
     yield figures.Figure('discover(): NVML calls', max(_all(reports, 'calls')),
                          'calls', limit=CALLS_PER_GPU * gpus
                          + CALLS_PER_INSTANCE * instances)
-    # Without and with what lspci lists beside the GPUs on such a host.
+    # Without and with the virtual functions that lspci also lists on such a
+    # host.
     for name, vfs in (('GPUs only', False), ('GPUs and VFs', True)):
         seconds, devices = _in_tree(bench, directory, repeat, vfs)
         yield figures.Figure(f'in-tree discover(), {name}: devices reported',
@@ -116,7 +117,7 @@ def _times(name, costs, own_target=None):
 
 
 def _binds(bench, repeat):
-    """Give handles back and bind them again, one after another."""
+    """Unbind handles and bind them again, one after another."""
     binds, unbinds = [], []
     for number in range(repeat):
         handle = full_host.handle(bench.servers[number % len(bench.servers)])
@@ -126,8 +127,8 @@ def _binds(bench, repeat):
 
 
 def _in_tree(bench, directory, repeat, vfs):
-    """Median seconds of the in-tree driver's discover(), and its devices."""
-    # Imported before our demo, Cyborg would choose eventlet.
+    """Return median seconds and devices of the in-tree driver's discover()."""
+    # If imported before the demo package, Cyborg would select eventlet.
     from cyborg.accelerator.drivers.gpu.nvidia import driver as in_tree
     programs = lspci(bench.machine, directory, vfs)
     driver = in_tree.NVIDIAGPUDriver()
@@ -142,9 +143,9 @@ def _in_tree(bench, directory, repeat, vfs):
 
 
 def lspci(machine, directory, vfs):
-    """A directory with the cheapest lspci that there can be.
+    """Create a directory with the cheapest possible lspci, and return it.
 
-    :param vfs: whether it lists virtual functions, too.
+    :param vfs: whether lspci also lists virtual functions.
     """
     folder = full_host.subdirectory(directory, f'lspci-{vfs}')
     listing = os.path.join(folder, 'listing')
@@ -191,7 +192,7 @@ def _path(folder):
 
 @contextlib.contextmanager
 def in_process():
-    """No privsep daemon for Cyborg: one more favour to the in-tree driver."""
+    """Run Cyborg without a privsep daemon, which favors the in-tree driver."""
     from cyborg import privsep
     context = privsep.sys_admin_pctxt
     before = context.client_mode

@@ -30,27 +30,27 @@ class Figure:
     value: float
     unit: str = ''
     baseline: float | None = None
-    """The same work done by somebody else in the same run, in this unit."""
+    """The value of other software for the same work in the same run."""
     floor: float | None = None
-    """What the work takes at least, in this unit: what is left when nothing
-    of ours runs."""
+    """The least that the work takes, in this unit: what remains without the
+    code of this project."""
     limit: float | None = None
-    """Makes the program fail. Times have none."""
+    """The program fails if the value is larger. Times have no limit."""
     target: float | None = None
-    """What we aim at. A busy machine must not make the program fail."""
+    """The aim for a time. A busy machine must not make the program fail."""
     more: bool = False
     """Whether more is better."""
 
     @property
     def ratio(self) -> float | None:
-        """The value by its baseline."""
+        """The value divided by its baseline."""
         return self.value / self.baseline if self.baseline else None
 
     @property
     def miss(self) -> str:
-        """Which companion the value is worse than, ``''`` if none.
+        """Which bound the value misses, ``''`` if none.
 
-        Within a twentieth of its baseline a value counts as equal.
+        A value within a twentieth of its baseline counts as equal.
         """
         if self.is_exceeded:
             return 'limit'
@@ -68,21 +68,21 @@ class Figure:
 
 
 def parser(description: str, repeat: int) -> argparse.ArgumentParser:
-    """Arguments of a benchmark that prints figures.
+    """Return the argument parser of a benchmark that prints figures.
 
-    :param repeat: how often each is measured unless ``--repeat`` is given.
+    :param repeat: how often each figure is measured without ``--repeat``.
     """
     made = argparse.ArgumentParser(description=description)
     made.add_argument('-f', '--format', choices=('table', 'json'),
                       default='table')
     made.add_argument('--repeat', type=at_least(1), default=repeat,
-                      metavar='N', help='how often each is measured '
+                      metavar='N', help='how often to measure each figure '
                       f'(default: {repeat})')
     return made
 
 
 def at_least(least: int):
-    """A type of arguments: whole numbers from ``least`` on."""
+    """Return an argument type for whole numbers from ``least`` on."""
     def number(text: str) -> int:
         value = int(text)
         if value < least:
@@ -117,7 +117,7 @@ COLUMNS = ('', 'value', 'unit', 'baseline', 'floor', 'ratio', 'bound')
 
 
 def cells(figure: Figure) -> tuple[str, ...]:
-    """What a table shows of a figure, by :data:`COLUMNS`."""
+    """Return the cells of a figure, in the order of :data:`COLUMNS`."""
     bound = (f'limit {figure.limit:g}' if figure.limit is not None
              else f'target {figure.target:g}' if figure.target is not None
              else '')
@@ -127,7 +127,7 @@ def cells(figure: Figure) -> tuple[str, ...]:
 
 
 def number(value: float | None) -> str:
-    """A number with three digits that mean something."""
+    """Return a number with three significant digits, as text."""
     if value is None:
         return ''
     if float(value).is_integer() or abs(value) >= 100:
@@ -136,7 +136,7 @@ def number(value: float | None) -> str:
 
 
 def lines(figures: Sequence[Figure]) -> list[str]:
-    """A table for people."""
+    """Return the lines of a table for people."""
     rows = [COLUMNS, *map(cells, figures)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ['  '.join(

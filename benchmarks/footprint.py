@@ -10,20 +10,20 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What cyborg-agent takes of a host: memory, CPU, and what it keeps.
+"""The cost of cyborg-agent for a host: memory, CPU and leftover objects.
 
 The released agent reports the same eight GPUs in a process of its own, with
-our driver and with Cyborg's nvidia_gpu_driver. Ours meets 56 GPU instances
-in use, of which the in-tree driver sees nothing. The floor is an agent
-without a driver. A conductor that forgets what it is told stands in for
-Cyborg's; the Placement that our driver asks is the released one, in another
+this driver and with Cyborg's in-tree nvidia_gpu_driver. This driver reads 56
+GPU instances in use, which the in-tree driver does not see. The floor is an
+agent without a driver. A conductor that discards the reports stands in for
+Cyborg's. The Placement that this driver asks is the released one, in another
 process.
 
 usage: python benchmarks/footprint.py [-f table|json] [--repeat N]
 
 Exits 1 if an unchanged report sends more requests than its limit, or if
-reports leave objects behind. It fails if the two sides do not report the same
-number of devices.
+reports leave more objects behind than their limit. It fails if the two
+drivers do not report the same number of devices.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ OURS, IN_TREE, NONE = 'cyborg_gpu_driver', 'nvidia_gpu_driver', ''
 TIMEOUT = 600
 """Seconds for one agent."""
 REQUESTS = 4
-"""To Placement and Cyborg: limit of an unchanged report."""
+"""The limit of requests to Placement and Cyborg for an unchanged report."""
 KEPT = 10
-"""Python objects: limit of what a report leaves behind, beside an agent
-without a driver. A list of what was reported would be hundreds."""
+"""The limit of Python objects that a report leaves behind, beyond those of an
+agent without a driver. A list of the reported devices would be hundreds."""
 
 
 def main(argv=None):
-    parser = figures.parser('What cyborg-agent takes of a host.', 20)
+    parser = figures.parser('Measure the cost of cyborg-agent.', 20)
     options = parser.parse_args(argv)
     logging.disable(logging.WARNING)
     try:
@@ -68,12 +68,13 @@ def main(argv=None):
 
 
 def measure(directory, repeat, host=full_host.HOST):
-    """Every figure, in the order in which it is shown."""
+    """Return every figure, in the order in which it is shown."""
     bench = full_host.FullHost(full_host.subdirectory(directory, 'host'),
                                host, shared=True)
     try:
         programs = discover.lspci(bench.machine, directory, False)
-        # The agents are others' processes: this one asks nothing meanwhile.
+        # The agents are other processes. The driver of this process must
+        # ask nothing meanwhile.
         bench.driver.stop()
         found = {driver: run(bench, directory, host, driver, programs, repeat)
                  for driver in (OURS, IN_TREE, NONE)}
@@ -83,7 +84,7 @@ def measure(directory, repeat, host=full_host.HOST):
 
 
 def run(bench, directory, host, driver, programs, repeat):
-    """What an agent with a driver says of itself."""
+    """Run an agent with a driver, and return what it prints."""
     configuration = configfile.write(
         os.path.join(directory, f'agent-{driver}.conf'),
         {'agent': {'enabled_drivers': driver}})
@@ -101,13 +102,13 @@ def run(bench, directory, host, driver, programs, repeat):
 
 
 def show(ours, in_tree, none):
-    """The figures of all three.
+    """Yield the figures of all three agents.
 
-    :raises RuntimeError: if two sides have not done the same work.
+    :raises RuntimeError: if the two drivers have not done the same work.
     """
     if ours['devices'] != in_tree['devices'] or not ours['devices']:
-        raise RuntimeError(f'{ours["devices"]} devices beside '
-                           f'{in_tree["devices"]}')
+        raise RuntimeError(f'{ours["devices"]} devices with {OURS}, '
+                           f'{in_tree["devices"]} with {IN_TREE}')
     yield figures.Figure('devices reported', ours['devices'],
                          baseline=in_tree['devices'])
     yield figures.Figure('resident memory of the agent', ours['memory'],

@@ -14,7 +14,7 @@
 
 usage: python benchmarks/footprint_agent.py HOST REPEAT CONFIG_FILE...
 
-It imports what cyborg-agent imports, and no other service.
+The program imports what cyborg-agent imports, and no other service.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-# Before all that would choose eventlet.
+# Imported before the modules that would select eventlet.
 import cyborg_gpu_driver.demo  # isort: skip # noqa: F401
 
 import counting
@@ -54,11 +54,11 @@ from oslo_messaging.rpc import dispatcher
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
 
 _SETTLED = 5
-"""Reports until nothing is new."""
+"""Reports until a report contains nothing new."""
 
 
 class Conductor:
-    """Takes what cyborg-conductor takes, and forgets it."""
+    """Accepts the agent's reports as cyborg-conductor does; discards them."""
 
     target = oslo_messaging.Target(version='1.0')
 
@@ -66,22 +66,22 @@ class Conductor:
         self.devices = 0
 
     def report_data(self, context, hostname, driver_device_list):
-        """Called through the released agent's RPC."""
+        """Count the devices; the released agent calls this through RPC."""
         self.devices = len(driver_device_list)
 
 
 def serve(host: str, repeat: str, *paths: str) -> None:
-    """Be an agent, and print as JSON what that takes.
+    """Run as an agent, and print the cost as JSON.
 
-    :param host: the simulated machine; its memory is measured afterwards
-        where no driver has loaded it.
+    :param host: the simulated machine. If no device was reported, its
+        memory is measured afterwards.
     :param repeat: how many reports.
-    :param paths: of configuration files for Cyborg.
+    :param paths: the paths of configuration files for Cyborg.
     """
     cyborg_config.parse_args(['cyborg', *(
         word for path in paths for word in ('--config-file', path))])
     objects.register_all()
-    # No privsep daemon: a favour to the in-tree driver.
+    # Running without a privsep daemon favors the in-tree driver.
     privsep.sys_admin_pctxt.set_client_mode(False)
     logging.disable(logging.CRITICAL)
     conductor = Conductor()
@@ -97,7 +97,7 @@ def serve(host: str, repeat: str, *paths: str) -> None:
 
 @contextlib.contextmanager
 def _served(conductor):
-    """The conductor's side of the RPC, as demo.cyborg_service serves it."""
+    """Serve the conductor's side of the RPC, as demo.cyborg_service does."""
     server = oslo_messaging.get_rpc_server(
         rpc.TRANSPORT, oslo_messaging.Target(
             topic=constants.CONDUCTOR_TOPIC, server=cfg.CONF.host),
@@ -149,7 +149,7 @@ def _objects():
 
 
 def memory() -> float:
-    """Resident memory of this process, in MiB (proc(5), statm)."""
+    """Return the resident memory of this process in MiB (proc(5), statm)."""
     with open('/proc/self/statm', encoding='ascii') as stream:
         pages = int(stream.read().split()[1])
     return pages * os.sysconf('SC_PAGE_SIZE') / (1 << 20)

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A cloud whose one host is full, and clocks around what is not ours."""
+"""A cloud whose one host is full, and clocks around other software."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ import pynvml
 import stopwatch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-# What the released services deprecate is not this program's business.
+# The deprecation warnings of the released services do not concern this
+# program.
 warnings.simplefilter('ignore')
 
 from cyborg_gpu_driver.demo import cloud as demo_cloud  # noqa: E402
@@ -37,12 +38,12 @@ RESOURCE_CLASS = 'CUSTOM_NVIDIA_1G_10GB'
 TIMEOUT = 600
 """Seconds for the first report, however busy this machine is."""
 PROFILE = 'slice'
-"""Device profile for one of :data:`RESOURCE_CLASS`."""
+"""The device profile that asks for one :data:`RESOURCE_CLASS`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """What one operation cost; times in milliseconds."""
+    """The cost of one operation. Times are in milliseconds."""
 
     calls: int
     total: float
@@ -50,7 +51,7 @@ class Cost:
     simulator: float
     disk: float
     cpu: float
-    """Of our own code in the thread that made it."""
+    """CPU time of the driver's own code in the thread of the operation."""
 
     @property
     def own(self):
@@ -58,12 +59,12 @@ class Cost:
 
 
 class FullHost:
-    """The cloud with its full host, and clocks around what is not ours.
+    """The cloud with its full host, and clocks around other software.
 
-    :param directory: an empty one.
-    :param host: the simulated host, of GPUs that take seven 1g.10gb.
-    :param shared: whether other processes and commands may see the machine.
-        It is then kept in a file, which makes it slower.
+    :param directory: an empty directory.
+    :param host: the simulated host, whose GPUs take seven 1g.10gb each.
+    :param shared: whether other processes and commands can see the machine.
+        The machine is then kept in a file, which makes it slower.
     """
 
     def __init__(self, directory: str, host: str = HOST,
@@ -84,7 +85,7 @@ class FullHost:
             stopwatch.Stopwatch())
         self.machine = None
         try:
-            # Cyborg makes the providers in the first report.
+            # Cyborg creates the providers at the first report.
             self.cloud.report()
             self.cloud.report()
             self.machine = pynvml.nvmlLib.machine
@@ -113,7 +114,7 @@ class FullHost:
             INSTANCES_PER_GPU * len(self.machine.gpus))]
 
     def measure(self, operation, *arguments):
-        """Carry an operation out and say what it cost."""
+        """Carry out an operation and return its cost."""
         self.machine.reset_calls()
         watches = (self.placement, self.simulator, self.disk)
         for watch in watches:
@@ -127,7 +128,7 @@ class FullHost:
 
 
 def handle(server) -> tuple[str, str, str]:
-    """What the agent is called with for a server's accelerator."""
+    """Return the agent's arguments for the accelerator of a server."""
     (arq,) = server.arqs
     info = arq['attach_handle_info']
     address = '{domain}:{bus}:{device}.{function}'.format(**info)
@@ -135,13 +136,13 @@ def handle(server) -> tuple[str, str, str]:
 
 
 def admin():
-    """The context that the agent reports with."""
+    """Return the context with which the agent reports."""
     from cyborg import context
     return context.get_admin_context()
 
 
 def subdirectory(parent: str, name: str) -> str:
-    """Make a directory in another one."""
+    """Create a directory in another one, and return its path."""
     path = os.path.join(parent, name)
     os.makedirs(path)
     return path

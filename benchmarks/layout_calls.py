@@ -10,18 +10,18 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""NVML calls of ``cyborg-gpu layout apply``, beside those of mig-parted.
+"""Compare the NVML calls of ``cyborg-gpu layout apply`` and mig-parted.
 
-Eight simulated A100 go from layout to layout, once by our command and once by
-the calls that NVIDIA's mig-parted makes. Calls are counted at the C library,
-for the whole process, its start included. Both sides must end with the same
-instances on every GPU.
+Eight simulated A100 change from layout to layout, once with ``cyborg-gpu``
+and once with the calls that NVIDIA's mig-parted makes. Calls are counted at
+the C library, for the whole process including its start. Both tools must end
+with the same instances on every GPU.
 
 usage: python benchmarks/layout_calls.py [-f table|json]
 
-Exits 1 if nothing changes and we make more calls than mig-parted, if half of
-the instances stay and we make more than a quarter of its calls, or if we
-destroy an instance that could stay.
+Exits 1 if ``cyborg-gpu`` makes more calls than mig-parted for a layout that
+the GPUs have already, makes more than a quarter of its calls for a change
+from one layout to another, or destroys an instance that could remain.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ from cyborg_gpu_driver.simulator.machine import patch
 HOST = 'dgx-a100-80'
 PROFILES = {'1g.10gb': (0, 1), '2g.20gb': (1, 2), '3g.40gb': (2, 3),
             '4g.40gb': (3, 4), '7g.80gb': (4, 7)}
-"""NVML_GPU_INSTANCE_PROFILE_* and slices of each."""
+"""The NVML_GPU_INSTANCE_PROFILE_* and the slices of each profile."""
 LAYOUTS = {
     'seven': {'1g.10gb': 7},
     'four and one': {'3g.40gb': 1, '1g.10gb': 4},
     'balanced': {'3g.40gb': 1, '2g.20gb': 1, '1g.10gb': 2},
 }
 WALK = ('seven', 'seven', 'four and one', 'seven', 'balanced', 'balanced')
-"""Layouts one after another, from empty GPUs in MIG mode."""
+"""The layouts to apply in sequence, from empty GPUs in MIG mode."""
 DESTROY = 'nvmlGpuInstanceDestroy'
 
 
 class Ours:
-    """Our command, each time with all that a process of its own does."""
+    """``cyborg-gpu``, each time with all that a new process does."""
 
     def __init__(self, directory: pathlib.Path):
         self._state = directory / 'machine'
@@ -87,7 +87,7 @@ class Ours:
                 '--simulate', HOST, '--state', str(self._state),
                 '--config-file', str(self._conf), 'layout', 'apply', '-f',
                 str(self._layouts), '-c', name])
-            # As the end of a process closes it.
+            # Close what the end of a process would close.
             privileged.machine().nvml.reset()
             gc.collect()
             gate.close_abandoned()
@@ -100,7 +100,7 @@ class Ours:
 
 
 class Theirs:
-    """mig-parted on a machine of its own."""
+    """mig-parted, on another simulated machine."""
 
     def __init__(self) -> None:
         self._machine = simulator.Machine.load(HOST)
@@ -116,7 +116,7 @@ class Theirs:
 
 
 def instances(machine: simulator.Machine) -> list[list[tuple[int, int]]]:
-    """Profile id and number of slices with compute of each, by GPU."""
+    """Return, by GPU, profile id and compute instances of each instance."""
     with machine.operation():
         return [sorted((item.profile_id, len(item.compute))
                        for item in gpu.state.instances.values())
@@ -125,7 +125,7 @@ def instances(machine: simulator.Machine) -> list[list[tuple[int, int]]]:
 
 @contextlib.contextmanager
 def counted() -> Iterator[collections.Counter]:
-    """Counts the calls of C symbols in the block."""
+    """Count the calls of C symbols in the block."""
     calls: collections.Counter = collections.Counter()
     original = library.Library.call
 
@@ -141,9 +141,9 @@ def counted() -> Iterator[collections.Counter]:
 
 
 def measure(directory: pathlib.Path) -> Iterator[figures.Figure]:
-    """The figures of the walk.
+    """Yield the figures of the walk.
 
-    :param directory: an empty one, for our command's files.
+    :param directory: an empty directory, for the files of ``cyborg-gpu``.
     """
     ours, theirs = Ours(directory), Theirs()
     before = None
@@ -153,14 +153,14 @@ def measure(directory: pathlib.Path) -> Iterator[figures.Figure]:
         with counted() as other:
             theirs.apply(name)
         if ours.instances() != theirs.instances():
-            raise RuntimeError(f'{name}: the two sides differ')
+            raise RuntimeError(f'{name}: the two tools differ')
         yield from _step(before, name, mine, other)
         before = name
 
 
 def _step(before: str | None, name: str, mine: collections.Counter,
           other: collections.Counter) -> Iterator[figures.Figure]:
-    """What a step took, and what it may take."""
+    """Yield the calls of a step and its limits."""
     baseline, limit = other.total(), None
     words = f'{before or "empty"} to {name}'
     if name == before:
@@ -177,7 +177,7 @@ def _step(before: str | None, name: str, mine: collections.Counter,
 
 
 def needless(before: str, name: str) -> int:
-    """How many instances have to go on all GPUs, whoever does it."""
+    """Return how many instances of all GPUs any tool has to destroy."""
     gone = (collections.Counter(LAYOUTS[before])
             - collections.Counter(LAYOUTS[name]))
     return gone.total() * len(simulator.Machine.load(HOST).gpus)

@@ -32,9 +32,9 @@ _GPU = """
 
 
 def describe(directory: str, gpus: int) -> str:
-    """Write a host into a directory; the path for ``[gpu] simulate``.
+    """Write the file of a host, and return its path for ``[gpu] simulate``.
 
-    :param gpus: how many A100 with 80 GB it has.
+    :param gpus: how many A100 with 80 GB the host has.
     """
     path = pathlib.Path(directory, 'machine.yaml')
     path.write_text(_HEAD + ''.join(

@@ -13,26 +13,26 @@
 
 """Published measures of fragmentation, applied to GPU instances.
 
-A policy tries each free placement and takes the one after which the measure
-grows least. Where two are equal the fullest GPU is taken, then the first.
+A policy tries each free placement and takes the one with which the measure
+grows least. Among equal placements it takes the fullest GPU, then the first.
 
 * ``FGD``: fragmentation gradient descent, Weng et al., "Beware of
   Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient
   Descent", USENIX ATC 2023. The fragmentation of a node for a task is the
-  part of its free GPUs that the task cannot use; the measure is its
-  expectation over the tasks, by how often each is asked for. Here a task is
-  a request for a profile, and the free compute slices of a GPU are lost to it
-  if the profile fits nowhere on that GPU. (Memory units in place of slices
-  do worse, because the last of eight units is of no use to a 1g.)
+  part of its free GPUs that the task cannot use. The measure is its
+  expectation over the tasks, weighted by how often each is requested. Here a
+  task is a request for a profile, and it loses the free compute slices of a
+  GPU if the profile fits nowhere on that GPU. (Memory units in place of
+  slices do worse, because a 1g cannot use the last of the eight units.)
 * ``MFI``: minimum fragmentation increment, Zambianco et al., "An Online
   Fragmentation-Aware GPU Scheduler for Multi-Tenant MIG-based Clouds",
-  arXiv 2511.18906, 2025. For each profile that has no more memory units than
-  are free, it counts the placements that are blocked although they would
-  not be on an empty GPU, each with the profile's memory units. All profiles
-  count alike.
+  arXiv 2511.18906, 2025. For each profile that needs no more memory units
+  than are free, the measure counts the placements that are blocked although
+  they are free on an empty GPU, each weighted by the profile's memory units.
+  All profiles count alike.
 
-The papers decide between jobs of other kinds, too. These are their measures
-on the grid of this benchmark, not their programs.
+The programs of the papers also decide between jobs of other kinds. This
+module has their measures on the grid of this benchmark, not their programs.
 """
 
 from __future__ import annotations
@@ -47,26 +47,26 @@ import online
 from cyborg_gpu_driver.partition.mig import score
 
 Measure = Callable[[score.Row, Sequence[float]], float]
-"""How fragmented a GPU is.
+"""A function that returns how fragmented a GPU is.
 
-:param demand: the share of each profile of the table.
+Its second argument is the demand: the share of each profile of the table.
 """
 
 
 def fgd(row: score.Row, demand: Sequence[float]) -> float:
-    """Free compute slices that cannot be used, the mean over the demand."""
+    """Return the unusable free compute slices, as a mean over the demand."""
     useless, free = _useless(row)
     return free * sum(itertools.compress(demand, useless))
 
 
 def mfi(row: score.Row, _demand: Sequence[float]) -> float:
-    """Blocked placements of what has enough memory units, weighted."""
+    """Return the weighted blocked placements of profiles that could fit."""
     return _blocked(row)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def _useless(row):
-    """Whether each profile fits nowhere, and how many slices are free."""
+    """Return whether each profile fits nowhere, and the free slices."""
     slices = {profile.profile_id: profile.slices
               for profile in row.table.profiles}
     return (tuple(not options for options in row.options),
@@ -89,7 +89,7 @@ def _blocked(row):
 class Steepest(online.Cluster):
     """A cluster whose policy is a measure of fragmentation.
 
-    :param measure: what should grow least.
+    :param measure: the measure that should grow least.
     """
 
     def __init__(self, table: score.Table, gpus, measure: Measure):
@@ -112,7 +112,7 @@ class Steepest(online.Cluster):
 
 @functools.lru_cache(maxsize=1 << 16)
 def _after(row, number):
-    """Each free placement of a profile, and the row after it."""
+    """Return each free placement of a profile, with the row after it."""
     profile = row.table.profiles[number]
     return tuple(
         (placement, row.table.row(row.occupancy.add(profile, placement)))

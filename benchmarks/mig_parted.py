@@ -12,11 +12,11 @@
 
 """NVML calls of nvidia-mig-parted, replayed on a simulated machine.
 
-mig-parted is NVIDIA's tool for MIG layouts. This makes the calls that its
-published source makes for ``nvidia-mig-parted apply`` (Apache-2.0,
+mig-parted is NVIDIA's tool for MIG layouts. This module makes the calls that
+its published source makes for ``nvidia-mig-parted apply`` (Apache-2.0,
 github.com/NVIDIA/mig-parted, commit bd7160f, and the go-nvlib in its vendor
-directory), one C call for each call of go-nvml, so that they can be counted.
-It does what that source does to GPUs in MIG mode, and no more.
+directory). It makes one C call for each call of go-nvml, so that the calls
+can be counted. It only does what that source does to GPUs in MIG mode.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _ENGINES = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
 _ROOM = 64
 
 Layout = dict[str, int]
-"""Name of a profile to a number of instances."""
+"""The number of instances by the name of their profile."""
 
 
 class MigParted:
-    """The tool, on the machine that is installed under pynvml.
+    """mig-parted, on the simulated machine that is installed under pynvml.
 
-    :param addresses: of the GPUs.
-    :param profiles: name of each profile to its index in NVML's list and its
-        number of slices, for GPUs that are all alike.
+    :param addresses: the PCI addresses of the GPUs.
+    :param profiles: by name, the index of each profile in NVML's list and
+        its number of slices. All GPUs have the same profiles.
     """
 
     def __init__(self, addresses: list[str],
@@ -58,7 +58,7 @@ class MigParted:
         """Whether this process has listed the profiles of all GPUs."""
 
     def apply(self, layout: Layout) -> None:
-        """``nvidia-mig-parted apply``: every GPU gets the layout."""
+        """Give every GPU the layout, as ``nvidia-mig-parted apply``."""
         self._listed = False
         self._assert_mode()
         if not self._assert_config(layout):
@@ -109,7 +109,7 @@ class MigParted:
         pynvml.nvmlShutdown()
 
     def _modes(self, index: int) -> None:
-        """IsMigCapable and GetMigMode of its mode manager."""
+        """IsMigCapable and GetMigMode of mig-parted's mode manager."""
         for _ in range(2):
             pynvml.nvmlDeviceGetMigMode(self._device(index))
 
@@ -119,14 +119,14 @@ class MigParted:
         return pynvml.nvmlDeviceGetHandleByIndex(index)
 
     def _opened(self, index: int) -> Any:
-        """What GetMigConfig and SetMigConfig begin with."""
+        """The calls with which GetMigConfig and SetMigConfig begin."""
         device = self._device(index)
         pynvml.nvmlDeviceGetMemoryInfo(device)
         pynvml.nvmlDeviceGetMigMode(device)
         return device
 
     def _config(self, index: int) -> Layout:
-        """GetMigConfig; here all compute instances fill their instance."""
+        """GetMigConfig; each compute instance here fills its GPU instance."""
         found: Layout = {}
         device = self._opened(index)
         for number, instance in self._instances(device):
@@ -139,8 +139,8 @@ class MigParted:
     def _set_config(self, index: int, layout: Layout) -> None:
         device = self._opened(index)
         self._visit_profiles(device)
-        # The first order of the profiles that it tries, the largest first,
-        # is one that NVML takes.
+        # NVML accepts the first order of the profiles that mig-parted tries,
+        # which is the largest first.
         wanted = self._flat(layout)
         while self._flat(self._config(index)):
             self._clear(index)
@@ -149,7 +149,8 @@ class MigParted:
             number, slices = self._profiles[name]
             info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(device, number,
                                                               1)
-            # It tries to fill the last instance further before it makes one.
+            # mig-parted tries to add to the last GPU instance before it
+            # creates another one.
             if name != last or not self._compute(instance, slices):
                 instance = pynvml.nvmlDeviceCreateGpuInstance(device,
                                                               info.id)
@@ -158,7 +159,7 @@ class MigParted:
             last = name
 
     def _compute(self, instance: Any, slices: int) -> bool:
-        """Make a compute instance; whether there was room for it."""
+        """Create a compute instance, and return whether there was room."""
         info = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
             instance, _COMPUTE_OF_SLICES[slices], _ENGINES, 1)
         try:
@@ -176,7 +177,7 @@ class MigParted:
             pynvml.nvmlGpuInstanceDestroy(instance)
 
     def _flat(self, layout: Layout) -> list[str]:
-        """Flatten: each name is parsed by the profiles of all GPUs."""
+        """Flatten, which parses each name with the profiles of all GPUs."""
         for _ in layout:
             pynvml.nvmlInit()
             if not self._listed:
@@ -221,7 +222,7 @@ class MigParted:
 
 
 def _optional(function: Any, *arguments: Any) -> Any:
-    """What a call answers; None where there is no such thing."""
+    """Return what a call returns, None if NVML has no such object."""
     try:
         return function(*arguments)
     except pynvml.NVMLError as error:

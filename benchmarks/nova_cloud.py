@@ -12,10 +12,10 @@
 
 """Compute nodes whose servers the released nova-scheduler places.
 
-Placement is the released one, on loopback. Nova's scheduler asks it, filters,
-weighs and claims with its own code. Its API database is empty, and only what
-its cell would say of the compute nodes is played: they are alike but for
-their servers.
+Placement is the released one, on loopback. Nova's scheduler queries it,
+filters, weighs and claims with its own code. Nova's API database is empty.
+This module only plays the part of Nova's cell, which describes the compute
+nodes. They differ only in their servers.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ import warnings
 from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
-# What the released services deprecate is not this program's business.
+# The deprecation warnings of the released services do not concern this
+# program.
 warnings.simplefilter('ignore')
 
-# Imported before our demo, Nova would choose eventlet.
+# If imported before the demo package, Nova would select eventlet.
 import cyborg_gpu_driver.demo  # isort: skip # noqa: E402, F401
 
 import nova.conf  # noqa: E402
@@ -54,23 +55,24 @@ from cyborg_gpu_driver.demo import client as demo_client  # noqa: E402
 from cyborg_gpu_driver.demo import configfile  # noqa: E402
 from cyborg_gpu_driver.demo import database as demo_database  # noqa: E402
 from cyborg_gpu_driver.demo import placement_service  # noqa: E402
-from cyborg_gpu_driver.nova import weigher  # noqa: E402
 from cyborg_gpu_driver.nova.scheduling import chooser  # noqa: E402
 
 CONF = nova.conf.CONF
-STOCK_WEIGHERS = ['nova.scheduler.weights.all_weighers']
-GPU_WEIGHER = f'{weigher.__name__}.GpuWeigher'
 VERSION = '1.38'
 PROJECT, USER = demo_client.PROJECT, demo_client.USER
+_GPU_FILTER = 'cyborg_gpu_driver.nova.filter.GpuFilter'
+_NOVA_WEIGHERS = 'nova.scheduler.weights.all_weighers'
+_GPU_WEIGHER = 'cyborg_gpu_driver.nova.weigher.GpuWeigher'
 _MEMORY_MB = 1 << 20
 _SERVER_MB = 512
 _CELL = '9f2c1c44-6b0e-4a43-9f6c-0f0e5d2f7b11'
 
 
 class Hosts(host_manager.HostManager):
-    """Nova's own, but for what Nova's databases say.
+    """Nova's host manager, without Nova's databases.
 
-    :param servers: how many each host has, by the UUID of its provider.
+    :param names: the name of each host, by the UUID of its provider.
+    :param servers: the number of servers of each host, by the same UUID.
     """
 
     def __init__(self, names: dict[str, str], servers: dict[str, int]):
@@ -78,7 +80,8 @@ class Hosts(host_manager.HostManager):
         super().__init__()
 
     def get_host_states_by_uuids(self, _context, compute_uuids, _spec):
-        """The compute nodes, as their last updates would describe them."""
+        """Yield the compute nodes as their last updates would describe them.
+        """
         for root in compute_uuids:
             if root not in self._names:
                 continue
@@ -96,15 +99,15 @@ class Hosts(host_manager.HostManager):
 
 
 class Cloud:
-    """Placement and nova-scheduler, started; :meth:`close` ends both.
+    """A running Placement and nova-scheduler; :meth:`close` ends both.
 
-    :param directory: an empty one.
+    :param directory: an empty directory.
     :param templates: databases to copy.
-    :param names: of the compute nodes.
-    :param weighers: ``[filter_scheduler] weight_classes``.
+    :param names: the names of the compute nodes.
+    :param is_weighed: whether GpuWeigher and GpuFilter are also enabled.
     """
 
-    def __init__(self, directory: str, templates, names, weighers):
+    def __init__(self, directory: str, templates, names, is_weighed):
         self._directory = directory
         _cyborg, of_placement = templates.copy(directory)
         self._service = placement_service.PlacementService(
@@ -123,18 +126,18 @@ class Cloud:
         try:
             for name in names:
                 self._create_compute_node(name)
-            self._scheduler = self._start_scheduler(weighers)
+            self._scheduler = self._start_scheduler(is_weighed)
         except BaseException:
             self.close()
             raise
 
     @property
     def url(self) -> str:
-        """Of Placement."""
+        """The URL of Placement."""
         return self._service.url
 
     def close(self) -> None:
-        """Stop Placement, and leave nothing in Nova of what it said."""
+        """Stop Placement, and remove what Nova has cached of its answers."""
         report.PLACEMENTCLIENT = None
         chooser.shared.cache_clear()
         if rpc.TRANSPORT is not None:
@@ -143,15 +146,20 @@ class Cloud:
         self._database.detach()
         self._service.stop()
 
-    def _start_scheduler(self, weighers):
+    def _start_scheduler(self, is_weighed):
         CONF([], project='nova', default_config_files=[configfile.write(
             os.path.join(self._directory, 'nova.conf'), {
                 'DEFAULT': {'transport_url': 'fake://'},
                 'filter_scheduler': {
-                    'weight_classes': weighers, 'enabled_filters': [],
+                    'available_filters': _GPU_FILTER,
+                    'enabled_filters': ['GpuFilter'] if is_weighed else [],
+                    'weight_classes': [
+                        _NOVA_WEIGHERS,
+                        *([_GPU_WEIGHER] if is_weighed else [])],
                     'track_instance_changes': False},
-                # As our documentation advises for hosts with GPUs.
-                # Nothing is kept: how fast this machine is must not matter.
+                # As the documentation advises for hosts with GPUs.
+                # Nothing is cached, so that the speed of this machine does
+                # not matter.
                 'gpu_weigher': {'gpu_weight_multiplier': 10.0,
                                 'cache_seconds': 0.0}})])
         objects.register_all()
@@ -187,12 +195,12 @@ class Cloud:
         return server, provider
 
     def delete(self, server: str) -> None:
-        """A server is gone."""
+        """Delete a server and its allocations."""
         self._servers[self._homes.pop(server)] -= 1
         self._json('delete', f'/allocations/{server}')
 
     def allocations(self) -> int:
-        """How many units of all GPUs Placement believes to be in use."""
+        """Return how many units of all GPUs are in use in Placement."""
         providers = self._json('get', '/resource_providers')
         return sum(
             sum(self._json('get', f'/resource_providers/{item["uuid"]}'
@@ -202,7 +210,7 @@ class Cloud:
 
     def publish(self, host: str, name: str, resource_class: str, total: int,
                 traits=(), provider: str | None = None) -> str:
-        """Make a provider below a compute node; its UUID."""
+        """Create a provider below a compute node, and return its UUID."""
         provider = provider or str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
         self._json('post', '/resource_providers', {
             'name': name, 'uuid': provider,
@@ -232,7 +240,7 @@ class Cloud:
             'traits': ['COMPUTE_ACCELERATORS', 'COMPUTE_NODE']})
 
     def _spec(self, server, resource_class):
-        # A device profile makes a group of its own.
+        # The group of a device profile is separate from that of the flavor.
         return objects.RequestSpec(
             context=self._context, flavor=objects.Flavor(
                 vcpus=1, memory_mb=_SERVER_MB, root_gb=0, ephemeral_gb=0,
@@ -261,9 +269,9 @@ class Cloud:
             self._json('put', url)
 
     def _json(self, method, url, body=None):
-        """Placement's answer to a request of somebody else than Nova.
+        """Return Placement's answer to a request that is not Nova's.
 
-        :raises RuntimeError: if it refuses.
+        :raises RuntimeError: if Placement refuses.
         """
         arguments = (body,) if method in ('post', 'put') else ()
         response = getattr(self.client, method)(
@@ -274,7 +282,7 @@ class Cloud:
 
 
 def _api_database(directory):
-    """Nova's API database with its own schema and nothing in it."""
+    """Create Nova's API database with Nova's schema and no rows."""
     path = os.path.join(directory, 'nova-api.sqlite')
     engine = sqlalchemy.create_engine(demo_database.url(path))
     models.BASE.metadata.create_all(engine)

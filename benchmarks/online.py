@@ -13,20 +13,20 @@
 
 """Policies that place instances online, on a cluster of GPUs of one kind.
 
-Three policies choose, and none refuses what fits on any GPU as it is:
+There are three policies. None refuses a request that fits on a GPU as it is:
 
 * first-fit: the first GPU with room, the first free start.
 * best-fit: the GPU that has the fewest memory units left, the first free
   start.
 * capacity-loss: the GPU and start that lose least by the measure of
-  :mod:`cyborg_gpu_driver.partition.mig.score`, where a profile weighs as much
-  as the square root of how often it has been asked for of late. The root keeps
-  a rare profile from being sold out: of a large one even few requests need
-  whole GPUs that stay empty. What is lost is the slope of the cluster's
+  :mod:`cyborg_gpu_driver.partition.mig.score`, where the weight of a profile
+  is the square root of how often it was requested recently. The root keeps a
+  rare profile from being sold out: even a few requests for a large profile
+  need whole GPUs that remain empty. The loss is the slope of the cluster's
   worth, which is the sum over the profiles of ``sqrt(demand) * ln(1/2 +
   room)``.
 
-Where two choices are equally good the fullest GPU is taken, then the first.
+Among equally good choices a policy takes the fullest GPU, then the first.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.partition.mig import score
 
 MEMORY = 4096
-"""Requests after which demand fades to a half."""
+"""Requests after which older demand counts half."""
 
 
 class Policy(enum.Enum):
-    """How a place is chosen."""
+    """How a cluster chooses a place."""
 
     FIRST_FIT = 'first-fit'
     BEST_FIT = 'best-fit'
@@ -59,18 +59,18 @@ class Policy(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """A GPU and where on it one instance of a profile lies, or could."""
+    """A GPU and the placement of one actual or possible instance on it."""
 
     gpu: Hashable
-    """As the caller named it."""
+    """The caller's name for the GPU."""
     profile_id: int
     placement: model.Placement
 
 
 class Demand:
-    """How often each profile is asked for; what is recent counts more.
+    """How often each profile is requested; recent requests count more.
 
-    Every profile has been asked for once to begin with.
+    Every profile counts as requested once at the beginning.
     """
 
     def __init__(self, profile_ids: Iterable[int]):
@@ -80,11 +80,11 @@ class Demand:
 
     @property
     def roots(self) -> tuple[float, ...]:
-        """The square root of each profile's share, in their order."""
+        """The square root of each profile's share, in profile order."""
         return self._roots
 
     def note(self, profile_id: int) -> None:
-        """One more request, whether it can be met or not."""
+        """Count one more request, whether it can be met or not."""
         self._counts[profile_id] += 1
         self._total += 1
         if self._total >= 2 * MEMORY:
@@ -99,15 +99,15 @@ class Demand:
 
 
 class Cluster:
-    """The GPUs of one kind and what is on them.
+    """The GPUs of one kind and the instances on them.
 
-    GPUs that are cut alike are one thing to a decision, which looks at each
-    different occupancy once: its cost hardly grows with their number.
+    A decision looks at each different occupancy only once, so its cost hardly
+    grows with the number of GPUs.
 
-    :param table: the kind. Clusters may share one.
-    :param gpus: what is on each GPU, in the order of first-fit.
+    :param table: the kind of GPU. Clusters may share a table.
+    :param gpus: the occupancy of each GPU, in the order of first-fit.
     :param starts: for some profile ids, the order in which first-fit and
-        best-fit try the starts; ascending for the other profiles.
+        best-fit try the starts. The order is ascending for other profiles.
     """
 
     def __init__(self, table: score.Table,
@@ -136,7 +136,7 @@ class Cluster:
         }
 
     def occupancy(self, gpu: Hashable) -> geometry.Occupancy:
-        """What is on a GPU.
+        """Return the occupancy of a GPU.
 
         :raises InvalidValue: if the cluster has no such GPU.
         """
@@ -144,16 +144,16 @@ class Cluster:
 
     @property
     def room(self) -> dict[int, float]:
-        """By profile id, how many more could be made of it alone.
+        """By profile id, how many more instances of it alone would fit.
 
-        What may end soon counts in part; see
+        Instances that may end soon count in part; see
         :data:`~cyborg_gpu_driver.partition.mig.score.ENDING`.
         """
         return {profile.profile_id: room for profile, room in
                 zip(self.table.profiles, self._room, strict=True)}
 
     def choose(self, profile_id: int) -> Place | None:
-        """Where one more instance should go; nothing is changed.
+        """Return a place for one more instance, without taking it.
 
         :returns: None if no GPU has room for it as it is.
         :raises InvalidValue: if the table has no such profile.
@@ -165,7 +165,7 @@ class Cluster:
         return Place(gpu, profile_id, placement)
 
     def request(self, profile_id: int) -> Place | None:
-        """Choose a place and take it; the request counts as demand.
+        """Choose a place and take it, and count the request as demand.
 
         :returns: None if no GPU has room for it as it is.
         :raises InvalidValue: if the table has no such profile.
@@ -180,9 +180,9 @@ class Cluster:
         return Place(gpu, profile_id, placement)
 
     def add(self, place: Place) -> None:
-        """An instance has come to be there, whoever chose its place.
+        """Add an instance, at a place that the caller has chosen.
 
-        :raises InvalidValue: if it cannot be there beside the others.
+        :raises InvalidValue: if the GPU has no room for it there.
         """
         row = self._row(place.gpu)
         profile = self.table.profiles[self._index(place.profile_id)]
@@ -195,9 +195,9 @@ class Cluster:
             row.occupancy.add(profile, place.placement)))
 
     def remove(self, place: Place) -> None:
-        """An instance has gone.
+        """Remove an instance.
 
-        :raises InvalidValue: if none was there.
+        :raises InvalidValue: if there is none at the place.
         """
         left = list(self._row(place.gpu).occupancy.taken)
         item = place.profile_id, place.placement
@@ -210,7 +210,7 @@ class Cluster:
             geometry.Occupancy(tuple(left))))
 
     def _index(self, profile_id):
-        """Where a profile stands in the table."""
+        """Return the index of a profile in the table."""
         numbers = [profile.profile_id for profile in self.table.profiles]
         if profile_id not in numbers:
             raise exception.InvalidValue(
@@ -281,7 +281,8 @@ class Cluster:
             self._first(best), chosen.placement, chosen.after)
 
     def _first_start(self, row, number):
-        """The first free placement of a profile and the row after it."""
+        """Return the first free placement of a profile and the row after it.
+        """
         key = row, number
         if key not in self._firsts:
             profile = self.table.profiles[number]
@@ -295,5 +296,5 @@ class Cluster:
 
 
 def rank(row: score.Row) -> tuple:
-    """Orders rows that are equally good: the fullest first."""
+    """Return a sort key for equally good rows: the fullest comes first."""
     return -row.taken, row.occupancy.taken

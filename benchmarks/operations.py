@@ -10,21 +10,23 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""How long a full host takes for what happens between two reports.
+"""The time that a full host takes for events between two reports.
 
-Released Placement and Cyborg run in this process around a simulated host
-whose GPUs hold seven 1g.10gb each. Measured are a GPU that reports an error
-until Placement has nothing more of it, a deleted server until its GPU
-instance is offered again, binds that come at once beside binds one after
-another, and a reboot until all GPU instances are there again. The floor of a
-deletion is what Placement alone takes for it, that of a reboot is a loop
-that makes as many GPU instances with pynvml and does nothing else, and that
-of an error writes as many inventories to Placement.
+The released Placement and Cyborg run in this process, with a simulated host
+whose GPUs hold seven 1g.10gb each. The program measures the time:
+
+* from an error of a GPU until all its inventories in Placement are reserved.
+  The floor is the time to write as many inventories to Placement.
+* from the deletion of a server until its GPU instance is offered again. The
+  floor is the time that Placement alone takes for a deletion.
+* of concurrent binds. The baseline is binds one after another.
+* from a reboot until all GPU instances exist again. The floor is a loop that
+  only creates as many GPU instances with pynvml.
 
 usage: python benchmarks/operations.py [-f table|json] [--repeat N]
 
 Exits 1 if the restoration needs more NVML calls than its limit. It fails if
-not all GPU instances are there again.
+not all GPU instances exist again.
 """
 
 from __future__ import annotations
@@ -56,13 +58,13 @@ FATAL_XID = 79
 TIMEOUT = 60.0
 RACING = 14
 CALLS_PER_GPU = 560
-"""To restore one with seven GPU instances."""
+"""The limit to restore a GPU with seven GPU instances."""
 _INTERVAL = 0.005
 
 
 def main(argv=None):
     options = figures.parser(
-        'How long a full host takes for what happens between two reports.',
+        'Measure events between two reports of a full host.',
         5).parse_args(argv)
     logging.disable(logging.WARNING)
     try:
@@ -74,7 +76,7 @@ def main(argv=None):
 
 
 def measure(directory, repeat, host=full_host.HOST):
-    """Every figure, in the order in which it is shown."""
+    """Yield every figure, in the order in which it is shown."""
     bench = full_host.FullHost(directory, host, shared=True)
     try:
         servers = len(bench.servers)
@@ -88,7 +90,7 @@ def measure(directory, repeat, host=full_host.HOST):
 
 
 def deletion(bench, repeat):
-    """From a server's deletion to the next candidate."""
+    """Measure the time from a server's deletion to the next candidate."""
     taken, floors = [], []
     for _ in range(repeat):
         gone = bench.servers.pop()
@@ -106,7 +108,10 @@ def deletion(bench, repeat):
 
 
 def _placement_alone(bench):
-    """Seconds to claim nothing but Placement's own, and to give it back."""
+    """Return the seconds that Placement alone takes for a deletion.
+
+    The consumer has allocations only, and no accelerator of Cyborg.
+    """
     nova = bench.cloud.nova
     (candidate, *_) = nova.candidates(full_host.PROFILE)
     consumer = str(uuid.uuid4())
@@ -118,7 +123,7 @@ def _placement_alone(bench):
 
 
 def racing(bench, repeat):
-    """Binds at once, and the same binds one after another."""
+    """Measure concurrent binds, and the same binds one after another."""
     handles = [full_host.handle(server)
                for server in bench.servers[:RACING]]
     alone, raced = [], []
@@ -135,14 +140,14 @@ def racing(bench, repeat):
     whole = 1e3 * sum(alone) / repeat
     yield figures.Figure('a bind alone: median',
                          1e3 * statistics.median(alone), 'ms')
-    # Who comes last waits at most for all others.
+    # The last bind waits at most for all the others.
     yield figures.Figure(
         f'{len(handles)} binds at once: 99th percentile',
         1e3 * statistics.quantiles(raced, n=100)[98], 'ms', baseline=whole)
 
 
 def reboot(bench, host):
-    """From a reboot to all GPU instances."""
+    """Measure the time from a reboot until all GPU instances exist."""
     before = instances(bench.machine)
     count = sum(map(len, before.values()))
     bench.driver.stop()
@@ -155,7 +160,7 @@ def reboot(bench, host):
         taken = time.perf_counter() - start
         calls = pynvml.nvmlLib.machine.calls.total()
     if code or instances(bench.machine) != before:
-        raise RuntimeError('not all GPU instances are there again')
+        raise RuntimeError('not all GPU instances exist again')
     bare_calls, bare_seconds = bare_loop(host, count)
     yield figures.Figure(
         f'reboot to {count} GPU instances: NVML calls', calls, 'calls',
@@ -166,15 +171,15 @@ def reboot(bench, host):
 
 
 def instances(machine):
-    """Placements of the GPU instances, by GPU."""
-    with machine.operation() as state:
+    """Return profile ids and starts of the GPU instances, by GPU."""
+    with machine.operation():
         return {address: sorted((item.profile_id, item.start)
                                 for item in gpu.instances.values())
-                for address, gpu in state.gpus.items()}
+                for address, gpu in machine.state.gpus.items()}
 
 
 def bare_loop(host, count):
-    """NVML calls and seconds to make as many GPU instances on a new host."""
+    """Create GPU instances on a new host; return NVML calls and seconds."""
     with patch.kept(), machine_module.Machine.load(host) as machine:
         start = time.perf_counter()
         pynvml.nvmlInit()
@@ -199,7 +204,7 @@ def bare_loop(host, count):
 
 
 def xid(bench):
-    """From an XID to a GPU of which Placement has nothing to give."""
+    """Measure the time from an XID until the whole GPU is reserved."""
     address = bench.machine.gpus[0].address
     for server in bench.servers:
         if _is_on(bench, server, address):
@@ -219,7 +224,7 @@ def xid(bench):
 
 
 def _reserve(bench, providers):
-    """Write of each provider what it has, and read it again."""
+    """Write the unchanged inventories of each provider, and read them."""
     placement = bench.cloud.placement
     for provider in providers:
         url = f'/resource_providers/{provider}/inventories'
@@ -233,7 +238,7 @@ def _is_on(bench, server, address):
 
 
 def is_closed(bench, providers):
-    """Whether all that some providers have is reserved."""
+    """Whether the inventories of the providers are all reserved."""
     return all(item['reserved'] == item['total'] for provider in providers
                for item in bench.cloud.placement.inventories(
                    provider).values())
@@ -246,7 +251,7 @@ def _seconds(function, *arguments):
 
 
 def until(condition, what):
-    """Wait for something, for at most a minute."""
+    """Wait until a condition is true, for at most a minute."""
     end = time.monotonic() + TIMEOUT
     while not condition():
         if time.monotonic() > end:

@@ -17,9 +17,9 @@ Requests arrive as a Poisson process and lifetimes are exponential, so a
 cluster is a Markov decision process. Relative value iteration on the
 uniformized process finds the policy that accepts the most compute slices
 without moving anything (Puterman, Markov Decision Processes, 1994, sections
-8.5 and 11.5). Units 0 and 1 of a GPU can change places with each other and
-with units 2 and 3, units 4 and 5 with each other, and GPUs with GPUs:
-states that differ in nothing else are one.
+8.5 and 11.5). Units 0 and 1 of a GPU are interchangeable with each other and
+with units 2 and 3, units 4 and 5 with each other, and GPUs with each other.
+States that differ in nothing else count as one state.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition.mig import geometry
 
 MOST_GPUS = 3
-"""There are 109 states of one GPU, and 221,815 of three."""
+"""One GPU has 109 states, and three have 221,815."""
 _ENOUGH = 1e-4
-"""Stops when the slices accepted, of those asked for, are known so well."""
+"""The precision, as a share of the requested slices, at which to stop."""
 _PAIRS = (0, 2, 4)
 
 
 def look(occupancy: geometry.Occupancy) -> tuple:
-    """What occupancies have in common that are one state.
+    """Return a key that is equal for occupancies that are one state.
 
-    :param occupancy: on the grid of ``packing.PROFILES``.
+    :param occupancy: an occupancy of the grid of ``packing.PROFILES``.
     """
     pairs: dict[int, list[int]] = {start: [] for start in _PAIRS}
     alone, large = [], []
@@ -61,12 +61,12 @@ def look(occupancy: geometry.Occupancy) -> tuple:
 class Process:
     """The decision process of a cluster.
 
-    :param grid: of each GPU.
-    :param gpus: how many.
+    :param grid: the grid of each GPU.
+    :param gpus: the number of GPUs.
     :param slices: compute slices of each profile of the grid.
-    :param shares: how often each is asked for; their sum is 1.
+    :param shares: the share of each profile in the requests. Their sum is 1.
     :param rate: requests in a mean lifetime.
-    :param refuses: whether the policy may refuse what fits.
+    :param refuses: whether the policy may refuse a request that fits.
     """
 
     def __init__(self, grid: geometry.Geometry, gpus: int,
@@ -82,7 +82,7 @@ class Process:
         self.values = self._solve(shares, rate, gpus)
 
     def value(self, occupancies: Sequence[geometry.Occupancy]) -> float:
-        """The relative value of a state of the cluster, in slices."""
+        """Return the relative value of a state of the cluster, in slices."""
         numbers = sorted(self._numbers[look(one)] for one in occupancies)
         return float(self.values[numpy.searchsorted(
             self._codes, self._code(numpy.array([numbers]))[0])])
@@ -90,15 +90,15 @@ class Process:
     def prefers_refusal(self, profile: int,
                         occupancies: Sequence[geometry.Occupancy],
                         after: float) -> bool:
-        """Whether a request is better refused although it fits.
+        """Whether it is better to refuse a request although it fits.
 
-        :param after: the value of the state with it.
+        :param after: the value of the state with the requested instance.
         """
         return self._refuses and self._slices[profile] + after < self.value(
             occupancies)
 
     def _read_gpu(self, grid):
-        """The states of one GPU, and where they lead."""
+        """Find the states of one GPU and the transitions between them."""
         self._numbers = {look(geometry.EMPTY): 0}
         known = [geometry.EMPTY]
         self._after, self._left = [], []
@@ -129,7 +129,7 @@ class Process:
         return code
 
     def _columns(self, tables, gpus):
-        """For each GPU and way on: states from which, and to which."""
+        """Yield, for each GPU and transition, the states before and after."""
         for way in range(max(map(len, tables))):
             to = numpy.array([table[way] if way < len(table) else -1
                               for table in tables])
@@ -185,9 +185,9 @@ class Process:
 
 
 class Optimal:
-    """A cluster whose policy is the best one.
+    """A cluster with the best policy.
 
-    :param process: solved for this many GPUs.
+    :param process: the process, solved for this number of GPUs.
     """
 
     def __init__(self, process: Process, grid: geometry.Geometry, gpus: int):
@@ -197,9 +197,9 @@ class Optimal:
 
     def request(self, profile: int
                 ) -> tuple[int, tuple[int, model.Placement]] | None:
-        """Take one more, given as its number in the grid.
+        """Place one more instance of a profile, given by its index.
 
-        :returns: what :meth:`remove` wants, None if it is refused.
+        :returns: the argument for :meth:`remove`, None if refused.
         """
         kind = self._grid.profiles[profile]
         options = {}
@@ -220,7 +220,7 @@ class Optimal:
         return gpu, (kind.profile_id, placement)
 
     def remove(self, place: tuple[int, tuple[int, model.Placement]]) -> None:
-        """One has ended."""
+        """Remove an instance."""
         gpu, item = place
         left = list(self._gpus[gpu].taken)
         left.remove(item)

@@ -11,33 +11,33 @@
 # under the License.
 
 
-"""What fits if everything that runs may be moved."""
+"""Which instances fit if every running instance may be moved."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 PROFILES = ('1g', '2g', '3g', '4g', '7g')
-"""What is counted, in this order."""
+"""The profiles that are counted, in this order."""
 
 
 def fits(counts: Sequence[int], gpus: int) -> bool:
-    """Whether instances fit on GPUs with the 8-unit grid, moved at will.
+    """Whether instances fit on GPUs with the 8-unit grid, if moved freely.
 
-    Exact for GPUs that are alike and profiles that may start where NVIDIA's
-    MIG user guide shows them for the A100: 1g at 0 to 6, 2g at 0, 2 and 4,
-    3g at 0 and 4, 4g and 7g at 0. A GPU has two halves. The left one takes
-    a 4g, a 3g, or 2g and 1g on its four units; the right one no 4g, and of
-    its four units small instances reach three and a 2g two of those.
+    The result is exact for GPUs of one kind and for the starts that NVIDIA's
+    MIG user guide shows for the A100: 1g at 0 to 6, 2g at 0, 2 and 4, 3g at
+    0 and 4, 4g and 7g at 0. A GPU has two halves. The left half takes a 4g,
+    a 3g, or 2g and 1g on its four units. The right half takes no 4g. Small
+    instances can use three of its four units, and a 2g two of those three.
 
-    :param counts: how many of each, as :data:`PROFILES`.
+    :param counts: the number of instances of each of :data:`PROFILES`.
     """
     one, two, three, four, seven = counts
     rest = gpus - seven
     if rest < 0 or four > rest:
         return False
     left, right = rest - four, rest
-    # A 3g wastes least where small ones waste a unit anyway.
+    # A 3g wastes least in the right half, where small instances waste a unit.
     in_right = min(three, right)
     right -= in_right
     left -= three - in_right
@@ -46,16 +46,16 @@ def fits(counts: Sequence[int], gpus: int) -> bool:
 
 
 class Repacking:
-    """Takes whatever fits when all else may be moved for it."""
+    """A cluster that accepts all that fits if other instances may be moved."""
 
     def __init__(self, gpus: int):
         self._gpus = gpus
         self._counts = [0] * len(PROFILES)
 
     def request(self, profile: int) -> int | None:
-        """Take one more, given as its number among :data:`PROFILES`.
+        """Place one more instance, given by its index in :data:`PROFILES`.
 
-        :returns: what :meth:`remove` wants, None if it does not fit.
+        :returns: the argument for :meth:`remove`, None if it does not fit.
         """
         self._counts[profile] += 1
         if fits(self._counts, self._gpus):
@@ -64,5 +64,5 @@ class Repacking:
         return None
 
     def remove(self, profile: int) -> None:
-        """One has ended."""
+        """Remove an instance."""
         self._counts[profile] -= 1

@@ -11,25 +11,23 @@
 # under the License.
 
 
-"""How many requests each online policy can meet, and how many anyone could.
+"""How many requests each online policy accepts, and how many are possible.
 
-Instances are asked for and end at random on a cluster of GPUs with the
-8-unit grid. Each policy sees the same requests. First-fit is what is
-commonly done, repacking what could be had if everything that runs could be
-moved; the share of the gap between the two that a policy closes says how
-good it is. "FGD" and "MFI" are published measures of fragmentation
-(measures.py), "1 move" and "2 moves" are capacity-loss with at most so many
-moves for a refused request, planned as "openstack gpu defragment" does. For
-up to three GPUs, "optimum" is the best that any policy can do that moves
-nothing and refuses nothing that fits, "optimum, refusing" the best without
-moves at all (optimum.py).
+Instances are requested and end at random on GPUs with the 8-unit grid. Each
+policy gets the same requests. First-fit is the common policy. Repacking is
+the result if all running instances could be moved. The rating of a policy is
+the share of the gap between these two that it closes. "FGD" and "MFI" are
+published measures of fragmentation (measures.py). "1 move" and "2 moves" are
+capacity-loss with at most this number of moves for a refused request, planned
+as "openstack gpu defragment" does. For up to three GPUs, "optimum" is the
+best policy that moves nothing and refuses nothing that fits, and "optimum,
+refusing" is the best policy that moves nothing (optimum.py).
 
 usage: python benchmarks/packing.py [-f table|json] [--gpus 3,8,100]
            [--load 0.85] [--mix uniform,bimodal,small,6:1:1:1:3]
            [--lifetime exponential|lognormal] [--seeds N] [--moves 1,2] ...
 
-Exits 1 if capacity-loss, without moves or with one, misses what we set
-ourselves.
+Exits 1 if capacity-loss, without moves or with one, misses a limit.
 """
 
 from __future__ import annotations
@@ -74,14 +72,14 @@ PROFILES = tuple(
         (range(7), (0, 2, 4), (0, 4), (0,), (0,)), strict=True)))
 GRID = geometry.Geometry(PROFILES)
 DRIVER_STARTS = {0: (6, 4, 5, 0, 1, 2, 3), 1: (4, 0, 2), 2: (4, 0)}
-"""Where the driver puts an instance if it is not told."""
+"""The order in which NVIDIA's driver tries starts if it is not told one."""
 
 MIXES = {
     'uniform': (1, 1, 1, 1, 1),
     'bimodal': (6, 3, 2, 3, 6),
     'small': (16, 8, 4, 2, 1),
 }
-"""How many requests of each profile, as parts of a whole."""
+"""The requests for each profile, as parts of a whole."""
 
 LIFETIMES: dict[str, Callable[[random.Random], float]] = {
     'exponential': lambda chance: chance.expovariate(1.0),
@@ -93,10 +91,10 @@ TARGET_LOAD = 0.85
 LIMITS = {8: 1 / 2, 100: 2 / 3}
 """By number of GPUs, the least share of the gap, over :data:`MIXES`."""
 TARGET_MICROSECONDS = 100
-"""A busy machine must not make this program fail, so it is shown only."""
+"""Only shown, because a busy machine must not make this program fail."""
 
 LEAST_GAP = 0.001
-"""A smaller gap is noise, and a share of it says nothing."""
+"""A smaller gap is noise, and a share of it means nothing."""
 
 WARM_UP = 12.0
 """Mean lifetimes before anything is counted."""
@@ -108,15 +106,15 @@ MOVES = {1: 'capacity-loss, 1 move', 2: 'capacity-loss, 2 moves'}
 POINTS = {
     3: (OURS, REFUSING, 0.6), 8: (MOVES[1], REPACKING, 2.0),
     100: (MOVES[1], REPACKING, 0.5)}
-"""By number of GPUs: a policy, what it is compared with, and how many
-percentage points of slices it may accept less, over :data:`MIXES`."""
+"""By number of GPUs: a policy, its reference, and how many percentage points
+of slices it may accept less than the reference, over :data:`MIXES`."""
 MOST_MOVES = 0.1
-"""Of an accepted request, in the cases of :data:`POINTS`."""
+"""The limit of moves per accepted request, in the cases of :data:`POINTS`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """An instance that is asked for; times in mean lifetimes."""
+    """A request for an instance. Times are in mean lifetimes."""
 
     arrival: float
     profile: int
@@ -125,17 +123,17 @@ class Request:
 
 @dataclasses.dataclass
 class Score:
-    """What became of the requests under one policy."""
+    """How many requests one policy has accepted, and at what cost."""
 
     offered: list[int] = dataclasses.field(
         default_factory=lambda: [0] * len(SLICES))
     accepted: list[int] = dataclasses.field(
         default_factory=lambda: [0] * len(SLICES))
     seconds: float = 0.0
-    """Of all decisions, with taking the place."""
+    """The time of all decisions, including taking the place."""
     decisions: int = 0
     moves: int = 0
-    """Of instances that made room."""
+    """Moves of instances that made room."""
 
     @property
     def acceptance(self):
@@ -159,7 +157,7 @@ class Score:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """One policy in one case; shares of the gap as fractions of 1."""
+    """One policy in one case. Shares of the gap are fractions of 1."""
 
     gpus: int
     load: float
@@ -172,14 +170,14 @@ class Line:
     """Standard deviation between seeds."""
     slice_gap_closed: float | None
     microseconds: float
-    """A decision, mean; of repacking, the closed form alone."""
+    """The mean time of a decision; for repacking, of the closed form alone."""
     moves: float
-    """Of other instances, for each accepted request."""
+    """Moves of other instances per accepted request."""
     by_profile: dict[str, float | None]
 
 
 def rate_of(gpus: int, load: float, mix: tuple[float, ...]) -> float:
-    """Requests in a mean lifetime; the load as of :func:`requests`."""
+    """Return the requests in a mean lifetime; see :func:`requests`."""
     return load * SLICES_PER_GPU * gpus * sum(mix) / _slices(mix)
 
 
@@ -187,10 +185,10 @@ def requests(chance: random.Random, gpus: int, load: float,
              mix: tuple[float, ...],
              lifetime: Callable[[random.Random], float]
              ) -> Iterator[Request]:
-    """Poisson arrivals, for ever.
+    """Yield requests with Poisson arrivals, forever.
 
-    :param load: compute slices asked for at a time, on average, of all
-        that there are.
+    :param load: the share of all compute slices that is requested at any
+        one time, on average.
     """
     rate = rate_of(gpus, load, mix)
     now = 0.0
@@ -202,7 +200,7 @@ def requests(chance: random.Random, gpus: int, load: float,
 
 def play(cluster, traffic: list[Request],
          warm_up: float = WARM_UP) -> Score:
-    """Put the requests to a cluster, one after another.
+    """Send the requests to a cluster in sequence.
 
     :param warm_up: mean lifetimes before anything is counted.
     """
@@ -226,9 +224,9 @@ def play(cluster, traffic: list[Request],
 
 def contestants(gpus: int, moves: Iterable[int] = MOVES
                 ) -> dict[str, object]:
-    """A fresh cluster for each policy.
+    """Return a new cluster for each policy.
 
-    :param moves: at most so many for a refused request, each a policy.
+    :param moves: the limits of moves for a refused request, each a policy.
     """
     table = score.Table(GRID)
     empty = dict.fromkeys(range(gpus), geometry.EMPTY)
@@ -252,7 +250,7 @@ def contestants(gpus: int, moves: Iterable[int] = MOVES
 
 def optima(gpus: int, load: float, mix: tuple[float, ...]
            ) -> dict[str, optimum.Process]:
-    """What no policy without moves exceeds; nothing for many GPUs."""
+    """Return the best policies without moves; none for many GPUs."""
     if gpus > optimum.MOST_GPUS:
         return {}
     return {name: optimum.Process(
@@ -262,7 +260,7 @@ def optima(gpus: int, load: float, mix: tuple[float, ...]
 
 
 def measure(gpus, load, mix, options):
-    """The lines of one case: every policy on the same requests."""
+    """Return the lines of one case: every policy with the same requests."""
     runs = []
     solved = optima(gpus, load, parts_of(mix))
     for seed in range(options.first_seed, options.first_seed
@@ -311,7 +309,7 @@ def _slices(counts):
 
 
 def summaries(lines: list[Line]) -> Iterator[dict]:
-    """What capacity-loss closes of the gap, each mix counting alike."""
+    """Yield the share of the gap that capacity-loss closes in all mixes."""
     for gpus, load in dict.fromkeys((line.gpus, line.load)
                                     for line in lines):
         means = {}
@@ -337,9 +335,9 @@ def summaries(lines: list[Line]) -> Iterator[dict]:
 
 
 def points(lines: list[Line]) -> Iterator[dict]:
-    """How far policies are below what they are compared with, by slices.
+    """Yield how far policies are below their references, by slices.
 
-    Each mix counts alike; nothing for other loads and mixes than ours.
+    Each mix has the same weight. Only the default load and mixes count.
     """
     for gpus, (policy, reference, limit) in POINTS.items():
         ours, best = ([line for line in lines if (
@@ -389,29 +387,30 @@ def main(argv=None):
 
 def _parser():
     parser = argparse.ArgumentParser(
-        description='How many requests each online policy can meet.')
+        description='Compare how many requests each online policy accepts.')
     parser.add_argument('-f', '--format', choices=('table', 'json'),
                         default='table')
     parser.add_argument('--gpus', type=_list(int, 1), default=[3, 8, 100],
                         metavar='N,...', help='default: 3,8,100')
     parser.add_argument('--load', type=_list(float, 0.01),
                         default=[TARGET_LOAD], metavar='X,...',
-                        help='compute slices asked for of those there are '
+                        help='requested compute slices, as a share of all '
                         '(default: 0.85)')
     parser.add_argument('--mix', type=mixes, default=list(MIXES),
                         metavar='MIX,...', help=', '.join(MIXES)
-                        + f", or {':'.join(oracle.PROFILES)} in parts "
-                        '(default: the three)')
+                        + f", or the parts {':'.join(oracle.PROFILES)} "
+                        '(default: the three names)')
     parser.add_argument('--lifetime', choices=tuple(LIFETIMES),
                         default='exponential')
     parser.add_argument('--moves', type=_moves, default=list(MOVES),
-                        metavar='N,...', help='moves that a refused request '
-                        'may cost; 0 for no such policy (default: 1,2)')
+                        metavar='N,...', help='maximum number of moves for a '
+                        'refused request; 0 omits the policies with moves '
+                        '(default: 1,2)')
     parser.add_argument('--requests', type=_at_least(1000),
                         default=80000, metavar='N',
-                        help='for each seed (default: 80000)')
+                        help='requests for each seed (default: 80000)')
     parser.add_argument('--seeds', type=_at_least(1), default=5,
-                        metavar='N', help='how many (default: 5)')
+                        metavar='N', help='number of seeds (default: 5)')
     parser.add_argument('--first-seed', type=int, default=1, metavar='N')
     return parser
 
@@ -443,14 +442,14 @@ def _at_least(least):
 
 
 def mixes(text: str) -> list[str]:
-    """Names of mixes, as an option has them, separated by commas."""
+    """Return the names of mixes from an option, separated by commas."""
     for name in (names := text.split(',')):
         parts_of(name)
     return names
 
 
 def parts_of(mix: str) -> tuple[float, ...]:
-    """The parts of a mix: one of :data:`MIXES`, or ``1:0:0:0:1``."""
+    """Return the parts of a mix: one of :data:`MIXES`, or ``1:0:0:0:1``."""
     if mix in MIXES:
         return MIXES[mix]
     try:

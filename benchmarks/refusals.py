@@ -10,28 +10,28 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""How many GPU requests Nova refuses: slices made on demand beside fixed ones.
+"""How many GPU requests Nova refuses with slices on demand and static slices.
 
 The released nova-scheduler and Placement get the same requests for instances
-of 1g to 7g on the same GPUs, which arrive and end at random as in packing.py:
+of 1g to 7g on the same GPUs. The requests arrive and end at random as in
+packing.py:
 
 * with static slices, as Nova has them without this library: each GPU instance
-  is a provider of its own, made once. The layout of each GPU is the one that
-  refuses fewest of just these requests, of all that there are; nobody could
-  choose a better one.
-* with our agents, which report simulated GPUs, bind and unbind; and Nova's
-  own weighers, or ours with them.
+  is a separate provider, created once. Of all possible layouts, the GPUs have
+  the one that refuses the fewest of exactly these requests, so no operator
+  could choose a better one.
+* with the agents of this library, which report simulated GPUs, bind and
+  unbind, and with Nova's own weighers, or these and GpuWeigher and GpuFilter.
 
-The floor is what would be refused if everything that runs could be moved.
+The floor is the refusals if all running instances could be moved.
 
 usage: python benchmarks/refusals.py [-f table|json] [--requests N]
            [--hosts N] [--mix uniform,small] [--load 0.85]
 
 Exits 1 if Nova refuses more than nine tenths of what it refuses with static
 slices, or a request for which a GPU has room. It fails if the ways do not
-have the same requests, if static slices refuse another number than counting
-predicts, or if Placement and the GPUs hold anything else than the servers
-that run.
+get the same requests, if static slices refuse another number than counting
+predicts, or if Placement or the GPUs hold anything but the running servers.
 """
 
 from __future__ import annotations
@@ -56,29 +56,30 @@ import packing
 from cyborg_gpu_driver.demo import database
 
 PROFILES = ('1g.10gb', '2g.20gb', '3g.40gb', '4g.40gb', '7g.80gb')
-"""As the simulated boards call the profiles of packing.py."""
+"""The names of the profiles of packing.py on the simulated boards."""
 GPUS_PER_HOST = 2
 WARM_UP = 3.0
-"""Mean lifetimes before anything is counted; each request costs time."""
+"""Mean lifetimes before anything is counted. It is shorter than that of
+packing.py because each request costs time."""
 MIXES = ('uniform', 'small')
 SHARE = 0.9
-"""Of the refusals with static slices: we must refuse no more."""
+"""The limit of refusals, as a share of those with static slices."""
 BALANCED = (2, 1, 1, 0, 0)
-"""What mig-parted's all-balanced makes of a GPU with 80 GB, as PROFILES."""
+"""The number of each of PROFILES in mig-parted's all-balanced for 80 GB."""
 STATIC, ALL_BALANCED = 'static slices', 'static slices, all-balanced'
 ALONE, WEIGHED = 'ours, Nova alone', 'ours, with the weigher'
 WAYS = (STATIC, ALL_BALANCED, ALONE, WEIGHED, packing.REPACKING)
 
 
 def resource_class(profile: int) -> str:
-    """As our report names the class of a profile, given by its number."""
+    """Return the resource class of a profile, given by its index."""
     return 'CUSTOM_NVIDIA_' + PROFILES[profile].upper().replace('.', '_')
 
 
 class Static:
-    """Slices that are made once, each a provider as Nova makes them.
+    """Slices that are created once, each a provider as Nova creates them.
 
-    :param layouts: of each GPU, how many of each profile.
+    :param layouts: for each GPU, the number of slices of each profile.
     """
 
     def __init__(self, cloud: nova_cloud.Cloud, layouts):
@@ -93,9 +94,9 @@ class Static:
                         resource_class(profile), 1)
 
     def request(self, profile: int) -> str | None:
-        """Let a server be scheduled.
+        """Schedule a server.
 
-        :returns: what :meth:`remove` wants; None if there is no valid host.
+        :returns: the argument for :meth:`remove`, None if no host is valid.
         """
         placed = self._cloud.schedule(resource_class(profile))
         if placed is None:
@@ -104,27 +105,27 @@ class Static:
         return placed[0]
 
     def remove(self, server: str) -> None:
-        """A server has ended."""
+        """Delete a server."""
         self._cloud.delete(server)
         self._running.remove(server)
 
     def check(self) -> None:
-        """:raises RuntimeError: if Placement holds something else than what
-            runs.
+        """:raises RuntimeError: if the units in use in Placement are not those
+            of the running servers.
         """
         _same(f'{STATIC}: units in use', len(self._running),
               self._cloud.allocations())
 
 
 class OnDemand:
-    """Slices that our agents make, each in a process of its own."""
+    """Slices that agents create; each agent has a process of its own."""
 
     def __init__(self, cloud: nova_cloud.Cloud, directory: str, hosts: int):
         self._cloud = cloud
         self._running: dict[str, tuple] = {}
         self._handles: dict[str, tuple] = {}
         self.refused_with_room = 0
-        """Requests that a GPU had room for when Nova refused them."""
+        """Refused requests for which a GPU had room."""
         machine = machines.describe(directory, GPUS_PER_HOST)
         self._agents = [agent_process.AgentProcess(
             cloud.url, f'compute{number}', machine, PROFILES)
@@ -142,7 +143,7 @@ class OnDemand:
             started.close()
 
     def _publish(self, host, started):
-        """What cyborg-conductor does with an agent's first report."""
+        """Create an agent's providers, as cyborg-conductor does at first."""
         for item in started.report():
             provider = self._cloud.publish(
                 host, item.name, item.resource_class, len(item.handles),
@@ -151,9 +152,9 @@ class OnDemand:
         started.report()
 
     def request(self, profile: int) -> str | None:
-        """Let a server be scheduled, and bind its accelerator.
+        """Schedule a server, and bind its accelerator.
 
-        :returns: what :meth:`remove` wants; None if there is no valid host.
+        :returns: the argument for :meth:`remove`, None if no host is valid.
         """
         placed = self._cloud.schedule(resource_class(profile))
         if placed is None:
@@ -167,7 +168,7 @@ class OnDemand:
         return server
 
     def remove(self, server: str) -> None:
-        """A server has ended."""
+        """Delete a server."""
         provider, handle = self._running.pop(server)
         started, handles = self._handles[provider]
         started.unbind(*handle, server)
@@ -175,8 +176,8 @@ class OnDemand:
         self._cloud.delete(server)
 
     def check(self) -> None:
-        """:raises RuntimeError: if Placement or the GPUs hold something else
-            than what runs.
+        """:raises RuntimeError: if the units in use in Placement or the GPU
+            instances are not those of the running servers.
         """
         _same('units in use', len(self._running), self._cloud.allocations())
         _same('GPU instances', len(self._running), sum(
@@ -188,17 +189,17 @@ class OnDemand:
                    for placement in packing.PROFILES[profile].placements)
 
     def _taken(self):
-        """For each GPU, the masks of its GPU instances, of the hardware."""
+        """Return, for each GPU, the masks of its actual GPU instances."""
         return [taken for started in self._agents
                 for taken in started.masks()]
 
 
 def layouts(gpus: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """What the GPUs together may be cut into, once and for all."""
+    """Yield the possible static layouts of all GPUs together."""
     counts = [counts for counts in itertools.product(
         *(range(len(profile.placements) + 1)
           for profile in packing.PROFILES)) if oracle.fits(counts, 1)]
-    # Where one more would fit, nobody would leave the room.
+    # Skip a layout in which one more instance would fit.
     full = [held for held in counts if not any(
         other != held and all(map(int.__ge__, other, held))
         for other in counts)]
@@ -206,7 +207,7 @@ def layouts(gpus: int) -> Iterator[tuple[tuple[int, ...], ...]]:
 
 
 class Counted:
-    """Slices of each profile, wherever they are: static slices in theory."""
+    """Static slices in theory: a number of each profile, on any GPU."""
 
     def __init__(self, counts):
         self._free = list(counts)
@@ -222,9 +223,10 @@ class Counted:
 
 
 def best_layouts(gpus: int, traffic) -> tuple[tuple[int, ...], ...]:
-    """The layout of each GPU with which fewest requests are refused.
+    """Return the layout of each GPU with which fewest requests are refused.
 
-    The profiles do not compete, so each is played alone for each count.
+    Static slices of different profiles do not compete, so each profile is
+    played alone with each count.
     """
     most = gpus * max(len(profile.placements)
                       for profile in packing.PROFILES)
@@ -240,7 +242,7 @@ def best_layouts(gpus: int, traffic) -> tuple[tuple[int, ...], ...]:
 
 
 def counted(layout, traffic) -> int:
-    """How many requests static slices refuse, by counting alone."""
+    """Return how many requests static slices refuse, by counting alone."""
     return _refused(packing.play(Counted(
         [sum(counts) for counts in zip(*layout, strict=True)]), traffic,
         WARM_UP))
@@ -252,7 +254,7 @@ def _refused(score):
 
 def measure(hosts: int, load: float, mixes, count: int
             ) -> Iterator[figures.Figure]:
-    """Every figure, in the order in which it is shown."""
+    """Yield every figure, in the order in which it is shown."""
     gpus = hosts * GPUS_PER_HOST
     with tempfile.TemporaryDirectory() as directory:
         templates = database.Templates(
@@ -268,7 +270,7 @@ def measure(hosts: int, load: float, mixes, count: int
 
 
 def _compare(hosts, load, mix, traffic, templates, directory):
-    """The figures of one mix."""
+    """Return the figures of one mix."""
     gpus = hosts * GPUS_PER_HOST
     static = best_layouts(gpus, traffic)
     where = f'{hosts} hosts of {GPUS_PER_HOST} GPUs, load {load:g}, {mix}'
@@ -291,11 +293,12 @@ def _compare(hosts, load, mix, traffic, templates, directory):
 
 def show(where: str, count: int, refused: dict[str, int], room: int
          ) -> Iterator[figures.Figure]:
-    """The figures of one mix.
+    """Yield the figures of one mix.
 
     :param count: how many requests each way had.
-    :param refused: of those, by :data:`WAYS`.
-    :param room: how many our two ways have refused though a GPU had room.
+    :param refused: the refused ones, by :data:`WAYS`.
+    :param room: how many requests for which a GPU had room the two ways with
+        the agents have refused.
     """
     yield figures.Figure(f'{where}: requests', count, baseline=count)
     floor = refused[packing.REPACKING]
@@ -311,12 +314,10 @@ def show(where: str, count: int, refused: dict[str, int], room: int
 
 
 def _play(way, hosts, static, traffic, templates, directory):
-    """One way: its score, and what it refused though there was room."""
+    """Play one way; return its score, and the refusals despite room."""
     cloud = nova_cloud.Cloud(
         _folder(directory, 'cloud'), templates,
-        [f'compute{number}' for number in range(hosts)],
-        [*nova_cloud.STOCK_WEIGHERS,
-         *([nova_cloud.GPU_WEIGHER] if way == WEIGHED else [])])
+        [f'compute{number}' for number in range(hosts)], way == WEIGHED)
     try:
         if way == STATIC:
             side = Static(cloud, static)
@@ -335,8 +336,9 @@ def _play(way, hosts, static, traffic, templates, directory):
 
 
 def _folder(parent, name):
-    """Make a directory in another one."""
-    # Not full_host's: Cyborg and Nova do not bear each other's options.
+    """Create a directory in another one, and return its path."""
+    # full_host has the same, but imports Cyborg: the options of Cyborg and
+    # Nova conflict.
     path = pathlib.Path(parent, name)
     path.mkdir()
     return str(path)
@@ -349,17 +351,18 @@ def _same(what, expected, found):
 
 
 def main(argv=None):
-    parser = figures.parser('How many GPU requests Nova refuses.', 1)
+    parser = figures.parser('Count the GPU requests that Nova refuses.', 1)
     parser.add_argument('--hosts', type=figures.at_least(1), default=2,
-                        metavar='N', help='with two GPUs each (default: 2)')
+                        metavar='N', help='hosts with two GPUs (default: 2)')
     parser.add_argument('--load', type=float, default=packing.TARGET_LOAD,
-                        metavar='X', help='compute slices asked for of those '
-                        'there are (default: 0.85)')
+                        metavar='X', help='requested compute slices, as a '
+                        'share of all (default: 0.85)')
     parser.add_argument('--mix', type=packing.mixes, default=MIXES,
-                        metavar='MIX,...', help='as of packing.py '
+                        metavar='MIX,...', help='mixes of packing.py '
                         f'(default: {",".join(MIXES)})')
     parser.add_argument('--requests', type=figures.at_least(1), default=150,
-                        metavar='N', help='of each mix (default: 150)')
+                        metavar='N',
+                        help='requests of each mix (default: 150)')
     options = parser.parse_args(argv)
     logging.disable(logging.CRITICAL)
     try:

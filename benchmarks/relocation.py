@@ -11,11 +11,11 @@
 # under the License.
 
 
-"""A cluster that moves instances when a request would be refused.
+"""A cluster that moves instances when it would have to refuse a request.
 
 The planner is that of ``openstack gpu defragment``
 (:mod:`cyborg_gpu_driver.partition.moves.planner`), and every instance may be
-moved. A moved instance starts where the agent would put it.
+moved. A moved instance gets the start that the agent would choose.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from cyborg_gpu_driver.partition.moves import planner
 
 
 class Relocating:
-    """Asks a cluster for a place, and makes room if it has none.
+    """A cluster that makes room for a request that would be refused.
 
-    :param cluster: decides where a request goes as long as there is room.
-    :param gpus: its GPUs.
-    :param most: moves that one refused request may cost.
+    :param cluster: chooses the place of a request while there is room.
+    :param gpus: the GPUs of the cluster.
+    :param most: the maximum number of moves for one refused request.
     """
 
     def __init__(self, cluster: online.Cluster, gpus: Iterable[int],
@@ -50,9 +50,9 @@ class Relocating:
         self.moves = 0
 
     def request(self, profile: int) -> str | None:
-        """Take one more, given as its number in the table.
+        """Place one more instance of a profile, given by its index.
 
-        :returns: what :meth:`remove` wants, None if it is refused.
+        :returns: the argument for :meth:`remove`, None if refused.
         """
         place = self._cluster.request(profile)
         if place is None:
@@ -70,11 +70,11 @@ class Relocating:
         return name
 
     def gpu(self, name: str) -> int:
-        """Where one is now."""
+        """Return the GPU on which an instance is now."""
         return self._at[name]
 
     def remove(self, name: str) -> None:
-        """One has ended."""
+        """Remove an instance."""
         gpu = self._at.pop(name)
         holder = self._holders[gpu].pop(name)
         self._cluster.remove(online.Place(

@@ -10,18 +10,19 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a host's report costs Cyborg and Placement in a cloud of many hosts.
+"""The cost of a host's report for Cyborg and Placement in a large cloud.
 
 Hosts with one GPU, offered in MIG profiles, report to one conductor of the
-released Cyborg; and as many with the accelerator of Cyborg's fake_driver.
-Counted are the statements of Cyborg's database and the requests to Placement,
-of a host's first report, of a report where nothing has changed, and of a full
-one. They must not grow with the number of hosts.
+released Cyborg. So do as many hosts with the accelerator of Cyborg's
+fake_driver. The program counts the statements of Cyborg's database and the
+requests to Placement for a host's first report, for a report without changes
+and for a full report. They must not grow with the number of hosts.
 
 usage: python benchmarks/reports.py [-f table|json] [--hosts 10,30,100]
 
-Exits 1 if an unchanged host costs more SELECTs than its limit, if one writes
-to Placement, or if a count grows with the number of hosts.
+Exits 1 if a report without changes costs more SELECTs than its limit or
+writes to Placement, or if the SELECTs of a report grow with the number of
+hosts.
 """
 
 from __future__ import annotations
@@ -49,27 +50,28 @@ HOSTS = (10, 30, 100)
 FIRST = 'compute1'
 SIMULATED = full_host.HOST
 SELECTS = 18
-"""Limit of an unchanged GPU: DriverDevice.list, and the host's provider."""
+"""The limit for an unchanged GPU: DriverDevice.list and the host's provider.
+"""
 
 
 @dataclasses.dataclass
 class Cost:
-    """Of one report."""
+    """The cost of one report."""
 
     selects: int = 0
     writes: int = 0
     requests: int = 0
-    """To Placement."""
+    """Requests to Placement."""
     changes: int = 0
-    """Those of them that are no GET."""
+    """Requests to Placement other than GET."""
     seconds: float = 0.0
 
 
 class Fleet:
-    """Hosts that report what one of them has found.
+    """Hosts that all report the GPU that one host has found.
 
-    :param directory: an empty one.
-    :param driver: the name of Cyborg's driver.
+    :param directory: an empty directory.
+    :param driver: the name of the Cyborg driver.
     """
 
     def __init__(self, directory: str, driver: str):
@@ -88,7 +90,7 @@ class Fleet:
         self._stack.callback(self.cloud.stop)
         self._conductor = self.cloud.conductor
         self._driver = self.cloud.agent._rt.acc_drivers[0]
-        # One GPU is enough: each costs the same.
+        # One GPU is enough, because each costs the same.
         self._full = self._driver.discover()[:1]
         self.providers = len(self._full[0].deployable_list)
 
@@ -96,20 +98,20 @@ class Fleet:
         self._stack.close()
 
     def add(self, host: str) -> Cost:
-        """A new host; the cost of its first report."""
+        """Add a host, and return the cost of its first report."""
         if host != FIRST:
             self.cloud.nova.host = host
             self.cloud.nova.create_compute_node()
         return self.full(host)
 
     def full(self, host: str) -> Cost:
-        """The cost of a full report of one host."""
+        """Return the cost of a full report of one host."""
         return self._report(host, self._renamed(host))
 
     def unchanged(self, host: str) -> Cost:
-        """The cost of a report where nothing has changed.
+        """Return the cost of a report without changes.
 
-        A driver that knows no stubs sends everything again.
+        A driver that does not support stubs sends everything again.
         """
         devices = self._renamed(host)
         if hasattr(self._driver, 'bind'):
@@ -157,9 +159,9 @@ def _requests(conductor, cost):
 
 def main(argv=None):
     parser = figures.parser(
-        'What a report costs Cyborg and Placement in a large cloud.', 3)
+        'Measure the cost of a report in a large cloud.', 3)
     parser.add_argument('--hosts', type=_numbers, default=HOSTS,
-                        metavar='N,...', help='numbers of hosts, growing '
+                        metavar='N,...', help='ascending numbers of hosts '
                         '(default: 10,30,100)')
     options = parser.parse_args(argv)
     logging.disable(logging.WARNING)
@@ -179,7 +181,7 @@ def _numbers(text):
 
 
 def measure(hosts, repeat):
-    """Every figure, in the order in which it is shown."""
+    """Yield every figure, in the order in which it is shown."""
     costs = {}
     for driver in ('fake_driver', 'cyborg_gpu_driver'):
         with tempfile.TemporaryDirectory() as directory:
@@ -223,7 +225,7 @@ def measure(hosts, repeat):
 
 
 def _grow(fleet, hosts, repeat, driver):
-    """Costs of the last host: first, unchanged and full report."""
+    """Yield the costs of the last host: first, unchanged and full report."""
     count = 0
     for wanted in hosts:
         while count < wanted:
@@ -238,13 +240,13 @@ def _grow(fleet, hosts, repeat, driver):
 
 
 def _least(report, host, repeat):
-    """The cost of the fastest; their counts are alike."""
+    """Return the cost of the fastest report; the counts are all the same."""
     return min((report(host) for _ in range(repeat)),
                key=lambda cost: cost.seconds)
 
 
 def _slope(hosts, seconds):
-    """Growth a host, by least squares."""
+    """Return the growth per host, by least squares."""
     mean_x, mean_y = (sum(values) / len(values)
                       for values in (hosts, seconds))
     return (sum((x - mean_x) * (y - mean_y)

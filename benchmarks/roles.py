@@ -10,14 +10,14 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Whole GPUs, vGPUs and slices: GPUs of fixed modes and elastic ones.
+"""Whole GPUs, vGPUs and slices on GPUs of fixed modes and on elastic GPUs.
 
-Some users ask for whole GPUs, some for a vGPU, some for a MIG slice. A
-static split gives each kind GPUs of its own. Elastic GPUs (mode auto) take
-the role that their first server asks for, and are idle again when the last
-one has gone; the weigher chooses among them by what Placement publishes.
-The clairvoyant split is a new one at each moment, for just those servers
-that there are, with everything that runs moved at will.
+Some users request whole GPUs, some a vGPU, some a MIG slice. A static split
+dedicates GPUs to each kind. Elastic GPUs (mode auto) take the role that
+their first server requests, and are idle again when their last server is
+deleted. The weigher chooses among them by what Placement publishes. The
+clairvoyant split changes at each moment to fit exactly the servers that
+exist, and moves all running servers freely.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ WHOLE, VGPU = 'passthrough', 'A100DX-20C'
 SLICES = ('1g.10gb', '2g.20gb', '3g.40gb')
 KINDS = (WHOLE, VGPU, *SLICES)
 VGPUS = 4
-"""Of the type on one GPU of 80 GB."""
+"""How many vGPUs of the type fit on one GPU of 80 GB."""
 SHARES = (1, 1 / VGPUS, 1 / 7, 1 / 3, 1 / 2)
-"""Of a GPU, for the load: one of as many as fit."""
+"""The share of a GPU for the load: 1 / the number that fits on a GPU."""
 
 MIXES = {
     'all alike': ((2, 8, 6, 4, 4), (2, 8, 6, 4, 4)),
-    # Whole GPUs are trained on by night.
+    # Users train on whole GPUs at night.
     'day and night': ((1, 12, 8, 5, 5), (6, 2, 2, 1, 1)),
 }
-"""How many requests of each kind, as parts of a whole, by day and by night."""
+"""The requests for each kind as parts of a whole, by day and by night."""
 DAY = 6.0
-"""Mean lifetimes of a server from noon to midnight."""
+"""The length of a day or a night (12 hours), in mean lifetimes of a server."""
 LIMIT = 0.70
-"""The least share of the gap to close, the mixes counting alike."""
+"""The least share of the gap to close; each mix has the same weight."""
 GPUS, REQUESTS = 16, 3000
 STATIC, ELASTIC, CLAIRVOYANT = 'static split', 'elastic', 'clairvoyant split'
 NOVA = 'elastic, Nova alone'
@@ -77,13 +77,13 @@ class Line:
     way: str
     acceptance: float
     share_acceptance: float
-    """Of what was asked for, as shares of a GPU."""
+    """The accepted part of the requests, weighted with :data:`SHARES`."""
     gap_closed: float | None
 
 
 @dataclasses.dataclass
 class Score:
-    """What became of the requests."""
+    """How many requests of each kind were offered and accepted."""
 
     offered: list[int] = dataclasses.field(
         default_factory=lambda: [0] * len(KINDS))
@@ -101,7 +101,7 @@ class Score:
 
 
 def requests(chance, gpus, load, mix):
-    """Poisson arrivals, for ever; the mix changes by day and night."""
+    """Yield Poisson arrivals, forever; day and night have their own mix."""
     now = 0.0
     while True:
         parts = MIXES[mix][int(now / DAY) % 2]
@@ -113,7 +113,7 @@ def requests(chance, gpus, load, mix):
 
 
 class Elastic:
-    """GPUs of mode auto, and the weigher."""
+    """A cloud of GPUs in mode auto, with the weigher."""
 
     def __init__(self, gpus: int, chance: random.Random):
         self._grid = geometry.Geometry(packing.PROFILES[:len(SLICES)])
@@ -125,10 +125,10 @@ class Elastic:
                            for number in self._gpus}
 
     def request(self, kind: int):
-        """Let a server be scheduled and bound.
+        """Schedule a server, and bind its accelerator.
 
-        :param kind: index in :data:`KINDS`.
-        :returns: what :meth:`remove` wants, None if nothing fits.
+        :param kind: the index in :data:`KINDS`.
+        :returns: the argument for :meth:`remove`, None if nothing fits.
         """
         candidates = [number for number, gpu in self._published.items()
                       if gpu.offers[kind].free]
@@ -147,7 +147,7 @@ class Elastic:
         return number, kind, place
 
     def remove(self, had) -> None:
-        """A server has gone."""
+        """Delete a server."""
         number, kind, place = had
         self._gpus[number][kind] -= 1
         if place is not None:
@@ -157,7 +157,7 @@ class Elastic:
         self._published[number] = self._publish(number)
 
     def choose(self, candidates, kind):
-        """The GPU that costs least."""
+        """Return the GPU that costs least."""
         fleet = weigher_cost.Fleet(self._published.values())
         return min(candidates, key=lambda number: fleet.cost({
             f'{number}/{kind}': {'resources': {KINDS[kind]: 1}}}).packing)
@@ -181,7 +181,10 @@ class Elastic:
 
 
 class Unweighed(Elastic):
-    """Without the weigher: hosts of one GPU, by their number of servers."""
+    """Elastic GPUs without the weigher.
+
+    Each host has one GPU, and Nova prefers the host with the fewest servers.
+    """
 
     def choose(self, candidates, kind):
         return min(candidates, key=lambda number: (
@@ -189,7 +192,7 @@ class Unweighed(Elastic):
 
 
 class Clairvoyant:
-    """Takes whatever fits when all else may be moved for it."""
+    """A cloud that accepts all that fits if other servers may be moved."""
 
     def __init__(self, gpus: int):
         self._gpus = gpus
@@ -211,7 +214,7 @@ class Clairvoyant:
 
 
 class Pool:
-    """GPUs of a fixed mode that give each server the same share."""
+    """GPUs of a fixed mode, of which each server gets the same share."""
 
     def __init__(self, places: int):
         self._left = places
@@ -229,7 +232,7 @@ class Pool:
 
 
 class Slices:
-    """GPUs of mode mig, each slice where the least is lost."""
+    """GPUs in mode mig, which place each slice where it loses least."""
 
     def __init__(self, gpus: int):
         grid = geometry.Geometry(packing.PROFILES[:len(SLICES)])
@@ -246,7 +249,7 @@ class Slices:
 
 
 def play(cloud, traffic) -> Score:
-    """Put the requests to a cloud, one after another."""
+    """Send the requests to a cloud, one after another."""
     found = Score()
     running: list = []
     for number, request in enumerate(traffic):
@@ -262,9 +265,9 @@ def play(cloud, traffic) -> Score:
 
 
 def best_split(gpus: int, traffic) -> tuple[Score, tuple[int, int, int]]:
-    """The static split that accepts most, known after the fact.
+    """Return the static split that accepts most, chosen in hindsight.
 
-    The kinds do not compete, so each is played alone with every number of
+    The pools do not compete, so each is played alone with every number of
     GPUs.
     """
     alone = [[request for request in traffic if min(request.profile, 2)
@@ -288,7 +291,7 @@ def best_split(gpus: int, traffic) -> tuple[Score, tuple[int, int, int]]:
 
 def measure(gpus: int, load: float, mix: str, seeds, count: int
             ) -> list[Line]:
-    """The lines of one mix: every way on the same requests."""
+    """Return the lines of one mix: every way with the same requests."""
     scores = collections.defaultdict(list)
     for seed in seeds:
         traffic = list(itertools.islice(requests(
@@ -308,7 +311,7 @@ def measure(gpus: int, load: float, mix: str, seeds, count: int
 
 
 def total(lines: list[Line]) -> float | None:
-    """The share that elastic GPUs close, the mixes counting alike."""
+    """Return the share of the gap that elastic GPUs close in all mixes."""
     return _part(*(statistics.fmean(
         line.acceptance for line in lines if line.way == way)
         for way in (STATIC, ELASTIC, CLAIRVOYANT)))

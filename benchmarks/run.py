@@ -10,21 +10,21 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Runs all benchmarks and shows their figures in one table.
+"""Run all benchmarks and show their figures in one table.
 
-Each runs in a process of its own, one after another; a figure stands beside
-its baseline and its floor, which were measured in the same run. What a
-benchmark says of its progress is shown on standard error.
+The benchmarks run one after another, each in a separate process. The table
+shows each figure beside its baseline and its floor, which were measured in
+the same run. The progress messages of a benchmark appear on standard error.
 
 usage: python benchmarks/run.py [-f table|json|rst] [--write DIRECTORY]
            [BENCHMARK...]
 
-With --write, the figures also become CSV files, as the documentation has
-them: one for each benchmark that has run, and two of all, which name the
-figures that miss something, and when and where each benchmark has run.
+With --write, the program also writes the CSV files of the documentation: one
+for each benchmark that has run, and two for all benchmarks. These two list
+the figures that miss a bound, and when and where each benchmark has run.
 
-Exits 1 if a limit is exceeded or a benchmark fails, and names them. The
-others run all the same.
+Exits 1 if a limit is exceeded or a benchmark fails, and names the benchmarks
+and figures. The other benchmarks run nevertheless.
 """
 
 from __future__ import annotations
@@ -88,18 +88,18 @@ def _directory(text):
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What one benchmark has measured."""
+    """The figures, exit code and duration of one benchmark."""
 
     figures: tuple[figures.Figure, ...]
     code: int
-    """Its exit code."""
+    """The exit code."""
     seconds: float
 
 
 def run(name: str, benchmark: Benchmark) -> Result:
     """Run one benchmark.
 
-    :raises RuntimeError: if it prints no figures, or does not end.
+    :raises RuntimeError: if it prints no figures, or does not end in time.
     """
     print(f'{name} ...', file=sys.stderr)
     start = time.monotonic()
@@ -141,7 +141,7 @@ def show(results: dict[str, Result], form: str) -> None:
 
 
 def rst(measured: tuple[figures.Figure, ...]) -> Iterator[str]:
-    """A table of reStructuredText."""
+    """Yield the lines of a table in reStructuredText."""
     yield '.. list-table::'
     yield '   :header-rows: 1'
     yield ''
@@ -151,7 +151,7 @@ def rst(measured: tuple[figures.Figure, ...]) -> Iterator[str]:
 
 
 def report(results: dict[str, Result]) -> int:
-    """Name what failed; the exit code."""
+    """Print what failed, and return the exit code."""
     failed = {name: [figure.name for figure in result.figures
                      if figure.is_exceeded]
               for name, result in results.items() if result.code}
@@ -239,7 +239,7 @@ def _startup(answer: Any) -> Iterator[figures.Figure]:
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-    """How to run one of the programs and to read what it prints."""
+    """How to run one of the programs and read what it prints."""
 
     read: Callable[[Any], Iterator[figures.Figure]] = _figures
     arguments: tuple[str, ...] = ()

@@ -11,25 +11,25 @@
 # under the License.
 
 
-"""How many GPU requests a cloud can meet, with our Nova weigher and without.
+"""How many GPU requests a cloud accepts with GpuWeigher and without.
 
-Instances are asked for and end at random, as in packing.py, on hosts with
-several GPUs. Nova chooses a host, and claims the first of its allocation
-candidates; the agent cuts the instance where that GPU loses least. Nova's
-own weighers are taken to tell the hosts apart by their number of servers,
-the fewest first, and to leave equals to chance. Every way sees the same
-requests, and knows of a GPU no more than Placement does.
+Instances are requested and end at random, as in packing.py, on hosts with
+several GPUs. Nova chooses a host and claims the first of its allocation
+candidates. The agent creates the instance where that GPU loses least. The
+benchmark assumes that Nova's own weighers prefer the host with the fewest
+servers, and choose at random among equal hosts. Every way gets the same
+requests, and knows about a GPU only what Placement knows.
 
 usage: python benchmarks/scheduling.py [-f table|json] [--hosts 8]
            [--gpus 8] [--load 0.85] [--mix uniform,bimodal,small] ...
 
-Then whole GPUs, vGPUs and slices are asked for, on GPUs with fixed modes and
-on elastic ones (roles.py).
+After that, whole GPUs, vGPUs and slices are requested, on GPUs of fixed modes
+and on elastic GPUs (roles.py).
 
 Exits 1 if the weigher closes less than half of the gap between Nova alone
-and what could be met if everything that runs could be moved, or elastic GPUs
-less than 70 % of the gap between the best static split and a clairvoyant
-one.
+and the requests that could be met if all running instances could be moved,
+or if elastic GPUs close less than 70 % of the gap between the best static
+split and a clairvoyant split.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ from cyborg_gpu_driver.partition.mig import geometry  # noqa: E402
 from cyborg_gpu_driver.partition.mig import score  # noqa: E402
 
 NAMES = ('1g.10gb', '2g.20gb', '3g.40gb', '4g.40gb', '7g.80gb')
-"""As a board with 80 GB calls the profiles of packing.py."""
+"""The names of the profiles of packing.py on a board with 80 GB."""
 
 WITHOUT, WITH = 'Nova alone', 'weigher'
 ISOLATED = 'weigher, isolation'
 PROJECTS = 3
-"""That share the cloud, each with as many requests as another."""
+"""How many projects share the cloud, with equally many requests each."""
 REPACKING = packing.REPACKING
 LIMIT = 1 / 2
-"""The least share of the gap to close, the mixes counting alike."""
+"""The least share of the gap to close; each mix has the same weight."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,11 +80,11 @@ class Line:
     acceptance: float
     slice_acceptance: float
     ratio: float
-    """Of the requests met, to those of Nova alone."""
+    """The acceptance divided by that of Nova alone."""
     gap_closed: float | None
-    """Of the gap between Nova alone and repacking, as a fraction of 1."""
+    """The closed part of the gap between Nova alone and repacking."""
     milliseconds: float
-    """A decision, mean, with all that leads to it."""
+    """The mean time of a decision, with everything that leads to it."""
 
 
 class Cloud:
@@ -100,7 +100,7 @@ class Cloud:
                            for place in self._gpus}
 
     def request(self, profile: int) -> online.Place | None:
-        """Let a server be scheduled and bound."""
+        """Schedule a server, and bind its accelerator."""
         candidates = [place for place, gpu in self._published.items()
                       if gpu.offers[profile].free and self.admits(place)]
         if not candidates:
@@ -112,33 +112,33 @@ class Cloud:
         return online.Place(gpu, profile, start)
 
     def remove(self, place: online.Place) -> None:
-        """A server has gone."""
+        """Delete a server."""
         left = list(self._gpus[place.gpu].taken)
         left.remove((place.profile_id, place.placement))
         self._put(place.gpu, geometry.Occupancy(tuple(left)), -1)
 
     def admits(self, place):
-        """Whether a GPU with room takes the server."""
+        """Whether a GPU with room may take the server."""
         return True
 
     def choose(self, candidates, profile):
-        """Which GPU Nova claims, of those with room for the profile."""
+        """Return the GPU that Nova claims, of those with room."""
         host = self.emptiest({place[0] for place in candidates})
         return next(place for place in candidates if place[0] == host)
 
     def emptiest(self, hosts):
-        """The host that Nova's own weighers prefer."""
+        """Return the host that Nova's own weighers prefer."""
         return min(sorted(hosts), key=lambda host: (
             self._servers[host], self._chance.random()))
 
     def cost(self, fleet, place, profile):
-        """What the weigher says of one candidate."""
+        """Return the weigher's cost of one candidate."""
         offer = self._published[place].offers[profile]
         return fleet.cost({offer.provider: {
             'resources': {offer.resource_class: 1}}})
 
     def fleet(self):
-        """All that Placement knows."""
+        """Return the fleet as Placement publishes it."""
         return weigher_cost.Fleet(self._published.values())
 
     def _put(self, place, occupancy, servers):
@@ -158,7 +158,7 @@ class Cloud:
 
 
 class Weighed(Cloud):
-    """With the weigher, which also puts the best candidate first."""
+    """A cloud with the weigher, which also puts the best candidate first."""
 
     def choose(self, candidates, profile):
         fleet = self.fleet()
@@ -167,7 +167,7 @@ class Weighed(Cloud):
 
 
 class Isolated(Weighed):
-    """With isolation = project, and servers of several projects."""
+    """A cloud with ``isolation = project``, and several projects."""
 
     def __init__(self, hosts: int, gpus: int, chance: random.Random):
         super().__init__(hosts, gpus, chance)
@@ -191,7 +191,7 @@ class Isolated(Weighed):
 
 
 class WeighedFirst(Weighed):
-    """With the weigher, but without order_candidates."""
+    """A cloud with the weigher, but without ``order_candidates``."""
 
     def choose(self, candidates, profile):
         firsts = {}
@@ -201,7 +201,7 @@ class WeighedFirst(Weighed):
 
 
 class Spread(Cloud):
-    """With a negative multiplier."""
+    """A cloud whose weigher has a negative multiplier."""
 
     def choose(self, candidates, profile):
         fleet = self.fleet()
@@ -210,7 +210,8 @@ class Spread(Cloud):
 
 
 class AnyHost(Cloud):
-    """A random host: what is left if all of Nova's weights are equal."""
+    """A cloud that chooses a random host, as Nova does if weights are equal.
+    """
 
     def emptiest(self, hosts):
         return self._chance.choice(sorted(hosts))
@@ -222,7 +223,7 @@ WAYS = {WITHOUT: Cloud, 'random host': AnyHost,
 
 
 def contestants(hosts: int, gpus: int, seed: str) -> dict[str, object]:
-    """A fresh cloud for each way, and what frames them."""
+    """Return a new cloud for each way and for the best cases."""
     table = score.Table(geometry.Geometry(packing.PROFILES))
     return {
         **{name: way(hosts, gpus, random.Random(seed))
@@ -233,7 +234,7 @@ def contestants(hosts: int, gpus: int, seed: str) -> dict[str, object]:
 
 
 def measure(hosts, gpus, load, mix, options):
-    """The lines of one case: every way on the same requests."""
+    """Return the lines of one case: every way with the same requests."""
     scores = {}
     for number in range(options.first_seed,
                         options.first_seed + options.seeds):
@@ -253,14 +254,14 @@ def measure(hosts, gpus, load, mix, options):
 
 
 def gap_closed(low: float, value: float, high: float) -> float | None:
-    """How far a value has come; None where the gap is but noise."""
+    """Return the closed part of a gap, None if the gap is only noise."""
     if high - low < packing.LEAST_GAP:
         return None
     return (value - low) / (high - low)
 
 
 def total(lines: list[Line]) -> float | None:
-    """The share that the weigher closes, the mixes counting alike."""
+    """Return the share of the gap that the weigher closes in all mixes."""
     return gap_closed(*(
         statistics.fmean(line.acceptance for line in lines
                          if line.way == way)
@@ -309,7 +310,7 @@ def _dump(lines, elastic, closed):
 
 
 def _judge(closed):
-    """The exit code, and a line for each figure that falls short."""
+    """Return the exit code, and print each figure that misses its limit."""
     code = 0
     for name, (share, limit) in closed.items():
         if share is not None and share < limit:
@@ -340,30 +341,31 @@ def _fraction(value):
 
 def _parser():
     parser = argparse.ArgumentParser(
-        description='How many GPU requests a cloud can meet.')
+        description='Compare how many GPU requests a cloud accepts.')
     parser.add_argument('-f', '--format', choices=('table', 'json'),
                         default='table')
     parser.add_argument('--hosts', type=int, default=8, metavar='N')
     parser.add_argument('--gpus', type=int, default=8, metavar='N',
-                        help='of each host (default: 8)')
+                        help='GPUs of each host (default: 8)')
     parser.add_argument('--load', type=float, default=packing.TARGET_LOAD,
-                        metavar='X', help='compute slices asked for of '
-                        'those there are (default: 0.85)')
+                        metavar='X', help='requested compute slices, as a '
+                        'share of all (default: 0.85)')
     parser.add_argument('--mix', type=packing.mixes,
                         default=list(packing.MIXES), metavar='MIX,...',
-                        help='as of packing.py (default: its three)')
+                        help='mixes of packing.py (default: its three)')
     parser.add_argument('--lifetime', choices=tuple(packing.LIFETIMES),
                         default='exponential')
     parser.add_argument('--requests', type=int, default=6000, metavar='N',
-                        help='for each seed (default: 6000)')
+                        help='requests for each seed (default: 6000)')
     parser.add_argument('--role-gpus', type=int, default=roles.GPUS,
-                        metavar='N', help='of whole GPUs, vGPUs and slices '
-                        f'(default: {roles.GPUS})')
+                        metavar='N', help='GPUs for whole GPUs, vGPUs and '
+                        f'slices (default: {roles.GPUS})')
     parser.add_argument('--role-requests', type=int, metavar='N',
                         default=roles.REQUESTS,
-                        help=f'for those (default: {roles.REQUESTS})')
+                        help='requests for these GPUs '
+                        f'(default: {roles.REQUESTS})')
     parser.add_argument('--seeds', type=int, default=2, metavar='N',
-                        help='how many (default: 2)')
+                        help='number of seeds (default: 2)')
     parser.add_argument('--first-seed', type=int, default=1, metavar='N')
     return parser
 

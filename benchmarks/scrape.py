@@ -10,11 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a scrape of cyborg-gpu exporter costs: CPU time and calls of NVML.
+"""The cost of a scrape of cyborg-gpu exporter: CPU time and NVML calls.
 
-Eight simulated GPUs with seven GPU instances each, with --nvml. The shortest
-CPU time of one scrape counts: other load only lengthens it. The sampler's
-calls of NVML are compared with those of a bare loop over the same values.
+The host has eight simulated GPUs with seven GPU instances each, and the
+exporter runs with --nvml. The shortest CPU time of one scrape counts, because
+other load only lengthens it. The NVML calls of the sampler are compared with
+those of a bare loop over the same values.
 
 usage: python benchmarks/scrape.py [-f table|json] [--repeat N]
 
@@ -53,12 +54,12 @@ GPUS = 8
 SLICES = 7
 LIMIT_MS = 50.0
 _ONE_SLICE = 19
-"""Profile id of 1g.10gb on an A100."""
+"""The profile id of 1g.10gb on an A100."""
 
 
 def main(argv: list[str] | None = None) -> int:
-    arguments = figures.parser('What a scrape of the exporter costs.',
-                               20).parse_args(argv)
+    arguments = figures.parser(
+        'Measure the cost of a scrape.', 20).parse_args(argv)
     machine = simulated.Machine.load(HOST)
     opened = platform.open_platform(machine)
     try:
@@ -105,7 +106,7 @@ def measure(machine, opened, directory, repeat):
 
 
 def divide(nvml, address: model.PciAddress) -> None:
-    """Seven GPU instances, each with one compute instance."""
+    """Create seven GPU instances, each with one compute instance."""
     device = nvml.device(address)
     for _ in range(SLICES):
         made = nvml.create_gpu_instance(device, _ONE_SLICE)
@@ -116,7 +117,7 @@ def divide(nvml, address: model.PciAddress) -> None:
 
 
 def bare_loop(nvml, addresses) -> None:
-    """Read with pynvml alone what a sample has, handles known before."""
+    """Read the values of a sample with pynvml alone, with known handles."""
     for address in addresses:
         gpu = nvml.device(address)
         pynvml.nvmlDeviceGetMigMode(gpu)
@@ -138,7 +139,7 @@ def bare_loop(nvml, addresses) -> None:
 
 
 def fill(directory: str, addresses: list[model.PciAddress]) -> None:
-    """The records of a busy host, and what its agent says."""
+    """Write the records of a busy host and the state of its agent."""
     records = store.of(directory)
     keeper = state.Keeper(directory, 'host')
     for gpu in addresses:

@@ -10,17 +10,17 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What cyborg-gpu costs before it does anything: CPU time and modules.
+"""The cost of starting cyborg-gpu: CPU time and imported modules.
 
-Each command runs in processes of its own, in turn with a process that only
+Each command runs in separate processes, in turn with a process that only
 imports cliff and oslo.config, which every command needs. The shortest CPU
-time (user and system) of each counts: other load only lengthens it. Modules
-are compiled before, as in an installed package.
+time (user and system) of each counts, because other load only lengthens it.
+The modules are compiled before, as in an installed package.
 
 usage: python benchmarks/startup.py [-f table|json] [--repeat N]
 
-Exits 1 if a command takes more than its limit, which is a multiple of the
-baseline and so the same on a fast machine and on a slow one.
+Exits 1 if a command exceeds its limit. The limit is a multiple of the
+baseline, so it is the same on a fast machine and on a slow one.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ LIMITS = {
     ('gpu', 'list'): 3,
     ('--simulate', 'dgx-a100-80', 'gpu', 'list'): 5,
 }
-"""Multiples of the baseline. The simulator makes eight GPUs with 160 virtual
-functions before anything reads them."""
+"""Multiples of the baseline. The simulator creates eight GPUs with 160 virtual
+functions before the command reads them."""
 
 
 def measure(repeat: int) -> list[dict]:
-    """CPU time and modules of each command.
+    """Return the CPU time and modules of each command.
 
     :param repeat: how often each process runs.
     :returns: a row for the baseline, and one for each command.
@@ -85,7 +85,7 @@ def measure(repeat: int) -> list[dict]:
 
 
 def _run(case, bytecode):
-    """Seconds of CPU time, and the modules that were imported."""
+    """Return seconds of CPU time, and the number of imported modules."""
     program = (COMMAND if case else BASELINE) + COUNT
     before = _used()
     done = subprocess.run(

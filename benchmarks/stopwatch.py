@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Clocks around what is not ours."""
+"""Clocks around other software."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SYSTEM_CALLS = ('open', 'read', 'write', 'close', 'listdir', 'readlink',
 
 
 class Stopwatch:
-    """Adds up the time spent in some functions, one within another once.
+    """The total time in some functions. A nested call counts once.
 
-    A wait for events is left out: a thread of its own spends its life there.
+    Waits for events do not count, because one thread always waits for them.
     """
 
     def __init__(self):
@@ -35,22 +35,22 @@ class Stopwatch:
 
     @property
     def cpu(self):
-        """Seconds of CPU that they took of this thread."""
+        """Seconds of CPU time that the functions took in this thread."""
         return getattr(self._thread, 'cpu', 0.0)
 
     def reset(self):
-        """Begin anew, for all threads the time and for this one the CPU."""
+        """Reset the time of all threads and the CPU time of this thread."""
         self.seconds = self._thread.cpu = 0.0
 
     def wrap(self, owner, *names):
-        """Put a timed function in the place of each of an object's."""
+        """Replace functions of an object with timed ones."""
         for name in names:
             function = getattr(owner, name)
             self._wrapped.append((owner, name, function))
             setattr(owner, name, self._timed(function))
 
     def unwrap(self):
-        """Put the functions back."""
+        """Restore the functions."""
         while self._wrapped:
             setattr(*self._wrapped.pop())
 

@@ -30,10 +30,10 @@ RUNS = ('benchmark', 'date', 'machine', 'load', 'duration')
 
 def write(directory: pathlib.Path, name: str,
           measured: Sequence[figures.Figure], seconds: float) -> None:
-    """Write what a benchmark has measured, and keep what is of others.
+    """Write the figures of a benchmark, and keep those of other benchmarks.
 
-    :param name: of the benchmark.
-    :param seconds: that it took.
+    :param name: the name of the benchmark.
+    :param seconds: how long the benchmark took.
     """
     _write(directory / f'{name}.csv', COLUMNS, map(figures.cells, measured))
     _update(directory / 'misses.csv', MISSES, name, [
@@ -45,18 +45,18 @@ def write(directory: pathlib.Path, name: str,
 
 
 def today() -> str:
-    """The date, as ISO 8601 has it."""
+    """Return the date in UTC, in the format of ISO 8601."""
     return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
 
 
 def machine() -> str:
-    """The kind of this machine."""
+    """Return the kind of this machine and the version of Python."""
     return (f'{os.cpu_count()} CPUs ({platform.machine()}), '
             f'Python {platform.python_version()}')
 
 
 def read(path: pathlib.Path) -> list[list[str]]:
-    """The rows of a CSV file, without its columns."""
+    """Return the rows of a CSV file, without its header."""
     with path.open(encoding='utf-8', newline='') as stream:
         return list(csv.reader(stream))[1:]
 
@@ -71,7 +71,7 @@ def _update(path, columns, name, rows):
 
 def _write(path, columns, rows):
     with path.open('w', encoding='utf-8', newline='') as stream:
-        # Of Unix, so that a comparison of versions stays readable.
+        # Unix line ends, so that a diff of two versions is readable.
         writer = csv.writer(stream, lineterminator='\n')
         writer.writerow(columns)
         writer.writerows(rows)

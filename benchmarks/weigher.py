@@ -10,19 +10,21 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the weigher's reading costs nova-scheduler in a large cloud.
+"""The cost of the weigher's reads for nova-scheduler in a large cloud.
 
-Placement is played by prepared answers about hosts with eight GPUs and seven
-profiles each, as Placement itself would take most of the time. Each scheduling
-request names as many hosts as Nova asks Placement for, drawn from all; there
-is one each second, and two hosts have changed. Measured are the CPU time of a
-request, the hosts that it reads and the memory of what is kept. The baseline
-reads all hosts of a request, as a weigher does that keeps nothing.
+Prepared answers about hosts with eight GPUs and seven profiles each stand in
+for Placement, which would itself take most of the time. Each scheduling
+request names as many hosts as Nova asks Placement for, drawn at random. There
+is one request each second, and two of its hosts have changed. The program
+measures the CPU time of a request, the hosts that it reads and the memory of
+the cache. The baseline reads all hosts of a request, as a weigher without a
+cache does.
 
 usage: python benchmarks/weigher.py [-f table|json] [--repeat N]
            [--hosts 1000,10000] [--candidates 1000]
 
-Exits 1 if a request reads more hosts than it may, or more are kept.
+Exits 1 if a request reads more hosts than its limit, or if the weigher keeps
+more hosts than its limit.
 """
 
 from __future__ import annotations
@@ -55,14 +57,14 @@ TRAITS = ('OWNER_CYBORG', 'CUSTOM_NVIDIA', 'CUSTOM_NVIDIA_20B2',
           'CUSTOM_GPU_NUMA_1')
 CACHE_SECONDS = 5.0
 CHANGED = 2
-"""Hosts that change between two requests."""
+"""How many hosts of a request have changed since the previous one."""
 _KEPT = 2
-"""Hosts that are kept, by the candidates of a request; as GpuWeigher has it.
-"""
+"""Hosts to keep, as a multiple of those that a request can name, as in
+:mod:`cyborg_gpu_driver.nova.scheduling.chooser`."""
 
 
 class Answer:
-    """Of Placement, as the text that it sends."""
+    """An answer of Placement, as the text that Placement sends."""
 
     status_code = 200
 
@@ -74,7 +76,7 @@ class Answer:
 
 
 class Placement:
-    """Answers about any host; its own time is kept apart."""
+    """Placement's answers about any host; measures its own time."""
 
     def __init__(self):
         self.read = 0
@@ -99,7 +101,7 @@ class Placement:
         self._listed = json.dumps({'resource_providers': listed})
 
     def get(self, url: str, version: str) -> Answer:
-        """What the weigher is answered."""
+        """Return the answer to a request of the weigher."""
         start = time.process_time()
         path, _question, query = url.partition('?')
         host = dict(part.split('=') for part in query.split('&'))['in_tree']
@@ -113,10 +115,10 @@ class Placement:
 
 
 class Cloud:
-    """Hosts that change, and a weigher's reader.
+    """Hosts that change, and the reader of a weigher.
 
-    :param hosts: how many there are.
-    :param candidates: how many a request names at most.
+    :param hosts: the number of hosts.
+    :param candidates: how many hosts a request names at most.
     """
 
     def __init__(self, hosts: int, candidates: int):
@@ -131,10 +133,10 @@ class Cloud:
             lambda: self.seconds)
 
     def request(self) -> tuple[float, int]:
-        """One scheduling request.
+        """Make one scheduling request.
 
-        :returns: seconds of CPU time, without Placement's own, and how many
-            hosts were read.
+        :returns: the seconds of CPU time, without those of Placement, and
+            the number of hosts that were read.
         """
         self.seconds += 1
         hosts = self.candidates()
@@ -150,13 +152,13 @@ class Cloud:
         return spent, self.placement.read - read
 
     def candidates(self) -> list[str]:
-        """The hosts that one request names."""
+        """Return the hosts that one request names."""
         return self._chance.sample(list(self._marks), self._named)
 
     def learn(self) -> list[tuple[float, int]]:
-        """Requests until the reader keeps as many hosts as it may.
+        """Make requests until the reader keeps as many hosts as it may.
 
-        :returns: of each, as :meth:`request`.
+        :returns: for each request, the result of :meth:`request`.
         """
         found = []
         while self.reader.hosts < min(len(self._marks), self._most):
@@ -164,7 +166,7 @@ class Cloud:
         return found
 
     def everything(self) -> float:
-        """Seconds of CPU time to read all hosts of one request."""
+        """Return the seconds of CPU time to read all hosts of one request."""
         own = self.placement.seconds
         start = time.process_time()
         gpus = []
@@ -211,7 +213,8 @@ def measure(sizes: tuple[int, ...], candidates: int, repeat: int
 
 
 def memory(hosts: int, candidates: int) -> float:
-    """MiB of what the reader keeps when it knows as much as it may."""
+    """Return the MiB that the reader keeps once it has all hosts it may keep.
+    """
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the documentation shows of the benchmarks' figures."""
+"""The figures of the benchmarks in the documentation."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ import re
 PAGE = (pathlib.Path(__file__).resolve().parents[4] / 'doc' / 'source'
         / 'reference' / 'performance.rst')
 TABLES = PAGE.with_suffix('')
-"""The directory of its CSV files."""
+"""The directory of the page's CSV files."""
 
 
 def rows(name):
-    """The rows of a CSV file, as dictionaries."""
+    """Return the rows of a CSV file, as dictionaries."""
     with (TABLES / f'{name}.csv').open(encoding='utf-8',
                                        newline='') as stream:
         return list(csv.DictReader(stream))
 
 
 def missing(name, figures):
-    """Names of figures that the table of a benchmark does not have.
+    """Return the figures that the table of a benchmark does not have.
 
-    How many hosts or GPU instances a figure speaks of does not count.
+    Numbers in a figure's name, such as of hosts or GPU instances, are
+    ignored.
     """
     shown = {_kind(row['figure']) for row in rows(name)}
     return sorted({_kind(figure.name) for figure in figures} - shown)

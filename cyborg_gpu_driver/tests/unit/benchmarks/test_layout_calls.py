@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A layout takes few NVML calls, beside those of mig-parted."""
+"""A layout takes few NVML calls, compared with mig-parted."""
 
 import pathlib
 
@@ -42,7 +42,7 @@ class LayoutCallsTest(base.BaseTestCase):
             self.assertGreater(figure.value, 0, figure)
             self.assertFalse(figure.is_exceeded, figure)
         calls = {figure.name: figure.baseline for figure in measured}
-        # As many as the tool itself made, within a tenth.
+        # As many calls as mig-parted itself made, within a tenth.
         for name, counted in (('seven, again', 885),
                               ('seven to four and one', 4228),
                               ('four and one to seven', 3732)):
@@ -53,4 +53,4 @@ class LayoutCallsTest(base.BaseTestCase):
             'layout_calls.Theirs.apply', lambda self, name: None))
         error = self.assertRaises(
             RuntimeError, list, layout_calls.measure(self.directory))
-        self.assertIn('the two sides differ', str(error))
+        self.assertIn('the two tools differ', str(error))

@@ -29,7 +29,7 @@ from cyborg_gpu_driver.tests.unit.partition import boards
 
 online = test_packing.program('online')
 
-# Tables are kept: making the rows of a full A100 takes most of a second.
+# The tables are shared: the rows of a full A100 take most of a second.
 FULL = {board: score.Table(geometry.Geometry(profiles))
         for board, profiles in boards.ALL.items()}
 BASE = {board: score.Table(geometry.Geometry(
@@ -52,7 +52,7 @@ def clusters(draw):
 
 
 def shake(cluster, steps, chance):
-    """Requests and ends; the places that are left in use."""
+    """Request and remove at random. Return the places still in use."""
     places = []
     for _ in range(steps):
         if places and chance.random() < 0.4:
@@ -91,7 +91,7 @@ class DemandTest(base.BaseTestCase):
 class ClusterTest(base.BaseTestCase):
 
     def cluster(self, policy, *gpus, board='A100-80'):
-        """GPUs numbered from 0; each as (profile name, start), ..."""
+        """A cluster of GPUs, numbered from 0; each a list of (name, start)."""
         table = BASE[board]
         return online.Cluster(table, {
             number: table.grid.occupancy_of(boards.gpu(
@@ -123,15 +123,15 @@ class ClusterTest(base.BaseTestCase):
         cluster = self.cluster(
             online.Policy.CAPACITY_LOSS, [], [('4g.40gb', 0)],
             [('3g.40gb', 4), ('1g.10gb', 2)])
-        # Best-fit would take the rest of GPU 2 as well; a 4g none.
+        # Best-fit would use up the rest of GPU 2, too. No 4g fits there.
         self.assertEqual((2, 3), self.chosen(cluster, '1g.10gb'))
         self.assertEqual((2, 0), self.chosen(cluster, '2g.20gb'))
         self.assertEqual((1, 4), self.chosen(cluster, '3g.40gb'))
         self.assertEqual((0, 0), self.chosen(cluster, '4g.40gb'))
 
     def test_capacity_loss_differs_from_best_fit(self):
-        # Best-fit breaks the last free half for a 1g; here a GPU that is
-        # emptier, but broken already, takes it.
+        # Best-fit splits the last free half of GPU 0 for a 1g. Capacity-loss
+        # takes GPU 1, which is emptier but already split.
         gpus = [('4g.40gb', 0)], [('1g.10gb', 0), ('1g.10gb', 4)], []
         best = self.cluster(online.Policy.BEST_FIT, *gpus)
         loss = self.cluster(online.Policy.CAPACITY_LOSS, *gpus)
@@ -217,8 +217,8 @@ class ClusterTest(base.BaseTestCase):
             self.assertEqual(room, cluster.room)
 
     def test_demand_decides(self):
-        # Beside the other 1g it keeps a 4g from coming back soon; beside
-        # the 4g it costs a 2g and a 3g.
+        # Next to the other 1g, a 1g keeps room for a 4g from coming back soon.
+        # Next to the 4g, it costs a 2g and a 3g.
         gpus, chosen = ([('1g.10gb', 0)], [('4g.40gb', 0)]), {}
         for wanted in ('1g.10gb', '4g.40gb'):
             cluster = self.cluster(online.Policy.CAPACITY_LOSS, *gpus)

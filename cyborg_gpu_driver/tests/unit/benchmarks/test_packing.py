@@ -32,11 +32,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[4]
 
 
 def program(name):
-    """A file of benchmarks/ as a module; that folder is no package."""
+    """Import a file of benchmarks/, a folder that is not a package."""
     spec = importlib.util.spec_from_file_location(
         name, ROOT / 'benchmarks' / f'{name}.py')
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up by its name.
+    # Dataclasses look up their module by name.
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
@@ -48,7 +48,7 @@ measures, optimum = packing.measures, packing.optimum
 
 
 def on_one_gpu():
-    """Counts of everything that one GPU can hold, by enumeration."""
+    """Enumerate the combinations of profiles that one GPU can hold."""
     return {tuple(dict(held).get(number, 0) for number in range(5))
             for held in boards.packable(
                 geometry.Geometry(packing.PROFILES))} | {(0,) * 5}
@@ -62,7 +62,7 @@ class OracleTest(base.BaseTestCase):
         for _ in range(gpus):
             held = {tuple(map(sum, zip(before, more)))
                     for before in held for more in one}
-        # One more of each than there can be, so that refusals are tried.
+        # Up to one more of each profile than fits, to test refusals as well.
         tried = itertools.product(*(
             range(limit * gpus + 2) for limit in (7, 3, 2, 1, 1)))
         wrong = [counts for counts in tried
@@ -112,7 +112,7 @@ class TrafficTest(base.BaseTestCase):
 class PlayTest(base.BaseTestCase):
 
     def play(self, cluster, *requests):
-        # Behind the warm-up, so that all of them count.
+        # After the warm-up, so that all requests count.
         return packing.play(cluster, [
             packing.Request(packing.WARM_UP + arrival, profile,
                             packing.WARM_UP + end)
@@ -128,7 +128,7 @@ class PlayTest(base.BaseTestCase):
             self.assertEqual(0.5, score.slice_acceptance)
 
     def test_what_tells_the_policies_apart(self):
-        # After a 1g first-fit's lowest start leaves no room for a 4g.
+        # First-fit's lowest start for the 1g leaves no room for a 4g.
         accepted = {name: self.play(cluster, (0, 0, 9), (1, 3, 9)).accepted
                     for name, cluster in packing.contestants(1).items()}
         self.assertEqual([1, 0, 0, 0, 0], accepted['first-fit'])
@@ -159,7 +159,7 @@ class MeasureTest(base.BaseTestCase):
     def test_fgd_counts_free_slices_that_are_of_no_use(self):
         demand = (.4, .3, .2, .05, .05)
         self.assertEqual(0, measures.fgd(self.row(), demand))
-        # A 1g on unit 0: no 4g and no 7g, and 6 slices are free.
+        # A 1g on unit 0 leaves 6 slices free, but no 4g and no 7g fits.
         self.assertAlmostEqual(
             .1 * 6, measures.fgd(self.row((0, 0)), demand))
 
@@ -172,7 +172,7 @@ class MeasureTest(base.BaseTestCase):
 
     def test_the_policy_takes_what_grows_least(self):
         table = packing.score.Table(packing.GRID)
-        # FGD does not tell apart what blocks the 7g alone.
+        # FGD does not distinguish placements that block only the 7g.
         for measure, start in (measures.fgd, 4), (measures.mfi, 6):
             cluster = measures.Steepest(table, {0: geometry.EMPTY}, measure)
             self.assertEqual(start, cluster.request(0).placement.start)
@@ -222,7 +222,7 @@ class OptimumTest(base.BaseTestCase):
                 optimum.Optimal(process, packing.GRID, 1), traffic)
             self.assertAlmostEqual(process.slice_acceptance,
                                    played.slice_acceptance, delta=0.01)
-        # Solved by another program, too.
+        # Another program computed the same values.
         self.assertAlmostEqual(0.4894, found[False], delta=0.0002)
         self.assertAlmostEqual(0.4927, found[True], delta=0.0002)
 
@@ -258,7 +258,7 @@ class ProgramTest(base.BaseTestCase):
         self.assertEqual(1, by_policy['repacking']['gap_closed'])
         self.assertLess(by_policy['first-fit']['acceptance'],
                         by_policy['repacking']['acceptance'])
-        # Of whole GPUs every policy takes all it can: there is no gap.
+        # With whole GPUs only, every policy accepts all it can: no gap.
         whole = [line for line in answer['cases']
                  if line['mix'] == '0:0:0:0:1']
         self.assertEqual({None}, {line['gap_closed'] for line in whole})
@@ -268,7 +268,7 @@ class ProgramTest(base.BaseTestCase):
         self.check_moves(by_policy)
 
     def check_moves(self, by_policy):
-        """Each move that is allowed is worth something on two GPUs."""
+        """Each additional allowed move helps on two GPUs."""
         slices = [by_policy[policy]['slice_acceptance'] for policy in (
             'MFI', 'capacity-loss', *packing.MOVES.values(), 'repacking')]
         self.assertEqual(sorted(slices), slices)
@@ -302,7 +302,7 @@ class ProgramTest(base.BaseTestCase):
         self.assertAlmostEqual(0.4, total['gap_closed'])
         self.assertEqual(0.5, total['limit'])
         self.assertIsNone(total['slice_gap_closed'])
-        # Of other mixes nothing was promised.
+        # There is no limit for other sets of mixes.
         total, = packing.summaries(lines[:3])
         self.assertIsNone(total['limit'])
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The part of the scheduling benchmark with GPUs of several roles."""
+"""The scheduling benchmark's part about GPUs with several roles."""
 
 import random
 
@@ -46,7 +46,7 @@ class ElasticTest(base.BaseTestCase):
         self.assertEqual(whole[0], self.cloud.request(VGPU)[0])
 
     def test_idle_gpus_stay_idle(self):
-        """Four of a kind fit on one, and the other stays whole."""
+        """Four of a kind fit on one GPU, and the other GPU remains whole."""
         for kind in (VGPU, SMALL):
             cloud = roles.Elastic(2, random.Random(1))
             self.assertEqual(1, len({cloud.request(kind)[0]
@@ -87,7 +87,7 @@ class FramesTest(base.BaseTestCase):
 class FigureTest(base.BaseTestCase):
 
     def test_small(self):
-        """Elastic GPUs meet more than any split, and less than is there."""
+        """Elastic GPUs beat any static split, but not the clairvoyant one."""
         lines = [line for mix in roles.MIXES
                  for line in roles.measure(8, 0.85, mix, [1], 1200)]
         self.assertLess(0.4, roles.total(lines))

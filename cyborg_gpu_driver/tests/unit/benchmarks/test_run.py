@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""All benchmarks in one table."""
+"""The program that shows all benchmarks in one table."""
 
 import contextlib
 import io
@@ -62,7 +62,7 @@ class FigureTest(base.BaseTestCase):
 
 
 class RunTest(base.BaseTestCase):
-    """The runner, with programs of a few lines."""
+    """The program, with benchmarks of a few lines."""
 
     def setUp(self):
         super().setUp()
@@ -160,7 +160,7 @@ class RunTest(base.BaseTestCase):
         self.assertEqual([['one', 'calls', '3', '', '2', '', '1.5', '',
                            'baseline']],
                          run.tables.read(self.tables / 'misses.csv'))
-        # One alone leaves what the files say of the other.
+        # A run of one benchmark keeps the other's rows in the files.
         self.add('two', {'name': 'time', 'value': 6, 'target': 5})
         self.run_program('two', '--write', str(self.tables))
         self.assertEqual(
@@ -196,7 +196,7 @@ class RunTest(base.BaseTestCase):
 
 
 class AdaptersTest(base.BaseTestCase):
-    """What the programs print that have no figures of their own."""
+    """The adapters of programs that do not print figures themselves."""
 
     def figures(self, name, answer):
         return [*run.BENCHMARKS[name].read(answer)]

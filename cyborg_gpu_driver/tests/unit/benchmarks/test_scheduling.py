@@ -28,7 +28,7 @@ SMALL, HALF, WHOLE = 0, 2, 4
 
 
 class WaysTest(base.BaseTestCase):
-    """Two hosts of two GPUs; on the first a small instance runs."""
+    """Clouds of two hosts with two GPUs each."""
 
     def cloud(self, name, *profiles):
         cloud = scheduling.WAYS[name](2, 2, random.Random(1))

@@ -26,7 +26,7 @@ scrape = test_packing.program('scrape')
 class ScrapeTest(base.BaseTestCase):
 
     def test_it_counts_and_asks_no_more_than_a_bare_loop(self):
-        # How fast this machine is, is not tested here.
+        # The speed of this machine is not tested here.
         limit = scrape.LIMIT_MS
         self.addCleanup(setattr, scrape, 'LIMIT_MS', limit)
         scrape.LIMIT_MS = float('inf')

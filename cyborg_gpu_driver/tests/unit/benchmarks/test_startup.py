@@ -27,7 +27,7 @@ class StartupTest(base.BaseTestCase):
                          (baseline['command'], baseline['ratio']))
         self.assertEqual([' '.join(case) for case in startup.LIMITS],
                          [row['command'] for row in rows])
-        # Times depend on the machine; what is imported does not.
+        # Times depend on the machine; the imported modules do not.
         for row in rows:
             self.assertGreater(row['modules'], baseline['modules'], row)
             self.assertGreater(row['cpu_ms'], 0, row)

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""The benchmark of the weigher's reading."""
+"""The benchmark of how much the weigher reads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class WeigherTest(base.BaseTestCase):
             self.assertEqual(kept, found[f'{title} kept'].value)
             self.assertLessEqual(
                 found[f'{title} read for a request, most'].value, most)
-            # What changes, and what is due.
+            # Hosts that changed and hosts whose next read is due.
             mean = found[f'{title} read for a request'].value
             self.assertLess(weigher.CHANGED - 1, mean)
             self.assertLess(mean, min(hosts, 40))
@@ -50,5 +50,5 @@ class WeigherTest(base.BaseTestCase):
         full, used = (fleet.cost({
             f'host00000-{number}-{label}-{"0" * 20}': {
                 'resources': {weigher.CLASS: 1}}}) for number in range(2))
-        # It packs: a GPU with a server costs less.
+        # The weigher packs: a GPU with a server costs less.
         self.assertLess(used, full)
