@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``cyborg-gpu`` in a test's process, as if it had one of its own."""
+"""Run ``cyborg-gpu`` in the test process as if in a process of its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cyborg_gpu_driver.simulator.machine import patch
 
 
 class _Output(io.StringIO):
-    """What is printed, as a terminal of an encoding takes it."""
+    """Captured output with the encoding of a terminal."""
 
     encoding = None
 
@@ -35,19 +35,19 @@ class _Output(io.StringIO):
 def run(*arguments: object, encoding: str | None = None,
         entry: Callable[[list[str]], int] = main.main
         ) -> tuple[int, str, str]:
-    """Run a command, and undo what the end of its process undoes.
+    """Run a command and undo what the end of its process would undo.
 
-    What it puts under pynvml is taken away again: a handle of another
-    session would name something else in its library.
+    What the command puts under pynvml is removed again: a handle from
+    another session would name another object in its library.
 
-    :param encoding: of standard output; None allows ASCII alone.
-    :param entry: runs the command; another one than ``cyborg-gpu``'s has
-        further commands.
+    :param encoding: of standard output; None allows only ASCII.
+    :param entry: the function that runs the command. Functions other than
+        that of ``cyborg-gpu`` have further commands.
     :returns: the exit code, standard output and standard error.
     """
     output, errors = _Output(), io.StringIO()
     output.encoding = encoding
-    # cliff adds handlers to the root logger and never takes them away, and a
+    # cliff adds handlers to the root logger and never removes them, and a
     # command filters what every handler shows.
     root = logging.getLogger('')
     handlers, level = root.handlers[:], root.level
@@ -56,10 +56,10 @@ def run(*arguments: object, encoding: str | None = None,
     try:
         with patch.kept(), contextlib.redirect_stdout(output), \
                 contextlib.redirect_stderr(errors):
-            # What is older than the command need not be looked through.
+            # Garbage collection need not visit objects older than the command.
             gc.freeze()
             code = entry([str(item) for item in arguments])
-            # No session of NVML stays open.
+            # Leave no session of NVML open.
             if privileged._platform not in (None, before):
                 privileged._platform.nvml.reset()
             gc.collect()

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A Placement that knows nothing of a host, for tests that need none."""
+"""An empty Placement, for tests that need no resource providers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import requests
 
 
 class EmptyPlacement:
-    """A client of it: there is no provider, and none can be written."""
+    """A Placement client that finds no provider and can write none."""
 
     def get(self, url, version=None):
         response = requests.Response()

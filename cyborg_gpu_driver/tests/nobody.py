@@ -10,28 +10,28 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Without privileges: what a test process that root has started becomes."""
+"""Drop the privileges of a test process that root has started."""
 
 import os
 
 from oslo_privsep import capabilities
 
 USER = 65534
-"""``nobody`` where there is such a user, and nobody elsewhere."""
+"""The ID of the user ``nobody``, or of no user where that does not exist."""
 
 
 def give(directory: str | os.PathLike) -> None:
-    """Give a directory to :data:`USER`, with all that is in it."""
+    """Give a directory and everything in it to :data:`USER`."""
     for place, _, files in os.walk(directory):
         for path in (place, *(os.path.join(place, name) for name in files)):
             os.chown(path, USER, USER)
 
 
 def become() -> None:
-    """Become :data:`USER` for good.
+    """Become :data:`USER` permanently.
 
-    CAP_DAC_READ_SEARCH is kept, because Python may lie where root alone can
-    read; that opens nothing for writing.
+    The process keeps CAP_DAC_READ_SEARCH, because Python may be installed
+    where only root can read. The capability allows no writes.
     """
     os.setgroups([])
     os.setgid(USER)

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Patches for other projects, applied to a copy of what is installed."""
+"""Patches for other projects, applied to a copy of the installed package."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ _PATIENCE = 300
 
 
 def patches(project: str) -> list[pathlib.Path]:
-    """The patches for a project, in their order."""
+    """Return the patches for a project, in their order."""
     return sorted((PATCHES / project).glob('*.patch'))
 
 
 def copy(package: str, directory: str, series: list[pathlib.Path]) -> None:
     """Copy an installed package, and apply patches to the copy.
 
-    Files that no patch changes are links, because there are thousands.
+    Files that no patch changes are links, because there are thousands of
+    them.
     """
     (source,) = importlib.util.find_spec(package).submodule_search_locations
     shutil.copytree(source, pathlib.Path(directory, package),
@@ -51,7 +52,7 @@ def copy(package: str, directory: str, series: list[pathlib.Path]) -> None:
             path.unlink()
             shutil.copy(target, path)
     for patch in series:
-        # A repository above would make git skip what is outside of it.
+        # If git found a repository above, it would skip files outside of it.
         run(directory, 'git', 'apply', str(patch),
             GIT_CEILING_DIRECTORIES=os.path.dirname(directory))
 
@@ -60,7 +61,7 @@ def run_tests(directory: str, prepare: str, *modules: str) -> str:
     """Run test modules of a copy and return what the run prints.
 
     :param prepare: Python that runs first, such as an import.
-    :raises CalledProcessError: if a test fails.
+    :raises AssertionError: if a test fails.
     """
     return run(directory, sys.executable, '-W', 'ignore', '-c',
                f'{prepare}\nimport sys\nfrom testtools import run\n'

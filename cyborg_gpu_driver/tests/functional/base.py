@@ -30,10 +30,10 @@ from cyborg_gpu_driver.demo import cloud
 from cyborg_gpu_driver.demo import database
 from cyborg_gpu_driver.tests.functional import placement_content
 
-# Asked now, because a test's own temporary directory goes away with it.
+# Read at import, because a test's own temporary directory is removed with it.
 _TEMPORARY = tempfile.gettempdir()
-# The threads of an RPC server that stops end after they have waited this
-# long for work; each test waits for those of two servers.
+# When an RPC server stops, its threads end after they have waited this long
+# for work. Each test waits for the threads of two servers.
 _thread.ThreadWorker.MAX_IDLE_FOR = 0.05
 
 
@@ -43,7 +43,7 @@ TEMPLATES = 'CYBORG_GPU_TEMPLATES'
 
 @functools.cache
 def make_templates() -> database.Templates:
-    """Databases to copy, made once in a process."""
+    """Return databases to copy, which are made once per process."""
     if TEMPLATES in os.environ:
         return database.Templates(os.environ[TEMPLATES])
     directory = tempfile.mkdtemp(prefix='cyborg-gpu-templates-',
@@ -57,18 +57,19 @@ def make_templates() -> database.Templates:
 class CloudFixture(fixtures.Fixture):
     """The released Placement and Cyborg around one compute node.
 
-    ``cloud`` is a :class:`cyborg_gpu_driver.demo.cloud.Cloud`; what tests
-    use most is here under its own name. Nothing happens periodically: call
-    :meth:`report`.
+    ``cloud`` is a :class:`cyborg_gpu_driver.demo.cloud.Cloud`. The parts of
+    it that tests use most are attributes here. Nothing runs periodically:
+    call :meth:`report`.
 
     :param host: name of the compute node.
     :param simulate: simulated machine for ``[gpu] simulate``; None leaves
         the option out.
     :param drivers: ``[agent] enabled_drivers``; this library's driver
         unless given.
-    :param overrides: more of cyborg.conf, as ``{group: {option: value}}``.
-    :param templates: copies the databases to start with, as
-        ``database.Templates`` does; empty ones unless given.
+    :param overrides: more options of cyborg.conf, as
+        ``{group: {option: value}}``.
+    :param templates: copies the initial databases, as
+        ``database.Templates`` does; empty databases unless given.
     """
 
     def __init__(self, host='compute1', simulate=None, drivers=None,
@@ -86,7 +87,8 @@ class CloudFixture(fixtures.Fixture):
         self.directory = self.useFixture(fixtures.TempDir()).path
         gpu = self._overrides.setdefault('gpu', {})
         gpu.setdefault('state_path', self.directory)
-        # Its thread would outlive the test, and hear of the next one's GPUs.
+        # Its thread would outlive the test and get events of the next
+        # test's GPUs.
         gpu.setdefault('health_events', False)
         self.cloud = cloud.Cloud(self.directory,
                                  self._templates or make_templates(),
@@ -106,9 +108,9 @@ class CloudFixture(fixtures.Fixture):
         self.cloud.report()
 
     def provider(self, name):
-        """The provider of that name.
+        """Return the provider of that name.
 
-        :raises KeyError: naming the providers that there are.
+        :raises KeyError: with the names of the existing providers.
         """
         providers = self.placement.providers()
         if name not in providers:
@@ -116,7 +118,7 @@ class CloudFixture(fixtures.Fixture):
         return providers[name]
 
     def inventory(self, name):
-        """``(resource class, its inventory)`` of a provider by name."""
+        """Return ``(resource class, its inventory)`` of a named provider."""
         inventories = self.placement.inventories(self.provider(name)['uuid'])
         (item,) = inventories.items()
         return item

@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A deployed image: a tree that boots its units in a root of its own.
+"""A deployed image: a directory tree whose units run in a root of their own.
 
 What would be installed in the image (the interpreter, this package, the
-system's libraries) is this machine's, mounted into the tree for reading only
-and nowhere else.
+system's libraries) comes from this machine. It is mounted into the tree, for
+reading only, and nowhere else.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DEVICES = ('/dev/null', '/dev/urandom')
 _HARDWARE = 'var/lib/hardware.json'
 _STATE = '/var/lib/cyborg/gpu'
 
-# The last two mounts of each directory are what ProtectSystem=full is.
+# The last two mounts of each directory do what ProtectSystem=full does.
 _ENTER = """
 set -e
 root=$1; shift
@@ -57,7 +57,7 @@ exec chroot "$root" "$@"
 
 
 def obstacle() -> str:
-    """Why no image can be booted here; empty if one can."""
+    """Return why no image can be booted here; empty if one can."""
     if os.geteuid() != 0:
         return 'only root can change into another root'
     for program in ('unshare', 'chroot', 'mount'):
@@ -73,7 +73,7 @@ def obstacle() -> str:
 
 
 class Image:
-    """The tree, and the simulated machine that it boots on.
+    """The tree of an image, and the simulated machine that it boots on.
 
     :param root: an empty directory.
     :param machine: name of a simulated host.
@@ -101,7 +101,7 @@ class Image:
                    f'state_path = {_STATE}\n')
 
     def path(self, path: str) -> str:
-        """A path of the image, as it is outside."""
+        """Return the path, outside the image, of a path in the image."""
         return os.path.join(self.root, path.lstrip('/'))
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
@@ -124,16 +124,16 @@ class Image:
                 os.symlink(item.target, target)
 
     def hardware(self) -> simulator.Machine:
-        """The machine, for what happens to it."""
+        """Return the simulated machine, so that a test can change it."""
         return simulator.Machine.load(self._machine, self.path(_HARDWARE))
 
     def units(self) -> dict[str, list[str]]:
-        """Enabled units, and what each starts."""
+        """Return the enabled units, and the command that each starts."""
         found = {}
         for name in sorted(os.listdir(self.path(_WANTS))):
             unit = configparser.ConfigParser(strict=False,
                                              interpolation=None)
-            # The link is the booted system's.
+            # The link's target is a path in the booted system.
             unit.read(self.path(os.readlink(self.path(
                 os.path.join(_WANTS, name)))))
             found[name] = shlex.split(unit['Service']['ExecStart'])
@@ -149,7 +149,7 @@ class Image:
 
 
 def _bound():
-    """What of this machine is in every image, none within another."""
+    """Return this machine's paths in every image, none within another."""
     package = os.path.dirname(os.path.dirname(cyborg_gpu_driver.__file__))
     wanted = ['/usr', *(f'/{name}' for name in _LINKS
                         if os.path.isdir(f'/{name}')

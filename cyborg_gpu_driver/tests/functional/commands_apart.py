@@ -10,14 +10,14 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``cyborg-gpu`` in processes of its own that can be stopped half-way.
+"""``cyborg-gpu`` in separate processes that can be stopped half-way.
 
-One process imports all commands and forks for each one, because the imports
-take longer than most commands. It has no threads, unlike the process of a
-test, which therefore must not fork itself.
+One process imports all commands and forks for each command, because the
+imports take longer than most commands. That process has no threads. A test's
+process has threads, and therefore must not fork.
 
 A command stops itself (SIGSTOP) before its n-th step. A step is a change of
-a record or a request to a service. Changes of the simulated hardware are no
+a record or a request to a service. Changes of the simulated hardware are not
 steps: real hardware does not stop with a process.
 """
 
@@ -47,7 +47,7 @@ class Command:
 
     pid: int
     code: int | None
-    """What it ended with, -9 if it was killed; None while it is stopped."""
+    """The exit code, -9 if the command was killed; None while stopped."""
     output: str
     errors: str
 
@@ -73,9 +73,9 @@ class Commands(fixtures.Fixture):
             steps: str = '', spare: str = '') -> Command:
         """Run a command until it ends or stops.
 
-        :param stop: the step before which it stops; None for none.
-        :param steps: the directory whose changes are steps.
-        :param spare: the beginning of paths in it whose changes are none.
+        :param stop: the step before which the command stops; None for none.
+        :param steps: the directory in which changes are steps.
+        :param spare: changes of paths that begin with this are not steps.
         """
         return self._ask({
             'arguments': ['--config-file', self._config_path(), *arguments],
@@ -85,7 +85,7 @@ class Commands(fixtures.Fixture):
                       for name in ('output', 'errors')]})
 
     def resume(self, command: Command) -> Command:
-        """Let a stopped command go on to its end."""
+        """Let a stopped command continue to its end."""
         return self._ask({'signal': signal.SIGCONT, 'pid': command.pid})
 
     def kill(self, command: Command) -> Command:
@@ -137,7 +137,7 @@ class _Stopper:
 
 
 def _start(request):
-    """Fork for a command; the child's process id."""
+    """Fork for a command; return the child's process id."""
     pid = os.fork()
     if pid:
         return pid

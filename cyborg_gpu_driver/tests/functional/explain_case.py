@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""A cloud with one GPU in slices, and all whom ``openstack gpu`` asks."""
+"""A cloud with one sliced GPU, and all services ``openstack gpu`` asks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ THIRD = 'CUSTOM_NVIDIA_3G_40GB'
 
 
 class NovaOfOneHost:
-    """Nova's API over the compute node, as JSON; servers come and go.
+    """Nova's API for one compute node, as JSON; servers come and go.
 
     :param root: UUID of the compute node's provider.
     """
@@ -63,7 +63,7 @@ class NovaOfOneHost:
             environ, start_response)
 
     def add(self, server, name, host=gpu_cloud.HOST):
-        """Show a server that has been given what it is to have."""
+        """Show a server whose accelerators are bound already."""
         self.servers[server] = {
             'id': server, 'name': name, 'status': 'ACTIVE',
             'metadata': {}, 'OS-EXT-STS:task_state': None,
@@ -83,7 +83,7 @@ class NovaOfOneHost:
 class NovaThatShelves(NovaOfOneHost):
     """Nova's API whose servers can be shelved and unshelved.
 
-    :param cloud: where their accelerators are bound.
+    :param cloud: the cloud that binds the servers' accelerators.
     """
 
     def __init__(self, cloud):
@@ -124,7 +124,7 @@ class NovaThatShelves(NovaOfOneHost):
 
 
 class ExplainCase(gpu_cloud.GpuTestCase):
-    """A cloud that openstacksdk logs in to, with all that is asked."""
+    """A cloud that openstacksdk logs in to, with all services it asks."""
 
     starts_reported = True
     overrides = {'gpu': {'policies': 'slices'},
@@ -144,7 +144,7 @@ class ExplainCase(gpu_cloud.GpuTestCase):
         self.openstack = running.Openstack(self.services.cloud)
 
     def asked(self, *arguments, code=0):
-        """How often a command asks Placement, by what it asks for."""
+        """Return how often a command asks Placement, by subject."""
         with fixtures.FakeLogger() as log:
             self.openstack.run(*arguments, code=code)
         found = re.findall(r'"GET /([a-z_]+)(?:/[0-9a-f-]{36}/([a-z]+))?',
@@ -154,7 +154,7 @@ class ExplainCase(gpu_cloud.GpuTestCase):
             if path in ('allocation_candidates', 'resource_providers')))
 
     def boot(self, device_profile, name):
-        """A server that Nova shows."""
+        """Create a server that Nova shows."""
         server = self.cloud.bind(device_profile)
         self.compute.add(server.uuid, name)
         return server
@@ -164,7 +164,7 @@ class ExplainCase(gpu_cloud.GpuTestCase):
                                    code=code)
 
     def reasons(self, *arguments):
-        """Codes of all that is said, and their texts."""
+        """Return the code and text of each missing item in the answer."""
         found = self.explain(*arguments)
         every = list(found['missing'])
         for host in found['hosts']:

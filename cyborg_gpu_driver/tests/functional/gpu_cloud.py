@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A cloud whose compute node has simulated GPUs, and a look at those."""
+"""A cloud whose compute node has simulated GPUs, and ways to inspect them."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ from cyborg_gpu_driver.tests.functional import reported_cloud
 HOST = 'compute1'
 CLOSES_USED = int(importlib.metadata.version(
     'openstack-cyborg').partition('.')[0]) >= 15
-"""Whether a whole GPU is closed while somebody has it: Placement 13, which
-comes with Cyborg 14, refuses to write its allocation again then."""
+"""Whether a whole GPU is closed while a server has it. Placement 13, which
+comes with Cyborg 14, would then refuse to write its allocation again."""
 USED = (int(CLOSES_USED), 1)
-"""Reserved and used of a whole GPU that somebody has."""
+"""Reserved and used of a whole GPU that a server has."""
 TWO_GPUS = str(pathlib.Path(__file__).parents[1] / 'data' / 'hosts'
                / 'a100x2.yaml')
-"""A machine with two A100; each GPU more makes each report longer."""
+"""A machine with two A100. Each additional GPU makes each report longer."""
 
 
 class _NoRoute:
-    """A client of Placement that reaches nothing."""
+    """A Placement client whose requests all fail."""
 
     def get(self, *args, **kwargs):
         raise ConnectionError('no route')
@@ -57,8 +57,8 @@ class _NoRoute:
 class GpuTestCase(base.TestCase):
     """A test on the released services with simulated GPUs.
 
-    What hardware has is read from the simulator's state file, never from
-    the driver that is tested.
+    Tests read the state of the hardware from the simulator's state file,
+    never from the driver under test.
     """
 
     machine = TWO_GPUS
@@ -66,22 +66,22 @@ class GpuTestCase(base.TestCase):
     overrides: dict = {}
     starts_reported = False
     """Whether a test starts with the files of another cloud of this class
-    that has reported twice. Its agent is then one that was started again.
-    Without effect where the hardware is not below state_path.
+    that has reported twice. The test's agent is then a restarted one.
+    This has no effect if the hardware is not below state_path.
     """
     hardware_directory: str | None = None
-    """Where the simulator's state file is; state_path unless given."""
+    """Directory of the simulator's state file; state_path unless given."""
 
     def setUp(self):
         super().setUp()
-        # The driver puts its machine under pynvml for as long as its
-        # process lives; undoing this one ends that with the test.
+        # The driver installs its machine under pynvml for the life of its
+        # process. Uninstalling this machine ends that with the test.
         guard = simulator.Machine.load(self.machine).install()
         self.addCleanup(guard.uninstall)
         self.start()
 
     def start(self, **overrides):
-        """Start the cloud, with more of cyborg.conf."""
+        """Start the cloud, with more options of cyborg.conf."""
         self.state_path = self.useFixture(fixtures.TempDir()).path
         self.hardware_path = os.path.join(
             self.hardware_directory or self.state_path, 'hardware.json')
@@ -104,7 +104,7 @@ class GpuTestCase(base.TestCase):
         self.untouched = self.everything()
 
     def _make_reported(self, overrides, directory):
-        """The files of a new cloud after its first two reports."""
+        """Return the files of a new cloud after its first two reports."""
         state = {'state_path': directory,
                  'simulate_state': os.path.join(directory, 'hardware.json')}
         with base.CloudFixture(HOST, self.machine, overrides={
@@ -115,7 +115,7 @@ class GpuTestCase(base.TestCase):
             return reported_cloud.ReportedCloud(cloud.directory, directory)
 
     def report(self):
-        """Two reports: Cyborg makes providers in the first."""
+        """Report twice: Cyborg creates the providers in the first report."""
         self.cloud.report()
         self.cloud.report()
 
@@ -139,11 +139,11 @@ class GpuTestCase(base.TestCase):
 
     @property
     def driver(self):
-        """Our driver as the agent has loaded it."""
+        """The driver under test, as the agent has loaded it."""
         return self.cloud.agent._rt.acc_drivers[0]
 
     def change_policy(self, name, **options):
-        """Another policy, and a new start of the agent."""
+        """Change options of a policy and restart the agent."""
         conf, group = self.driver._conf, f'gpu_policy:{name}'
         for option, value in options.items():
             conf.set_override(option, value, group=group)
@@ -152,9 +152,10 @@ class GpuTestCase(base.TestCase):
         type(self.driver).__init__(self.driver)
 
     def end_agent(self):
-        """End the agent, as if its process had; the next call starts one.
+        """End the agent, as if its process had ended.
 
-        What this process has open in NVML would keep a GPU from its server.
+        The next call starts a new agent. What this process has open in NVML
+        would keep a GPU from its server.
         """
         if self.driver._agent is not None:
             self.driver._agent.stop()
@@ -171,27 +172,27 @@ class GpuTestCase(base.TestCase):
             tree._client = client
 
     def hardware(self, gpu=None):
-        """State of a simulated GPU."""
+        """Return the state of a simulated GPU."""
         with open(self.hardware_path, encoding='utf-8') as stream:
             document = json.load(stream)
         return state.from_json(document['state']).gpus[gpu or self.gpu]
 
     def placements(self, gpu=None):
-        """(profile id, start) of every GPU instance, sorted."""
+        """Return (profile id, start) of every GPU instance, sorted."""
         return sorted((item.profile_id, item.start) for item
                       in self.hardware(gpu).instances.values())
 
     def mdevs(self, gpu=None):
-        """UUID to (function, type id) of every mdev of a GPU."""
+        """Return (function, type id) of every mdev of a GPU, by UUID."""
         return {vgpu.uuid: (vgpu.function, vgpu.type_id)
                 for vgpu in self.hardware(gpu).vgpus}
 
     def name(self, label, gpu=None):
-        """Name of the provider of a profile."""
+        """Return the name of the provider of a profile."""
         return f'{HOST}_gpu_{gpu or self.gpu}_{label}'
 
     def reserved(self, gpu=None):
-        """Profile label to (total, reserved) of a GPU's providers."""
+        """Return (total, reserved) of a GPU's providers, by profile label."""
         prefix = self.name('', gpu)
         return {
             name[len(prefix):]: (item['total'], item['reserved'])
@@ -200,7 +201,7 @@ class GpuTestCase(base.TestCase):
             for item in provider['inventories'].values()}
 
     def everything(self):
-        """All that must be as before when all has been given back."""
+        """Return all that must be as before once everything is released."""
         gpus = {}
         if os.path.exists(self.hardware_path):
             with open(self.hardware_path, encoding='utf-8') as stream:
@@ -213,16 +214,16 @@ class GpuTestCase(base.TestCase):
                 'journal': self.journal()}
 
     def journal(self):
-        """Entries of the driver's journal."""
+        """Return the entries of the driver's journal."""
         return host_files.journal(self.state_path)
 
     def handles_in_use(self):
-        """How many attach handles Cyborg believes to be in use."""
+        """Return how many attach handles Cyborg considers in use."""
         return sum(handle.in_use for handle in attach_handle.AttachHandle
                    .list(context.get_admin_context()))
 
     def profile(self, resource_class, name=None, **traits):
-        """Create a device profile for one of a resource class."""
+        """Create a device profile for one unit of a resource class."""
         name = name or resource_class.lower().replace('_', '-')
         group = {f'resources:{resource_class}': '1'}
         group.update((f'trait:{trait}', value)

@@ -10,15 +10,16 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Binds of many threads, on the kind of threads that cyborg-agent has.
+"""Binds in many threads, of the kind of threads that cyborg-agent has.
 
 usage: python -c START green.py FILE
 
-START is what imports ``cyborg.cmd`` first, as all commands of Cyborg do. Not a
-module of its package, which settles on threads of its own. FILE is
-cyborg.conf. Prints one JSON object: what the threads met. Other services are
-in other processes, as they would be: SQLite holds up all of eventlet's
-threads when one of them has to wait.
+START is code that imports ``cyborg.cmd`` first, as all commands of Cyborg do,
+and then runs this file. The file does not run as a module of its package,
+because the package chooses a kind of threads itself. FILE is cyborg.conf. The
+program prints one JSON object with what happened in the threads. The other
+services run in other processes, as in a deployment: SQLite blocks all of
+eventlet's threads when one of them has to wait.
 """
 
 import concurrent.futures
@@ -57,14 +58,14 @@ def main(path: str) -> dict:
 
 
 def _arguments(handle):
-    """What the agent passes on: address, type, a UUID for the handle."""
+    """Return what the agent passes: address, type, UUID for the handle."""
     info = json.loads(handle.attach_info)
     return ('{domain}:{bus}:{device}.{function}'.format(**info),
             info['asked_type'], str(uuid.uuid4()))
 
 
 def _at_once(said, acts, ours):
-    """Do all, each in a thread, beside a report; what is on the GPU then."""
+    """Run all acts and a report in threads; return the number of claims."""
     with concurrent.futures.ThreadPoolExecutor(len(acts) + 1) as pool:
         for future in [pool.submit(act) for act in (*acts, ours.discover)]:
             try:
@@ -80,7 +81,7 @@ def _is_green():
 
 
 class _Ticker:
-    """Another thread of the agent: it must get its turn."""
+    """Another thread of the agent, which must get its turn."""
 
     def __init__(self):
         self._count = 0
@@ -89,7 +90,7 @@ class _Ticker:
         self._thread.start()
 
     def stop(self):
-        """How often it had its turn."""
+        """Stop the thread; return how often it had its turn."""
         self._stopping = True
         self._thread.join()
         return self._count

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Files of simulated hosts, as tests write and read them."""
+"""Files of simulated hosts that tests write and read."""
 
 import dataclasses
 import json
@@ -27,9 +27,9 @@ from cyborg_gpu_driver.simulator import files as simulator_files
 
 
 def write_host(directory, gpus):
-    """Write a host file; its path.
+    """Write a host file; return its path.
 
-    :param gpus: as the file has them.
+    :param gpus: the GPUs, in the form of the file.
     """
     path = os.path.join(directory, 'host.yaml')
     with open(path, 'w', encoding='utf-8') as stream:
@@ -42,9 +42,9 @@ def write_host(directory, gpus):
 def write_unprepared(directory, name, gpus=None):
     """Write the file of a host as if its GPUs had never been prepared.
 
-    :param name: of a host that comes with the simulator. NVSwitches of it are
-        shared: each server with whole GPUs needs a partition.
-    :param gpus: how many of its GPUs; None for all.
+    :param name: name of a host that comes with the simulator. Its NVSwitches
+        become shared: each server with whole GPUs needs a partition.
+    :param gpus: how many of the host's GPUs to keep; None for all.
     """
     with open(os.path.join(os.path.dirname(simulator_files.__file__), 'hosts',
                            f'{name}.yaml'), encoding='utf-8') as stream:
@@ -62,7 +62,7 @@ def write_unprepared(directory, name, gpus=None):
 
 
 def journal(state_path):
-    """The claims in the records of the GPUs, each field as JSON has it."""
+    """Return the claims in the GPUs' records, each field in its JSON form."""
     return [
         {field.name: codec.encode(getattr(claim, field.name))
          for field in dataclasses.fields(claim)}
@@ -71,7 +71,7 @@ def journal(state_path):
 
 
 def damage(state_path, gpu, content='{'):
-    """Put something else in the place of a GPU's record."""
+    """Overwrite a GPU's record with other content; return its path."""
     path = store.Store(state_path).path(model.PciAddress.parse(str(gpu)))
     with open(path, 'w', encoding='utf-8') as stream:
         stream.write(content)
@@ -79,7 +79,7 @@ def damage(state_path, gpu, content='{'):
 
 
 def as_earlier_release(state_path):
-    """Leave the records as the release before had them."""
+    """Convert the records to the format of the previous release."""
     records = store.Store(state_path).records()
     for name, kind, content in (
             ('journal.json', 'cyborg-gpu journal', journal(state_path)),

@@ -12,11 +12,11 @@
 
 """Processes that are killed at every step, and what they leave.
 
-A step is any change on the disk: those of the library's own records, and
-those of the simulated hardware, whose state is a file too; and each request
-to Placement. The process is killed (SIGKILL) before its first step, then in
-another try before the second, and so on until it comes through; each time
-new processes do what comes after such an end.
+A step is a change on the disk or a request to Placement. Changes on the disk
+are those of the library's own records and those of the simulated hardware,
+whose state is also a file. The test kills (SIGKILL) the process before its
+first step, then in another run before its second step, and so on until the
+process reaches its end. After each kill, new processes do what comes next.
 """
 
 import functools
@@ -52,30 +52,30 @@ from cyborg_gpu_driver.tests.functional import host_files
 GPU = '0000:41:00.0'
 THOROUGH = os.environ.get('CYBORG_GPU_SHAPES') == 'all'
 _LIMIT = 500
-"""More steps than anything here takes."""
+"""More steps than any process here takes."""
 _WRITES = os.O_WRONLY | os.O_RDWR
 _CHANGES = frozenset({'os.rename', 'os.remove', 'os.link', 'os.mkdir',
                       'os.rmdir', 'os.chmod', 'os.chown'})
 
 
 def chosen(*scenarios):
-    """The first of them, unless CYBORG_GPU_SHAPES asks for all."""
+    """Return the first scenario, or all if CYBORG_GPU_SHAPES asks for all."""
     return list(scenarios if THOROUGH else scenarios[:1])
 
 
 def no_placement():
-    """Where Placement is out of reach: nobody has an allocation."""
+    """Fail like an unreachable Placement: no server has an allocation."""
     raise ConnectionError('no Placement here')
 
 
 @functools.cache
 def _import_commands():
-    """Once, and not in each process that is forked off."""
+    """Import the commands once, and not in each forked process."""
     commandmanager.CommandManager(main.NAMESPACE)
 
 
 def _placement_client(directory, url):
-    """What commands ask Placement with, from a file like cyborg.conf."""
+    """Return the commands' Placement client, from a file like cyborg.conf."""
     conf = cfg.ConfigOpts()
     conf([], default_config_files=[configfile.write(
         os.path.join(directory, 'credentials.conf'),
@@ -87,7 +87,7 @@ def _placement_client(directory, url):
 class _Killer:
     """Kills this process before its n-th step below a directory.
 
-    :param locks: whether making the files of locks is a step.
+    :param locks: whether the creation of a lock file is a step.
     """
 
     def __init__(self, directory, number, locks):
@@ -115,7 +115,7 @@ class _Killer:
             path = os.readlink(f'/proc/self/fd/{path}')
         if not (isinstance(path, str) and path.startswith(self._directory)):
             return False
-        # The simulator opens its lock for each thing that is read, too.
+        # The simulator opens its lock for each read, too.
         return not path.endswith('.lock') and (
             self._locks or '/locks' not in path and '/.locks' not in path)
 
@@ -130,7 +130,7 @@ class KillCase(base.BaseTestCase):
     options: dict = {}
     gpu_options: dict = {'nova_vfio_handles': True}
     owner: int | None = None
-    """To whom the directory of the records belongs; root unless given."""
+    """The user who owns the records' directory; root unless given."""
     placement = staticmethod(no_placement)
     hostname = 'host1'
 
@@ -146,7 +146,7 @@ class KillCase(base.BaseTestCase):
             self.useFixture(fixtures.TempDir()).path, [gpu])
 
     def use_placement(self):
-        """Start the released Placement, which outlives who is killed."""
+        """Start the released Placement, which outlives killed processes."""
         directory = self.useFixture(fixtures.TempDir()).path
         service = placement_service.PlacementService(
             directory, functional.make_templates().copy(directory)[1])
@@ -156,7 +156,7 @@ class KillCase(base.BaseTestCase):
         self.cloud = client.Placement(service.url)
 
     def begin(self):
-        """A new machine, and nothing known of it."""
+        """Start with a new machine and no records of it."""
         self.directory = self.useFixture(fixtures.TempDir()).path
         self.hardware = os.path.join(self.directory, 'hardware.json')
         self.state_path = os.path.join(self.directory, 'state')
@@ -178,8 +178,9 @@ class KillCase(base.BaseTestCase):
     def process(self, work, number=None):
         """Run ``work(agent)`` in a process of its own.
 
-        :param number: before which step it is killed; None for never.
-        :returns: whether it came to its end.
+        :param number: the step before which the process is killed; None for
+            never.
+        :returns: whether the process reached its end.
         """
         def run():
             work(self._agent())
@@ -188,15 +189,15 @@ class KillCase(base.BaseTestCase):
         return self._fork(run, number)
 
     def command(self, *arguments, number=None):
-        """Run ``cyborg-gpu``, as :meth:`process`."""
+        """Run ``cyborg-gpu`` as :meth:`process` runs work."""
         _import_commands()
         return self._fork(lambda: main.main(
             ['--config-file', self.config_path, *arguments]), number)
 
     def _fork(self, work, number):
-        """Whether a process comes to its end, and is content with it.
+        """Fork a process; whether it reaches its end, which must be success.
 
-        :param work: returns the code that it ends with.
+        :param work: returns the exit code of the process.
         """
         pid = os.fork()
         if pid == 0:
@@ -237,10 +238,10 @@ class KillCase(base.BaseTestCase):
         self.assertEqual('', outcome.reason)
 
     def handle(self, running, handle):
-        """What Cyborg calls the agent with for the first handle."""
+        """Return Cyborg's arguments to the agent for the first handle."""
         running.report()
-        # Without Placement a report says nothing of a GPU that it has never
-        # had: a server may have it through Cyborg's own driver.
+        # Without Placement a report leaves out a GPU that no report has had:
+        # a server may have it through Cyborg's own driver.
         (gpu,) = running._host.host().gpus
         first = next(
             one for deployable in running._build(gpu).deployables
@@ -248,17 +249,17 @@ class KillCase(base.BaseTestCase):
         return str(first.address), first.asked_type, handle
 
     def world(self):
-        """The machine, for what happens to it from outside."""
+        """Return the machine, to change it from outside the driver."""
         return simulator.Machine.load(self.host, self.hardware)
 
     def gpu(self):
-        """State of the simulated GPU."""
+        """Return the state of the simulated GPU."""
         world = self.world()
         with world.operation():
             return world.state.gpus[GPU]
 
     def truth(self):
-        """(instances, (mdev or function) of each vGPU) of the hardware."""
+        """Return the hardware's instances, vGPUs (mdev or function), modes."""
         gpu = self.gpu()
         return (sorted((item.profile_id, item.start)
                        for item in gpu.instances.values()),
@@ -266,13 +267,13 @@ class KillCase(base.BaseTestCase):
                 (gpu.mig, gpu.vfs, gpu.heterogeneous))
 
     def journal(self):
-        """Entries of the journal of binds."""
+        """Return the entries of the journal of binds."""
         return host_files.journal(self.state_path)
 
     def not_the_owners(self):
-        """Records that a process of root's has left to root.
+        """Return the records that a root process has left owned by root.
 
-        What was never given its name hurts nobody.
+        A file that never got its final name does no harm.
         """
         if self.owner is None:
             return []
@@ -284,12 +285,12 @@ class KillCase(base.BaseTestCase):
                 and not name.endswith('.new')]
 
     def sweep(self, prepare, work, check):
-        """Kill something at every step, each time on a new machine.
+        """Kill a process at every step, each time on a new machine.
 
-        :param prepare: called before.
-        :param work: called with the number of the step; whether it came to
-            its end.
-        :param check: called after.
+        :param prepare: called before the process starts.
+        :param work: called with the number of the step; returns whether the
+            process reached its end.
+        :param check: called after the process has ended.
         """
         for number in range(_LIMIT):
             self.number = number

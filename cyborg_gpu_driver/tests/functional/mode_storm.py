@@ -10,15 +10,15 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""MIG modes switched by everybody at once: agent, its watcher, commands.
+"""Switches of MIG modes with agent, watcher and commands all at work.
 
 usage: python -m cyborg_gpu_driver.tests.functional.mode_storm
            DIRECTORY MACHINE ROUNDS SEED [USER]
 
-Started by root. With USER (``nobody``) the agent gives up root's privileges
-and has the daemon of oslo.privsep change GPUs; the commands are root's.
-DIRECTORY has the simulated machine's state file and a directory ``user``.
-Prints how many switches were made.
+Root starts this program. With USER (``nobody``) the agent drops root's
+privileges, and the daemon of oslo.privsep changes GPUs for it. The commands
+run as root. DIRECTORY has the simulated machine's state file and a directory
+``user``. The program prints how many switches were made.
 """
 
 import itertools
@@ -53,9 +53,10 @@ _SECONDS = 300
 
 
 class Operator:
-    """Root, who runs one command after the other.
+    """An operator who runs commands as root, one after the other.
 
-    Each runs in a process of its own, forked before anything is opened.
+    Each command runs in a process of its own. The parent of these processes
+    is forked before anything is opened.
     """
 
     def __init__(self, options, load):
@@ -73,9 +74,9 @@ class Operator:
         self._mine.send(arguments)
 
     def end(self):
-        """Wait for it; its exit code.
+        """Wait for the command; return its exit code.
 
-        :raises TimeoutError: if it hangs.
+        :raises TimeoutError: if the command hangs.
         """
         if not self._mine.poll(_SECONDS):
             raise TimeoutError
@@ -185,7 +186,7 @@ class Storm:
 
 
 def truth(world):
-    """What must not have happened to the machine, as text; or ``''``."""
+    """Return what went wrong on the machine, as text; ``''`` if nothing."""
     with world.operation():
         held = [gpu.address for gpu in world.gpus if gpu.held()]
     return '; '.join(filter(None, (

@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What outages are made of, and what must hold in each and after it.
+"""Tools that cause outages, and checks of what holds during and after them.
 
-A door before a service, a disk that fills up; and a cloud with servers that
-are bound before, during and after the outage.
+The tools are a door or a gate in front of a service and a disk that fills up.
+The cloud has servers that are bound before, during and after the outage.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _REPORTS = 4
 
 
 class OutageCase(test_mig.OneGpuCase):
-    """One server that stays, one that goes meanwhile, one that comes."""
+    """One server that stays, one deleted during the outage, one created."""
 
     overrides = {
         **test_mig.OneGpuCase.overrides,
-        # Each profile makes each of the many reports longer.
+        # Each additional profile makes each of the many reports longer.
         'gpu_policy:one': {
             **test_mig.OneGpuCase.overrides['gpu_policy:one'],
             'profiles': '1g.10gb, 2g.20gb, 3g.40gb'}}
@@ -69,18 +69,18 @@ class OutageCase(test_mig.OneGpuCase):
         self.looked = 0
 
     def world(self):
-        """The simulated machine, for what happens to it from outside."""
+        """Return the simulated machine, to change it from outside."""
         return simulator.Machine.load(self.machine, self.hardware_path)
 
     def lines(self):
-        """Warnings and worse since the last look."""
+        """Return the warnings and errors logged since the last call."""
         lines = self.log.output.splitlines()
         new = lines[self.looked:]
         self.looked = len(lines)
         return new
 
     def assert_said_once(self, *words, report=None):
-        """The next report says something of these words, others nothing."""
+        """Check that a report logs each word once, and later ones nothing."""
         report = report or self.cloud.report
         self.lines()
         report()
@@ -94,13 +94,13 @@ class OutageCase(test_mig.OneGpuCase):
         self.assertEqual([], self.lines())
 
     def assert_bind_fails(self):
-        """Nothing of a bind that fails is left."""
+        """Check that a bind fails and leaves nothing."""
         before = self.everything()
         self.assertRaises(nova_part.BindFailed, self.cloud.bind, self.goes)
         self.assertEqual(before, self.everything())
 
     def assert_both(self):
-        """Both servers are there, of which one may be another by now."""
+        """Check that two servers exist; one may have been replaced."""
         self.assertEqual(self.both['placement'],
                          self.cloud.placement.snapshot())
         self.assertEqual(2, self.handles_in_use())
@@ -109,7 +109,7 @@ class OutageCase(test_mig.OneGpuCase):
                          {*self.mdevs()})
 
     def assert_all_right(self):
-        """Only the server that stays is there; another comes and goes."""
+        """Check that only the staying server is left; others come and go."""
         self.report()
         self.assertEqual(self.alone, self.everything())
         self.assertEqual(1, self.handles_in_use())
@@ -123,7 +123,7 @@ class OutageCase(test_mig.OneGpuCase):
 
 
 class Door(fixtures.Fixture):
-    """A port through which a service on another one is reached.
+    """A port through which clients reach a service on another port.
 
     :param target: the service's URL.
     """
@@ -150,7 +150,7 @@ class Door(fixtures.Fixture):
 
     @contextlib.contextmanager
     def shut(self):
-        """Refuse every connection for the time of the block."""
+        """Refuse every connection during the block."""
         self._close()
         try:
             yield
@@ -158,12 +158,12 @@ class Door(fixtures.Fixture):
             self._listen()
 
     def busy(self):
-        """Answer 503 for the time of the block."""
+        """Answer 503 during the block."""
         return self._answering(_REFUSAL)
 
     @contextlib.contextmanager
     def busy_for(self, words: bytes):
-        """Answer 503 to requests that have these words, for the block."""
+        """Answer 503 to requests with these words during the block."""
         self._refused = words
         try:
             yield
@@ -171,12 +171,12 @@ class Door(fixtures.Fixture):
             self._refused = None
 
     def silent(self):
-        """Take requests and answer none for the time of the block."""
+        """Accept requests and answer none during the block."""
         return self._answering(b'')
 
     @contextlib.contextmanager
     def slow(self, seconds: float):
-        """Keep each request for so long, for the time of the block."""
+        """Delay each request by this time during the block."""
         self._delay = seconds
         try:
             yield
@@ -185,9 +185,9 @@ class Door(fixtures.Fixture):
 
     @contextlib.contextmanager
     def mute(self):
-        """Pass requests on and no answers back, for the block.
+        """Forward requests, but no answers, during the block.
 
-        The service does what it is asked for; nobody hears of it.
+        The service does what it is asked for, but no client learns of it.
         """
         self._mute = True
         self._hang_up()
@@ -271,9 +271,9 @@ def _drain(source, _sink):
 
 
 class Gate:
-    """A service that keeps requests for as long as a test wants.
+    """A service that holds requests for as long as a test wants.
 
-    :param application: the service, as WSGI has it.
+    :param application: the service's WSGI application.
     """
 
     def __init__(self, application):
@@ -292,10 +292,11 @@ class Gate:
 
     @contextlib.contextmanager
     def shut_during(self, act, after):
-        """Let something happen, and its requests wait, for the block.
+        """Call something whose requests wait until the block ends.
 
-        :param act: called in a thread. The block begins when a request of
-            it waits, or when it has ended. What it raises, leaves the block.
+        :param act: called in a thread. The block begins when one of its
+            requests waits, or when it has ended. Its exception is raised
+            after the block.
         :param after: how many requests are answered first.
         """
         errors = []
@@ -325,10 +326,10 @@ class Gate:
 
 
 class SmallDisk(fixtures.Fixture):
-    """A filesystem of its own in the place of a directory, with its files.
+    """A small filesystem that is mounted over a directory, with its files.
 
-    :param directory: what lies in it stays.
-    :ivar refusal: why none could be mounted; empty if one was.
+    :param directory: the directory, whose files are kept.
+    :ivar refusal: why no filesystem could be mounted; empty if one was.
     """
 
     _SIZE = '1m'
@@ -351,7 +352,7 @@ class SmallDisk(fixtures.Fixture):
 
     @contextlib.contextmanager
     def full(self):
-        """Let nothing more be written for the time of the block."""
+        """Keep the disk full during the block."""
         with open(self._filling, 'wb', buffering=0) as stream:
             try:
                 while True:
@@ -366,7 +367,7 @@ class SmallDisk(fixtures.Fixture):
 
     @contextlib.contextmanager
     def read_only(self):
-        """Let nothing be changed for the time of the block."""
+        """Keep the filesystem read-only during the block."""
         self._remount('ro')
         try:
             yield
@@ -380,7 +381,7 @@ class SmallDisk(fixtures.Fixture):
 
 
 def _run(*command):
-    """What a program complains of; empty if it has done its work."""
+    """Run a program; return its complaint, empty if it succeeds."""
     try:
         done = subprocess.run(command, capture_output=True, text=True,
                               check=False)

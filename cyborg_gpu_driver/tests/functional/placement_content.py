@@ -61,7 +61,7 @@ class Placement(client.Placement):
 
     def snapshot(self) -> dict[str, dict]:
         with contextlib.closing(sqlite3.connect(self._path)) as connection:
-            # All of it as of one moment.
+            # One transaction, so that all rows are from the same moment.
             connection.execute('BEGIN')
             return _read(connection)
 

@@ -14,7 +14,7 @@
 """Files of clouds that have reported, which tests copy.
 
 The first two reports of a host take most of the time of a short test:
-Cyborg and Placement write each provider, with some ten requests for one.
+Cyborg and Placement write each provider, with about ten requests for each.
 Tests of the same host and configuration copy the files of one such cloud
 instead.
 """
@@ -42,8 +42,9 @@ _clouds = collections.OrderedDict()
 class ReportedCloud:
     """Copies of a cloud's databases and of its agent's state.
 
-    :param directory: the cloud's, whose services may still run.
-    :param state_path: the agent's state and the simulated hardware's.
+    :param directory: directory of the cloud, whose services may still run.
+    :param state_path: directory with the state of the agent and of the
+        simulated hardware.
     """
 
     def __init__(self, directory: str, state_path: str):
@@ -55,7 +56,7 @@ class ReportedCloud:
         shutil.copytree(state_path, os.path.join(self._files, 'state'))
 
     def copy(self, directory: str) -> tuple[str, str]:
-        """As ``demo.database.Templates.copy()`` does."""
+        """Copy the databases as ``demo.database.Templates.copy()`` does."""
         cyborg, placement = (
             shutil.copyfile(os.path.join(self._files, name),
                             os.path.join(directory, name))
@@ -74,10 +75,10 @@ class ReportedCloud:
 
 def find(machine: str, overrides: dict,
          make: Callable[[str], ReportedCloud]) -> ReportedCloud:
-    """The files for a machine and a configuration, made at the first use.
+    """Return the files for a machine and configuration, made at first use.
 
     :param machine: name or file of the simulated machine.
-    :param overrides: more of cyborg.conf.
+    :param overrides: more options of cyborg.conf.
     :param make: makes the files; its argument is an empty directory for
         the agent's state.
     """

@@ -32,7 +32,7 @@ _3G = 9
 
 
 class Root:
-    """What root does while the tests run as somebody else."""
+    """An operator who acts as root while the tests run as another user."""
 
     def __init__(self, directory, machine):
         self._hardware = os.path.join(directory, 'hardware.json')
@@ -45,12 +45,11 @@ class Root:
         theirs.close()
 
     def world(self, act, *arguments):
-        """Let something happen to the machine: a method of the simulator's.
-        """
+        """Call a method of the simulated machine."""
         return self._ask('_change', act, *arguments)
 
     def command(self, *arguments):
-        """Run ``cyborg-gpu``; its exit code and what it said."""
+        """Run ``cyborg-gpu``; return its exit code and its output."""
         return self._ask('_run', *arguments)
 
     def _ask(self, *what):
@@ -90,7 +89,7 @@ class BesideTest(gpu_cloud.GpuTestCase):
         self.slices = self.profile('CUSTOM_NVIDIA_3G_40GB')
 
     def as_root(self, *arguments):
-        """A command of root's that succeeds."""
+        """Run a command as root, which must succeed."""
         code, said = self.root.command(
             '--config-file', self.cloud.cloud.config_path, *arguments)
         self.assertEqual(0, code, said)
@@ -106,7 +105,7 @@ class BesideTest(gpu_cloud.GpuTestCase):
         self.end_agent()
 
     def use_and_return(self):
-        """A server comes and goes, and leaves nothing."""
+        """Check that a server can come and go and leaves nothing."""
         server = self.cloud.bind(self.slices)
         self.assertEqual(1, len(self.mdevs()))
         self.cloud.unbind(server)
@@ -142,7 +141,7 @@ class BesideTest(gpu_cloud.GpuTestCase):
         self.use_and_return()
 
     def test_root_is_there_first(self):
-        """The records, their directories and locks are made by root."""
+        """Root creates the records, their directories and the locks."""
         for name in ('locks', 'gpus'):
             shutil.rmtree(os.path.join(self.state_path, name),
                           ignore_errors=True)
@@ -178,7 +177,7 @@ class BesideTest(gpu_cloud.GpuTestCase):
         self.restart()
         self.as_root('doctor', '--repair', '--only', 'gpus', '--only',
                      'records')
-        # The audit record alone knows since when it is bound.
+        # Only the audit record has the time of the bind.
         self.assertEqual([{**entry, 'since': None} for entry in before],
                          self.journal())
         self.cloud.unbind(server)

@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What hangs, is slow or stops half-way: a part of the stateful test.
+"""The faults of the stateful test: things hang, are slow or stop half-way.
 
-NVML that does not return, Placement that answers late or never, Cyborg's API
-that answers only after something else has happened, and commands that are
-stopped in the middle and go on, or are killed.
+NVML does not return. Placement answers late or never. Cyborg's API answers
+only after something else has happened. Commands are stopped in the middle,
+and then continue or are killed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ WEIGHTS = {
 """How often each operation is tried, where it is possible."""
 _OUTAGES = ('slow', 'silent', 'mute', 'busy', 'shut')
 _STEPS = 24
-"""No command that is tried here has many more."""
+"""No command that is tried here has many more steps."""
 
 
 class Faults:
-    """Operations of a state machine, in addition to its own."""
+    """Fault operations that a state machine has in addition to its own."""
 
     case: stateful_world.StatefulCase
     done: collections.Counter
@@ -49,8 +49,8 @@ class Faults:
         self.hung = ''
         """The GPU whose NVML calls do not return."""
         self.settled = False
-        """Whether a report that nothing has disturbed was the last to learn
-        anything that the agent does not notice by itself."""
+        """Whether an undisturbed report has followed every change that the
+        agent does not notice by itself."""
         self._outage = contextlib.ExitStack()
         self._out = False
         self._torn = False
@@ -62,7 +62,7 @@ class Faults:
         return bool(self.faulty or self.hung or self._out)
 
     def missing(self):
-        """Whether each of the operations is not possible now."""
+        """Return, for each operation, whether it is impossible now."""
         return {'nvml_hangs': self.hung, 'nvml_answers': not self.hung,
                 'placement_fails': self._out,
                 'placement_returns': not self._out,
@@ -72,7 +72,7 @@ class Faults:
                 'command_stops': self.hung or self._out}
 
     def end_faults(self):
-        """Let all answer again."""
+        """Let NVML and Placement answer again."""
         self.placement_returns()
         self.nvml_answers()
 
@@ -102,10 +102,10 @@ class Faults:
         self._count('reboot')
 
     def _assert_kept(self, before, after):
-        """All is as before the reboot.
+        """Check that everything is as before the reboot.
 
         Where instances hold several vGPUs, the driver chooses the instance
-        of each anew; but it is one of those that were there.
+        of each vGPU again, but always one that existed before.
         """
         there = [found[-1] for found in before.values()]
         places = [found[-1] for found in after.values()]
@@ -119,7 +119,7 @@ class Faults:
         self.case.assertEqual(before, after)
 
     def _promises(self):
-        """What has to be the same after a reboot, of each bound handle."""
+        """Return what a reboot must not change, for each bound handle."""
         live, states = self.case.live(), self.case.state()
         found = {}
         for entry in self.case.journal():
@@ -140,7 +140,7 @@ class Faults:
     def nvml_hangs(self, pick):
         self.hung = _one(self._reachable(), pick)
         self.case.hang(self.hung)
-        # From now on the agent leaves the GPU alone until it is well.
+        # From now on the agent leaves the GPU alone until it answers again.
         self.faulty = True
         self._count('NVML hangs')
 
@@ -151,7 +151,7 @@ class Faults:
             self._count('NVML answers')
 
     def _reachable(self):
-        """GPUs that NVML would tell of."""
+        """Return the GPUs that NVML would list."""
         return [address for address, gpu in self.case.state().items()
                 if gpu.driver == 'nvidia'] or [stateful_kinds.FIRST]
 
@@ -170,7 +170,7 @@ class Faults:
         self._out = False
 
     def cyborg_waits(self, pick):
-        """Cyborg's API answers a report only after something else is done."""
+        """Let Cyborg's API answer a report only after another operation."""
         chance = random.Random(pick)
         with self.case.gate.shut_during(self.case.cloud.report, pick % 4):
             began = time.monotonic()
@@ -181,7 +181,7 @@ class Faults:
         self._count('Cyborg waits', name)
 
     def _something(self, chance):
-        """Do one thing that a user does; its name."""
+        """Do one thing that a user does; return its name."""
         possible = {'bind', 'unbind', 'bind_again', 'unbind_again',
                     'guest_starts', 'guest_ends'} & set(self.possible())
         name = chance.choice(sorted(possible))
@@ -197,7 +197,7 @@ class Faults:
         self._count('layout', 'refused' if done.code else 'applied')
 
     def doctor(self, _pick):
-        """What is right is left as it is by a repair."""
+        """Run a repair, which must leave alone what is right."""
         before = self.case.everything()
         foreign = self._foreign()
         idle = self.settled and not self.strays and all(
@@ -241,14 +241,14 @@ class Faults:
         self._count(f'stopped {arguments[0]}', outcome)
 
     def _sliced(self):
-        """GPUs in MIG mode."""
+        """Return the GPUs in MIG mode."""
         return [address for address, gpu in self.case.state().items()
                 if gpu.mig and gpu.driver == 'nvidia' and not gpu.lost]
 
     def _layout(self, pick):
-        """Arguments that ask for some layout of some GPU.
+        """Return arguments that ask for some layout of some GPU.
 
-        It has what is bound, mostly: without that it is refused.
+        The layout mostly has what is bound; otherwise it is refused.
         """
         chance = random.Random(pick)
         gpu = chance.choice(self._sliced())
@@ -263,14 +263,14 @@ class Faults:
         return ('layout', 'apply', *self.case.write_layout(gpu, counts))
 
     def clear_layouts(self):
-        """Take all that layouts have made away."""
+        """Remove everything that layouts have made."""
         for gpu in self._sliced():
             done = self.case.apart(
                 'layout', 'apply', *self.case.write_layout(gpu, {}))
             self.case.assertEqual(0, done.code, done)
 
     def _foreign(self):
-        """What outsiders have made and not removed."""
+        """Return what outsiders have made and not removed."""
         there = {('vgpu', item.number) for item in self.case.live().values()}
         there.update(('instance', item.serial)
                      for gpu in self.case.state().values()
@@ -280,7 +280,7 @@ class Faults:
     # What must hold
 
     def check_doctor(self):
-        """Doctor finds nothing wrong with what the agent has published."""
+        """Check that doctor agrees with what the agent has published."""
         if self.settled:
             self.case.assertEqual([], [
                 item for item in self.case.differences()

@@ -42,7 +42,7 @@ _PASSTHROUGH = {'mode': WHOLE}
 _CREATE = 'nvmlDeviceCreateGpuInstanceWithPlacement'
 _DESTROY = 'nvmlGpuInstanceDestroy'
 _FAULTS = (
-    # What fails, how, and whether its work is done all the same.
+    # What fails, how, and whether its work is done despite the failure.
     (_CREATE, pynvml.NVML_ERROR_UNKNOWN, False),
     (_CREATE, pynvml.NVML_ERROR_UNKNOWN, True),
     (_CREATE, pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, False),
@@ -99,4 +99,4 @@ VFIO = {
                  {'mode': 'off'})),
     'classes': ('DC_1_8Q', 'DC_1_12A', 'DC_2_24Q', 'A100X_8C', 'A100X_20C',
                 'DC_24C', '2G_10GB', '3G_20GB', 'L40S_12Q', 'A100X_10C')}
-"""Several vGPUs to a slice, vGPUs of mixed sizes, and a whole GPU."""
+"""Several vGPUs on a slice, vGPUs of mixed sizes, and a whole GPU."""

@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What may happen to a host in any order, and what must hold all the while.
+"""Operations on a host in any order, and what must hold after each of them.
 
-There is one rule, because an operation is to be as frequent as it says here.
-Whatever is picked is picked by a number, so that a failure can be made
-smaller.
+There is only one rule, so that the weights here decide how frequent each
+operation is. A number makes each choice, so that Hypothesis can shrink a
+failure.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from cyborg_gpu_driver.tests.functional import stateful_kinds
 from cyborg_gpu_driver.tests.functional import stateful_world
 
 _UP = 15
-"""Operations between two reboots, at least: they take long."""
+"""Minimum number of operations between two reboots, which take long."""
 GPUS = stateful_kinds.GPUS
 PICKS = strategies.integers(0, 255)
 WEIGHTS = {
     'bind': 14, 'unbind': 7, 'bind_again': 3, 'unbind_again': 4,
     'bind_too_late': 2, 'guest_starts': 3, 'guest_ends': 2, 'report': 3,
-    'restart': 3, 'reboot': 1, 'fault': 7, 'fall_sick': 3, 'recover': 2,
+    'restart': 3, 'reboot': 1, 'fault': 7, 'become_unhealthy': 3, 'recover': 2,
     'outsider_cuts': 3, 'outsider_returns': 2, 'change_policies': 2,
     'be_quiet': 1, **stateful_faults.WEIGHTS}
 """How often each operation is tried, where it is possible."""
@@ -53,16 +53,16 @@ _TOLD = frozenset({
     'bind', 'unbind', 'bind_again', 'unbind_again', 'bind_too_late',
     'guest_starts', 'guest_ends', 'report', 'change_policies', 'doctor',
     'be_quiet'})
-"""Operations after which the agent knows all that there is to know, if it
-did before."""
+"""Operations after which the agent still knows everything, if it did so
+before."""
 _IDLE = frozenset({'guest_starts', 'guest_ends'})
-"""Those of them that change nothing that is published."""
+"""The told operations that change nothing that is published."""
 
 XIDS = (79, 62, 31, 94)
 
 
 class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
-    """Has a cloud of its own from its beginning to its end."""
+    """A run of operations, with a cloud of its own."""
 
     case: stateful_world.StatefulCase
     done: collections.Counter
@@ -75,29 +75,31 @@ class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
         self.servers: list[tuple[nova_part.Server,
                                  list[stateful_world.Held]]] = []
         self.old: list[tuple[str, str, str]] = []
-        """What agents were asked with in former times."""
+        """Arguments of earlier requests to agents."""
         self.strays: set[str] = set()
         """Handles bound again too late, after Cyborg had unbound them."""
         self.foreign: list[tuple[str, int]] = []
+        self._places: dict[int, tuple] = {}
+        """Where each instance of an outsider is or was, by serial number."""
         self.faulty = False
-        """Whether a fault was asked for since the agent's start."""
+        """Whether a fault was requested since the agent's start."""
         self.ill: set[str] = set()
         self.changed = False
-        """Whether the policies are others than at the beginning."""
+        """Whether the policies differ from those at the beginning."""
         self.up = 0
         """Operations since the machine was started."""
 
     @stateful.initialize(luck=PICKS)
     def begin(self, luck):
-        # Hypothesis begins with the least of everything, which is dull.
+        # Hypothesis begins with the smallest values, which show little.
         hypothesis.assume(luck)
         self.case.renew()
         self.began = True
 
     @stateful.rule(luck=PICKS)
     def operate(self, luck):
-        # Hypothesis likes to draw the same again, and one operation again
-        # and again is dull.
+        # Hypothesis often draws the same value again, and one operation
+        # repeated many times shows little.
         self.drawn += 1
         chance = random.Random(f'{luck} {self.drawn}')
         name = chance.choice(self.possible())
@@ -109,12 +111,12 @@ class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
             self.check_doctor()
 
     def tell(self, what):
-        """Note something for whoever reads of a failure."""
+        """Note something for the reader of a failure."""
         self.story.append(what)
         hypothesis.note(what)
 
     def possible(self):
-        """Names of operations, each as often as it weighs."""
+        """Return the possible operations, each as often as its weight."""
         missing = {'unbind': not self.servers,
                    'bind_again': not self._bound(),
                    'guest_starts': not self._shut_off(),
@@ -130,11 +132,13 @@ class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
     # What users do
 
     def _bind(self, profile):
-        """Make a server; what came of it."""
+        """Create a server; return the outcome."""
         if not self._candidates(profile):
             return 'no candidates'
         try:
             server = self.case.cloud.bind(profile)
+        except nova_part.NoCandidates:  # An event has closed it meanwhile.
+            return 'no candidates'
         except nova_part.BindFailed:
             return 'failed'
         live = self.case.live()
@@ -157,7 +161,7 @@ class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
     def bind(self, pick):
         profiles = list(self.case.profiles)
         random.Random(pick).shuffle(profiles)
-        # Mostly what can be had.
+        # Mostly a profile that is available.
         profile = next(self._promised(profiles), None) if pick % 8 else None
         self._count('bind', self._bind(profile or profiles[0]))
 
@@ -168,7 +172,7 @@ class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
         self.old.extend(item.strings for item in held if not item.whole)
         self._count('unbind')
 
-    # What goes twice, or comes too late
+    # Requests that are repeated or too late
 
     def bind_again(self, pick):
         outcome = self._ask(self.case.create_by_rpc,
@@ -206,7 +210,7 @@ class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
                 if not item.whole]
 
     def _past(self):
-        """Requests of handles that nobody has now."""
+        """Return earlier requests for handles that no server has now."""
         bound = {item.handle for item in self._bound()}
         return [strings for strings in self.old if strings[2] not in bound]
 
@@ -221,13 +225,13 @@ class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
         self._count('guest ends')
 
     def _shut_off(self):
-        """vGPUs of servers that do not run."""
+        """Return the vGPUs of servers that do not run."""
         running = self._running()
         return [item.what.name for item in self._bound()
                 if item.what.name not in running]
 
     def _running(self):
-        # Oldest first, as in any other run: names differ.
+        # Oldest first, the same order in every run: names differ.
         return [item.name for item in sorted(
             self.case.live().values(), key=lambda item: item.number)
             if item.guest]
@@ -238,17 +242,17 @@ class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
         self.case.cloud.report()
         self._count('report')
         if not self.disturbed:
-            # What Cyborg makes in one is written in the next.
+            # The next report writes what Cyborg creates in one.
             self.case.cloud.report()
             self.settled = True
-            self._check_sick()
+            self._check_unhealthy()
 
-    def _check_sick(self):
-        """Nothing is promised on what a report has found to be sick."""
-        sick = self.case.sick()
+    def _check_unhealthy(self):
+        """Check that Placement offers nothing on GPUs reported unhealthy."""
+        unhealthy = self.case.unhealthy()
         for (gpu, label), left in (
-                self.case.capacities().items() if sick else ()):
-            if gpu in sick:
+                self.case.capacities().items() if unhealthy else ()):
+            if gpu in unhealthy:
                 self.case.assertLessEqual(left, 0, (gpu, label))
 
     def restart(self, _pick):
@@ -273,14 +277,14 @@ class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
         self.faulty = True
         self._count('fault')
 
-    def fall_sick(self, pick):
+    def become_unhealthy(self, pick):
         world = self.case.world
         gpu, kind = _one(GPUS, pick), pick // len(GPUS) % 6
         if kind == 0:
             world.lose_gpu(gpu)
         elif kind == 1:
-            # Not remapped rows: NVML does not tell them of a GPU that has
-            # instances.
+            # Not remapped rows: NVML does not report them for a GPU that
+            # has instances.
             world.set_health(
                 gpu, recovery=pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET)
         elif kind == 2:
@@ -290,7 +294,7 @@ class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
         else:
             self.case.raise_xid(gpu, _one(XIDS, pick))
         self.ill.add(gpu)
-        self._count('sick')
+        self._count('unhealthy')
 
     def recover(self, pick):
         gpu = _one(sorted(self.ill), pick)
@@ -314,7 +318,7 @@ class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
 
     def change_policies(self, pick):
         self._configure(pick % len(self.case.kind['configurations']))
-        # As the agent does at its start.
+        # The agent reports at its start.
         self.report(pick)
         self._count('policies')
 
@@ -324,29 +328,29 @@ class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
         self.faulty = False
         self.changed = number != 0
 
-    # What must hold once it is quiet
+    # What must hold once nothing is under way
 
     def be_quiet(self, pick):
         self._quiet()
         self._count('quiet')
         given = list(self._promised(self.case.profiles))
         if given and not self._outsiders_in_the_way():
-            # What Placement still promises can be had.
+            # What Placement still offers is available.
             self.case.assertEqual('bound', self._bind(_one(given, pick)))
             self._count('bind', 'bound')
 
     def _outsiders_in_the_way(self):
         """Whether an outsider's vGPU may be on a function that Cyborg chooses.
 
-        A handle stands for its function and for no other, and Cyborg asks
-        nobody which of its handles is the next.
+        A handle stands for its own function only, and Cyborg chooses the
+        next of its handles without asking the agent.
         """
         return any(item.function not in GPUS
                    and ('vgpu', item.number) in self.foreign
                    for item in self.case.live().values())
 
     def _promised(self, profiles):
-        """Those device profiles for which Placement has something left."""
+        """Return the device profiles for which Placement has capacity."""
         return (profile for profile in profiles
                 if self._candidates(profile))
 
@@ -354,7 +358,7 @@ class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
         try:
             return self.case.cloud.nova.candidates(profile)
         except client.ApiError as error:
-            # Of what was never offered Placement knows no class.
+            # Placement has no resource class for what was never offered.
             self.case.assertIn('No such resource class', str(error))
             return []
 
@@ -370,7 +374,7 @@ class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
         self.case.faults().clear()
         self.mend()
         if self.faulty:
-            # What has failed is left alone for a minute by the same agent.
+            # The same agent leaves alone for a minute what has failed.
             self._restart()
         self.case.report()
         self.strays.clear()
@@ -400,7 +404,7 @@ class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
         self._check_owners(live)
 
     def _check_cyborg(self):
-        """Cyborg has what the servers have, and nothing else."""
+        """Check that Cyborg has exactly what the servers have."""
         arqs = {arq['uuid']: (arq['state'], arq['attach_handle_uuid'])
                 for arq in self.case.cloud.cyborg.arqs()}
         held = [item for _, items in self.servers for item in items]
@@ -410,7 +414,7 @@ class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
         self.case.assertEqual(len(held), self.case.handles_in_use())
 
     def _check_owners(self, live):
-        """Everything on the hardware has one owner, who is known."""
+        """Check that everything on the hardware has one known owner."""
         entries = self.case.journal()
         names = collections.Counter(
             (entry['function'] if entry['vfio'] else entry['handle'],
@@ -424,16 +428,26 @@ class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
                  if entry['phase'] == 'bound'}
         mine = {item.handle for item in self._bound()}
         self.case.assertLessEqual(mine, bound)
-        # An agent that ends before it could write them leaves them so.
+        # An agent that ends before it can write an unbind leaves it bound.
         self.strays |= (bound - mine) & self.case.given_back()
         self.case.assertLessEqual(bound - mine, self.strays)
         places = self.case.explained()
-        for address, gpu in self.case.state().items():
-            for item in gpu.instances.values():
-                self.case.assertTrue(
-                    (address, item.profile_id, item.start) in places
-                    or ('instance', item.serial) in foreign,
-                    (address, item, entries))
+        there = {item.serial: (address, item.profile_id, item.start)
+                 for address, gpu in self.case.state().items()
+                 for item in gpu.instances.values()}
+        for serial, place in there.items():
+            if ('instance', serial) in foreign:
+                self._places[serial] = place
+            elif place not in places:
+                self._follow(serial, place, there)
+
+    def _follow(self, serial, place, there):
+        """Find an outsider's instance that a rollback has created again."""
+        gone = [item for item in self.foreign if item[0] == 'instance'
+                and item[1] not in there and self._places[item[1]] == place]
+        self.case.assertEqual(1, len(gone), (place, self.case.journal()))
+        self.foreign[self.foreign.index(gone[0])] = 'instance', serial
+        self._places[serial] = place
 
     # The end
 
@@ -441,14 +455,14 @@ class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
         if self.began and sys.exc_info()[0] is None:
             self._end()
         elif self.began:
-            # Hypothesis tries again, and shows nothing of the first time if
-            # the second ends in another way.
+            # Hypothesis tries again. If the second try ends in another way,
+            # it shows nothing of the first.
             print('\n'.join((f'Seed {self.case.seed}:', *self.story,
                              traceback.format_exc())), flush=True)
             self.end_faults()
 
     def _end(self):
-        """All is given back, and as at the beginning."""
+        """Release everything; check that all is as at the beginning."""
         self._quiet()
         for server, _ in self.servers:
             self.case.cloud.unbind(server)
@@ -480,7 +494,7 @@ def _one(things, pick):
 
 
 def _identity(what):
-    """What stays the same while somebody has it."""
+    """Return what stays the same while a server has the accelerator."""
     if isinstance(what, stateful_world.Live):
         return dataclasses.replace(what, guest=False)
     return what

@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A host of several GPUs, what an outsider does to it, and the truth of it.
+"""A host with several GPUs, what an outsider does to it, and its true state.
 
-The truth is the simulator's: its state file says what there is, and what can
-still be made is found out by making it on a copy. The driver that is tested
-is not asked.
+The true state comes from the simulator, never from the driver under test. The
+simulator's state file says what exists. To find out what can still be made,
+the test makes it on a copy.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ from cyborg_gpu_driver.tests.functional import stateful_kinds
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 
 TOO_HOT = 120
-"""Degrees Celsius at which every board gives up."""
+"""Degrees Celsius that are too hot for every board."""
 _NVML_SECONDS = 2
 _PLACEMENT_SECONDS = 2
 SLOW_SECONDS = 0.1
 A_WHILE = 20
-"""Seconds: more than a bind takes that waits for nothing, and less than the
-deadline of one that does."""
+"""Seconds: more than a bind that waits for nothing takes, and less than the
+deadline of a bind that waits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,9 +75,9 @@ class Live:
     function: str
     type_id: int
     number: int
-    """That no other vGPU ever had."""
+    """A number that no other vGPU ever had."""
     placement: int | None
-    """Among vGPUs of mixed sizes."""
+    """The placement, on a GPU with vGPUs of mixed sizes."""
     instance: int | None
     """Serial number of the GPU instance that it lies on."""
     guest: bool
@@ -89,7 +89,7 @@ class Held:
 
     arq: dict
     what: Live | int
-    """Of a whole GPU: how often it was reset or given another driver."""
+    """For a whole GPU: how often it was reset or got another driver."""
 
     @property
     def handle(self):
@@ -106,7 +106,7 @@ class Held:
 
     @property
     def strings(self):
-        """What the agent is asked with."""
+        """The arguments of a request to the agent."""
         return (self.function, self.arq['attach_handle_info']['asked_type'],
                 self.handle)
 
@@ -139,9 +139,9 @@ class StatefulCase(gpu_cloud.GpuTestCase):
                                      stateful_kinds.GPUS, strict=True)])
 
     def use_cloud(self, **kwargs):
-        """A cloud that lasts until :meth:`stop`.
+        """Start a cloud that lasts until :meth:`stop`.
 
-        Its agent, and no other service, reaches Placement through a door.
+        Only its agent reaches Placement through a door.
         """
         cloud = self._stack.enter_context(base.CloudFixture(**kwargs))
         self.door = self._stack.enter_context(outages.Door(
@@ -163,15 +163,15 @@ class StatefulCase(gpu_cloud.GpuTestCase):
         self.profiles = [self.profile(f'CUSTOM_NVIDIA_{name}')
                          for name in self.kind['classes']]
         self.profiles.append(self.profile('PGPU'))
-        # The agent has not known of the accounts until now.
+        # The agent did not know the accounts until now.
         self.cloud.report()
         self.untouched = self.everything()
         self._used = False
-        # Before the directories of this start go.
+        # Stop before the directories of this start are removed.
         self.addCleanup(self.stop)
 
     def renew(self):
-        """Have a cloud to which nothing has happened yet."""
+        """Provide a cloud to which nothing has happened yet."""
         if self._used:
             self.stop()
             self.start()
@@ -184,13 +184,13 @@ class StatefulCase(gpu_cloud.GpuTestCase):
     # The operator
 
     def restart_agent(self):
-        """Start the agent again, as a new process reads its files."""
+        """Restart the agent, which reads its files like a new process."""
         cfg.CONF.reload_config_files()
         self.end_agent()
         type(self.driver).__init__(self.driver)
 
     def configure(self, number):
-        """Write the policies of a configuration; the agent starts again."""
+        """Write the policies of a configuration and restart the agent."""
         wanted = self.kind['configurations'][number]
         self._write_options(self.cloud.cloud.config_path, wanted, wanted)
         self.restart_agent()
@@ -199,7 +199,7 @@ class StatefulCase(gpu_cloud.GpuTestCase):
     def _write_options(path, sections, without=()):
         """Write options to cyborg.conf.
 
-        :param without: sections that keep no other option.
+        :param without: sections whose other options are removed.
         """
         parser = configparser.RawConfigParser(default_section='')
         parser.read(path, encoding='utf-8')
@@ -212,7 +212,7 @@ class StatefulCase(gpu_cloud.GpuTestCase):
     def apart(self, *arguments, stop=None):
         """Run ``cyborg-gpu`` on this host, in a process of its own.
 
-        :param stop: before which step it stops; None for none.
+        :param stop: the step before which it stops; None for none.
         """
         done = self.commands.run(*arguments, stop=stop,
                                  steps=self.state_path,
@@ -225,7 +225,7 @@ class StatefulCase(gpu_cloud.GpuTestCase):
         return self.apart('layout', 'restore')
 
     def write_layout(self, gpu, counts):
-        """Write a layout file for a GPU; what names it to a command."""
+        """Write a layout file for a GPU; return the arguments to name it."""
         path = os.path.join(self.state_path, 'layouts.yaml')
         index = [item.address for item in self.world.gpus].index(gpu)
         with open(path, 'w', encoding='utf-8') as stream:
@@ -237,7 +237,7 @@ class StatefulCase(gpu_cloud.GpuTestCase):
 
     @contextlib.contextmanager
     def impatient(self):
-        """Let nobody wait long for a GPU, as something has it for long."""
+        """Shorten waits for a GPU, which something keeps for long."""
         with contextlib.ExitStack() as stack:
             cfg.CONF.set_override('access_timeout', 1, group='gpu')
             stack.callback(cfg.CONF.clear_override, 'access_timeout',
@@ -262,16 +262,16 @@ class StatefulCase(gpu_cloud.GpuTestCase):
     # What happens to the machine
 
     def faults(self):
-        """Those of the machine that the driver itself works on."""
+        """Return the faults of the machine that the driver works on."""
         return pynvml.nvmlLib.machine.faults
 
     def raise_xid(self, gpu, xid):
-        """Let the agent hear of an error, as its watcher's thread does."""
+        """Tell the agent of an error, as its watcher's thread does."""
         self.driver._running()._health.event(health_facts.Event(
             model.PciAddress.parse(gpu), xid))
 
     def heal(self, gpu):
-        """End all that the answers of a GPU tell of its health."""
+        """Clear every health problem that a GPU reports."""
         self.world.find_gpu(gpu)
         self.world.set_remapped_rows(gpu)
         self.world.set_health(gpu, uncorrected=0, celsius=31, recovery=0)
@@ -281,7 +281,7 @@ class StatefulCase(gpu_cloud.GpuTestCase):
         self.world.hang_gpu(gpu)
 
     def answer(self, gpu):
-        """Let them go on; come back when those of the agent have ended."""
+        """Let these calls continue; return when the agent's have ended."""
         self.world.hang_gpu(gpu, False)
         end = time.monotonic() + 3 * A_WHILE
         while deadline.stuck():
@@ -289,7 +289,7 @@ class StatefulCase(gpu_cloud.GpuTestCase):
             time.sleep(0.01)
 
     def outsider_cuts(self, gpu, pick):
-        """Make a GPU instance or vGPU by hand; what, None if none fits."""
+        """Make an instance or vGPU by hand; return it, None if none fits."""
         with self.world.operation(write=True):
             board = self.world.gpu(gpu)
             if board.state.driver != 'nvidia' or board.state.lost:
@@ -302,8 +302,8 @@ class StatefulCase(gpu_cloud.GpuTestCase):
                 except refusal.Refused:
                     return None
                 return 'instance', board.state.instances[number].serial
-            # Without mdev a vGPU has no name: what a handle that the journal
-            # still has may have left on its function would look the same.
+            # Without mdev a vGPU has no name. On the function of a handle in
+            # the journal it would look like a leftover of that handle.
             spoken_for = {entry['function'] for entry in self.journal()
                           if entry['vfio']}
             places = [(kind, function)
@@ -324,7 +324,7 @@ class StatefulCase(gpu_cloud.GpuTestCase):
         return f'0b9d1c2e-0000-4000-8000-{board.machine.state.number():012}'
 
     def outsider_returns(self, what, number):
-        """Remove it again, if nobody uses it."""
+        """Remove what an outsider made; an instance only if it is unused."""
         with self.world.operation(write=True):
             for board in self.world.gpus:
                 if what == 'vgpu':
@@ -337,15 +337,15 @@ class StatefulCase(gpu_cloud.GpuTestCase):
                         with contextlib.suppress(refusal.Refused):
                             mig.destroy(board, key)
 
-    # The truth
+    # The true state
 
     def state(self):
-        """State of all GPUs by address, from the file."""
+        """Return the state of all GPUs by address, from the file."""
         with open(self.hardware_path, encoding='utf-8') as stream:
             return state.from_json(json.load(stream)['state']).gpus
 
     def live(self):
-        """All vGPUs by name."""
+        """Return all vGPUs by name."""
         return {vgpu.uuid or vgpu.function: Live(
             address, vgpu.uuid or vgpu.function, vgpu.function, vgpu.type_id,
             vgpu.vgpu_id, vgpu.placement if gpu.heterogeneous else None,
@@ -354,7 +354,7 @@ class StatefulCase(gpu_cloud.GpuTestCase):
             for address, gpu in self.state().items() for vgpu in gpu.vgpus}
 
     def explained(self):
-        """(GPU, profile, start) of each GPU instance in a record."""
+        """Return (GPU, profile, start) of each GPU instance in a record."""
         found = set()
         for address, record in store.Store(self.state_path).records().items():
             known = set(record.owned_instances)
@@ -366,35 +366,35 @@ class StatefulCase(gpu_cloud.GpuTestCase):
         return found
 
     def bound_places(self, gpu):
-        """(profile, start) of each GPU instance that handles have."""
+        """Return (profile, start) of each GPU instance that handles have."""
         return {(entry['profile_id'], entry['placement']['start'])
                 for entry in self.journal()
                 if entry['gpu'] == gpu and entry['placement']}
 
     def given_back(self):
-        """Handles that the agent knows to be given back.
+        """Return the handles that the agent knows to be given back.
 
-        While a command that is stopped holds a record, it alone knows.
+        While a stopped command holds a record, only the agent knows.
         """
         return {entry.handle
                 for entry in self.driver._running()._journal.entries()
                 if entry.phase is journal.Phase.UNBINDING}
 
     def differences(self):
-        """What doctor finds, each as a mapping."""
+        """Return doctor's findings, each as a mapping."""
         done = self.apart('doctor', '--only', 'cloud', '--os-cloud', 'here',
                           '-f', 'json')
         return json.loads(done.output)
 
-    def sick(self):
-        """Addresses of GPUs that say so when they are asked."""
+    def unhealthy(self):
+        """Return the addresses of GPUs that report to be unhealthy."""
         return {address for address, gpu in self.state().items()
                 if gpu.driver == 'nvidia' and (
                     gpu.lost or gpu.ecc[1] or gpu.celsius >= TOO_HOT
                     or gpu.recovery)}
 
     def capacities(self):
-        """What Placement would still give of each (GPU, label)."""
+        """Return how many of each (GPU, label) Placement has left."""
         found = {}
         for name, provider in self.cloud.placement.providers().items():
             _, there, rest = name.partition('_gpu_')
@@ -408,9 +408,9 @@ class StatefulCase(gpu_cloud.GpuTestCase):
         return found
 
     def room(self, gpu, label):
-        """How many more of a part the hardware really makes.
+        """Return how many more of a label the hardware can really make.
 
-        Tried out on a copy of it.
+        The method tries it out on a copy of the hardware.
         """
         copy = os.path.join(self.state_path, 'copy.json')
         shutil.copyfile(self.hardware_path, copy)
@@ -444,7 +444,7 @@ def _instances_left(board: gpu_module.Gpu, profile) -> int:
 
 
 def _vgpus_left(board: gpu_module.Gpu, kind) -> int:
-    """Make as many as can be made, and instances for them."""
+    """Make as many vGPUs as fit, with instances; return their number."""
     count = 0
     while True:
         function = next((item for item in board.vgpu_functions()

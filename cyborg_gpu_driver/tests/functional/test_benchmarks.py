@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The benchmarks that need the released services run, small."""
+"""Small runs of the benchmarks that need the released services."""
 
 import contextlib
 import dataclasses
@@ -39,12 +39,12 @@ class BenchmarkTest(base.BaseTestCase):
         super().setUp()
         stack = contextlib.ExitStack()
         self.addCleanup(stack.close)
-        # A program leaves what it has simulated to the end of its process.
+        # A program leaves its simulation in place until its process ends.
         stack.enter_context(patch.kept())
         self.directory = self.useFixture(fixtures.TempDir()).path
 
     def by_name(self, benchmark, figures):
-        """Of figures within their limits, which the documentation has."""
+        """Return figures by name; all are within limits and documented."""
         with contextlib.redirect_stderr(io.StringIO()):
             found = {figure.name: figure for figure in figures}
         self.assertEqual([], [name for name, figure in found.items()
@@ -68,7 +68,7 @@ class BenchmarkTest(base.BaseTestCase):
         found = self.by_name('operations', operations.measure(
             self.directory, 1, gpu_cloud.TWO_GPUS))
         restored = found['reboot to 14 GPU instances: NVML calls']
-        # Each instance takes three calls, whoever makes it.
+        # Each instance takes three calls, no matter what makes it.
         self.assertGreater(restored.floor, 3 * 14)
         self.assertGreater(restored.value, restored.floor)
         self.assertLess(0, found['XID to reserved'].value)
@@ -95,7 +95,9 @@ class BenchmarkTest(base.BaseTestCase):
         whole = boots.Costs(servers=3, statements=1, requests=1)
         error = self.assertRaises(RuntimeError, list, boots.show(
             whole, boots.Costs(servers=2)))
-        self.assertEqual('3 servers beside 2', str(error))
+        self.assertEqual(
+            '3 servers with cyborg_gpu_driver, 2 with fake_driver',
+            str(error))
         for count in ('statements', 'requests'):
             (exceeded,) = (figure for figure in boots.show(
                 dataclasses.replace(whole, **{count: 1000}), whole)
@@ -110,7 +112,7 @@ class BenchmarkTest(base.BaseTestCase):
         memory = found['resident memory of the agent']
         self.assertLess(20, memory.floor)
         self.assertLess(memory.floor / 2, memory.value)
-        # The in-tree driver asks Placement nothing, and ours does.
+        # The in-tree driver asks Placement nothing; this driver does ask.
         asked = found['an unchanged report: HTTP requests']
         self.assertEqual((True, 0), (asked.value >= 1, asked.baseline))
 
@@ -122,8 +124,8 @@ class BenchmarkTest(base.BaseTestCase):
             error = self.assertRaises(RuntimeError, list, footprint.show(
                 {**agent, 'devices': devices}, {**agent, 'devices': beside},
                 agent))
-            self.assertEqual(f'{devices} devices beside {beside}',
-                             str(error))
+            self.assertEqual(f'{devices} devices with cyborg_gpu_driver, '
+                             f'{beside} with nvidia_gpu_driver', str(error))
         for fault, exceeded in (({}, []), (
                 {'kept': 1000}, ['a report: Python objects left behind']), (
                 {'requests': 9}, ['an unchanged report: HTTP requests'])):
@@ -146,13 +148,13 @@ class BenchmarkTest(base.BaseTestCase):
                 .value, found['providers of a host'].value)
 
     def test_cloud(self):
-        # Fewer than a dozen servers would be asked for one by one.
+        # Fewer than a dozen servers would take one request each.
         found = self.by_name('cloud', cloud.measure(
             (6, 12), 1, functional.make_templates()))
         for name in cloud.WHOLE:
             figure = found[f'{name}: requests for a host']
             self.assertEqual(1, figure.value, name)
-            # Three for each provider.
+            # Three requests for each provider.
             self.assertEqual(3 * len(cloud.PROFILES), figure.baseline)
         for name in ('explain', 'explain, refused'):
             self.assertGreater(
@@ -162,7 +164,7 @@ class BenchmarkTest(base.BaseTestCase):
             found['explain: requests at 10000 hosts'].value, 250)
 
     def test_cloud_that_asks_for_each_provider(self):
-        """The limit is not only there for show."""
+        """The benchmark notices when a figure exceeds its limit."""
         self.addCleanup(cloud.WHOLE.update, dict(cloud.WHOLE))
         cloud.WHOLE['host list'] = cloud.by_provider
         with contextlib.redirect_stderr(io.StringIO()):

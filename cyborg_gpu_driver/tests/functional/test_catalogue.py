@@ -51,7 +51,7 @@ _DEFINITION = {'version': 'v1', 'profiles': [
 
 
 class OperatorCase(gpu_cloud.GpuTestCase):
-    """A host with one GPU for slices and a whole one."""
+    """A host with one sliced GPU and one whole GPU."""
 
     starts_reported = True
     overrides = {
@@ -87,14 +87,14 @@ class OperatorCase(gpu_cloud.GpuTestCase):
         return path
 
     def sync(self, document=_DEFINITION, *arguments, **kwargs):
-        """What came of each, by name."""
+        """Run a sync; return each profile's action and result, by name."""
         return {row['Name']: (row['Action'], row['Result'])
                 for row in self.openstack.rows(
                     sync.SyncProfile, self.write(document), '--yes',
                     *arguments, **kwargs)}
 
     def requests(self):
-        """How often Placement was asked, by the first part of the path."""
+        """Count the requests to Placement by the first part of the path."""
         return collections.Counter(re.findall(
             r'"GET /(allocation_\w+|resource_\w+)', self.log.output))
 
@@ -130,7 +130,7 @@ class CatalogueTest(OperatorCase):
         self.assertNotIn('passthrough', rows)
 
     def test_a_host_costs_one_request(self):
-        """What it tells is what each provider tells, full ones included."""
+        """The answer is what each provider answers, full ones included."""
         self.sync()
         self.cloud.bind('slice')
         self.cloud.bind('whole')

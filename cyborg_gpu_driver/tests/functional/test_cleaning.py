@@ -44,25 +44,25 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.whole = self.profile('PGPU')
 
     def world(self):
-        """The simulated machine, for what happens to it from outside."""
+        """Return the simulated machine, to change it from outside."""
         return simulator.Machine.load(self.machine, self.hardware_path)
 
     def faults(self):
-        """Those of the machine that the driver itself works on."""
+        """Return the faults of the machine that the driver works on."""
         return pynvml.nvmlLib.machine.faults
 
     def resets(self):
-        """How often the GPU was reset."""
+        """Return how often the GPU was reset."""
         if not os.path.exists(self.hardware_path):
             return 0
         return self.hardware().resets
 
     def restart(self):
-        """Start the agent again."""
+        """Restart the agent."""
         self.end_agent()
 
     def inventory(self):
-        """Reserved and used."""
+        """Return reserved and used of the GPU's provider."""
         name = self.name('passthrough')
         (item,) = self.cloud.placement.inventories(
             self.cloud.provider(name)['uuid']).values()
@@ -79,7 +79,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
                           self.whole)
 
     def test_the_allocation_of_its_server_can_be_written_again(self):
-        """As Nova does for an evacuation, on any Placement."""
+        """Nova does so for an evacuation; this works on any Placement."""
         server = self.cloud.bind(self.whole)
         self.report()
         self.assertEqual(gpu_cloud.USED, self.inventory())
@@ -123,7 +123,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.assertNotIn('may not have been reset', self.log.output)
 
     def test_its_allocation_can_be_written_again(self):
-        # As Nova does when it evacuates the server or attaches a port.
+        # Nova does so when it evacuates the server or attaches a port.
         server = self.cloud.bind(self.whole)
         for _ in range(2):
             self.report()
@@ -157,8 +157,8 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.world().set_health(self.gpu, celsius=31)
         for _ in range(10):
             self.cloud.report()
-        # A failed attempt to bind it is repeated after a minute, or by
-        # another agent.
+        # The agent repeats a failed attempt to bind the GPU after a minute;
+        # another agent repeats it at once.
         self.restart()
         self.report()
         self.assertEqual((0, 0), self.inventory())
@@ -204,7 +204,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.world().detach_whole(self.gpu)
         self.report()
         self.assertEqual((0, 0), self.inventory())
-        # VFIO has reset it as the guest ended, and the agent after that.
+        # VFIO reset the GPU when the guest ended, the agent after that.
         self.assertEqual(2, self.resets())
 
     def test_a_reset_that_fails(self):
@@ -234,7 +234,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.assertEqual(((0, 0), 1), (self.inventory(), self.resets()))
 
     def forget(self):
-        """Lose what is remembered of all GPUs."""
+        """Remove the records of all GPUs."""
         shutil.rmtree(os.path.join(self.state_path, 'gpus'))
 
     def test_a_record_that_is_lost(self):
@@ -254,7 +254,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.assertEqual(((0, 0), 1), (self.inventory(), self.resets()))
 
     def test_a_gpu_that_libvirt_took_from_nvidia(self):
-        """It had the GPU before this release bound it to vfio-pci."""
+        """The server had it before this release bound it to vfio-pci."""
         server = self.cloud.bind(self.whole)
         self.world().bind_driver(self.gpu, 'nvidia')
         self.world().attach_whole(self.gpu)

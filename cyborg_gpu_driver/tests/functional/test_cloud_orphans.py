@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""What Cyborg and Placement keep of servers that are gone, and its end."""
+"""What Cyborg and Placement keep of deleted servers, and its removal."""
 
 import uuid
 
@@ -29,12 +29,12 @@ SLICE = explain_case.SLICE
 
 
 class OrphanCase(explain_case.ExplainCase):
-    """Nova's own user looks after a cloud."""
+    """A cloud whose operator has the roles of Nova's own user."""
 
     roles = ('admin', 'service')
 
     def listed(self, code=1):
-        """Kinds and subjects of what is left, and the rows."""
+        """Return kinds and subjects of what is left, and the rows."""
         rows = self.openstack.rows(orphan.ListOrphan, code=code)
         return {(row['Kind'], row['Subject']) for row in rows}, rows
 
@@ -43,14 +43,14 @@ class OrphanCase(explain_case.ExplainCase):
             orphan.CleanOrphan, '--yes', '--older-than', '0', code=code)[1]
 
     def quiet(self):
-        """After it all is as before, but for the device profiles."""
+        """Check that all is as before, except for the device profiles."""
         self.report()
         self.assertEqual(self.untouched, self.everything())
         self.assertEqual(0, self.handles_in_use())
         self.assertEqual(set(), self.listed(code=0)[0])
 
     def allocate(self):
-        """A consumer of a slice, which is nobody."""
+        """Allocate a slice to a consumer that is no server; return it."""
         provider = self.cloud.provider(self.name('1g.10gb'))['uuid']
         consumer = str(uuid.uuid4())
         self.cloud.placement.put(f'/allocations/{consumer}', {
@@ -60,14 +60,14 @@ class OrphanCase(explain_case.ExplainCase):
         return consumer
 
     def fail(self, arq, state):
-        """Have a request in a state as Cyborg leaves it in."""
+        """Put a request into a state in which Cyborg leaves requests."""
         admin = context.get_admin_context()
         found = ext_arq.ExtARQ.get(admin, arq)
         found.update_state(admin, state)
 
 
 class FinisherTest(OrphanCase):
-    """What the agent does by itself, where it has credentials."""
+    """What the agent does by itself if it has credentials."""
 
     def setUp(self):
         super().setUp()
@@ -162,14 +162,14 @@ class CleanTest(OrphanCase):
         # The providers of Cyborg and the compute nodes, once for the cloud.
         expected = {'allocation_candidates': 1, 'resource_providers': 2}
         self.assertEqual(expected, self.asked(orphan.ListOrphan))
-        # What no request explains is looked at, and again after Nova has
-        # said who there is.
+        # The command reads the allocations that no request explains, and
+        # reads them again after Nova has listed the servers.
         self.allocate()
         self.assertEqual({**expected, 'allocations': 2},
                          self.asked(orphan.ListOrphan, code=1))
 
     def test_a_stranger_in_the_place_of_a_server(self):
-        """As many are used as requests are bound, but by somebody else."""
+        """As many are used as requests are bound, but by another consumer."""
         server = self.boot(self.profile(SLICE), 'gone')
         (arq,) = server.arqs
         del self.compute.servers[server.uuid]
@@ -245,7 +245,7 @@ class CleanTest(OrphanCase):
 
 
 class RaceTest(OrphanCase):
-    """What changes between the look and the deed."""
+    """What changes between the search and the removal."""
 
     def found(self):
         return orphans.find(

@@ -41,7 +41,7 @@ class CordonTest(test_disable.DisableCase):
         self.gpu('cordon', SECOND, '--reason', 'a fan is broken')
 
     def placed(self, servers):
-        """The buses of the GPUs that servers have."""
+        """Return the buses of the GPUs that servers have."""
         return {arq['attach_handle_info']['bus']
                 for server in servers for arq in server.arqs}
 
@@ -51,7 +51,7 @@ class CordonTest(test_disable.DisableCase):
         self.assertTrue(there)
         free = 7 - len(self.mdevs(FIRST))
         self.cordon()
-        # The command has told Placement; no report is needed.
+        # The command has written to Placement; no report is needed.
         self.assert_disabled()
         new = []
         for number in range(_CREATES):
@@ -77,7 +77,7 @@ class CordonTest(test_disable.DisableCase):
         self.assertEqual({False}, self.is_closed(SECOND))
 
     def test_cyborg_and_the_host(self):
-        """A GPU gets servers again when nobody withholds it any more."""
+        """A GPU gets servers once neither Cyborg nor a cordon bars it."""
         self.cordon()
         self.disable()
         self.report()

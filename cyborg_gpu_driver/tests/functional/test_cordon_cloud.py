@@ -59,14 +59,14 @@ class CloudCordonTest(test_disable.DisableCase):
         return json.loads(self.run_gpu(command, *arguments, code=code)[0])
 
     def close(self, *gpus):
-        """Cordon, and let the agent report."""
+        """Cordon GPUs and let the agent report."""
         self.rows(cordon.CordonGpu, *gpus, '--reason', 'Umzug nach Süden!',
                   '--wait', '0', code=1)
         self.report()
         return self.rows(cordon.CordonGpu, *gpus, '--reason', 'other')
 
     def traits(self):
-        """The traits about cordons, by GPU, and all of Placement's."""
+        """Return the GPUs with traits of cordons, and all such traits."""
         placement = self.cloud.placement
         of_gpus = {
             name.split('_')[2]: placement.traits(provider['uuid'])
@@ -156,7 +156,7 @@ class CloudCordonTest(test_disable.DisableCase):
                          *arguments, code=code)
 
     def boot_on_both(self, **metadata):
-        """Fill both GPUs; those of the second by their buses' names."""
+        """Fill both GPUs; return the servers of the second GPU, sorted."""
         servers = [self.compute.boot(self.large, f's{number}', **metadata)
                    for number in range(4)]
         return sorted(server.uuid for server in servers
@@ -196,7 +196,7 @@ class CloudCordonTest(test_disable.DisableCase):
         output, errors = self.run_gpu(
             drain.DrainGpu, SECOND, '--reason', 'a move', '--migrate', code=1)
         self.assertEqual([], json.loads(output))
-        # The other GPU has room for one.
+        # The other GPU has room for one server.
         self.assertEqual(['ACTIVE', 'SHELVED_OFFLOADED'], sorted(
             self.compute.servers[uuid]['status'] for uuid in mine))
         self.assertEqual(1, errors.count('no other host takes it'))
@@ -214,7 +214,7 @@ class CloudCordonTest(test_disable.DisableCase):
                          self.compute.servers[shelved]['status'])
 
     def test_a_planned_reboot(self):
-        """As doc/source/admin/cordon.rst says."""
+        """The procedure in doc/source/admin/cordon.rst works."""
         mine = self.boot_on_both()
         self.compute.servers[mine[0]]['metadata']['gpu_movable'] = 'true'
         self.close()

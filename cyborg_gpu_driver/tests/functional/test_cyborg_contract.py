@@ -13,9 +13,9 @@
 
 """What this library relies on in the released Cyborg.
 
-Bind and unbind reach a driver through two functions of Cyborg's that are
-replaced when this library's driver is loaded. If a release of Cyborg
-changes them, their callers, or what this library knows of the conductor,
+Bind and unbind reach a driver through two functions of Cyborg, which this
+library replaces when its driver is loaded. If a release of Cyborg changes
+these functions, their callers, or what this library knows of the conductor,
 a test here fails before an operator's bind does.
 """
 
@@ -89,7 +89,7 @@ def _device(deployables, stub=False):
 
 
 class _Driver:
-    """Stands where the agent keeps its drivers."""
+    """A driver that stands in for the agent's drivers."""
 
     def __init__(self, devices):
         self.devices = devices
@@ -101,7 +101,7 @@ class _Driver:
 
 
 class SeamTest(base.TestCase):
-    """The two functions and who calls them, without services."""
+    """The two functions and their callers, without services."""
 
     def test_signatures(self):
         for name, parameters in _FUNCTIONS.items():

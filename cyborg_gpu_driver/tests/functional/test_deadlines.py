@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What Cyborg does not wait for, on the released Cyborg and Placement."""
+"""Calls that do not keep Cyborg waiting, on the released services."""
 
 import contextlib
 
@@ -31,7 +31,7 @@ class DeadlineTest(test_mig.OneGpuCase):
 
     @contextlib.contextmanager
     def patience(self, seconds):
-        """Let Cyborg wait for so long."""
+        """Let Cyborg wait this long for an answer by RPC."""
         cfg.CONF.set_override('rpc_response_timeout', seconds)
         try:
             yield
@@ -43,7 +43,7 @@ class DeadlineTest(test_mig.OneGpuCase):
         small = self.profile('CUSTOM_NVIDIA_1G_10GB')
         with self.patience(6), self.held():
             self.assertRaises(nova_part.BindFailed, self.cloud.bind, whole)
-        # Nothing of it comes later.
+        # The refused bind has no effect later.
         self.report()
         self.assertEqual([], self.placements())
         self.assertEqual([], self.journal())

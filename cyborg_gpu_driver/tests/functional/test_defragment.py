@@ -52,7 +52,7 @@ class DefragmentTest(explain_case.ExplainCase):
         self.assertEqual(('room', move['From']),
                          (room['Action'], room['To']))
         self.assertNotEqual(move['From'], move['To'])
-        # Without the server there is room where the plan says.
+        # Without the server, room exists where the plan says.
         self.cloud.unbind(server)
         self.report()
         del self.compute.servers[server.uuid]

@@ -96,8 +96,8 @@ class ApplyTest(test_disable.DisableCase):
 
     def test_a_server_that_cannot_move_comes_back(self):
         plan, applying = self.run_plan()
-        # Somebody takes the only place to which the server could go, while
-        # its GPU is closed already.
+        # Another server takes the only place to which the server could move,
+        # while the server's GPU is closed already.
         sleep, taken = self.sleep, []
 
         def take(seconds):
@@ -120,14 +120,14 @@ class ApplyTest(test_disable.DisableCase):
         sleep, interrupted = self.sleep, []
 
         def interrupt(seconds):
-            """Nova shelves for longer than the operator is patient."""
+            """Let Nova shelve for longer than the operator waits."""
             sleep(seconds)
             server = self.compute.servers[plan.moves[0].server]
             if server['status'] == 'ACTIVE' or len(interrupted) > 1:
                 return
             interrupted.append(server['status'])
             if len(interrupted) == 1:
-                # It is still at it, as with a large image.
+                # Nova is still shelving, as with a large image.
                 server['OS-EXT-STS:task_state'] = 'shelving_image_uploading'
                 raise KeyboardInterrupt
             server['OS-EXT-STS:task_state'] = None
@@ -173,7 +173,7 @@ class ApplyTest(test_disable.DisableCase):
             return find(*arguments)
 
         def moved(cloud, servers, *arguments):
-            """Nova shelves the server, and then all goes wrong."""
+            """Let Nova shelve the server, and then fail."""
             if broken:
                 return move(cloud, servers, *arguments)
             broken.append(True)

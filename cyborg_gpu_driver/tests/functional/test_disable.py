@@ -49,7 +49,7 @@ class DisableCase(gpu_cloud.GpuTestCase):
         self.keystone.write_clouds(here=auth_url)
 
     def restart_agent(self):
-        """A new process, which has nothing but what is on the disk."""
+        """Start a new agent, which knows only what is on the disk."""
         self.driver._agent = None
 
     def device(self, gpu):
@@ -58,7 +58,7 @@ class DisableCase(gpu_cloud.GpuTestCase):
             if json.loads(device['std_board_info'])['address'] == gpu)
 
     def disable(self, gpu=SECOND):
-        """As the operator does; Cyborg may close another provider."""
+        """Disable a GPU in Cyborg, which may close another provider."""
         self.cloud.cyborg.post(f'/devices/{self.device(gpu)}/disable', None)
 
     def enable(self, gpu=SECOND):
@@ -85,7 +85,7 @@ class DisableTest(DisableCase):
         self.disable()
         self.report()
         self.assert_disabled()
-        # Of which Cyborg itself may have closed one instead.
+        # Cyborg itself may have closed one of these instead.
         self.assertEqual(open_[FIRST], self.reserved(FIRST))
         self.assertEqual('maintaining', next(
             device['status'] for device in self.cloud.cyborg.devices()
@@ -98,7 +98,7 @@ class DisableTest(DisableCase):
         self.report()
         self.assertEqual(open_, {gpu: self.reserved(gpu)
                                  for gpu in (FIRST, SECOND)})
-        for text in ('gets no further server: disabled in Cyborg since',
+        for text in ('gets no new server: disabled in Cyborg since',
                      'gets servers again. It was disabled in Cyborg'):
             self.assertIn(f'GPU {SECOND} {text}', self.log.output)
 
@@ -135,7 +135,7 @@ class DisableTest(DisableCase):
             self.assert_disabled()
 
     def test_nothing_is_opened_before_cyborg_was_asked(self):
-        """Cyborg closes the provider of its choice between two reports."""
+        """Cyborg closes a provider of its choice between two reports."""
         profile = self.profile(_LARGE)
         servers = [self.cloud.bind(profile) for _ in range(4)]
         before = self.generations()
@@ -150,12 +150,12 @@ class DisableTest(DisableCase):
                          self.reserved(FIRST))
 
     def generations(self):
-        """Each provider with how often it was written."""
+        """Return each provider's name and its generation."""
         return {(name, provider['generation']) for name, provider
                 in self.cloud.placement.providers().items()}
 
     def left(self, name):
-        """What is left of a provider's inventories."""
+        """Return what is left of a provider's inventories."""
         return [item['total'] - item['reserved'] for item
                 in self.cloud.placement.inventories(
                     self.cloud.provider(name)['uuid']).values()]

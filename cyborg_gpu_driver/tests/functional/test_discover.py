@@ -35,11 +35,11 @@ class TroubleTest(gpu_cloud.GpuTestCase):
     overrides = {'gpu': {'health_clean_checks': 1}}
 
     def world(self):
-        """The simulated machine, for what happens to it from outside."""
+        """Return the simulated machine, to change it from outside."""
         return simulator.Machine.load(self.machine, self.hardware_path)
 
     def assert_nothing_lost(self):
-        """Two more reports leave Cyborg and Placement as they were."""
+        """Check that two more reports change nothing in the services."""
         for _ in range(2):
             self.cloud.report()
             self.assertEqual(self.untouched['placement'],
@@ -132,7 +132,8 @@ class TroubleTest(gpu_cloud.GpuTestCase):
         world = self.world()
         server = self.cloud.bind(self.profile(
             'PGPU', 'h100', CUSTOM_GPU_ARCH_HOPPER='required'))
-        # Nova has libvirt bind it to vfio-pci; NVML sees it no more.
+        # Nova has libvirt bind the GPU to vfio-pci, and NVML does not list
+        # it any more.
         world.bind_driver(test_modes.H100, 'vfio-pci')
         self.cloud.report()
         before = self.cloud.placement.snapshot()
@@ -175,7 +176,7 @@ class DrainTest(gpu_cloud.GpuTestCase):
 
     def test_doctor_agrees_while_a_provider_is_drained(self):
         self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
-        # With more profiles its handles are on other virtual functions.
+        # With more profiles, its handles are on other virtual functions.
         self.change_profiles('1g.10gb,1g.10gb+me,1g.20gb,2g.20gb,3g.40gb,'
                              '4g.40gb,7g.80gb')
         self.report()
@@ -187,7 +188,7 @@ class DrainTest(gpu_cloud.GpuTestCase):
             self.assertEqual((2, 2), self.reserved()['3g.40gb'])
 
     def change_profiles(self, profiles):
-        """As an operator would: edit the file and start the agent again."""
+        """Edit the file and restart the agent, as an operator would."""
         conf = self.driver._conf
         conf.set_override('profiles', profiles.split(','),
                           group='gpu_policy:one')
@@ -202,7 +203,7 @@ class DrainTest(gpu_cloud.GpuTestCase):
 
 
 class NoGpuTest(base.TestCase):
-    """This very machine, which has no NVIDIA device."""
+    """The machine that runs the test, which has no NVIDIA device."""
 
     def test_nothing_is_reported_and_said_once(self):
         if os.path.exists('/proc/driver/nvidia/version'):

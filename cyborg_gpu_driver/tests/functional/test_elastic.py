@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""GPUs of mode auto: offered in every role until a server decides."""
+"""GPUs of mode auto: offered in every role until a server decides on one."""
 
 import json
 
@@ -46,16 +46,16 @@ class ElasticCase(gpu_cloud.GpuTestCase):
 
     @property
     def world(self):
-        """The simulated machine, for what happens to it from outside."""
+        """The simulated machine, to change it from outside."""
         return simulator.Machine.load(self.machine, self.hardware_path)
 
     def is_now(self):
-        """Driver, MIG mode and whether there are virtual functions."""
+        """Return driver, MIG mode and whether virtual functions exist."""
         state = self.hardware()
         return self.world.drivers.of(self.gpu), state.mig, bool(state.vfs)
 
     def assert_closed(self, *labels):
-        """Nothing of these can be had."""
+        """Check that nothing of these labels is available."""
         found = self.reserved()
         for label in labels:
             total, reserved = found[label]
@@ -70,7 +70,7 @@ class ElasticTest(ElasticCase):
 
     def test_a_slice_decides_and_gives_back(self):
         server = self.cloud.bind(self.slice)
-        # Reserved before the bind has returned.
+        # The bind reserves the other roles before it returns.
         self.assert_closed('passthrough', 'A100DX-20C', 'A100DX-40C')
         self.assertEqual((2, 0), self.reserved()['3g.40gb'])
         self.assertEqual(('nvidia', True, True), self.is_now())
@@ -116,7 +116,7 @@ class CommandsTest(ElasticCase):
         return json.loads(output)
 
     def is_shown(self):
-        """Mode and roles, by each command that has them."""
+        """Return the mode that all commands show, each with three roles."""
         gpu = next(row for row in self.rows('gpu', 'list')
                    if row['address'] == self.gpu)
         shown = self.rows('gpu', 'show', self.gpu)
@@ -128,7 +128,7 @@ class CommandsTest(ElasticCase):
         return mode
 
     def check_role(self, profile, role):
-        """One role a test: these commands run in the agent's process."""
+        """Check one role per test: commands run in the agent's process."""
         self.cloud.bind(profile)
         self.report()
         self.assertEqual(role, self.is_shown())
@@ -164,7 +164,7 @@ class CommandsTest(ElasticCase):
 
 
 class BoardTest(gpu_cloud.GpuTestCase):
-    """A board without MIG, and one that is without vGPU types."""
+    """A board without MIG."""
 
     machine = 'mixed'
     gpu = '0000:3b:00.0'

@@ -95,7 +95,7 @@ class RaceTest(test_elastic.ElasticCase):
 
     @contextlib.contextmanager
     def before_the_next_bind(self, act):
-        """Let something happen between an allocation and its bind."""
+        """Call ``act`` between an allocation and its bind."""
         agent = self.driver._running()
         original = agent.bind
 
@@ -116,7 +116,7 @@ class RaceTest(test_elastic.ElasticCase):
                 lambda: servers.append(self.cloud.bind(self.whole))):
             self.assertRaises(nova_part.BindFailed, self.cloud.bind,
                               self.slice)
-        # Nothing was touched, and the rest is reserved now.
+        # The bind touched nothing, and the rest is reserved now.
         self.assertEqual(('vfio-pci', False, False), self.is_now())
         self.assertEqual([], self.journal())
         self.world.attach_whole(self.gpu)
@@ -184,7 +184,7 @@ class ReloadTest(test_elastic.ElasticCase):
                            roles=['passthrough', 'mig', 'vgpu'],
                            vgpu_types=[*_SHARES])
         self.report()
-        # What cannot be had now is not made anew while it cannot.
+        # The report creates no provider for what is unavailable now.
         self.assertEqual({*_PARTS}, {*self.reserved()})
         second = self.cloud.bind(self.slice)
         self.cloud.unbind(second)

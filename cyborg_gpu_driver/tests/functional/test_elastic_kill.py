@@ -18,7 +18,7 @@ import uuid
 from cyborg_gpu_driver.tests.functional import kill_case
 
 _STRIDE = 1 if kill_case.THOROUGH else 9
-"""Every so many steps the agent is killed."""
+"""Number of steps between two points at which the agent is killed."""
 
 
 class TakeRoleTest(kill_case.KillCase):
@@ -34,7 +34,7 @@ class TakeRoleTest(kill_case.KillCase):
         self.process(self._start)
         self._check_idle()
         name = str(uuid.uuid4())
-        # One machine for all: each time it has to come back to rest.
+        # One machine for all runs: each time it has to become idle again.
         for number in itertools.count(0, _STRIDE):
             self.points = number
             asked = self._asked[number // _STRIDE % len(self._asked)]
@@ -44,7 +44,7 @@ class TakeRoleTest(kill_case.KillCase):
             claims = self.journal()
             if ended:
                 self.assertEqual(1, len(claims))
-            # The second knows what the first has written to Placement.
+            # The second report knows what the first wrote to Placement.
             self.process(lambda running: (running.report(),
                                           running.report()))
             self._check(bool([claim for claim in claims
@@ -60,7 +60,7 @@ class TakeRoleTest(kill_case.KillCase):
         self.say('a role taken', 20)
 
     def _start(self, running):
-        """Report, and make the providers that Cyborg would make."""
+        """Report, and create the providers that Cyborg would create."""
         running.report()
         root = str(uuid.uuid4())
         self.cloud.post('/resource_providers', {
@@ -81,7 +81,7 @@ class TakeRoleTest(kill_case.KillCase):
 
     @property
     def _asked(self):
-        """What a bind of each role is called with, but for the handle."""
+        """The arguments of a bind in each role, except for the handle."""
         found = []
 
         def read(running):
@@ -99,7 +99,7 @@ class TakeRoleTest(kill_case.KillCase):
             return [tuple(line.split()) for line in stream]
 
     def _reserved(self):
-        """Label to reserved and total of the GPU's providers."""
+        """Return (reserved, total) of the GPU's providers, by label."""
         return {
             name.rpartition('_')[2]: (item['reserved'], item['total'])
             for name, provider in self.cloud.providers().items()
@@ -107,7 +107,7 @@ class TakeRoleTest(kill_case.KillCase):
             for item in self.cloud.inventories(provider['uuid']).values()}
 
     def _check_idle(self):
-        """At rest, and to be had in every role."""
+        """Check that the GPU is idle and available in every role."""
         self._check(False)
         self.assertEqual({0}, {
             reserved for reserved, _total in self._reserved().values()})
@@ -116,7 +116,7 @@ class TakeRoleTest(kill_case.KillCase):
         self.assertEqual((1, 1), self._reserved()['passthrough'])
 
     def _check(self, is_taken):
-        """Whether the whole GPU can be had follows from what is bound."""
+        """Check that the whole GPU is available only if nothing is bound."""
         self.assertEqual(is_taken, bool(self.journal()))
         self.assertEqual((int(is_taken), 1), self._reserved()['passthrough'])
         self.assertEqual('nvidia' if is_taken else 'vfio-pci',

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""What stands in the way, told by the released Cyborg and Placement."""
+"""What stands in a request's way, on the released Cyborg and Placement."""
 
 from cyborg.api import app as cyborg_app
 
@@ -71,7 +71,7 @@ class ExplainTest(explain_case.ExplainCase):
         self.assertEqual({'UNIT'}, set(self.reasons(
             '--profile', self.profile('CUSTOM_NVIDIA_7G_80GB'))))
 
-    def test_a_sick_gpu(self):
+    def test_an_unhealthy_gpu(self):
         simulator.Machine.load(
             self.machine, self.hardware_path).set_remapped_rows(
                 self.gpu, uncorrected=1, pending=True)

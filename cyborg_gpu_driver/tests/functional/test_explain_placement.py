@@ -107,7 +107,7 @@ class CloudCase(oslotest.BaseTestCase):
         self.useFixture(fixtures.FakeLogger(level=logging.WARNING))
 
     def make(self, name, inventories, traits, parent=None):
-        """A provider, and a consumer of what is used of it."""
+        """Create a provider with inventories and traits; return its UUID."""
         made = str(uuid.uuid4())
         self.placement.post('/resource_providers', {
             'name': name, 'uuid': made, 'parent_provider_uuid': parent})
@@ -120,7 +120,7 @@ class CloudCase(oslotest.BaseTestCase):
         return made
 
     def fill(self, provider, name, inventory):
-        """Use some of what there is, before any of it is reserved."""
+        """Allocate some of an inventory, before any of it is reserved."""
         used = min(inventory['used'], inventory['total'])
         if not used:
             return
@@ -132,7 +132,7 @@ class CloudCase(oslotest.BaseTestCase):
         self.consumers.append(consumer)
 
     def build(self, hosts):
-        """A cloud of these compute nodes."""
+        """Create a cloud of these compute nodes."""
         self.consumers, self.made = [], []
         for number, host in enumerate(hosts):
             traits = set(host['traits'])
@@ -148,7 +148,7 @@ class CloudCase(oslotest.BaseTestCase):
                          name, inventory, owned)
 
     def add(self, title, root, name, inventory, owned):
-        """A GPU's provider: filled, then reserved."""
+        """Create a GPU's provider, fill it, and then reserve some of it."""
         inventory = dict(inventory, reserved=min(
             inventory['reserved'], inventory['total']))
         free = {'total': inventory['total'], 'reserved': 0}
@@ -178,7 +178,7 @@ class AgreementTest(CloudCase):
         self.outcomes = {True: 0, False: 0}
 
     def check(self, hosts, requests):
-        """Our verdict, without Placement's answer, is Placement's."""
+        """Check the verdict without Placement's answer against Placement's."""
         self.build(hosts)
         try:
             roots = {item['uuid'] for host in ('compute0', 'compute1')
@@ -212,7 +212,7 @@ class AgreementTest(CloudCase):
         self.explained(ours)
 
     def explained(self, ours):
-        """Whoever does not take it has a reason."""
+        """Check that each host that refuses the request has a reason."""
         for host in ours.hosts:
             if host.scheduled or any(item.blocks for item in ours.findings):
                 continue
@@ -238,7 +238,7 @@ class AgreementTest(CloudCase):
 
 
 class ConcernedTest(CloudCase):
-    """Which hosts are examined if they are too many."""
+    """Which hosts are examined if there are too many."""
 
     def setUp(self):
         super().setUp()

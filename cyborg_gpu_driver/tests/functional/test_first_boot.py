@@ -49,7 +49,7 @@ class ImageCase(base.BaseTestCase):
             self.useFixture(fixtures.TempDir()).path, self.machine)
 
     def start(self):
-        """Start what is enabled: one unit."""
+        """Start the only unit that is enabled."""
         (name, words), = self.image.units().items()
         self.assertEqual(staged.UNIT, name)
         process = self.image.start(*words)
@@ -58,7 +58,7 @@ class ImageCase(base.BaseTestCase):
         return process
 
     def boot(self, code=0):
-        """All that the unit says."""
+        """Run the unit to its end; return all of its output."""
         process = self.start()
         output, errors = process.communicate()
         self.assertEqual(code, process.returncode, output + errors)
@@ -69,7 +69,7 @@ class ImageCase(base.BaseTestCase):
             return json.load(stream)['content']
 
     def gpus(self):
-        """MIG mode and instances: profile, start, compute instances."""
+        """Return MIG modes and instances (profile, start, compute count)."""
         hardware = self.image.hardware()
         with hardware.operation():
             return [(gpu.state.mig, sorted(
@@ -89,7 +89,7 @@ class BootTest(ImageCase):
 
     def setUp(self):
         super().setUp()
-        # As it comes from the factory: Ampere is to be reset.
+        # As delivered by the factory: Ampere then needs a reset.
         hardware = self.image.hardware()
         hardware.sriov_manage('ALL', False)
         with hardware.operation(write=True):
@@ -114,7 +114,7 @@ class BootTest(ImageCase):
         self.assertNotEqual(first['boot_id'], second['boot_id'])
         self.assertEqual(('applied', 'applied'),
                          (first['result'], second['result']))
-        # Started again by hand, it does nothing.
+        # If the operator starts the unit again by hand, it does nothing.
         self.assertEqual(count, self.boot().count(': unchanged: '))
 
 
@@ -152,7 +152,7 @@ class DriverTest(ImageCase):
         self.hardware.unload_library()
 
     def waiting(self):
-        """The unit as it waits for the driver."""
+        """Start the unit; return it while it waits for the driver."""
         process = self.start()
         said = [next(process.stderr) for _ in range(2)]
         self.assertIn('Waiting for the NVIDIA driver, up to 300 seconds: '
@@ -167,7 +167,7 @@ class DriverTest(ImageCase):
         self.assertEqual([_MIXED] * 8, self.gpus())
 
     def test_no_driver(self):
-        """systemd ends it when its time is up."""
+        """systemd ends the unit when its time is up."""
         process = self.waiting()
         process.send_signal(signal.SIGTERM)
         process.communicate()

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A GPU that falls sick under the released Cyborg and Placement."""
+"""A GPU that becomes unhealthy under the released Cyborg and Placement."""
 
 import queue
 import threading
@@ -27,10 +27,10 @@ FATAL = 79
 """The XID of a GPU that has fallen off the bus."""
 _THREAD = 'cyborg-gpu-events'
 APPLICATION = 31
-"""The XID of a program that touched memory which is not its own."""
+"""The XID of a program that accessed memory which is not its own."""
 
 
-class SicknessTest(gpu_cloud.GpuTestCase):
+class UnhealthyTest(gpu_cloud.GpuTestCase):
 
     starts_reported = True
     overrides = {'gpu': {'policies': 'slices', 'health_clean_checks': 2},
@@ -47,7 +47,7 @@ class SicknessTest(gpu_cloud.GpuTestCase):
     def traits(self, gpu=GPU):
         return [trait for trait in self.cloud.placement.traits(
             self.cloud.provider(self.name('3g.40gb', gpu))['uuid'])
-            if trait.startswith('CUSTOM_GPU_SICK')]
+            if trait.startswith('CUSTOM_GPU_UNHEALTHY')]
 
     def test_a_lost_gpu_disturbs_no_other_and_comes_back(self):
         server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
@@ -71,10 +71,10 @@ class SicknessTest(gpu_cloud.GpuTestCase):
         self.assertTrue(self.everything_reserved())
         self.assertFalse(self.everything_reserved(OTHER))
         (trait,) = self.traits()
-        self.assertTrue(trait.startswith('CUSTOM_GPU_SICK_REMAP'), trait)
+        self.assertTrue(trait.startswith('CUSTOM_GPU_UNHEALTHY_REMAP'), trait)
         self.assertEqual([], self.traits(OTHER))
 
-    def test_a_sick_gpu_in_use_is_left_alone(self):
+    def test_an_unhealthy_gpu_in_use_is_left_alone(self):
         server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
         where = server.providers[0]
         gpu = next(name.rpartition('_gpu_')[2][:len(GPU)]
@@ -84,7 +84,7 @@ class SicknessTest(gpu_cloud.GpuTestCase):
         before = self.mdevs(gpu)
         self.world().set_health(gpu, uncorrected=1)
         self.report()
-        # One of the two is the server's own.
+        # One of the two slices is the server's own.
         self.assertEqual({'3g.40gb': (2, 1)}, self.reserved(gpu))
         self.assertEqual(before, self.mdevs(gpu))
         self.assertEqual([], self.traits(gpu))
@@ -96,7 +96,7 @@ class SicknessTest(gpu_cloud.GpuTestCase):
 
 
 class EventTest(gpu_cloud.GpuTestCase):
-    """What NVML tells of between two reports."""
+    """Events of NVML between two reports of the agent."""
 
     starts_reported = True
     overrides = {'gpu': {'policies': 'slices', 'health_events': True},
@@ -107,7 +107,7 @@ class EventTest(gpu_cloud.GpuTestCase):
     def setUp(self):
         super().setUp()
         agent = self.driver._running()
-        # Whoever waits for the write: the keeper's own is what is seen.
+        # For tests that wait for a write: only the keeper's own are noted.
         self.written = queue.Queue()
         publisher = agent._publisher
         write = publisher._write
@@ -140,7 +140,7 @@ class EventTest(gpu_cloud.GpuTestCase):
                 self.written.get(timeout=30) for _ in range(2)})
             for gpu in (GPU, OTHER):
                 self.assertEqual({'3g.40gb': (2, 2)}, self.reserved(gpu))
-            # Who holds the lock may want NVML alone.
+            # The holder of the lock may want to have NVML alone.
             with self.driver._running()._node.platform.nvml.alone():
                 self.assertEqual({}, self.driver._running()
                                  ._watcher._set.members)

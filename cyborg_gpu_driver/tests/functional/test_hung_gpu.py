@@ -29,7 +29,7 @@ GPU = '0000:07:00.0'
 OTHER = '0000:0f:00.0'
 _TIMEOUT = 2
 _A_MINUTE = 60
-"""More than anything takes that does not hang, on a slow machine."""
+"""Longer than anything that does not hang takes on a slow machine."""
 
 _AGENT = """
 import sys
@@ -67,7 +67,7 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
         self.addCleanup(self.answer)
 
     def answer(self):
-        """Let the GPU answer; come back when this process has noticed."""
+        """Let the GPU answer; return when this process has noticed."""
         self.world.hang_gpu(GPU, False)
         worker = deadline._workers.get(model.PciAddress.parse(GPU))
         if worker is not None and worker.stuck:
@@ -76,14 +76,14 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
             call.ended.release()
 
     def wait_for(self, condition):
-        """Come back when it is so, which must not take long."""
+        """Wait until the condition holds, which must not take long."""
         end = time.monotonic() + _A_MINUTE
         while not condition():
             self.assertLess(time.monotonic(), end)
             time.sleep(0.05)
 
     def timed(self, act, *arguments):
-        """Do something, which must not hang."""
+        """Call something that must not hang; return its result."""
         began = time.monotonic()
         found = act(*arguments)
         self.assertLess(time.monotonic() - began, _A_MINUTE)
@@ -94,7 +94,7 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
                    in self.reserved(gpu).values())
 
     def asked(self, gpu):
-        """What Cyborg's agent says to bind slices of a GPU, one each."""
+        """Return the arguments of each bind of one of a GPU's slices."""
         agent = self.driver._running()
         (offer,) = agent._host.offers(agent._host.gpu(
             model.PciAddress.parse(gpu)))
@@ -110,10 +110,10 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
         self.timed(self.report)
         self.assertTrue(self.everything_reserved(GPU))
         self.assertEqual(2, len(self.cloud.cyborg.devices()))
-        self.assertIsNotNone(self.driver._running()._health.sick(
+        self.assertIsNotNone(self.driver._running()._health.unhealthy(
             model.PciAddress.parse(GPU)))
-        # As many as fit on the GPU that answers, and one that is refused:
-        # that GPU is read again then, and no other.
+        # Bind as many as fit on the GPU that answers, and one more, which is
+        # refused: the driver then reads that GPU again, and no other.
         made = len(self.mdevs(OTHER))
         for each in other[:2 - made]:
             self.timed(self.driver.bind, *each)
@@ -153,7 +153,7 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
         self.assertEqual(([], {}), (self.placements(GPU), self.mdevs(GPU)))
 
     def test_the_privileged_part(self):
-        """In the privileged daemon, if that is another process."""
+        """The same in the privileged daemon, if that is another process."""
         self.hang()
         self.assertRaises(
             exception.NvmlNotAnswering, self.timed,

@@ -35,7 +35,7 @@ class CleaningTest(kill_case.KillCase):
         self.use_placement()
 
     def begin(self):
-        """A new machine, in a tree of providers of its own."""
+        """Start with a new machine, in a provider tree of its own."""
         super().begin()
         self.hostname = f'host-{uuid.uuid4()}'
         self.server = str(uuid.uuid4())
@@ -64,7 +64,7 @@ class CleaningTest(kill_case.KillCase):
         return self.process(lambda running: running.report(), number)
 
     def _taken(self):
-        """A server got the GPU, and no report has come since."""
+        """Let a server get the GPU, without a report since then."""
         self.process(self._take)
 
     def _take(self, running):
@@ -97,15 +97,15 @@ class CleaningTest(kill_case.KillCase):
 
     def _check(self):
         if not self._inventory()[0]:
-            # Whoever comes now gets a GPU that was reset, and it is known
-            # that it was.
+            # The next server gets a GPU that was reset, and the records say
+            # that it was reset.
             self.assertEqual(1, self._resets())
             self.assertEqual('free', self._known()['state'])
             self.assertIn('cleaned', self._whats())
         elif not self._resets():
             self.assertNotIn('cleaned', self._whats())
             self.assertNotEqual('free', self._known()['state'])
-        # The second look knows of what the first has written to Placement.
+        # The second report knows what the first has written to Placement.
         self.process(lambda running: (running.report(), running.report()))
         self.assertEqual((0, 0), self._inventory())
         self.assertIn(self._resets(), (1, 2))
@@ -125,7 +125,7 @@ class CleaningTest(kill_case.KillCase):
         self.assertEqual((resets, whats), (self._resets(), self._whats()))
 
     def _inventory(self):
-        """Reserved and used."""
+        """Return reserved and used of the GPU's provider."""
         provider = next(item['uuid'] for name, item
                         in self.cloud.providers().items()
                         if name.startswith(self.hostname))

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""SIGKILL at every step of commands that run once in a while."""
+"""SIGKILL at every step of commands that run only now and then."""
 
 import json
 import os
@@ -87,7 +87,7 @@ class CleanTest(kill_case.KillCase):
         self.say('vgpu clean', 1)
 
     def _bind(self, running):
-        """One vGPU for a handle, two that nobody knows."""
+        """Make one vGPU for a handle and two that have no owner."""
         self.get_ready(running)
         running.bind(*self.handle(running, self.name))
         for _ in range(2):

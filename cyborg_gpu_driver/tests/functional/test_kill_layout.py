@@ -50,7 +50,7 @@ _PROCESS = 4711
 
 
 class ApplyTest(kill_case.KillCase):
-    """The GPU is as before or as it was to be, and what runs goes on."""
+    """The GPU has the layout before or after; running programs continue."""
 
     prepared = False
     options = {'mode': 'off'}
@@ -92,7 +92,7 @@ class ApplyTest(kill_case.KillCase):
         return self._laid_out()
 
     def _prepare(self):
-        """The layout before, brought about once and copied then."""
+        """Apply the layout before; later calls copy the first result."""
         if self.kept is not None:
             shutil.copytree(self.kept, self.directory, dirs_exist_ok=True)
             self.config_path = self.write_config(self.options)
@@ -130,11 +130,11 @@ class ApplyTest(kill_case.KillCase):
         self.assertEqual([], self.not_the_owners())
 
     def _looks_longer(self):
-        """At each fifth step, or at all of them."""
+        """Whether to look longer: at each fifth step, or at all of them."""
         return kill_case.THOROUGH or self.number % 5 == 0
 
     def _laid_out(self):
-        """All that a layout says of the GPU."""
+        """Return everything about the GPU that a layout defines."""
         gpu = self.gpu()
         return gpu.mig, gpu.pending, sorted(
             (item.profile_id, item.start, sorted(
@@ -152,7 +152,7 @@ class ApplyTest(kill_case.KillCase):
 
 
 class OwnerTest(kill_case.KillCase):
-    """What root makes first is the agent's, wherever root is killed."""
+    """Files that root creates first are the agent's, despite any kill."""
 
     owner = _AGENT
     options = {'mode': 'off'}

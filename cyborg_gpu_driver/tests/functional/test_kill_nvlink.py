@@ -84,7 +84,7 @@ class GroupTest(kill_case.KillCase):
         running.unbind(*self.asked(running))
 
     def asked(self, running):
-        """What Cyborg calls the agent with for the first pair."""
+        """Return Cyborg's arguments to the agent for the first pair."""
         group = next(group for gpu in running._host.host().gpus
                      for group in running._host.groups([gpu.address])
                      if group.profile == _PAIR)

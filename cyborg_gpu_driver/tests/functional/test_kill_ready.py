@@ -28,7 +28,7 @@ _NOVAS = {'nova_vfio_handles': False}
 
 
 class ReadyTest(kill_case.KillCase):
-    """Modes and virtual functions that a policy wants and nobody has made."""
+    """A policy wants modes and virtual functions that do not exist yet."""
 
     prepared = False
     scenarios = kill_case.chosen(
@@ -49,7 +49,7 @@ class ReadyTest(kill_case.KillCase):
 
 
 class ChangeTest(kill_case.KillCase):
-    """Another policy than the one that the GPU was used under."""
+    """The GPU was used under another policy before."""
 
     prepared = False
     scenarios = kill_case.chosen(
@@ -71,7 +71,7 @@ class ChangeTest(kill_case.KillCase):
             running.bind(*self.handle(running, name))
 
         def prepare():
-            """The last server goes while the new policy waits for it."""
+            """Delete the last server while the new policy waits for it."""
             self.process(use)
             self.write_config(self.then)
             self.process(lambda running: running.report())
@@ -93,7 +93,7 @@ class ChangeTest(kill_case.KillCase):
 
 
 class FixedTest(kill_case.KillCase):
-    """Fixed vGPUs are made in a report, or removed for another policy."""
+    """A report makes fixed vGPUs, or removes them for another policy."""
 
     framework = 'vendor-vfio'
     gpu_options = _NOVAS

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Repairs are killed at every step, and go on when they are tried again."""
+"""Repairs are killed at every step, and continue when tried again."""
 
 import dataclasses
 import os
@@ -48,9 +48,9 @@ class RepairCase(kill_case.KillCase):
         self.assertEqual(1, len(self.bound[1]))
 
     def look(self, claims, number=None):
-        """Compare and repair as a report does that may ask Cyborg.
+        """Compare and repair like a report that may ask Cyborg.
 
-        :param claims: what Cyborg says that it has.
+        :param claims: the claims in Cyborg's answer.
         """
         def work(running):
             running.report()
@@ -70,9 +70,9 @@ class RepairCase(kill_case.KillCase):
             self.entry.mdev_type),))
 
     def is_bound(self):
-        """As before, and it can be unbound."""
+        """Check that the handle is bound as before and can be unbound."""
         (entry,) = self.records.entries()
-        # Since when it is bound, nothing tells of one that was found again.
+        # No source has the time of the bind for an entry found again.
         self.assertIn(entry.since, (None, self.entry.since))
         self.assertEqual(self.entry, dataclasses.replace(
             entry, instance_id=self.entry.instance_id,
@@ -89,7 +89,7 @@ class RepairCase(kill_case.KillCase):
 
 
 class JournalTest(RepairCase):
-    """The journal is made again, by a report or by an operator."""
+    """A report or an operator makes the journal again."""
 
     scenarios = kill_case.chosen(
         ('doctor', {'by_doctor': True}), ('report', {'by_doctor': False}))
@@ -116,7 +116,7 @@ class JournalTest(RepairCase):
 
 
 class MigrationTest(RepairCase):
-    """Files of an earlier release are taken over by the first process."""
+    """The first process takes over the files of an earlier release."""
 
     def test_a_report(self):
         def prepare():
@@ -161,7 +161,7 @@ class DoctorTest(RepairCase):
 
 
 class RequestTest(RepairCase):
-    """Repairs that take what Cyborg says."""
+    """Repairs that rely on what Cyborg says."""
 
     scenarios = kill_case.chosen(
         ('vGPU and instance', {'keeps': False}),

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""SIGKILL at every step of what an operator or a boot does by command."""
+"""SIGKILL at every step of commands that an operator or a boot runs."""
 
 import json
 import os
@@ -29,13 +29,13 @@ _SMALL = 19
 
 
 class CommandCase(kill_case.KillCase):
-    """One handle is bound, and beside it an instance of a layout."""
+    """One handle is bound, beside an instance that a layout has made."""
 
     options = {'mode': 'mig', 'profiles': ['2g.10gb']}
     kept = None
 
     def prepare(self):
-        """Bind, and lay the GPU out; done once and copied then."""
+        """Bind, and lay the GPU out; later calls copy the first result."""
         if self.kept is None:
             self.name = str(uuid.uuid4())
             self.process(self._bind)
@@ -63,12 +63,12 @@ class CommandCase(kill_case.KillCase):
         return '-f', path, '-c', 'one'
 
     def small(self):
-        """Where the instances of the small profile begin."""
+        """Return where the instances of the small profile begin."""
         return [start for profile, start in self.truth()[0]
                 if profile == _SMALL]
 
     def is_explained(self):
-        """Each instance is in the record, each vGPU has one owner."""
+        """Check that the record has each instance, and each vGPU an owner."""
         (record,) = store.Store(self.state_path).records().values()
         self.assertIsNone(record.change)
         known = {(item.profile_id, item.placement.start)
@@ -82,7 +82,7 @@ class CommandCase(kill_case.KillCase):
         self.assertIn((_BOUND, entry['placement']['start']), instances)
 
     def is_returned(self):
-        """The handle can be unbound, and nothing of it is left."""
+        """Check that the handle can be unbound and nothing of it is left."""
         (entry,) = self.journal()
         self.process(lambda running: (
             running.report(), running.unbind(

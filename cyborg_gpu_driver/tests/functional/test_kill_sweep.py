@@ -82,7 +82,7 @@ class BindTest(kill_case.KillCase):
         self.say('unbind')
 
     def _restart(self):
-        """What was under way is finished or undone by the first report."""
+        """Report, which finishes or undoes what was under way."""
         self.process(lambda running: running.report())
         phases = [entry['phase'] for entry in self.journal()]
         self.assertIn(phases, ([], ['bound']))
@@ -108,7 +108,7 @@ class BindTest(kill_case.KillCase):
         self._one_was_counted()
 
     def _one_was_counted(self):
-        """Its time was written down, whatever was killed on the way."""
+        """Check that the handle's time was recorded despite the kills."""
         found = account.build(audit.read(self.state_path).records,
                               store.Store(self.state_path).records())
         self.assertEqual((), found.lost)

@@ -10,11 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Layouts from anywhere to anywhere, on the simulated hardware.
+"""Changes from any layout to any layout, on the simulated hardware.
 
-The hardware is the judge: what may be there is made on it call by call, and
-what is there afterwards is read from it. ``CYBORG_GPU_WALKS`` says how many
-walks are sampled on each board.
+The hardware is the judge: a test makes the first state on it call by call,
+and reads the last state from it. ``CYBORG_GPU_WALKS`` says how many walks are
+sampled on each board.
 """
 
 import collections
@@ -46,7 +46,7 @@ class BoardCase(layouts.LayoutCase):
                       for profile in self.gpu.mig.profiles}
 
     def base(self):
-        """The first profile of each size without attributes."""
+        """Return the first profile of each size without attributes."""
         found = {}
         for profile in self.gpu.mig.profiles:
             size = profile.name.partition('.')[0]
@@ -55,7 +55,7 @@ class BoardCase(layouts.LayoutCase):
         return tuple(found.values())
 
     def held(self):
-        """How many there are of each profile, by name."""
+        """Return how many instances each profile has, by name."""
         return dict(collections.Counter(
             self.names[item[2]] for item in self.truth()[2]))
 
@@ -80,7 +80,7 @@ class BoardCase(layouts.LayoutCase):
         print(f'{self.MACHINE}: {number} {what}')
 
     def check_walks(self):
-        """From sampled states, some of it in use, to sampled layouts."""
+        """Walk from sampled states, partly in use, to sampled layouts."""
         chance = random.Random(self.MACHINE)
         occupancies = sorted(enumeration.states(self.grid),
                              key=lambda item: item.taken)
@@ -105,7 +105,7 @@ class BoardCase(layouts.LayoutCase):
                 str(self.address), profile_id, number, None, profile.slices)
 
     def _use(self, chance):
-        """Let processes run on some; the serials of those instances."""
+        """Run processes on some instances; return those and their serials."""
         with self.machine.operation():
             instances = dict(self.machine.gpu(self.address).state.instances)
         used = set()
@@ -118,7 +118,7 @@ class BoardCase(layouts.LayoutCase):
         return used
 
     def _walk(self, wanted, used):
-        """Apply, and look at what became of each instance."""
+        """Apply a layout, and check what became of each instance."""
         before, serials = self.truth(), self.serials()
         try:
             kept = {(item.instance.placement.start,

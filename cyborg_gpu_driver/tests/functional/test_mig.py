@@ -20,7 +20,7 @@ from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 _PROFILES = {
-    # label: (board's profile id, where the first one goes, total)
+    # label: (board's profile id, start of the first instance, total)
     '1g.10gb': (19, 6, 7), '1g.10gb.me': (20, 6, 1), '1g.20gb': (15, 6, 4),
     '2g.20gb': (14, 4, 3), '3g.40gb': (9, 4, 2), '4g.40gb': (5, 0, 1),
     '7g.80gb': (0, 0, 1)}
@@ -62,7 +62,7 @@ class BindTest(OneGpuCase):
         self.assertEqual(0, self.handles_in_use())
 
     def test_siblings_are_reserved_before_the_bind_returns(self):
-        # No report in between: what is seen was written by the bind.
+        # No report in between: the bind has written what is seen.
         two = self.cloud.bind(self.profile(_class('2g.20gb')))
         self.assertEqual([(14, 4)], self.placements())
         self.assertEqual(
@@ -128,7 +128,8 @@ class BindTest(OneGpuCase):
         world.start_guest(handle)
         self.cloud.unbind(server)
         self.assertEqual([(9, 4)], self.placements())
-        # Cyborg takes it for free; what cannot be made is reserved.
+        # Cyborg considers the slice free. The report reserves what cannot be
+        # made.
         self.cloud.report()
         self.assertEqual((2, 1), self.reserved()['3g.40gb'])
         world.stop_guest(handle)
@@ -187,7 +188,7 @@ class RaceTest(OneGpuCase):
 
     overrides = {
         **OneGpuCase.overrides,
-        # Each profile makes each of the many reports longer.
+        # Each additional profile makes each of the many reports longer.
         'gpu_policy:one': {**OneGpuCase.overrides['gpu_policy:one'],
                            'profiles': '1g.10gb, 7g.80gb'}}
 
@@ -204,7 +205,7 @@ class RaceTest(OneGpuCase):
         self.assertEqual([1] * rounds, outcomes)
 
     def _race(self, names):
-        """Both claimed before either is bound; how many were bound."""
+        """Claim both before either is bound; return how many were bound."""
         nova = self.cloud.nova
         claims = []
         for name in names:

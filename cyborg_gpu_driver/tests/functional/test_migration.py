@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""A change from Cyborg's own driver with servers that stay."""
+"""A change from Cyborg's own driver while servers keep their GPUs."""
 
 import json
 
@@ -26,7 +26,7 @@ _SLICE = 'CUSTOM_NVIDIA_3G_40GB'
 
 
 class MigrationCase(gpu_cloud.GpuTestCase):
-    """Two GPUs that Cyborg's own driver has reported as a whole."""
+    """Two GPUs that Cyborg's own driver has reported as whole GPUs."""
 
     overrides = {
         'gpu': {'policies': 'both'},
@@ -43,7 +43,7 @@ class MigrationCase(gpu_cloud.GpuTestCase):
         self.reporting()
 
     def report_in_tree(self):
-        """What cyborg-agent tells with ``nvidia_gpu_driver``."""
+        """Report what cyborg-agent reports with ``nvidia_gpu_driver``."""
         self.cloud.conductor.report_data(
             context.get_admin_context(), gpu_cloud.HOST,
             [sysinfo._generate_driver_device({
@@ -54,20 +54,20 @@ class MigrationCase(gpu_cloud.GpuTestCase):
              for address in (_FIRST, _SECOND)])
 
     def boot(self):
-        """A server with a whole GPU of that driver, and which one it is."""
+        """Boot with a whole GPU of that driver; return server and address."""
         server = self.cloud.bind(self.profile('PGPU'))
         (arq,) = server.arqs
         return server, '{domain}:{bus}:{device}.{function}'.format(
             **arq['attach_handle_info'])
 
     def in_tree(self):
-        """GPUs that Placement has of Cyborg's own driver."""
+        """Return the GPUs of Cyborg's own driver that Placement has."""
         return {address for address in (_FIRST, _SECOND)
                 if f'{gpu_cloud.HOST}_{address}'
                 in self.cloud.placement.providers()}
 
     def left(self, address):
-        """What Placement has left of a GPU of Cyborg's own driver."""
+        """Return what Placement has left of a GPU of Cyborg's own driver."""
         return [item['total'] - item['reserved'] for item
                 in self.cloud.placement.inventories(self.cloud.provider(
                     f'{gpu_cloud.HOST}_{address}')['uuid']).values()]

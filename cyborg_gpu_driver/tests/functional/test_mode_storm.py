@@ -33,7 +33,7 @@ gpus:
 
 
 class ModeStormTest(base.BaseTestCase):
-    """No GPU is unbound or reset while any of ours has it open."""
+    """No GPU is unbound or reset while the library has it open."""
 
     def setUp(self):
         super().setUp()

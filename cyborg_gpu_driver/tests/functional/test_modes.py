@@ -61,7 +61,7 @@ class MixedTest(gpu_cloud.GpuTestCase):
             {'domain': '0000', 'bus': '81', 'device': '00', 'function': '0'},
             arq['attach_handle_info'])
         self.assertRaises(nova_part.NoCandidates, self.cloud.bind, h100)
-        # The one that NVML cannot see is offered as well.
+        # The GPU that NVML cannot see is offered as well.
         other = self.cloud.bind(self.profile('PGPU', 'any'))
         self.assertEqual('c1', other.arqs[0]['attach_handle_info']['bus'])
         self.cloud.unbind(server)
@@ -96,7 +96,7 @@ class MixedTest(gpu_cloud.GpuTestCase):
 
 
 class ChangedTest(gpu_cloud.GpuTestCase):
-    """A policy offers less, while a server has what it offers no more."""
+    """A policy offers less, while a server has what it no longer offers."""
 
     machine = 'mixed'
     gpu = A100
@@ -110,7 +110,8 @@ class ChangedTest(gpu_cloud.GpuTestCase):
         small = self.profile('CUSTOM_NVIDIA_1G_10GB')
         self.change_policy('slices', profiles=['1g.10gb'])
         self.report()
-        # None of what is to go, and of the others what fits beside it.
+        # Nothing of the withdrawn profile is free, and of the others what
+        # fits beside it.
         self.assertEqual({'1g.10gb': (7, 3), '3g.40gb': (2, 2)},
                          self.reserved())
         other = self.cloud.bind(small)
@@ -120,7 +121,7 @@ class ChangedTest(gpu_cloud.GpuTestCase):
         self.report()
         self.assertEqual((7, 5), self.reserved()['1g.10gb'])
         self.assertEqual((2, 2), self.reserved()['3g.40gb'])
-        # A bind does not promise it again either.
+        # A bind does not offer the withdrawn profile again either.
         self.cloud.unbind(self.cloud.bind(small))
         self.assertEqual((2, 2), self.reserved()['3g.40gb'])
         with world.operation(write=True):

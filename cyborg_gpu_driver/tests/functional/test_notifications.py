@@ -21,9 +21,9 @@ from cyborg_gpu_driver.tests.unit.notifications import listening
 
 
 class NotificationTest(test_disable.DisableCase):
-    """What a listener on the message bus hears of cyborg-agent."""
+    """What a listener on the message bus receives from cyborg-agent."""
 
-    # Another cloud's end would take the message bus from the listener.
+    # The end of another cloud would take the bus away from the listener.
     starts_reported = False
 
     def start(self, **overrides):
@@ -31,7 +31,7 @@ class NotificationTest(test_disable.DisableCase):
         super().start(**overrides)
 
     def next(self, expected):
-        """The data of the next notification of a type; skips others."""
+        """Return the data of the next notification of a type; skip others."""
         event = None
         while event != expected:
             event, _, publisher, payload = self.listener.next()

@@ -12,7 +12,7 @@
 
 """Groups of GPUs on the released Cyborg and Placement.
 
-How many servers of a size there is room for is Placement's to tell.
+Placement tells for how many servers of a size there is room.
 """
 
 import json
@@ -56,7 +56,7 @@ class NvlinkCase(gpu_cloud.GpuTestCase):
                 if '_nvlink-' in name]
 
     def room(self):
-        """How many groups of each size a server could get."""
+        """Return how many groups of each size a server could get."""
         return {size: len(self.cloud.nova.candidates(profile))
                 for size, profile in self.profiles.items()}
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Orphans, told from servers' vGPUs by the released Cyborg's own answers."""
+"""Orphans, told apart from servers' vGPUs by the released Cyborg's answers."""
 
 import json
 import os
@@ -39,22 +39,22 @@ class OrphanCase(gpu_cloud.GpuTestCase):
         self.world = simulator.Machine.load(self.machine, self.hardware_path)
 
     def vgpu(self, *arguments, code=0):
-        """Run a command; what it says to programs and to people."""
+        """Run a command; return its standard output and standard error."""
         result, output, errors = self.command('vgpu', *arguments)
         self.assertEqual(code, result, errors)
         return output, errors
 
     def listed(self, *arguments):
-        """Rows by name of vGPU."""
+        """Return the listed rows by name of vGPU."""
         return {row['name']: row for row in json.loads(
             self.vgpu('list', '-f', 'json', *arguments)[0])}
 
     def refusal(self, *arguments):
-        """What an operator is told who cannot be answered."""
+        """Return the error of a command that cannot give an answer."""
         return self.vgpu(*arguments, code=1)[1]
 
     def sysfs(self):
-        """The kernel of the compute node."""
+        """Return the sysfs of the compute node's kernel."""
         return platform.open_platform(self.world).sysfs
 
 
@@ -73,7 +73,7 @@ class MdevTest(OrphanCase):
         self.addCleanup(self.world.uninstall)
 
     def forget(self):
-        """Lose the journal."""
+        """Remove the GPU's record and end the agent."""
         os.unlink(os.path.join(self.state_path, f'gpus/{self.gpu}.json'))
         self.end_agent()
 
@@ -148,7 +148,7 @@ class MdevTest(OrphanCase):
 
 
 class OtherProjectTest(OrphanCase):
-    """A user whom Cyborg shows his own project's requests alone."""
+    """A user to whom Cyborg shows only requests of the user's project."""
 
     machine = 't4x4'
     gpu = MdevTest.gpu

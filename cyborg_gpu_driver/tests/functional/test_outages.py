@@ -10,9 +10,9 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Hardware and disk go away and come back, with servers bound.
+"""Hardware and disk fail and come back, with servers bound.
 
-The agent lives, names the trouble once, and all is right afterwards.
+The agent survives, logs the trouble once, and all is right afterwards.
 """
 
 import contextlib
@@ -94,10 +94,10 @@ class DiskCase(outages.OutageCase):
             in os.walk(self.state_path) for name in names)
 
     def suffer(self, reason, left):
-        """Everything that is asked of an agent that cannot write.
+        """Ask everything of an agent that cannot write.
 
-        :param reason: what the log says of it.
-        :param left: how many vGPUs there are after an unbind.
+        :param reason: what the log says about this.
+        :param left: how many vGPUs exist after an unbind.
         """
         self.assert_bind_fails()
         self.assertIn(reason, '\n'.join(self.lines()))
@@ -122,14 +122,14 @@ class FullDiskTest(DiskCase):
         self.assertEqual(files, self.files())
         self.assert_all_right()
 
-    def test_a_gpu_falls_sick_meanwhile(self):
+    def test_a_gpu_becomes_unhealthy_meanwhile(self):
         with self.disk.full():
             self.world().set_health(self.gpu, uncorrected=1)
             self.assert_said_once('is unhealthy', 'kept in memory')
             self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
                               self.goes)
         self.cloud.report()
-        self.assertIsNotNone(self.record().sickness)
+        self.assertIsNotNone(self.record().health)
 
     def test_a_report_that_cannot_be_remembered(self):
         store.Store(self.state_path).put(self.address, reported=None)
@@ -157,9 +157,9 @@ class ReadOnlyTest(DiskCase):
 
 
 class UnreadableTest(outages.OutageCase):
-    """Records that are there and that the agent cannot read.
+    """Records that exist and that the agent cannot read.
 
-    A directory in a file's place stands for one: root reads any file.
+    A directory stands in for an unreadable file: root can read any file.
     """
 
     @contextlib.contextmanager

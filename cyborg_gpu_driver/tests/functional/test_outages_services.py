@@ -10,9 +10,9 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Placement, the conductor and Cyborg's API go away and come back.
+"""Placement, the conductor and Cyborg's API fail and come back.
 
-The agent lives, names the trouble once, and all is right afterwards.
+The agent survives, logs the trouble once, and all is right afterwards.
 """
 
 import oslo_messaging
@@ -42,7 +42,7 @@ class PlacementCase(outages.OutageCase):
 
 
 class PlacementTest(PlacementCase):
-    """The agent alone does not reach Placement; the others do."""
+    """Only the agent does not reach Placement; the other services do."""
 
     def check(self, outage):
         with outage():
@@ -67,7 +67,7 @@ class PlacementTest(PlacementCase):
     def test_silent(self):
         self.check(self.door.silent)
 
-    def test_a_gpu_falls_sick_meanwhile(self):
+    def test_a_gpu_becomes_unhealthy_meanwhile(self):
         with self.door.shut():
             self.world().set_health(self.gpu, uncorrected=1)
             self.assert_said_once('is unhealthy', 'cannot be written to')
@@ -84,7 +84,7 @@ class PlacementTest(PlacementCase):
 
 
 class WholeGpuTest(PlacementCase):
-    """GPUs in passthrough mode, of which Placement alone knows users."""
+    """GPUs in passthrough mode, whose users only Placement knows."""
 
     machine = 'mixed'
     overrides = {'gpu': {'policies': 'one', 'clean_whole_gpus': True},
@@ -110,7 +110,7 @@ class WholeGpuTest(PlacementCase):
 class ConductorCase(outages.OutageCase):
 
     def report_in_vain(self):
-        """As the agent's periodic task, which logs the error and goes on."""
+        """Report like the agent's periodic task, which survives the error."""
         cfg.CONF.set_override('rpc_response_timeout', 1)
         try:
             self.assertRaises(oslo_messaging.MessagingTimeout,
@@ -135,7 +135,7 @@ class ConductorTest(ConductorCase):
 
 
 class LostReportTest(ConductorCase):
-    """Reports that never reach the conductor, which the others do."""
+    """The agent's reports never reach the conductor; other services do."""
 
     def setUp(self):
         super().setUp()
@@ -180,7 +180,7 @@ class LostReportTest(ConductorCase):
         self.give_all_back()
         self.change_policy('one', profiles=['3g.40gb', '1g.10gb'])
         self.report_in_vain()
-        # Somebody lets the scheduler have it, who knows nothing of us.
+        # A client that does not know this driver offers it to the scheduler.
         uuid = self.cloud.provider(self.name('2g.20gb'))['uuid']
         url = f'/resource_providers/{uuid}/inventories'
         self.cloud.placement.put(url, {

@@ -28,7 +28,7 @@ class PrepareCase(gpu_cloud.GpuTestCase):
         'gpu_policy:rest': {'mode': 'off'}}
 
     def govern(self, **options):
-        """Change the policy and start the agent again."""
+        """Change the policy and restart the agent."""
         for name, value in options.items():
             self.driver._conf.set_override(name, value,
                                            group='gpu_policy:one')
@@ -39,7 +39,7 @@ class PrepareCase(gpu_cloud.GpuTestCase):
         self.report()
 
     def is_now(self):
-        """MIG mode and number of virtual functions."""
+        """Return the MIG mode and the number of virtual functions."""
         state = self.hardware()
         return state.mig, state.vfs
 
@@ -52,7 +52,7 @@ class WholeTest(PrepareCase):
     def test_a_gpu_that_was_carved_up_is_whole_again(self):
         self.assertEqual((False, 0), self.is_now())
         self.assertEqual({'passthrough'}, self.labels())
-        # Those that no policy wants changed are as they were.
+        # GPUs that no policy wants to change are as before.
         other = self.hardware('0000:0f:00.0')
         self.assertEqual((True, 20), (other.mig, other.vfs))
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What Placement is told where it answers in part, or not at all."""
+"""Writes to a Placement that answers only in part, or not at all."""
 
 import fixtures
 from oslo_config import cfg
@@ -22,7 +22,7 @@ from cyborg_gpu_driver.tests.functional import test_outages_services
 class SilentTest(test_outages_services.PlacementCase):
 
     def test_a_bind_waits_neither_for_long_nor_again(self):
-        # Of the client itself; an agent that is started now uses it.
+        # The client's own timeout, which an agent that starts now uses.
         cfg.CONF.set_override('timeout', 3600, group='placement')
         self.end_agent()
         self.report()
@@ -42,7 +42,7 @@ class SilentTest(test_outages_services.PlacementCase):
 class RefusedTest(test_outages_services.PlacementCase):
 
     def wrong(self, label):
-        """Write something wrong; the provider's UUID."""
+        """Write a wrong ``reserved``; return the provider's UUID."""
         placement = self.cloud.placement
         provider = placement.providers()[self.name(label)]['uuid']
         name = test_mig._class(label)

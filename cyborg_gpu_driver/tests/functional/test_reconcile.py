@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What disagrees is named once, and repaired where that harms nobody."""
+"""Differences are logged once, and repaired where a repair does no harm."""
 
 import ctypes
 import json
@@ -54,7 +54,7 @@ class ReconcileCase(gpu_cloud.GpuTestCase):
             level='INFO', format='%(name)s %(message)s'))
 
     def reports(self):
-        """What three reports say of differences."""
+        """Return what three reports log about differences."""
         before = len(self.log.output)
         for _ in range(3):
             self.cloud.report()
@@ -63,7 +63,7 @@ class ReconcileCase(gpu_cloud.GpuTestCase):
                 if line.startswith('cyborg_gpu_driver.program.reconcile.')]
 
     def doctor(self, *arguments, code=0):
-        """Rows by kind that the command lists, and what it says."""
+        """Run doctor; return its rows by code, and standard error."""
         result, output, errors = self.command(
             'doctor', '-f', 'json', '--os-cloud', 'here', '--only', 'gpus',
             '--only', 'records', '--only', 'cloud', *arguments)
@@ -71,12 +71,12 @@ class ReconcileCase(gpu_cloud.GpuTestCase):
         return {row['code']: row for row in json.loads(output)}, errors
 
     def assert_named_once(self, lines, *words):
-        """One line has all the words, and only one of the lines has."""
+        """Check that exactly one line has all of the words."""
         self.assertEqual(1, len([line for line in lines if all(
             word in line for word in words)]), (words, lines))
 
     def sysfs(self):
-        """The kernel of the compute node."""
+        """Return the sysfs of the compute node's kernel."""
         self.addCleanup(self.world.uninstall)
         return platform.open_platform(self.world).sysfs
 
@@ -89,7 +89,7 @@ class ReconcileCase(gpu_cloud.GpuTestCase):
             del self.world.gpu(self.gpu).state.instances[instance_id]
 
     def lose_request(self, server):
-        """An unbind that Cyborg has forgotten, and Nova's allocation."""
+        """Delete a server's requests and allocation without an unbind."""
         admin = context.get_admin_context()
         for arq in server.arqs:
             request = objects.ExtARQ.get(admin, arq['uuid'])
@@ -100,10 +100,10 @@ class ReconcileCase(gpu_cloud.GpuTestCase):
         self.cloud.placement.delete(f'/allocations/{server.uuid}')
 
     def clean(self):
-        """All has been given back and nothing disagrees.
+        """Check that everything is released and nothing disagrees.
 
-        Where a provider was closed and its generation has changed since,
-        an operator may have closed it: the second report opens it.
+        If a provider was closed and its generation has changed since, an
+        operator may have closed it: the second report opens it.
         """
         self.report()
         self.report()
@@ -267,7 +267,7 @@ class HandleTest(ReconcileCase):
 
     def test_reserved_written_by_somebody_else(self):
         right = self.reserved()
-        # Once, so that the agent has seen it as it was.
+        # Report once, so that the agent has seen the right value.
         self.cloud.report()
         self.write_reserved('1g.10gb', 6)
         rows, _ = self.doctor(code=1)
@@ -278,7 +278,7 @@ class HandleTest(ReconcileCase):
         self.doctor('--repair')
         self.assertEqual(right, self.reserved())
 
-    def test_all_of_a_sick_gpu_is_reserved_and_stays_so(self):
+    def test_all_of_an_unhealthy_gpu_is_reserved_and_stays_so(self):
         self.world.set_health(_GPU, uncorrected=1)
         self.report()
         right = self.reserved()
@@ -428,8 +428,8 @@ class LostVfioJournalTest(ReconcileCase):
         host_files.damage(self.state_path, '0000:31:00.0')
         self.end_agent()
         self.assert_named_once(self.reports(), '1 handles on 1 GPUs')
-        # Which instances were there before cannot be known,
-        # nor since when it was bound.
+        # The agent cannot know which instances existed before,
+        # nor the time of the bind.
         self.assertEqual([dict(bound, foreign_ids=[], since=None)],
                          self.journal())
         self.cloud.unbind(server)

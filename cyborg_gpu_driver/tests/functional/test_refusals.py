@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What comes by RPC and is wrong is refused, and touches nothing."""
+"""The driver refuses wrong requests by RPC, and changes nothing."""
 
 import uuid
 
@@ -37,7 +37,7 @@ class RefusalTest(test_mig.OneGpuCase):
         self.before = self.everything()
 
     def bad(self):
-        """Strings, and what the refusal must name."""
+        """Yield wrong arguments, and what the refusal must name."""
         yield ('../../x', self.type, _HANDLE), '../../x'
         yield (self.function + '/../..', self.type, _HANDLE), 'PCI address'
         yield ('0000:fe:00.0', self.type, _HANDLE), '0000:fe:00.0'
@@ -91,7 +91,7 @@ class RefusalTest(test_mig.OneGpuCase):
 
 
 class BesideTheInTreeDriverTest(gpu_cloud.GpuTestCase):
-    """What is not ours goes to Cyborg's own driver if that is enabled."""
+    """Other devices' requests go to Cyborg's own driver if it is enabled."""
 
     def test_without_it_a_foreign_address_is_refused(self):
         error = self.assertRaises(

@@ -29,12 +29,12 @@ from cyborg_gpu_driver.tests.functional import gpu_cloud
 _A_MINUTE = 60
 _START = ('import runpy, sys, cyborg.cmd; '
           'runpy.run_path(sys.argv[1], run_name="__main__")')
-# Not imported here, where eventlet's threads would not do.
+# Not imported here: eventlet's threads do not work in this process.
 _GREEN = os.path.join(os.path.dirname(__file__), 'green.py')
 
 
 def installed():
-    """The installed Cyborg, as ``cyborg-gpu check`` sees it."""
+    """Return the installed Cyborg, as ``cyborg-gpu check`` sees it."""
     return machine.look('/nowhere', ()).release
 
 
@@ -89,7 +89,7 @@ class CredentialsTest(gpu_cloud.GpuTestCase):
 
 
 class AgentProcessTest(gpu_cloud.GpuTestCase):
-    """cyborg-agent's own process: on eventlet's threads before 2026.1."""
+    """A process like cyborg-agent's, with eventlet's threads before 2026.1."""
 
     overrides = {
         'gpu': {'policies': 'slices'},

@@ -134,13 +134,13 @@ class ReloadTest(gpu_cloud.GpuTestCase):
         self.assertEqual([], self.placements())
 
     def bind_during_a_reload(self):
-        """A bind that waits for its GPU while a report reloads."""
+        """Start a bind that waits for its GPU while a report reloads."""
         (device,) = self.driver._running().report()
         handle = device.deployables[0].handles[0]
         self.handle = str(uuid.uuid4())
         self.asked = str(handle.address), handle.asked_type, self.handle
         self.configure(gpu_policy_slices={'profiles': _LARGE})
-        # The change counts from the next report on.
+        # The change takes effect with the next report.
         self.driver.discover()
         self.errors = []
 
@@ -155,7 +155,7 @@ class ReloadTest(gpu_cloud.GpuTestCase):
                 self.said('The configuration files have changed'))
 
     def said(self, text):
-        """An event that is set when the driver has logged a text."""
+        """Return an event that is set when the driver has logged a text."""
         event = threading.Event()
 
         class Handler(logging.Handler):

@@ -32,7 +32,7 @@ _TOTAL = 7
 
 
 class _Disturbed:
-    """A client to which things happen on the way."""
+    """A client that calls a function of the test before each request."""
 
     def __init__(self, inner):
         self._inner = inner
@@ -96,7 +96,7 @@ class ReservedCase(oslo_base.BaseTestCase):
         return f'/resource_providers/{provider}/inventories/{_CLASS}'
 
     def set_reserved(self, provider, count):
-        """As somebody else does."""
+        """Write ``reserved`` as another client does."""
         body = self.placement.get(self.url(provider))
         self.placement.put(self.url(provider), dict(body, reserved=count))
 
@@ -109,14 +109,14 @@ class ReservedCase(oslo_base.BaseTestCase):
             'resource_provider_generation']
 
     def enforce(self, *counts):
-        """One report."""
+        """Enforce these counts as one report does."""
         self.keeper.enforce(
             [self.wanted(provider, count) for provider, count
              in zip((self.one, self.two), counts, strict=True)],
             self.keeper.generations([self.one, self.two]))
 
     def use(self, provider):
-        """Let a server have one."""
+        """Allocate one unit to a new server; return the server's UUID."""
         server = str(uuid.uuid4())
         self.placement.put(f'/allocations/{server}', {
             'allocations': {provider: {'resources': {_CLASS: 1}}},
@@ -155,7 +155,7 @@ class WriteTest(ReservedCase):
                          [url for url in asked if _CLASS in url])
 
     def test_a_provider_that_there_is_not_is_left_out(self):
-        # Cyborg makes it after the report, or has removed it.
+        # Cyborg creates the provider after the report, or has removed it.
         absent = self.wanted(str(uuid.uuid4()), 1)
         self.keeper.write([absent, self.wanted(self.one, 3)])
         self.keeper.enforce([absent, self.wanted(self.two, 2)],
@@ -175,7 +175,7 @@ class WriteTest(ReservedCase):
 
 
 class ClosedTest(ReservedCase):
-    """Whoever disables a device in Cyborg has its provider closed."""
+    """Cyborg closes the provider of a device that an operator disables."""
 
     def test_it_is_opened_by_the_second_report(self):
         self.enforce(3, 0)
@@ -316,7 +316,7 @@ class TenantTest(ReservedCase):
         self.assertEqual([_TOTAL, 0], self.reserved())
         self.assertEqual(dataclasses.replace(
             seen, generation=self.generation(self.one), ours=1), closed)
-        # Nobody can come now, and it need not be written again.
+        # No server can get it now, and no second write is necessary.
         self.assertEqual(closed, self.keeper.close(self.one, _CLASS, closed))
         self.assertEqual(closed, self.keeper.seen(self.one))
 

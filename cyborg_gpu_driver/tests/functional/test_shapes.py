@@ -12,12 +12,12 @@
 
 """Every model in every way that it makes vGPUs, from a bare host.
 
-The figures are those of NVIDIA's vGPU guide, written down here once more:
-what the simulator's model files say is not taken for granted.
+The figures come from NVIDIA's vGPU guide and are repeated here, so that the
+tests do not rely on the simulator's model files.
 
-``CYBORG_GPU_SHAPES=all`` in the environment has each type and profile bound
-until none is left, and each model restarted and rebooted; without it one
-type of each way is, and four models are.
+With ``CYBORG_GPU_SHAPES=all`` in the environment, the tests bind each type
+and profile until none is left, and restart and reboot each model. Without it,
+they bind one type of each way, and restart and reboot four models.
 """
 
 import collections
@@ -58,7 +58,7 @@ MIXED = {
     'a100-80': {'A100DX-8C': 8, 'A100DX-16C': 4, 'A100DX-20C': 4,
                 'A100DX-40C': 2, 'A100DX-80C': 1},
 }
-"""The same where vGPUs of several sizes may live side by side."""
+"""The same on GPUs that allow vGPUs of several sizes side by side."""
 
 INSTANCES = {
     'a100-40': {'1g.5gb': 7, '1g.5gb+me': 1, '2g.10gb': 3, '3g.20gb': 2,
@@ -73,7 +73,7 @@ INSTANCES = {
                  '3g.71gb': 2, '4g.71gb': 1, '7g.141gb': 1},
     'rtx-pro-6000': {'1g.24gb+gfx': 4, '2g.48gb+gfx': 2, '4g.96gb+gfx': 1},
 }
-"""Model: GPU instance profiles and how many vGPUs that fill one fit."""
+"""Model: GPU instance profiles, and how many vGPUs that fill one fit."""
 
 SHARED = {
     'rtx-pro-6000': {'DC-1-8Q': 12, 'DC-1-12A': 8, 'DC-2-16Q': 6,
@@ -102,7 +102,7 @@ def _scenarios():
 
 
 class ShapeCase(gpu_cloud.GpuTestCase):
-    """One GPU that nobody has prepared, under an explicit policy."""
+    """One GPU that is not prepared, under an explicit policy."""
 
     gpu = GPU
 
@@ -131,10 +131,10 @@ class ShapeCase(gpu_cloud.GpuTestCase):
         }[self.kind]
 
     def _profile(self, name):
-        """A device profile for one of ``name``, made at its first use."""
+        """Return a device profile for one ``name``, made at its first use."""
         known = self.__dict__.setdefault('_profiles', {})
         if name not in known:
-            # As names.token() has it, spelled out.
+            # What names.token() does, spelled out.
             plain = name.upper().replace('+', '_').replace('.', '_')
             known[name] = self.profile('CUSTOM_NVIDIA_'
                                        + plain.replace('-', '_'))
@@ -160,7 +160,7 @@ class ShapeTest(ShapeCase):
             self.assertEqual(self.untouched, self.everything(), name)
 
     def _chosen(self):
-        """All of them, or the one of which the fewest but several fit."""
+        """Return all names, or the one with the smallest total above one."""
         if THOROUGH:
             return list(self.sums)
         return [min((name for name, total in self.sums.items()
@@ -176,7 +176,7 @@ class ShapeTest(ShapeCase):
                 return servers
 
     def _promises_hold(self, name):
-        """What is left beside ``name`` can be had, and nothing else can."""
+        """Check that only what is left beside ``name`` is available."""
         reserved = self.reserved()
         others = [other for other in self.sums if other != name]
         for other in others if THOROUGH else others[:1]:
@@ -225,13 +225,13 @@ class RebootTest(ShapeCase):
                          self.cloud.placement.snapshot())
 
     def _vgpus(self):
-        """(function, type, mdev's UUID) of every vGPU, sorted."""
+        """Return (function, type, mdev's UUID) of every vGPU, sorted."""
         return sorted((vgpu.function, vgpu.type_id, vgpu.uuid or '')
                       for vgpu in self.hardware().vgpus)
 
 
 class SchedulerTest(ShapeCase):
-    """vGPUs that share GPU instances, by the scheduler of their policy."""
+    """vGPUs that share GPU instances, with the scheduler of their policy."""
 
     model = 'rtx-pro-6000'
     framework = 'vendor-vfio'

@@ -10,12 +10,13 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Anything may happen in any order: nothing is lost, nobody gets another's.
+"""Operations in any order lose nothing and give no server another's vGPU.
 
-``CYBORG_GPU_OPERATIONS`` says how many operations are tried, half of them on
-a host with mdev and half on one without; a few that are always the same
-unless it is set. ``CYBORG_GPU_SEED`` is the number that was printed, to try
-the same ones again; with ``CYBORG_GPU_SHRINK`` as few of them as still fail,
+``CYBORG_GPU_OPERATIONS`` says how many operations the test tries, half of
+them on a host with mdev and half on a host without. If it is not set, the
+test tries a few operations that are always the same. ``CYBORG_GPU_SEED`` is
+the number that a run has printed, to try the same operations again. With
+``CYBORG_GPU_SHRINK`` the test looks for as few operations as still fail,
 which takes long.
 """
 
@@ -76,7 +77,7 @@ def _settings(number):
         phases.append(hypothesis.Phase.shrink)
     hosts = math.ceil(number / _STEPS)
     return hypothesis.settings(
-        # Some come to nothing and are not counted.
+        # Some operations do nothing and are not counted.
         max_examples=hosts, stateful_step_count=math.ceil(
             1.1 * number / hosts),
         derandomize=not _OPERATIONS, database=None, deadline=None,
@@ -85,7 +86,7 @@ def _settings(number):
 
 
 def _tell(done):
-    """Print what was done, and what came of it; how many operations."""
+    """Print the operations and their outcomes; return their number."""
     kinds = [name for name in sorted(done) if ':' not in name]
     number = sum(done[name] for name in kinds)
     print(f'{number} operations: ' + ', '.join(

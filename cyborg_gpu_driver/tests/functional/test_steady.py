@@ -34,9 +34,9 @@ class SteadyTest(gpu_cloud.GpuTestCase):
 
     @contextlib.contextmanager
     def statements(self):
-        """First words of what Cyborg's and Placement's databases are asked.
+        """Record the first word of each SQL statement until the end.
 
-        Two lists, which are filled until the end of the context.
+        Yield two lists: of Cyborg's and of Placement's statements.
         """
         cyborg, placement = [], []
 
@@ -52,7 +52,7 @@ class SteadyTest(gpu_cloud.GpuTestCase):
             sqlalchemy.event.remove(engine, 'before_cursor_execute', note)
 
     def handles(self):
-        """UUIDs of all attach handles."""
+        """Return the UUIDs of all attach handles."""
         return {handle.uuid for handle in objects.AttachHandle.list(
             context.get_admin_context())}
 

@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Many users at once, and everything as before afterwards.
+"""Many users at the same time, and everything as before afterwards.
 
-``CYBORG_GPU_STORM`` says how many servers each user makes;
-``CYBORG_GPU_STORM_SECONDS`` has them go on for that long instead.
+``CYBORG_GPU_STORM`` says how many servers each user creates. With
+``CYBORG_GPU_STORM_SECONDS`` the users continue for that long instead.
 """
 
 import collections
@@ -55,7 +55,7 @@ _PATIENCE = 120
 
 
 def _configuration(mode, *gpus, **options):
-    """Of GPUs that are offered in one mode, and of no others."""
+    """Return the configuration that offers only these GPUs, in one mode."""
     return {'gpu': {'policies': 'one', 'nova_vfio_handles': 'true'},
             'gpu_policy:one': {'mode': mode, 'match_address': ','.join(gpus),
                                **options}}
@@ -126,10 +126,9 @@ class StormTest(gpu_cloud.GpuTestCase):
         self.quiet.wait(_SECONDS + _PATIENCE)
 
     def _check_quiet(self):
-        """While servers are held and nobody does anything.
+        """Check the state while users hold servers and do nothing.
 
-        What binds and unbinds have left in Placement is what a report
-        writes.
+        Binds and unbinds must have left in Placement what a report writes.
         """
         held = {*self.owners.values()}
         self.assertEqual(len(held), self.handles_in_use())
@@ -141,7 +140,7 @@ class StormTest(gpu_cloud.GpuTestCase):
                          [self.reserved(gpu) for gpu in self.gpus])
 
     def _use(self, number):
-        """One user: make servers and delete them, whatever comes of it."""
+        """Act as one user: create and delete servers, whatever happens."""
         mine = collections.deque()
         with self._noted():
             self._make(random.Random(number), mine)
@@ -182,7 +181,7 @@ class StormTest(gpu_cloud.GpuTestCase):
         except client.ApiError as error:
             if error.status != 409:
                 raise
-            # Another claim was quicker; Nova would ask again.
+            # Another claim was quicker. Nova would ask again.
             outcome, server = 'lost claim', None
         else:
             outcome = 'bound'
@@ -193,13 +192,13 @@ class StormTest(gpu_cloud.GpuTestCase):
 
     def _delete(self, server):
         with self.lock:
-            # First, because from then on they may be another's.
+            # Do this first: after the unbind they may be another server's.
             self.owners = {thing: owner for thing, owner
                            in self.owners.items() if owner != server.uuid}
         self.cloud.unbind(server)
 
     def _own(self, server):
-        """A server has a vGPU, and an instance, that no other has."""
+        """Check that no other server has this server's vGPU or instance."""
         for arq in server.arqs:
             things = self._things(arq)
             with self.lock:
@@ -208,7 +207,7 @@ class StormTest(gpu_cloud.GpuTestCase):
                 self.owners.update(dict.fromkeys(things, server.uuid))
 
     def _things(self, arq):
-        """What a bound handle has on the hardware."""
+        """Return what a bound handle has on the hardware."""
         info = arq['attach_handle_info']
         names = (arq['attach_handle_uuid'],
                  '{domain}:{bus}:{device}.{function}'.format(**info))
@@ -228,7 +227,7 @@ class StormTest(gpu_cloud.GpuTestCase):
 
 
 class ProcessesTest(base.BaseTestCase):
-    """Two agents on one machine, each of which believes to be alone."""
+    """Two agents on one machine, neither of which knows of the other."""
 
     machine = gpu_cloud.TWO_GPUS
     gpus = ('0000:07:00.0', '0000:0f:00.0')

@@ -33,10 +33,10 @@ _A_MINUTE = 60
 
 
 class UnprivilegedTest(base.BaseTestCase):
-    """Functional tests once more, all of the cloud as another user.
+    """Functional tests, with all of the cloud running as another user.
 
-    Those of one machine follow each other on it; none changes it otherwise
-    than through the driver.
+    The tests of one machine run on it one after the other. They change it
+    only through the driver.
     """
 
     def setUp(self):
@@ -46,7 +46,7 @@ class UnprivilegedTest(base.BaseTestCase):
         self.begin()
 
     def begin(self):
-        """Make a directory for another machine, which nothing has changed."""
+        """Make a directory for a new machine, which nothing has changed."""
         self.directory = self.useFixture(fixtures.TempDir()).path
         os.chmod(self.directory, 0o755)
         self.own = os.path.join(self.directory, 'user')
@@ -55,7 +55,7 @@ class UnprivilegedTest(base.BaseTestCase):
     def run_tests(self, machine, *names):
         """Run tests as ``nobody.USER``.
 
-        :param names: below this package.
+        :param names: names of tests, relative to this package.
         """
         world = simulator.Machine.load(
             machine, os.path.join(self.directory, 'hardware.json'))
@@ -90,8 +90,8 @@ class UnprivilegedTest(base.BaseTestCase):
         for number, name in enumerate(
                 unittest.defaultTestLoader.getTestCaseNames(
                     test_modes.MixedTest)):
-            # The agent binds whole GPUs to vfio-pci, and NVML tells the next
-            # agent, which has no records of them, no more of such a GPU.
+            # The agent binds whole GPUs to vfio-pci. NVML then does not list
+            # them for the next agent, which has no records of them.
             if number:
                 self.begin()
             self.run_tests('mixed', f'test_modes.MixedTest.{name}')

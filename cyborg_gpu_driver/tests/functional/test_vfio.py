@@ -32,7 +32,7 @@ class VfioCase(gpu_cloud.GpuTestCase):
                              'vgpu_types': 'A100D-20C, A100D-40C'}}
 
     def bind(self, resource_class, gpu):
-        """A server's handle, and what its function carries then."""
+        """Create a server; check that its function carries its vGPU."""
         server = self.cloud.bind(self.profile(resource_class))
         (arq,) = server.arqs
         self.assertEqual('MDEV', arq['attach_handle_type'])

@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Whole GPUs are closed and on vfio-pci before anybody can ask for one.
+"""Whole GPUs are closed and on vfio-pci before a server can ask for one.
 
-What is held, and what an unbind had to wait for, is the simulated kernel's
-to tell, which counts opens of each device node for each process.
+The simulated kernel counts opens of each device node for each process. It
+tells which GPUs are held, and what an unbind had to wait for.
 """
 
 import contextlib
@@ -55,10 +55,10 @@ _ROUNDS = int(os.environ.get('CYBORG_GPU_WHOLE_ROUNDS', '25'))
 
 
 class WholeCase(gpu_cloud.GpuTestCase):
-    """Three GPUs, of which one has a function for audio."""
+    """Three GPUs, one of which has an audio function."""
 
     root = None
-    """What root does, where this process is not root's."""
+    """Acts as root if this process is not root's."""
     driver_at_boot = 'nvidia'
     audio_at_boot = 'snd_hda_intel'
     passthrough_driver = 'vfio-pci'
@@ -83,11 +83,11 @@ class WholeCase(gpu_cloud.GpuTestCase):
 
     @property
     def world(self):
-        """The simulated machine, for what happens to it from outside."""
+        """The simulated machine, to change it from outside."""
         return simulator.Machine.load(self.machine, self.hardware_path)
 
     def happen(self, act, *arguments):
-        """Let something happen to the machine, as root may."""
+        """Call a method of the simulated machine, with root's rights."""
         if self.root is not None:
             self.root.world(act, *arguments)
         else:
@@ -97,11 +97,11 @@ class WholeCase(gpu_cloud.GpuTestCase):
         return self.world.drivers.of(address)
 
     def inventory(self, address):
-        """Total and reserved; None if the GPU is not offered."""
+        """Return total and reserved; None if the GPU is not offered."""
         return self.reserved(address).get('passthrough')
 
     def offered(self):
-        """GPUs that somebody could get now."""
+        """Return the GPUs that a server could get now."""
         return {address for address in (T4, A40, A100)
                 if self.inventory(address) == (1, 0)}
 
@@ -127,7 +127,7 @@ class WholeCase(gpu_cloud.GpuTestCase):
         self.cloud.unbind(server)
 
     def assert_unharmed(self):
-        """Nobody had to wait for a holder, and nothing was broken."""
+        """Check that no unbind waited for a holder and nothing broke."""
         world = self.world
         self.assertEqual(((), ()), (world.blocked_unbinds, world.damage))
 
@@ -191,7 +191,7 @@ class HandOverTest(WholeCase):
         self.world.lose_gpu(T4)
         self.report()
         self.assertEqual(gpu_cloud.USED, self.inventory(T4))
-        self.assertIn('CUSTOM_GPU_SICK_PCI_UNREACHABLE', self.traits(T4))
+        self.assertIn('CUSTOM_GPU_UNHEALTHY_PCI_UNREACHABLE', self.traits(T4))
         self.assertEqual({A40, A100}, self.offered())
 
     def test_a_command_beside_the_agent(self):
@@ -331,7 +331,7 @@ class StayWithAudioTest(WholeCase):
 
 
 class RoundsTest(WholeCase):
-    """Whatever happens in whatever order, no GPU is lost or waited for."""
+    """In any order of events, no GPU is lost and no unbind has to wait."""
 
     overrides = {'gpu': {'health_events': True}}
 

@@ -15,11 +15,12 @@
 usage: python -m cyborg_gpu_driver.tests.functional.unprivileged
            DIRECTORY MACHINE TEST...
 
-Started by root: oslo.privsep's daemon is forked off with root's privileges,
-then this process gives up its own for good and runs the tests. DIRECTORY has
-the simulated machine's state file, which root alone may write, and a
-directory ``user``, which becomes the user's and has to be TMPDIR.
-CYBORG_GPU_TEMPLATES may name a directory in it with databases to copy.
+Root starts this process. It forks oslo.privsep's daemon, which keeps root's
+privileges, then drops its own privileges permanently and runs the tests.
+DIRECTORY has the simulated machine's state file, which only root may write,
+and a directory ``user``, which this process gives to the user and which must
+be TMPDIR. CYBORG_GPU_TEMPLATES may name a directory in it with databases to
+copy.
 """
 
 import errno
@@ -46,7 +47,7 @@ _GPU = model.PciAddress.parse('0000:07:00.0')
 
 
 class ClosedTest(base.BaseTestCase):
-    """What this process cannot do to the machine without the daemon."""
+    """Changes of the machine that this process cannot make by itself."""
 
     def setUp(self):
         super().setUp()
@@ -82,7 +83,7 @@ class ClosedTest(base.BaseTestCase):
 
 
 def main(directory: str, machine: str, *names: str) -> bool:
-    """Whether the tests of these names passed."""
+    """Run the tests of these names; return whether they passed."""
     own = os.path.join(directory, 'user')
     options = os.path.join(own, 'helper.conf')
     with open(options, 'w', encoding='utf-8') as stream:
@@ -90,7 +91,7 @@ def main(directory: str, machine: str, *names: str) -> bool:
                      f'simulate_state = {directory}/hardware.json\n'
                      'nvml_timeout = 5\n')
     cfg.CONF(['--config-file', options])
-    # Before there are threads: a fork copies the locks that they hold.
+    # Fork before there are threads: a fork copies the locks that they hold.
     root = root_beside.Root(directory, machine)
     privsep.gpu_context.start(priv_context.Method.FORK)
     functional.make_templates()

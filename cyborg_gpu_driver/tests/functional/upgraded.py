@@ -15,10 +15,10 @@
 usage: python -m cyborg_gpu_driver.tests.functional.upgraded
            before|after DIRECTORY DATABASE
 
-Run before the upgrade by the old release's Python and after it by the new
-one's. DIRECTORY is kept between them: simulated GPUs, the driver's state and
-Placement's database are in it. DATABASE is the URL of Cyborg's, which has its
-schema.
+The old release's Python runs this before the upgrade, and the new release's
+Python runs it after the upgrade. DIRECTORY is kept between these runs: it has
+the simulated GPUs, the driver's state and Placement's database. DATABASE is
+the URL of Cyborg's database, which has its schema already.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PAIR = 'two-slices'
 
 
 class _Databases(database.Templates):
-    """Cyborg's database elsewhere; Placement's made once and then kept."""
+    """Cyborg's database elsewhere, and Placement's, made once and kept."""
 
     def __init__(self, directory: str, cyborg: str):
         super().__init__(directory)
@@ -55,8 +55,8 @@ class _Databases(database.Templates):
 class Side:
     """The cloud of one release.
 
-    :param directory: what is kept.
-    :param url: of Cyborg's database.
+    :param directory: the directory that is kept.
+    :param url: URL of Cyborg's database.
     """
 
     def __init__(self, directory: str, url: str):
@@ -74,12 +74,12 @@ class Side:
         self.report()
 
     def report(self):
-        """Two reports: Cyborg makes providers in the first."""
+        """Report twice: Cyborg creates the providers in the first report."""
         self.cloud.report()
         self.cloud.report()
 
     def before(self) -> None:
-        """Boot servers of every kind and write down what there is."""
+        """Boot servers of every kind and write down the state."""
         for name in _CLASSES:
             self._profile(name, {f'resources:{name}': '1'})
         self._profile(_PAIR, *[{f'resources:{_CLASSES[2]}': '1'}] * 2)
@@ -95,7 +95,7 @@ class Side:
                   f'{self._handles()} accelerators')
 
     def after(self) -> None:
-        """See that nothing has changed, and that all can be given back."""
+        """Check that nothing has changed and that all can be released."""
         with open(self._record, encoding='utf-8') as stream:
             record = json.load(stream)
         self._expect(record['bound'], 'nothing has changed')
@@ -121,7 +121,7 @@ class Side:
         self._say(what)
 
     def _everything(self):
-        """All that must be as it was, as JSON has it."""
+        """Return all that must stay the same, in a form for JSON."""
         with open(os.path.join(self._directory, 'hardware.json'),
                   encoding='utf-8') as stream:
             gpus = json.load(stream)['state']['gpus']

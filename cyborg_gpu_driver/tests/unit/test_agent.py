@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the parts of an agent do for each other."""
+"""How the parts of an agent work together."""
 
 import os
 import threading
@@ -48,7 +48,7 @@ class AgentTest(base.BaseTestCase):
         self.addCleanup(pynvml.nvmlLib.machine.uninstall)
 
     def handle(self):
-        """What Cyborg calls the agent with for one handle."""
+        """Return the arguments of Cyborg's calls for one handle."""
         deployable = self.devices[0].deployables[0]
         handle = deployable.handles[0]
         return str(handle.address), handle.asked_type, str(uuid.uuid4())
@@ -70,14 +70,14 @@ class AgentTest(base.BaseTestCase):
         self.assertEqual((), journal.Journal(self.state_path).entries())
 
     def test_what_an_instance_had_goes_with_it(self):
-        # The next instance may get its place and its id.
+        # The next instance may get the same placement and ID.
         asked = self.handle()
         self.agent.bind(*asked)
         (entry,) = journal.Journal(self.state_path).entries()
         records = store.of(self.state_path)
-        records.put(entry.gpu, sickness=gpu_record.HealthRecord(
+        records.put(entry.gpu, health=gpu_record.HealthRecord(
             entry.boot, None, (health.Condition(
                 'XID_95', 1.0, 2.0, placement=entry.placement,
                 instance_id=entry.instance_id),)))
         self.agent.unbind(*asked)
-        self.assertIsNone(records.read(entry.gpu).sickness)
+        self.assertIsNone(records.read(entry.gpu).health)

@@ -11,10 +11,10 @@
 # under the License.
 
 
-"""How often NVML may be called, counted at the C library.
+"""The limits of NVML calls, counted at the C library.
 
-On real GPUs a call costs from microseconds to a second, and they queue
-behind each other; so calls are what we bound, not time.
+On real GPUs a call takes from microseconds to a second, and calls queue
+behind each other. Therefore the limits are for calls, not for time.
 """
 
 import json
@@ -36,12 +36,12 @@ from cyborg_gpu_driver.simulator.library import library
 from cyborg_gpu_driver.tests import empty_placement
 
 LARGE = 3
-"""What a report of a large host may take, of a plain one's."""
+"""The limit for a large host's report, as a multiple of a plain host's."""
 PER_HOST = 2
 """One call to NVML, and one to the fabric manager."""
 PER_GPU = 8
 PER_CHECK = 5
-"""What asking one GPU for its health takes."""
+"""The calls that ask one GPU for its health."""
 PER_INSTANCE = 2
 PER_BIND = 8
 
@@ -55,16 +55,16 @@ class BudgetCase(base.BaseTestCase):
         conf([], default_config_files=[])
         conf.set_override('simulate', host, group='gpu')
         conf.set_override('state_path', directory, group='gpu')
-        # Its thread would be counted too.
+        # The calls of the thread for health events would be counted as well.
         conf.set_override('health_events', False, group='gpu')
         return agent.Agent(conf, policies.read(conf), 'host1',
                            empty_placement.EmptyPlacement)
 
     def work(self, operation, *arguments):
-        """How many calls of functions it takes in this thread.
+        """Return how many function calls an operation makes in this thread.
 
-        Unlike time they do not depend on what else the machine does; those
-        of a lock that is waited for do, a little.
+        Unlike time, the number does not depend on the machine's other load,
+        except for a few calls of a lock that the operation waits for.
         """
         calls = 0
 
@@ -96,7 +96,7 @@ class TestCallBudget(BudgetCase):
         return sum(self.machine.calls.values())
 
     def _handles(self, profile):
-        """What the agent is called with for a profile's handles."""
+        """Return the arguments of Cyborg's calls for a profile's handles."""
         return [
             (str(handle.address), handle.asked_type, str(uuid.uuid4()))
             for device in self.devices for deployable in device.deployables
@@ -113,7 +113,7 @@ class TestCallBudget(BudgetCase):
         self.assertEqual(56, self._instances())
         self.agent.report()
         calls = self._count(self.agent.report)
-        # One call would not tell 56 instances from none.
+        # One call for each GPU would not tell 56 instances from none.
         self.assertGreater(calls, 8)
         self.assertLessEqual(calls, PER_GPU * 8 + PER_INSTANCE * 56)
 
@@ -155,7 +155,7 @@ class TestCallBudget(BudgetCase):
         self.agent.unbind(*last)
         alone = self.work(self.agent.bind, *last)
         self.agent.unbind(*last)
-        # Those of the other seven GPUs come first.
+        # The claims of the other seven GPUs come first.
         for handle in handles[:49]:
             self.agent.bind(*handle)
         among = self.work(self.agent.bind, *last)
@@ -166,7 +166,7 @@ class TestCallBudget(BudgetCase):
 class TestLargeHost(BudgetCase):
 
     def write(self, name, vfs, types):
-        """A host of two GPUs of a model; the path of its file."""
+        """Write a host of two GPUs of a model. Return the path of its file."""
         model = yaml.safe_load((
             files.HERE / 'models' / 'a100-80.yaml').read_text())
         known = model['vgpu_types']
@@ -188,7 +188,7 @@ class TestLargeHost(BudgetCase):
         return path
 
     def report(self, vfs, types):
-        """The work of a report when nothing has changed."""
+        """Return the work of a report when nothing has changed."""
         path = self.write('tested', vfs, types)
         with fixtures.MonkeyPatch('cyborg_gpu_driver.simulator.files.HERE',
                                   path.parent):

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The hooks replace two functions of Cyborg, and are removed again."""
+"""The hooks replace two functions of Cyborg, and can be removed."""
 
 from cyborg.accelerator.drivers.gpu import utils
 from oslotest import base
@@ -60,7 +60,7 @@ class SeamTest(base.BaseTestCase):
 
     def test_a_changed_signature_is_named(self):
         def create_mdev_privileged(pci_addr, mdev_type, ah_uuid, extra):
-            """As another release might have it."""
+            """A signature that another release might have."""
 
         self.addCleanup(setattr, utils, 'create_mdev_privileged',
                         self.originals['create_mdev_privileged'])

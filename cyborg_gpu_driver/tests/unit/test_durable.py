@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Files that are whole or the old ones, and say what is wrong with them."""
+"""Files are complete or the old ones; errors say what is wrong with them."""
 
 import json
 import os
@@ -39,7 +39,7 @@ class DurableTest(base.BaseTestCase):
         self.assertEqual(content, durable.read(self.path, 'thing', 1))
 
     def test_it_is_on_the_disk_when_it_has_been_written(self):
-        # Else a power cut may leave an empty file, or the old one.
+        # Otherwise a power cut may leave an empty file, or the old one.
         durable.write(self.path, 'thing', 1, 'old')
         done, sync, replace = [], os.fsync, os.replace
 
@@ -113,7 +113,7 @@ class DurableTest(base.BaseTestCase):
                          os.listdir(os.path.dirname(self.path)))
 
     def test_a_directory_that_another_makes_at_the_same_time(self):
-        # rename(2) puts an empty directory in the place of an empty one.
+        # rename(2) replaces an empty directory with another empty one.
         make, directory = tempfile.mkstemp, os.path.dirname(self.path)
         turns = []
 
@@ -165,7 +165,7 @@ class DurableTest(base.BaseTestCase):
 
     @unittest.skipIf(os.geteuid(), 'only root can give files away')
     def test_root_gives_away_what_it_made_and_nothing_else(self):
-        """Whom the directory belongs to puts a link in the way."""
+        """The owner of the directory puts a link in the way."""
         target = os.path.join(self.useFixture(fixtures.TempDir()).path, 'x')
         with open(target, 'w', encoding='utf-8'):
             pass

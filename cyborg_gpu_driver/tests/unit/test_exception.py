@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Errors say what is wrong and survive the way through oslo.privsep."""
+"""Errors say what is wrong and survive the transfer by oslo.privsep."""
 
 import pickle
 

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What is logged once."""
+"""Messages that are logged once."""
 
 from oslotest import base
 

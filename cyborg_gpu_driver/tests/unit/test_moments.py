@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Numbers of seconds that people type, and moments that they read."""
+"""Numbers of seconds that users type, and times that they read."""
 
 import argparse
 import datetime

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What Placement should have of a host's GPUs, as its node says."""
+"""What Placement should have of a host's GPUs, according to its node."""
 
 import json
 
@@ -56,7 +56,7 @@ class InventoriesTest(base.BaseTestCase):
         self.assertEqual(tuple(others), self.node.inventories(self.gpu))
 
     def test_what_gets_other_handles_is_withdrawn_until_the_report(self):
-        """Cyborg still has the former handles, which no bind takes."""
+        """Cyborg still has the former handles, which no bind accepts."""
         first = self.node.inventories(self.gpu)
         self.report()
         self.assertEqual(frozenset(), self.node.withdrawn())
@@ -70,13 +70,13 @@ class InventoriesTest(base.BaseTestCase):
         self.assertNotIn(changed.provider, self.node.withdrawn())
 
     def report(self):
-        """As the agent does."""
+        """Report as the agent does."""
         host = self.node.live.host()
         self.node.withdrawal.decide(
             host, lambda gpu: self.node.device(gpu, self.node.servable(gpu)),
             (), ())
 
-    def test_all_of_a_sick_gpu_is_reserved(self):
+    def test_all_of_an_unhealthy_gpu_is_reserved(self):
         self.node.health.event(health_facts.Event(self.gpu, 79))
         self.assert_reserved(self.gpu)
 

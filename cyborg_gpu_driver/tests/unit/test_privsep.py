@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The privileged context, and the samples that let it be started."""
+"""The privileged context, and the samples that allow its start."""
 
 import configparser
 import fnmatch
@@ -42,7 +42,7 @@ class SampleTest(base.BaseTestCase):
         self.conf = self.useFixture(config_fixture.Config(cfg.CONF))
 
     def command(self, sample):
-        """What the agent runs with the sample's ``helper_command``."""
+        """Return the agent's command for the sample's ``helper_command``."""
         (line,) = re.findall(r'^#   helper_command = (.*)$',
                              sample.read_text(encoding='utf-8'),
                              re.MULTILINE)
@@ -50,7 +50,7 @@ class SampleTest(base.BaseTestCase):
         return privsep.gpu_context.helper_command(_SOCKET)
 
     def more(self, command):
-        """Commands that must not be allowed."""
+        """Generate commands that must not be allowed."""
         yield [*command, '--config-file', '/tmp/own/privsep.sock']
         for place in ('/tmp/tmp0a_9zxy/../x/privsep.sock',
                       '/tmp/tmp0 --config-dir /tmp/x/privsep.sock'):
@@ -122,9 +122,10 @@ class CapabilityTest(base.BaseTestCase):
 
 
 def _capabilities():
-    """Those of the context, as a new process has them.
+    """Return the capabilities of the context in a new process.
 
-    They are a default of oslo.config, which other tests reset here.
+    They are a default of oslo.config, which other tests in this process
+    reset.
     """
     done = subprocess.run(
         [sys.executable, '-W', 'ignore', '-c',
@@ -135,7 +136,7 @@ def _capabilities():
 
 
 def _sees_files(pid, kept):
-    """Whether root with these capabilities sees a process's open files."""
+    """Whether root with only these capabilities sees a process's files."""
     child = os.fork()
     if child == 0:
         try:

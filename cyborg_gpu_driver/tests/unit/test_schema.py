@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""What is said of a document that does not follow its schema."""
+"""The errors of documents that do not follow their schema."""
 
 import itertools
 import subprocess
@@ -169,7 +169,7 @@ class CheckTest(base.BaseTestCase):
                       self.said({'x' * 100: 1}))
 
     def test_what_grows_when_it_is_written(self):
-        """As aliases of YAML do: no fault is looked for, nor printed."""
+        """As with YAML aliases. The value is neither searched nor printed."""
         value = ['x']
         for _level in range(40):
             value = [value] * 9
@@ -214,7 +214,7 @@ class SchemasTest(base.BaseTestCase):
             jsonschema.Draft202012Validator.check_schema(what)
 
     def test_each_says_what_would_be_right(self):
-        """What takes values other than JSON's own types has words for it."""
+        """A schema with a pattern describes it; a format is for text."""
         for what in itertools.chain.from_iterable(map(_all, _SCHEMAS)):
             if 'pattern' in what:
                 self.assertTrue(what.get('description'), what)
@@ -223,7 +223,7 @@ class SchemasTest(base.BaseTestCase):
                     what['type'], list) else what['type'])
 
     def test_the_library_is_imported_when_it_is_needed(self):
-        """Commands that read no document start without it."""
+        """Commands that read no document start without jsonschema."""
         code = ('import sys; from cyborg_gpu_driver.cmd import main; '
                 'from cyborg_gpu_driver.simulator.machine import machine; '
                 'machine.Machine.load("t4x4"); '
@@ -234,7 +234,7 @@ class SchemasTest(base.BaseTestCase):
 
 
 def _all(what):
-    """A schema and those within."""
+    """Generate a schema and the schemas within it."""
     if isinstance(what, dict):
         if {'type', 'anyOf', 'const', 'enum'} & set(what):
             yield what

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Policies from a configuration file, and every mistake by its name."""
+"""Policies from a configuration file, and the error of each mistake."""
 
 import os
 import textwrap

@@ -67,7 +67,7 @@ class ReloadCase(base.BaseTestCase):
             stream.write(text)
 
     def changed(self):
-        """What is found at the second look, when a change counts."""
+        """Return what the second look finds; only then a change counts."""
         self.assertIsNone(self.watch.changed())
         return self.watch.changed()
 
@@ -87,7 +87,7 @@ class WatchTest(ReloadCase):
                          [item.name for item in settings.policies])
         self.assertEqual(('3g.40gb',), settings.policies[1].profiles)
         self.assertIsNone(self.changed())
-        # Cyborg's own options are only read.
+        # The watch does not change Cyborg's own options.
         self.assertEqual(['slices'], self.conf.gpu.policies)
 
     def test_a_file_that_is_being_written_is_waited_for(self):
@@ -149,7 +149,7 @@ class WatchTest(ReloadCase):
             '''.replace('            ', ''))
         settings = self.changed()
         self.assertEqual('', self.log.output)
-        # An option of Cyborg needs a restart.
+        # A change of Cyborg's own option needs a restart.
         self.assertEqual('compute1', settings.policies[0].name)
         self.assertEqual(7, settings.orphan_grace)
         self.assertEqual(7, settings.bind_timeout)

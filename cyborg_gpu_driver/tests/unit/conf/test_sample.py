@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""The sample configuration that is in the repository."""
+"""The sample configuration files of the repository."""
 
 import io
 import pathlib

@@ -35,7 +35,7 @@ class ValidationTest(base.BaseTestCase):
         self.path = os.path.join(self.directory, 'cyborg.conf')
 
     def read(self, text, more=''):
-        """Read a file, and one of a configuration directory after it."""
+        """Read a file, and after it a file of a configuration directory."""
         with open(self.path, 'w', encoding='utf-8') as stream:
             stream.write(text)
         directory = os.path.join(self.directory, 'conf.d')
@@ -112,7 +112,7 @@ class ValidationTest(base.BaseTestCase):
                          '[gpu_policy:x]', *words)
 
     def test_state_path_that_is_a_file(self):
-        """That may end while the agent runs, and so it starts."""
+        """The operator may correct it later, so the agent starts."""
         self.read(f'[gpu]\nstate_path = {self.path}\n')
 
     def test_the_last_assignment_is_named(self):

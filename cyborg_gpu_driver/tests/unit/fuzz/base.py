@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What the fuzz tests share: how much, with what, and what may come of it.
+"""The base of the fuzz tests: number of examples, inputs, allowed results.
 
 CYBORG_GPU_FUZZ (1 unless set) multiplies the number of examples.
 """
@@ -47,11 +47,11 @@ PLAIN = strategies.recursive(
     lambda inner: strategies.one_of(
         strategies.lists(inner, max_size=3),
         strategies.dictionaries(TEXTS, inner, max_size=3)), max_leaves=4)
-"""Whatever JSON can hold."""
+"""Any value that JSON can hold."""
 
 
 def examples(number):
-    """Settings of a test: so many examples, or more if asked for."""
+    """Return test settings for ``number`` examples, times the scale."""
     return hypothesis.settings(
         max_examples=max(1, math.ceil(number * _SCALE)), deadline=None,
         database=None, suppress_health_check=list(hypothesis.HealthCheck))
@@ -59,7 +59,7 @@ def examples(number):
 
 @strategies.composite
 def mutated(draw, document):
-    """A document that was right, with something wrong in a few places."""
+    """A valid document with mistakes in one to three places."""
     root = [copy.deepcopy(document)]
     for _ in range(draw(strategies.integers(1, 3))):
         places = list(_places(root))
@@ -90,7 +90,7 @@ def _places(container):
 
 @strategies.composite
 def damaged(draw, data):
-    """Bytes of a file that was right, changed, cut short or others."""
+    """The bytes of a valid file, changed or cut short, or other bytes."""
     if draw(strategies.booleans()):
         return draw(strategies.binary(max_size=64))
     start = draw(strategies.integers(0, len(data)))
@@ -99,7 +99,7 @@ def damaged(draw, data):
 
 
 class FuzzCase(base.BaseTestCase):
-    """Has a directory of its own, and logs nothing."""
+    """A test that has a directory of its own and logs nothing."""
 
     def setUp(self):
         super().setUp()
@@ -108,9 +108,9 @@ class FuzzCase(base.BaseTestCase):
         logging.disable(logging.CRITICAL)
 
     def attempt(self, action, *args):
-        """What comes of it; None if that is one of our own errors.
+        """Return the result, or None after an error of this library.
 
-        Any other error fails the test. That ours is one that people can
-        read is part of it.
+        Any other error fails the test, and so does an error of this library
+        that has no message.
         """
         return checks.attempt(action, *args)

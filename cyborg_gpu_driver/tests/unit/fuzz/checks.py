@@ -11,11 +11,11 @@
 # under the License.
 
 
-"""What must hold of each reader, whatever it is given.
+"""What must hold for each reader, whatever its input.
 
-Plain functions, for the tests of hypothesis and for ``tools/fuzz``. Each
-raises what the reader has raised, unless that is an error of ours which
-people can read, and AssertionError where what was read is not sound.
+Plain functions, for the hypothesis tests and for ``tools/fuzz``. Each
+function raises the error of the reader, unless it is a readable error of this
+library. It raises AssertionError if the data that was read is not sound.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ _OTHER = model.PciAddress.parse('0000:0f:00.0')
 
 
 def hold(condition, about):
-    """Raise AssertionError unless something holds."""
+    """Raise AssertionError unless the condition is true."""
     if not condition:
         raise AssertionError(repr(about))
 
 
 def attempt(action, *args):
-    """What comes of it; None if that is one of our own errors."""
+    """Return the result, or None after an error of this library."""
     try:
         return action(*args)
     except exception.GpuDriverError as error:
@@ -80,7 +80,7 @@ def attempt(action, *args):
 # Files that operators write
 
 def layouts(text, gpus=()):
-    """Read a layout file, and what it says of each GPU."""
+    """Read a layout file and its layout for each GPU."""
     file = attempt(layout_file.LayoutFile.parse, text, 'file')
     if file is None:
         return
@@ -96,7 +96,7 @@ def layouts(text, gpus=()):
 
 
 def hooks_file(text):
-    """A file of hooks: all that is run is text."""
+    """Read a file of hooks: every word to run is text."""
     found = attempt(hooks.parse, text, 'file', {}, str)
     for name, items in (found.by_name if found else {}).items():
         hold(name in hooks.NAMES, name)
@@ -107,14 +107,14 @@ def hooks_file(text):
 
 
 def slowdowns(document):
-    """Measured slowdowns of applications on one GPU."""
+    """Read the measured slowdowns of applications on one GPU."""
     found = attempt(interference.parse, document)
     if found is not None:
         hold(found.slowdown('a', ['b']) > 0, document)
 
 
 def extra_specs(specs):
-    """What a flavor says about the choice of a GPU."""
+    """Read what a flavor says about the choice of a GPU."""
     found = attempt(placement.wish, {
         key: str(value) for key, value in specs.items()}, 'flavor')
     for trait, weight in found.preferences if found else ():
@@ -123,7 +123,7 @@ def extra_specs(specs):
 
 
 def utilization_of_gpus(document):
-    """What Prometheus answers to nova-scheduler."""
+    """Read the answer of Prometheus to nova-scheduler."""
     found = attempt(utilization.parse, document)
     for gpu, value in (found or {}).items():
         hold(0 <= value <= 1 and all(isinstance(part, str) for part in gpu),
@@ -131,7 +131,7 @@ def utilization_of_gpus(document):
 
 
 def console(text):
-    """What a guest says of its runs."""
+    """Read what a guest prints about its runs."""
     report = guest.read(text, 'c0ffee')
     for run in report.runs:
         hold(run.seconds > 0 and run.problem.isprintable(), text)
@@ -141,7 +141,7 @@ def console(text):
 # Names and numbers
 
 def words(text):
-    """Names of profiles, types and handles, addresses and numbers."""
+    """Read names of profiles, types and handles, addresses and numbers."""
     for parse in (names.ProfileName.parse, names.VgpuTypeName.parse,
                   model.PciAddress.parse):
         found = attempt(parse, text)
@@ -154,7 +154,7 @@ def words(text):
 
 
 class _Everywhere:
-    """A kernel all of whose files, names and links are the same."""
+    """A kernel in which all files, names and links have the same content."""
 
     def __init__(self, data):
         self._data = data
@@ -169,11 +169,11 @@ class _Everywhere:
         return self._data[:length]
 
     def close(self, descriptor):
-        """Nothing was opened."""
+        """Do nothing: no file was opened."""
 
     def listdir(self, path):
         self.paths.add(path)
-        # The kernel's names have neither.
+        # Names in the kernel contain neither character.
         return [str(ADDRESS), *filter(None, self._text.replace(
             '\0', '').split('/'))]
 
@@ -186,7 +186,7 @@ class _Everywhere:
 
 
 def tree(data):
-    """Each reader of sysfs, where all that it reads is ``data``."""
+    """Run each reader of sysfs when all that it reads is ``data``."""
     everywhere = _Everywhere(data)
     files = sysfs.Sysfs('/sys', os_module=everywhere)
     bus, mdevs = pci.PciBus(files), mdev.MdevTree(files)
@@ -206,12 +206,12 @@ def tree(data):
 # What a ramdisk sends
 
 def ramdisk(content):
-    """What becomes of a node whose ramdisk sends this; None if refused."""
+    """Return the inventory that a ramdisk sends, or None if refused."""
     return _inspected(attempt(inventory.parse, content))
 
 
 def pci_devices(content):
-    """Likewise of what the agent's own collector sends."""
+    """Do the same for what the ramdisk agent's own collector sends."""
     return _inspected(attempt(inventory.from_pci, content))
 
 
@@ -237,7 +237,7 @@ def _inspected(found):
 # What a cloud tells a server
 
 def metadata(texts, gpus=()):
-    """Documents by name, of a config drive or a metadata service."""
+    """Read documents, by name, of a config drive or a metadata service."""
     search = attempt(layout_sources.search, [
         layout_sources.in_documents(texts.get, 'place')])
     if search is None or search.found is None:
@@ -249,8 +249,8 @@ def metadata(texts, gpus=()):
         attempt(entry.for_host, gpus)
 
 
-# Files that this library keeps: what is read is written again and is the
-# same, or it is refused.
+# Files that this library keeps. A file that is not refused is the same after
+# the library writes it again.
 
 def record_file(state_path):
     """``gpus/GPU.json``"""
@@ -279,13 +279,13 @@ def record_file(state_path):
 
 
 def _parts(record):
-    """What each part of a record can be used for."""
-    if record.sickness is not None:
-        ailments = record.sickness.ailments
-        health.unhealthy_placements(ailments)
-        hold(isinstance(health.judge(ailments).reasons, tuple), record)
-        for item in ailments:
-            # As people are shown it.
+    """Use each part of a record."""
+    if record.health is not None:
+        conditions = record.health.conditions
+        health.unhealthy_placements(conditions)
+        hold(isinstance(health.judge(conditions).reasons, tuple), record)
+        for item in conditions:
+            # The form that people see.
             hold(isinstance(item.text, str), item)
             datetime.datetime.fromtimestamp(item.first,
                                             datetime.timezone.utc)
@@ -298,7 +298,7 @@ def _parts(record):
 
 
 def earlier_file(state_path):
-    """A file of an earlier release is taken over or kept, and costs none."""
+    """A file of an earlier release is migrated, or kept as unusable."""
     records = store.Store(state_path)
     records.check()
     hold(not migrate.is_pending(state_path), state_path)
@@ -307,7 +307,7 @@ def earlier_file(state_path):
 
 
 def checkpoint_file(state_path):
-    """A checkpoint that an operator has written."""
+    """Read a checkpoint that an operator has written."""
     path = os.path.join(state_path, 'a.json')
     saved = attempt(checkpoint.read, path)
     if saved is not None:
@@ -317,7 +317,7 @@ def checkpoint_file(state_path):
 
 
 def first_boot_file(state_path):
-    """The report of a first boot can be printed, too."""
+    """Read the report of a first boot, which can also be printed."""
     found = attempt(first_boot_report.read, state_path)
     if found is not None:
         hold('\n'.join(found.lines()).encode(), found)
@@ -339,11 +339,11 @@ STATE_FILES = {
     'reported.json': ('cyborg-gpu report', 1, earlier_file),
     'disabled.json': ('cyborg-gpu disabled', 1, earlier_file),
 }
-"""Name of each: its kind and version, and what must hold of it."""
+"""By name: the kind and version of each file, and the function to check it."""
 
 
 def state_file(state_path, name, content):
-    """One of :data:`STATE_FILES`, with this behind a right checksum."""
+    """Write one of :data:`STATE_FILES` with a valid checksum; check it."""
     kind, version, check = STATE_FILES[name]
     durable.write(os.path.join(state_path, name), kind, version, content)
     check(state_path)

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""What YAML has that JSON has not, for the fuzz tests of YAML's files."""
+"""Values of YAML that JSON does not have, for the fuzz tests of YAML files."""
 
 import yaml
 from hypothesis import strategies
@@ -26,12 +26,12 @@ SCALARS = (
     '&a {<<: *a}', '{<<: [1]}', '? [1]', '!!python/object:os.system x', '*a',
     '1' * 5000, '-1', '"\\uD800"', '[' * 400, '{a: ' * 400, '0b', '0x',
     '1e400', '!<tag:yaml.org,2002:int> x', '!!merge x', '=', '---')
-"""Values that are YAML's alone, or none."""
+"""Values that only YAML has, and invalid values."""
 
 
 @strategies.composite
 def texts(draw, document):
-    """The text of a document with values that are YAML's alone."""
+    """The text of a document with values that only YAML has."""
     text = yaml.safe_dump(draw(base.mutated(document)),
                           default_flow_style=draw(strategies.booleans()))
     for word in draw(strategies.lists(strategies.sampled_from((

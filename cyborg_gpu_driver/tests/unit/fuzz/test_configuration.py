@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Whatever stands in cyborg.conf or nova.conf, our own errors name it."""
+"""Whatever cyborg.conf or nova.conf has, this library's errors name it."""
 
 import os
 
@@ -55,9 +55,9 @@ _LEGACY = {'gpu_devices': ['enabled_vgpu_types', 'filter_sriov_vfs'],
 
 @strategies.composite
 def _files(draw, options, **right):
-    """A configuration file; what is right about it stays or is changed.
+    """A configuration file whose valid lines are kept or changed.
 
-    :param right: lines by group, which most files have.
+    :param right: the valid lines by group, which most files have.
     """
     lines = []
     for group, names in options.items():
@@ -85,13 +85,13 @@ class ConfigurationTest(base.FuzzCase):
             stream.write(data)
 
     def read(self):
-        """The settings; None where oslo.config cannot read the file."""
+        """Return the settings, or None if oslo.config cannot read the file."""
         conf = cfg.ConfigOpts()
         try:
             conf([], project='cyborg', default_config_files=[self.path],
                  default_config_dirs=[])
         except (cfg.Error, UnicodeDecodeError):
-            # Cyborg's agent does not come as far as to load us.
+            # Cyborg's agent ends before it loads the driver.
             return None
         return policies.read(conf)
 
@@ -134,7 +134,7 @@ class ConfigurationTest(base.FuzzCase):
         self._import()
 
     def _import(self):
-        """As ``cyborg-gpu config import`` does."""
+        """Import the options as ``cyborg-gpu config import`` does."""
         before = self.attempt(legacy.read, [self.path])
         if before is None:
             return

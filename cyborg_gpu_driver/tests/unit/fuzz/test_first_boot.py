@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What a cloud tells a server, and what the server remembers of it."""
+"""A cloud's data for a server, and the server's report of its first boot."""
 
 import json
 

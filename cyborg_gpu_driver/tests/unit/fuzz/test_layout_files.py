@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Layout files that are not quite right are refused by our own errors."""
+"""Layout files with mistakes are refused with errors of this library."""
 
 
 import hypothesis
@@ -52,7 +52,7 @@ class LayoutFileTest(base.FuzzCase):
         checks.layouts(text, self.gpus)
 
     def test_each_oddity_of_yaml(self):
-        """In each place of the file."""
+        """Put each oddity in several places of the file."""
         parse = layout_file.LayoutFile.parse
         text = yaml.safe_dump(_MIG, default_flow_style=True)
         for scalar in oddities.SCALARS:
@@ -61,7 +61,7 @@ class LayoutFileTest(base.FuzzCase):
             self.attempt(parse, scalar, 'file')
 
     def test_what_is_too_much(self):
-        """A short text that means more than anybody can work on."""
+        """A short text can mean more than any program can process."""
         head = ('version: v1\nmig-configs:\n  a:\n  - devices: all\n'
                 '    mig-enabled: true\n    mig-devices: ')
         for devices in (

@@ -51,7 +51,7 @@ _PEER = peers.Peer('gpu2', '580.65.06', (peers.Gpu(
 
 
 class SchedulingTest(base.FuzzCase):
-    """What nova-scheduler reads, and where its figures come from."""
+    """What nova-scheduler reads, and the sources of its figures."""
 
     @base.examples(150)
     @hypothesis.given(base.mutated({'slowdown': {
@@ -112,7 +112,7 @@ class HooksTest(base.FuzzCase):
     @hypothesis.example([], {'a=b': 'c'}, '')
     @hypothesis.example([], {}, '\ud800')
     def test_run(self, args, envs, workdir):
-        """What cannot be given to a program is said."""
+        """An error names what a program cannot be given."""
         hook = hooks.Hook('/bin/true', tuple(args), envs, workdir or None)
         self.attempt(hooks.Hooks('file', {hooks.START: (hook,)}, {},
                                  lambda text: None).run, hooks.START)

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Privileged operations take any arguments, and only open control files."""
+"""Privileged operations take any arguments and open only control files."""
 
 import inspect
 import os
@@ -58,7 +58,7 @@ _VALUES = strategies.one_of(base.PLAIN, strategies.binary(max_size=20))
 
 @strategies.composite
 def _calls(draw):
-    """An operation with arguments, some of which may be right."""
+    """An operation with arguments, some of which may be valid."""
     operation = draw(strategies.sampled_from(_OPERATIONS))
     return operation, tuple(
         draw(strategies.one_of(

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""The record of earlier reports, damaged behind a right checksum."""
+"""The record of earlier reports, damaged but with a valid checksum."""
 
 import dataclasses
 
@@ -57,7 +57,7 @@ class ReportTest(base.FuzzCase):
         durable.write(path, store.KIND, store.VERSION, {'reported': content})
         self.assertIsInstance(
             claims.of_reports(self.state_path, _ADDRESS), str)
-        # Where Placement is away, all is taken to be in use.
+        # Without Placement, everything counts as in use.
         for used in (set(), None):
             keeper = withdrawal.Withdrawal(
                 self.state_path, placements.Usages(used).keeper())

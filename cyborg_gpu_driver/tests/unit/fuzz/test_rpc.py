@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Whatever comes by RPC is served or refused, and never leaves the tree."""
+"""RPC arguments are served or refused, and none leads out of the tree."""
 
 import logging
 import os
@@ -64,7 +64,7 @@ class RequestTest(base.FuzzCase):
 
 
 class DriverTest(base.FuzzCase):
-    """Arguments as Cyborg's agent hands them to what it calls."""
+    """Arguments as Cyborg's agent passes them to the functions it calls."""
 
     def setUp(self):
         super().setUp()
@@ -101,7 +101,7 @@ class DriverTest(base.FuzzCase):
 
 
 class _Crashes(logging.Handler):
-    """Keeps the errors that are not ours."""
+    """A log handler that keeps the errors not defined by this library."""
 
     def __init__(self):
         super().__init__()

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Every file of the state directory, damaged behind a right checksum."""
+"""Every file of the state directory, damaged but with a valid checksum."""
 
 import contextlib
 import datetime
@@ -67,18 +67,18 @@ _GPU_RECORD = {
     'board': {'ids': ['10de', '20b0', None, None], 'boot': 'one',
               'time': 1.5, 'nvlink_peers': ['0000:0f:00.0'],
               'health': {'state': 'ok', 'reasons': ['a'], 'time': 1.0}},
-    'sickness': {'boot': 'one', 'uuid': 'GPU-1', 'ailments': [
+    'health': {'boot': 'one', 'uuid': 'GPU-1', 'conditions': [
         {'code': 'XID_79', 'first': 1.0, 'last': 2.5, 'count': 1,
          'clean': 0, 'placement': _PLACE, 'instance_id': 7}]},
     'tenancy': {'state': 'used', 'tenants': ['one'], 'generation': 7,
                 'reason': ''},
     'cordons': [{'source': 'cyborg', 'since': 1.0, 'who': 'ann',
                  'reason': 'a fan'}]}
-_AILMENT = {'code': 'XID_79', 'first': 1.0, 'last': 2.5, 'count': 1,
-            'clean': 0, 'placement': _PLACE, 'instance_id': 7}
+_CONDITION = {'code': 'XID_79', 'first': 1.0, 'last': 2.5, 'count': 1,
+              'clean': 0, 'placement': _PLACE, 'instance_id': 7}
 _HEALTH = [{'gpu': _GPU, 'boot': 'one', 'uuid': 'GPU-1', 'ailments': [
-    _AILMENT, {**_AILMENT, 'code': 'ECC', 'placement': None,
-               'instance_id': None}]}]
+    _CONDITION, {**_CONDITION, 'code': 'ECC', 'placement': None,
+                 'instance_id': None}]}]
 _KNOWN = {'state': 'used', 'tenants': ['one'], 'generation': 7,
           'reason': ''}
 _CLEANING = {_GPU: _KNOWN, '0000:0f:00.0': {
@@ -94,7 +94,7 @@ _RECORD = {'time': '2026-01-01T00:00:00+00:00', 'gpu': _GPU,
 
 
 class StateFileTest(base.FuzzCase):
-    """What is read is written again and is the same, or it is refused."""
+    """A file is refused, or it is the same after it is read and written."""
 
     def check(self, name, content):
         checks.state_file(self.state_path, name, content)
@@ -145,9 +145,9 @@ class StateFileTest(base.FuzzCase):
     @base.examples(250)
     @hypothesis.given(base.mutated(_HEALTH))
     @hypothesis.example([{**_HEALTH[0], 'ailments': [
-        {**_AILMENT, 'first': 10 ** 400}]}])
+        {**_CONDITION, 'first': 10 ** 400}]}])
     @hypothesis.example([{**_HEALTH[0], 'ailments': [
-        {**_AILMENT, 'first': math.nan}]}])
+        {**_CONDITION, 'first': math.nan}]}])
     def test_health(self, content):
         self.check('health.json', content)
 
@@ -172,7 +172,7 @@ class StateFileTest(base.FuzzCase):
     @hypothesis.given(base.mutated(_RECORD), base.damaged(
         json.dumps(_RECORD).encode()))
     def test_audit(self, record, line):
-        """What is no record is counted, and costs no other."""
+        """An invalid record is counted, and no other record is lost."""
         with open(os.path.join(self.state_path, 'audit.jsonl'),
                   'wb') as stream:
             for item in (json.dumps(record).encode(),

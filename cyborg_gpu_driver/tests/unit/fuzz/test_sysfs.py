@@ -11,9 +11,9 @@
 # under the License.
 
 
-"""Whatever files, names and links sysfs has, the snapshot comes about.
+"""The reader returns a snapshot for any files, names and links in sysfs.
 
-Every path that is opened is kept: none leaves the tree.
+The tests record every path that is opened. No path leads out of the tree.
 """
 
 import collections
@@ -58,11 +58,11 @@ _TARGETS = strategies.one_of(
 
 
 class FuzzedOs:
-    """A simulated machine's sysfs, some of it other than it should be.
+    """A simulated machine's sysfs with some contents changed.
 
-    ``files``, ``names`` and ``links`` are what is different, by path; each
-    of those sets what there is to choose from is in ``seen``. A changed
-    link changes what it tells, not where it leads.
+    ``files``, ``names`` and ``links`` hold the changes, by path. ``seen``
+    holds the paths of each kind, from which a test chooses. A changed link
+    changes the answer of ``readlink``, not where the link leads.
     """
 
     def __init__(self, machine):
@@ -115,7 +115,7 @@ class FuzzedOs:
 
 
 class SysfsCase(base.FuzzCase):
-    """A machine with vGPUs, and what is read of it."""
+    """A machine with vGPUs, and its snapshots."""
 
     machine = ''
 
@@ -134,7 +134,7 @@ class SysfsCase(base.FuzzCase):
                       for kind, paths in self.os.seen.items()}
 
     def make_vgpus(self):
-        """One on each GPU that takes one, of whatever type."""
+        """Create a vGPU of any type on each GPU that takes one."""
         made = 0
         for gpu in reader.HostReader(self.platform).snapshot().gpus:
             for function in (gpu, *gpu.vfs):
@@ -156,7 +156,7 @@ class SysfsCase(base.FuzzCase):
         self.assertGreater(made, 0)
 
     def look(self):
-        """Two snapshots, the second of what the first has not kept."""
+        """Take two snapshots. The second reads what the first did not keep."""
         read = reader.HostReader(self.platform)
         for _ in range(2):
             host = read.snapshot(detail=True)
@@ -173,7 +173,7 @@ class SysfsCase(base.FuzzCase):
         self.assertEqual(set(), self.os.outside)
 
     def fuzz(self, data):
-        """Change a few things of what is read."""
+        """Change a few of the things that are read."""
         for kind, values in (('files', _BYTES), ('links', _TARGETS), (
                 'names', strategies.lists(_NAMES, max_size=3))):
             paths = data.draw(strategies.lists(
@@ -215,9 +215,9 @@ class VendorVfioTest(SysfsCase):
 
 
 def _alike(paths):
-    """Lists of paths whose last components differ in numbers alone.
+    """Group the paths whose last components differ only in numbers.
 
-    Each kind of file is to be met as often, however many there are of it.
+    Each kind of file is to be chosen as often, however many files it has.
     """
     found = collections.defaultdict(list)
     for path in sorted(paths):

@@ -25,7 +25,7 @@ from cyborg_gpu_driver.interference import applications
 
 
 class CommandsCase(base.BaseTestCase):
-    """Has a directory in which scripts write."""
+    """A test with a directory in which scripts write."""
 
     def setUp(self):
         super().setUp()
@@ -34,25 +34,25 @@ class CommandsCase(base.BaseTestCase):
         self.log = self.directory / 'log'
 
     def script(self, name, text, codes=()):
-        """A shell script with ``$D`` for the directory."""
+        """Return a shell script that has the directory as ``$D``."""
         return applications.Application(
             name, ('sh', '-c', f'D={self.directory}; {text}'),
             frozenset(codes))
 
     def logging(self, name, text='true'):
-        """A script that first writes its name."""
+        """Return a script that first writes its name."""
         return self.script(name, f'echo {name} >> $D/log; {text}')
 
     def logged(self):
         return self.log.read_text().split() if self.log.exists() else []
 
     def pids(self):
-        """Processes that scripts wrote, as ``echo $$ >> $D/pids``."""
+        """Return the process IDs that ``echo $$ >> $D/pids`` wrote."""
         return [int(word) for word in
                 (self.directory / 'pids').read_text().split()]
 
     def assert_ended(self, pids):
-        """Each has ended, or is just being killed."""
+        """Check that each process has ended, or ends within a minute."""
         for pid in pids:
             try:
                 descriptor = os.pidfd_open(pid)

@@ -27,7 +27,7 @@ Job = prediction.Job
 
 
 def random_case(number, jobs):
-    """Slowdowns of four applications and some jobs, the same each time."""
+    """Return slowdowns of four applications, and jobs, fixed by ``number``."""
     generator = random.Random(number)
     predictor = prediction.Predictor({name: {
         other: None if generator.random() < 0.1
@@ -38,7 +38,7 @@ def random_case(number, jobs):
 
 
 def least(predictor, jobs, gpus):
-    """The least makespan of all placements, one by one."""
+    """Return the least makespan of all placements, tried one by one."""
     return min(max(predictor.makespan(
         [job for job, where in zip(jobs, places, strict=True)
          if where == gpu]) for gpu in range(gpus))
@@ -97,7 +97,7 @@ class CompareTest(base.BaseTestCase):
 
 
 class WaysTest(base.BaseTestCase):
-    """Memory in MiB and run times as in the founding measurements."""
+    """Jobs with an amount of memory in MiB and a run time in seconds."""
 
     lammps, gromacs, training, assembly = jobs = (
         Job('lammps', 3060, 8300), Job('gromacs', 2080, 600),

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What runs in a guest: the script in a real shell, and what it reports."""
+"""What runs in a guest: the script in a real shell, and its report."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ScriptTest(commands.CommandsCase):
         self.vmstat.write_text('pgfault 7\noom_kill 1\n')
 
     def reported(self, application, count, timeout=600.0):
-        """What the guest has reported once it has nothing more to say."""
+        """Return the guest's report once the report has ended."""
         script = base64.b64decode(guest.user_data(
             application, _TOKEN, count, timeout)).decode()
         script = script.replace('/dev/console', str(self.console)).replace(
@@ -54,7 +54,7 @@ class ScriptTest(commands.CommandsCase):
                                    start_new_session=True)
         try:
             text = ''
-            # Both ends: each line of the script opens and closes it.
+            # Open both ends: each line of the script opens and closes it.
             with open(os.open(self.console, os.O_RDWR), 'rb',
                       buffering=0) as console:
                 while not guest.read(text, _TOKEN).ended:

@@ -26,7 +26,7 @@ _SPACE = '{http://www.w3.org/2000/svg}'
 class HeatMapTest(base.BaseTestCase):
 
     def draw(self, names, slowdowns):
-        """The cells by their tooltip: colour, and what is written there."""
+        """Return the cells' colours by tooltip, and keep the texts."""
         root = ElementTree.fromstring(
             heat_map.svg(heat_map.draw(names, slowdowns)))
         self.texts = [item.text for item in root.iter(f'{_SPACE}text')]

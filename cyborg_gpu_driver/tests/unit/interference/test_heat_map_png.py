@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The picture of measured slowdowns as PNG, read back."""
+"""The picture of measured slowdowns as PNG, read back with Pillow."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PngTest(base.BaseTestCase):
                 self.assert_legible(image, part)
 
     def assert_legible(self, image, text):
-        """The text is written, in its colour, and inside the picture."""
+        """Check that the text is inside the picture, in its colour."""
         width = 2 * 8 * len(text.text)
         left = 2 * text.x - {'start': 0, 'middle': width / 2,
                              'end': width}[text.anchor]

@@ -84,7 +84,7 @@ class MeasureTest(commands.CommandsCase):
                          self.written().open_steps()[:2])
 
     def measure_then_fail(self, codes=(), where=None):
-        """All succeeds; then the pair has to be measured again, and fails."""
+        """Measure all with success, then the pair again, which fails."""
         self.measure(self.script('a', '[ ! -e $D/fail ] || exit 7', codes),
                      where=where)
         (self.directory / 'fail').touch()

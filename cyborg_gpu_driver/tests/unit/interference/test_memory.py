@@ -29,7 +29,7 @@ _PAGE = os.sysconf('SC_PAGE_SIZE')
 
 
 class ProcTest(base.BaseTestCase):
-    """A /proc of our own."""
+    """A temporary directory in place of /proc."""
 
     def setUp(self):
         super().setUp()
@@ -98,7 +98,7 @@ class PeakTest(base.BaseTestCase):
 
 
 class GpuMemoryTest(host_base.SimulatedTestCase):
-    """What NVML tells of processes, on a simulated host."""
+    """What NVML reports about processes, on a simulated host."""
 
     def test_sum_of_the_gpus(self):
         self.machine.add_process(str(self.first), 5)

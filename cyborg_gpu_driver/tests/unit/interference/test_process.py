@@ -50,8 +50,8 @@ class RunTest(RunCase):
         self.assertEqual('', found.problem)
 
     def test_memory_of_all_processes(self):
-        # The kernel's number of a short process means something only above
-        # that of this one.
+        # The kernel's number for a short process is meaningful only above the
+        # number for this process.
         own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
         size = own + (64 << 20)
         found = self.run_one(self.script(
@@ -73,7 +73,7 @@ class RunTest(RunCase):
         self.assertEqual(Outcome.FAILED, self.outcome('kill -9 $$'))
 
     def test_killed_for_lack_of_memory(self):
-        # By itself, and as a shell tells of its command.
+        # The command itself is killed, or its shell reports the kill.
         for text in 'kill -9 $$', 'sh -c "kill -9 \\$\\$"; exit $?':
             counts = iter([(5,), (6,)])
             with process.Child(self.script('a', text),
@@ -112,7 +112,7 @@ class RunTest(RunCase):
         self.assert_ended(self.pids())
 
     def test_companion_is_started_again(self):
-        # The measured one waits for the third run of the other.
+        # The measured command waits for the companion's third run.
         with process.Repeated(self.logging('b')) as companion:
             found = self.run_one(self.script(
                 'a', 'until [ "$(grep -c b $D/log)" -ge 3 ]; do :; done'),
@@ -140,9 +140,9 @@ class RunTest(RunCase):
 class EndingsTest(RunCase):
 
     def check(self, number, error):
-        """A command that ends us."""
+        """Run a command that sends a signal to this process."""
         before = signal.default_int_handler
-        # Whoever runs the tests may ignore it (nohup).
+        # The tests may run with the signal ignored (nohup).
         self.addCleanup(signal.signal, number, signal.signal(number, before))
         with process.Endings() as endings:
             found = self.assertRaises(error, self.run_one, self.script(

@@ -30,7 +30,7 @@ Runs = results.Runs
 
 
 def measured():
-    """Two applications, one of each outcome."""
+    """Return the results of two applications, with several outcomes."""
     return results.Results(
         [applications.Application(name, ('true',)) for name in 'ab'], 3, 0, {
             ('a', None): Runs(seconds=(1.0, 9.0, 2.0), memory_mib=5),

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Nodes for tests, of boards as NVML describes them."""
+"""Nodes for tests, with boards as NVML describes them."""
 
 import dataclasses
 
@@ -38,16 +38,16 @@ RTX = boards.gpu(
 
 
 def cut(gpu, devices=None):
-    """A GPU under a layout.
+    """Return a GPU with a layout.
 
-    :param devices: MIG devices by name; None without MIG mode.
+    :param devices: counts of MIG devices by name; None without MIG mode.
     """
     return node.NodeGpu(gpu, target.wanted(
         gpu, devices is not None, devices or {}))
 
 
 def of(*gpus, **options):
-    """A node of GPUs that :func:`cut` made, at addresses of their own."""
+    """Return a node of GPUs from :func:`cut`, at an address each."""
     return node.Node(**{'name': 'halves', 'gpus': tuple(
         dataclasses.replace(item, gpu=dataclasses.replace(
             item.gpu, address=model.PciAddress(0, 7 + index, 0, 0)))

@@ -12,8 +12,9 @@
 
 """Labels as GPU feature discovery sets them.
 
-Figures of boards are those of ``nvidia-smi mig -lgip``; what the labels are
-called and when they change is in the tables of its documentation.
+The figures of boards are those of ``nvidia-smi mig -lgip``. The tables in the
+documentation of GPU feature discovery name the labels and say when they
+change.
 """
 
 from oslotest import base
@@ -29,7 +30,7 @@ SEVENS = nodes.cut(nodes.A100, {'1g.5gb': 7})
 
 
 def of(asked, *gpus, shared=None, **options):
-    """Labels without the common prefix."""
+    """Return labels without the common prefix."""
     node = nodes.of(*gpus, **options)
     if shared is not None:
         shared = sharing.shared(*shared, (), node, asked)

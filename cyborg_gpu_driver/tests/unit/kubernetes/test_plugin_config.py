@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The device plugin's configuration file: what is one and what is not."""
+"""Valid and invalid configuration files of the device plugin."""
 
 import hypothesis
 import yaml
@@ -20,8 +20,8 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.kubernetes import plugin_config
 
-# As the documentation of the device plugin, of the GPU operator and their
-# tests have them.
+# From the documentation and the tests of the device plugin and of the GPU
+# operator.
 DOCUMENTED = {
     'README, as a configuration file': """
 version: v1
@@ -145,7 +145,7 @@ _SHARING = ('sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, '
             'replicas: 4, OTHER}]}}')
 _TWICE = ('sharing: {timeSlicing: {resources: [{name: gpu, replicas: 4}, '
           '{name: nvidia.com/gpu, replicas: 2}]}}')
-# (text, place, part of what is right)
+# (text, place, part of the remedy)
 WRONG = (
     ('', 'top level', 'version, flags'),
     ('[]', 'top level', 'version, flags'),

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The files for a node, each read back as its reader would."""
+"""The files for a node, each parsed as its reader would."""
 
 import dataclasses
 import json
@@ -45,12 +45,12 @@ _DNS_LABEL = re.compile(r'[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?')
 
 
 def rendered(node, asked, shared=None):
-    """All files for one kind of node."""
+    """Return all files for one kind of node."""
     return render.render([render.Wanted(node, shared)], asked)
 
 
 def contents(node, asked, shared=None):
-    """Plain values by file name, from the text of each."""
+    """Return plain values by file name, parsed from the text of each file."""
     if shared is not None:
         shared = sharing.shared(*shared, (), node, asked)
     return {file.name: yaml.safe_load(file.text)
@@ -140,7 +140,7 @@ class MigPartedTest(base.BaseTestCase):
 
 
 class ClusterTest(base.BaseTestCase):
-    """What the cluster is given: labels, pod, values of the operator."""
+    """What the cluster gets: labels, a pod, the values of the operator."""
 
     def test_pod_asks_for_each_resource_once(self):
         found = contents(MANY, MIXED, (SLICED, 2))
@@ -203,7 +203,7 @@ class SeveralTest(base.BaseTestCase):
         return {file.name: file for file in files}[render.OPERATOR]
 
     def check(self, content):
-        """Both layouts are whole."""
+        """Check that both layouts are complete."""
         configs = content['devicePlugin']['config']['data']
         self.assertEqual({'default', 'sevenths', 'many'}, set(configs))
         for name, text in configs.items():

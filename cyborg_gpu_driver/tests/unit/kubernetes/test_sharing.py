@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Sharing: what the device plugin takes, and what then can be asked for."""
+"""Sharing: what the device plugin accepts, and the resources it offers."""
 
 from oslotest import base
 

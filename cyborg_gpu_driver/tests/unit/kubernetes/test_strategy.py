@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What the device plugin makes of a layout, and what it fails on."""
+"""What the device plugin offers for a layout, and on which it fails."""
 
 from oslotest import base
 

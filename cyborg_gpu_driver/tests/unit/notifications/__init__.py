@@ -10,4 +10,4 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``openstack gpu``: the GPUs of a whole cloud, for its operators."""
+"""Tests of the notifications about GPUs."""

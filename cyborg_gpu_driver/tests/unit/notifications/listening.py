@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Takes notifications from a broker in this process."""
+"""Receive notifications from a broker in this process."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _DEADLINE = 30
 
 
 class Listener(fixtures.Fixture):
-    """Lets a service send notifications, and takes them.
+    """Lets a service send notifications, and receives them.
 
-    :param conf: of the service.
+    :param conf: the configuration of the service.
     :param driver: how the service sends.
-    :param url: of the broker; by default there is one in this process.
-    :param exchange: by default one for this test alone, whose queues are
+    :param url: of the broker; by default it is in this process.
+    :param exchange: by default one for this test only, whose queues are
         empty.
     """
 
@@ -73,8 +73,8 @@ class Listener(fixtures.Fixture):
         self._take('error', publisher_id, event_type, payload)
 
     def next(self, timeout=_DEADLINE):
-        """Event type, priority, publisher id and payload of the next one.
+        """Return event type, priority, publisher ID and payload of the next.
 
-        :raises queue.Empty: if none comes.
+        :raises queue.Empty: if none comes in time.
         """
         return self._taken.get(timeout=timeout)

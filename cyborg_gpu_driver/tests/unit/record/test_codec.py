@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The codec of the records: what goes in comes out, and nothing else."""
+"""The codec of the records: it reads exactly what it has written."""
 
 import dataclasses
 import enum
@@ -49,7 +49,7 @@ _LEAVES = {
 
 
 def _values(kind):
-    """Whatever a field of that type may hold."""
+    """A strategy for every value that a field of that type may hold."""
     if kind in _LEAVES:
         return _LEAVES[kind]
     if typing.get_origin(kind) is not None or typing.get_args(kind):
@@ -80,7 +80,7 @@ class Colour(enum.Enum):
 
 
 def even(value):
-    """A check such as a hint may have."""
+    """A check like those in type hints."""
     if value % 2:
         raise ValueError(f'{value} is odd')
     return value
@@ -90,7 +90,7 @@ def even(value):
 class Inner:
     number: typing.Annotated[int, even]
     model: str | None = None
-    """A field that is called like a module, as records have."""
+    """A field with the name of a module, as records have."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The records of GPUs on the disk, whole or in bits."""
+"""The records of GPUs on disk, intact or damaged."""
 
 import dataclasses
 import json
@@ -30,6 +30,7 @@ from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 
@@ -262,6 +263,18 @@ class UnwritableTest(StoreCase):
                       {'disabled': 1})
         self.assertRaises(exception.JournalError, self.again().read, OTHER)
 
+    def test_a_record_of_a_release_with_other_words_for_health(self):
+        condition = health.Condition('XID_79', 1.0, 2.0)
+        durable.write(self.records.path(OTHER), store.KIND, store.VERSION, {
+            'sickness': {'boot': 'one', 'uuid': 'GPU-1',
+                         'ailments': [codec.encode(condition)]}})
+        self.assertEqual(
+            gpu_record.GpuRecord(health=gpu_record.HealthRecord(
+                'one', 'GPU-1', (condition,))), self.again().read(OTHER))
+        durable.write(self.records.path(OTHER), store.KIND, store.VERSION,
+                      {'sickness': 1})
+        self.assertRaises(exception.JournalError, self.again().read, OTHER)
+
     def test_what_has_to_be_written_ahead_is_refused(self):
         with locks.record(self.state_path, ADDRESS):
             self.assertRaises(exception.LockTimeout, self.records.put,
@@ -305,7 +318,7 @@ class ChangeTest(base.BaseTestCase):
 
 
 class EarlierReleaseTest(StoreCase):
-    """Files of earlier releases, taken over by whoever comes first."""
+    """Files of earlier releases, migrated by whichever process is first."""
 
     files = {
         'journal.json': ('cyborg-gpu journal', [{
@@ -353,7 +366,7 @@ class EarlierReleaseTest(StoreCase):
                     {'p': gpu_record.ReportedProvider('c', 1, 'd')})),
             OTHER: gpu_record.GpuRecord(
                 fixed=FIXED, cordons=(_DISABLED,),
-                sickness=gpu_record.HealthRecord(
+                health=gpu_record.HealthRecord(
                     'one', None, (health.Condition('XID_79', 1.0, 2.0),)))}
 
     def left(self):
@@ -389,7 +402,7 @@ class EarlierReleaseTest(StoreCase):
         self.assertEqual((claim(),), self.again().read(ADDRESS).claims)
 
     def test_a_process_that_ends_meanwhile(self):
-        # Before any file of the old ones was renamed, and after the first.
+        # The records are written, but two old files are not renamed yet.
         self.records.records()
         for name in ('fixed.json', 'checkpoint.json'):
             path = os.path.join(self.state_path, name)

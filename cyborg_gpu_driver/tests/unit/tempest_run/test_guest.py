@@ -32,7 +32,7 @@ HOSTS = pathlib.Path(__file__).parents[4] / 'tools' / 'minicloud' / 'hosts'
 class TestStandIn(base.MachineTestCase):
 
     def use(self, machine):
-        """On a minicloud's host instead, whose services are not needed."""
+        """Use a host of a minicloud instead; its services need not run."""
         directory = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
         state = directory / 'machine.json'
         self.write(directory / 'minicloud.json', json.dumps(

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What becomes of a class becomes of each of its tests."""
+"""The outcome of a class is the outcome of each of its tests."""
 
 import unittest
 
@@ -23,7 +23,7 @@ from cyborg_gpu_driver.tests.integration.tempest_run import verdict
 class TestRecorder(base.BaseTestCase):
 
     def run_class(self, **members):
-        """States by method, of a class of tests ``test_1``, ``test_2``."""
+        """Run a class with ``test_1`` and ``test_2``; return their states."""
         def passes(self):
             pass
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""No test of upstream's can fail, or not run, without anybody's notice."""
+"""An upstream test that fails or does not run is always reported."""
 
 from oslotest import base
 
@@ -49,7 +49,7 @@ class TestJudge(base.BaseTestCase):
                             {'a': SKIPS_ITSELF})
 
     def test_failed_though_unknown(self):
-        # As a module is that cannot be imported.
+        # For example, a module that cannot be imported.
         self.assert_problem('traceback', [], {'a': FAILED}, {})
 
     def test_skipped_and_not_named(self):
