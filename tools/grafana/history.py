@@ -41,6 +41,8 @@ from cyborg_gpu_driver.tests.unit.metrics import monitored
 
 DAY, STEP, PITCH = 86400, 240, 1920
 """Seconds of the day, between two scrapes, and between two points."""
+BLOCK = 7200
+"""Seconds in a block of Prometheus, which begins at a multiple of them."""
 HOSTS = {'compute1': 'a30x4', 'compute2': 'mixed', 'compute3': 'dgx-a100-40'}
 PROJECTS = ('analytics', 'rendering', 'training')
 SECONDS = 0.8, 0.6
@@ -166,20 +168,25 @@ def day(path: pathlib.Path, end: float, hosts: Mapping[str, str],
 
 
 @contextlib.contextmanager
-def prometheus(hosts: Mapping[str, str] = HOSTS, length: float = DAY
-               ) -> Iterator[tuple[Any, float]]:
+def prometheus(hosts: Mapping[str, str] = HOSTS, length: float = DAY,
+               end: float | None = None) -> Iterator[tuple[Any, float]]:
     """Run a Prometheus with the data of the day; yield it and the day's end.
 
     :param hosts: the simulated machine of each host, by the host's name.
     :param length: the length of the day in seconds.
+    :param end: the end of the day in seconds since the epoch; now by default.
     """
+    end = time.time() if end is None else end
     with tempfile.TemporaryDirectory() as directory:
-        data, end = os.path.join(directory, 'data'), time.time()
+        data = os.path.join(directory, 'data')
         samples = pathlib.Path(directory, 'samples')
         day(samples, end, hosts, length)
         _promtool('openmetrics', str(samples), data)
         with monitored.Prometheus((), data=data) as running:
-            _promtool('rules', f'--start={end - length:.0f}',
+            # promtool evaluates block by block, and ends at a block in which
+            # less than an interval is left. So start with a whole block.
+            start = (end - length) // BLOCK * BLOCK
+            _promtool('rules', f'--start={start:.0f}',
                       f'--end={end:.0f}', f'--eval-interval={STEP}s',
                       f'--url=http://{running.address}',
                       f'--output-dir={data}', str(monitored.RULES))
