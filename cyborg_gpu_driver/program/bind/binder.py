@@ -117,7 +117,7 @@ class Binder:
             address = self._host.owner(asked.function)
             self._check_company(address, asked)
             try:
-                with self._roles.alone(address, asked):
+                with self._roles.partitioning(address, asked):
                     made = self._bind(address, turn)
             finally:
                 # Also after a refused bind: otherwise Placement promises

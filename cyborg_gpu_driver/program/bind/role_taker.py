@@ -54,8 +54,8 @@ class RoleTaker:
         self._cloud = cloud
 
     @contextlib.contextmanager
-    def alone(self, address: model.PciAddress, asked: request.Request
-              ) -> Iterator[None]:
+    def partitioning(self, address: model.PciAddress, asked: request.Request
+                     ) -> Iterator[None]:
         """Let no server get a GPU as a whole while a part of it is bound.
 
         Cyborg does not tell the driver about a server that gets a whole
