@@ -84,7 +84,7 @@ class Watch:
             # The report of the GPUs must not depend on this request.
             reason = exception.steady(error)
             if self._said.is_new(reason):
-                LOG.warning('The accelerator requests cannot be read: %s',
+                LOG.warning('Cannot read the accelerator requests: %s',
                             reason)
             return None
         self._said.over()

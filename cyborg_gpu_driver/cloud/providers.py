@@ -243,7 +243,7 @@ def _provider(cloud, item):
 def _from_parts(item, inventories, usages, traits):
     place = names.parse_provider_name(item['name'])
     if place is None:
-        raise ValueError(f"{item['name']!r} is not this driver's")
+        raise ValueError(f"{item['name']!r} does not belong to this driver")
     # The driver gives each provider one resource class.
     resource_class = next(iter(sorted(inventories)), None)
     inventory = inventories.get(resource_class, {'total': 0, 'reserved': 0})

@@ -89,9 +89,9 @@ class _Reading:
             answered, self._most)
         if left_out:
             self._unchecked.append(
-                f'{left_out} more hosts, which are no closer to a fit than '
-                'the others as far as Placement tells; --all examines all, '
-                '--host a certain one')
+                f'{left_out} more hosts, which according to Placement are no '
+                'closer to a fit than the others; --all examines all hosts, '
+                '--host one host')
         hosts = trees.read(cloud, roots, wanted, on_record, self._progress)
         owner = self._owner(server)
         services = self._try('compute services', computes.services, cloud)

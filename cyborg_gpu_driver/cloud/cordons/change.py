@@ -64,7 +64,7 @@ def find(cloud: connection.Cloud, host: str, gpu: str | None
     for one in found:
         if one.device is None:
             raise cloud.error('; '.join([
-                f'Cyborg has no device of GPU {one.address} on host {host}',
+                f'Cyborg has no device for GPU {one.address} on host {host}',
                 *problems]))
     return tuple(found)
 

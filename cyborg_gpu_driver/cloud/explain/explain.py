@@ -255,8 +255,9 @@ def _scheduled(fits, tree, known, findings):
             f'Placement has {answer.roots.get(tree.root.uuid, 0)} candidates '
             f'on {tree.name}, but its inventories and usages say that it '
             f'{"fits" if fits else "does not fit"}',
-            'something changed during the query, or depends on something that '
-            'is not considered here: run the command again', blocks=False))
+            'something changed during the query, or the result depends on '
+            'something that is not checked here: run the command again',
+            blocks=False))
     return has
 
 

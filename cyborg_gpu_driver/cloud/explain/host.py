@@ -116,8 +116,8 @@ def _own(group, tree):
             Reason.HOST_TRAIT, tree.name,
             f'the provider of {group.wish} on {tree.name} lacks the traits '
             f'{", ".join(traits)}',
-            'remove trait: from the flavor; traits of a GPU belong in the '
-            'device profile')
+            'remove the trait: keys from the flavor; traits of a GPU belong '
+            'in the device profile')
 
 
 def _resources(name, amount, holding, tree):
@@ -206,13 +206,14 @@ def _devices(wanted, tree, known):
             f'Cyborg has no device on host {tree.name}, although Placement '
             'has its accelerators; a bind would reach no agent',
             '[DEFAULT] host of cyborg.conf must be the hypervisor_hostname '
-            f'{tree.name}; see cyborg-gpu check there')
+            f'{tree.name}; run "cyborg-gpu check" there')
     elif not mine:
         yield Finding(
             Reason.NOT_REPORTED, tree.name,
             f'neither Cyborg nor Placement has accelerators on {tree.name}',
             'start cyborg-agent there with cyborg_gpu_driver in [agent] '
-            'enabled_drivers; see cyborg-gpu check and cyborg-gpu gpu list')
+            'enabled_drivers; see "cyborg-gpu check" and "cyborg-gpu gpu '
+            'list"')
     for device in mine:
         if not device.enabled:
             yield Finding(

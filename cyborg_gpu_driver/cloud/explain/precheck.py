@@ -43,7 +43,7 @@ def missing(wanted: request.Request, known: facts.Facts
         yield Finding(
             Reason.REFUSED, 'Placement',
             f'Placement refuses the request: {known.answer.refusal}',
-            "correct what the text above or Placement's message names")
+            "correct what Placement's message or the text above names")
 
 
 def fault(server: facts.Server, known: facts.Facts
@@ -59,16 +59,16 @@ def fault(server: facts.Server, known: facts.Facts
             f'server {server.name} was scheduled to host {server.host}, but '
             f'Cyborg knows only {", ".join(sorted(hosts)) or "no host"}',
             '[DEFAULT] host of cyborg.conf must be the hypervisor_hostname '
-            'of Nova: cyborg-gpu check on that host', blocks=False)
+            'of Nova; run "cyborg-gpu check" on that host', blocks=False)
     if _NO_HOST.search(text):
         yield Finding(Reason.NO_VALID_HOST, server.name, named,
                       'see below what is missing', blocks=False)
     elif _BIND.search(text) and _TOKEN.search(text):
         yield Finding(
             Reason.SERVICE_TOKEN, server.name, named,
-            '[service_user] send_service_user_token = true in nova.conf of '
-            'nova-conductor and nova-compute, with a user that has the role '
-            'service',
+            'set [service_user] send_service_user_token = true in nova.conf '
+            'of nova-conductor and nova-compute, with a user that has the '
+            'role service',
             blocks=False)
     elif _GETTING.search(text):
         yield Finding(

@@ -61,7 +61,8 @@ def _traits(group, node):
         has = _instead(trait, node.traits)
         yield Finding(
             Reason.TRAIT_MISSING, trait,
-            f'{trait} is required' + (f', and it has {has}' if has else ''),
+            f'{trait} is required'
+            + (f', but the provider has {has}' if has else ''),
             'remove the trait from the request, or request an existing one')
     for trait in sorted(group.forbidden & node.traits):
         if trait.startswith(health.TRAIT):
@@ -120,10 +121,10 @@ def _isolated(node, tree, known):
     if traits.ISOLATED in node.traits and holders:
         yield Finding(
             Reason.GPU_ISOLATED, node.title,
-            'the GPU takes servers of one project only, and has '
+            'the GPU accepts servers of one project only, and has '
             + known.people(holders),
-            'if they are of another project, wait until they are deleted, or '
-            'change isolation of the policy', blocks=False)
+            'if they belong to another project, wait until they are deleted, '
+            'or change isolation in the policy', blocks=False)
 
 
 def _reserved(name, inventory, node, tree, known):
@@ -160,8 +161,8 @@ def _reserved(name, inventory, node, tree, known):
             Reason.RESERVED_FRAGMENTED, node.title,
             f'{what}: next to {known.people(node.holders)} the GPU has no '
             'room for another',
-            'wait until a server is deleted; or something else uses a part of '
-            'the GPU: ' + _HEALTH.format(host=host))
+            'wait until a server is deleted; if something else uses a part of '
+            'the GPU, ' + _HEALTH.format(host=host))
     else:
         yield Finding(
             Reason.RESERVED_UNUSED, node.title,
@@ -186,8 +187,8 @@ def _cyborg(group, node, tree, known):
     if node.uuid not in known.deployables:
         yield Finding(
             Reason.STALE_PROVIDER, node.title,
-            'Cyborg has no deployable for this provider: a server that is '
-            'scheduled to it cannot be bound',
+            'Cyborg has no deployable for this provider: if a server is '
+            'scheduled to it, the bind fails',
             f'check that cyborg-agent runs on {tree.name} and reports; if '
             'nothing changes, the provider is stale: openstack gpu orphan '
             'list')
@@ -208,7 +209,7 @@ def _handles(group, node, known):
                        if arq.server not in node.holders)
         yield Finding(
             Reason.HANDLES_TAKEN, node.title,
-            f'{len(holding)} of {handles} attach handles are in use, more '
-            'than are allocated in Placement: '
+            f'{len(holding)} of {handles} attach handles are in use, which '
+            'is more than Placement has allocated: '
             + (', '.join(stray) or 'by servers without an allocation'),
-            'openstack gpu orphan list, then openstack gpu orphan clean')
+            'run openstack gpu orphan list, then openstack gpu orphan clean')

@@ -63,7 +63,7 @@ class Reason(enum.Enum):
     RESERVED_FRAGMENTED = 'the free space has no room for another'
     RESERVED_UNHEALTHY = 'the GPU is unhealthy'
     RESERVED_CORDONED = 'the GPU is cordoned'
-    GPU_ISOLATED = 'the GPU has servers, and takes no other project'
+    GPU_ISOLATED = 'the GPU has servers, and accepts one project only'
     RESERVED_UNUSED = 'reserved although no server uses the GPU'
     # Placement gives it, and the bind fails.
     STALE_PROVIDER = 'Cyborg does not know the provider'

@@ -220,7 +220,7 @@ def _no_profile(flavor):
             f'request them in a device profile, and set {PROFILE_KEY} to its '
             'name')
     meant = reasons.similar(PROFILE_KEY, flavor.extra_specs).replace(
-        'did you mean', 'was it meant by')
+        'did you mean', 'was it misspelled as')
     return reasons.Finding(
         reasons.Reason.NO_PROFILE, flavor.name,
         f'flavor {flavor.name} has no {PROFILE_KEY}, so a server gets no '

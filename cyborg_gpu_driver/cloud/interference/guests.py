@@ -109,8 +109,8 @@ class Guests:
     def _warn(self, gpus, ours):
         others = servers.others(self._cloud, gpus, ours)
         if others - self._warned:
-            self._say(f'Servers that disturb the measurement are on '
-                      f'{_names(gpus)}: {", ".join(sorted(others))}')
+            self._say(f'Other servers on {_names(gpus)} disturb the '
+                      f'measurement: {", ".join(sorted(others))}')
             self._warned |= others
 
     def _start(self, application, count, gpus):
@@ -199,10 +199,9 @@ class Guests:
     def _silent(self, one):
         return self._cloud.error(
             f'the guest of server {one.server} has not run its user data '
-            f'after {self._boot:g} s. The image needs cloud-init and has to '
-            'write /dev/console to the console that Nova shows '
-            '("openstack console log show"); --boot-timeout gives it more '
-            'time')
+            f'after {self._boot:g} s. The image needs cloud-init, and its '
+            '/dev/console must be the console that Nova shows ("openstack '
+            'console log show"); --boot-timeout gives the guest more time')
 
     def _clear(self):
         try:
@@ -216,7 +215,7 @@ class Guests:
     def _delete(self, uuids):
         for server, problem in servers.delete(self._cloud, uuids).items():
             self._say(f'server {server} could not be deleted: {problem}. '
-                      '"openstack gpu interference clean" tries it again')
+                      '"openstack gpu interference clean" tries again')
 
 
 def _names(gpus):

@@ -256,7 +256,7 @@ def delete(cloud: connection.Cloud, uuids: Collection[str],
         if not left or clock() >= end:
             break
         sleep(_ROUND)
-    return {server: problems.get(server) or f'not gone after {_GONE:g} s'
+    return {server: problems.get(server) or f'not deleted after {_GONE:g} s'
             for server in left}
 
 

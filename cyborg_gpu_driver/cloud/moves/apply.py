@@ -115,7 +115,7 @@ class Applying:
             rest = end - self._clock()
             if rest <= 0:
                 raise self._cloud.error(
-                    'the plan does not make room any more; make a new one')
+                    'the plan no longer makes room; make a new plan')
             self._sleep(min(_ROUND, rest))
 
     def _offload(self, server: str) -> None:
@@ -141,7 +141,7 @@ class Applying:
             closed = change.find(self._cloud, origin.host, origin.gpu)
             if any(gpu.cordons for gpu in closed):
                 raise self._cloud.error(
-                    f'{_name(origin)} has been cordoned meanwhile')
+                    f'{_name(origin)} was cordoned in the meantime')
         begun = False
         try:
             for gpu in closed:

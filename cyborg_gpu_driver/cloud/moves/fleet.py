@@ -94,7 +94,7 @@ def group(groups: Sequence[resources.Group], name: str) -> resources.Group:
         return groups[0]
     raise exception.InvalidValue(
         what='profile', value=name,
-        expected='expected one that asks for one accelerator')
+        expected='expected one that requests exactly one accelerator')
 
 
 def _is_single(groups):

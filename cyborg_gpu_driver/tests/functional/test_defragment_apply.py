@@ -155,7 +155,7 @@ class ApplyTest(test_disable.DisableCase):
 
         applying._sleep = cordoned
         error = self.assertRaises(exception.CloudError, applying.run, plan)
-        self.assertIn('does not make room any more', str(error))
+        self.assertIn('no longer makes room', str(error))
         self.assertEqual(1, str(error).count('cloud here'))
         self.report()
         self.assertEqual({origin.gpu}, self.closed())
@@ -208,5 +208,5 @@ class ApplyTest(test_disable.DisableCase):
         self.report()
         error = self.assertRaises(
             exception.CloudError, applying.run, plan)
-        self.assertIn('does not make room any more', str(error))
+        self.assertIn('no longer makes room', str(error))
         self.assertEqual([], self.said)

@@ -244,7 +244,7 @@ class CloudTest(outages.OutageCase):
         self.assertEqual([], self.lines())
 
     def check(self):
-        self.assert_said_once('accelerator requests cannot be read')
+        self.assert_said_once('Cannot read the accelerator requests')
         self.cloud.unbind(self.going)
         self.going = self.cloud.bind(self.goes)
         self.cloud.report()

@@ -207,7 +207,7 @@ class HandleTest(ReconcileCase):
         self.assertEqual(2, len(lines))
         self.assertEqual([self.handle], [*self.mdevs()])
         self.assertEqual(1, self.log.output.count(
-            'accelerator requests cannot be read'))
+            'Cannot read the accelerator requests'))
 
     def test_what_cyborg_forgot_stays_while_a_bind_is_under_way(self):
         self.lose_request(self.server)

@@ -97,7 +97,7 @@ class WatchTest(base.BaseTestCase):
         self.log = self.useFixture(fixtures.FakeLogger())
 
     def unknown(self):
-        return self.log.output.count('accelerator requests cannot be read')
+        return self.log.output.count('Cannot read the accelerator requests')
 
     def test_what_is_bound_now(self):
         watch = arqs.Watch('one', 'here')

@@ -122,7 +122,7 @@ _REFUSED = {
         clouds.known(clouds.tree(clouds.node(), clouds.node(clouds.THIRD))),
         'this one has no'),
     'TRAIT_MISSING': (clouds.profile(clouds.wish(required=[clouds.H100])),
-                      clouds.known(), f'it has {clouds.A100}'),
+                      clouds.known(), f'has {clouds.A100}'),
     'TRAIT_FORBIDDEN': (clouds.profile(clouds.wish(
         forbidden=[clouds.A100])), clouds.known(), clouds.A100),
     'TOO_MANY': (clouds.profile(clouds.wish(count=5)), clouds.known(),

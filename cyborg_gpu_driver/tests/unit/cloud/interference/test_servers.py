@@ -127,7 +127,7 @@ class DeleteTest(ServersCase):
 
     def test_not_gone_in_time(self):
         found = self.delete({f'/servers/{_ID}': _server('ACTIVE')})
-        self.assertIn('not gone after 300 s', found[_ID])
+        self.assertIn('not deleted after 300 s', found[_ID])
 
     def test_marked(self):
         cloud = self.cloud({'/servers/detail': {'servers': [
