@@ -104,8 +104,9 @@ class Audit:
                     _rotate(self._path)
         except OSError as error:
             if self._said.is_new(str(error)):
-                LOG.error('The audit record cannot be written: %s. Changes '
-                          'of GPUs are not recorded until it can.', error)
+                LOG.error('Cannot write the audit record: %s. Until this '
+                          'works again, changes of GPUs are not recorded.',
+                          error)
         else:
             self._said.over()
 

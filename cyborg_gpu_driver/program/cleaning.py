@@ -140,14 +140,14 @@ class Cleaner:
         for _ in range(_LOOKS):
             seen = self._tenancy.seen(whole.provider)
             if seen is None:
-                return ('it is not known whether a server has it as a whole: '
+                return ('it is not known whether a server has the whole GPU: '
                         f'Placement has no provider {whole.provider} yet'
                         if is_reported else '')
             known = cleaning.following(self._known(whole.gpu.address), seen)
             if known.state is _State.USED:
-                return 'as a whole it is of server ' + _who(known)
+                return f'server {_who(known)} has the whole GPU'
             if known.withheld and not is_parted:
-                return ('a server had it as a whole, and it has not been '
+                return ('a server had the whole GPU, which has not been '
                         'reset yet')
             closed = self._tenancy.close(whole.provider,
                                          whole.resource_class, seen)
@@ -281,9 +281,9 @@ class Cleaner:
     def _warn_of_no_reset(self, address: model.PciAddress) -> None:
         if (not self._resetter.can_reset(address)
                 and self._said.is_new('no reset', (address, 'reset'))):
-            LOG.warning('GPU %s cannot be reset: after its next server it '
-                        'will not be offered again, unless [gpu] '
-                        'clean_whole_gpus is false', address)
+            LOG.warning('GPU %s cannot be reset: once its next server has '
+                        'released it, it will not be offered again, unless '
+                        '[gpu] clean_whole_gpus is false', address)
 
     def _put_off(self, address: model.PciAddress, known: cleaning.Known,
                  state: cleaning.State, reason: str) -> None:
@@ -294,7 +294,7 @@ class Cleaner:
             self._audit.record(address, 'not-cleaned', _who(known),
                                {'reason': reason})
             LOG.warning('GPU %(gpu)s was released by its server and is not '
-                        'offered before it is reset: %(reason)s',
+                        'offered until it is reset: %(reason)s',
                         {'gpu': address, 'reason': reason})
 
     def _known(self, address: model.PciAddress) -> cleaning.Known | None:

@@ -124,7 +124,7 @@ class Binder:
                 # the same place to the next server.
                 self._cloud.publish(address)
         if made is None:
-            LOG.info('Handle %s is bound already', asked.handle)
+            LOG.info('Handle %s is already bound', asked.handle)
             return
         self._audit.record(made.gpu, 'bound', made.handle,
                            audit.of_entry(made))
@@ -324,7 +324,7 @@ class Binder:
             late.set()
             raise exception.StepFailed(
                 reason=f'not finished after {self._limits.unbind:g} s. It '
-                'goes on, and each report tries again what is left then')
+                'continues, and each report retries what is left then')
         if errors:
             raise errors[0]
 
@@ -381,8 +381,8 @@ class Binder:
             self._maker.remove_unrecorded(address, asked)
         self._cloud.publish(address)
         self._parts.undefine_mdev(asked.handle)
-        LOG.warning('Removed mdev %(handle)s from GPU %(gpu)s, which is not '
-                    'in the journal of binds; the GPU instance that it may '
+        LOG.warning('Removed mdev %(handle)s, which is not in the journal of '
+                    'binds, from GPU %(gpu)s; the GPU instance that it may '
                     'have used is kept.',
                     {'handle': asked.handle, 'gpu': address})
 

@@ -149,7 +149,7 @@ class Groups:
                 raise plan.refusal(
                     asked, f'GPU {address} of the group is taken: {owners}')
         if not offer.creatable:
-            raise plan.refusal(asked, offer.busy or 'somebody has it')
+            raise plan.refusal(asked, offer.busy or 'it is in use')
         try:
             for address in group.members:
                 reset.refuse_held(address)
@@ -169,9 +169,9 @@ class Groups:
             known = self._journal.nvlink(address)
             if known is None or known.boot != self._machine.boot_id():
                 raise plan.refusal(
-                    turn.asked, f'the module ID of GPU {address} was not read '
-                    'since the host was started: it must be bound to nvidia '
-                    'when the agent starts')
+                    turn.asked, f'the module ID of GPU {address} has not '
+                    'been read since the host started: the GPU must be bound '
+                    'to nvidia when the agent starts')
 
     def _clean(self, entry: journal.Entry, address: model.PciAddress
                ) -> None:

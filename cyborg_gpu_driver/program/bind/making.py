@@ -135,11 +135,12 @@ class Maker:
             except exception.BindAbandoned:
                 raise
             except _NoRoom as full:
-                LOG.info('The instances on GPU %s take no more', address)
+                LOG.info('The instances on GPU %s have no room for another '
+                         'vGPU', address)
                 share, failure = False, full.error
             except exception.NvmlError as error:
                 if error.symbol in _SESSION_ENDED:
-                    LOG.info('NVML was closed meanwhile')
+                    LOG.info('NVML was closed in the meantime')
                     failure = error
                 elif error.symbol == 'INSUFFICIENT_RESOURCES':
                     LOG.info('GPU %s was changed by another program', address)

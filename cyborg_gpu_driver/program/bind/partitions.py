@@ -219,7 +219,7 @@ class Partitions:
         try:
             privileged_vgpu.undefine_mdev(handle)
         except exception.GpuDriverError as error:
-            LOG.warning('%s; its definition stays', error)
+            LOG.warning('%s; its definition is kept', error)
 
     def destroy_instance(self, entry: journal.Entry,
                          read: Callable[[model.PciAddress], model.Gpu]

@@ -59,12 +59,12 @@ class Turn:
             over.
         """
         if self.cancelled:
-            raise self._abandoned('Cyborg has given the handle back while '
-                                  'the bind waited')
+            raise self._abandoned('Cyborg released the handle while the '
+                                  'bind waited')
         if not self.left:
             raise self._abandoned(
-                f'it is not done after {self._seconds:g} s ([gpu] '
-                'bind_timeout), and Cyborg may not wait for it any more')
+                f'it is not finished after {self._seconds:g} s ([gpu] '
+                'bind_timeout), and Cyborg may no longer wait for it')
 
     def _abandoned(self, reason: str) -> exception.BindAbandoned:
         return exception.BindAbandoned(

@@ -28,10 +28,10 @@ from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import gpu as gpu_record
 
-_REPAIR = 'cyborg-gpu doctor --repair does it'
+_REPAIR = '"cyborg-gpu doctor --repair" repairs it'
 _RESTORE = '"cyborg-gpu layout restore" restores what is bound'
-_PASSING = ('its server may be created or deleted just now; if the difference '
-            'persists, check whether the server still exists')
+_PASSING = ('perhaps its server is being created or deleted now; if the '
+            'difference persists, check whether the server still exists')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,10 +93,10 @@ def earlier(found: Iterable[reconcile.Earlier]
         _difference(
             reconcile.Kind.EARLIER_DRIVER, item.gpu, item.provider,
             f'server {", ".join(item.servers)} has provider '
-            f"{item.provider} of Cyborg's own driver; the GPU stays as "
-            'Cyborg has it, and this driver does not offer it',
+            f"{item.provider} of Cyborg's own driver; Cyborg's record of "
+            'the GPU is kept, and this driver does not offer the GPU',
             'delete the server, or shelve it; the next report then takes '
-            'the GPU over')
+            'over the GPU')
         for item in found)
 
 
@@ -157,7 +157,7 @@ def _of_entry(facts: Facts, entry: journal.Entry
             kind.UNFINISHED, address, entry.handle,
             f'{handle} was {entry.phase.value} and still has a part of the '
             'GPU', 'each report of the agent tries again; a virtual machine '
-            'that still runs on it has to end', True)
+            'that still uses it must end first', True)
         return
     claims = facts.claims
     if claims is not None and claims.of(entry.handle) is None:
@@ -172,7 +172,7 @@ def _of_entry(facts: Facts, entry: journal.Entry
     if vgpu is None:
         yield _difference(
             kind.VGPU_GONE, address, entry.handle,
-            f'{handle} has no vGPU any more on {entry.function}'
+            f'{handle} no longer has a vGPU on {entry.function}'
             + (f', and {lost}' if lost else ''),
             _REPAIR if again else _RESTORE, again)
     elif vgpu.type_id != entry.mdev_type:
@@ -194,16 +194,16 @@ def _no_request(facts: Facts, claims: reconcile.Claims, entry: journal.Entry,
     user = facts.users.get(vgpu_name(entry), '')
     unsettled = claims.unsettled
     reason = (f'in use: {user}' if user else
-              'Cyborg binds or unbinds something now ('
+              'Cyborg is binding or unbinding requests ('
               + ', '.join(unsettled) + ')' if unsettled else '')
     return _difference(
         reconcile.Kind.NO_REQUEST, facts.gpu.address, entry.handle,
-        f'{handle} is bound and Cyborg has no accelerator request for it'
+        f'{handle} is bound, but Cyborg has no accelerator request for it'
         + (f'; {reason}' if reason else ''),
-        'see what uses it: nothing in use is removed' if user else
+        'find out what uses it: nothing in use is removed' if user else
         'wait until no request of this host is in progress; delete a request '
         'that does not end' if unsettled else
-        'it is returned after [gpu] orphan_grace; ' + _REPAIR + ' at once',
+        'it is returned after [gpu] orphan_grace; ' + _REPAIR + ' now',
         not reason)
 
 
@@ -278,7 +278,7 @@ def _foreign_instances(facts: Facts) -> Iterator[reconcile.Difference]:
             f'{instance.placement}): neither a bind nor a layout has created '
             'it; it counts as used',
             '"cyborg-gpu instance destroy" removes it; "cyborg-gpu layout '
-            'checkpoint" says that it is meant to stay')
+            'checkpoint" records it as intended')
 
 
 def _of_placement(facts: Facts) -> Iterator[reconcile.Difference]:
@@ -301,14 +301,14 @@ def _of_placement(facts: Facts) -> Iterator[reconcile.Difference]:
                               text, _PASSING + '; if the server is gone, '
                               '"openstack gpu orphan clean" removes what '
                               'Cyborg still has bound for it; until then '
-                              'Placement may promise what is taken')
+                              'Placement may offer what is in use')
         # ``wanted`` counts only the claims in the journal.
         if usage.reserved != usage.wanted and not unrecorded:
             yield _difference(
                 kind.RESERVED, address, usage.provider,
                 f'{where}: reserved is {usage.reserved} in Placement and '
                 f'should be {usage.wanted}',
-                "the agent's next report writes it", True)
+                "the agent's next report corrects it", True)
 
 
 def _difference(kind: reconcile.Kind, gpu: model.PciAddress, subject: str,

@@ -182,7 +182,7 @@ def _others(gpu: model.PciAddress, driver: str) -> list[str]:
         *pci.DEVICES, str(gpu), 'iommu_group')
     if group is None:
         raise exception.DriverError(
-            address=gpu, reason='it is in no IOMMU group: turn the IOMMU on '
+            address=gpu, reason='it is in no IOMMU group: turn on the IOMMU '
             '(in the firmware, and intel_iommu=on for the kernel)',
             state='nothing was changed')
     for name in privileged.machine().sysfs.listdir(*_GROUPS, group,
@@ -193,7 +193,7 @@ def _others(gpu: model.PciAddress, driver: str) -> list[str]:
             continue
         raise exception.DriverError(
             address=gpu, reason=f'{name} (driver {_driver(name)}) is in the '
-            f'same IOMMU group, {group}, and is no part of the GPU: the '
+            f'same IOMMU group, {group}, but is not part of the GPU: the '
             'slot needs access control (ACS)', state='nothing was changed')
     return [name for name in board
             if not (_read(name, 'class') or '').startswith(_BRIDGE)]
@@ -241,8 +241,8 @@ def _unbind(function: model.PciAddress | str, driver: str | None) -> None:
             address=function, reason=f'driver {driver} did not release it '
             f'within {machine.driver_timeout} seconds',
             state='it waits until every process has closed the GPU, cannot '
-            'be interrupted, and may stay so until the host is restarted; '
-            "see the kernel's log") from error
+            'be interrupted, and may wait until the host is restarted; see '
+            "the kernel's log") from error
 
 
 def _bind(function: model.PciAddress | str, driver: str | None) -> None:
@@ -258,12 +258,12 @@ def _bind(function: model.PciAddress | str, driver: str | None) -> None:
                                   *_DRIVERS, driver, 'bind')
     except TimeoutError as error:
         raise exception.DriverStuck(
-            address=function, reason=f'driver {driver} has not taken it '
+            address=function, reason=f'driver {driver} did not bind to it '
             f'within {machine.driver_timeout} seconds',
             state="it may still do so; see the kernel's log") from error
     if _driver(function) != driver:
         raise exception.DriverError(
-            address=function, reason=f'driver {driver} did not take it',
+            address=function, reason=f'driver {driver} did not bind to it',
             state=f'its driver is {_driver(function) or "none"}')
 
 
@@ -275,8 +275,8 @@ def _taken_back(gpu: model.PciAddress, former: str | None) -> str:
             _override(gpu, former)
             _bind(gpu, former)
     except exception.GpuDriverError as error:
-        return (f'its former driver, {former or "none"}, did not take it '
-                f'back ({error})')
+        return (f'it could not be given back to its former driver, '
+                f'{former or "none"} ({error})')
     return f'its driver is {former or "none"}, as before'
 
 

@@ -94,7 +94,7 @@ def activate_whole(partition_id: int) -> None:
     if partition_id not in _active(session.partitions()):
         raise exception.StepFailed(
             reason=f'the fabric manager accepted partition {partition_id} '
-            'and has not activated it; see its log')
+            'but has not activated it; see its log')
 
 
 @privsep.entrypoint

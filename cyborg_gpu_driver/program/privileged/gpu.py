@@ -46,8 +46,8 @@ def set_virtual_functions(address: str, enable: bool) -> None:
         has_instances = _has_instances(machine.nvml, gpu)
     if has_instances:
         raise exception.SriovError(
-            address=gpu, reason='sriov-manage would destroy the GPU '
-            'instances that are there')
+            address=gpu,
+            reason='sriov-manage would destroy the existing GPU instances')
     privileged_driver.refuse_held(gpu)
     sriov.manage(str(gpu), enable, machine.sriov_manage)
 
@@ -121,7 +121,7 @@ def _scheduler(policy: str, time_slice: int | None) -> model.SchedulerPolicy:
                                    or not 0 < time_slice < 1 << 32):
         raise exception.InvalidValue(
             what='time slice', value=time_slice,
-            expected='expected nanoseconds, from 1')
+            expected='expected nanoseconds, at least 1')
     return wanted
 
 

@@ -26,13 +26,13 @@ _REMEDIES = {
     'dcgm-exporter': 'stop dcgm-exporter',
     'nvsm_core': 'stop the unit nvsm',
     'nvsm': 'stop the unit nvsm',
-    'nv-fabricmanage': 'it lets go of GPUs that nvidia-smi resets; if it '
-                       'does not, stop the unit nvidia-fabricmanager',
+    'nv-fabricmanage': 'it closes GPUs that nvidia-smi resets; if it does '
+                       'not, stop the unit nvidia-fabricmanager',
     'nvidia_drm': 'it drives a display with modeset=1; set options '
                   'nvidia_drm modeset=0 in modprobe.d and run modprobe -r '
                   'nvidia_drm',
-    'qemu-system-x86': 'a guest has it; delete the server or wait for its '
-                       'end',
+    'qemu-system-x86': 'a guest has it; delete the server, or wait until '
+                       'the guest ends',
     'nvidia-smi': 'it ends by itself, unless it runs in a loop',
 }
 """By process name, cut to 15 characters as in the kernel (TASK_COMM_LEN)."""

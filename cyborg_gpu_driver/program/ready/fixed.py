@@ -279,7 +279,7 @@ class FixedVgpus:
         for item in vgpus:
             if vfio.instance_under(self._machine, item.function) is None:
                 raise exception.StepFailed(
-                    reason=f'{item} lies on no GPU instance')
+                    reason=f'{item} is on no GPU instance')
 
 
 def _removal(functions: Iterable[model.PciAddress],

@@ -179,8 +179,8 @@ class Preparer:
         unhealthy = self._health.unhealthy(gpu.address)
         if action.Action.BIND_VFIO in actions and unhealthy:
             return (f'it is unhealthy ({"; ".join(unhealthy.reasons)}); it '
-                    'stays with its driver, which reports when it is healthy '
-                    'again')
+                    'stays bound to its driver, which reports when it is '
+                    'healthy again')
         try:
             if not is_unread and readiness.HARMLESS.issuperset(actions):
                 found = passthrough.blockers_of(self._machine, gpu, actions)

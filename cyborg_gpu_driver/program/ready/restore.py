@@ -103,8 +103,8 @@ class Restorer:
         if saved is not None and saved.device_id != gpu.device_id:
             raise exception.ChangeRefused(
                 gpu=gpu.address, reason='the checkpoint is of a board with '
-                f'PCI device id {saved.device_id}, this is '
-                f'{gpu.device_id}: apply a layout and make a new one')
+                f'PCI device id {saved.device_id}, but this board has '
+                f'{gpu.device_id}: apply a layout and make a new checkpoint')
         done: list[str] = []
         try:
             self._restore(gpu, saved, done)

@@ -86,8 +86,8 @@ class NvlinkKeeper:
         except Exception as error:
             # The report of the GPUs must not depend on it.
             if self._failure.is_new(str(error)):
-                LOG.error('The groups of GPUs that NVLink connects could not '
-                          'be looked at: %s', error, exc_info=not isinstance(
+                LOG.error('Could not check the groups of GPUs that NVLink '
+                          'connects: %s', error, exc_info=not isinstance(
                               error, exception.GpuDriverError))
         else:
             self._failure.over()
@@ -224,8 +224,8 @@ class NvlinkKeeper:
                     continue
                 self._journal.put(*(dataclasses.replace(now, gpu=address)
                                     for address in missing))
-                LOG.warning('The claim of handle %(handle)s is written again '
-                            'on %(gpus)s',
+                LOG.warning('Restored the claim of handle %(handle)s on GPUs '
+                            '%(gpus)s',
                             {'handle': claim.handle,
                              'gpus': ', '.join(map(str, missing))})
 

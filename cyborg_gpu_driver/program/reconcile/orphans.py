@@ -164,8 +164,8 @@ class Keeper:
                     raise _kept(found, '; '.join(gpu.problems))
                 return ()
             if now.vgpu.type_id != found.vgpu.type_id:
-                raise _kept(found, f'it was a {found.vgpu.type_id} and is a '
-                            f'{now.vgpu.type_id} by now')
+                raise _kept(found, f'it was a {found.vgpu.type_id} and is '
+                            f'now a {now.vgpu.type_id}')
             obstacle = now.obstacle(claimed)
             if obstacle:
                 raise _kept(found, obstacle)
@@ -183,7 +183,7 @@ class Keeper:
         try:
             privileged_vgpu.undefine_mdev(vgpu.uuid)
         except exception.MdevctlError as error:
-            return (f'its definition, which makes it again at the next '
+            return (f'its definition, which creates it again at the next '
                     f'boot: {error}',)
         return ()
 

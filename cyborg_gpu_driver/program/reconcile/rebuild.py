@@ -100,16 +100,16 @@ class Rebuilder:
         lacking = [entry.handle for entry in found
                    if self._lacks_instance(entry)]
         LOG.warning(
-            'Lost claims were found again on the hardware%(source)s: '
-            '%(count)d handles on %(gpus)d GPUs; %(left)d vGPUs are left '
-            'to whom they belong%(lacking)s',
+            'Recovered lost claims from the hardware%(source)s: %(count)d '
+            'handles on %(gpus)d GPUs; %(left)d other vGPUs are left '
+            'to their owners%(lacking)s',
             {'source': '' if claims is None else
              ' and in the accelerator requests of Cyborg',
              'count': len(found), 'left': left,
              'gpus': len(again),
              'lacking': '' if not lacking else
-             '; which GPU instance is below is not known of '
-             + ', '.join(lacking) + ', and it stays when they are unbound'})
+             '; the GPU instances of ' + ', '.join(lacking) + ' are not '
+             'known, and are kept when these handles are unbound'})
         return again
 
     def adopt(self, gpu: model.Gpu, claim: reconcile.Claim
@@ -138,8 +138,8 @@ class Rebuilder:
         try:
             running = usage.guests(self._machine, gpu) if bare else ()
         except exception.NvmlError as error:
-            LOG.info('Which GPU instances virtual machines of GPU %(gpu)s '
-                     'are on is not known: %(error)s',
+            LOG.info('Cannot find out which GPU instances the virtual '
+                     'machines on GPU %(gpu)s use: %(error)s',
                      {'gpu': gpu.address, 'error': error})
             running = ()
         boot = self._machine.boot_id()
@@ -158,8 +158,8 @@ class Rebuilder:
         """
         if claims is None:
             LOG.warning('The claims on GPU %s are lost, and Cyborg does not '
-                        'say who has it. It is not offered until then; set '
-                        '[gpu] os_cloud', gpu.address)
+                        'say who has it. It is not offered until Cyborg '
+                        'does; set [gpu] os_cloud', gpu.address)
             return None
         groups = {(group.leader, group.profile): group for group
                   in self._host.groups(item.address for item
@@ -172,9 +172,9 @@ class Rebuilder:
                 continue
             group = groups.get((claim.function, claim.type_id))
             if group is None:
-                LOG.warning('Which GPUs handle %s has is not known: GPU %s is '
-                            'not offered until then', claim.handle,
-                            gpu.address)
+                LOG.warning('It is not known which GPUs handle %s has: GPU '
+                            '%s is not offered until this is known',
+                            claim.handle, gpu.address)
                 return None
             if gpu.address in group.members:
                 found.append(journal.Entry(

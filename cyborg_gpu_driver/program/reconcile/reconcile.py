@@ -118,8 +118,8 @@ class Reconciler:
         except Exception as error:
             # The report of the GPUs must not depend on it.
             if self._failure.is_new(str(error)):
-                LOG.warning('The binds of this host could not be compared: '
-                            '%s', error,
+                LOG.warning('Could not compare the binds of this host: %s',
+                            error,
                             exc_info=not isinstance(
                                 error, exception.GpuDriverError))
             return
@@ -233,7 +233,7 @@ class Reconciler:
             done = self._repairer.repair(difference)
         except Exception as error:
             if self._unrepaired.is_new(str(error), difference.key):
-                LOG.warning('GPU %(gpu)s: %(subject)s is not repaired: '
+                LOG.warning('GPU %(gpu)s: could not repair %(subject)s: '
                             '%(error)s', {'gpu': difference.gpu,
                                           'subject': difference.subject,
                                           'error': error})
@@ -266,4 +266,4 @@ class Reconciler:
             LOG.warning('%d differences on this host; "cyborg-gpu doctor" '
                         'shows them', count)
         else:
-            LOG.info('There is no difference on this host any more')
+            LOG.info('There are no differences on this host any more')

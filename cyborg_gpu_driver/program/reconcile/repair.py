@@ -92,11 +92,11 @@ class Repairer:
         entry = self._entry(difference)
         claims = self._cloud.requests()
         if claims is None:
-            raise _kept('Cyborg could not be asked again')
+            raise _kept('Cyborg could not be queried again')
         if claims.of(entry.handle) is not None:
-            raise _kept('an accelerator request has it by now')
+            raise _kept('an accelerator request has it now')
         if claims.unsettled:
-            raise _kept('accelerator requests are under way: '
+            raise _kept('accelerator requests are in progress: '
                         + ', '.join(claims.unsettled))
         with self._locked(difference):
             self._check_unchanged(entry)
@@ -135,7 +135,7 @@ class Repairer:
                 self._journal.put(entry)
                 done.append(f'vGPU on {entry.function}')
             self._host.record(entry.gpu, made=made)
-        return (f'made {" and ".join(done) or "nothing"} again for handle '
+        return (f'recreated {" and ".join(done) or "nothing"} for handle '
                 f'{entry.handle}')
 
     def _create_instance(self, gpu: model.Gpu, entry: journal.Entry
@@ -186,7 +186,7 @@ class Repairer:
 
     def _check_unchanged(self, entry: journal.Entry) -> None:
         if self._journal.get(entry.handle) != entry:
-            raise _kept('it has been bound or unbound meanwhile')
+            raise _kept('it was bound or unbound in the meantime')
 
 
 def users(keeper: orphans.Keeper, gpu: model.PciAddress,

@@ -189,7 +189,7 @@ class Executor:
             if part.size == step.slices and step.start in (None, part.start):
                 break
         else:
-            raise _refused(f'{step}: there is none')
+            raise _refused(f'{step}: it does not exist')
         privileged.destroy_compute_instance(
             self._address, instance.instance_id, part.compute_id)
         self._live[instance.placement] = dataclasses.replace(
@@ -308,9 +308,9 @@ def _check_scheduler(now: model.Scheduler | None,
     :raises StepFailed: with the reason why it cannot be set.
     """
     if now is None:
-        reason = 'its driver schedules no vGPUs'
+        reason = 'its driver does not schedule vGPUs'
     elif scheduler not in now.supported:
-        reason = (f'it cannot do {scheduler.value}, only '
+        reason = (f'it does not support {scheduler.value}, only '
                   + (', '.join(item.value for item in now.supported)
                      or 'nothing else'))
     elif (time_slice is not None

@@ -86,13 +86,13 @@ def _switch(machine: platform.Platform, gpu: model.Gpu, enable: bool,
         LOG.info('GPU %s waits for a reset', gpu.address)
         return False
     if status == _RESTART:
-        raise _blocked(gpu, enable, 'the mode is set and waits for a restart '
-                       'of this machine, which cannot reset its GPUs', ())
+        raise _blocked(gpu, enable, 'the mode takes effect when this machine '
+                       'is restarted, because it cannot reset its GPUs', ())
     machine.nvml.reset()
     reset.once(machine, gpu.address)
     if _read(machine, gpu)[0] != enable:
         raise _blocked(gpu, enable,
-                       'the GPU was reset and its mode is the same', ())
+                       'the GPU was reset, but its mode is the same', ())
     return True
 
 

@@ -87,7 +87,7 @@ def release(machine: platform.Platform, gpu: model.Gpu) -> None:
                 and not drivers.is_vfio(driver)):
             raise exception.StepFailed(
                 reason=f'{name} is in its IOMMU group and bound to {driver}, '
-                'so that no server can have the GPU: bind that function to '
+                'so no server can have the GPU: bind that function to '
                 'vfio-pci at boot, or set passthrough_driver to vfio-pci')
     keep(machine, gpu, released=True)
     with machine.nvml.alone():

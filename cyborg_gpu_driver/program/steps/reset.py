@@ -88,8 +88,8 @@ def _reset(machine: platform.Platform, address: model.PciAddress) -> str:
             return 'nvidia-smi'
     if switches:
         raise exception.StepFailed(
-            reason='a GPU on NVSwitches is reset by nvidia-smi alone, which '
-            + (f'needs it bound to {drivers.NVIDIA}, and it is bound to '
+            reason='only nvidia-smi can reset a GPU on NVSwitches, and it '
+            + (f'needs the GPU bound to {drivers.NVIDIA}, but it is bound to '
                f'{driver or "no driver"}' if driver != drivers.NVIDIA
                else 'is not installed ([gpu] nvidia_smi)'))
     privileged_driver.reset(str(address))
@@ -108,7 +108,7 @@ def _check_fabric(switches: Iterable[str]) -> None:
     if (not pci.HOPPER_NVSWITCHES.issuperset(switches)
             and not privileged_gpu.fabric_manager_runs()):
         raise exception.StepFailed(
-            reason="NVIDIA's fabric manager does not run, and a GPU on its "
+            reason="NVIDIA's fabric manager is not running, and a GPU on its "
             'NVSwitches cannot be reset without it: start the unit '
             'nvidia-fabricmanager')
 
@@ -200,8 +200,8 @@ class Resetter:
         if not self.can_reset(address):
             raise exception.StepFailed(
                 reason='the kernel has no way to reset it (no file "reset" '
-                'in sysfs); [gpu] clean_whole_gpus = false offers it all '
-                'the same')
+                'in sysfs); [gpu] clean_whole_gpus = false offers it '
+                'without a reset')
 
     def _check_idle(self, address: model.PciAddress) -> cleaning.Traces:
         """The traces of a GPU, which must be unused."""
@@ -225,7 +225,7 @@ class Resetter:
         if driver != drivers.NVIDIA:
             raise exception.StepFailed(
                 reason=f'it is bound to {driver}, and the users of that '
-                       'driver cannot be found out')
+                       'driver cannot be determined')
         nvml = self._machine.nvml
         device = nvml.device(address)
         used, total = nvml_traces.memory_mib(nvml, device) or (None, None)

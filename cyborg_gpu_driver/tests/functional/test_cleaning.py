@@ -199,7 +199,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.report()
         self.assertEqual((1, 0), self.inventory())
         self.assert_not_to_be_had()
-        self.assertEqual(1, self.log.output.count('is not offered before'))
+        self.assertEqual(1, self.log.output.count('is not offered until'))
         self.assertEqual(0, self.resets())
         self.world().detach_whole(self.gpu)
         self.report()

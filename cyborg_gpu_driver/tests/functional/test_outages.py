@@ -152,7 +152,7 @@ class ReadOnlyTest(DiskCase):
     def test_the_agent_starts(self):
         self.end_agent()
         with self.disk.read_only():
-            self.assert_said_once('could not be compared', 'kept in memory')
+            self.assert_said_once('Could not compare', 'kept in memory')
         self.assertEqual(self.both, self.everything())
 
 

@@ -131,7 +131,7 @@ class HandleTest(ReconcileCase):
         self.assertTrue(rows['vgpu-gone']['safe'])
         mdevs, placements = self.bound_mdevs, self.placements()
         self.assert_named_once(self.reports(), self.handle,
-                               'has no vGPU any more')
+                               'no longer has a vGPU')
         self.assertEqual((mdevs, placements),
                          (self.mdevs(), self.placements()))
         self.assertEqual(self.bound['journal'], self.journal())

@@ -141,7 +141,7 @@ class AuditTest(base.BaseTestCase):
             pass
         for _ in range(3):
             self.record('lost')
-        self.assertEqual(1, self.log.output.count('cannot be written'))
+        self.assertEqual(1, self.log.output.count('Cannot write'))
         os.unlink(self.state_path)
         os.rename(self.state_path + '.away', self.state_path)
         self.record('two')
@@ -149,7 +149,7 @@ class AuditTest(base.BaseTestCase):
         os.unlink(self.path)
         os.mkdir(self.path)
         self.record('lost')
-        self.assertEqual(2, self.log.output.count('cannot be written'))
+        self.assertEqual(2, self.log.output.count('Cannot write'))
 
     def test_a_file_that_cannot_be_read(self):
         os.makedirs(self.path)

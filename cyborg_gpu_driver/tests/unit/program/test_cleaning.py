@@ -321,7 +321,7 @@ class ObstacleTest(CleaningCase):
         self.assertEqual(1, self.resets())
         self.assertEqual(['given', 'returned', 'not-cleaned', 'not-cleaned',
                           'cleaned'], self.whats())
-        self.assertEqual(2, self.log.output.count('is not offered before'))
+        self.assertEqual(2, self.log.output.count('is not offered until'))
         self.assertEqual(1, self.log.output.count('offered again'))
 
     def test_a_reset_that_fails_is_tried_again_in_a_while(self):

@@ -139,7 +139,7 @@ class LateBindTest(LimitCase):
             self.binder.unbind(*self.asked)
         thread.join(60)
         self.assertIsInstance(errors[0], exception.BindAbandoned)
-        self.assertIn('given the handle back', str(errors[0]))
+        self.assertIn('released the handle', str(errors[0]))
         self.assertEqual(_NOTHING, self.truth())
         # The next server gets the handle.
         self.binder.bind(*self.asked)
@@ -153,7 +153,7 @@ class LateBindTest(LimitCase):
         self.machine.faults.delay(_CREATE, 1, sleep=unbind)
         error = self.assertRaises(exception.BindAbandoned, self.binder.bind,
                                   *self.asked)
-        self.assertIn('given the handle back', str(error))
+        self.assertIn('released the handle', str(error))
         self.assertEqual(_NOTHING, self.truth())
         self.assertEqual([], self.phases())
 

@@ -159,7 +159,7 @@ class DriverTest(base.BaseTestCase):
 
     def test_a_gpu_without_a_group_is_not_for_guests(self):
         self.kernel.function('0000:5e:00.0', 'nvidia', group=None)
-        self.assertIn('turn the IOMMU on', self.refused(
+        self.assertIn('turn on the IOMMU', self.refused(
             exception.DriverError, privileged_driver.bind, '0000:5e:00.0',
             'vfio-pci'))
 

@@ -380,7 +380,7 @@ class FailureTest(ready_case.ReadyCase):
             'nvmlDeviceGetVgpuSchedulerCapabilities',
             pynvml.NVML_ERROR_NOT_SUPPORTED, times=None)
         self.machine.reboot()
-        self.fails('SCHEDULER', 'schedules no vGPUs')
+        self.fails('SCHEDULER', 'does not schedule vGPUs')
 
     def test_step_that_says_it_worked(self):
         """The mode is read again, whatever NVML has answered."""

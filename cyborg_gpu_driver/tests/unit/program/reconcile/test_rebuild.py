@@ -218,7 +218,7 @@ class RebuilderTest(binder_case.BinderCase):
             {(entry.profile, entry.placement)
              for entry in self.journal.entries()})
         self.assertFalse(self.journal.check())
-        self.assertIn('4 handles on 1 GPUs; 0 vGPUs', self.log.output)
+        self.assertIn('4 handles on 1 GPUs; 0 other vGPUs', self.log.output)
         for entry in self.bound.values():
             self.binder.unbind(str(entry.function), entry.mdev_type,
                                entry.handle)
@@ -234,7 +234,7 @@ class RebuilderTest(binder_case.BinderCase):
             {('1g.5gb', False), ('2g.10gb', True)},
             {(entry.profile, entry.placement is not None)
              for entry in self.journal.entries()})
-        said = self.log.output.rpartition('Lost claims')[2]
+        said = self.log.output.rpartition('lost claims')[2]
         for handle, entry in self.bound.items():
             self.assertEqual(entry.profile == '1g.5gb', handle in said)
 
@@ -246,7 +246,7 @@ class RebuilderTest(binder_case.BinderCase):
         self.rebuilder.rebuild()
         self.assertEqual([kept.handle], [
             entry.handle for entry in self.journal.entries()])
-        self.assertIn('1 handles on 1 GPUs; 3 vGPUs', self.log.output)
+        self.assertIn('1 handles on 1 GPUs; 3 other vGPUs', self.log.output)
 
     def test_what_was_bound_meanwhile_stays(self):
         self.lose()

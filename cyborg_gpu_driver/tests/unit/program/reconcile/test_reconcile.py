@@ -189,16 +189,16 @@ class NameTest(ReconcileCase):
         entry = self.bind()
         self.known = False
         self.take_away(entry, instance=False)
-        self.assertIn('has no vGPU any more', self.look())
+        self.assertIn('no longer has a vGPU', self.look())
         self.assertEqual('', self.look())
         self.known = True
         said = self.look()
-        self.assertIn('again for handle', said)
-        self.assertIn('There is no difference on this host', said)
+        self.assertIn('recreated', said)
+        self.assertIn('There are no differences on this host', said)
         self.assertEqual('', self.look())
         self.known = False
         self.take_away(entry, instance=False)
-        self.assertIn('has no vGPU any more', self.look())
+        self.assertIn('no longer has a vGPU', self.look())
 
     def test_a_count_when_it_changes(self):
         self.known = False
@@ -234,9 +234,9 @@ class NameTest(ReconcileCase):
         self.machine.faults.fail(
             'nvmlDeviceCreateGpuInstanceWithPlacement',
             pynvml.NVML_ERROR_UNKNOWN, times=2)
-        self.assertIn('is not repaired', self.look())
-        self.assertNotIn('is not repaired', self.look())
-        self.assertIn('again for handle', self.look())
+        self.assertIn('could not repair', self.look())
+        self.assertNotIn('could not repair', self.look())
+        self.assertIn('recreated', self.look())
 
     def test_what_the_report_does_is_not_counted(self):
         entry = self.bind()
@@ -276,11 +276,11 @@ class RepairTest(ReconcileCase):
         difference = self.difference(K.NO_REQUEST)
         before = self.truth()
         self.asked = asked
-        self.assertIn('has it by now', self.refused(difference))
+        self.assertIn('has it now', self.refused(difference))
         self.asked, self.unsettled = (), ('arq',)
-        self.assertIn('under way', self.refused(difference))
+        self.assertIn('in progress', self.refused(difference))
         self.unsettled, self.known = (), False
-        self.assertIn('could not be asked', self.refused(difference))
+        self.assertIn('could not be queried', self.refused(difference))
         self.known = True
         self.machine.start_guest(asked[0].handle)
         self.assertIn('virtual machine', self.refused(difference))

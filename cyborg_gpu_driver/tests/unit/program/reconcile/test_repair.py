@@ -60,7 +60,7 @@ class AskingTest(test_reconcile.ReconcileCase):
         self.meanwhile = lambda: self.binder.bind(*asked)
         error = self.assertRaises(exception.StepFailed,
                                   self.repairer.repair, lost)
-        self.assertIn('meanwhile', str(error))
+        self.assertIn('in the meantime', str(error))
         self.assertEqual(before, self.truth())
         self.assert_quiet()
 

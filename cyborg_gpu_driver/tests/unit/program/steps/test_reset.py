@@ -168,7 +168,7 @@ class SwitchTest(ResetCase):
         self.machine.start_fabric_manager()
         self.assertEqual('nvidia-smi', self.reset())
         self.machine.stop_fabric_manager()
-        self.refused(exception.StepFailed, 'fabric manager does not run')
+        self.refused(exception.StepFailed, 'fabric manager is not running')
 
     def test_hopper_does_not(self):
         self.host('h100-80', '22a3')
@@ -180,7 +180,7 @@ class SwitchTest(ResetCase):
         self.without_smi()
         self.refused(exception.StepFailed, 'is not installed')
         self.machine.bind_driver(_GPU, 'vfio-pci')
-        self.refused(exception.StepFailed, 'needs it bound to nvidia')
+        self.refused(exception.StepFailed, 'needs the GPU bound to nvidia')
 
 
 class ModeTest(ResetCase):
@@ -220,7 +220,7 @@ class ModeTest(ResetCase):
 
     def test_a_virtual_machine_cannot_reset_its_gpu(self):
         self.host(virtual=True)
-        self.refused(exception.ModeBlocked, 'waits for a restart',
+        self.refused(exception.ModeBlocked, 'when this machine is restarted',
                      self.switch)
         self.assertEqual(0, self.machine.calls['nvidia-smi'])
 
