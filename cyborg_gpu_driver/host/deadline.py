@@ -220,7 +220,7 @@ class _Worker:
             raise self._error(name, seconds)
         self._late = (call, seconds)
         error = self._error(name, seconds)
-        LOG.error('%s. No other call is made before that one returns.', error)
+        LOG.error('%s. No other call is made until that one returns.', error)
         raise error
 
     def is_here(self) -> bool:

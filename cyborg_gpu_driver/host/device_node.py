@@ -61,7 +61,7 @@ def holders(machine: platform.Platform, address: model.PciAddress,
         raise exception.UsageUnknown(
             what=f'GPU {address}', reason=f'it is bound to {driver}, and the '
                                           'users of that driver cannot be '
-                                          'found out')
+                                          'determined')
     found = (_openers(machine, address, proc) if machine.gpu_holders is None
              else tuple(machine.gpu_holders(str(address))))
     return found + _display(machine, address)

@@ -81,7 +81,7 @@ class DomainReader:
             try:
                 found.append(domain.parse(text))
             except ValueError as error:
-                LOG.debug('A domain of libvirt is left out: %s', error)
+                LOG.debug('Skipped a domain of libvirt: %s', error)
         return tuple(found)
 
     def _texts(self) -> list[str]:

@@ -44,7 +44,8 @@ def openers(proc: str, nodes: tuple[str, ...]) -> tuple[int, ...]:
         namespace = _WHOLE_MACHINE
     if namespace != _WHOLE_MACHINE:
         raise OSError(errno.EXDEV, 'only the processes of one PID namespace '
-                      "are in sight; run this in the host's", proc)
+                      "are visible; run this in the host's PID namespace",
+                      proc)
     return tuple(sorted(
         int(pid) for pid in os.listdir(proc)
         if pid.isdigit() and any(

@@ -74,7 +74,7 @@ class Chronicle:
                                 {'what': name, 'reason': reason})
             for reason in before:
                 if reason not in now:
-                    LOG.warning('%(what)s: this problem is over: %(reason)s',
+                    LOG.warning('%(what)s: no longer a problem: %(reason)s',
                                 {'what': name, 'reason': reason})
         self._said = {name: reasons for name, reasons in current.items()
                       if reasons}

@@ -47,14 +47,14 @@ _REASONS = {
                          'package nvidia-fabricmanager-devel or '
                          'nvidia-fabricmanager-dev',
     'FUNCTION_NOT_FOUND': f'this {abi.LIBRARY} is too old for it',
-    'BADPARAM': 'the partition or a virtual function is not one of this '
-                'host, or the fabric manager cannot use it',
-    'GENERIC_ERROR': 'the log of the fabric manager tells more',
+    'BADPARAM': 'the partition or a virtual function does not belong to '
+                'this host, or the fabric manager cannot use it',
+    'GENERIC_ERROR': 'see the log of the fabric manager',
     'NOT_SUPPORTED': 'FABRIC_MODE of the fabric manager does not allow it',
     'UNINITIALIZED': 'the partition is not active',
     'TIMEOUT': 'the fabric manager could not configure a GPU or an NVSwitch '
                'in time; see its log',
-    _OTHER_VERSION: f'{abi.LIBRARY} is of another version than this call',
+    _OTHER_VERSION: f'{abi.LIBRARY} has another version than this call',
     'IN_USE': 'the partition is active, or one of its GPUs is in another '
               'active partition',
     'NOT_CONFIGURED': 'the fabric manager is still starting, or waits for '

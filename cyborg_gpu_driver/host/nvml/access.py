@@ -222,7 +222,7 @@ class Access:
             f'process {pid} ({open_files.process_name(pid)})'
             for pid in open_files.lock_holders(
                 'FLOCK', lambda file: file.endswith(f':{inode}'))
-        ) or 'a process that is not in sight'
+        ) or 'a process that is not visible here'
 
 
 class _Memory:

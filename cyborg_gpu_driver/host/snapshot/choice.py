@@ -105,7 +105,7 @@ def _of_uuid(host: model.Host, text: str) -> model.Gpu:
             return gpu
     unknown = [name(host, gpu) for gpu in host.gpus if gpu.uuid is None]
     raise exception.NoSuchGpu(name=text, known=(
-        'NVML does not tell the UUID of ' + ', '.join(unknown) if unknown
+        'NVML does not return the UUID of ' + ', '.join(unknown) if unknown
         else _addresses(host)))
 
 

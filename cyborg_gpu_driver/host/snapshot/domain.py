@@ -70,7 +70,7 @@ def parse(xml: str) -> Domain:
     try:
         parser.Parse(xml, True)
     except expat.ExpatError as error:
-        raise ValueError(f'it is no XML: {error}') from error
+        raise ValueError(f'it is not XML: {error}') from error
     return reader.domain()
 
 

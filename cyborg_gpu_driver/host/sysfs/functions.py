@@ -73,8 +73,8 @@ class FunctionReader:
         with problems.noted('virtual functions'):
             virtual = self._virtual_functions(address, numvfs)
             if len(virtual) < numvfs:
-                problems.add(f'{len(virtual)} of {numvfs} virtual functions '
-                             'are there')
+                problems.add(f'only {len(virtual)} of {numvfs} virtual '
+                             'functions exist')
         return model.Gpu(
             address=address, vendor_id=identity.vendor_id,
             device_id=identity.device_id, class_code=identity.class_code,

@@ -84,7 +84,7 @@ class FindTest(ReadCase):
     def test_a_uuid_that_cannot_be_read(self):
         uuid = self.machine.gpu(_FIRST).spec.uuid
         self.machine.lose_gpu(_FIRST)
-        self.refused(uuid, f'does not tell the UUID of GPU 0 ({_FIRST})')
+        self.refused(uuid, f'does not return the UUID of GPU 0 ({_FIRST})')
 
     def test_two_domains(self):
         host = self.reader.snapshot()
