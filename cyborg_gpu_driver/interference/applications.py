@@ -79,7 +79,7 @@ class Application:
                 command = shlex.split(command)
             except ValueError as error:
                 raise place.below('command').error(
-                    str(error), 'expected a command as a shell reads it'
+                    str(error), 'expected a command in shell syntax'
                 ) from error
         # No argument of execve() has a null byte.
         if not command or not command[0] or '\0' in ''.join(command):

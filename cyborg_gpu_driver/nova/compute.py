@@ -109,12 +109,12 @@ def main() -> int:
         _say(f'{reason}. nova-compute runs without the patches of this '
              'driver. It refuses vGPUs on virtual functions of vendor VFIO '
              'and groups of GPUs, and does not resume servers that have '
-             'accelerators at the boot of the host')
+             'accelerators when the host boots')
     else:
         with_credentials(cyborg, context)
         _say(f'Nova {version} attaches vGPUs on virtual functions of vendor '
-             'VFIO, groups of GPUs, and accelerators at the boot of the host '
-             'and in rescue mode')
+             'VFIO, groups of GPUs, and accelerators when the host boots and '
+             'in rescue mode')
     # Nova derives the names of its configuration files from the program's.
     sys.argv[0] = 'nova-compute'
     command.main()

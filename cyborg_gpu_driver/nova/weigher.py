@@ -92,5 +92,5 @@ def _wish(spec):
         return chooser.wish_of(spec)
     except exception.InvalidValue as error:
         # The filter refuses such a flavor; a weigher cannot.
-        LOG.error('%s; the option decides', error)
+        LOG.error('%s; the option placement of nova.conf applies', error)
         return placement.Wish()

@@ -273,7 +273,7 @@ def _mig(item, place):
                     or profile.profile_id == other.profile_id):
                 raise place.below('profiles', number).error(
                     f'{profile.name} has the enum or the id of {other.name}',
-                    'expected others')
+                    'expected unique ones')
     slices = sorted({profile.slices for profile in profiles})
     compute = item['compute_profiles']
     for key in compute:
@@ -293,7 +293,7 @@ def _instance_profile(item, units, place):
     starts, order = item['starts'], item.get('order', item['starts'])
     if max(starts) + item['size'] > units:
         raise place.below('starts').error(
-            f'{max(starts)} and size {item["size"]} go too far',
+            f'start {max(starts)} and size {item["size"]} go too far',
             f'expected starts that end within {units} units')
     if sorted(order) != sorted(starts):
         raise place.below('order').error(

@@ -163,5 +163,5 @@ def _get(url: str) -> bytes:
 
 def _refused(reason):
     return exception.InvalidValue(
-        what='answer', value=reason, expected='expected that of an instant '
-        'query')
+        what='answer', value=reason, expected='expected the answer to an '
+        'instant query')

@@ -52,7 +52,7 @@ class Users:
             if not gpu.bound:
                 raise exception.SimulationError(
                     name=self.host.name, reason=f'{address} has no device '
-                    "node: NVIDIA's driver does not have it")
+                    "node: it is not bound to NVIDIA's driver")
             gpu.state.outsiders.append(state_module.Holder(pid, name))
 
     def remove_holder(self, pid: int) -> None:

@@ -257,8 +257,8 @@ class TestFilesOfOnesOwn(base.BaseTestCase):
         path = self.write(HOST.replace('model: t4', 'model: small.yaml'))
         error = self.assertRaises(exception.DocumentError,
                                   machine.Machine.load, path)
-        self.assertIn('small.yaml: mig.profiles[0].starts: 3 and size 1 go '
-                      'too far; expected starts that end within 3 units',
+        self.assertIn('small.yaml: mig.profiles[0].starts: start 3 and size 1 '
+                      'go too far; expected starts that end within 3 units',
                       str(error))
 
     def model_refusal(self, old, new):
