@@ -270,8 +270,8 @@ class Node(host_parts.HostParts, services.Services):
                 reason = self._take_whole(address) if settled else (
                     'it is not reserved in Placement yet')
             except Exception as error:
-                reason = ('Placement does not say whether a server has it '
-                          f'as a whole: {exception.steady(error)}')
+                reason = ('Placement does not say whether a server has the '
+                          f'whole GPU: {exception.steady(error)}')
             try:
                 yield reason and f'GPU {address}: {reason}'
             finally:

@@ -248,7 +248,7 @@ class Change(_OfBoot):
         step = (self.steps[self.at] if self.at < len(self.steps)
                 else 'the check at the end')
         return (f'step {self.at + 1} of {len(self.steps)} ({step}) was '
-                'under way')
+                'in progress')
 
 
 @dataclasses.dataclass(frozen=True)

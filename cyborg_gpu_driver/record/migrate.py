@@ -81,8 +81,8 @@ def run(state_path: str,
         except exception.JournalUnreadable:
             raise
         except exception.JournalError as error:
-            LOG.error('%s. It is kept beside the records of the GPUs, and '
-                      'nothing is taken over from it.', error)
+            LOG.error('%s. The file is kept beside the records of the GPUs, '
+                      'but nothing in it is used.', error)
             is_journal = os.path.basename(path) == _JOURNAL
             lost = lost or is_journal
             kept.append((path, 'lost' if is_journal else 'unusable'))

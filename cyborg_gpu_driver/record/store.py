@@ -194,8 +194,8 @@ class Store:
         except exception.JournalError as error:
             # The reason is usually the same for all GPUs.
             self._say('keep', str(error).replace(str(address), 'ADDRESS')
-                      + '. What is seen of the GPUs is kept in memory, and '
-                      'a restart would forget it')
+                      + '. Changes of the records are kept in memory only, '
+                      'and are lost at a restart')
             before = self.peek(address)
             after = change(before)
             self._pending.setdefault(address, {}).update(
@@ -340,7 +340,7 @@ class Store:
             content = migrate.current(content)
             record = codec.decode(gpu_record.GpuRecord, content)
             if not record.is_of(address):
-                raise ValueError('it is about another GPU')
+                raise ValueError('it belongs to another GPU')
         except ValueError as error:
             raise exception.JournalError(
                 path=path, reason=f'is damaged: {error}') from error

@@ -43,7 +43,7 @@ def of_reports(state_path: str, address: model.PciAddress) -> str:
         return ''
     return ('it was last reported as a whole GPU, and a server that is shut '
             'off may have it: only the agent, which can query Placement, '
-            'makes it ready')
+            'prepares it')
 
 
 def of_placement(tree: provider_tree.ProviderTree, hostname: str,
@@ -91,8 +91,8 @@ def mixed(tree: provider_tree.ProviderTree, hostname: str,
                 + exception.steady(error))
     if '' in projects or parts < bound:
         return ('it has servers whose projects are not known: Placement has '
-                f'allocations of {parts} of its parts, of {bound} that are '
-                'or would be bound')
+                f'allocations of {parts} of its parts, and with this bind '
+                f'{bound} are bound')
     if len(projects) > 1:
         return 'it has servers of projects ' + ' and '.join(sorted(projects))
     return ''

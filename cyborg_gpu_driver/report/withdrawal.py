@@ -248,8 +248,7 @@ class Withdrawal:
                 for uuid in memory.withdrawn(before, device)}
         there = [uuid for uuid, used in uses.items() if used is not None]
         if any(uses.values()):
-            return ('its reported offers are in use and are to be withdrawn',
-                    there)
+            return ('offers that must be withdrawn are still in use', there)
         # Providers that are kept get other handles.
         kept = {deployable.provider_uuid for deployable
                 in (device.deployables if device else ())}

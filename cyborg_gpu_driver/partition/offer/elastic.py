@@ -93,8 +93,8 @@ def _partitioned(gpu: model.Gpu, policy: policies.Policy, role: policies.Mode,
     if known is None or not role_facts.holds(known, gpu):
         yield offer.nothing(
             gpu, policy.in_role(role), role.value,
-            'the GPU has not been read in this role yet; that is done as '
-            'soon as it is idle')
+            'the GPU has not been read in this role yet; the driver does so '
+            'as soon as the GPU is idle')
     elif known.problem:
         yield offer.nothing(gpu, policy.in_role(role), role.value,
                             known.problem)

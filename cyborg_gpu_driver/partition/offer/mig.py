@@ -122,9 +122,9 @@ def short_of_functions(gpu: model.Gpu, policy: policies.Policy
     types = vgpu_types.of_mode(gpu, policy.mode)
     room = _Room(gpu, gpu.mig, types, ())
     return [f'{kind.name} has {len(own)} of {most} attach handles, because '
-            'those that can be bound at the same time need a virtual '
-            f'function each and this GPU has {len(gpu.vfs)}; name fewer '
-            'profiles to have them all'
+            'each handle that can be bound at the same time needs a virtual '
+            f'function, and this GPU has {len(gpu.vfs)}; name fewer profiles '
+            'to get all handles'
             for kind, most, own in _handles(
                 gpu, policy, _kinds(gpu.mig, types, policy), room)
             if 0 < len(own) < most]

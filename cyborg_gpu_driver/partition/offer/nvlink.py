@@ -96,7 +96,7 @@ def _problem(gpu: model.Gpu, state: State) -> str:
     for address, member in zip(state.group.members, state.members,
                                strict=True):
         if member.gpu is None:
-            return f'GPU {address} of the group is not there'
+            return f'GPU {address} of the group is missing'
         if not member.governed:
             return f'another policy governs GPU {address} of the group'
         if member.gpu.device_id != gpu.device_id:

@@ -54,6 +54,6 @@ def busy_with(gpu: model.Gpu, driver: str | None) -> str:
         return ''
     if driver == drivers.NVIDIA:
         return ('' if gpu.released or gpu.driver != drivers.NVIDIA
-                else 'NVML has not been queried about it and closed yet')
+                else 'NVML has not read and released it yet')
     return (f'bound to {gpu.driver}; it will be offered when it is bound to '
             'vfio-pci' if gpu.driver else 'not bound to vfio-pci yet')

@@ -419,7 +419,7 @@ class EarlierReleaseTest(StoreCase):
             self.assertTrue(records.has_lost())
             self.assertEqual([True] * 3, [
                 records.is_lost(gpu) for gpu in (ADDRESS, OTHER, third)])
-        self.assertIn('nothing is taken over from it', self.log.output)
+        self.assertIn('nothing in it is used', self.log.output)
         for address in (ADDRESS, OTHER):
             self.records.put(address, claims_lost=False)
         self.records.settle()

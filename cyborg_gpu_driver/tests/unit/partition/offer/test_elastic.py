@@ -107,7 +107,7 @@ class OffersTest(base.BaseTestCase):
     def test_a_role_that_is_not_known_yet(self):
         found = self.offers(at_rest(), by_role={})
         self.assertEqual({'passthrough', 'mig', 'vgpu'}, {*found})
-        self.assertIn('as soon as it is idle', found['mig'].problem)
+        self.assertIn('as soon as the GPU is idle', found['mig'].problem)
 
     def test_a_role_that_the_board_does_not_have(self):
         known = {**BY_ROLE, 'mig': role_facts.RoleFacts(

@@ -126,7 +126,7 @@ class TestPassthrough(base.BaseTestCase):
                 ('vfio-pci', {'driver': 'vfio-pci'}, ''),
                 ('vfio-pci', {'driver': 'nvgrace_gpu_vfio_pci'}, ''),
                 ('vfio-pci', {'released': True}, 'bound to nvidia; '),
-                ('nvidia', {}, 'NVML has not been queried about it'),
+                ('nvidia', {}, 'NVML has not read'),
                 ('nvidia', {'released': True}, ''),
                 ('nvidia', {'driver': 'vfio-pci'}, ''),
                 ('nvidia', {'driver': None}, ''),
