@@ -96,10 +96,10 @@ def words(error: errors.ValidationError) -> tuple[str, str]:
     if error.validator == 'additionalProperties':
         return _unknown(error.instance, schema)
     if error.validator == 'uniqueItems':
-        return f'{shown(error.instance)} appears twice', 'leave one'
+        return f'{shown(error.instance)} appears twice', 'keep one'
     if error.validator == 'maxProperties':
         return ('both ' + ' and '.join(map(name, [*error.instance][:3])),
-                'leave one')
+                'keep one')
     if error.validator == 'oneOf' and _choice(schema):
         return _not_one(error.instance, _choice(schema))
     problem = f'found {shown(error.instance)}'

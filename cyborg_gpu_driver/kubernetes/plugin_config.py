@@ -60,5 +60,5 @@ def _check_names(resources, place):
         name = resource.full_name(item['name'])
         if name in seen:
             raise place.below(number).error(f'{name} appears twice',
-                                            'leave one')
+                                            'keep one')
         seen.add(name)

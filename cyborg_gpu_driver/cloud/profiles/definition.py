@@ -141,7 +141,7 @@ def _resolved(item, projects):
 def _check_new(where, item, items):
     if any(item.key == other.key for other in items):
         raise where.error(f'{item.kind.value} {item.name} appears twice',
-                          'leave one')
+                          'keep one')
 
 
 def _profile(place, value):

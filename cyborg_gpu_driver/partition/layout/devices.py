@@ -45,7 +45,7 @@ class Devices:
         boards = (found,) if isinstance(found, str) else tuple(found)
         if len({board.lower() for board in boards}) < len(boards):
             raise place.below('device-filter').error(
-                'a board appears twice', 'leave one')
+                'a board appears twice', 'keep one')
         return cls(None if item['devices'] == layout_schema.ALL
                    else tuple(item['devices']), boards)
 

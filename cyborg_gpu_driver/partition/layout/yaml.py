@@ -49,7 +49,7 @@ def _mapping(loader: yaml.SafeLoader, node: yaml.MappingNode
                 key_node.start_mark)
         if key in seen:
             raise yaml.constructor.ConstructorError(
-                None, None, f'key {key!r} appears twice: leave one',
+                None, None, f'key {key!r} appears twice: keep one',
                 key_node.start_mark)
         seen.add(key)
     return loader.construct_mapping(node, deep=True)

@@ -99,7 +99,7 @@ class CheckTest(base.BaseTestCase):
                 ({'traits': ['a', []]}, 'traits[1]: found an empty list; '
                                         'expected text'),
                 ({'traits': ['a', 'b', 'a']}, "traits[2]: 'a' appears "
-                                              'twice; leave one'),
+                                              'twice; keep one'),
                 ({'size': 'xl'}, "size: found 'xl'; expected s, m or l"),
                 ({'order': 2}, 'order: found 2; expected 1'),
                 ({'order': True}, 'order: found true; expected 1'),
@@ -142,9 +142,9 @@ class CheckTest(base.BaseTestCase):
 
     def test_one_entry_at_most(self):
         what = {'type': 'object', 'maxProperties': 1}
-        for value, said in (({'a': 1, 'b': 1}, 'both a and b; leave one'),
+        for value, said in (({'a': 1, 'b': 1}, 'both a and b; keep one'),
                             ({'a': 1, 'b': 1, 'c': 1, 'd': 1},
-                             'both a and b and c; leave one'),
+                             'both a and b and c; keep one'),
                             ({'a\n': 1, 'x' * 99: 1},
                              f"both 'a\\n' and '{'x' * 60}'... (99 char")):
             self.assertIn(said, self.said(value, what))

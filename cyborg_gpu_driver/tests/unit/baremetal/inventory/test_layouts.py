@@ -165,7 +165,7 @@ class EntryOfTest(base.BaseTestCase):
                        'layout, a list of items'),
                 (7, 'found 7; expected the name of a layout'),
                 ({}, 'found an empty mapping; expected the name of a layout'),
-                ({'a': ITEMS, 'b': ITEMS}, 'both a and b; leave one'),
+                ({'a': ITEMS, 'b': ITEMS}, 'both a and b; keep one'),
                 ({'a': []}, 'a: found an empty list; expected a list of at '
                             'least one item'),
                 ({'': ITEMS}, "found key ''; expected text of at least one"),

@@ -143,7 +143,7 @@ class DefinitionTest(base.BaseTestCase):
                  'expected up to 255 letters, digits, - and _, such as'),
                 (('profiles', 2, 'name'), 'slice',
                  'profiles[2]: device profile slice appears twice',
-                 'leave one'),
+                 'keep one'),
                 (('profiles', 0, 'groups'), [],
                  'profiles[0].groups: found an empty list',
                  'expected a list of at least one item, each a mapping '
@@ -207,7 +207,7 @@ class DefinitionTest(base.BaseTestCase):
                  'expected text of up to 255 printable characters without'),
                 ((*flavor, 'name'), 'gpu.four',
                  'flavors[1]: flavor gpu.four appears twice',
-                 'leave one'),
+                 'keep one'),
                 ((*flavor, 'vcpus'), 0,
                  'flavors[0].vcpus: found 0',
                  'expected a whole number from 1 to 2147483647'),
@@ -252,7 +252,7 @@ class DefinitionTest(base.BaseTestCase):
                 (('limits', 1, 'resources'), 'CUSTOM_NVIDIA_1G_10GB',
                  'limits[1]: registered limit class:CUSTOM_NVIDIA_1G_10GB '
                  'appears twice',
-                 'leave one')):
+                 'keep one')):
             self.assertIn(f'gpus.yaml: {said}; {right}',
                           self.refusal(place, value))
 

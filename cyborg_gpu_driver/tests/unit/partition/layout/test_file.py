@@ -192,7 +192,7 @@ class LayoutFileTestCase(base.BaseTestCase):
                 ('{devices: [0, true], mig-enabled: false}',
                  '.devices[1]: found true; expected the index of a GPU'),
                 ('{devices: [0, 1, 1], mig-enabled: false}',
-                 '.devices[2]: 1 appears twice; leave one'),
+                 '.devices[2]: 1 appears twice; keep one'),
                 ('{devices: all, device-filter: 0x20B010DE, '
                  'mig-enabled: false}',
                  f'.device-filter: found 548409566 (0x20B010DE); {filter_}'),
@@ -202,7 +202,7 @@ class LayoutFileTestCase(base.BaseTestCase):
                  '"0x233010DE"'),
                 ('{devices: all, device-filter: ["0x20B010DE", '
                  '"0x20b010de"], mig-enabled: false}',
-                 '.device-filter: a board appears twice; leave one'),
+                 '.device-filter: a board appears twice; keep one'),
                 ('{devices: all, device-filter: {}, mig-enabled: false}',
                  f'.device-filter: found an empty mapping; {filter_}'),
                 (f'{{{on}[]}}', '.mig-devices: found an empty list; expected '
