@@ -38,7 +38,7 @@ SUMMARIES = {
     'gpu list': (
         'List the NVIDIA GPUs of this host'),
     'gpu map': (
-        'Draw all GPUs of this host side by side, with what lies where'),
+        'Draw the layouts of all GPUs of this host side by side'),
     'gpu prepare': (
         'Make idle GPUs ready for their policy'),
     'gpu show': (
@@ -58,7 +58,7 @@ SUMMARIES = {
     'interference measure': (
         'Measure how much applications slow each other down'),
     'interference plan': (
-        'Place applications on GPUs so that all of them end soonest'),
+        'Place applications on GPUs so that all end as early as possible'),
     'interference predict': (
         'Predict how long applications run together on one GPU'),
     'interference show': (
@@ -66,7 +66,7 @@ SUMMARIES = {
     'kubernetes render': (
         'Write the Kubernetes configuration for GPU nodes like this host'),
     'layout apply': (
-        'Apply a layout, and keep the instances that it has already'),
+        'Apply a layout, and keep existing instances that are part of it'),
     'layout assert': (
         'Check whether a layout is in effect'),
     'layout checkpoint': (
@@ -78,7 +78,7 @@ SUMMARIES = {
     'layout list': (
         'List the layouts of a file, and which of them this host supports'),
     'layout plan': (
-        'Show what an apply would change, without changing it'),
+        'Show what applying a layout would change, and change nothing'),
     'layout restore': (
         'Restore GPUs after a reboot or a crash'),
     'nova config': (

@@ -163,9 +163,9 @@ class _Locator:
         if first is enabled:
             return
         if first.type_id != enabled.type_id:
-            raise legacy.error(enabled, address, 'has the type '
-                               f'{first.type_id} in {first.where}; an '
-                               'address has one type')
+            raise legacy.error(enabled, address, 'it has the '
+                               f'type {first.type_id} in {first.where}; an '
+                               'address can have only one type')
         self.notes.append(f'{address}: {enabled.type_id} is named in '
                           f'{first.where} and in {enabled.where}; the '
                           'second is ignored.')
@@ -184,7 +184,7 @@ class _Locator:
             self.notes.append(
                 f'{enabled.where}: {address} does not exist now; it is '
                 f'assumed to be a virtual function of {near[0].address}, '
-                'which has none enabled.')
+                'which has no virtual functions enabled.')
             return near[0]
         self.notes.append(f'{enabled.where}: {address} is neither a GPU of '
                           'this host nor a virtual function of one; it is '

@@ -55,7 +55,7 @@ class PublishingNode(node.Node):
             # A GPU that no longer exists has no offers.
             return
         except exception.GpuDriverError as error:
-            terminal.say(f'GPU {address}: Placement was not written: {error}')
+            terminal.say(f'GPU {address}: Placement was not updated: {error}')
 
 
 def _open_placement(conf: cfg.ConfigOpts
@@ -63,6 +63,6 @@ def _open_placement(conf: cfg.ConfigOpts
     try:
         client = placement.Placement(conf)
     except exception.CloudError as error:
-        terminal.say(f'Placement is left out: {error}')
+        terminal.say(f'Placement is not used: {error}')
         return None
     return provider_tree.ProviderTree(lambda: client)

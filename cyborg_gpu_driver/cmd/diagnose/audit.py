@@ -53,8 +53,8 @@ class ListAudit(table.Lister):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             '--gpu', metavar='GPU',
-            help=f'show only this GPU, by {choice.WAYS}; a GPU that is no '
-                 'longer there is found by its full PCI address')
+            help=f'show only this GPU, by {choice.WAYS}; for a GPU that is '
+                 'no longer present, give its full PCI address')
         parser.add_argument(
             '--handle', metavar='UUID',
             help='show only this attach handle, or only this server with a '

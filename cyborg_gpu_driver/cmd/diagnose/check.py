@@ -66,8 +66,8 @@ class CheckHost(table.Lister):
                  'standard input; may be repeated')
         migration_options.add_argument(
             '--peer-facts', action='store_true',
-            help='check nothing, and write what --peer needs of this host, '
-                 'as JSON')
+            help='check nothing, and write what --peer needs to know about '
+                 'this host, as JSON')
         return parser
 
     def take_action(self, parsed_args):
@@ -95,11 +95,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--nova-config-file', metavar='FILE', action='append',
         help="nova-compute's configuration file; may be repeated "
-             f'(default: {" and ".join(_NOVA_CONF)}, where they are)')
+             f'(default: {" and ".join(_NOVA_CONF)}, if they exist)')
     parser.add_argument(
         '--placement-config-file', metavar='FILE', action='append',
         help="Placement's configuration file; may be repeated (default: "
-             f'{_PLACEMENT_CONF}, if it is there and the host is not '
+             f'{_PLACEMENT_CONF}, if it exists and the host is not '
              'simulated)')
 
 
@@ -159,8 +159,8 @@ def _nova(files):
 
 def _placement(files):
     if not files:
-        return {'placement_conf_problem': 'placement.conf is not here, or '
-                                          'cannot be read'}
+        return {'placement_conf_problem': 'placement.conf is not on this '
+                                          'host, or cannot be read'}
     try:
         return {'placement_conf': services.placement(files)}
     except exception.InvalidValue as error:

@@ -135,8 +135,8 @@ def of_health(statuses: Iterable[health.Status]) -> Iterator[Finding]:
             yield Finding(
                 Section.HEALTH, 'unhealthy-instance', Severity.ERROR,
                 _conditions(verdict),
-                'delete the server that has the instance: what is created '
-                'in its place is healthy', address, str(place))
+                'delete the server that has the instance; an instance that '
+                'is created in its place is healthy', address, str(place))
 
 
 def of_differences(found: Iterable[reconcile.Difference]
@@ -169,7 +169,7 @@ def exit_code(findings: Iterable[Finding]) -> int:
 def unknown(section: Section, reason: str) -> Finding:
     """Return a finding that a section or a part of it was not examined."""
     return Finding(section, NOT_LOOKED_AT, Severity.UNKNOWN, reason,
-                   'correct that and run "cyborg-gpu doctor --only '
+                   'correct the problem and run "cyborg-gpu doctor --only '
                    f'{section.value}"')
 
 

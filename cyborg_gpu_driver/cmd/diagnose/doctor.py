@@ -66,7 +66,7 @@ class Doctor(table.Lister):
         parser.add_argument(
             '--only', metavar='SECTION', action='append',
             choices=[section.value for section in diagnosis.Section],
-            help='look at this section only: '
+            help='check this section only: '
                  + ', '.join(section.value for section in diagnosis.Section)
                  + '; may be repeated')
         parser.add_argument(
@@ -137,13 +137,14 @@ class Doctor(table.Lister):
 
     def _repair(self, parsed_args):
         there = _Node.of(self.app.machine, parsed_args, True, strict=True)
-        cmd_machine.check_root(there.platform, 'repair what is on its GPUs')
+        cmd_machine.check_root(there.platform,
+                               'repair differences on its GPUs')
         _rebuild(there)
         for difference in there.reconciler.find(refresh=True):
             if difference.safe:
                 _repair(there, difference)
         for item in there.unanswered:
-            cmd_machine.say(f'{item.message}: what it knows is left out.')
+            cmd_machine.say(f'{item.message}: its data is not used.')
 
 
 

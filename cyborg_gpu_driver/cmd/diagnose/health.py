@@ -70,8 +70,8 @@ class ClearHealth(command.Command):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             'gpu', metavar='GPU',
-            help=f'the GPU, by {choice.WAYS}; a GPU that is no longer there '
-                 'is found by its full PCI address')
+            help=f'the GPU, by {choice.WAYS}; for a GPU that is no longer '
+                 'present, give its full PCI address')
         return parser
 
     def take_action(self, parsed_args):

@@ -44,8 +44,8 @@ class _Command(table.Lister):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             'gpu', metavar='GPU', nargs='*',
-            help=f'a GPU, by {choice.WAYS}; a GPU that is no longer there is '
-                 'found by its full PCI address (default: all)')
+            help=f'a GPU, by {choice.WAYS}; for a GPU that is no longer '
+                 'present, give its full PCI address (default: all)')
         return parser
 
     def run(self, parsed_args):
@@ -160,7 +160,7 @@ def _chosen(machine: cmd_machine.Machine, texts: list[str]
         if machine.ignores(gpu):
             raise exception.ChangeRefused(
                 gpu=gpu.address, reason='it is in [gpu] ignored_devices, so '
-                'nothing of it is offered')
+                'it is not offered')
         found.append(gpu.address)
     return found
 

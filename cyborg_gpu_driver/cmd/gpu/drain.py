@@ -57,7 +57,7 @@ class DrainGpu(table.Lister):
     "openstack gpu drain --shelve". The exit code is 0 if all of the GPUs are
     free, and 1 if a server, a process or an allocation still has a part of
     one. The server is known if cyborg-agent may ask Cyborg ([gpu] os_cloud)
-    or libvirt runs it, and the project only from libvirt.
+    or libvirt runs it; the project is known only from libvirt.
     """
 
     code = 0
@@ -104,7 +104,7 @@ def _wait(there, addresses, seconds, clock=time.monotonic, sleep=time.sleep):
         if len(found) != before:
             before = len(found)
             terminal.say(f'Waiting up to {left:.0f} s for {before} holder'
-                         f'{"s" if before > 1 else ""}')
+                         f'{"s" if before > 1 else ""} to release the GPUs')
         sleep(min(_ROUND, left))
 
 

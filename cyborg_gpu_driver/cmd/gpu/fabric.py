@@ -28,9 +28,9 @@ class ListFabric(table.Lister):
 
     A partition is a set of GPUs that NVIDIA's fabric manager connects by
     NVLink. Partitions that share a GPU cannot be active at the same time. A
-    GPU that is not bound to NVIDIA's driver has a module ID, and an address
-    only in mode nvlink. The owner is the attach handle that a partition is
-    active for.
+    GPU that is not bound to NVIDIA's driver is listed by its module ID, and by
+    its address only in mode nvlink. The owner is the attach handle that a
+    partition is active for.
     """
 
     brief = ('partition', 'state', 'count', 'gpus', 'nvlinks', 'owner')

@@ -82,7 +82,8 @@ class ListInstance(table.Lister):
 class CreateInstance(command.Command):
     """Create a GPU instance, with a compute instance that spans it.
 
-    Without --start, the placement is chosen that leaves most room for others.
+    Without --start, the command chooses the placement that leaves the most
+    room for other instances.
     """
 
     def get_parser(self, prog_name):

@@ -29,7 +29,7 @@ _COLOURS = {'bound': '36', 'created': '33', 'free': '32',
 
 
 class MapGpu(table.Lister):
-    """Draw all GPUs of this host side by side, with what lies where.
+    """Draw the layouts of all GPUs of this host side by side.
 
     A box is a GPU instance with its profile and the attach handle that has
     it, or a unit of memory that is free or in which nothing can be created

@@ -88,7 +88,7 @@ def _unreported(address, problem, name=None, resource_class=None,
         'resource_class': columns.Optional(resource_class),
         'total': 0, 'reserved': 0, 'reported': 'no',
         'problem': columns.Optional(
-            problem and (f'left as Cyborg has it: {problem}' if device
+            problem and (f'not changed in Cyborg: {problem}' if device
                          else problem)),
         'traits': columns.Names(()), 'attributes': columns.Structure({}),
         'driver_name': _NONE, 'attach_handles': columns.Structure([]),

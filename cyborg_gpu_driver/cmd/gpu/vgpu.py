@@ -215,5 +215,5 @@ def _remove(keeper, free, claimed):
             continue
         cmd_machine.say(f'{begin}removed {found.vgpu.name}')
         for item in left:
-            cmd_machine.say(f'  What stays: {item}')
+            cmd_machine.say(f'  Not removed: {item}')
     return not failed

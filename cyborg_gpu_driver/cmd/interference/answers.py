@@ -78,8 +78,8 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
     """Add the applications that run, and the options of the slowdowns."""
     parser.add_argument(
         'application', metavar='APPLICATION[=SECONDS]', nargs='+',
-        help='an application and its run time alone (default: the median of '
-             "the file's); repeat it for several runs of one application")
+        help='an application and its run time alone (default: the median in '
+             'the file); repeat it for several runs of one application')
     parser.add_argument(
         '--file', metavar='FILE', default=FILE,
         help='file with slowdowns, as "interference measure" writes it or as '
@@ -87,8 +87,9 @@ def add_jobs(parser: argparse.ArgumentParser) -> None:
              '(default: %(default)s)')
     parser.add_argument(
         '--memory', metavar='MIB', type=number(1, 1 << 30),
-        help='memory of each GPU or slice; what needs more together does not '
-             'fit (default: only pairs that ran out of memory do not fit)')
+        help='memory of each GPU or slice; applications that need more '
+             'together do not fit (default: only pairs that ran out of memory '
+             'do not fit)')
 
 
 def number(least: int, most: int) -> Callable[[str], int]:
@@ -178,7 +179,7 @@ def _job(found, text, memory_mib):
         name for name, row in found.slowdowns().items()} | {
         beside for row in found.slowdowns().values() for beside in row}
     if name not in known:
-        raise invalid(expected='expected one of the file: '
+        raise invalid(expected='expected an application in the file: '
                                + (', '.join(sorted(known)) or 'it has none'))
     runs = found.runs.get((name, None), results.Runs())
     if memory_mib is not None and runs.gpu_memory_mib is None:
@@ -201,8 +202,8 @@ def _seconds(text, invalid):
 
 def _alone(runs, invalid):
     if runs.median is None:
-        raise invalid(expected='the file has no run time of it alone; write '
-                               'it as NAME=SECONDS')
+        raise invalid(expected='the file does not have its run time alone; '
+                               'write it as NAME=SECONDS')
     return runs.median
 
 

@@ -30,11 +30,11 @@ _MIB = 1 << 20
 class MeasureInterference(answers.Lister):
     """Measure how much applications slow each other down.
 
-    Runs each command alone, then each beside each other one and beside a
-    second run of itself, here and as the calling user, without a shell. Writes
-    the run times and the slowdowns after each pair; the same command goes on
-    where it was interrupted. nova-scheduler reads the file through
-    [gpu_weigher] interference_file.
+    Runs each command alone, then beside each other command and beside a second
+    run of itself. The commands run on this host as the calling user, without a
+    shell. Writes the run times and the slowdowns after each pair; if it is
+    interrupted, the same command continues from there. nova-scheduler reads
+    the file through [gpu_weigher] interference_file.
     """
 
     brief = answers.BRIEF

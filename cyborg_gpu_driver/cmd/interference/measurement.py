@@ -55,8 +55,8 @@ def add_options(parser: argparse.ArgumentParser,
         help='file for the results (default: %(default)s)')
     parser.add_argument(
         '--force', action='store_true',
-        help='replace the output file, instead of going on with what it '
-             'has')
+        help='replace the output file, instead of continuing from its '
+             'results')
     answers.add_heat_map(parser)
     parser.add_argument(
         '--repeats', metavar='NUMBER', default=3,
@@ -66,8 +66,8 @@ def add_options(parser: argparse.ArgumentParser,
     parser.add_argument(
         '--warmups', metavar='NUMBER', default=1,
         type=answers.number(0, most),
-        help='runs before these, whose times do not count (default: '
-             '%(default)s)')
+        help='runs of each step before the measured ones; their times do not '
+             'count (default: %(default)s)')
     parser.add_argument(
         '--timeout', metavar='SECONDS', default=_TIMEOUT,
         type=moments.seconds(0.1, 30 * 86400),
@@ -155,4 +155,4 @@ def _say_kept(found, total, path):
     done = total - len(found.open_steps())
     if done:
         terminal.say(f'{done} of {total} steps are in {path}; the same '
-                     'command goes on from there.')
+                     'command continues from there.')

@@ -26,13 +26,13 @@ _JOBS_MAX = 200
 
 
 class PlanInterference(answers.Lister):
-    """Place applications on GPUs so that all of them end soonest.
+    """Place applications on GPUs so that all end as early as possible.
 
     Compares the placement with the least predicted makespan to pack (the most
     memory first, onto the fullest GPU where it fits) and spread (the longest
-    first, onto the GPU with the least to do). Up to 10 applications the first
-    is a best one; beyond, the command says how far from it the placement can
-    be.
+    first, onto the GPU with the least to do). With up to 10 applications, that
+    placement is optimal; with more, the command says how far from the optimum
+    it can be.
     """
 
     def get_parser(self, prog_name):
@@ -41,7 +41,7 @@ class PlanInterference(answers.Lister):
         parser.add_argument(
             '--gpus', metavar='NUMBER', required=True,
             type=answers.number(1, _GPUS_MAX),
-            help='how many GPUs there are, or slices of one size')
+            help='number of GPUs, or of slices of one size')
         return parser
 
     def take_action(self, parsed_args):

@@ -23,9 +23,9 @@ _COLUMNS = ('Application', 'Alone', 'Slowdown', 'End', 'Fit')
 class PredictInterference(answers.Lister):
     """Predict how long applications run together on one GPU.
 
-    Slowdown is that of an application while all of them run: 1 plus what each
-    other one adds. End is when it ends, in seconds; those that are left then
-    go on faster.
+    Slowdown applies while all of the applications run: 1 plus what each other
+    one adds. End is when the application ends, in seconds; the remaining ones
+    then run faster.
     """
 
     def get_parser(self, prog_name):

@@ -20,7 +20,8 @@ from cyborg_gpu_driver.cmd.interference import answers
 class ShowInterference(answers.Lister):
     """Show measured slowdowns, and draw them.
 
-    First each application alone, with nothing in Beside, then the pairs.
+    Lists each application alone first, with nothing in Beside, and then the
+    pairs.
     """
 
     brief = answers.BRIEF

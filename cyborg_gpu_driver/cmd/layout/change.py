@@ -34,7 +34,7 @@ _SKIPPED = 'skipped'
 
 
 class ApplyLayout(layout_options.LayoutCommand):
-    """Apply a layout, and keep the instances that it has already.
+    """Apply a layout, and keep existing instances that are part of it.
 
     Each GPU succeeds or fails on its own. A change that fails is rolled back.
     Exits 1 if a GPU has failed. The layout is restored after a reboot.
@@ -53,7 +53,8 @@ class ApplyLayout(layout_options.LayoutCommand):
                  f'format (default: ${layout_options.HOOKS_FILE})')
         layout_options.add_flag(
             parser, '-s', '--skip-reset', variable=layout_options.SKIP_RESET,
-            text='do not reset GPUs: a MIG mode that needs it stays pending')
+            text='do not reset GPUs: a change of the MIG mode that needs a '
+                 'reset stays pending')
         return parser
 
     def take_action(self, parsed_args):

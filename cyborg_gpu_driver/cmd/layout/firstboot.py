@@ -46,7 +46,7 @@ class FirstBoot(command.Command):
     server, in this order; layouts in several places must agree. Without a
     layout or a GPU, the command does nothing. Exits 1 if a GPU does not match
     the layout, and 2 if the layout cannot be used; then the GPUs are not
-    changed. The last line says what the run came to, for the console of the
+    changed. The last line is the result of the run, for the console of the
     server.
     """
 
@@ -72,7 +72,7 @@ class FirstBoot(command.Command):
         parser.add_argument(
             '--layout-file', type=_file, metavar='FILE',
             help="layout file of one entry, in mig-parted's format "
-                 f'(default: {_LAYOUT_FILE}, if it is there)')
+                 f'(default: {_LAYOUT_FILE}, if it exists)')
         parser.add_argument(
             '--config-drive', type=_directory, metavar='DIRECTORY',
             help='directory at which a config drive is mounted (default: the '
@@ -85,7 +85,7 @@ class FirstBoot(command.Command):
         parser.add_argument(
             '--metadata-timeout', type=moments.seconds(0), metavar='SECONDS',
             default=_METADATA_TIMEOUT,
-            help='how long to try the metadata service; 0 does not use it '
+            help='how long to try the metadata service; 0 skips it '
                  f'(default: {_METADATA_TIMEOUT})')
         return parser
 
@@ -213,7 +213,7 @@ class _Boot:
         if last is not None:
             raise exception.LayoutSourceError(
                 source=service.url, reason='does not answer '
-                f'({service.silent}), and had the layout {last.layout} of '
+                f'({service.silent}), but had the layout {last.layout} at '
                 'the last boot')
         self._no_service = url
         return layout_sources.Search(notes=(
@@ -245,13 +245,13 @@ class _Boot:
 def _file(text: str) -> str:
     if os.path.isfile(text):
         return text
-    raise argparse.ArgumentTypeError(f'{text!r} is no file')
+    raise argparse.ArgumentTypeError(f'{text!r} is not a file')
 
 
 def _directory(text: str) -> str:
     if os.path.isdir(text):
         return text
-    raise argparse.ArgumentTypeError(f'{text!r} is no directory')
+    raise argparse.ArgumentTypeError(f'{text!r} is not a directory')
 
 
 def _url(text: str) -> str:

@@ -59,7 +59,7 @@ class ListLayouts(layout_options.LayoutCommand):
 
 
 class PlanLayout(layout_options.LayoutCommand):
-    """Show what an apply would change, without changing it.
+    """Show what applying a layout would change, and change nothing.
 
     Exits 1 if a GPU cannot get its layout.
     """

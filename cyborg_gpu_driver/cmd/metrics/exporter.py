@@ -47,10 +47,11 @@ _SUFFIX = '.prom'
 class Exporter(command.Command):
     """Serve the metrics of this host to Prometheus.
 
-    Says who has what, what can still be created, which GPUs are unhealthy or
-    disabled, and how cyborg-agent is doing. It reads the records below [gpu]
-    state_path and needs no credentials. It opens no GPU unless --nvml is
-    given, and then none that is offered as a whole.
+    The metrics show who has which GPU, vGPU or slice, what can still be
+    created, which GPUs are unhealthy or disabled, and the state of
+    cyborg-agent. The exporter reads the records below [gpu] state_path and
+    needs no credentials. It opens GPUs only if --nvml is given, and never a
+    GPU that is offered as a whole.
     """
 
     checks_options = False
@@ -65,12 +66,12 @@ class Exporter(command.Command):
         where.add_argument(
             '--textfile', metavar='FILE',
             help='write the metrics to FILE, whose name ends in .prom, for '
-                 "node_exporter's textfile collector, and end")
+                 "node_exporter's textfile collector, and exit")
         parser.add_argument(
             '--interval', metavar='SECONDS',
             type=moments.seconds(1, 86400, whole=True),
-            help='with --textfile: write again after so many seconds, and '
-                 'do not end')
+            help='with --textfile: write again at this interval, and do not '
+                 'exit')
         parser.add_argument(
             '--nvml', action='store_true',
             help='add values of the hardware, such as utilisation, memory and '
@@ -85,7 +86,7 @@ class Exporter(command.Command):
                  "Prometheus' exporters")
         parser.add_argument(
             '--state-path', metavar='DIRECTORY',
-            help='where the records are (default: [gpu] state_path)')
+            help='directory of the records (default: [gpu] state_path)')
         return parser
 
     def take_action(self, parsed_args):

@@ -37,18 +37,17 @@ _LONGEST = 3600
 class Top(table.Lister):
     """Show the GPUs, GPU instances and vGPUs of this host and their servers.
 
-    The screen is read again every few seconds; press h for its keys. With
+    The screen is refreshed every few seconds; press h for its keys. With
     --once, a table is printed. Servers come from the records of this host:
     where the agent does not know a server, the attach handle is shown. GPUs
-    that are on offer for passthrough are not opened, and nothing is changed.
+    that are offered for passthrough are not opened, and nothing is changed.
     """
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             '--once', action='store_true',
-            help='print a table and end; the other options of the output '
-                 'need it')
+            help='print a table and exit; the other output options need it')
         parser.add_argument(
             '--interval', metavar='SECONDS', default=_INTERVAL,
             type=moments.seconds(1, _LONGEST, whole=True),

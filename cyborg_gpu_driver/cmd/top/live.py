@@ -83,8 +83,8 @@ def _check_terminal() -> None:
         usable = False
     if not usable:
         raise exception.NoTerminal(
-            reason=f'TERM={os.environ.get("TERM", "")} names no terminal '
-                   'that this program can draw on')
+            reason=f'TERM={os.environ.get("TERM", "")} is not a terminal '
+                   'type that this program can draw on')
 
 
 class _Pipe:

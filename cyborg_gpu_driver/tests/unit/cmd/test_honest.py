@@ -84,7 +84,7 @@ class ReadCase(base.CommandCase):
         self.assertEqual((None, 0, 'no', True), (
             row['name'], row['total'], row['reported'],
             row['device']['stub']))
-        for word in ('left as Cyborg has it', *words):
+        for word in ('not changed in Cyborg', *words):
             self.assertIn(word, row['problem'])
         for command in ('gpu', 'offer'):
             _, errors = self.ask(command, 'list')

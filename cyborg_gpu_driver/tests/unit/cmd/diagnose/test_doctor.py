@@ -61,7 +61,7 @@ class DoctorTest(base.CommandCase):
         rows, said = self.compared()
         self.assertEqual([], rows)
         self.assertIn('No problem was found.', said)
-        self.assertIn('Placement is left out', said)
+        self.assertIn('Placement is not used', said)
 
     def test_what_cannot_be_read_is_not_compared(self):
         machine = simulator.Machine.load('dgx-a100-80',

@@ -142,7 +142,7 @@ class CordonTest(CordonCase):
         self.assertEqual(4, len(rows))
         self.assertEqual(3, len(written))
         self.assertRegex(
-            errors, f'GPU {self.one}: Placement was not written: .*broken')
+            errors, f'GPU {self.one}: Placement was not updated: .*broken')
 
     def test_a_gpu_that_is_left_alone(self):
         with open(self.conf, 'a', encoding='utf-8') as stream:

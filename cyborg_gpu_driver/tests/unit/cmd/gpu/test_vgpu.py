@@ -205,7 +205,7 @@ class InstanceTest(VgpuCase):
                          (row['gpu_instance'], row['guest']))
         self.machine.stop_guest(_UUIDS[0])
         _, errors = self.vgpu('clean', _UUIDS[0], '--yes')
-        self.assertIn('What stays: the GPU instance', errors)
+        self.assertIn('Not removed: the GPU instance', errors)
         with self.machine.operation():
             self.assertEqual(
                 [cut], [*self.machine.gpu(gpu).state.instances])

@@ -139,8 +139,8 @@ class LiveTest(base.CommandCase):
     def test_a_terminal_that_has_no_cursor(self):
         terminal = self.top(term='dumb')
         self.check_end(terminal, 1)
-        self.assertIn('TERM=dumb names no terminal that this program can '
-                      'draw on; give --once', terminal.output)
+        self.assertIn('TERM=dumb is not a terminal type that this program '
+                      'can draw on; give --once', terminal.output)
 
     def test_a_host_that_cannot_be_read(self):
         self.host = ('--simulate', os.path.join(self.directory, 'none.yaml'))
