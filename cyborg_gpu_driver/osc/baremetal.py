@@ -111,7 +111,7 @@ class CreateConfigDrive(command.Command):
 
     For "openstack baremetal node deploy --config-drive", which takes this
     JSON. The first boot of the server reads the layout there, so Ironic need
-    not write it to the image. The command asks no service.
+    not write it to the image. The command contacts no service.
     """
 
     auth_required = False
@@ -123,7 +123,7 @@ class CreateConfigDrive(command.Command):
         _add_profile(parser)
         parser.add_argument(
             '--add-to', metavar='JSON_FILE',
-            help='config drive, as JSON, that gets the layout as well')
+            help='config drive, as JSON, to which the layout is added')
         return parser
 
     def take_action(self, parsed_args):
@@ -148,7 +148,7 @@ def _add_profile(parser):
         '--board', metavar='BOARD', action='append',
         help='partition only GPUs of this board, given as device id and '
              'vendor id such as 0x233010DE, and assume that they have these '
-             'profiles if inspection found none (repeatable)')
+             'profiles if inspection found none; may be repeated')
 
 
 def _json(text, source):
@@ -196,7 +196,7 @@ def _wanted(parsed_args, profile, resource_class):
     if sizes and resource_class is None:
         raise exception.InvalidValue(
             what='--flavor', value=parsed_args.flavor,
-            expected='give --resource-class with the resource class of the '
-                     'nodes as well')
+            expected='also give --resource-class with the resource class of '
+                     'the nodes')
     return definition.Definition((profile.template, *(
         profile.flavor(flavor, resource_class) for flavor in sizes)))

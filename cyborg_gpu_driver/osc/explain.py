@@ -92,7 +92,7 @@ class ExplainRequest(base.ShowOne):
             self._show(rows, parsed_args)
         if len(shown) < len(self.found.hosts):
             base.say(f'{len(self.found.hosts) - len(shown)} more hosts: '
-                     '--all')
+                     'use --all to show them')
         for item in self.found.unchecked:
             base.say(f'Not considered: {item}')
         return 0

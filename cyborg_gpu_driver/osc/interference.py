@@ -33,7 +33,8 @@ class MeasureInterference(base.Lister):
     each ordered pair. cloud-init runs the commands as root, and the console of
     the servers has the results. The servers are deleted after each step, also
     after Ctrl-C. Writes the same file as "cyborg-gpu interference measure";
-    the same command goes on where it was interrupted. Needs the role admin.
+    if it is interrupted, the same command continues from there. Needs the role
+    admin.
     """
 
     brief = answers.BRIEF
@@ -79,7 +80,7 @@ class MeasureInterference(base.Lister):
 
 
 class CleanInterference(base.CloudCommand):
-    """Delete the servers that measurements of interference have left.
+    """Delete the servers that interference measurements left behind.
 
     These are servers of your project with the metadata gpu_interference. The
     command lists them first, and asks for confirmation unless --yes is given.

@@ -78,7 +78,7 @@ class CleanOrphan(base.CloudCommand):
         safe = [item for item in found if item.safe]
         for item in found:
             base.say(f'{item.subject}  {item.text}' + (
-                '' if item.safe else f'\n  stays; {item.remedy}'))
+                '' if item.safe else f'\n  not removed; {item.remedy}'))
         if not safe:
             base.say('There is nothing to remove.')
         elif not parsed_args.yes and not terminal.agreed(

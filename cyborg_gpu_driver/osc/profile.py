@@ -29,8 +29,9 @@ class ListProfile(base.Lister):
     """List what the cloud's GPUs offer, and how servers get it.
 
     Each row is a GPU profile: its hosts, its capacity, and the device profiles
-    and flavors that ask for it. Profiles of one GPU exclude each other: what
-    is free of one profile is free as long as nothing else is created there.
+    and flavors that ask for it. Profiles of one GPU exclude each other: the
+    free capacity of a profile is available only until something else is
+    created on the GPU.
     """
 
     brief = ('Profile', 'GPUs', 'Total', 'Used', 'Free', 'Device Profiles',

@@ -108,7 +108,8 @@ class SetQuota(osc_sync.Changing):
                            help='name or UUID of the project')
         whose.add_argument(
             '--default', action='store_true',
-            help='set what applies to projects without a limit of their own')
+            help='set the default limits, which apply to projects without a '
+                 'limit of their own')
         parser.add_argument(
             'quotas', nargs='+', metavar='PROFILE=LIMIT',
             help='PROFILE is passthrough, a GPU instance profile such as '

@@ -36,7 +36,7 @@ _COLUMNS = ('Action', 'Kind', 'Name', 'Change', 'Result')
 
 
 class Changing(base.Lister):
-    """A command that makes a cloud what a definition says."""
+    """A command that makes a cloud match a definition."""
 
     def resolved(self, wanted: definition.Definition
                  ) -> definition.Definition:
@@ -123,12 +123,12 @@ class SyncProfile(Changing):
         add_definition(parser)
         parser.add_argument(
             '--prune', action='store_true',
-            help='delete objects that this command created and the file does '
-                 'not have')
+            help='delete objects that this command created and that are not '
+                 'in the file')
         parser.add_argument(
             '--adopt', action='store_true',
-            help='take over objects that the file has and this command did '
-                 'not create')
+            help='take over objects that are in the file and that this '
+                 'command did not create')
         parser.add_argument(
             '--strict', action='store_true',
             help='refuse a device profile that no GPU of the cloud can serve '
@@ -170,11 +170,11 @@ class CreateProfile(Changing):
                                                     'one GPU')
         parser.add_argument(
             '--trait', action='append', default=[], metavar='TRAIT',
-            help='trait that the GPU must have (repeatable)')
+            help='trait that the GPU must have; may be repeated')
         parser.add_argument(
             '--forbidden-trait', action='append', default=[],
             metavar='TRAIT',
-            help='trait that the GPU must not have (repeatable)')
+            help='trait that the GPU must not have; may be repeated')
         add_flavor(parser, 'a flavor that names it')
         return parser
 
@@ -213,8 +213,8 @@ def add_flavor(parser: argparse.ArgumentParser, title: str
     group.add_argument('--disk', type=int, metavar='GIB')
     group.add_argument(
         '--project', action='append', metavar='PROJECT',
-        help='project that may use the flavor; public if none is given '
-             '(repeatable)')
+        help='project that may use the flavor; may be repeated (default: the '
+             'flavor is public)')
     return group
 
 

@@ -56,12 +56,12 @@ class ShowUsage(base.Lister):
         moments.add_period(parser)
         parser.add_argument(
             '--by', choices=sums.KEYS, action='append',
-            help='show the sum for each of these; can be repeated (default: '
+            help='show the sum for each of these; may be repeated (default: '
                  'project and profile)')
         parser.add_argument(
             '--host', metavar='HOST', action='append', dest='hosts',
-            help='ask this host instead of those that Placement knows, such '
-                 'as one that was removed; can be repeated')
+            help='ask this host, such as one that was removed, instead of '
+                 'those that Placement knows; may be repeated')
         _add_exporter(parser)
         return parser
 
@@ -128,8 +128,8 @@ class ShowUsage(base.Lister):
     @staticmethod
     def _say_unknown(found):
         for item in found:
-            base.say(f'Not in this answer: {item.seconds / _HOUR:.4f} hours '
-                     'of servers whose project is unknown.')
+            base.say(f'Not counted: {item.seconds / _HOUR:.4f} hours of '
+                     'servers whose project is unknown.')
 
 
 def _add_exporter(parser: argparse.ArgumentParser) -> None:

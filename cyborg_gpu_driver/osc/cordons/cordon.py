@@ -32,11 +32,11 @@ class CordonGpu(base.Lister):
     """Keep new servers away from a GPU, or from all GPUs of a host.
 
     Disables the devices in Cyborg and waits until cyborg-agent has reserved
-    all inventories of the GPUs in Placement. Running servers stay. A trait of
-    the GPU's providers holds who cordoned it, when and why, because Cyborg's
-    API takes no reason. A GPU that is cordoned in this way already keeps its
-    reason. Needs the role admin. The exit code is 1 if cyborg-agent does not
-    reserve a GPU in time.
+    all inventories of the GPUs in Placement. Running servers are not affected.
+    A trait of the GPU's providers holds who cordoned it, when and why, because
+    Cyborg's API takes no reason. A GPU that is already cordoned in this way
+    keeps its reason. Needs the role admin. The exit code is 1 if cyborg-agent
+    does not reserve a GPU in time.
     """
 
     def get_parser(self, prog_name):

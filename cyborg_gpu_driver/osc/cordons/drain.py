@@ -59,7 +59,7 @@ class DrainGpu(base.Lister):
                               'them on other GPUs')
         parser.add_argument(
             '--yes', action='store_true',
-            help='all servers consent, whatever their metadata')
+            help='treat all servers as consenting, whatever their metadata')
         parser.add_argument(
             '--wait', metavar='<seconds>', type=moments.seconds(0),
             help='how long to wait until the GPUs are free (default: '
@@ -125,7 +125,7 @@ class DrainGpu(base.Lister):
             if len(found) != before:
                 before = len(found)
                 base.say(f'Waiting up to {left:.0f} s for {before} holder'
-                         f'{"s" if before > 1 else ""}')
+                         f'{"s" if before > 1 else ""} to release the GPUs')
             time.sleep(min(_ROUND, left))
 
 

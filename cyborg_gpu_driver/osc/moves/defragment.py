@@ -78,7 +78,7 @@ class Defragment(base.Lister):
                  'for one accelerator (default: each GPU profile)')
         parser.add_argument(
             '--host', metavar='HOST', action='append', default=[],
-            help='consider this compute node only; can be repeated')
+            help='consider this compute node only; may be repeated')
         parser.add_argument(
             '--moves', metavar='N', type=_moves, default=_MOVES,
             help=f'move at most N servers for a profile, 0 to {_MOST} '
