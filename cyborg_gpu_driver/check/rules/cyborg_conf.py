@@ -81,7 +81,7 @@ def drivers(facts: facts_module.Facts) -> Iterator[result.Finding]:
         yield result.warning(
             result.HOST, f'[agent] enabled_drivers has both {_IN_TREE} and '
             f'{_DRIVER}, so the same GPUs are reported twice',
-            f'Remove {_IN_TREE}, unless [gpu] ignored_devices has all GPUs '
+            f'Remove {_IN_TREE}, unless [gpu] ignored_devices lists all GPUs '
             'that it reports')
 
 

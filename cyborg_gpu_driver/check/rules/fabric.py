@@ -44,7 +44,7 @@ def manager(facts: facts_module.Facts) -> Iterator[result.Finding]:
         yield result.failure(
             result.HOST, 'the machine has NVSwitches, but no fabric manager '
             'is installed: CUDA does not start on its GPUs',
-            'Install nvidia-fabricmanager of the version of the driver')
+            'Install nvidia-fabricmanager of the same version as the driver')
         return
     if not fabric.running:
         yield result.failure(
@@ -67,12 +67,12 @@ def _version(facts, fabric):
     driver = facts.host.driver_version
     if fabric.version is None:
         yield result.skipped(
-            result.HOST, 'whether the fabric manager has the version of the '
-            'driver', 'Run "nv-fabricmanager --version" as root')
+            result.HOST, 'whether the fabric manager has the same version as '
+            'the driver', 'Run "nv-fabricmanager --version" as root')
     elif driver and fabric.version != driver:
         yield result.failure(
-            result.HOST, f'the fabric manager is of version {fabric.version} '
-            f'and the driver of version {driver}',
+            result.HOST, f'the fabric manager has version {fabric.version} '
+            f'and the driver has version {driver}',
             f'Install nvidia-fabricmanager {driver} and restart its unit')
 
 

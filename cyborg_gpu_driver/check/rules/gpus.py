@@ -213,7 +213,7 @@ def ready(facts: facts_module.Facts) -> Iterator[result.Finding]:
         elif policy.Mode.MIG in governing.modes and (
                 gpu.visible_to_nvml and gpu.mig is None):
             yield result.failure(
-                gpu.address, 'it has no MIG',
+                gpu.address, 'it does not support MIG',
                 f'Choose other roles in [gpu_policy:{governing.name}]'
                 if governing.roles else 'Choose mode vgpu or '
                 f'passthrough in [gpu_policy:{governing.name}]')

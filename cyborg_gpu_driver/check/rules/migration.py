@@ -90,7 +90,7 @@ def between_hosts(facts: facts_module.Facts) -> Iterator[result.Finding]:
     if not here.gpus:
         yield result.skipped(
             result.HOST, 'no GPU of this host has vGPUs that Nova assigns '
-            'itself; Nova migrates no others')
+            'itself; Nova migrates only those')
         return
     for peer in facts.peers:
         found = [*_driver(here, peer), *_types(here, peer),
@@ -109,12 +109,12 @@ def _driver(here: peers.Peer, peer: peers.Peer) -> Iterator[result.Finding]:
         details = f'driver {here.driver} here, {peer.driver} there'
         if _branch(here.driver) != _branch(peer.driver):
             yield result.failure(
-                peer.host, f'{details}: not of one branch',
+                peer.host, f'{details}: not of the same branch',
                 'Install the same version of the vGPU host driver on both '
                 'hosts')
         else:
             yield result.warning(
-                peer.host, f'{details}: of one branch, but not equal',
+                peer.host, f'{details}: of the same branch, but not equal',
                 'Install the same version on both hosts: live migration on '
                 'Red Hat Enterprise Linux needs it')
 

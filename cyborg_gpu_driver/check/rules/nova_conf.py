@@ -58,7 +58,7 @@ def _left(facts, nova_has):
     if problem:
         yield result.failure(
             result.HOST, problem,
-            'Change fixed_vgpus or nova.conf as described there')
+            'Change fixed_vgpus or nova.conf as the details say')
         return
     for gpu, assigned in nova_has:
         found = [_assigned(facts, item, in_placement) for item in assigned]
@@ -145,9 +145,9 @@ def mdev_types(facts: facts_module.Facts) -> Iterator[result.Finding]:
     types = facts.nova.enabled_mdev_types
     if types and any(True for _ in facts.with_vgpus()):
         yield result.failure(
-            result.HOST, f'Nova makes mdevs of {", ".join(types)} itself '
-            "([devices] enabled_mdev_types) beside Cyborg's: servers fail "
-            'to start', 'Remove enabled_mdev_types from nova.conf; '
+            result.HOST, f'Nova creates mdevs of {", ".join(types)} itself '
+            '([devices] enabled_mdev_types), in addition to Cyborg: servers '
+            'fail to start', 'Remove enabled_mdev_types from nova.conf; '
             '"cyborg-gpu config import" converts it to policies')
 
 

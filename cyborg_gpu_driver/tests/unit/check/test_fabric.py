@@ -73,7 +73,7 @@ class FabricTest(case.FindingCase):
                    self.find(SLICES, running=False))
 
     def test_another_version_than_the_driver(self):
-        self.fails('535.1 and the driver of version 550.144.02',
+        self.fails('535.1 and the driver has version 550.144.02',
                    self.find(version='535.1'))
         self.check(result.Code.SKIPPED, '--version',
                    self.find(version=None))
