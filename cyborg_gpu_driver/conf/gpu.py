@@ -123,8 +123,8 @@ GPU_OPTS = [
     cfg.IntOpt(
         'full_report_interval', default=600, min=0, mutable=True,
         help='Seconds after which a report describes a GPU to Cyborg in full '
-             'although nothing about it has changed. The reports between say '
-             'only that the GPU is as it was, which costs the database of '
+             'although nothing about it has changed. The reports in between '
+             'say only that the GPU is unchanged, which costs the database of '
              'Cyborg a sixth of the queries. A full report restores what '
              "somebody has deleted from Cyborg's database. 0 makes every "
              'report a full one.'),
@@ -149,8 +149,8 @@ GPU_OPTS = [
         'fabric_manager_config',
         default='/usr/share/nvidia/nvswitch/fabricmanager.cfg',
         help="Path of the configuration of NVIDIA's fabric manager, on hosts "
-             'with NVSwitches. It tells FABRIC_MODE, and the address or the '
-             'socket of the fabric manager.'),
+             'with NVSwitches. It contains FABRIC_MODE, and the address or '
+             'the socket of the fabric manager.'),
     cfg.StrOpt(
         'sriov_manage', default='/usr/lib/nvidia/sriov-manage',
         help="Path of NVIDIA's script that creates virtual functions."),
@@ -164,10 +164,10 @@ GPU_OPTS = [
         help='Cloud of clouds.yaml whose accelerator requests are compared '
              'with what is bound on this host. Its user must be an '
              'administrator. If unset, accelerator requests are not read, and '
-             'nothing is removed because it has none. The cloud also tells '
-             'which devices are disabled; if unset, Cyborg is asked as the '
-             'user of [placement]. If the user also has the role service, the '
-             'requests of deleted servers are deleted.'),
+             'nothing is removed for having no accelerator request. The cloud '
+             'also tells which devices are disabled; if unset, Cyborg is '
+             'asked as the user of [placement]. If the user also has the role '
+             'service, the requests of deleted servers are deleted.'),
     cfg.IntOpt(
         'orphan_grace', default=300, min=0, mutable=True,
         help='Seconds to wait before an apparent leftover counts as one: '
@@ -276,10 +276,10 @@ POLICY_OPTS = [
     cfg.ListOpt(
         'nvlink_sizes', default=[], mutable=True,
         item_type=cfg.types.Integer(min=1, max=16),
-        help='Mode nvlink: how many GPUs the groups have that are offered, '
-             'such as 2,4. If empty, groups of every size are offered that '
-             'the NVSwitches or the bridges of the board connect: 1, 2, 4 and '
-             '8 on a board with eight GPUs.'),
+        help='Mode nvlink: sizes of the groups of GPUs to offer, such as 2,4. '
+             'If empty, the groups of every size that the NVSwitches or the '
+             'bridges of the board connect are offered: 1, 2, 4 and 8 on a '
+             'board with eight GPUs.'),
     cfg.StrOpt(
         'isolation', default='none', mutable=True,
         choices=[
@@ -288,10 +288,11 @@ POLICY_OPTS = [
                         'of another one')],
         help='Modes vgpu and mig: who may share a GPU. The agent asks '
              'Placement at each bind whose servers are on the GPU, and '
-             'refuses the bind if they are of several projects, or if that '
+             'refuses the bind if they belong to several projects, or if this '
              'is not known. GpuFilter in nova-scheduler keeps servers away '
-             'that would be refused. It has no effect on servers that have '
-             'the GPU already. It excludes fixed_vgpus, which Nova assigns.'),
+             'that would be refused. The option has no effect on servers that '
+             'already have the GPU. It excludes fixed_vgpus, which Nova '
+             'assigns.'),
 ]
 
 

@@ -135,8 +135,8 @@ def read(paths: Sequence[str]) -> Legacy:
         raise exception.LegacyOptionError(
             path=', '.join(paths), group='gpu_devices',
             option='enabled_vgpu_types', value=_UNSET,
-            reason='neither this nor [devices] enabled_mdev_types has a type '
-                   'of NVIDIA, so there is nothing to import')
+            reason='neither this nor [devices] enabled_mdev_types has an '
+                   'NVIDIA type, so there is nothing to import')
     return Legacy(
         types=types, foreign_types=tuple(reader.foreign),
         filters_functions=reader.value('gpu_devices', 'filter_sriov_vfs'),
@@ -163,8 +163,8 @@ class _Reader:
             elif service is Service.NOVA:
                 self.foreign.append(name)
             else:
-                raise self._error(group, option, name, 'expected an mdev '
-                                  'type of NVIDIA, such as nvidia-231')
+                raise self._error(group, option, name, 'expected an NVIDIA '
+                                  'mdev type, such as nvidia-231')
 
     def _type(self, service, group, name, count):
         is_nova = service is Service.NOVA

@@ -25,24 +25,23 @@ GROUP = cfg.OptGroup(
 OPTS = [
     cfg.FloatOpt(
         'gpu_weight_multiplier', default=1.0,
-        help='Multiplier of the weight, which lies between 0 and 1 as that of '
-             'other weighers does. A negative value has the same effect as '
-             'its absolute value with ``placement = spread``, unless the '
-             'flavor has ``gpu:placement``. With 0 the weigher has no effect '
-             'and reads nothing. Metadata of the same name of a host '
-             'aggregate overrides the option for the hosts in the '
-             'aggregate.'),
+        help='Multiplier of the weight, which is between 0 and 1, as that of '
+             'other weighers is. A negative value has the same effect as its '
+             'absolute value with ``placement = spread``, unless the flavor '
+             'has ``gpu:placement``. With 0 the weigher has no effect and '
+             'reads nothing. Metadata of a host aggregate with the same name '
+             'overrides the option for the hosts in the aggregate.'),
     cfg.StrOpt(
         'placement', default='pack',
         choices=[
-            ('pack', 'where the request costs the least of what could still '
-                     'be created; of equal GPUs the fullest'),
+            ('pack', 'the GPU where the request costs the least remaining '
+                     'capacity; of equal GPUs the fullest'),
             ('spread', 'the emptiest GPU'),
             ('standalone', 'only GPUs without servers of other projects; '
                            'first those with servers of the same project'),
             ('quiet', 'the GPU where servers slow each other down least')],
         help='Which GPU to prefer for a server whose flavor has no '
-             '``gpu:placement``. The words are the same.'),
+             '``gpu:placement``, which takes the same values.'),
     cfg.StrOpt(
         'interference_file',
         help='JSON file with the slowdown of each application beside each '

@@ -55,11 +55,11 @@ class Method(enum.Enum):
 NOTES = {
     Method.TIME_SLICING:
         'Replicas share a device in time slices: their memory is not '
-        'isolated, one can use all of it, and a fault of one can terminate '
+        'isolated, one can use all of it, and a fault in one can terminate '
         'all.',
     Method.MPS:
         'MPS gives each replica an equal part of memory and compute units, '
-        'but isolates errors less than MIG: a fatal fault of one can '
+        'but isolates errors less than MIG: a fatal fault in one can '
         'terminate all.',
 }
 
@@ -107,12 +107,13 @@ def shared(method: Method, replicas: int, asked: Iterable[str],
         if name not in there:
             raise exception.InvalidValue(
                 what='resource', value=name,
-                expected=f'with strategy {strategy.value} the layout has '
+                expected=f'with strategy {strategy.value} the layout offers '
                          + ', '.join(there))
     if replicas < FEWEST:
         raise exception.InvalidValue(
             what='replicas', value=replicas,
-            expected=f'expected {FEWEST} or more; leave it out for none')
+            expected=f'expected {FEWEST} or more; leave it out to share '
+                     'nothing')
     if method is Method.MPS:
         _check_mps(replicas, node, strategy)
     return Sharing(method, replicas, names, rename, several)

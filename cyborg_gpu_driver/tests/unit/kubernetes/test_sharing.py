@@ -86,7 +86,7 @@ class RefusalTest(base.BaseTestCase):
         self.refused('nvidia.com/gpu, nvidia.com/mig-3g.20gb, '
                      'nvidia.com/mig-1g.5gb', TWO_KINDS, MIXED, SLICED, 2,
                      ('mig-2g.10gb',))
-        self.refused('has nvidia.com/gpu', TWO_KINDS, NONE, SLICED, 2,
+        self.refused('offers nvidia.com/gpu', TWO_KINDS, NONE, SLICED, 2,
                      ('mig-1g.5gb',))
 
     def test_names_that_are_none(self):

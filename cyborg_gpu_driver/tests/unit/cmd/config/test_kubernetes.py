@@ -190,7 +190,7 @@ class RefusalTest(RenderCase):
     def test_sharing_that_cannot_be(self):
         self.refused(('--strategy', 'none', '--replicas', '1'), '2 or more')
         self.refused(('--strategy', 'none', '--replicas', '2', '--resource',
-                      'mig-1g.10gb'), 'has nvidia.com/gpu')
+                      'mig-1g.10gb'), 'offers nvidia.com/gpu')
         for option in (('--sharing', 'mps'), ('--resource', 'gpu'),
                        ('--rename',), ('--allow-several',)):
             self.refused(option, option[0], '--replicas')
