@@ -158,8 +158,8 @@ CORDONED = Metric(
     'host or disabled it in Cyborg, or it had too many errors.', _GPU)
 CORDON = Metric(
     'cordon_timestamp_seconds', Kind.GAUGE,
-    'Time since which the GPU is cordoned; 0 if unknown. One series for each '
-    'source of a cordon: operator, cyborg or health.',
+    'Time when the GPU was cordoned; 0 if unknown. One series for each source '
+    'of a cordon: operator, cyborg or health.',
     (*_GPU, 'source', 'who', 'reason'))
 HEALTHY = Metric(
     'healthy', Kind.GAUGE,

@@ -147,6 +147,6 @@ def _harmless() -> Iterator[None]:
     try:
         yield
     except exception.GpuDriverError as error:
-        LOG.debug('Not passed on to the exporter: %s', error)
+        LOG.debug('Some values were not passed to the exporter: %s', error)
     except Exception:
-        LOG.exception('Not passed on to the exporter')
+        LOG.exception('Some values were not passed to the exporter')

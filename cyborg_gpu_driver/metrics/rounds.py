@@ -44,5 +44,5 @@ def _run(act: Callable[[], object], name: str) -> None:
         try:
             act()
         except Exception:
-            LOG.exception('A round of the %s has failed', name)
+            LOG.exception('Reading the %s failed', name)
         time.sleep(max(0.0, begun + INTERVAL - time.monotonic()))

@@ -150,8 +150,8 @@ class Sampler:
         if (not self._machine.simulated
                 and not self._machine.nvml.gate.access.is_shared()):
             self._say('locks', 'No GPU is queried: the files of cyborg-agent '
-                      'below [gpu] state_path cannot be used, so it could '
-                      'not have a GPU closed')
+                      'below [gpu] state_path cannot be used, so the agent '
+                      'could not have a GPU closed')
             return ()
         self._said.over('locks')
         return tuple(gpu for gpu in self._host.openable()

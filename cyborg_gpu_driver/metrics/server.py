@@ -126,7 +126,7 @@ class Access:
                 self._load(self._path)
             except exception.InvalidValue as error:
                 self._mark = mark
-                LOG.error('%s. The configuration before it stays in force.',
+                LOG.error('%s. The previous configuration stays in effect.',
                           error)
 
     def _load(self, path: str) -> None:
@@ -195,7 +195,7 @@ class Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Start a thread for a connection; close it if there are too many."""
         if not self._free.acquire(blocking=False):
-            LOG.debug('Closed a connection of %s: %s others are open',
+            LOG.debug('Closed a connection from %s: %s others are open',
                       client_address, _CONNECTIONS)
             self.shutdown_request(request)
             return

@@ -157,8 +157,8 @@ def _tls(content: Mapping[str, str] | None, path: str) -> Tls | None:
                  if name in _FILES and value else value
                  for name, value in content.items()})
     if bool(tls.client_ca_file) != (tls.client_auth_type != 'NoClientCert'):
-        raise _wrong(path, f'{_TLS}: client_ca_file and client_auth_type '
-                     'need each other')
+        raise _wrong(path, f'{_TLS}: set both client_ca_file and '
+                     'client_auth_type, or neither')
     return tls
 
 

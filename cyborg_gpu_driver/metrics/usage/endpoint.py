@@ -101,9 +101,10 @@ def _period(query: str) -> tuple[float, float]:
         raise _wrong(query, str(error)) from error
     for name, values in found.items():
         if name not in _NAMES or len(values) > 1:
-            raise _wrong(query, 'expected start and end at most, each once')
+            raise _wrong(query, 'expected only start and end, each at most '
+                                'once')
         if len(values[0]) > _TEXT_MAX:
-            raise _wrong(query, f'{name} is longer than a time')
+            raise _wrong(query, f'{name} is too long for a time')
     return moments.period(*(found.get(name, [None])[0] for name in _NAMES),
                           names=_NAMES)
 

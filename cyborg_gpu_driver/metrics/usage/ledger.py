@@ -64,8 +64,8 @@ def read(state_path: str, start: float, end: float) -> Period:
                        'counted.')
     found = account.build(reading.records, records)
     missing += [f'{item.profile} on GPU {item.gpu} of '
-                f'{item.handle or item.server} is not counted: when it ended '
-                'was not recorded.' for item in found.lost]
+                f'{item.handle or item.server} is not counted: its end was '
+                'not recorded.' for item in found.lost]
     return Period(tuple(
         (item, item.seconds(start, end)) for item in found.usages
         if item.since <= end

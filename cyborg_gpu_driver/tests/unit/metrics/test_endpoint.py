@@ -71,9 +71,9 @@ class EndpointTest(base.BaseTestCase):
                 ('start=yesterday', 'start'), ('end=7', 'end'),
                 ('start=2026-11-02&end=2026-11-01', 'before end'),
                 ('start=2026-11-01T00:00:00+00:00', 'start'),
-                ('begin=2026-11-01', 'start and end at most'),
-                ('start=1h&start=2h', 'each once'), ('start', 'start'),
-                ('start=%ff', 'not valid'), ('start=' + '1' * 65, 'longer'),
+                ('begin=2026-11-01', 'only start and end'),
+                ('start=1h&start=2h', 'each at most once'), ('start', 'start'),
+                ('start=%ff', 'not valid'), ('start=' + '1' * 65, 'too long'),
                 ('&'.join(['start=1h'] * 9), 'not valid')):
             status, _, body = self.exporter.get(f'/usage?{query}')
             self.assertEqual(400, status, query)
