@@ -153,7 +153,7 @@ def _finish(*running):
     outputs = [process.communicate()[0] for process in running]
     for process, output in zip(running, outputs):
         if process.returncode:
-            raise RuntimeError('the database could not be made:\n'
+            raise RuntimeError('the database could not be created:\n'
                                + output.decode('utf-8', 'replace'))
 
 

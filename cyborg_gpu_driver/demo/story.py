@@ -93,7 +93,7 @@ class Story:
                       self._operator.machine())
 
     def _create_device_profiles(self):
-        self._screen.heading('The administrator makes device profiles')
+        self._screen.heading('The administrator creates device profiles')
         profiles = {
             'whole-h100': {'resources:PGPU': '1',
                            'trait:CUSTOM_GPU_ARCH_HOPPER': 'required'},
@@ -136,8 +136,8 @@ class Story:
             self._cloud.nova.create_server(profile)
         except nova_part.NoCandidates:
             self._screen.line(f'One more {profile}: Placement has no '
-                              'candidate left, because all is reserved or '
-                              'used:')
+                              'candidate left, because everything is '
+                              'reserved or used:')
             self._show_inventories(_A100)
         else:
             raise Broken(f'one {profile} too many was bound')

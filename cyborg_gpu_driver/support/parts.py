@@ -172,7 +172,7 @@ def _tail(path: str, length: int) -> bytes:
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(f'{path} is no regular file')
+            raise OSError(f'{path} is not a regular file')
         return os.pread(descriptor, length, max(0, found.st_size - length))
     finally:
         os.close(descriptor)

@@ -51,9 +51,9 @@ def main(argv: list[str] | None = None) -> int:
 def _parser():
     parser = argparse.ArgumentParser(
         prog=_PROGRAM,
-        description='Write down everything that NVML and sysfs say of the '
+        description='Record everything that NVML and sysfs report about the '
                     'NVIDIA GPUs of this machine, and what this library '
-                    'makes of it. Changes nothing.')
+                    'derives from it. Changes nothing.')
     parser.add_argument(
         '--output', metavar='FILE',
         help='the JSON file to write, - for standard output (default: '
@@ -63,17 +63,17 @@ def _parser():
         help='replace UUIDs, serial numbers and the name of the host')
     parser.add_argument(
         '--config-file', metavar='FILE', action='append', default=[],
-        help='cyborg.conf, for what the library makes of the machine under '
-             'its policies; may be repeated')
+        help='cyborg.conf with the policies by which the library describes '
+             'the machine; may be repeated')
     parser.add_argument(
         '--simulate', metavar='NAME|FILE',
-        help='look at a simulated host instead of this machine')
+        help='use a simulated host instead of this machine')
     parser.add_argument(
         '--state', metavar='FILE', help='state of the simulated host')
     parser.add_argument(
         '--compare', metavar=('FILE', 'MODEL'), nargs=2,
-        help='say where the boards recorded in FILE differ from MODEL of '
-             'the simulator (h200-141), instead of recording')
+        help='show where the boards recorded in FILE differ from MODEL of '
+             'the simulator, such as h200-141, instead of recording')
     return parser
 
 
@@ -95,7 +95,7 @@ def _record(options):
          f'{len(calls)} NVML calls of which {len(failed)} answered with an '
          f'error' + (f'; written to {path}' if path != '-' else ''))
     if os.geteuid() and not found['simulated']:
-        _say('Not run as root: NVML says less of MIG to other users.')
+        _say('Not run as root: NVML shows less about MIG to other users.')
     return 0
 
 

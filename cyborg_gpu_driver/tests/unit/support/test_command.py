@@ -163,7 +163,7 @@ class BundleTest(base.CommandCase):
         _, files = self.bundle()
         records = json.loads(files['records.json'])
         self.assertEqual('{"damaged": ', records['0000:3b:00.0']['text'])
-        self.assertIn('no regular file', records['0000:5e:00.0']['error'])
+        self.assertIn('not a regular file', records['0000:5e:00.0']['error'])
 
     def test_a_gpu_that_hangs(self):
         machine = machine_module.Machine.load('t4x4', self.state)
