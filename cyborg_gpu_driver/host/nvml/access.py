@@ -71,6 +71,8 @@ class Access:
         self._memory: _Memory | None = None
         self._descriptor: int | None = None
         """Descriptor of ``nvml-wanted``, to check whether it is locked."""
+        self._close: Callable[[], object] = lambda: None
+        """Closes that descriptor, at the latest when this object is gone."""
         self.owner: int | None = None
         """The thread of this process that has NVML to itself."""
 
@@ -98,6 +100,8 @@ class Access:
             if self._descriptor is None:
                 self._descriptor = os.open(self._paths()[1],
                                            os.O_RDONLY | os.O_CLOEXEC)
+                self._close = weakref.finalize(self, os.close,
+                                               self._descriptor)
             if not _lock(self._descriptor, fcntl.LOCK_SH):
                 return True
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
@@ -170,6 +174,7 @@ class Access:
         """After a fork: forget the locks that the parent process holds."""
         self._mutex = threading.Lock()
         self._alone = threading.RLock()
+        self._close()
         self.owner = self._descriptor = None
         self._memory = None
 

@@ -225,6 +225,25 @@ class GateTest(base.BaseTestCase):
         os.waitpid(child, 0)
         os.close(read)
 
+    def test_an_access_that_is_gone_has_no_file_open(self):
+        for end in (lambda shared: None, access.Access.forget):
+            shared = access.Access(self.state_path)
+            self.assertFalse(shared.wanted())
+            self.assertEqual(1, self._open_files())
+            end(shared)
+            del shared
+            self.assertEqual(0, self._open_files())
+
+    def _open_files(self):
+        """Count the files below the state path that this process has open."""
+        found = 0
+        for number in os.listdir('/proc/self/fd'):
+            # Other threads may have closed it by now.
+            with contextlib.suppress(OSError):
+                found += os.readlink(f'/proc/self/fd/{number}').startswith(
+                    self.state_path)
+        return found
+
     def test_a_directory_that_cannot_be_used(self):
         os.rmdir(self.state_path)
         session = self.session()
