@@ -28,6 +28,7 @@ from typing import Any
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.nvml import access as access_module
 
@@ -196,8 +197,10 @@ class Guarded:
 
     def _let_go(self) -> None:
         """Close the idle session for others."""
-        self.before_closing(self._call)
-        self.reset()
+        try:
+            self.before_closing(self._call)
+        finally:
+            self.reset()
 
 
 def series(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -235,6 +238,7 @@ class _Keepers:
         self._mutex = threading.Lock()
         self._gates: list[weakref.ref[Gate]] = []
         self._thread: threading.Thread | None = None
+        self._said = log_once.LogOnce()
 
     def look_after(self, gate: Gate) -> None:
         known = weakref.ref(gate)
@@ -258,8 +262,21 @@ class _Keepers:
                     return
             close_abandoned()
             for gate in gates:
-                gate.yield_to_others()
+                self._yield(gate)
             del gates
+
+    def _yield(self, gate: Gate) -> None:
+        """Close a session if others want that. Never raises.
+
+        Without this thread, no other process could have NVML to itself.
+        """
+        try:
+            gate.yield_to_others()
+        except Exception as error:
+            reason = exception.steady(error)
+            if self._said.is_new(reason):
+                LOG.error('An NVML session cannot be closed for another '
+                          'process: %s', reason)
 
 
 _keepers = _Keepers()

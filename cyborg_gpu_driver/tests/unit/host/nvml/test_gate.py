@@ -17,6 +17,8 @@ import multiprocessing
 import os
 import queue
 import threading
+import time
+from unittest import mock
 
 import fixtures
 from oslotest import base
@@ -119,6 +121,28 @@ class GateTest(base.BaseTestCase):
         one.use()
         self.assertTrue(one.open)
 
+    def test_a_session_that_cannot_be_closed_stops_no_other(self):
+        log = self.useFixture(fixtures.FakeLogger(gate.__name__))
+        broken, one, other = self.session(), self.session(), self.session()
+        broken.use()
+        wanted = self.useFixture(fixtures.MockPatchObject(
+            broken.gate.access, 'wanted', side_effect=OSError('no file'))).mock
+        one.use()
+        end = time.monotonic() + _SECONDS
+        while wanted.call_count < 3 and time.monotonic() < end:
+            time.sleep(access.POLL)
+        self.assertGreaterEqual(wanted.call_count, 3)
+        broken.reset()
+        self.assertEqual('alone', self._alone(other))
+        self.assertEqual(1, log.output.count('no file'))
+
+    def test_a_session_is_closed_even_if_what_comes_before_it_fails(self):
+        one, other = self.session(), self.session()
+        one.before_closing = mock.Mock(side_effect=ValueError)
+        one.use()
+        self.assertEqual('alone', self._alone(other))
+        self.assertFalse(one.open)
+
     def test_in_memory_it_is_the_same(self):
         shared = access.Access(None, _SECONDS)
         one, other = Session(shared), Session(shared)
@@ -220,10 +244,10 @@ class GateTest(base.BaseTestCase):
             os.close(write)
             os.read(read, 1)
             os._exit(0)
+        self.addCleanup(os.close, read)
+        self.addCleanup(os.waitpid, child, 0)
+        self.addCleanup(os.close, write)
         self.assertEqual('alone', self._alone(self.session()))
-        os.close(write)
-        os.waitpid(child, 0)
-        os.close(read)
 
     def test_an_access_that_is_gone_has_no_file_open(self):
         for end in (lambda shared: None, access.Access.forget):
