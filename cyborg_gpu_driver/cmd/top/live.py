@@ -88,15 +88,21 @@ def _check_terminal() -> None:
 
 
 class _Pipe:
-    """A pipe that wakes up the main thread."""
+    """A pipe that wakes up the main thread, also at each signal.
+
+    A signal that arrives just before select() would not interrupt it.
+    """
 
     def __enter__(self) -> _Pipe:
         self.end, self._start = os.pipe()
         os.set_blocking(self.end, False)
         os.set_blocking(self._start, False)
+        self._before = signal.set_wakeup_fd(self._start,
+                                            warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *_exc: object) -> None:
+        signal.set_wakeup_fd(self._before)
         end, start, self._start = self.end, self._start, -1
         os.close(start)
         os.close(end)

@@ -35,7 +35,9 @@ import fixtures
 _SECONDS = 120
 """How long a busy machine may take for what should happen at once."""
 _PROGRAM = """
-import fcntl, sys, termios
+import fcntl, signal, sys, termios
+# Programs in the background, such as a test runner, may ignore SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Ctrl-C and a new size are signals from the terminal that controls it.
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 sys.argv[0] = 'cyborg-gpu'
