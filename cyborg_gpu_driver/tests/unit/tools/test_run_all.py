@@ -55,8 +55,10 @@ class RunTest(base.BaseTestCase):
         self.write(f'{environment}.sh', code)
 
     def start(self, *environments, **variables):
+        # A test runner in the background may ignore SIGINT.
         return subprocess.Popen(
-            ['bash', '-c', '. tools/test; make_venv() { :; }; main "$@"',
+            ['env', '--default-signal=INT', 'bash', '-c',
+             '. tools/test; make_venv() { :; }; main "$@"',
              '-', *environments], cwd=self.root,
             env={**os.environ, **variables}, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
