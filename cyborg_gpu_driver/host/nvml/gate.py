@@ -274,9 +274,11 @@ class _Keepers:
             gate.yield_to_others()
         except Exception as error:
             reason = exception.steady(error)
-            if self._said.is_new(reason):
+            if self._said.is_new(reason, about=id(gate)):
                 LOG.error('An NVML session cannot be closed for another '
                           'process: %s', reason)
+        else:
+            self._said.over(about=id(gate))
 
 
 _keepers = _Keepers()

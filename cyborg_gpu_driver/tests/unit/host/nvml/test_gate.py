@@ -125,16 +125,41 @@ class GateTest(base.BaseTestCase):
         log = self.useFixture(fixtures.FakeLogger(gate.__name__))
         broken, one, other = self.session(), self.session(), self.session()
         broken.use()
-        wanted = self.useFixture(fixtures.MockPatchObject(
-            broken.gate.access, 'wanted', side_effect=OSError('no file'))).mock
+        self._fail_to_close(broken, 'no file', 3)
         one.use()
-        end = time.monotonic() + _SECONDS
-        while wanted.call_count < 3 and time.monotonic() < end:
-            time.sleep(access.POLL)
-        self.assertGreaterEqual(wanted.call_count, 3)
         broken.reset()
         self.assertEqual('alone', self._alone(other))
         self.assertEqual(1, log.output.count('no file'))
+
+    def test_a_reason_is_logged_once_for_each_session_until_it_is_over(self):
+        log = self.useFixture(fixtures.FakeLogger(gate.__name__))
+        one, other = self.session(), self.session()
+        one.use()
+        other.use()
+        first = self._fail_to_close(one, 'no file', 1)
+        self._fail_to_close(other, 'no room', 3)
+        self.assertEqual((1, 1), (log.output.count('no file'),
+                                  log.output.count('no room')))
+        first.return_value = False
+        first.side_effect = None
+        self._wait_for_calls(first, first.call_count + 2)
+        first.side_effect = OSError('no file')
+        self._wait_for_calls(first, first.call_count + 2)
+        self.assertEqual((2, 1), (log.output.count('no file'),
+                                  log.output.count('no room')))
+
+    def _fail_to_close(self, session, reason, times):
+        """Let attempts to close an idle session fail; wait for so many."""
+        wanted = self.useFixture(fixtures.MockPatchObject(
+            session.gate.access, 'wanted', side_effect=OSError(reason))).mock
+        self._wait_for_calls(wanted, times)
+        return wanted
+
+    def _wait_for_calls(self, called, times):
+        end = time.monotonic() + _SECONDS
+        while called.call_count < times and time.monotonic() < end:
+            time.sleep(access.POLL)
+        self.assertGreaterEqual(called.call_count, times)
 
     def test_a_session_is_closed_even_if_what_comes_before_it_fails(self):
         one, other = self.session(), self.session()
