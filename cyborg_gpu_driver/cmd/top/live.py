@@ -66,7 +66,7 @@ def run(read: Callable[[], frames.Frame], interval: float) -> None:
     :raises GpuDriverError: if ``read`` raises it.
     """
     _check_terminal()
-    with _Pipe() as pipe, _signals(pipe), _quiet():
+    with _Pipe() as pipe, _signals(), _quiet():
         reader = _Reader(read, interval, pipe.wake)
         try:
             curses.wrapper(lambda window: _Live(window, reader, pipe).run())
@@ -118,15 +118,16 @@ class _Pipe:
 
 
 @contextlib.contextmanager
-def _signals(pipe: _Pipe) -> Iterator[None]:
+def _signals() -> Iterator[None]:
     """Let signals end the program through its ``finally`` clauses."""
     def end(number, _frame):
         raise SystemExit(_SIGNALLED + number)
 
     before = {number: signal.signal(number, end) for number in _ENDINGS}
-    # With this handler, ncurses installs none of its own.
+    # With this handler, ncurses installs none of its own. The pipe wakes up
+    # the main thread.
     before[signal.SIGWINCH] = signal.signal(
-        signal.SIGWINCH, lambda _number, _frame: pipe.wake())
+        signal.SIGWINCH, lambda _number, _frame: None)
     try:
         yield
     finally:
