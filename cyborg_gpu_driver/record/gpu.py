@@ -175,11 +175,12 @@ class Claim(_OfBoot):
 
         :param boot: boot id of the machine.
         """
-        if self.is_past(boot) or self.instance != spec.of(instance):
+        if self.is_past(boot):
             return False
         if self.instance_id is None:
-            return instance.instance_id not in self.foreign_ids
-        return self.instance_id == instance.instance_id
+            return (self.instance == spec.of(instance)
+                    and instance.instance_id not in self.foreign_ids)
+        return self.is_on(instance)
 
 
 @dataclasses.dataclass(frozen=True)
