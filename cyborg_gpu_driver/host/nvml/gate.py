@@ -245,7 +245,7 @@ class _Keepers:
         with self._mutex:
             if known not in self._gates:
                 self._gates.append(known)
-            if self._thread is None or not self._thread.is_alive():
+            if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name='cyborg-gpu-nvml', daemon=True)
                 self._thread.start()

@@ -14,6 +14,7 @@
 
 import os
 import socket
+from unittest import mock
 
 import fixtures
 
@@ -76,7 +77,9 @@ class ExporterTest(base.CommandCase):
             elif len(rounds) == 4:
                 raise KeyboardInterrupt
 
-        self.useFixture(fixtures.MonkeyPatch('time.sleep', sleep))
+        # Other threads sleep too.
+        self.useFixture(fixtures.MonkeyPatch(
+            f'{exporter.__name__}.time', mock.Mock(sleep=sleep)))
         _, errors = self.run_program(
             '--simulate', 'l40sx4', 'exporter', '--textfile', self.path,
             '--interval', '30')

@@ -148,15 +148,6 @@ class GateTest(base.BaseTestCase):
         self.assertEqual((2, 1), (log.output.count('no file'),
                                   log.output.count('no room')))
 
-    def test_a_thread_that_has_died_is_replaced(self):
-        keepers = gate._Keepers()
-        keepers._thread = threading.Thread()
-        self.useFixture(fixtures.MonkeyPatch(
-            f'{gate.__name__}._keepers', keepers))
-        one, other = self.session(), self.session()
-        one.use()
-        self.assertEqual('alone', self._alone(other))
-
     def _fail_to_close(self, session, reason, times):
         """Let attempts to close an idle session fail; wait for so many."""
         wanted = self.useFixture(fixtures.MockPatchObject(
