@@ -55,6 +55,8 @@ class Faults:
         self._out = False
         self._torn = False
         """Whether a command was killed since the last restore."""
+        self.stopped = False
+        """Whether a command is stopped, which may hold the lock of a GPU."""
 
     @property
     def disturbed(self):
@@ -220,6 +222,7 @@ class Faults:
                                     stop=chance.randrange(_STEPS))
         outcome = 'was done'
         if command.code is None:
+            self.stopped = True
             with self.case.impatient():
                 for _ in range(chance.randint(1, 2)):
                     self.check()
@@ -228,6 +231,7 @@ class Faults:
                     self.check()
                     self.case.cloud.report()
             self.check()
+            self.stopped = False
             self.tell(f'stopped {arguments[:2]}')
             if chance.random() < 0.5:
                 self.case.commands.kill(command)

@@ -177,7 +177,7 @@ class Operations(stateful_faults.Faults, stateful.RuleBasedStateMachine):
     def bind_again(self, pick):
         outcome = self._ask(self.case.create_by_rpc,
                             _one(self._bound(), pick).strings)
-        if not (self.faulty or self.ill or self.changed):
+        if not (self.faulty or self.ill or self.changed or self.stopped):
             self.case.assertEqual('done', outcome)
         self._count('bind again', outcome)
 
