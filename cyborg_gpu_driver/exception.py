@@ -318,7 +318,7 @@ class PrivilegedCallFailed(GpuDriverError):
 class VgpuInUse(GpuDriverError):
     """A vGPU cannot be removed yet."""
 
-    template = 'the vGPU on {function} is in use: {reason}'
+    template = 'the vGPU {vgpu} is in use: {reason}'
 
 
 class RestoreIncomplete(GpuDriverError):

@@ -59,7 +59,8 @@ class Platform:
     """Name or path of mdevctl, or a callable with its arguments, as above."""
     vfio_holders: Callable[[str], tuple[int, ...]] | None = None
     """On a simulated machine, returns the ids of the processes that have the
-    VFIO device of a function (by address) open. None searches ``/proc``."""
+    VFIO device of a function (by address) or mdev (by UUID) open. None
+    searches ``/proc``."""
     nvidia_smi: str | Callable[..., str] = _NVIDIA_SMI
     """Name or path of nvidia-smi, or a callable with its arguments, as above,
     which raises FileNotFoundError if nvidia-smi is not installed."""

@@ -25,6 +25,7 @@ from cyborg_gpu_driver.host.nvml import library as nvml_library
 from cyborg_gpu_driver.host.nvml import process as nvml_process
 from cyborg_gpu_driver.host.nvml import session as nvml_module
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import mdev
 from cyborg_gpu_driver.host.sysfs import pci
 
 _NO_INSTANCE = 0xffffffff
@@ -70,7 +71,7 @@ class GuestVgpu:
     def may_be_on(self, function: model.VirtualFunction) -> bool:
         """Whether all known facts allow that the vGPU is on ``function``."""
         if self.uuid is not None:
-            return any(mdev.uuid == self.uuid for mdev in function.mdevs)
+            return any(item.uuid == self.uuid for item in function.mdevs)
         return (self.type_id == f'nvidia-{function.current_vgpu_type}'
                 and _agree(self.instance_id, function.gpu_instance_id)
                 and _agree(self.placement_id, function.placement_id))
@@ -156,24 +157,26 @@ def vgpus(machine: platform.Platform, gpu: model.Gpu
     return tuple(sorted(found))
 
 
-def vfio_holders(machine: platform.Platform, function: model.PciAddress,
+def vfio_holders(machine: platform.Platform, device: model.PciAddress | str,
                  proc: str = '/proc') -> tuple[int, ...]:
-    """Return the ids of processes that have a function's VFIO device open.
+    """Return the ids of processes that have a VFIO device open.
 
-    The device is ``/dev/vfio/devices/vfio<n>``, with the n of the function's
-    ``vfio-dev`` directory. Its group is ``/dev/vfio/<n>``, with the n of the
-    IOMMU group (Documentation/driver-api/vfio.rst of the kernel).
+    The device is ``/dev/vfio/devices/vfio<n>``, with the n of the directory
+    ``vfio-dev``. Its group is ``/dev/vfio/<n>``, with the n of the IOMMU
+    group (Documentation/driver-api/vfio.rst of the kernel).
 
+    :param device: a PCI function, or the UUID of an mdev.
     :param proc: where proc is mounted.
     :returns: process ids. A process that has the group open may use another
-        function of the group.
+        function of the group. An mdev has a group of its own.
     :raises UsageUnknown: if a process cannot be inspected, or there may be
         processes that are not visible.
-    :raises SysfsError: if the function cannot be read.
+    :raises SysfsError: if the device cannot be read.
     """
     if machine.vfio_holders is not None:
-        return tuple(machine.vfio_holders(str(function)))
-    place = (*pci.DEVICES, str(function))
+        return tuple(machine.vfio_holders(str(device)))
+    place = (*(pci.DEVICES if isinstance(device, model.PciAddress)
+               else mdev.DEVICES), str(device))
     devices = [f'/vfio/devices/{name}'
                for name in machine.sysfs.listdir(*place, 'vfio-dev')]
     group = machine.sysfs.link_name(*place, 'iommu_group')
@@ -183,8 +186,23 @@ def vfio_holders(machine: platform.Platform, function: model.PciAddress,
         return open_files.openers(proc, tuple(devices)) if devices else ()
     except OSError as error:
         raise exception.UsageUnknown(
-            what=function, reason=f'{error.filename}: {error.strerror}'
+            what=device, reason=f'{error.filename}: {error.strerror}'
         ) from error
+
+
+def refuse_open(machine: platform.Platform, vgpu: model.PciAddress | str
+                ) -> None:
+    """Check that no process has a vGPU's VFIO device open.
+
+    :param vgpu: the UUID of its mdev, or the address of its function.
+    :raises VgpuInUse: naming the processes.
+    :raises UsageUnknown, SysfsError: as :func:`vfio_holders`.
+    """
+    holders = vfio_holders(machine, vgpu)
+    if holders:
+        raise exception.VgpuInUse(
+            vgpu=vgpu, reason='its VFIO device is open in '
+            + ', '.join(f'process {pid}' for pid in holders))
 
 
 def _agree(one: object, other: object) -> bool:

@@ -110,6 +110,8 @@ class Vgpu:
     """Whether a virtual machine runs on it."""
     holders: list[int] = dataclasses.field(default_factory=list)
     """Processes that have its VFIO device open."""
+    removing: bool = False
+    """Whether the removal of its mdev waits for these processes."""
     vm: str = ''
     """UUID of the virtual machine that runs on it, or its number."""
     used_mib: int = 0

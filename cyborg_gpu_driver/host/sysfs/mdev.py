@@ -30,7 +30,8 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import files as sysfs_module
 from cyborg_gpu_driver.host.sysfs import pci
 
-_MDEVS = ('bus', 'mdev', 'devices')
+DEVICES = ('bus', 'mdev', 'devices')
+"""The mdevs of the machine in sysfs, by UUID."""
 _TYPES = 'mdev_supported_types'
 _MAX_INSTANCE = re.compile(r'\bmax_instance=(\d{1,9})\b', re.ASCII)
 _FRAMEBUFFER = re.compile(r'\bframebuffer=(\d{1,9})M\b', re.ASCII)
@@ -103,7 +104,7 @@ class MdevTree:
         """
         found = collections.defaultdict(list)
         with problems.noted('mdevs'):
-            for uuid in self._sysfs.listdir(*_MDEVS):
+            for uuid in self._sysfs.listdir(*DEVICES):
                 with problems.noted(f'mdev {uuid}'):
                     mdev = self._mdev(uuid)
                     if mdev is not None:
@@ -113,8 +114,8 @@ class MdevTree:
 
     def _mdev(self, uuid: str) -> model.Mdev | None:
         """One mdev; None if it is gone or its parent is no PCI function."""
-        place = self._sysfs.link_parts(*_MDEVS, uuid)
-        type_id = self._sysfs.link_name(*_MDEVS, uuid, 'mdev_type')
+        place = self._sysfs.link_parts(*DEVICES, uuid)
+        type_id = self._sysfs.link_name(*DEVICES, uuid, 'mdev_type')
         if len(place) < 2 or type_id is None:
             return None
         try:

@@ -214,7 +214,8 @@ class Maker:
                           asked: request.Request) -> None:
         """Remove the mdev of a handle that the journal does not know.
 
-        :raises SysfsError: EBUSY while a guest holds it.
+        :raises VgpuInUse, UsageUnknown: if it is, or may be, in use.
+        :raises SysfsError, DriverStuck: if the kernel does not remove it.
         """
         self._parts.destroy_vgpu(address, asked.mdev)
         self._host.record(address, gone=(None, model.Vgpu(

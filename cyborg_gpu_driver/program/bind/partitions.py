@@ -197,9 +197,9 @@ class Partitions:
 
         :param address: the GPU's address.
         :param gpu: the GPU, if the vGPU is of vendor VFIO.
-        :raises SysfsError: EBUSY while a guest holds it.
         :raises VgpuInUse: if the vGPU is in use.
         :raises UsageUnknown, NvmlError: if its use cannot be found out.
+        :raises SysfsError, DriverStuck: if the kernel does not remove it.
         """
         executor.Executor(self._machine, address, gpu).take(
             action.Step(Action.DESTROY_VGPU, vgpu=vgpu))

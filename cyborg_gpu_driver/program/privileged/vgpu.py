@@ -21,12 +21,12 @@ from __future__ import annotations
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.host import usage
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import mdev
 from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.program.privileged import mdevctl
 from cyborg_gpu_driver.program.privileged import mig as privileged
-
-_MDEVS = ('bus', 'mdev', 'devices')
 
 
 @privsep.entrypoint
@@ -41,13 +41,32 @@ def create_mdev(parent: str, mdev_type: str, uuid: str) -> None:
            vgpu_name.mdev_type(mdev_type), 'create')
 
 
-@privsep.entrypoint
+@privsep.slow_entrypoint
 def remove_mdev(uuid: str) -> None:
-    """Remove a mediated device.
+    """Remove a mediated device that no process has open.
 
-    :raises SysfsError: EBUSY while a guest holds it; ENOENT.
+    Linux does not refuse to remove one that a guest has. It asks the guest's
+    QEMU to give it up, and waits until it is closed
+    (vfio_unregister_group_dev in drivers/vfio/vfio_main.c, which
+    mdev_device_remove in drivers/vfio/mdev/mdev_core.c leads to).
+
+    :raises VgpuInUse: if a process has it open; nothing was changed.
+    :raises UsageUnknown: if it is unknown whether a process has it open.
+    :raises DriverStuck: if the kernel does not return.
+    :raises SysfsError: ENOENT.
     """
-    _write('1', *_MDEVS, _nvidia_mdev(uuid), 'remove')
+    machine = privileged.machine()
+    handle = _nvidia_mdev(uuid)
+    usage.refuse_open(machine, handle)
+    try:
+        machine.sysfs.write_apart(machine.driver_timeout, '1', *mdev.DEVICES,
+                                  handle, 'remove')
+    except TimeoutError as error:
+        raise exception.DriverStuck(
+            address=handle, reason='the kernel did not remove the mdev '
+            f'within {machine.driver_timeout} seconds',
+            state='it waits until every process has closed it; see the '
+            "kernel's log") from error
 
 
 @privsep.entrypoint
@@ -85,7 +104,7 @@ def set_vgpu_placement(vgpu: str, placement: int) -> None:
     """
     privileged.check_number('placement id', placement, 1 << 16)
     try:
-        place = (*_MDEVS, _nvidia_mdev(vgpu))
+        place = (*mdev.DEVICES, _nvidia_mdev(vgpu))
     except exception.InvalidValue:
         place = (*pci.DEVICES, str(privileged.nvidia_function(vgpu)))
     _write(f'vgpu-placement-id={placement}', *place, 'nvidia',
@@ -93,15 +112,20 @@ def set_vgpu_placement(vgpu: str, placement: int) -> None:
 
 
 @privsep.entrypoint
-def vfio_holders(function: str) -> tuple[int, ...]:
-    """Processes that have the VFIO device of a function open.
+def vfio_holders(vgpu: str) -> tuple[int, ...]:
+    """Processes that have a VFIO device open.
 
     Only root sees the open files of other users' processes.
 
+    :param vgpu: the PCI address of a function, or the UUID of an mdev.
     :raises UsageUnknown, SysfsError: if that cannot be found out.
     """
-    return usage.vfio_holders(privileged.machine(),
-                              privileged.nvidia_function(function))
+    device: model.PciAddress | str
+    try:
+        device = _nvidia_mdev(vgpu)
+    except exception.InvalidValue:
+        device = privileged.nvidia_function(vgpu)
+    return usage.vfio_holders(privileged.machine(), device)
 
 
 def _nvidia_mdev(uuid: str) -> str:
@@ -111,9 +135,9 @@ def _nvidia_mdev(uuid: str) -> str:
     """
     handle = vgpu_name.handle(uuid)
     sysfs = privileged.machine().sysfs
-    if sysfs.exists(*_MDEVS, handle):
+    if sysfs.exists(*mdev.DEVICES, handle):
         # A link to the device, which is in its parent's directory.
-        parent = (sysfs.link_parts(*_MDEVS, handle) or ('', ''))[-2]
+        parent = (sysfs.link_parts(*mdev.DEVICES, handle) or ('', ''))[-2]
         try:
             privileged.nvidia_function(parent)
         except exception.InvalidPciAddress as error:

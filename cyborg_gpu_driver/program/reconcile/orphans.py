@@ -208,6 +208,8 @@ class Keeper:
                     return dataclasses.replace(
                         found, guest=Guest.RUNNING,
                         instance_id=guest.instance_id)
+            if usage.vfio_holders(machine, vgpu.uuid):
+                return dataclasses.replace(found, guest=Guest.OPEN)
         except exception.GpuDriverError as error:
             return dataclasses.replace(found, guest=Guest.UNKNOWN,
                                        unknown=str(error))

@@ -119,15 +119,17 @@ def of_running(machine: platform.Platform, gpu: model.Gpu
     found.extend(f'a guest with a {guest.type_id}'
                  for guest in usage.guests(machine, gpu))
     return tuple(found) or tuple(
-        words for function in gpu.vfs for words in _held(function.address))
+        words for device in (*(function.address for function in gpu.vfs),
+                             *(mdev.uuid for mdev in gpu.all_mdevs))
+        for words in _held(device))
 
 
-def _held(function: model.PciAddress) -> tuple[str, ...]:
-    """Processes that have the VFIO device of a function open, for people."""
+def _held(device: model.PciAddress | str) -> tuple[str, ...]:
+    """Processes that have a VFIO device open, for people."""
     return tuple(
-        f'{function} is held by process {pid} '
+        f'{device} is held by process {pid} '
         f'({open_files.process_name(pid)})'
-        for pid in privileged_vgpu.vfio_holders(str(function)))
+        for pid in privileged_vgpu.vfio_holders(str(device)))
 
 
 def _add_unplaced(gpu: model.Gpu,

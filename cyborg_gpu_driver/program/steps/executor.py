@@ -42,7 +42,6 @@ from cyborg_gpu_driver.program.steps import vfio
 
 LOG = logging.getLogger(__name__)
 
-MDEVS = ('bus', 'mdev', 'devices')
 GONE = frozenset({'NOT_FOUND', 'NOT_SUPPORTED'})
 """NOT_SUPPORTED: MIG mode is off, so no instance is left (NVML guide)."""
 _REFUSALS = frozenset({'INSUFFICIENT_RESOURCES', 'INVALID_ARGUMENT',
@@ -68,7 +67,7 @@ def type_of(machine: platform.Platform, vgpu: spec.VgpuSpec) -> str | None:
     """
     if vgpu.uuid is None:
         return vfio.type_on(machine, vgpu.function)
-    return machine.sysfs.link_name(*MDEVS, vgpu.uuid, 'mdev_type')
+    return machine.sysfs.link_name(*mdev.DEVICES, vgpu.uuid, 'mdev_type')
 
 
 class Executor:
@@ -251,8 +250,7 @@ class Executor:
         privileged_fabric.deactivate(_partition(step))
 
     def _remove_mdev(self, uuid: str) -> None:
-        """Remove an mdev. The kernel answers EBUSY while a guest holds it."""
-        if not self._machine.sysfs.exists(*MDEVS, uuid):
+        if not self._machine.sysfs.exists(*mdev.DEVICES, uuid):
             return
         try:
             privileged_vgpu.remove_mdev(uuid)

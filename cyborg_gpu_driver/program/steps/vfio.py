@@ -60,14 +60,10 @@ def check_idle(machine: platform.Platform, gpu: model.Gpu,
     # Only root sees which files the processes of other users have open.
     machine = dataclasses.replace(
         machine, vfio_holders=privileged_vgpu.vfio_holders)
-    holders = usage.vfio_holders(machine, function)
-    if holders:
-        raise exception.VgpuInUse(
-            function=function, reason='its VFIO device is open in '
-            + ', '.join(f'process {pid}' for pid in holders))
+    usage.refuse_open(machine, function)
     if usage.may_run(machine, read_functions(machine, gpu), function):
         raise exception.VgpuInUse(
-            function=function, reason='NVML has a virtual machine that '
+            vgpu=function, reason='NVML has a virtual machine that '
             'runs one')
 
 

@@ -23,6 +23,8 @@ from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
 from cyborg_gpu_driver.simulator.driver import placements
 from cyborg_gpu_driver.simulator.driver import refusal
 
+_FIRST_ID = 3251634000
+_FIRST_GROUP = 1000
 _PARAM = r'[\w.-]+=[^\s,=]+'
 _PARAMS = re.compile(rf'{_PARAM}(, *{_PARAM})*')
 
@@ -101,11 +103,35 @@ def create(gpu: gpu_module.Gpu, kind: spec.VgpuType, function: str,
             instance_id for instance_id in gpu.state.instances
             if _instance_room(gpu, kind, instance_id))
     vgpu = state_module.Vgpu(
-        vgpu_id=3251634000 + gpu.machine.state.number(),
+        vgpu_id=_FIRST_ID + gpu.machine.state.number(),
         type_id=kind.type_id, function=function, uuid=uuid,
         instance=instance, placement=_first_placement(gpu, kind, instance))
     gpu.state.vgpus.append(vgpu)
     return vgpu
+
+
+def iommu_group(vgpu: state_module.Vgpu) -> int:
+    """Return the number of an mdev's IOMMU group, which it has alone."""
+    return _FIRST_GROUP + vgpu.vgpu_id - _FIRST_ID
+
+
+def remove_mdev(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu) -> None:
+    """Remove an mdev, as a write to its file ``remove`` does.
+
+    mdev_device_remove in drivers/vfio/mdev/mdev_core.c of Linux does not
+    refuse to remove an mdev in use. It leads to vfio_unregister_group_dev in
+    drivers/vfio/vfio_main.c, which asks the user to give the device up (QEMU
+    unplugs it from the guest), and waits until it is closed.
+
+    :raises Waits: while a process has it open.
+    """
+    if not vgpu.holders:
+        gpu.state.vgpus.remove(vgpu)
+        return
+    if not vgpu.removing:
+        vgpu.removing = True
+        gpu.harm(f'mdev {vgpu.uuid} removed while a process has it open')
+    raise refusal.Waits()
 
 
 def _first_placement(gpu, kind, instance):

@@ -187,14 +187,17 @@ class Users:
         with self.operation(write=True):
             self._vfio(vgpu).remove(pid)
 
-    def vfio_holders(self, address: str) -> tuple[int, ...]:
-        """The processes that have the VFIO device of a function open."""
+    def vfio_holders(self, name: str) -> tuple[int, ...]:
+        """The processes that have a VFIO device open.
+
+        :param name: the address of a function, or the UUID of an mdev.
+        """
         with self.operation():
-            whole = [pid for gpu in self.gpus
-                     if gpu.address == str(address)
+            whole = [pid for gpu in self.gpus if gpu.address == str(name)
                      for pid in gpu.state.vfio]
             return (*whole, *(pid for gpu in self.gpus
-                              for vgpu in gpu.vgpus_on(str(address))
+                              for vgpu in gpu.state.vgpus
+                              if str(name) == (vgpu.uuid or vgpu.function)
                               for pid in vgpu.holders))
 
     def _is_whole(self, name):

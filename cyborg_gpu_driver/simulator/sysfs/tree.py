@@ -24,6 +24,7 @@ import functools
 
 from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator.driver import reset
+from cyborg_gpu_driver.simulator.driver import vgpu as rules
 from cyborg_gpu_driver.simulator.sysfs import nodes
 from cyborg_gpu_driver.simulator.sysfs import tree_pci
 from cyborg_gpu_driver.simulator.sysfs import tree_vgpu
@@ -161,13 +162,22 @@ class _Builder:
                 for function in gpu.vgpu_functions()]
 
     def _group_names(self):
-        return [str(self.groups[address]) for address in self.present()]
+        return [*(str(self.groups[address]) for address in self.present()),
+                *self._mdev_groups()]
+
+    def _mdev_groups(self):
+        """The mdevs by the number of their IOMMU group."""
+        return {str(rules.iommu_group(vgpu)): vgpu.uuid for gpu in self.gpus
+                for vgpu in gpu.state.vgpus if vgpu.uuid}
 
     def _group(self, name):
         return nodes.Directory({'devices': nodes.Listing(
             lambda: [address for address in self.present()
                      if str(self.groups[address]) == name],
-            _link)})
+            _link, {uuid: nodes.Link(f'{_place(self._mdev_parent(uuid))}'
+                                     f'/{uuid}')
+                    for group, uuid in self._mdev_groups().items()
+                    if group == name})})
 
     def _device(self, address):
         # There are hundreds of functions with thousands of files. Each is

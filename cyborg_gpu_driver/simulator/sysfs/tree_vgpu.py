@@ -71,6 +71,8 @@ class VgpuFiles:
         return nodes.Directory({
             'mdev_type': nodes.Link(
                 f'{place}/mdev_supported_types/{_type_id(kind)}'),
+            'iommu_group': nodes.Link(
+                f'kernel/iommu_groups/{rules.iommu_group(self._vgpu(uuid))}'),
             'remove': nodes.File(
                 write=lambda text: self._remove(uuid, text)),
             'nvidia': nodes.Directory({
@@ -119,7 +121,7 @@ class VgpuFiles:
             raise OSError(errno.EINVAL, '')
         if text.strip() == '0':
             return
-        self._forget(self._vgpu(uuid))
+        rules.remove_mdev(self.gpu, self._vgpu(uuid))
 
     def _forget(self, vgpu):
         if vgpu.holders:

@@ -29,6 +29,7 @@ from cyborg_gpu_driver.tests.unit.host import base
 
 _WHOLE = 'pid:[4026531836]'
 _VF = model.PciAddress.parse('0000:41:00.4')
+_MDEV = 'c5b0a1d2-34f6-4c7e-9b8a-001122334451'
 
 
 class ProcTest(base.SimulatedTestCase):
@@ -82,6 +83,16 @@ class ProcTest(base.SimulatedTestCase):
         self.process(30, '/vfio/devices/vfio7')
         self.process(31, '/dev/vfio/58 (deleted)')
         self.assertEqual((30, 31), self.holders())
+
+    def test_an_mdev_has_its_own_group(self):
+        place = os.path.join(self.root, 'sys/bus/mdev/devices', _MDEV)
+        os.makedirs(place)
+        os.symlink('../../../../kernel/iommu_groups/91',
+                   os.path.join(place, 'iommu_group'))
+        self.process(30, '/dev/vfio/58')
+        self.assertEqual((), self.holders(_MDEV))
+        self.process(31, '/dev/vfio/91')
+        self.assertEqual((31,), self.holders(_MDEV))
 
     def test_a_function_that_was_never_anybodys(self):
         self.process(30, '/dev/vfio/devices/vfio7')

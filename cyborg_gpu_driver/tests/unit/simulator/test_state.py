@@ -94,7 +94,7 @@ class TestStateFile(base.MachineTestCase):
         self.assertEqual('nvidia-464', self.sysfs.link_name(
             'bus', 'mdev', 'devices', base.UUID, 'mdev_type'))
         self.assertEqual(1, len(pynvml.nvmlDeviceGetActiveVgpus(device)))
-        self.assertEqual(1, len(self.machine.vfio_holders(VF)))
+        self.assertEqual(1, len(self.machine.vfio_holders(base.UUID)))
         self.assertEqual((base.UUID,), self.machine.defined_mdevs)
         self.assert_code(pynvml.NVML_ERROR_GPU_IS_LOST, self.at,
                          '0000:0f:00.0')

@@ -18,6 +18,7 @@ import os
 
 import fixtures
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import mig as privileged
@@ -148,8 +149,23 @@ class MdevTest(VgpuCase):
         self.assertIn('There is no vGPU other', errors)
         self.assertEqual(_UUIDS[:2], self.names())
 
-    def test_what_does_not_go(self):
+    def test_what_a_process_has_open_is_no_orphan(self):
         self.machine.open_vfio(_UUIDS[1], 4711)
+        self.vgpu('clean', '--orphans', '--without-cloud', '--yes')
+        self.assertEqual(_UUIDS[:2], self.names())
+        self.assertEqual((), self.machine.damage)
+
+    def test_what_does_not_go(self):
+        remove = privileged_vgpu.remove_mdev
+
+        def fail(uuid):
+            if uuid == _UUIDS[1]:
+                raise exception.SysfsError(action='write', path='remove',
+                                           errno=5, reason='Input/output')
+            remove(uuid)
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.program.privileged.vgpu.remove_mdev', fail))
         _, errors = self.vgpu('clean', '--orphans', '--without-cloud',
                               '--yes', code=1)
         self.assertIn('1 of 2: write', errors)

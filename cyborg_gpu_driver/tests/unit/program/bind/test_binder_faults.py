@@ -196,7 +196,8 @@ class FailingUnbindTest(binder_case.BinderCase):
         self.assertEqual(held, self.truth())
         error = self.assertRaises(exception.GpuDriverError,
                                   self.binder.bind, *self.bound)
-        self.assertIn('remove', str(error))
+        self.assertIn('its VFIO device is open', str(error))
+        self.assertEqual((), self.machine.damage)
         self.machine.stop_guest(self.bound[2])
         self.binder.recover()
         self.assertEqual(([], []), self.truth())

@@ -179,21 +179,22 @@ class DaemonTest(base.BaseTestCase):
         self.assertIn('helper_command', str(error))
 
     def test_a_daemon_that_is_stopped_is_not_waited_for(self):
-        path = self.make_mdev(_PARENT, 'remove')
+        path = self.make('bus', 'pci', 'devices', _PARENT, 'nvidia',
+                         'current_vgpu_type')
         stopped = self.daemon()
         os.kill(stopped, signal.SIGSTOP)
         self.addCleanup(os.kill, stopped, signal.SIGCONT)
         self.addCleanup(privsep.set_timeout, privsep.gpu_context.timeout)
         privsep.set_timeout(0.1)
         error = self.assertRaises(
-            exception.PrivilegedCallFailed, privileged_vgpu.remove_mdev,
-            _UUID)
-        self.assertIn('remove_mdev', str(error))
+            exception.PrivilegedCallFailed, privileged_vgpu.set_vgpu_type,
+            _PARENT, 7)
+        self.assertIn('set_vgpu_type', str(error))
         privsep.set_timeout(60)
         os.kill(stopped, signal.SIGCONT)
-        privileged_vgpu.remove_mdev(_UUID)
+        privileged_vgpu.set_vgpu_type(_PARENT, 7)
         with open(path) as stream:
-            self.assertIn('1', stream.read())
+            self.assertIn('7', stream.read())
 
     def daemon(self):
         """Return the id of the daemon's process, a child of this process."""

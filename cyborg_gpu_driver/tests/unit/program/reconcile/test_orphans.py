@@ -175,10 +175,13 @@ class MdevTest(OrphanCase):
         self.binds.put(self.entry())
         self.assert_orphan('no', self.one(), None)
 
-    def test_what_the_kernel_does_not_give_up(self):
+    def test_what_a_process_has_open(self):
         name = self.make()
+        found = self.one()
         self.machine.open_vfio(name, 4711)
-        self.assert_kept(self.one(), f'errno {errno.EBUSY}')
+        self.assert_kept(found, 'its VFIO device is open')
+        self.assertEqual(orphans.Guest.OPEN, self.one().guest)
+        self.assertEqual((), self.machine.damage)
 
     def test_what_the_kernel_only_says_is_gone(self):
         self.make()

@@ -88,12 +88,29 @@ class TestMdevOnTheGpu(base.MachineTestCase):
         self.assertFalse(self.sysfs.exists(*place))
         self.assert_errno(errno.ENOENT, self.remove_mdev)
 
-    def test_a_guest_keeps_its_mdev(self):
+    def test_a_removal_waits_for_the_guest(self):
         self.create_mdev(self.gpu, 231)
         self.machine.start_guest(base.UUID)
-        self.assert_errno(errno.EBUSY, self.remove_mdev)
-        self.machine.stop_guest(base.UUID)
+        self.machine.pause = lambda seconds: self.machine.stop_guest(
+            base.UUID)
         self.remove_mdev()
+        self.assertFalse(self.sysfs.exists('bus', 'mdev', 'devices',
+                                           base.UUID))
+        (damage,) = self.machine.damage
+        self.assertEqual((self.gpu, f'mdev {base.UUID} removed while a '
+                          'process has it open'),
+                         (damage.address, damage.mistake))
+
+    def test_an_mdev_has_an_iommu_group(self):
+        self.create_mdev(self.gpu, 231)
+        group = self.sysfs.link_name('bus', 'mdev', 'devices', base.UUID,
+                                     'iommu_group')
+        self.assertEqual([base.UUID], self.sysfs.listdir(
+            'kernel', 'iommu_groups', group, 'devices'))
+        self.assertIn(group, self.sysfs.listdir('kernel', 'iommu_groups'))
+        self.machine.start_guest(base.UUID)
+        self.assertEqual(1, len(self.machine.vfio_holders(base.UUID)))
+        self.assertEqual((), self.machine.vfio_holders(self.gpu))
 
     def test_mdevs_do_not_outlive_a_reboot(self):
         self.create_mdev(self.gpu, 231)
