@@ -15,11 +15,17 @@
 The GPU's framebuffer is a region of slots of one GiB. A vGPU takes as many
 slots as its framebuffer has GiB. It can start only at some of the slots; the
 number of the first slot is its placement id.
+
+The rules are those of src/nvidia/src/kernel/virtualization/kernel_vgpu_mgr.c
+in NVIDIA's open kernel modules 595.45.04; each function names its source.
 """
 
 from __future__ import annotations
 
 import errno
+import itertools
+
+import pynvml
 
 from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator import state as state_module
@@ -29,39 +35,62 @@ _SLOT_MIB = 1024
 _WISH = 'vgpu-placement-id'
 
 
-def starts(region: int, size: int) -> tuple[int, ...]:
-    """The placement ids of a size in a region.
+def size(model: spec.Model, kind: spec.VgpuType) -> int:
+    """The number of slots that a vGPU of a type takes.
 
-    The parts of the region are halved as long as a part holds the size. If
-    the size fills a part, it may lie in any part. A smaller size lies at the
-    outer ends of each pair of parts, so that the rest of the pair is
-    contiguous. This gives the guide's tables for regions of 16, 24, 40 and
-    80.
+    A GPU of 96 GiB holds at most 32 vGPUs, so one of 2 GiB takes three slots
+    (_kvgpumgrGetplacementSize).
     """
-    if size > region:
-        return ()
-    parts = 1
-    while 2 * parts * size <= region:
-        parts *= 2
-    if parts == 1:
-        return (0,)
-    found = []
-    for pair in range(parts // 2):
-        found.append(2 * pair * region // parts)
-        found.append(2 * (pair + 1) * region // parts - size)
-    return tuple(found)
-
-
-def size(kind: spec.VgpuType) -> int:
-    """The number of slots that a vGPU of a type takes."""
-    return kind.framebuffer_mib // _SLOT_MIB
+    slots = kind.framebuffer_mib // _SLOT_MIB
+    return 3 if (model.placement_region, slots) == (96, 2) else slots
 
 
 def supported(model: spec.Model, kind: spec.VgpuType) -> tuple[int, ...]:
     """All placement ids that a vGPU of a type can have, ascending."""
     if model.placement_region is None or kind.profile_id is not None:
         return ()
-    return starts(model.placement_region, size(kind))
+    if model.architecture >= pynvml.NVML_DEVICE_ARCH_BLACKWELL:
+        # _kvgpumgrSetHeterogeneousResources_GB100
+        return tuple(model.placement_region * number // kind.max_instances
+                     for number in range(kind.max_instances))
+    return tuple(start for start in _halved(model, kind)
+                 if not _is_denied(model, kind, start))
+
+
+def _halved(model, kind):
+    """The placement ids before Blackwell.
+
+    The region is halved until a part holds two vGPUs of the type, at its
+    ends. If their largest number is not a power of two, the next lower one
+    counts, and the parts hold one each: at the beginning of a left half and
+    at the end of a right half (_kvgpumgrSetHeterogeneousResources).
+    """
+    most = kind.max_instances
+    power = 1 << most.bit_length() - 1
+    pairs = most == power > 1
+    edges = [0, model.placement_region]
+    while len(edges) <= (power // 2 if pairs else power):
+        edges = sorted([*edges, *((low + high) // 2 for low, high
+                                  in itertools.pairwise(edges))])
+    for number, (low, high) in enumerate(itertools.pairwise(edges)):
+        if pairs or not number % 2:
+            yield low
+        if pairs or number % 2:
+            yield high - size(model, kind)
+
+
+def _is_denied(model, kind, start):
+    """Whether a vGPU of 1 GiB would overlap its neighbour's framebuffer.
+
+    On GPUs that have more than 1 GiB for each of its vGPUs, the driver takes
+    nothing from them for itself (_kvgpumgrIsPlacementValid).
+    """
+    slots = size(model, kind)
+    if slots > 1 or kind.max_instances * slots == model.placement_region:
+        return False
+    if model.architecture >= pynvml.NVML_DEVICE_ARCH_ADA:
+        return start % 6 in (2, 3)
+    return start % 24 == 8
 
 
 def free(gpu: gpu_module.Gpu, kind: spec.VgpuType,
@@ -70,10 +99,12 @@ def free(gpu: gpu_module.Gpu, kind: spec.VgpuType,
 
     :param but: a vGPU that is ignored.
     """
-    taken = [(vgpu.placement, size(gpu.model.vgpu_type(vgpu.type_id)))
+    model = gpu.model
+    slots = size(model, kind)
+    taken = [(vgpu.placement, size(model, model.vgpu_type(vgpu.type_id)))
              for vgpu in gpu.state.vgpus if vgpu is not but]
-    return [start for start in supported(gpu.model, kind)
-            if all(start + size(kind) <= other or other + length <= start
+    return [start for start in supported(model, kind)
+            if all(start + slots <= other or other + length <= start
                    for other, length in taken)]
 
 

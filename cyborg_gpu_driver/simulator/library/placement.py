@@ -78,7 +78,7 @@ def _time_sliced(library, handle, type_id):
     return gpu, kind
 
 
-def _fill(wanted, kind, ids):
+def _fill(wanted, gpu, kind, ids):
     """Fill the caller's list with placement ids.
 
     Version 1 has no length of the array: the array must have the length that
@@ -90,7 +90,7 @@ def _fill(wanted, kind, ids):
     room = wanted.count if isinstance(wanted, _ListV2) else (
         kind.max_instances)
     wanted.count = len(ids)
-    wanted.size = placements.size(kind)
+    wanted.size = placements.size(gpu.model, kind)
     if ids:
         memory.array(wanted.ids, ctypes.c_uint, len(ids), room)[:] = ids
 
@@ -102,11 +102,11 @@ def supported(library, handle, type_id, argument):
     mode = getattr(wanted, 'mode', pynvml.NVML_VGPU_PGPU_HETEROGENEOUS_MODE)
     if mode == pynvml.NVML_VGPU_PGPU_HOMOGENEOUS_MODE:
         # This is a separate capability (NVML_DEVICE_VGPU_CAP_HOMOGENEOUS_
-        # PLACEMENTS), which no simulated GPU has.
+        # PLACEMENTS), which GPUs have since Ada. The simulator has none.
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     if mode != pynvml.NVML_VGPU_PGPU_HETEROGENEOUS_MODE:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    _fill(wanted, kind, placements.supported(gpu.model, kind))
+    _fill(wanted, gpu, kind, placements.supported(gpu.model, kind))
 
 
 @symbols.symbol('nvmlDeviceGetVgpuTypeCreatablePlacements')
@@ -115,4 +115,4 @@ def creatable(library, handle, type_id, argument):
     wanted = _placement_list(library, argument)
     if not gpu.state.heterogeneous:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    _fill(wanted, kind, placements.free(gpu, kind))
+    _fill(wanted, gpu, kind, placements.free(gpu, kind))

@@ -182,7 +182,7 @@ class VendorVfioTest(OrphanCase):
         with self.world.operation():
             free = next(function for function in self.world.gpu(
                 self.gpu).vf_addresses if function != taken)
-        self.sysfs().write('9114', 'bus', 'pci', 'devices', free, 'nvidia',
+        self.sysfs().write('1143', 'bus', 'pci', 'devices', free, 'nvidia',
                            'current_vgpu_type')
         self.addCleanup(self.world.uninstall)
         rows = self.listed()

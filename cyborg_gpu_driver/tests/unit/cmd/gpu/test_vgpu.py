@@ -236,10 +236,10 @@ class VendorVfioTest(VgpuCase):
         with self.machine.operation():
             functions = self.machine.gpu(self.gpu).vf_addresses[:2]
         for function in functions:
-            privileged_vgpu.set_vgpu_type(function, 9111)
+            privileged_vgpu.set_vgpu_type(function, 1140)
         store.of(self.records).put(
             model.PciAddress.parse(self.gpu), fixed=gpu_record.FixedVgpus(
-                {model.PciAddress.parse(functions[0]): 'nvidia-9111'}))
+                {model.PciAddress.parse(functions[0]): 'nvidia-1140'}))
         self.assertEqual(
             [(functions[0], 'fixed', 'no'), (functions[1], 'none', '?')],
             [(row['name'], row['owner'], row['orphan'])

@@ -40,15 +40,41 @@ CREATABLE = pynvml.nvmlDeviceGetVgpuTypeCreatablePlacements
 
 
 class TestTables(base.MachineTestCase):
-    def test_they_are_the_guides(self):
-        for region, sizes in GUIDE.items():
-            for size, ids in sizes.items():
-                self.assertEqual(
-                    ids, ' '.join(map(str, placements.starts(region, size))),
-                    (region, size))
+    def ids(self, name):
+        """Return the placement ids of each type of a model, by size."""
+        model = files.load_model(name)
+        return {placements.size(model, kind): ' '.join(map(
+            str, placements.supported(model, kind)))
+                for kind in model.vgpu_types if kind.profile_id is None}
 
-    def test_too_big(self):
-        self.assertEqual((), placements.starts(24, 40))
+    def test_they_are_the_guides(self):
+        for name, region in (('a100-80', 80), ('a100-40', 40), ('a10', 24)):
+            self.assertEqual({
+                size: GUIDE[region][size] for size in self.ids(name)},
+                self.ids(name))
+        self.assertEqual(GUIDE[80][5], self.ids('h100-80')[5])
+
+    def test_blackwell_shares_its_slots_out_evenly(self):
+        ids = self.ids('rtx-pro-6000')
+        self.assertEqual('0 32 64', ids[32])
+        self.assertEqual(' '.join(map(str, range(0, 96, 4))), ids[4])
+        # A vGPU of 2 GiB takes three slots too.
+        self.assertEqual(' '.join(map(str, range(0, 96, 3))), ids[3])
+        self.assertNotIn(2, ids)
+
+    def test_the_smallest_vgpus_of_48_gib(self):
+        full = {start for low in range(0, 48, 3) for start in (low, low + 2)}
+        for name, denied in (
+                ('a40', {8, 32}), ('rtx-a6000', {8, 32}),
+                ('l40s', {2, 3, 8, 9, 14, 15, 20, 21, 26, 27, 32, 33, 38, 39,
+                          44, 45})):
+            self.assertEqual(
+                ' '.join(map(str, sorted(full - denied))), self.ids(name)[1])
+
+    def test_halves_of_an_odd_region(self):
+        # 141, then 70 and 71, then 35, 35, 35 and 36.
+        self.assertEqual('0 18 35 53 70 88 105 124',
+                         self.ids('h200-141')[17])
 
     def test_every_type_of_every_model(self):
         for name in files.model_names():
@@ -59,7 +85,7 @@ class TestTables(base.MachineTestCase):
                         or kind.profile_id is not None):
                     self.assertEqual((), starts)
                     continue
-                size = placements.size(kind)
+                size = placements.size(model, kind)
                 self.assertTrue(starts, kind.name)
                 self.assertLessEqual(len(starts), kind.max_instances)
                 # All vGPUs of a size fit side by side, within the region.
