@@ -71,11 +71,16 @@ RESET_XIDS = {
     155: 'NVLink error',
     156: 'a component was retired',
     158: 'fatal timeout',
-    # The catalogue has no action for these; they probably need one.
+    # The catalogue has no action for these; they probably need one. Their
+    # names are in src/common/sdk/nvidia/inc/nverror.h of NVIDIA's open kernel
+    # modules 595.45.04. 175 replaces 119 if the memory is the reason
+    # (_kgspClassifyGspTimeout in src/nvidia/src/kernel/gpu/gsp/kernel_gsp.c).
     167: 'fatal timeout of PCIe',
     169: 'a microcontroller halted',
     171: 'uncorrected memory error',
     172: 'uncorrected cache error',
+    173: 'fatal failure of a link to the CPU',
+    175: 'error of the memory subsystem',
 }
 """XIDs after which the catalogue asks for a reset or a restart. Every other
 error ends with its program, and clean checks heal it."""

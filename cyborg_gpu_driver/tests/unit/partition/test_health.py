@@ -60,6 +60,13 @@ class CountingTest(base.BaseTestCase):
         for xid in (48, 64, 74, 79, 94, 95, 119, 140, 999):
             self.assertTrue(health.counts(xid), xid)
 
+    def test_the_newest_fatal_errors_need_a_reset(self):
+        for xid in (119, 173, 175):
+            conditions = health.noted((), xid, _NOW)
+            facts = dataclasses.replace(_CLEAN, recovery_action=None)
+            self.assertTrue(_after_checks(conditions, facts, 9), xid)
+            self.assertEqual((), health.after_reset(conditions))
+
     def test_an_operator_may_ignore_more(self):
         self.assertFalse(health.counts(74, {74}))
         self.assertTrue(health.counts(79, {74}))
