@@ -234,7 +234,9 @@ def _memory_mib(gpu, ids):
 
 @symbols.symbol('nvmlDeviceGetMemoryInfo')
 def memory_info(library, handle, info):
-    total = _memory_mib(*library.device(handle)) * _MIB
+    gpu, ids = library.device(handle)
+    library.check_usage(gpu, ids)
+    total = _memory_mib(gpu, ids) * _MIB
     info = memory.target(info)
     info.total = total
     info.used = min(_RESERVED_MIB * _MIB, total)
@@ -243,7 +245,9 @@ def memory_info(library, handle, info):
 
 @symbols.symbol('nvmlDeviceGetMemoryInfo_v2')
 def memory_info_v2(library, handle, info):
-    total = _memory_mib(*library.device(handle)) * _MIB
+    gpu, ids = library.device(handle)
+    library.check_usage(gpu, ids)
+    total = _memory_mib(gpu, ids) * _MIB
     info = memory.target(info)
     if info.version != _MEMORY_V2:
         raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)

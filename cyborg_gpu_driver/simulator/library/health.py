@@ -74,6 +74,9 @@ def power_limit(library, handle, milliwatts):
 @symbols.symbol('nvmlDeviceGetTotalEccErrors')
 def ecc_errors(library, handle, kind, counter, count):
     gpu = library.gpu(handle)
+    # nvml.h: "Requires ECC Mode to be enabled."
+    if not gpu.state.ecc_modes[0]:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     # Remapped rows count the errors of the board's whole life.
     counters = (gpu.state.ecc
                 if memory.number(counter) == pynvml.NVML_VOLATILE_ECC
@@ -105,6 +108,7 @@ def retired_pages_pending(library, handle, pending):
 @symbols.symbol('nvmlDeviceGetComputeRunningProcesses_v3')
 def compute_processes(library, handle, count, infos):
     gpu, ids = library.device(handle)
+    library.check_usage(gpu, ids)
     values = []
     for process in gpu.state.processes:
         if ids is not None and ids != (process.instance, process.compute):
@@ -123,5 +127,5 @@ def _or_none(number):
 @symbols.symbol('nvmlDeviceGetGraphicsRunningProcesses_v3',
                 'nvmlDeviceGetMPSComputeRunningProcesses_v3')
 def other_processes(library, handle, count, infos):
-    library.device(handle)
+    library.check_usage(*library.device(handle))
     memory.put(count, 0)

@@ -271,6 +271,23 @@ class Library:
             raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return gpu
 
+    def check_usage(self, gpu: gpu_module.Gpu,
+                    ids: tuple[int, int] | None) -> None:
+        """Check that this process may read how a GPU is used.
+
+        For a GPU with GPU instances, the driver refuses this without the
+        capability ``mig/monitor`` (subdeviceCtrlCmdGpuGetPids_IMPL and
+        kern_mem_sys_ctrl.c of NVIDIA's open kernel modules;
+        NVIDIA/nvidia-container-toolkit#842).
+
+        :param ids: of the MIG device that the call is about, if it is one.
+        :raises Refused: NO_PERMISSION.
+        """
+        if (ids is None and gpu.state.mig and gpu.state.instances
+                and not self.machine.privileged
+                and not self.machine.reads_usage):
+            raise Refused(pynvml.NVML_ERROR_NO_PERMISSION)
+
     def instance(self, argument: Any) -> tuple[
             gpu_module.Gpu, int, state_module.Instance]:
         """The GPU, the id and the state of a handle's GPU instance."""

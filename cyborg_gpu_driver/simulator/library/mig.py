@@ -239,10 +239,11 @@ def _mig_device(library, handle):
 
 @symbols.symbol('nvmlDeviceGetMaxMigDeviceCount')
 def max_mig_devices(library, handle, count):
+    # nvml.h: "Returns zero if MIG is not supported or enabled."
     gpu = library.gpu(handle)
-    mig = gpu.model.mig
-    memory.put(count, 0 if mig is None or library.machine.host.wsl else max(
-        profile.max_instances for profile in mig.profiles))
+    memory.put(count, max(
+        profile.max_instances for profile in gpu.model.mig.profiles)
+        if gpu.state.mig else 0)
 
 
 @symbols.symbol('nvmlDeviceGetMigDeviceHandleByIndex')

@@ -125,9 +125,11 @@ def type_profile(library, type_id, profile_id):
 @symbols.symbol('nvmlVgpuTypeGetMaxInstances')
 def type_max_instances(library, handle, type_id, count):
     gpu = vgpu_host(library, handle)
-    kind = gpu.model.vgpu_type(vgpu_type(library, type_id).type_id)
+    kind = gpu.model.vgpu_type(memory.number(type_id))
     if kind is None:
-        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        # nvml.h: "if vgpuTypeId is invalid or is not supported on target
+        # device".
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     memory.put(count, kind.max_instances)
 
 

@@ -110,6 +110,12 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
         """
         return self._allowed
 
+    reads_usage = True
+    """Whether this process can read NVIDIA's capability ``mig/monitor``.
+
+    Every user can (osRmCapRegisterSys in src/nvidia/arch/nvalloc/unix/src/os.c
+    of NVIDIA's open kernel modules), but a container may lack its node."""
+
     @property
     def state(self) -> state_module.State:
         """The state; use it only within :meth:`operation`."""

@@ -81,6 +81,33 @@ class TestWithoutRoot(base.MachineTestCase):
                          self.at(_GPU), 9)
 
 
+class TestMonitor(base.MachineTestCase):
+    """Users without the capability ``mig/monitor``, as in a container."""
+
+    CALLS = (pynvml.nvmlDeviceGetMemoryInfo,
+             pynvml.nvmlDeviceGetComputeRunningProcesses,
+             pynvml.nvmlDeviceGetGraphicsRunningProcesses)
+
+    def test_use_of_a_gpu_with_instances(self):
+        device = self.at(_GPU)
+        for reads_usage in (True, False):
+            self.machine.reads_usage = reads_usage
+            for call in self.CALLS:
+                call(device)
+        *_, instance = self.create(device, 9, 4, 4)
+        compute = pynvml.nvmlGpuInstanceCreateComputeInstance(instance, 2)
+        slice_ = pynvml.nvmlComputeInstanceGetInfo(compute).device
+        for call in self.CALLS:
+            call(device)
+        self.machine.privileged = False
+        for call in self.CALLS:
+            self.assert_code(pynvml.NVML_ERROR_NO_PERMISSION, call, device)
+            call(slice_)
+        self.machine.reads_usage = True
+        for call in self.CALLS:
+            call(device)
+
+
 class TestSharedState(base.MachineTestCase):
     """Users that may not write the state file, which root created."""
 

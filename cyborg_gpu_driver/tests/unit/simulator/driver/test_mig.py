@@ -202,6 +202,7 @@ class TestModes(base.MachineTestCase):
         self.off(A100)
         device = self.at(A100)
         self.assertEqual([0, 0], pynvml.nvmlDeviceGetMigMode(device))
+        self.assertEqual(0, pynvml.nvmlDeviceGetMaxMigDeviceCount(device))
         self.assertEqual(pynvml.NVML_SUCCESS,
                          pynvml.nvmlDeviceSetMigMode(device, 1))
         self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,

@@ -406,6 +406,11 @@ class TestVendorVfioWithMig(TestVendorVfio):
 
 
 class TestTypesInNvml(base.MachineTestCase):
+    def test_a_type_of_another_board(self):
+        self.assert_code(
+            pynvml.NVML_ERROR_INVALID_ARGUMENT,
+            pynvml.nvmlVgpuTypeGetMaxInstances, self.device(), 222)
+
     def test_mig_backed_and_time_sliced(self):
         kinds = pynvml.nvmlDeviceGetSupportedVgpus(self.device())
         described = {

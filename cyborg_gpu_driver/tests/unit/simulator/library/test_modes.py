@@ -34,6 +34,9 @@ class EccTest(base.MachineTestCase):
         self.machine.reboot()
         pynvml.nvmlInit()
         self.assertEqual([0, 0], self.modes())
+        self.assert_code(
+            pynvml.NVML_ERROR_NOT_SUPPORTED,
+            pynvml.nvmlDeviceGetTotalEccErrors, self.device(), 1, 0)
         self.assertEqual([1], pynvml.nvmlDeviceGetDefaultEccMode(
             self.device()))
 
