@@ -113,23 +113,23 @@ def of_running(machine: platform.Platform, gpu: model.Gpu
     :raises NvmlError, SysfsError, UsageUnknown: if they are unknown.
     """
     if not gpu.visible_to_nvml:
-        return _held(gpu.address)
+        return _held(str(gpu.address))
     found = [_process(process)
              for process in usage.processes(machine, gpu.address)]
     found.extend(f'a guest with a {guest.type_id}'
                  for guest in usage.guests(machine, gpu))
     return tuple(found) or tuple(
-        words for device in (*(function.address for function in gpu.vfs),
+        words for device in (*(str(function.address) for function in gpu.vfs),
                              *(mdev.uuid for mdev in gpu.all_mdevs))
         for words in _held(device))
 
 
-def _held(device: model.PciAddress | str) -> tuple[str, ...]:
+def _held(device: str) -> tuple[str, ...]:
     """Processes that have a VFIO device open, for people."""
     return tuple(
         f'{device} is held by process {pid} '
         f'({open_files.process_name(pid)})'
-        for pid in privileged_vgpu.vfio_holders(str(device)))
+        for pid in privileged_vgpu.vfio_holders(device))
 
 
 def _add_unplaced(gpu: model.Gpu,
