@@ -64,7 +64,7 @@ class FunctionReader:
         virtual: tuple[model.PciAddress, ...] = ()
         with problems.noted('driver'):
             driver = self._bus.driver(address)
-        with problems.noted('sriov_numvfs'):
+        with problems.noted('virtual functions'):
             if identity.sriov_totalvfs:
                 numvfs = self._bus.numvfs(address)
         self._renew(address, (driver, numvfs))

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable
 
 from cyborg_gpu_driver import exception
@@ -27,6 +28,7 @@ _NVIDIA = '10de'
 _DISPLAY = ('0300', '0302')
 """VGA compatible and 3D controller (PCI Code and ID Assignment)."""
 _UNREADABLE = '0000'
+_VIRTUAL = re.compile(r'virtfn([0-9]{1,5})', re.ASCII)
 _BRIDGE = '0680'
 """Other bridge device: the class of NVSwitches."""
 HOPPER_NVSWITCHES = frozenset(f'22a{digit:x}' for digit in range(8))
@@ -190,15 +192,23 @@ class PciBus:
     def numvfs(self, address: model.PciAddress) -> int:
         """Return how many virtual functions are enabled.
 
-        :raises SysfsError: if it cannot be read.
+        Counts their links ``virtfn<n>``. A read of ``sriov_numvfs`` waits for
+        the lock of the device (sriov_numvfs_show in drivers/pci/iov.c, since
+        commit 35ff867b7657 in Linux 5.5). The kernel holds this lock while a
+        driver is unbound or bound, which may never end, and a process that
+        waits for it cannot be killed.
+
+        :raises SysfsError: if they cannot be listed.
         """
-        return self._number(str(address), 'sriov_numvfs') or 0
+        found = map(_VIRTUAL.fullmatch,
+                    self._sysfs.listdir(*DEVICES, str(address)))
+        return max((int(match[1]) + 1 for match in found if match), default=0)
 
     def virtual_functions(self, address: model.PciAddress, numvfs: int
                           ) -> tuple[model.PciAddress, ...]:
         """Return the addresses of virtual functions, in order of their index.
 
-        There are fewer than ``numvfs`` while they are being enabled.
+        There are fewer than ``numvfs`` while they are being removed.
 
         :raises SysfsError: if one cannot be read.
         """

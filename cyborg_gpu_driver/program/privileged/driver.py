@@ -153,8 +153,8 @@ def refuse_held(gpu: model.PciAddress) -> None:
 def _check_idle(gpu: model.PciAddress) -> None:
     """Ensure that the GPU can be unbound from its driver at once."""
     refuse_held(gpu)
-    functions = _read(gpu, 'sriov_numvfs') or '0'
-    if functions != '0':
+    functions = pci.PciBus(privileged.machine().sysfs).numvfs(gpu)
+    if functions:
         raise exception.GpuInUse(
             gpu=gpu, reason=f'it has {functions} virtual functions '
             f'(sriov-manage -d {gpu} removes them)')

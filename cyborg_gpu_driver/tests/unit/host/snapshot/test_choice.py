@@ -182,8 +182,9 @@ class StateTest(ReadCase):
                                  times=None, address=_FIRST)
         self.assertEqual(condition.UNREADABLE, self.state())
         self.machine.faults.clear()
-        self.machine.faults.fail_read(f'*/{_FIRST}/sriov_numvfs', errno.EIO,
-                                      times=None)
+        self.machine.faults.fail('nvmlDeviceGetSerial',
+                                 pynvml.NVML_ERROR_UNKNOWN, times=None,
+                                 address=_FIRST)
         self.assertEqual(condition.PARTLY, self.state())
         gpu = self.reader.snapshot().gpus[0]
         self.assertEqual('', condition.obstacle(gpu))

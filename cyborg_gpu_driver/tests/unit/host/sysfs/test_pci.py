@@ -127,6 +127,22 @@ class PciTest(base.BaseTestCase):
             self.tree.link('0000:3b:00.0', f'virtfn{number}',
                            f'devices/{address}')
 
+    def test_no_file_that_waits_for_the_lock_of_a_device_is_read(self):
+        """The kernel holds it while a driver does not release the device."""
+        self._with_vfs(4)
+        names = set()
+        read = sysfs.Sysfs.read_bytes
+
+        def noted(files, *parts):
+            names.add(parts[-1])
+            return read(files, *parts)
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.host.sysfs.files.Sysfs.read_bytes', noted))
+        self.assertEqual(4, self._gpus()[0].sriov_numvfs)
+        self.assertIn('sriov_totalvfs', names)
+        self.assertEqual(set(), names & {'sriov_numvfs', 'driver_override'})
+
     def test_virtual_functions_that_appear_later(self):
         self._with_vfs(0)
         self.assertEqual((), self._gpus()[0].vfs)

@@ -127,9 +127,12 @@ class DriverTest(base.BaseTestCase):
         self.assertEqual((), tuple(privileged_driver.holders(_GPU)))
 
     def test_a_gpu_with_virtual_functions_is_not_taken(self):
-        self.kernel.file(f'bus/pci/devices/{_GPU}/sriov_numvfs', '16')
-        self.assertIn('sriov-manage -d', self.refused(
-            exception.GpuInUse, privileged_driver.reset, _GPU))
+        for number in range(16):
+            self.kernel.link(f'bus/pci/devices/{_GPU}/virtfn{number}',
+                             f'../0000:3b:{1 + number // 8:02x}.{number % 8}')
+        self.assertIn('it has 16 virtual functions (sriov-manage -d',
+                      self.refused(exception.GpuInUse,
+                                   privileged_driver.reset, _GPU))
 
     def test_other_functions_than_nvidias_gpus_are_refused(self):
         self.kernel.function('0000:3c:00.0', 'mlx5_core', vendor='0x15b3',
