@@ -31,12 +31,13 @@ _left: set[int] = set()
 """Children that had not returned by their deadline."""
 
 
-def call(seconds: float, act: Callable[[], None]) -> None:
+def call(seconds: float, act: Callable[[], str | None]) -> str:
     """Call ``act`` in a child process.
 
     :param act: makes system calls and nothing else, because it runs in a
         fork of a process that may have threads.
     :param seconds: how long to wait for ``act``.
+    :returns: what ``act`` returns; empty for None.
     :raises TimeoutError: if ``act`` did not return in time.
     :raises SysfsError: if ``act`` raised it.
     """
@@ -55,10 +56,10 @@ def call(seconds: float, act: Callable[[], None]) -> None:
     finally:
         os.close(mine)
     os.waitpid(child, 0)
-    _raise(answer.decode('utf-8', 'replace'))
+    return _result(answer.decode('utf-8', 'replace'))
 
 
-def call_in_thread(seconds: float, act: Callable[[], None]) -> None:
+def call_in_thread(seconds: float, act: Callable[[], str | None]) -> str:
     """Call ``act`` in a thread; otherwise like :func:`call`."""
     answers: list[str] = []
     thread = threading.Thread(target=lambda: answers.append(_said(act)),
@@ -67,10 +68,10 @@ def call_in_thread(seconds: float, act: Callable[[], None]) -> None:
     thread.join(seconds)
     if not answers:
         raise TimeoutError(seconds)
-    _raise(answers[0])
+    return _result(answers[0])
 
 
-def _run(act: Callable[[], object], pipe: int) -> None:
+def _run(act: Callable[[], str | None], pipe: int) -> None:
     """Run ``act`` in the child, and write to ``pipe`` how it ended."""
     try:
         # Inherited descriptors would stay open while the child hangs.
@@ -84,21 +85,21 @@ def _run(act: Callable[[], object], pipe: int) -> None:
         os._exit(0)
 
 
-def _said(act: Callable[[], object]) -> str:
-    """Run ``act``; return ``.``, or the four values of a SysfsError."""
+def _said(act: Callable[[], str | None]) -> str:
+    """Run ``act``; return its answer after ``.``, or a SysfsError's values."""
     try:
-        act()
+        return '.' + (act() or '')
     except exception.SysfsError as error:
         return '\0'.join(str(error.kwargs[key]) for key in
                          ('action', 'path', 'errno', 'reason'))
     except BaseException as error:
         return f'call\0{type(error).__name__}\0{0}\0{error}'
-    return '.'
 
 
-def _raise(answer: str) -> None:
-    if answer == '.':
-        return
+def _result(answer: str) -> str:
+    """Return the answer of :func:`_said`, or raise the error."""
+    if answer.startswith('.'):
+        return answer[1:]
     action, path, errno, reason = answer.split('\0') if answer else (
         'call', 'child process', '0', 'it ended without an answer')
     raise exception.SysfsError(action=action, path=path, errno=int(errno),

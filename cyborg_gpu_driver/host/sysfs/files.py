@@ -20,6 +20,7 @@ functions of :mod:`os` that are used here.
 import errno as errno_codes
 import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 from cyborg_gpu_driver import exception
@@ -94,22 +95,22 @@ class Sysfs:
         except OSError as error:
             raise _sysfs_error('write', path, error) from error
 
-    def write_apart(self, seconds: float, value: str, *parts: str) -> None:
-        """Write a control file that may never return.
+    def apart(self, seconds: float, act: Callable[..., str | None],
+              *arguments: str) -> str:
+        """Call a method of this object that may never return.
 
-        A write that hangs in the kernel cannot be interrupted, and keeps its
-        process from ending. So a child process makes the write. A simulated
+        A call that hangs in the kernel cannot be interrupted, and keeps its
+        process from ending. So a child process makes the call. A simulated
         kernel may be in this process's memory and is called in a thread.
 
-        :param seconds: how long to wait for the write.
-        :raises TimeoutError: if the write did not return; it may still do so.
+        :param seconds: how long to wait for the call.
+        :param act: such as :meth:`write` or :meth:`read_optional`.
+        :returns: its answer; empty for None.
+        :raises TimeoutError: if the call did not return; it may still do so.
         :raises SysfsError: with the kernel's errno.
         """
-        if self._os is os:
-            apart.call(seconds, functools.partial(self.write, value, *parts))
-        else:
-            apart.call_in_thread(
-                seconds, functools.partial(self.write, value, *parts))
+        call = apart.call if self._os is os else apart.call_in_thread
+        return call(seconds, functools.partial(act, *arguments))
 
     def listdir(self, *parts: str) -> list[str]:
         """Return the sorted names in a directory; empty if it is missing.

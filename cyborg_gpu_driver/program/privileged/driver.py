@@ -20,6 +20,8 @@ versions (nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
@@ -40,6 +42,9 @@ _BRIDGE = '0x0604'
 _NONE = '(null)'
 """The content of ``driver_override`` if it is not set. An empty line clears
 it (Documentation/ABI/testing/sysfs-bus-pci of the kernel)."""
+_RESET_SECONDS = 240.0
+"""The kernel waits up to 60 s for the GPU after each method of reset that it
+tries (PCIE_RESET_READY_POLL_MS in drivers/pci/pci.c)."""
 
 
 @privsep.entrypoint
@@ -64,7 +69,7 @@ def bind(address: str, driver: str) -> None:
 
     :param driver: ``nvidia`` or ``vfio-pci``.
     :raises GpuInUse: if the GPU is in use; nothing was changed.
-    :raises DriverStuck: if its driver does not release it.
+    :raises DriverStuck: if the kernel does not return in time.
     :raises DriverError: if it cannot be bound to that driver. Then it is
         bound to its former driver again, if possible.
     :raises UsageUnknown, SysfsError: if the GPU's state cannot be read.
@@ -103,7 +108,7 @@ def reset(address: str) -> None:
     err_handler). With a bound driver, a reset would ruin the GPU's state.
 
     :raises GpuInUse: if the GPU is in use; nothing was changed.
-    :raises DriverStuck: if its driver does not release it.
+    :raises DriverStuck: if the kernel does not return in time.
     :raises DriverError: if it could not be reset, or bound again.
     :raises UsageUnknown, SysfsError: if the GPU's state cannot be read.
     """
@@ -112,8 +117,9 @@ def reset(address: str) -> None:
     _check_idle(gpu)
     _unbind(gpu, former)
     try:
-        privileged.machine().sysfs.write('1', *pci.DEVICES, str(gpu),
-                                         'reset')
+        _apart(gpu, 'the kernel did not reset it',
+               privileged.machine().sysfs.write, '1', *pci.DEVICES, str(gpu),
+               'reset', longer=_RESET_SECONDS)
     except exception.SysfsError as error:
         raise exception.DriverError(
             address=gpu, reason=f'it was not reset: {error}',
@@ -209,18 +215,21 @@ def _follow(other: str, driver: str) -> None:
             _bind(other, drivers.VFIO_PCI)
     elif drivers.is_vfio(now) or now is None:
         _unbind(other, now)
-        privileged.machine().sysfs.write(str(other), 'bus', 'pci',
-                                         'drivers_probe')
+        _apart(other, 'no driver was bound to it',
+               privileged.machine().sysfs.write, other, 'bus', 'pci',
+               'drivers_probe')
 
 
 def _override(function: model.PciAddress | str, driver: str | None) -> None:
     """Set which driver may bind a function; the kernel checks each bind."""
-    now = _read(function, 'driver_override') or _NONE
+    sysfs = privileged.machine().sysfs
+    late = 'another bind or unbind of it did not end'
+    place = (*pci.DEVICES, str(function), 'driver_override')
+    now = _apart(function, late, sysfs.read_optional, *place) or _NONE
     wanted = drivers.VFIO_PCI if driver == drivers.VFIO_PCI else _NONE
     if now != wanted:
-        privileged.machine().sysfs.write(
-            '\n' if wanted == _NONE else wanted,
-            *pci.DEVICES, str(function), 'driver_override')
+        _apart(function, late, sysfs.write,
+               '\n' if wanted == _NONE else wanted, *place)
 
 
 def _unbind(function: model.PciAddress | str, driver: str | None) -> None:
@@ -230,19 +239,11 @@ def _unbind(function: model.PciAddress | str, driver: str | None) -> None:
     """
     if driver is None:
         return
-    machine = privileged.machine()
     LOG.info('Unbinding %(function)s from driver %(driver)s',
              {'function': function, 'driver': driver})
-    try:
-        machine.sysfs.write_apart(machine.driver_timeout, str(function),
-                                  *_DRIVERS, driver, 'unbind')
-    except TimeoutError as error:
-        raise exception.DriverStuck(
-            address=function, reason=f'driver {driver} did not release it '
-            f'within {machine.driver_timeout} seconds',
-            state='it waits until every process has closed the GPU, cannot '
-            'be interrupted, and may wait until the host is restarted; see '
-            "the kernel's log") from error
+    _apart(function, f'driver {driver} did not release it',
+           privileged.machine().sysfs.write, str(function), *_DRIVERS, driver,
+           'unbind')
 
 
 def _bind(function: model.PciAddress | str, driver: str | None) -> None:
@@ -252,19 +253,38 @@ def _bind(function: model.PciAddress | str, driver: str | None) -> None:
     """
     if driver is None:
         return
-    machine = privileged.machine()
-    try:
-        machine.sysfs.write_apart(machine.driver_timeout, str(function),
-                                  *_DRIVERS, driver, 'bind')
-    except TimeoutError as error:
-        raise exception.DriverStuck(
-            address=function, reason=f'driver {driver} did not bind to it '
-            f'within {machine.driver_timeout} seconds',
-            state="it may still do so; see the kernel's log") from error
+    _apart(function, f'driver {driver} did not bind to it',
+           privileged.machine().sysfs.write, str(function), *_DRIVERS, driver,
+           'bind')
     if _driver(function) != driver:
         raise exception.DriverError(
             address=function, reason=f'driver {driver} did not bind to it',
             state=f'its driver is {_driver(function) or "none"}')
+
+
+def _apart(function: model.PciAddress | str, late: str,
+           act: Callable[..., str | None], *arguments: str,
+           longer: float = 0.0) -> str:
+    """Make an access to sysfs that needs the lock of a function.
+
+    The kernel holds the lock while a driver is bound or unbound
+    (drivers/base/dd.c), which may never end. The files ``driver_override``
+    and ``reset`` take it too (drivers/pci/pci-sysfs.c, drivers/pci/pci.c).
+
+    :param late: what did not happen if the kernel does not return in time.
+    :param act: a method of the machine's Sysfs.
+    :param longer: seconds to wait beyond ``[gpu] driver_timeout``.
+    :raises DriverStuck: if the kernel does not return in time.
+    """
+    machine = privileged.machine()
+    seconds = machine.driver_timeout + longer
+    try:
+        return machine.sysfs.apart(seconds, act, *arguments)
+    except TimeoutError as error:
+        raise exception.DriverStuck(
+            address=function, reason=f'{late} within {seconds:g} seconds',
+            state='the kernel cannot be interrupted: it may still finish, or '
+            'wait until the host is restarted; see its log') from error
 
 
 def _taken_back(gpu: model.PciAddress, former: str | None) -> str:

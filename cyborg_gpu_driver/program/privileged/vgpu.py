@@ -59,8 +59,8 @@ def remove_mdev(uuid: str) -> None:
     handle = _nvidia_mdev(uuid)
     usage.refuse_open(machine, handle)
     try:
-        machine.sysfs.write_apart(machine.driver_timeout, '1', *mdev.DEVICES,
-                                  handle, 'remove')
+        machine.sysfs.apart(machine.driver_timeout, machine.sysfs.write,
+                            '1', *mdev.DEVICES, handle, 'remove')
     except TimeoutError as error:
         raise exception.DriverStuck(
             address=handle, reason='the kernel did not remove the mdev '

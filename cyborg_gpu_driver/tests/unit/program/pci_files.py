@@ -16,24 +16,30 @@ import errno
 import os
 import threading
 
+_PATIENCE = 10
+"""Seconds after which a test fails that waits for a driver."""
+
 
 class PciFiles:
     """PCI functions as files below a directory, which react to writes.
 
-    An instance replaces :mod:`os` in ``host.sysfs.Sysfs``.
+    An instance replaces :mod:`os` in ``host.sysfs.Sysfs``. As in the kernel,
+    an unbind first removes the link to the driver. Until the driver lets go,
+    whatever needs the lock of a function waits.
 
     :param refuses: drivers that refuse every function.
+    :param hangs_at: name of a file at which a driver does not let go.
     """
 
-    read = staticmethod(os.read)
     listdir = staticmethod(os.listdir)
     readlink = staticmethod(os.readlink)
     stat = staticmethod(os.stat)
 
-    def __init__(self, root, refuses=()):
+    def __init__(self, root, refuses=(), hangs_at=None):
         self.root = str(root)
         self.written = []
         self.refuses = refuses
+        self.hangs_at = hangs_at
         self.lets_go = threading.Event()
         self.lets_go.set()
         self._names = {}
@@ -83,16 +89,23 @@ class PciFiles:
         self._names.pop(descriptor)
         os.close(descriptor)
 
+    def read(self, descriptor, limit):
+        if self._names[descriptor].endswith('/driver_override'):
+            self._wait_for_the_lock()
+        return os.read(descriptor, limit)
+
     def write(self, descriptor, data):
         path = self._names[descriptor]
         text = data.decode().strip()
         self.written.append((path.removeprefix('bus/pci/'), text))
         *_, owner, name = path.split('/')
+        if name == self.hangs_at:
+            self.lets_go.clear()
         if name == 'unbind':
-            self.lets_go.wait()
             os.unlink(os.path.join(self.root, 'bus/pci/devices', text,
                                    'driver'))
-        elif name == 'bind':
+        self._wait_for_the_lock()
+        if name == 'bind':
             self._bind(text, owner)
         elif name == 'drivers_probe':
             self._bind(text, 'snd_hda_intel')
@@ -100,6 +113,10 @@ class PciFiles:
             os.ftruncate(descriptor, 0)
             os.write(descriptor, data.strip() or b'(null)')
         return len(data)
+
+    def _wait_for_the_lock(self):
+        if not self.lets_go.wait(_PATIENCE):
+            raise AssertionError('this would wait forever')
 
     def _bind(self, address, driver):
         if driver in self.refuses:

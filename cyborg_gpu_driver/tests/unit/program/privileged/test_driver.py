@@ -12,6 +12,7 @@
 
 """Moving a GPU from one kernel driver to another, and resetting it."""
 
+import dataclasses
 import os
 
 import fixtures
@@ -189,18 +190,40 @@ class DriverTest(base.BaseTestCase):
         self.assertIn('it was not reset', str(error))
         self.assertEqual('nvidia', self.kernel.driver(_GPU))
 
-    def test_a_driver_that_does_not_let_go(self):
-        self.kernel.lets_go.clear()
+    def _with_a_driver_that_hangs_at(self, name):
+        self.kernel.hangs_at = name
         self.addCleanup(self.kernel.lets_go.set)
-        self.use(platform.Platform(
-            self.machine.sysfs, self.machine.nvml,
-            gpu_holders=lambda address: (), driver_timeout=0.01))
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.program.privileged.driver._RESET_SECONDS', 0))
+        self.use(dataclasses.replace(self.machine, driver_timeout=0.3))
+
+    def test_a_driver_that_does_not_let_go(self):
+        self._with_a_driver_that_hangs_at('unbind')
         error = self.assertRaises(exception.DriverStuck,
                                   privileged_driver.reset, _GPU)
         self.assertIn('driver nvidia did not release it', str(error))
         self.assertIn('cannot be interrupted', str(error))
         self.assertEqual([('drivers/nvidia/unbind', _GPU)],
                          self.kernel.written)
+        # The kernel keeps the lock of the GPU, so nothing else returns.
+        for call, arguments in ((privileged_driver.reset, ()),
+                                (privileged_driver.bind, ('nvidia',)),
+                                (privileged_driver.bind, ('vfio-pci',))):
+            error = self.assertRaises(exception.DriverStuck, call, _GPU,
+                                      *arguments)
+            self.assertIn('cannot be interrupted', str(error))
+
+    def test_another_function_whose_driver_does_not_return(self):
+        privileged_driver.bind(_GPU, 'vfio-pci')
+        self._with_a_driver_that_hangs_at('drivers_probe')
+        self.assertIn(_AUDIO, str(self.assertRaises(
+            exception.DriverStuck, privileged_driver.bind, _GPU, 'nvidia')))
+
+    def test_a_reset_that_does_not_return(self):
+        self._with_a_driver_that_hangs_at('reset')
+        self.assertRaises(exception.DriverStuck, privileged_driver.reset,
+                          _GPU)
+        self.assertIsNone(self.kernel.driver(_GPU))
 
     def test_a_driver_in_the_kernel_that_does_not_let_go(self):
         """Opening a real pipe blocks as long as nothing reads it."""
