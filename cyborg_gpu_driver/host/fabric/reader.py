@@ -32,7 +32,7 @@ from cyborg_gpu_driver.host.sysfs import pci
 _NVIDIA = 'nvidia'
 _SWITCH = 2
 """NVML_NVLINK_DEVICE_TYPE_SWITCH of nvml.h."""
-_LINKS = 18
+_LINKS = 36
 """NVML_NVLINK_MAX_LINKS of nvml.h."""
 _VERSION = re.compile(r'Fabric Manager version is\s*:\s*(\S+)', re.ASCII)
 """What ``nv-fabricmanager --version`` prints."""
@@ -49,7 +49,7 @@ def look(machine: platform.Platform, host: model.Host
     """
     modules = _modules(machine, host)
     if (not pci.PciBus(machine.sysfs).nvswitches()
-            and not _ends_at_switch(machine, modules)):
+            and not _any_on_switches(machine, modules)):
         return None
     version, installed = _version(machine)
     mode, mode_problem = _mode(machine)
@@ -66,7 +66,7 @@ def module_on_switches(machine: platform.Platform,
     """
     device = machine.nvml.device(address)
     module = machine.nvml.optional('nvmlDeviceGetModuleId', device)
-    if not module or not _ends_at_switch(machine, [address]):
+    if not module or not _ends_at_switch(machine, device):
         return None
     return int(module)
 
@@ -86,18 +86,34 @@ def _modules(machine: platform.Platform, host: model.Host
     return {address: number for address, number in found.items() if number}
 
 
-def _ends_at_switch(machine: platform.Platform,
-                    modules: Iterable[model.PciAddress]) -> bool:
-    """Whether NVLinks lead to NVSwitches.
+def _any_on_switches(machine: platform.Platform,
+                     addresses: Iterable[model.PciAddress]) -> bool:
+    """Whether NVLinks of a GPU that answers lead to NVSwitches.
 
     NVSwitches of Blackwell and later are not PCI functions of the host.
     """
-    with contextlib.suppress(exception.NvmlError):
+    for address in addresses:
+        with contextlib.suppress(exception.NvmlError):
+            if _ends_at_switch(machine, machine.nvml.device(address)):
+                return True
+    return False
+
+
+def _ends_at_switch(machine: platform.Platform, device: Any) -> bool:
+    """Whether an NVLink of a GPU leads to an NVSwitch.
+
+    :raises NvmlError: if NVML cannot be queried.
+    """
+    try:
         return any(
             machine.nvml.optional('nvmlDeviceGetNvLinkRemoteDeviceType',
-                                  machine.nvml.device(address), link)
-            == _SWITCH for address in modules for link in range(_LINKS))
-    return False
+                                  device, link) == _SWITCH
+            for link in range(_LINKS))
+    except exception.NvmlError as error:
+        # The GPU has fewer links.
+        if error.symbol == 'INVALID_ARGUMENT':
+            return False
+        raise
 
 
 def _version(machine: platform.Platform
@@ -125,10 +141,9 @@ def _mode(machine: platform.Platform) -> tuple[fabric.Mode | None, str]:
 
 def _asked(machine: platform.Platform) -> dict[str, Any]:
     """Return what the fabric manager itself reports."""
-    session = machine.fabric
     try:
-        found = (*session.partitions(), *session.unsupported())
-        failed = session.failed_devices()
+        found = (*machine.fabric.partitions(), *machine.fabric.unsupported())
+        failed = machine.fabric.failed_devices()
     except exception.GpuDriverError as error:
         return {'problem': str(error)}
     return {'failed': failed, 'partitions': tuple(

@@ -35,7 +35,6 @@ ABSENT = frozenset({'NOT_SUPPORTED', 'FUNCTION_NOT_FOUND'})
 """Errors that mean that a GPU or its driver does not support a call."""
 
 _INDEX_LIMIT = 64
-"""The index at which to stop if NVML never reports the end."""
 _NATIVE = '_thread'
 """The module of Python's own locks."""
 _PREFIX = 'NVML_ERROR_'
@@ -122,15 +121,17 @@ def reason(failure: exception.NvmlError) -> str:
     return _REASONS.get(failure.symbol, str(failure))
 
 
-def indexed(ask: Callable[[int], Any]) -> Iterator[tuple[int, Any]]:
+def indexed(ask: Callable[[int], Any], limit: int = _INDEX_LIMIT
+            ) -> Iterator[tuple[int, Any]]:
     """Yield each index with what NVML has there.
 
     All indices are tried, because a kind's numbers differ between boards.
     NVML answers NOT_SUPPORTED for a gap and INVALID_ARGUMENT at the end.
 
+    :param limit: the index at which to stop if NVML never reports the end.
     :raises NvmlError: for any other error.
     """
-    for index in range(_INDEX_LIMIT):
+    for index in range(limit):
         try:
             found = ask(index)
         except exception.NvmlError as failure:

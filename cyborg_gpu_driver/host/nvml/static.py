@@ -327,23 +327,18 @@ class StaticReader:
               ) -> tuple[tuple[host_model.PciAddress, ...], bool]:
         """Other ends of the active NVLinks, and whether one is an NVSwitch.
 
-        Makes up to 54 calls, so it is called only when the links are wanted.
+        Makes up to three calls per link, so it is called only when the links
+        are wanted.
 
         :raises NvmlError: if they cannot be read.
         """
         ends, on_switch = set(), False
-        for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-            try:
-                if not self._nvml.call('nvmlDeviceGetNvLinkState', device,
-                                       link):
-                    continue
-            except exception.NvmlError as error:
-                if error.symbol in ('INVALID_ARGUMENT',
-                                    'FUNCTION_NOT_FOUND'):
-                    break
-                if error.symbol == 'NOT_SUPPORTED':
-                    continue
-                raise
+        for link, active in nvml_library.indexed(
+                lambda link: self._nvml.optional('nvmlDeviceGetNvLinkState',
+                                                 device, link),
+                pynvml.NVML_NVLINK_MAX_LINKS):
+            if not active:
+                continue
             kind = self._nvml.optional(
                 'nvmlDeviceGetNvLinkRemoteDeviceType', device, link)
             on_switch |= kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH

@@ -19,8 +19,11 @@ accessible only to root (FM_CMD_UNIX_SOCKET_PATH).
 
 from __future__ import annotations
 
+import contextlib
+
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
+from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.fabric import config
 from cyborg_gpu_driver.host.fabric import reader
 from cyborg_gpu_driver.host.snapshot import fabric
@@ -39,6 +42,7 @@ def own_partition(address: str) -> int | None:
     :raises StepFailed: if the fabric manager has no such partition, or runs
         in another mode than the one for vGPUs.
     :raises FabricError: if the fabric manager cannot be asked.
+    :raises NvmlError: if NVML does not report the GPU's NVLinks.
     """
     gpu = model.PciAddress.parse(address)
     machine = privileged.machine()
@@ -192,10 +196,7 @@ def restore(owners: list[tuple[int, str]], idle: list[str]) -> list[str]:
             done.append(f'activated partition {partition_id} for the vGPU on '
                         f'{carrier}')
     if not active <= set(wanted):
-        board = fabric.Fabric({
-            address: module for address in unused
-            if (module := reader.module_on_switches(machine, address))
-            is not None}, partitions=found)
+        board = fabric.Fabric(_modules(machine, unused), partitions=found)
         for address in unused:
             item = board.single(address)
             if item and item.active and item.partition_id not in wanted:
@@ -203,6 +204,18 @@ def restore(owners: list[tuple[int, str]], idle: list[str]) -> list[str]:
                 done.append(f'deactivated partition {item.partition_id}: GPU '
                             f'{address} has no vGPU')
     return done
+
+
+def _modules(machine: platform.Platform, addresses: list[model.PciAddress]
+             ) -> dict[model.PciAddress, int]:
+    """Module ids of those GPUs that are known to be on NVSwitches."""
+    found = {}
+    for address in addresses:
+        with contextlib.suppress(exception.NvmlError):
+            module = reader.module_on_switches(machine, address)
+            if module is not None:
+                found[address] = module
+    return found
 
 
 def _active(found: tuple[fabric.Partition, ...]) -> set[int]:

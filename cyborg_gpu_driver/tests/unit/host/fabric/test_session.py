@@ -14,6 +14,8 @@
 
 import threading
 
+import fixtures
+import pynvml
 from oslotest import base
 
 from cyborg_gpu_driver import exception
@@ -62,6 +64,16 @@ class FabricCase(base.BaseTestCase):
 
 
 class VgpuModeTest(FabricCase):
+
+    def test_a_gpu_that_fails_does_not_hide_switches_beyond_pci(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.host.sysfs.pci.PciBus.nvswitches',
+            lambda bus: frozenset()))
+        self.assertEqual(8, len(self.look().modules))
+        self.machine.faults.fail(
+            'nvmlDeviceGetNvLinkRemoteDeviceType', pynvml.NVML_ERROR_UNKNOWN,
+            times=None, address=self.machine.gpus[0].address)
+        self.assertEqual(8, len(self.look().modules))
 
     def test_the_partitions_of_the_board(self):
         found = self.session.partitions()

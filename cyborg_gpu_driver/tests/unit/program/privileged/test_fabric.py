@@ -12,6 +12,7 @@
 
 """What the privileged calls to the fabric manager refuse."""
 
+import pynvml
 from oslotest import base
 
 from cyborg_gpu_driver import exception
@@ -56,6 +57,24 @@ class FabricTest(base.BaseTestCase):
         self.assertIsNone(fabric.deactivate(99))
         self.assertEqual(
             0, self.machine.calls['fmDeactivateFabricPartition'])
+
+    def test_a_gpu_whose_links_cannot_be_read(self):
+        """CUDA would not start in a guest that gets no partition."""
+        self.machine.faults.fail('nvmlDeviceGetNvLinkRemoteDeviceType',
+                                 pynvml.NVML_ERROR_UNKNOWN)
+        error = self.assertRaises(exception.NvmlError, fabric.own_partition,
+                                  '0000:18:00.0')
+        self.assertEqual('UNKNOWN', error.symbol)
+        self.assertIsNotNone(fabric.own_partition('0000:18:00.0'))
+
+    def test_a_gpu_that_fails_keeps_no_other_partition_active(self):
+        first, second = (gpu.address for gpu in self.machine.gpus[:2])
+        fabric.activate(fabric.own_partition(second),
+                        self.machine.gpus[1].vfs()[0])
+        self.machine.faults.fail(
+            'nvmlDeviceGetModuleId', pynvml.NVML_ERROR_UNKNOWN, times=None,
+            address=first)
+        self.assertEqual(1, len(fabric.restore([], [first, second])))
 
     def test_a_gpu_without_a_partition(self):
         with self.machine.operation(write=True):
