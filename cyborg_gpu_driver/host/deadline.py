@@ -60,17 +60,20 @@ def native(name: str) -> Any:
 
 
 def run(owner: Hashable, seconds: float, name: str,
-        function: Callable[..., Any], *arguments: Any) -> Any:
+        function: Callable[..., Any], *arguments: Any,
+        undo: Callable[[], object] | None = None) -> Any:
     """Call ``function`` in the thread of ``owner`` and wait for the answer.
 
     :param owner: what the call concerns: the address of a GPU, or a text.
     :param seconds: how long to wait.
     :param name: name of the function in messages.
+    :param undo: called in the thread if the function returns too late, when
+        nobody uses its answer.
     :raises NvmlNotAnswering: if the call takes longer, or an earlier call of
         ``owner`` has not returned yet. A call that has begun may still take
         effect later; a call that has not begun is never made.
     """
-    return _worker(owner).run(seconds, name, function, arguments)
+    return _worker(owner).run(seconds, _Call(name, function, arguments, undo))
 
 
 def stuck() -> tuple[str, ...]:
@@ -133,19 +136,24 @@ class _Call:
     """One call that a caller passes to a thread, with its answer."""
 
     __slots__ = ('answer', 'arguments', 'claim', 'ended', 'error',
-                 'function', 'name')
+                 'function', 'name', 'taken', 'undo')
 
     def __init__(self, name: str, function: Callable[..., Any],
-                 arguments: tuple[Any, ...]) -> None:
+                 arguments: tuple[Any, ...],
+                 undo: Callable[[], object] | None = None) -> None:
         new_lock = native('threading').Lock
         self.name = name
         self.function = function
         self.arguments = arguments
+        self.undo = undo or (lambda: None)
         self.answer = None
         self.error: BaseException | None = None
         self.claim = new_lock()
         """The thread acquires this lock to make the call. A caller that has
         timed out acquires it to cancel the call."""
+        self.taken = new_lock()
+        """The thread acquires this lock when it has the answer. A caller that
+        has timed out acquires it to refuse the answer."""
         self.ended = new_lock()
         self.ended.acquire()
 
@@ -154,6 +162,8 @@ class _Call:
             return
         try:
             self.answer = self.function(*self.arguments)
+            if not self.taken.acquire(blocking=False):
+                self.undo()
         except BaseException as error:
             self.error = error
         self.ended.release()
@@ -206,20 +216,23 @@ class _Worker:
             return ''
         return f'{late[0].name} ({self._owner})'
 
-    def run(self, seconds: float, name: str, function: Callable[..., Any],
-            arguments: tuple[Any, ...]) -> Any:
+    def run(self, seconds: float, call: _Call) -> Any:
         self._refuse_while_stuck()
-        call = _Call(name, function, arguments)
         self._calls.put(call)
         if call.wait(seconds):
             return call.result()
-        _count_missed()
         if call.claim.acquire(blocking=False):
             # The call has not begun: another call is ahead of it.
+            _count_missed()
             self._refuse_while_stuck()
-            raise self._error(name, seconds)
+            raise self._error(call.name, seconds)
+        if not call.taken.acquire(blocking=False):
+            # It has ended at this moment.
+            call.ended.acquire()
+            return call.result()
+        _count_missed()
         self._late = (call, seconds)
-        error = self._error(name, seconds)
+        error = self._error(call.name, seconds)
         LOG.error('%s. No other call is made until that one returns.', error)
         raise error
 

@@ -49,7 +49,6 @@ DOUBLE_BIT = 48
 
 _TYPES = (pynvml.nvmlEventTypeXidCriticalError
           | pynvml.nvmlEventTypeDoubleBitEccError)
-_NO_SESSION = frozenset({'UNINITIALIZED', 'DRIVER_NOT_LOADED'})
 _STILL_MEMBERS = {None, exception.NvmlNotAnswering.symbol}
 """States of GPUs with which a set is kept. To remove a GPU, the set has to be
 freed, which may hang too while a call about the GPU hangs."""
@@ -283,7 +282,7 @@ class EventSet:
         try:
             return self._nvml.call(name, *arguments)
         except exception.NvmlError as error:
-            if error.symbol in _NO_SESSION:
+            if error.symbol in nvml_library.NO_SESSION:
                 # The set has ended with the session. Freeing it in the next
                 # session would free memory twice.
                 self._handle = None

@@ -33,6 +33,8 @@ WSL_PATH = '/usr/lib/wsl/lib/libnvidia-ml.so.1'
 
 ABSENT = frozenset({'NOT_SUPPORTED', 'FUNCTION_NOT_FOUND'})
 """Errors that mean that a GPU or its driver does not support a call."""
+NO_SESSION = frozenset({'UNINITIALIZED', 'DRIVER_NOT_LOADED'})
+"""Errors that mean that the session has ended."""
 
 _INDEX_LIMIT = 64
 _NATIVE = '_thread'

@@ -77,15 +77,12 @@ _EVENTS = 'The event set of NVML'
 _BY_ADDRESS = 'nvmlDeviceGetHandleByPciBusId'
 _BY_INDEX = 'nvmlDeviceGetHandleByIndex'
 
-_NO_SESSION = frozenset({'UNINITIALIZED', 'DRIVER_NOT_LOADED'})
-
 
 @dataclasses.dataclass
 class _Open:
     """The state of one open session."""
 
     process: int
-    generation: int
     library: Any
     devices: dict[model.PciAddress, Any] = dataclasses.field(
         default_factory=dict)
@@ -200,7 +197,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
                                   *args)
         except pynvml.NVMLError as error:
             wrapped = nvml_library.error(name, error.value)
-            if wrapped.symbol in _NO_SESSION:
+            if wrapped.symbol in nvml_library.NO_SESSION:
                 self._close(session)
             raise wrapped from error
         if isinstance(answer, ctypes._Pointer):
@@ -246,6 +243,9 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         """Close a session, unless another thread has already closed it."""
         with self._mutex:
             if self._session is None or session is not self._session:
+                if self._session is None and not deadline.stuck():
+                    # nvmlInit or nvmlShutdown may have ended too late.
+                    self.gate.closed()
                 return True
             if session.process != os.getpid():
                 # nvmlShutdown in a forked child would end the parent's
@@ -275,7 +275,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             try:
                 deadline.run(_NVML, self._seconds(INIT), INIT,
                              nvml_library.initialise, self._wsl_library,
-                             self._load)
+                             self._load, undo=pynvml.nvmlShutdown)
             except pynvml.NVMLError as error:
                 self._session = None
                 self.gate.closed()
@@ -283,8 +283,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             self.library_missing = False
             self._said.over()
             self.generation += 1
-            self._session = _Open(os.getpid(), self.generation,
-                                  pynvml.nvmlLib)
+            self._session = _Open(os.getpid(), pynvml.nvmlLib)
             self._end = weakref.finalize(
                 self, gate.close_soon, os.getpid(), _shut_down,
                 pynvml.nvmlLib, self.timeout, self.gate.closed)

@@ -22,6 +22,7 @@ import pynvml
 from oslotest import base as oslo_base
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.snapshot import model
@@ -135,6 +136,28 @@ class SessionTest(base.SimulatedTestCase):
     def test_abandoned_session_that_cannot_be_closed_stops_no_other(self):
         gate.close_soon(os.getpid(), self.fail, 'this machine is no more')
         self.assertTrue(self.nvml.driver_version())
+
+    def test_a_session_that_opens_too_late_is_closed(self):
+        """Otherwise no process could reset or unbind a GPU any more."""
+        opens = threading.Event()
+        self.addCleanup(opens.set)
+        self.machine.faults.delay('nvmlInitWithFlags', 1,
+                                  sleep=lambda _: opens.wait(_A_MINUTE))
+        self.nvml.timeout = 0.02
+        self.assertRaises(exception.NvmlNotAnswering,
+                          self.nvml.driver_version)
+        self.assertTrue(self.nvml.gate.is_open)
+        opens.set()
+        while deadline.stuck():
+            time.sleep(0.01)
+        self.nvml.reset()
+        self.assertEqual((False, 0), (self.nvml.gate.is_open,
+                                      pynvml._nvmlLib_refcount))
+        self.assertEqual(1, self.calls()['nvmlShutdown'])
+        self.nvml.timeout = _A_MINUTE
+        self.assertTrue(self.nvml.driver_version())
+        self.nvml.reset()
+        self.assertEqual(0, pynvml._nvmlLib_refcount)
 
     def test_a_replaced_library_is_not_called_any_more(self):
         """The old library may hang, and calls of the new one would wait."""
