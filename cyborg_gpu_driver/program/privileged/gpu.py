@@ -25,10 +25,14 @@ from cyborg_gpu_driver.host.nvml import library as nvml_library
 from cyborg_gpu_driver.host.nvml import session as nvml_session
 from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.program.privileged import child
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.program.privileged import nvidia_smi
 from cyborg_gpu_driver.program.privileged import sriov
+
+_RESET_SECONDS = 120.0
+"""Time limit of nvidia-smi. A reset takes seconds. If the GPU does not come
+back, the driver gives up much earlier than this."""
 
 
 @privsep.slow_entrypoint
@@ -133,11 +137,20 @@ def reset_by_driver(address: str) -> bool:
 
     :returns: False if nvidia-smi is not installed.
     :raises GpuInUse: if the GPU is in use; it was not reset.
-    :raises StepFailed: with the output of nvidia-smi.
+    :raises StepFailed: with the output of nvidia-smi, or if it does not end
+        in time.
     """
     gpu = privileged_driver.nvidia_gpu(address)
     privileged_driver.refuse_held(gpu)
-    return nvidia_smi.reset(str(gpu), privileged.machine().nvidia_smi)
+    try:
+        child.run(_RESET_SECONDS, privileged.machine().nvidia_smi,
+                  '--gpu-reset', '-i', str(gpu))
+    except FileNotFoundError:
+        return False
+    except child.Failed as error:
+        raise exception.StepFailed(
+            reason=f'nvidia-smi did not reset it: {error}') from error
+    return True
 
 
 @privsep.entrypoint

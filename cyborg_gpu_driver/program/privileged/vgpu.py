@@ -25,8 +25,13 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import mdev
 from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.partition import vgpu_name
-from cyborg_gpu_driver.program.privileged import mdevctl
+from cyborg_gpu_driver.program.privileged import child
 from cyborg_gpu_driver.program.privileged import mig as privileged
+
+_MDEVCTL_SECONDS = 5.0
+"""Time limit of mdevctl, which removes one file."""
+_UNKNOWN = 'No devices match'
+"""The message of ``mdevctl undefine`` for an unknown UUID."""
 
 
 @privsep.entrypoint
@@ -73,9 +78,23 @@ def remove_mdev(uuid: str) -> None:
 def undefine_mdev(uuid: str) -> None:
     """Remove mdevctl's definition of a mediated device, if it has one.
 
+    libvirt defines the mdevs that Nova asks for through mdevctl, which starts
+    them at each boot, and no other program removes the definitions. A
+    definition that is kept would take a vGPU from the next boot on. A host
+    without mdevctl has no definitions.
+
     :raises MdevctlError: with the output of mdevctl.
     """
-    mdevctl.undefine(_nvidia_mdev(uuid), privileged.machine().mdevctl)
+    handle = _nvidia_mdev(uuid)
+    try:
+        child.run(_MDEVCTL_SECONDS, privileged.machine().mdevctl, 'undefine',
+                  '--uuid', handle)
+    except FileNotFoundError:
+        return
+    except child.Failed as error:
+        if _UNKNOWN not in str(error):
+            raise exception.MdevctlError(uuid=handle,
+                                         reason=str(error)) from error
 
 
 @privsep.entrypoint
