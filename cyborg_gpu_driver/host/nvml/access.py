@@ -107,17 +107,17 @@ class Access:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             return False
 
-    def share(self, seconds: float) -> int | None:
+    def share(self) -> int | None:
         """Take a shared lock, so that this process may open NVML.
 
         :returns: the descriptor for :func:`release`; None if this thread has
             NVML to itself.
         :raises NvmlClosed: if another process or thread has NVML to itself
-            for longer than ``seconds``.
+            for longer than the timeout.
         """
         if self.is_owner():
             return None
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + self.timeout
         while True:
             wanted = self._take(1, fcntl.LOCK_SH)
             if wanted is not None:

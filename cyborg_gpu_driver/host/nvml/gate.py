@@ -72,14 +72,13 @@ class Gate:
                         not self.stays_open or self.access.wanted()):
                     self._close()
 
-    def opening(self, seconds: float | None = None) -> None:
+    def opening(self) -> None:
         """Take the shared lock; call this before NVML is opened.
 
         :raises NvmlClosed: if others want NVML closed for too long.
         """
         if self._held is None:
-            self._held = self.access.share(
-                self.access.timeout if seconds is None else seconds)
+            self._held = self.access.share()
         self.is_open = True
         _keepers.look_after(self)
 
