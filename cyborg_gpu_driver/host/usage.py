@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import open_files
@@ -28,7 +27,6 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import mdev
 from cyborg_gpu_driver.host.sysfs import pci
 
-_NO_INSTANCE = 0xffffffff
 _NO_PLACEMENT = 0xffff
 """NVML_INVALID_VGPU_PLACEMENT_ID, which pynvml lacks."""
 
@@ -102,9 +100,9 @@ def _guest(nvml: nvml_module.NvmlSession, framework: model.Framework,
     return GuestVgpu(
         type_id=f'nvidia-{nvml.call("nvmlVgpuInstanceGetType", vgpu)}',
         uuid=nvml_library.text(uuid).lower() if uuid else None,
-        instance_id=_unless(_NO_INSTANCE, nvml.call(
+        instance_id=nvml_library.known(nvml.call(
             'nvmlVgpuInstanceGetGpuInstanceId', vgpu)),
-        placement_id=_unless(_NO_PLACEMENT, placement))
+        placement_id=None if placement == _NO_PLACEMENT else placement)
 
 
 @gate.series
@@ -207,7 +205,3 @@ def refuse_open(machine: platform.Platform, vgpu: model.PciAddress | str
 
 def _agree(one: object, other: object) -> bool:
     return one is None or other is None or one == other
-
-
-def _unless(nothing: object, value: Any) -> Any:
-    return None if value == nothing else value

@@ -23,7 +23,6 @@ NVML would block all others, so there the thread waits outside NVML and polls.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import threading
 from collections.abc import Callable
@@ -36,6 +35,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.nvml import library as nvml_library
+from cyborg_gpu_driver.host.nvml import mig as nvml_mig
 from cyborg_gpu_driver.host.nvml import session as nvml_module
 from cyborg_gpu_driver.host.snapshot import health_facts
 from cyborg_gpu_driver.host.snapshot import model
@@ -52,7 +52,6 @@ _TYPES = (pynvml.nvmlEventTypeXidCriticalError
 _STILL_MEMBERS = {None, exception.NvmlNotAnswering.symbol}
 """States of GPUs with which a set is kept. To remove a GPU, the set has to be
 freed, which may hang too while a call about the GPU hangs."""
-_WHOLE_GPU = 0xffffffff
 _WAIT_MS = 1000
 """How long one call waits. Stopping and pausing take that long."""
 _FIRST_DELAY = 1.0
@@ -257,7 +256,8 @@ class EventSet:
         data = self._call('nvmlEventSetWait_v2', self._handle, milliseconds)
         return [health_facts.Event(
             self._address(data.device), _xid(data),
-            _id(data.gpuInstanceId), _id(data.computeInstanceId))]
+            nvml_library.known(data.gpuInstanceId),
+            nvml_library.known(data.computeInstanceId))]
 
     def close(self) -> None:
         """Free the set and close the session. Does not raise."""
@@ -307,7 +307,7 @@ class EventSet:
                                          pynvml.NVML_ERROR_NOT_SUPPORTED)
             self._call('nvmlDeviceRegisterEvents', device, types,
                        self._handle)
-            self.members[_pointer(device)] = address
+            self.members[nvml_mig.pointer(device)] = address
         except exception.NvmlError as error:
             if error.call == nvml_module.INIT:
                 raise
@@ -328,15 +328,11 @@ class EventSet:
                      {'gpu': address, 'error': error})
 
     def _address(self, device: Any) -> model.PciAddress:
-        known = self.members.get(_pointer(device))
+        known = self.members.get(nvml_mig.pointer(device))
         if known is not None:
             return known
         info = self._call('nvmlDeviceGetPciInfo', device)
         return model.PciAddress.parse(nvml_library.text(info.busId))
-
-
-def _pointer(device: Any) -> int:
-    return ctypes.cast(device, ctypes.c_void_p).value or 0
 
 
 def _xid(data: Any) -> int:
@@ -344,7 +340,3 @@ def _xid(data: Any) -> int:
     if data.eventType == pynvml.nvmlEventTypeDoubleBitEccError:
         return DOUBLE_BIT
     return data.eventData
-
-
-def _id(number: int) -> int | None:
-    return None if number == _WHOLE_GPU else number

@@ -37,6 +37,7 @@ NO_SESSION = frozenset({'UNINITIALIZED', 'DRIVER_NOT_LOADED'})
 """Errors that mean that the session has ended."""
 
 _INDEX_LIMIT = 64
+_NO_NUMBER = 0xffffffff
 _NATIVE = '_thread'
 """The module of Python's own locks."""
 _PREFIX = 'NVML_ERROR_'
@@ -153,6 +154,11 @@ def is_missing(failure: exception.NvmlError) -> bool:
 def is_usual(failure: exception.NvmlError) -> bool:
     """Whether a healthy machine may have this error."""
     return failure.symbol in (_MISSING, _NOT_LOADED)
+
+
+def known(number: int | None) -> int | None:
+    """Return a number of NVML; None for 0xffffffff, which stands for none."""
+    return None if number == _NO_NUMBER else number
 
 
 def text(value: str | bytes) -> str:

@@ -19,10 +19,10 @@ from collections.abc import Collection
 from collections.abc import Iterable
 from typing import Any
 
+from cyborg_gpu_driver.host.nvml import library as nvml_library
 from cyborg_gpu_driver.host.nvml import session as nvml_module
 from cyborg_gpu_driver.host.snapshot import model
 
-_NONE = 0xffffffff
 _COMPUTE = 'nvmlDeviceGetComputeRunningProcesses_v3'
 _GRAPHICS = 'nvmlDeviceGetGraphicsRunningProcesses_v3'
 
@@ -53,8 +53,9 @@ def processes(nvml: nvml_module.NvmlSession, device: Any,
     found = set()
     for kind in (_COMPUTE, _GRAPHICS) if graphics else (_COMPUTE,):
         for entry in nvml.optional(kind, device) or ():
-            found.add(Process(entry.pid, _number(entry.gpuInstanceId),
-                              _number(entry.computeInstanceId)))
+            found.add(Process(
+                entry.pid, nvml_library.known(entry.gpuInstanceId),
+                nvml_library.known(entry.computeInstanceId)))
     return tuple(sorted(found, key=lambda item: (
         item.pid, item.instance_id or 0, item.compute_id or 0)))
 
@@ -98,7 +99,3 @@ def smallest(nvml: nvml_module.NvmlSession,
             found.append(nvml.call('nvmlDeviceGetMemoryInfo',
                                    nvml.device(address)).total)
     return min(found, default=None)
-
-
-def _number(value: int | None) -> int | None:
-    return None if value in (None, _NONE) else value

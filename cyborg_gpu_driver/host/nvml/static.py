@@ -32,7 +32,6 @@ from cyborg_gpu_driver.host.snapshot import model as host_model
 from cyborg_gpu_driver.host.snapshot import profile_name
 
 _MIB = 1 << 20
-_NO_PROFILE = 0xffffffff
 _NAME_PREFIX = 'MIG '
 _ARCHITECTURE = 'NVML_DEVICE_ARCH_'
 
@@ -300,10 +299,8 @@ class StaticReader:
                    ) -> host_model.VgpuType:
         name = nvml_library.text(self._nvml.call('nvmlVgpuTypeGetName',
                                                 number))
-        profile_id = self._nvml.optional(
-            'nvmlVgpuTypeGetGpuInstanceProfileId', number)
-        if profile_id == _NO_PROFILE:
-            profile_id = None
+        profile_id = nvml_library.known(self._nvml.optional(
+            'nvmlVgpuTypeGetGpuInstanceProfileId', number))
         placements: tuple[int, ...] = ()
         per_instance = size = None
         if profile_id is not None:

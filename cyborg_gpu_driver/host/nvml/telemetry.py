@@ -48,7 +48,6 @@ _EACH = frozenset({'nvmlDeviceGetClockInfo', 'nvmlDeviceGetNvLinkState'})
 _MILLI = 1e-3
 _MEGA = 1e6
 _PERCENT = 1e-2
-_NO_INSTANCE = 0xffffffff
 
 FIELDS = {
     pynvml.NVML_FI_DEV_MEMORY_TEMP: (Quantity.MEMORY_TEMPERATURE, 1, ()),
@@ -305,11 +304,11 @@ def _vgpus(asked: _Questions, device: Any) -> Iterator[telemetry.Vgpu]:
     """Yield the vGPUs that guests run. NVML knows no others."""
     for vgpu in asked.ask('nvmlDeviceGetActiveVgpus', device) or ():
         mdev = asked.ask('nvmlVgpuInstanceGetMdevUUID', vgpu)
-        instance = asked.ask('nvmlVgpuInstanceGetGpuInstanceId', vgpu)
         yield telemetry.Vgpu(
             vgpu, _uuid(mdev), _server(asked.ask('nvmlVgpuInstanceGetVmID',
                                                  vgpu)),
-            None if instance == _NO_INSTANCE else instance)
+            nvml_library.known(asked.ask('nvmlVgpuInstanceGetGpuInstanceId',
+                                         vgpu)))
 
 
 def _vgpu_values(asked: _Questions, device: Any,
