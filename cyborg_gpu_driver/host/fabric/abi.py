@@ -38,12 +38,6 @@ ADDRESS_UNIX = 2
 """Values of enum nvFmApiAddrTypes."""
 
 SUCCESS = 0
-NOT_SUPPORTED = -3
-UNINITIALIZED = -4
-IN_USE = -7
-NOT_CONFIGURED = -8
-CONNECTION_NOT_VALID = -9
-
 SYMBOLS = {
     0: 'SUCCESS', -1: 'BADPARAM', -2: 'GENERIC_ERROR', -3: 'NOT_SUPPORTED',
     -4: 'UNINITIALIZED', -5: 'TIMEOUT', -6: 'VERSION_MISMATCH',
@@ -155,9 +149,7 @@ _HANDLE = ctypes.c_void_p
 _POINTER = ctypes.c_void_p
 FUNCTIONS = {
     'fmLibInit': (),
-    'fmLibShutdown': (),
     'fmConnect': (_POINTER, _POINTER),
-    'fmDisconnect': (_HANDLE,),
     'fmGetSupportedFabricPartitions': (_HANDLE, _POINTER),
     'fmActivateFabricPartition': (_HANDLE, _UINT),
     'fmActivateFabricPartitionWithVFs': (_HANDLE, _UINT, _POINTER, _UINT),

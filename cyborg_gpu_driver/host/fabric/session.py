@@ -177,13 +177,6 @@ class FabricSession:
         found.partition_ids[:len(wanted)] = wanted
         self._ask('fmSetActivatedFabricPartitions', found)
 
-    def close(self) -> None:
-        """Close the connection; the next call opens another."""
-        with self._mutex:
-            if self._is_open():
-                self._call('fmDisconnect', self._handle)
-            self._handle = None
-
     def _change(self, wanted: bool, name: str, partition_id: int,
                 *args: Any) -> None:
         """Activate or deactivate a partition.
@@ -213,7 +206,7 @@ class FabricSession:
                 self._once(name, *args)
 
     def _once(self, name: str, *args: Any) -> None:
-        if not self._is_open():
+        if self._handle is None or self._process != os.getpid():
             self._connect()
         try:
             self._call(name, self._handle, *args)
@@ -221,9 +214,6 @@ class FabricSession:
             if error.symbol == _LOST:
                 self._handle = None
             raise
-
-    def _is_open(self) -> bool:
-        return self._handle is not None and self._process == os.getpid()
 
     def _connect(self) -> None:
         config = self._config()

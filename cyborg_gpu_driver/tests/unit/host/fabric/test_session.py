@@ -43,7 +43,6 @@ class FabricCase(base.BaseTestCase):
         self.addCleanup(self.machine.uninstall)
         self.platform = simulated.open_platform(self.machine)
         self.session = self.platform.fabric
-        self.addCleanup(self.session.close)
 
     def look(self):
         return reader.look(self.platform, host_reader.HostReader(
