@@ -39,11 +39,18 @@ def call(seconds: float, act: Callable[[], str | None]) -> str:
     :param seconds: how long to wait for ``act``.
     :returns: what ``act`` returns; empty for None.
     :raises TimeoutError: if ``act`` did not return in time.
-    :raises SysfsError: if ``act`` raised it.
+    :raises SysfsError: if ``act`` raised it, or there can be no child.
     """
     _reap()
     mine, theirs = os.pipe()
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError as error:
+        os.close(mine)
+        os.close(theirs)
+        raise exception.SysfsError(
+            action='call', path='child process', errno=error.errno,
+            reason=error.strerror) from error
     if child == 0:
         _run(act, theirs)
     os.close(theirs)

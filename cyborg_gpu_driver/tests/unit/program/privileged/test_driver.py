@@ -13,7 +13,9 @@
 """Moving a GPU from one kernel driver to another, and resetting it."""
 
 import dataclasses
+import errno
 import os
+from unittest import mock
 
 import fixtures
 from oslotest import base
@@ -224,6 +226,16 @@ class DriverTest(base.BaseTestCase):
         self.assertRaises(exception.DriverStuck, privileged_driver.reset,
                           _GPU)
         self.assertIsNone(self.kernel.driver(_GPU))
+
+    def test_a_machine_that_has_room_for_no_process(self):
+        self.use(dataclasses.replace(
+            self.machine, sysfs=sysfs.Sysfs(self.kernel.root)))
+        refusal = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        with mock.patch('os.fork', side_effect=refusal):
+            error = self.assertRaises(exception.SysfsError,
+                                      privileged_driver.bind, _GPU,
+                                      'vfio-pci')
+        self.assertEqual(errno.EAGAIN, error.errno)
 
     def test_a_driver_in_the_kernel_that_does_not_let_go(self):
         """Opening a real pipe blocks as long as nothing reads it."""
