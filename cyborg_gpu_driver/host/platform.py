@@ -36,11 +36,6 @@ from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.record import boards
 
 NAMESPACE = 'cyborg_gpu_driver.platform'
-_SRIOV_MANAGE = '/usr/lib/nvidia/sriov-manage'
-_MDEVCTL = 'mdevctl'
-_NVIDIA_SMI = 'nvidia-smi'
-_NV_FABRICMANAGER = 'nv-fabricmanager'
-_DRIVER_TIMEOUT = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,18 +45,19 @@ class Platform:
     sysfs: sysfs.Sysfs
     nvml: nvml.NvmlSession
     simulated: bool = False
-    sriov_manage: str | Callable[[str, bool], str] = _SRIOV_MANAGE
+    sriov_manage: str | Callable[[str, bool], str] = (
+        '/usr/lib/nvidia/sriov-manage')
     """Path of NVIDIA's script. A simulated machine has a callable instead. It
     takes the GPU's address and whether to create (True) or remove virtual
     functions. It returns or raises (ProcessExecutionError of
     oslo.concurrency) what the script would."""
-    mdevctl: str | Callable[..., str] = _MDEVCTL
+    mdevctl: str | Callable[..., str] = 'mdevctl'
     """Name or path of mdevctl, or a callable with its arguments, as above."""
     vfio_holders: Callable[[str], tuple[int, ...]] | None = None
     """On a simulated machine, returns the ids of the processes that have the
     VFIO device of a function (by address) or mdev (by UUID) open. None
     searches ``/proc``."""
-    nvidia_smi: str | Callable[..., str] = _NVIDIA_SMI
+    nvidia_smi: str | Callable[..., str] = 'nvidia-smi'
     """Name or path of nvidia-smi, or a callable with its arguments, as above,
     which raises FileNotFoundError if nvidia-smi is not installed."""
     gpu_holders: Callable[[str], tuple[tuple[int, str], ...]] | None = None
@@ -76,10 +72,10 @@ class Platform:
     callable that returns its text or raises OSError."""
     load_fabric: Callable[[str], Any] = ctypes.CDLL
     """Loads libnvfm, by its name."""
-    nv_fabricmanager: str | Callable[..., str] = _NV_FABRICMANAGER
+    nv_fabricmanager: str | Callable[..., str] = 'nv-fabricmanager'
     """Name or path of the fabric manager, or a callable with its arguments,
     which raises FileNotFoundError if the fabric manager is not installed."""
-    driver_timeout: float = _DRIVER_TIMEOUT
+    driver_timeout: float = 60.0
     """Seconds that a kernel driver may take to unbind or to bind a GPU."""
     libvirt: Callable[[], Any] = domains.connect
     """Opens a read-only connection with libvirt's Python module. A simulated
@@ -96,15 +92,6 @@ class Platform:
         """The connection to NVIDIA's fabric manager."""
         return fabric_session.FabricSession(
             lambda: fabric_config.read(self.fabric_config), self.load_fabric)
-
-
-def real(sysfs_root: str = '/sys', sriov_manage: str = _SRIOV_MANAGE,
-         mdevctl: str = _MDEVCTL, nvidia_smi: str = _NVIDIA_SMI,
-         fabric: str = fabric_config.PATH) -> Platform:
-    """Return this machine. Nothing is opened yet."""
-    return Platform(sysfs=sysfs.Sysfs(sysfs_root), nvml=nvml.NvmlSession(),
-                    sriov_manage=sriov_manage, mdevctl=mdevctl,
-                    nvidia_smi=nvidia_smi, fabric_config=fabric)
 
 
 def simulated(machine: str, state: str | None = None) -> Platform:
@@ -130,9 +117,11 @@ def from_conf(conf: cfg.ConfigOpts) -> Platform:
     if conf.gpu.simulate:
         machine = simulated(conf.gpu.simulate, conf.gpu.simulate_state)
     else:
-        machine = real(conf.gpu.sysfs_root, conf.gpu.sriov_manage,
-                       conf.gpu.mdevctl, conf.gpu.nvidia_smi,
-                       conf.gpu.fabric_manager_config)
+        machine = Platform(
+            sysfs.Sysfs(conf.gpu.sysfs_root), nvml.NvmlSession(),
+            sriov_manage=conf.gpu.sriov_manage, mdevctl=conf.gpu.mdevctl,
+            nvidia_smi=conf.gpu.nvidia_smi,
+            fabric_config=conf.gpu.fabric_manager_config)
     machine.nvml.timeout = conf.gpu.nvml_timeout
     # A simulated host in memory and its locks are for this process alone.
     in_memory = conf.gpu.simulate and not conf.gpu.simulate_state

@@ -15,10 +15,16 @@
 import pathlib
 
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.nvml import session
+from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.support.hardware import access_facts
 from cyborg_gpu_driver.support.hardware import anonymous
 from cyborg_gpu_driver.support.hardware import nvml_facts
 from cyborg_gpu_driver.tests.unit.support.hardware import base
+
+
+def _machine(root):
+    return platform.Platform(sysfs.Sysfs(root), session.NvmlSession())
 
 
 class AccessTest(base.TestCase):
@@ -125,7 +131,7 @@ class FilesTest(base.TestCase):
             (place / 'driver').symlink_to(target)
 
     def test_group(self):
-        found = access_facts.collect(platform.real(str(self.sysfs)))
+        found = access_facts.collect(_machine(str(self.sysfs)))
         gpu, = found['gpus'].values()
         self.assertEqual([], gpu['holders'])
         self.assertEqual(('flr bus', 'vfio-pci', '17', True), (
@@ -140,5 +146,5 @@ class FilesTest(base.TestCase):
         self.assertIs(False, found['fabric_manager_runs'])
 
     def test_nothing_can_be_read(self):
-        found = access_facts.collect(platform.real('/nonexistent'))
+        found = access_facts.collect(_machine('/nonexistent'))
         self.assertEqual({}, found['gpus'])
