@@ -98,7 +98,7 @@ def lines(gpu: model.Gpu,
     layout = layout or spec.layout_of(gpu)
     if gpu.mig is not None and layout.enabled and gpu.mig.profiles:
         drawn = _mig(gpu.mig, layout.instances, owners or {}, pens)
-    elif gpu.mig is not None and not gpu.all_mdevs:
+    elif gpu.mig is not None and not gpu.vgpus:
         drawn = ['MIG mode is on, but NVML lists no profiles' if layout.enabled
                  else 'MIG mode is off']
     else:
@@ -241,7 +241,7 @@ def _time_sliced(gpu: model.Gpu, pens: Pens) -> list[str]:
     types = {entry.type_id: entry for entry in vgpu_types.types_of(gpu)}
     rows = []
     for type_id, count in sorted(collections.Counter(
-            mdev.type_id for mdev in gpu.all_mdevs).items()):
+            vgpu.type_id for vgpu in gpu.vgpus).items()):
         entry = types.get(type_id)
         name = entry.name if entry else type_id
         total = entry.max_instances if entry else None

@@ -118,6 +118,18 @@ class TestLines(base.BaseTestCase):
         self.assertEqual(('  T4-2B  ■■■□□□□□  3 of 8', '  nvidia-9  1'),
                          picture.lines(gpu))
 
+    def test_time_sliced_without_mdev(self):
+        gpu = boards.gpu(
+            boards.A30, enabled=False,
+            framework=model.Framework.VENDOR_VFIO,
+            vgpu_types=(model.VgpuType(
+                720, 'A30-12C', 'Compute', 12288, 2),),
+            vfs=tuple(model.VirtualFunction(
+                model.PciAddress(0, 1, 0, number), number, 'nvidia', None,
+                current_vgpu_type=vgpu_type)
+                for number, vgpu_type in ((4, 720), (5, 0))))
+        self.assertEqual(('  A30-12C  ■□  1 of 2',), picture.lines(gpu))
+
     def test_nothing_to_draw(self):
         self.assertEqual((), picture.lines(boards.gpu((), mig=None)))
 
