@@ -27,6 +27,7 @@ from cyborg_gpu_driver import exception
 
 WAYS = ('an ISO 8601 time (UTC if it has no offset), or how long ago, such '
         'as 90m, 12h or 7d')
+_DATE_DIGITS = len('20261121')
 _AGO = re.compile('(?P<number>[0-9]{1,6})(?P<unit>[smhdw])', re.ASCII)
 _UNITS = {'s': 'seconds', 'm': 'minutes', 'h': 'hours', 'd': 'days',
           'w': 'weeks'}
@@ -64,10 +65,10 @@ def parse(option: str, text: str | None) -> datetime.datetime | None:
         if match:
             return timeutils.utcnow(True) - datetime.timedelta(
                 **{_UNITS[match['unit']]: int(match['number'])})
-        found = datetime.datetime.fromisoformat(text)
-        if found.tzinfo is None:
-            found = found.replace(tzinfo=datetime.timezone.utc)
-        return found.astimezone(datetime.timezone.utc)
+        if text.isdecimal() and len(text) < _DATE_DIGITS:
+            # Probably seconds, not a year.
+            raise ValueError(text)
+        return timeutils.parse_isotime(text).astimezone(datetime.timezone.utc)
     except (ValueError, OverflowError):
         raise exception.InvalidValue(
             what=option, value=text, expected='expected a time such as '
