@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -285,7 +284,8 @@ def _instances(gpu: model.Gpu, given: _Given, refuse: _Refusal
         kind = (instance.profile_id, there[0].framebuffer_mib,
                 there[0].per_instance or 1)
         missing[kind] -= kind[2] - len(there)
-    needs = []
+    counts: collections.Counter[model.GpuInstanceProfile] = (
+        collections.Counter())
     for (profile_id, _size, each), number in sorted(missing.items()):
         count = max(0, -(-number // each))
         kept = min(count, spare[profile_id])
@@ -293,29 +293,23 @@ def _instances(gpu: model.Gpu, given: _Given, refuse: _Refusal
         profile = gpu.mig.profile_by_id(profile_id)
         if profile is None:
             raise refuse(f'this GPU has no profile with id {profile_id}')
-        needs.append((profile, count - kept))
-    return _packed(gpu.mig, needs, refuse)
+        counts[profile] += count - kept
+    return _packed(gpu.mig, counts, refuse)
 
 
 def _packed(mig: model.Mig,
-            needs: Iterable[tuple[model.GpuInstanceProfile, int]],
+            counts: Mapping[model.GpuInstanceProfile, int],
             refuse: _Refusal) -> tuple[spec.MigInstanceSpec, ...]:
     grid = geometry.Geometry(mig.profiles)
-    counts: collections.Counter[model.GpuInstanceProfile] = (
-        collections.Counter())
-    for profile, count in needs:
-        counts[profile] += count
     before = grid.occupancy_of(mig.instances)
-    ordered = tuple(sorted(
-        ((profile, count) for profile, count in counts.items() if count),
-        key=lambda need: (-need[0].slices, need[0].profile_id)))
-    after = max(change_search.completions(grid, before, ordered),
+    after = max(change_search.completions(grid, before, counts),
                 key=lambda occupancy: (-score.cost(grid, occupancy),
                                        occupancy.taken), default=None)
     if after is None:
         raise refuse('there is no room for '
                      + ', '.join(f'{count} x {profile.name}'
-                                 for profile, count in ordered)
+                                 for profile, count in counts.items()
+                                 if count)
                      + ' next to the existing GPU instances ('
                      + (', '.join(str(item.placement) for item in
                                   mig.instances) or 'none') + ')')

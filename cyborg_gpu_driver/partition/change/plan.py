@@ -92,14 +92,13 @@ def _unreachable(gpu: model.Gpu, wanted: target.Wanted, reason: str
 
 def _reason(mig: model.Mig, wanted: target.Wanted, in_use: _InUse) -> str:
     """Return why no plan exists, and what comes nearest."""
-    grid = geometry.Geometry(mig.profiles)
-    if change_search.solve(grid, (), (), wanted) is None:
+    if not change_search.fits_empty(mig, wanted):
         return ('it does not fit on this GPU even when the GPU is empty; '
                 'there is room '
                 'for ' + _named(change_search.largest(mig, wanted)))
     used = [item for item in sorted(mig.instances)
             if item.placement in in_use]
-    blocking = _blocking(grid, mig, used, wanted)
+    blocking = _blocking(mig, used, wanted)
     part = change_search.largest(mig, wanted, used)
     return ('blocked by '
             + '; '.join(_described(mig, item, in_use) for item in blocking)
@@ -107,10 +106,10 @@ def _reason(mig: model.Mig, wanted: target.Wanted, in_use: _InUse) -> str:
               f'{_named(part)}')
 
 
-def _blocking(grid: geometry.Geometry, mig: model.Mig,
-              used: list[model.GpuInstance], wanted: target.Wanted
-              ) -> list[model.GpuInstance]:
+def _blocking(mig: model.Mig, used: list[model.GpuInstance],
+              wanted: target.Wanted) -> list[model.GpuInstance]:
     """Return each instance that alone prevents it; if none does, all."""
+    grid = geometry.Geometry(mig.profiles)
     alone = []
     for item in used:
         others = {other.placement for other in used if other != item}

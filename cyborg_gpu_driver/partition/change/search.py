@@ -36,8 +36,6 @@ from cyborg_gpu_driver.partition.change import target
 from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.partition.mig import score
 
-Needs = tuple[tuple[model.GpuInstanceProfile, int], ...]
-"""How many instances of each profile, large profiles first."""
 _Packing = tuple[target.WantedInstance, ...]
 _Pair = tuple[model.GpuInstance, target.WantedInstance]
 _Cost = tuple[int, int]
@@ -80,25 +78,22 @@ def solve(grid: geometry.Geometry,
 
 
 def completions(grid: geometry.Geometry, occupancy: geometry.Occupancy,
-                needs: Needs) -> Iterator[geometry.Occupancy]:
-    """Yield every occupancy that has these additional instances.
+                counts: Mapping[model.GpuInstanceProfile, int]
+                ) -> Iterator[geometry.Occupancy]:
+    """Yield every occupancy that has additional instances, each once.
 
-    Instances of one profile are placed from low to high, so that no
-    occupancy is yielded twice.
+    :param counts: how many instances of each profile to add.
     """
-    if not needs:
-        yield occupancy
-        return
-    (profile, count), rest = needs[0], needs[1:]
-    yield from _place(grid, occupancy, profile, count, rest, -1)
+    # Large ones first, to find soonest what fits nowhere.
+    profiles = sorted(counts, key=lambda profile: (
+        -profile.slices, profile.profile_id))
+    return _completions(grid, occupancy, [
+        profile for profile in profiles for _ in range(counts[profile])], -1)
 
 
-def fits_empty(gpu: model.Gpu, wanted: target.Wanted) -> bool:
+def fits_empty(mig: model.Mig, wanted: target.Wanted) -> bool:
     """Whether an empty GPU can get the wanted devices."""
-    if gpu.mig is None:
-        return not wanted.devices
-    grid = geometry.Geometry(gpu.mig.profiles)
-    return solve(grid, (), (), wanted) is not None
+    return _has_room(geometry.Geometry(mig.profiles), (), wanted)
 
 
 def largest(mig: model.Mig, wanted: target.Wanted,
@@ -145,30 +140,31 @@ def _has_room(grid: geometry.Geometry, fixed: Sequence[model.GpuInstance],
             item.profile for item in packing)
         for profile in missing:
             missing[profile] -= there[profile.profile_id]
-        if next(completions(grid, grid.occupancy_of(fixed),
-                            _needs(missing)), None) is not None:
+        if next(completions(grid, grid.occupancy_of(fixed), missing),
+                None) is not None:
             return True
     return False
 
 
-def _needs(counts: Mapping[model.GpuInstanceProfile, int]) -> Needs:
-    """Return needs, large first, to find soonest what fits nowhere."""
-    return tuple(sorted(
-        ((profile, count) for profile, count in counts.items()
-         if count > 0),
-        key=lambda need: (-need[0].slices, need[0].profile_id)))
+def _completions(grid: geometry.Geometry, occupancy: geometry.Occupancy,
+                 missing: Sequence[model.GpuInstanceProfile], above: int
+                 ) -> Iterator[geometry.Occupancy]:
+    """Yield the completions whose next instance starts above a unit.
 
+    Instances of one profile are placed from low to high, so that no
+    occupancy is yielded twice.
 
-def _place(grid: geometry.Geometry, occupancy: geometry.Occupancy,
-           profile: model.GpuInstanceProfile, count: int, rest: Needs,
-           above: int) -> Iterator[geometry.Occupancy]:
-    if not count:
-        yield from completions(grid, occupancy, rest)
+    :param missing: profiles of the instances, those of a profile together.
+    """
+    if not missing:
+        yield occupancy
         return
+    profile, *rest = missing
     for placement in grid.free_placements(occupancy, profile):
         if placement.start > above:
-            yield from _place(grid, occupancy.add(profile, placement),
-                              profile, count - 1, rest, placement.start)
+            yield from _completions(
+                grid, occupancy.add(profile, placement), rest,
+                placement.start if rest and rest[0] is profile else -1)
 
 
 def _keepable(instances: Sequence[model.GpuInstance],
@@ -266,7 +262,7 @@ def _complete(grid: geometry.Geometry, lost: int,
     before = grid.occupancy_of(item for item, _choice in pairs)
     ways = [((score.cost(grid, occupancy), _descending(occupancy)),
              occupancy)
-            for occupancy in completions(grid, before, _needs(counts))]
+            for occupancy in completions(grid, before, counts)]
     if not ways:
         return None
     room, best = min(ways, key=lambda way: way[0])

@@ -137,7 +137,7 @@ class Entry:
         except exception.InvalidValue as error:
             raise where.error('mig-devices', str(error)) from error
         if (gpu.mig is not None and wanted.enabled
-                and not change_search.fits_empty(gpu, wanted)):
+                and not change_search.fits_empty(gpu.mig, wanted)):
             raise where.error(
                 f'{wanted} do not fit on one {gpu.model or gpu.device_id}',
                 'at most ' + target.listed(change_search.largest(
