@@ -89,23 +89,14 @@ def loss(taken: Iterable[float], at: Iterable[float]) -> float:
 def choose_start(grid: geometry.Geometry, occupancy: geometry.Occupancy,
                  profile: model.GpuInstanceProfile
                  ) -> model.Placement | None:
-    """Return the placement that loses least on a GPU.
-
-    If two placements lose the same, the higher start wins, because the
-    driver itself fills a grid from its end.
+    """Return the placement that loses least on a GPU; see :attr:`Row.best`.
 
     :param profile: one of the grid's profiles.
     :returns: None only if there is no free placement at all.
     """
-    free = grid.free_placements(occupancy, profile)
-    if len(free) < 2:
-        return free[0] if free else None
-    table = of_grid(grid.profiles)
-    row = table.row(occupancy)
-    at = prices(row.room)
-    return min(free, key=lambda placement: (
-        loss(row.lost(table.row(occupancy.add(profile, placement))), at),
-        -placement.start))
+    best = of_grid(grid.profiles).row(occupancy).best[
+        grid.profiles.index(profile)]
+    return None if best is None else best.placement
 
 
 def cost(grid: geometry.Geometry, occupancy: geometry.Occupancy) -> float:
@@ -150,13 +141,26 @@ class Row:
         """For each profile, the starts worth choosing from, best first.
 
         A start is omitted if it costs at least as much room of every
-        profile as another. If two cost the same, the higher start is kept,
-        as in :func:`choose_start`.
+        profile as another. If two cost the same, the higher start is kept.
         """
         return tuple(_undominated(self._option(profile, placement)
                                   for placement in self.table.grid
                                   .free_placements(self.occupancy, profile))
                      for profile in self.table.profiles)
+
+    @functools.cached_property
+    def best(self) -> tuple[Option | None, ...]:
+        """For each profile, the start that loses least; None without room.
+
+        The prices are those of this GPU alone. If two starts lose the same,
+        the higher one is best, because the driver itself fills a grid from
+        its end.
+        """
+        at = prices(self.room)
+        return tuple(min(
+            options, default=None, key=lambda option: (
+                loss(option.lost, at), -option.placement.start))
+            for options in self.options)
 
     def lost(self, after: Row) -> tuple[float, ...]:
         """Return the room that is lost on the way to another row."""

@@ -164,24 +164,16 @@ def arrived(rows: Rows, arrivals: tuple[int, ...], certain: bool
     """Return all rows that a GPU may have once instances are created on it.
 
     The agent chooses each placement as it does at a bind
-    (:func:`cyborg_gpu_driver.partition.mig.score.choose_start`).
+    (:attr:`cyborg_gpu_driver.partition.mig.score.Row.best`).
 
     :param arrivals: numbers of profiles, the first to be created first.
     :param certain: whether each of the rows must have room.
     :returns: None if there is no room.
     """
     for number in arrivals:
-        after = [found for row in rows
-                 if (found := _created(row, number)) is not None]
+        after = [best.after for row in rows
+                 if (best := row.best[number]) is not None]
         if not after or certain and len(after) < len(rows):
             return None
         rows = tuple(dict.fromkeys(after))
     return rows
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _created(row: score.Row, number: int) -> score.Row | None:
-    at = score.prices(row.room)
-    best = min(row.options[number], default=None, key=lambda option: (
-        score.loss(option.lost, at), -option.placement.start))
-    return None if best is None else best.after
