@@ -123,16 +123,6 @@ def _like(gpu: model.Gpu, globs: Iterable[str]) -> bool:
                for glob in globs for name in names)
 
 
-def restricted(policy: Policy, others: frozenset[str]) -> Policy:
-    """Return a policy without the vGPU types that belong to other modes."""
-    return dataclasses.replace(
-        policy,
-        vgpu_types=tuple(name for name in policy.vgpu_types
-                         if name not in others),
-        max_instances=tuple(item for item in policy.max_instances
-                            if item[0] not in others))
-
-
 def automatic(gpu: model.Gpu) -> Policy:
     """Return the policy of a GPU if none is configured.
 

@@ -20,6 +20,7 @@ role.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
 from collections.abc import Iterable
 
@@ -104,22 +105,23 @@ def rules(policy: policies.Policy, role: policies.Mode, gpu: model.Gpu
 
     :param gpu: with the vGPU types that the GPU has in the role.
     """
-    others = [kind for kind in vgpu_types.types_of(gpu)
-              if kind.is_mig_backed is not (role is policies.Mode.MIG)]
-    return policies.restricted(policy.in_role(role), frozenset(
-        text for text in _types(policy)
-        if any(kind.is_called(text) for kind in others)
-        or _is_named_otherwise(text, role)))
+    types = vgpu_types.types_of(gpu)
+    return dataclasses.replace(
+        policy.in_role(role),
+        vgpu_types=tuple(name for name in policy.vgpu_types
+                         if _may_be_of(role, name, types)),
+        max_instances=tuple(item for item in policy.max_instances
+                            if _may_be_of(role, item[0], types)))
 
 
-def _types(policy: policies.Policy) -> Iterable[str]:
-    yield from policy.vgpu_types
-    for name, _number in policy.max_instances:
-        yield name
-
-
-def _is_named_otherwise(text: str, role: policies.Mode) -> bool:
-    """Whether a type's name shows that the type belongs to another role."""
-    named = vgpu_types.Type(text, text).parsed
-    return named is not None and (named.slices is not None) is not (
-        role is policies.Mode.MIG)
+def _may_be_of(role: policies.Mode, text: str,
+               types: Iterable[vgpu_types.Type]) -> bool:
+    """Whether neither the GPU nor its name shows that a vGPU type belongs to
+    another role.
+    """
+    by_name = vgpu_types.Type(text, text)
+    found = [kind for kind in types if kind.is_called(text)]
+    if by_name.parsed is not None:
+        found.append(by_name)
+    return all(kind.is_mig_backed is (role is policies.Mode.MIG)
+               for kind in found)
