@@ -25,6 +25,7 @@ from cyborg_gpu_driver.baremetal.inventory import modes
 from cyborg_gpu_driver.baremetal.inventory import node as node_module
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.change import target
 
 
@@ -107,8 +108,7 @@ def _left(gpu) -> Iterator[str]:
     if gpu.mig is None:
         return
     for instance in gpu.mig.instances:
-        profile = gpu.mig.profile_by_id(instance.profile_id)
-        name = profile.name if profile else f'profile {instance.profile_id}'
+        name = spec.profile_name(gpu.mig, instance.profile_id)
         yield f'GPU instance {name} is left at {instance.placement}'
 
 

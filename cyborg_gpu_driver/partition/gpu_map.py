@@ -32,6 +32,7 @@ from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import picture
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 
@@ -162,11 +163,10 @@ def _grid_boxes(mig: model.Mig, claimed: Claimed) -> Iterator[Box]:
             reachable |= place.mask
     boxes = []
     for item in mig.instances:
-        found = mig.profile_by_id(item.profile_id)
         handles = claimed.instances.get(item.placement, ())
         boxes.append(Box(
             State.BOUND if handles else State.CREATED,
-            found.name if found else f'profile {item.profile_id}',
+            spec.profile_name(mig, item.profile_id),
             item.placement, item.instance_id, handles))
     empty = [unit for unit in range(grid.units)
              if not occupancy.mask >> unit & 1]

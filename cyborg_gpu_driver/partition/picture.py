@@ -118,7 +118,8 @@ def _mig(mig: model.Mig, instances: Sequence[spec.MigInstanceSpec],
     cells = _cells(mig, drawn, units, owners)
     return [
         *_grid(cells, units, pens),
-        *(f'{_label("also")}{_name(mig, item)} at {item.placement}'
+        *(f'{_label("also")}{spec.profile_name(mig, item.profile_id)} '
+          f'at {item.placement}'
           for item in hidden),
         _compute(mig, instances, pens), _memory(occupancy, units, pens),
         *_fitting(grid, occupancy, pens)]
@@ -146,7 +147,8 @@ def _cells(mig: model.Mig, instances: Iterable[spec.MigInstanceSpec],
         cells += [Cell(1)] * (place.start - unit)
         owner = ''.join(letter if letter.isprintable() else '?'
                         for letter in owners.get(place, ''))
-        cells.append(Cell(place.size, (_name(mig, instance), owner)))
+        cells.append(Cell(place.size, (
+            spec.profile_name(mig, instance.profile_id), owner)))
         unit = place.start + place.size
     return cells + [Cell(1)] * (units - unit)
 
@@ -258,8 +260,3 @@ def _bar(used: int, total: int, pens: Pens) -> str:
 
 def _label(text: str) -> str:
     return text.ljust(_LABEL)
-
-
-def _name(mig: model.Mig, instance: spec.MigInstanceSpec) -> str:
-    profile = mig.profile_by_id(instance.profile_id)
-    return profile.name if profile else f'profile {instance.profile_id}'

@@ -90,6 +90,15 @@ def profile(gpu: model.Gpu, profile_id: int | None
     return gpu.mig.profile_by_id(profile_id)
 
 
+def profile_name(mig: model.Mig, profile_id: int) -> str:
+    """Return the name of a GPU instance profile, for people.
+
+    :returns: ``profile 99`` if NVML does not list the profile.
+    """
+    found = mig.profile_by_id(profile_id)
+    return found.name if found else f'profile {profile_id}'
+
+
 def of(instance: model.GpuInstance) -> MigInstanceSpec:
     """Return the specification of an instance, without compute instances."""
     return MigInstanceSpec(instance.placement, instance.profile_id)

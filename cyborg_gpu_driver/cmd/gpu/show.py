@@ -25,6 +25,7 @@ from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import picture
+from cyborg_gpu_driver.partition import spec
 
 
 class Vgpus(cliff_columns.FormattableColumn):
@@ -119,15 +120,10 @@ def partitions(gpu: model.Gpu) -> collections.Counter:
     """
     if gpu.mig is not None and gpu.mig.enabled:
         return collections.Counter(
-            profile_name(gpu, item.profile_id) for item in gpu.mig.instances)
+            spec.profile_name(gpu.mig, item.profile_id)
+            for item in gpu.mig.instances)
     return collections.Counter(
         type_name(gpu, vgpu.type_id) for vgpu in gpu.vgpus)
-
-
-def profile_name(gpu: model.Gpu, profile_id: int) -> str:
-    """Return a profile's name; its number if NVML does not list it."""
-    profile = gpu.mig.profile_by_id(profile_id)
-    return profile.name if profile else f'profile {profile_id}'
 
 
 def type_name(gpu: model.Gpu, type_id: str) -> str:
@@ -178,7 +174,7 @@ def _mig_facts(gpu):
     instances = gpu.mig.instances if gpu.mig else ()
     yield 'mig_instances', columns.Structure([
         {'id': item.instance_id,
-         'profile': profile_name(gpu, item.profile_id),
+         'profile': spec.profile_name(gpu.mig, item.profile_id),
          'start': item.placement.start, 'size': item.placement.size,
          'mig_uuids': list(item.mig_uuids),
          **dict(_scheduler_state(item.scheduler))} for item in instances])

@@ -236,7 +236,7 @@ def _live(gpu: model.Gpu, record: gpu_record.GpuRecord
             profile = gpu.mig.profile_by_id(item.profile_id)
             yield Part(
                 Kind.INSTANCE,
-                profile.name if profile else f'profile {item.profile_id}',
+                spec.profile_name(gpu.mig, item.profile_id),
                 _state(spec.of(item) in record.fixed.instances),
                 profile and profile.memory_mib, item.placement,
                 item.instance_id), [

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.partition.change import change
 from cyborg_gpu_driver.partition.change import compute as compute_change
@@ -129,7 +130,7 @@ def _harmless(item: model.GpuInstance, wanted: target.Wanted) -> bool:
 
 def _described(mig: model.Mig, item: model.GpuInstance, in_use: _InUse) -> str:
     profile = mig.profile_by_id(item.profile_id)
-    name = profile.name if profile else f'profile {item.profile_id}'
+    name = spec.profile_name(mig, item.profile_id)
     if profile and item.compute:
         sizes = sorted((compute.size for compute in item.compute),
                        reverse=True)

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.change import plan as change_plan
 from cyborg_gpu_driver.partition.change import target
 from cyborg_gpu_driver.partition.layout import devices as layout_devices
@@ -70,7 +71,8 @@ def differences(gpu: model.Gpu, wanted: target.Wanted,
         if there[name] != expected:
             found.append(f'{name}: {there[name]} instead of {expected}')
     found += [
-        f'{_name(mig, item)} at {item.placement} has no compute instance'
+        f'{spec.profile_name(mig, item.profile_id)} at {item.placement} has '
+        'no compute instance'
         for mig, item in _instances(gpu)
         if not item.compute and item.placement not in in_use]
     return tuple(found)
@@ -116,7 +118,7 @@ def _counts(gpu: model.Gpu) -> collections.Counter[str]:
         profile = mig.profile_by_id(item.profile_id)
         for compute in item.compute:
             counts[target.device_name(profile, compute.size) if profile
-                   else _name(mig, item)] += 1
+                   else spec.profile_name(mig, item.profile_id)] += 1
     return counts
 
 
@@ -124,13 +126,8 @@ def _whole_counts(gpu: model.Gpu) -> list[tuple[str, int]]:
     counts = _counts(gpu)
     for mig, item in _instances(gpu):
         if not item.compute:
-            counts[_name(mig, item)] += 1
+            counts[spec.profile_name(mig, item.profile_id)] += 1
     return sorted(counts.items())
-
-
-def _name(mig: model.Mig, instance: model.GpuInstance) -> str:
-    profile = mig.profile_by_id(instance.profile_id)
-    return profile.name if profile else f'profile {instance.profile_id}'
 
 
 def _word(enabled: bool) -> str:

@@ -269,8 +269,7 @@ def _foreign_instances(facts: Facts) -> Iterator[reconcile.Difference]:
     for instance in unexplained(facts):
         if instance.placement in facts.in_use:
             continue
-        profile = mig.profile_by_id(instance.profile_id)
-        name = profile.name if profile else f'profile {instance.profile_id}'
+        name = spec.profile_name(mig, instance.profile_id)
         yield _difference(
             reconcile.Kind.FOREIGN_INSTANCE, facts.gpu.address,
             f'{name}@{instance.placement.start}',
