@@ -69,7 +69,10 @@ class Change:
         return not self.steps
 
     def after(self) -> spec.MigLayout:
-        """Return the layout that the GPU will have."""
+        """Return the layout that the GPU will have.
+
+        Where a compute instance starts is an assumption: the driver decides.
+        """
         stays = [
             dataclasses.replace(spec.of(item.instance), compute=_laid_out(
                 item.wanted.compute)) if item.in_use is None

@@ -109,7 +109,8 @@ class Applier:
         """
         if options.mode_only:
             wanted = target.Wanted(wanted.enabled)
-            if gpu.mig is None or _mode_of(gpu) == (wanted.enabled,) * 2:
+            if gpu.mig is None or (
+                    gpu.mig.enabled == gpu.mig.pending == wanted.enabled):
                 return change.Change(gpu, wanted)
         planned = change_plan.plan(gpu, wanted, self._transactions.in_use(gpu))
         if gpu.mig is not None and gpu.mig.enabled != wanted.enabled:
@@ -236,40 +237,21 @@ def _verify(now: model.Gpu, planned: change.Change) -> None:
 
     :raises StepFailed: if they differ, although all steps succeeded.
     """
-    expected = _expected(planned)
-    found = collections.Counter(
-        (item.bare, tuple(sorted(size for _, size in item.compute)))
-        for item in spec.layout_of(now).instances)
-    if _mode_of(now) != (planned.wanted.enabled,) * 2:
+    layout, asked = spec.layout_of(now), planned.after()
+    if (layout.enabled, layout.pending) != (asked.enabled, asked.pending):
         raise exception.StepFailed(
             reason='MIG mode is not what was asked for')
+    found, expected = _counted(layout), _counted(asked)
     if found != expected:
         raise exception.StepFailed(
             reason=f'it has {_listed(found - expected)} that was not asked '
                    f'for, and lacks {_listed(expected - found)}')
 
 
-def _expected(planned: change.Change) -> _Counted:
-    """The instances that should exist after the last step."""
-    return collections.Counter([
-        *((spec.of(kept.instance), _compute_of(kept))
-          for kept in planned.keep),
-        *((spec.MigInstanceSpec(made.placement,
-                                made.wanted.profile.profile_id),
-           tuple(sorted(made.wanted.compute))) for made in planned.create)])
-
-
-def _compute_of(kept: change.Kept) -> tuple[int, ...]:
-    """Slices of the compute instances; in use, they remain as they are."""
-    if kept.in_use is None:
-        return tuple(sorted(kept.wanted.compute))
-    return tuple(sorted(part.size for part in kept.instance.compute))
-
-
-def _mode_of(gpu: model.Gpu) -> tuple[bool, bool]:
-    if gpu.mig is None:
-        return False, False
-    return gpu.mig.enabled, gpu.mig.pending
+def _counted(layout: spec.MigLayout) -> _Counted:
+    return collections.Counter(
+        (item.bare, tuple(sorted(size for _, size in item.compute)))
+        for item in layout.instances)
 
 
 def _listed(counted: _Counted) -> str:
