@@ -86,7 +86,7 @@ def surplus(gpu: model.Gpu, policy: policies.Policy | None,
     :param remembered: as for :func:`plan`. A vGPU that is not the remembered
         one is never surplus, because another tool created it.
     """
-    known = _known(gpu)
+    known = vgpu_types.by_id(gpu)
     left: collections.Counter[vgpu_types.Type] = collections.Counter()
     for text, number in policy.fixed_vgpus if policy else ():
         for entry in known.values():
@@ -134,18 +134,14 @@ def _wanted(gpu: model.Gpu, policy: policies.Policy, refuse: _Refusal
     return wanted
 
 
-def _known(gpu: model.Gpu) -> dict[str | None, vgpu_types.Type]:
-    """Return the GPU's types by mdev type; callers may look up None."""
-    return {entry.type_id: entry for entry in vgpu_types.types_of(gpu)}
-
-
 def _functions(gpu: model.Gpu) -> list[model.VirtualFunction]:
     return sorted(gpu.vfs, key=lambda function: function.index)
 
 
-def _carried(function: model.VirtualFunction) -> str | None:
+def _carried(function: model.VirtualFunction) -> str:
+    """Return the mdev type of the vGPU on a function; empty for none."""
     number = function.current_vgpu_type
-    return f'nvidia-{number}' if number else None
+    return f'nvidia-{number}' if number else ''
 
 
 def _assign(gpu: model.Gpu, wanted: Mapping[vgpu_types.Type, int],
@@ -199,7 +195,7 @@ def _others(gpu: model.Gpu, given: _Given) -> list[model.VirtualFunction]:
 
 def _check_one_size(gpu: model.Gpu, given: _Given, refuse: _Refusal) -> None:
     """Refuse what does not fit: the first vGPU decides the size of all."""
-    known = _known(gpu)
+    known = vgpu_types.by_id(gpu)
     others = _others(gpu, given)
     entries = [*given.values(),
                *(known[_carried(function)] for function in others
@@ -228,8 +224,7 @@ def _said(others: Sequence[model.VirtualFunction]) -> str:
 def _places(gpu: model.Gpu, given: _Given, refuse: _Refusal
             ) -> dict[model.VirtualFunction, int]:
     """Return placement ids by function; new vGPUs are placed largest first."""
-    known: dict[str | None, model.VgpuType] = {
-        entry.mdev_type_id: entry for entry in gpu.vgpu_types}
+    known = {entry.mdev_type_id: entry for entry in gpu.vgpu_types}
     places, taken = {}, []
     for function in _functions(gpu):
         entry = known.get(_carried(function))
@@ -269,7 +264,7 @@ def _instances(gpu: model.Gpu, given: _Given, refuse: _Refusal
     missing: collections.Counter[tuple[Any, int, int]] = collections.Counter(
         (entry.gi_profile_id, entry.framebuffer_mib, entry.per_instance or 1)
         for function, entry in given.items() if not _carried(function))
-    known = _known(gpu)
+    known = vgpu_types.by_id(gpu)
     carried = collections.defaultdict(list)
     for function in gpu.vfs:
         if _carried(function) in known:

@@ -127,15 +127,14 @@ def _boxes(gpu: model.Gpu, mode: policy.Mode | None, claimed: Claimed
     elif condition.is_failed(gpu):
         yield Box(State.UNREAD)
     elif gpu.vgpus:
-        types = {entry.type_id: entry.name
-                 for entry in vgpu_types.types_of(gpu)}
+        types = vgpu_types.by_id(gpu)
         for vgpu in gpu.vgpus:
             handles = claimed.functions.get(vgpu.function, ())
             if vgpu.uuid is not None:
                 handles = ((vgpu.uuid,) if vgpu.uuid in claimed.mdevs
                            else ())
             yield Box(State.BOUND if handles else State.CREATED,
-                      types.get(vgpu.type_id, vgpu.type_id), handles=handles)
+                      vgpu_types.name(types, vgpu.type_id), handles=handles)
     elif mode is policy.Mode.OFF or mode is None:
         yield Box(State.OFF)
     elif mode in policy.WHOLE:

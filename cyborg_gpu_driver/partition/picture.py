@@ -240,13 +240,12 @@ def _fitting(grid: geometry.Geometry, occupancy: geometry.Occupancy, pens: Pens
 
 
 def _time_sliced(gpu: model.Gpu, pens: Pens) -> list[str]:
-    types = {entry.type_id: entry for entry in vgpu_types.types_of(gpu)}
+    types = vgpu_types.by_id(gpu)
     rows = []
     for type_id, count in sorted(collections.Counter(
             vgpu.type_id for vgpu in gpu.vgpus).items()):
-        entry = types.get(type_id)
-        name = entry.name if entry else type_id
-        total = entry.max_instances if entry else None
+        name = vgpu_types.name(types, type_id)
+        total = (types[type_id].max_instances if type_id in types else None)
         rows.append(
             f'{name}  {_bar(count, total, pens)}  {count} of {total}'
             if total else f'{name}  {count}')

@@ -26,6 +26,7 @@ from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import picture
 from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 
 
 class Vgpus(cliff_columns.FormattableColumn):
@@ -122,16 +123,9 @@ def partitions(gpu: model.Gpu) -> collections.Counter:
         return collections.Counter(
             spec.profile_name(gpu.mig, item.profile_id)
             for item in gpu.mig.instances)
+    types = vgpu_types.by_id(gpu)
     return collections.Counter(
-        type_name(gpu, vgpu.type_id) for vgpu in gpu.vgpus)
-
-
-def type_name(gpu: model.Gpu, type_id: str) -> str:
-    """Return a vGPU type's name; ``nvidia-<n>`` if the name is unknown."""
-    for vgpu_type in gpu.vgpu_types:
-        if vgpu_type.mdev_type_id == type_id:
-            return vgpu_type.name
-    return type_id
+        vgpu_types.name(types, vgpu.type_id) for vgpu in gpu.vgpus)
 
 
 def _facts(gpu, mode):
@@ -186,13 +180,14 @@ def _vgpu_facts(gpu):
         None if gpu.mixed_sizes is None
         else 'on' if gpu.mixed_sizes else 'off')
     yield from _scheduler_facts(gpu.scheduler)
+    types = vgpu_types.by_id(gpu)
     yield 'vgpus', Vgpus([
-        {'name': type_name(gpu, vgpu.type_id), 'type': vgpu.type_id,
+        {'name': vgpu_types.name(types, vgpu.type_id), 'type': vgpu.type_id,
          'function': str(vgpu.function), 'uuid': vgpu.uuid,
          'gpu_instance_id': vgpu.instance_id} for vgpu in gpu.vgpus])
     yield 'mdevs', columns.Structure([
         {'uuid': mdev.uuid, 'parent': str(mdev.parent),
-         'type': mdev.type_id, 'name': type_name(gpu, mdev.type_id)}
+         'type': mdev.type_id, 'name': vgpu_types.name(types, mdev.type_id)}
         for mdev in gpu.all_mdevs])
     yield 'virtual_functions', columns.Structure([
         {'address': str(item.address), 'index': item.index,

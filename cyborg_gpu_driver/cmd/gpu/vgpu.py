@@ -23,11 +23,11 @@ from cyborg_gpu_driver.cloud import arqs
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cmd.context import cloud_options
 from cyborg_gpu_driver.cmd.context import machine as cmd_machine
-from cyborg_gpu_driver.cmd.gpu import show as cmd_gpu
 from cyborg_gpu_driver.cmd.output import columns
 from cyborg_gpu_driver.cmd.output import table
 from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 from cyborg_gpu_driver.program.reconcile import orphans
 
 _UNKNOWN = '?'
@@ -148,7 +148,7 @@ def _claimed(parsed_args, hostname):
 
 
 def _type(found):
-    return cmd_gpu.type_name(found.gpu, found.vgpu.type_id)
+    return vgpu_types.name(vgpu_types.by_id(found.gpu), found.vgpu.type_id)
 
 
 def _instance(found):

@@ -243,13 +243,13 @@ def _live(gpu: model.Gpu, record: gpu_record.GpuRecord
                     claim for claim in record.claims
                     if claim.instance == spec.of(item)]
         return
-    types = {item.type_id: item for item in vgpu_types.types_of(gpu)}
+    types = vgpu_types.by_id(gpu)
     for vgpu in gpu.vgpus:
         known = types.get(vgpu.type_id)
         yield Part(
-            Kind.VGPU, known.name if known else vgpu.type_id,
+            Kind.VGPU, vgpu_types.name(types, vgpu.type_id),
             _state(vgpu.function in record.fixed.types),
-            _framebuffer(gpu, vgpu.type_id), function=vgpu.function,
+            known and known.framebuffer_mib or None, function=vgpu.function,
             mdev=vgpu.uuid), [
                 claim for claim in record.claims
                 if claim.instance is None and vgpu == claim.live(
@@ -258,8 +258,3 @@ def _live(gpu: model.Gpu, record: gpu_record.GpuRecord
 
 def _state(fixed: bool) -> str:
     return 'fixed' if fixed else 'created'
-
-
-def _framebuffer(gpu: model.Gpu, type_id: str) -> int | None:
-    return next((item.framebuffer_mib for item in gpu.vgpu_types
-                 if item.mdev_type_id == type_id), None)

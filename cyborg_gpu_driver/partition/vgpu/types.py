@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
@@ -74,8 +75,8 @@ class Type:
         return text in (self.name, self.type_id)
 
 
-def types_of(gpu: model.Gpu) -> tuple[Type, ...]:
-    """Return every type of a GPU, by number of the type.
+def by_id(gpu: model.Gpu) -> dict[str, Type]:
+    """Return every type of a GPU by its mdev type, in order of the numbers.
 
     NVML knows the maximum and the instance profile. sysfs provides the types
     that NVML does not list.
@@ -94,7 +95,22 @@ def types_of(gpu: model.Gpu) -> tuple[Type, ...]:
             known.max_instances, known.gi_profile_id,
             known.per_instance or 1, known.placements,
             known.free_placements)
-    return tuple(sorted(found.values(), key=_number))
+    return {entry.type_id: entry
+            for entry in sorted(found.values(), key=_number)}
+
+
+def types_of(gpu: model.Gpu) -> tuple[Type, ...]:
+    """Return every type of a GPU, in order of the numbers."""
+    return tuple(by_id(gpu).values())
+
+
+def name(types: Mapping[str, Type], type_id: str) -> str:
+    """Return a type's name, for people.
+
+    :param types: those that :func:`by_id` returned.
+    :returns: ``type_id`` itself if the GPU has no such type.
+    """
+    return types[type_id].name if type_id in types else type_id
 
 
 def of_mode(gpu: model.Gpu, mode: policy.Mode) -> tuple[Type, ...]:
