@@ -29,6 +29,7 @@ from cyborg_gpu_driver.partition import picture
 from cyborg_gpu_driver.partition.change import target
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.layout import generate as layout_generate
+from cyborg_gpu_driver.partition.layout import schema as layout_schema
 from cyborg_gpu_driver.partition.layout import state as layout_state
 from cyborg_gpu_driver.program.ready import apply
 
@@ -171,9 +172,13 @@ class GenerateLayouts(layout_options.LayoutCommand):
     def take_action(self, parsed_args):
         context = self.context()
         left_out = _unreachable(context)
+        gpus = {index: gpu for index, gpu in enumerate(context.gpus)
+                if index not in left_out}
+        for index, gpu in gpus.items():
+            layout_file.check_placements(gpu, layout_schema.place(
+                'this host', f'GPU {index}'))
         _write_file(self, parsed_args, layout_generate.generate(
-            gpu for index, gpu in enumerate(context.gpus)
-            if index not in left_out))
+            gpus.values()))
 
 
 def wanted_of(context: cmd_node_context.NodeContext, parsed_args

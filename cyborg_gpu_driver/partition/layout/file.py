@@ -115,7 +115,7 @@ class Entry:
             mig-parted (cmd/nvidia-mig-parted/apply/mode.go,
             MatchesAllDevices).
         :raises LayoutError: if this GPU lacks a profile, can never hold
-            them all, or is selected twice.
+            them all, or is selected twice, or if its placements are unknown.
         """
         found = [section for section in self.sections
                  if section.devices.include(index, gpu)]
@@ -136,6 +136,8 @@ class Entry:
                 gpu, found[0].mig_enabled, found[0].mig_devices)
         except exception.InvalidValue as error:
             raise where.error('mig-devices', str(error)) from error
+        if wanted.devices:
+            check_placements(gpu, where)
         if (gpu.mig is not None and wanted.enabled
                 and not change_search.fits_empty(gpu.mig, wanted)):
             raise where.error(
@@ -247,3 +249,17 @@ class LayoutFile:
     def dump(self) -> str:
         """Return the file's text; :meth:`parse` reads the same from it."""
         return layout_yaml.dump(self.to_dict())
+
+
+def check_placements(gpu: model.Gpu, where: schema.Place) -> None:
+    """Check that NVML says where the GPU instances of a GPU can be.
+
+    While MIG mode is off, it says so only to root.
+
+    :raises LayoutError: if it does not.
+    """
+    profiles = gpu.mig.profiles if gpu.mig else ()
+    if profiles and not any(profile.placements for profile in profiles):
+        raise where.error(
+            'NVML does not show the placements of its GPU instances',
+            'run this as root, or turn MIG mode on')

@@ -22,6 +22,7 @@ import textwrap
 import fixtures
 import yaml
 
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd.layout import layouts
 
 
@@ -231,6 +232,22 @@ class FileTest(layouts.LayoutCase):
         self.layout('apply', '--layout-file', every, '-c', 'all-balanced')
         self.layout('assert', '--layout-file', every, '-c', 'all-balanced')
         self.layout('assert', '--layout-file', now, code=1)
+
+    def test_what_nvml_shows_only_to_root(self):
+        self.apply('off')
+        self.useFixture(fixtures.MockPatchObject(
+            simulator.Machine, 'privileged', False))
+        for command in (('generate',), ('plan', '--layout-file', self.file,
+                                        '-c', 'halves')):
+            output, errors = self.layout(*command, code=1)
+            self.assertEqual('', output)
+            self.assertIn('GPU 0: NVML does not show the placements',
+                          ' '.join(errors.split()))
+        rows = json.loads(self.layout('list', '--layout-file', self.file,
+                                      '-o', 'json')[0])
+        self.assertEqual([True, True, False], [
+            'run this as root' in (row['problem'] or '')
+            for row in rows[:3]])
 
     def test_export_in_json(self):
         content = json.loads(self.layout('export', '-o', 'json')[0])
