@@ -123,7 +123,8 @@ _TOLD_BY = {'REMAP_PENDING': 'remap_pending',
 """The fact that a check must have read before it can clear the condition.
 Remapped rows cannot be read while a GPU in MIG mode has instances."""
 _NO_ACTION = (None, 0, 5)
-"""5 probably concerns how machines share memory, not this GPU."""
+"""5 is NVML_GPU_RECOVERY_ACTION_RECOVER_IMEX_DOMAIN (nvidia-ml-py): it
+concerns the domain of hosts that share memory, not this GPU."""
 _AGAIN_SECONDS = 10
 """The same error within this time is not counted again."""
 
