@@ -27,7 +27,7 @@ from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition.change import change
-from cyborg_gpu_driver.partition.change import order as change_order
+from cyborg_gpu_driver.partition.change import plan as change_plan
 from cyborg_gpu_driver.partition.change import target
 from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.partition.mig import score
@@ -172,7 +172,7 @@ def _creation(now, used, asked):
                        + ('; it fits at ' + ', '.join(
                            str(item.start) for item in free)
                           if free else ''))
-    return _change(now, used, create=(change.Created(
+    return change_plan.beside(now, now.mig, used, create=(change.Created(
         place, target.WantedInstance(profile, _compute(asked, profile))),))
 
 
@@ -188,19 +188,7 @@ def _destruction(now, used, start):
     if found.placement in used:
         raise _refused(now, f'the instance at unit {start} is in use: '
                        + used[found.placement])
-    return _change(now, used, destroy=(found,))
-
-
-def _change(now, used, destroy=(), create=()):
-    """Return a change that keeps all other instances unchanged."""
-    keep = tuple(change.Kept(item, target.WantedInstance(
-        now.mig.profile_by_id(item.profile_id),
-        tuple(part.size for part in item.compute)),
-        used.get(item.placement)) for item in now.mig.instances
-        if item not in destroy)
-    return change.Change(
-        now, target.Wanted(True), keep, destroy, create,
-        change_order.steps(now.mig, (), destroy, create))
+    return change_plan.beside(now, now.mig, used, destroy=(found,))
 
 
 def _compute(asked, profile):

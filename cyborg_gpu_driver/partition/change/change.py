@@ -36,7 +36,8 @@ class Kept:
     """A live instance that is kept, and its purpose in the new layout."""
 
     instance: model.GpuInstance
-    wanted: target.WantedInstance
+    wanted: target.WantedInstance | None = None
+    """None for an instance that stays as it is."""
     in_use: str | None = None
     """What uses the instance; None for an idle one."""
 
@@ -75,7 +76,7 @@ class Change:
         """
         stays = [
             dataclasses.replace(spec.of(item.instance), compute=_laid_out(
-                item.wanted.compute)) if item.in_use is None
+                item.wanted.compute)) if item.wanted and item.in_use is None
             else spec.in_full(item.instance) for item in self.keep]
         comes = [
             spec.MigInstanceSpec(item.placement,
@@ -94,7 +95,7 @@ class Change:
             'wanted': dict(self.wanted.counts),
             'keep': [{
                 **self._instance(item.instance.placement,
-                                 item.wanted.profile.name),
+                                 self._name(item.instance)),
                 'in_use': item.in_use} for item in self.keep],
             'destroy': [self._instance(item.placement, self._name(item))
                         for item in self.destroy],

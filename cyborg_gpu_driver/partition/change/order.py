@@ -104,7 +104,7 @@ def _creation(item: change.Created) -> Iterator[Step]:
 
 
 def _compute(mig: model.Mig, kept: change.Kept) -> Iterator[Step]:
-    if kept.in_use is not None:
+    if kept.wanted is None or kept.in_use is not None:
         return
     profile = mig.profile_by_id(kept.instance.profile_id)
     needed = compute_change.change(kept.instance, kept.wanted)

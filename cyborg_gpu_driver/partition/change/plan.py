@@ -19,6 +19,7 @@ returns a value that can be inspected before anything is changed.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from cyborg_gpu_driver import exception
@@ -69,6 +70,39 @@ def plan(gpu: model.Gpu, wanted: target.Wanted,
     if not (mig.enabled and mig.pending):
         steps = (action.Step(action.Action.ENABLE_MIG), *steps)
     return change.Change(gpu, wanted, keep, destroy, create, steps)
+
+
+def mode(gpu: model.Gpu, enabled: bool, in_use: _InUse = _NOBODY
+         ) -> change.Change:
+    """Plan the change of the MIG mode alone, which keeps all instances.
+
+    Turning the mode off destroys the idle ones.
+
+    :param gpu: with another mode, current or pending.
+    :param in_use: as for :func:`plan`.
+    :raises LayoutUnreachable: if an instance in use prevents the change.
+    """
+    wanted = target.Wanted(enabled)
+    if gpu.mig is None:
+        return change.Change(gpu, wanted)
+    if not enabled:
+        return _disable(gpu, gpu.mig, wanted, in_use)
+    return dataclasses.replace(
+        beside(gpu, gpu.mig, in_use),
+        steps=(action.Step(action.Action.ENABLE_MIG),))
+
+
+def beside(gpu: model.Gpu, mig: model.Mig, in_use: _InUse,
+           destroy: tuple[model.GpuInstance, ...] = (),
+           create: tuple[change.Created, ...] = ()) -> change.Change:
+    """Plan a change that leaves all other instances as they are.
+
+    :param in_use: as for :func:`plan`.
+    """
+    keep = tuple(change.Kept(item, in_use=in_use.get(item.placement))
+                 for item in mig.instances if item not in destroy)
+    return change.Change(gpu, target.Wanted(True), keep, destroy, create,
+                         change_order.steps(mig, (), destroy, create))
 
 
 def _disable(gpu: model.Gpu, mig: model.Mig, wanted: target.Wanted,

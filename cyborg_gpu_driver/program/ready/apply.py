@@ -107,12 +107,13 @@ class Applier:
         :raises NvmlError, SysfsError, JournalError: if it is unknown what is
             in use.
         """
-        if options.mode_only:
-            wanted = target.Wanted(wanted.enabled)
-            if gpu.mig is None or (
-                    gpu.mig.enabled == gpu.mig.pending == wanted.enabled):
-                return change.Change(gpu, wanted)
-        planned = change_plan.plan(gpu, wanted, self._transactions.in_use(gpu))
+        if options.mode_only and (gpu.mig is None or (
+                gpu.mig.enabled == gpu.mig.pending == wanted.enabled)):
+            return change.Change(gpu, target.Wanted(wanted.enabled))
+        in_use = self._transactions.in_use(gpu)
+        planned = (change_plan.mode(gpu, wanted.enabled, in_use)
+                   if options.mode_only
+                   else change_plan.plan(gpu, wanted, in_use))
         if gpu.mig is not None and gpu.mig.enabled != wanted.enabled:
             found = blockers.of_mode(self._machine, gpu, wanted.enabled)
             if found:

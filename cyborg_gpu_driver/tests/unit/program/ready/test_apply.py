@@ -82,6 +82,15 @@ class ApplyTest(layouts.LayoutCase):
         self.assertIs(apply.Status.UNCHANGED, status)
         self.assertEqual(before, self.truth())
 
+    def test_mode_only_leaves_instances_if_the_mode_was_to_change(self):
+        self.apply(_3g_40gb=1)
+        before = self.truth()
+        with self.machine.operation(write=True):
+            self.machine.gpu(str(self.address)).state.pending = False
+        self.assertIs(apply.Status.CHANGED, self.apply(
+            options=apply.Options(mode_only=True), _3g_40gb=1))
+        self.assertEqual(before, self.truth())
+
     def test_hopper_needs_no_reset(self):
         self.use('hgx-h100')
         self.load(self._without_mig())
