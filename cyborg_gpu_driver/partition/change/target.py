@@ -42,16 +42,11 @@ class WantedInstance:
     compute: tuple[int, ...]
     """Slices of each compute instance, the largest first."""
 
-    @property
-    def device_names(self) -> tuple[str, ...]:
-        """Names of its MIG devices, one per compute instance."""
-        return tuple(device_name(self.profile, slices)
-                     for slices in self.compute)
-
     def __str__(self) -> str:
         if self.compute == (self.profile.slices,):
             return self.profile.name
-        counts = collections.Counter(self.device_names)
+        counts = collections.Counter(device_name(self.profile, slices)
+                                     for slices in self.compute)
         return f'{self.profile.name} ({listed(counts)})'
 
 

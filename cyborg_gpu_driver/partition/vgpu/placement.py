@@ -50,26 +50,18 @@ def choose(types: Iterable[model.VgpuType], wanted: model.VgpuType,
     return None if place is None else place.start
 
 
-def profile_of(entry: model.VgpuType, starts: Iterable[int]
-               ) -> model.GpuInstanceProfile:
-    """Return a type of mixed sizes as a profile on a grid of slots.
+def _profile(entry: model.VgpuType, taken: Iterable[model.Placement]
+             ) -> model.GpuInstanceProfile:
+    """Return a type as a profile on a grid of slots, with its free places.
 
     Types of one size are equal, whatever their series.
-
-    :param starts: the type's possible placement ids.
     """
     size = entry.placement_size or 0
-    places = tuple(model.Placement(start, size) for start in starts)
+    places = tuple(
+        place for place in (model.Placement(start, size)
+                            for start in entry.free_placements or ())
+        if not any(place.mask & other.mask for other in taken))
     return model.GpuInstanceProfile(
         profile_id=size, name=str(size), slices=size,
         memory_mib=entry.framebuffer_mib, max_instances=len(places),
         placements=places)
-
-
-def _profile(entry: model.VgpuType, taken: Iterable[model.Placement]
-             ) -> model.GpuInstanceProfile:
-    return profile_of(entry, (
-        start for start in entry.free_placements or ()
-        if not any(start < place.start + place.size
-                   and place.start < start + (entry.placement_size or 0)
-                   for place in taken)))
