@@ -166,8 +166,9 @@ class Applier:
                     lambda gpu: self._settled(gpu, planned, remember),
                     may_reset=options.may_reset)
                 status = Status.PENDING if pending else Status.CHANGED
-                LOG.info('GPU %(gpu)s: %(wanted)s', {
-                    'gpu': gpu.address, 'wanted': planned.wanted})
+                LOG.info('GPU %(gpu)s: %(steps)s', {
+                    'gpu': gpu.address,
+                    'steps': '; '.join(map(str, planned.steps))})
             else:
                 if self._records.read(gpu.address).change is not None:
                     self._records.put(gpu.address, change=None)

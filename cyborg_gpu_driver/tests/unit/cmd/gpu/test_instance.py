@@ -21,6 +21,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
+from cyborg_gpu_driver.tests.unit.cmd.layout import layouts
 
 _HOST = 'a30x4'
 
@@ -45,3 +46,19 @@ class ListTest(base.CommandCase):
         self.assertIn(f'GPU {first}: ', errors)
         self.assertNotIn(second, errors)
         self.assertEqual([], json.loads(output))
+
+
+class ChangeTest(layouts.LayoutCase):
+
+    def test_the_log_says_what_was_changed(self):
+        log = self.useFixture(fixtures.FakeLogger(
+            'cyborg_gpu_driver.program.ready.apply'))
+        for command, steps in (
+                (('create', layouts.GPU, '3g.40gb', '--start', '4'),
+                 'create instance 3g.40gb at 4:4; create compute instance 3c '
+                 'in 3g.40gb at 4:4'),
+                (('destroy', layouts.GPU, '4'),
+                 'destroy compute instance 3c at slice 0 in 3g.40gb at 4:4; '
+                 'destroy instance 3g.40gb at 4:4')):
+            self.run_on_host('instance', *command)
+            self.assertIn(f'GPU {layouts.GPU}: {steps}\n', log.output)
