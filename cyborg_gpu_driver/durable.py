@@ -233,14 +233,17 @@ def _make_directory(path: str, above: str, name: str) -> None:
 def _make_file(path: str, directory: str, name: str) -> None:
     descriptor, new = _new_file(directory, name)
     try:
-        os.fchmod(descriptor, _MODE)
-        _hand_over(descriptor, directory)
+        try:
+            os.fchmod(descriptor, _MODE)
+            _hand_over(descriptor, directory)
+        finally:
+            # Before others can lock it: see cyborg_gpu_driver.locks.
+            os.close(descriptor)
         os.link(new, path)
     except FileExistsError:
         # Another process was faster, or a link is broken: stat raises then.
         os.stat(path)
     finally:
-        os.close(descriptor)
         os.unlink(new)
 
 

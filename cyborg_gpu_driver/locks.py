@@ -122,11 +122,13 @@ def _lock(state_path: str, name: str, what: str, seconds: float,
     with contextlib.ExitStack() as held:
         thread = _threads.get(path)
         file = lockutils.external_lock(name, lock_path=directory)
+        wait = _Wait(what, purpose, path)
         try:
-            for lock in (thread, file):
-                _acquire(lock.acquire, end, seconds,
-                         _Wait(what, purpose, path))
-                held.callback(lock.release)
+            _acquire(thread.acquire, end, seconds, wait)
+            held.callback(thread.release)
+            held.callback(_close, file)
+            _acquire(file.acquire, end, seconds, wait)
+            held.callback(file.release)
         except (OSError, threading.ThreadError) as error:
             raise exception.JournalError(
                 path=path, reason=f'cannot be locked: {error}; check that '
@@ -134,6 +136,17 @@ def _lock(state_path: str, name: str, what: str, seconds: float,
         _holders[path] = purpose
         held.callback(_holders.pop, path, None)
         yield
+
+
+def _close(lock: lockutils.InterProcessLock) -> None:
+    """Close the file of a lock that could not be acquired.
+
+    A process loses its lock on a file when it closes any descriptor of the
+    file (fcntl(2)). So the file must not be left to the garbage
+    collector, which would close it while another thread has the lock.
+    """
+    if lock.lockfile is not None:
+        lock.lockfile.close()
 
 
 def _acquire(acquire: Callable[..., bool], end: float, seconds: float,

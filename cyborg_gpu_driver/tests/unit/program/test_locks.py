@@ -10,7 +10,9 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
+import contextlib
 import fcntl
+import gc
 import logging
 import os
 import subprocess
@@ -20,6 +22,7 @@ import threading
 import fixtures
 from oslotest import base
 
+from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host.snapshot import model
@@ -32,6 +35,15 @@ with open(sys.argv[1], 'a') as stream:
     fcntl.lockf(stream, fcntl.LOCK_EX)
     print('held', flush=True)
     sys.stdin.read()
+"""
+
+_TRY = """
+import fcntl, sys
+with open(sys.argv[1], 'a') as stream:
+    try:
+        fcntl.lockf(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        sys.exit(1)
 """
 
 
@@ -53,6 +65,8 @@ class LockTest(base.BaseTestCase):
     def setUp(self):
         super().setUp()
         self.state_path = self.useFixture(fixtures.TempDir()).path
+        self.path = os.path.join(self.state_path, 'locks',
+                                 f'cyborg-gpu-gpu-{_GPU}')
 
     def gpu(self, seconds=0.0, purpose='a test'):
         return locks.gpu(self.state_path, _GPU, seconds, purpose)
@@ -66,8 +80,7 @@ class LockTest(base.BaseTestCase):
         with self.gpu():
             pass
         child = subprocess.Popen(
-            [sys.executable, '-c', _HOLD, os.path.join(
-                self.state_path, 'locks', f'cyborg-gpu-gpu-{_GPU}')],
+            [sys.executable, '-c', _HOLD, self.path],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.addCleanup(child.stdout.close)
         self.addCleanup(child.wait)
@@ -95,6 +108,37 @@ class LockTest(base.BaseTestCase):
         child.wait()
         with self.gpu():
             pass
+
+    def is_free_elsewhere(self):
+        """Whether another process could take the lock now."""
+        return subprocess.run([sys.executable, '-c', _TRY, self.path],
+                              check=False).returncode == 0
+
+    def test_a_refused_caller_does_not_end_the_lock_of_the_next(self):
+        child = self.hold_elsewhere()
+        refused = self.assertRaises(exception.LockTimeout,
+                                    self.gpu().__enter__)
+        child.stdin.close()
+        child.wait()
+        with self.gpu():
+            # An error keeps the variables of the functions that raised it.
+            del refused
+            gc.collect()
+            self.assertFalse(self.is_free_elsewhere())
+        self.assertTrue(self.is_free_elsewhere())
+
+    def test_the_creation_of_the_file_does_not_end_a_lock(self):
+        link, held = os.link, contextlib.ExitStack()
+        self.addCleanup(held.close)
+
+        def link_and_lock(*names):
+            link(*names)
+            held.enter_context(self.gpu())
+
+        os.mkdir(os.path.dirname(self.path))
+        with fixtures.MonkeyPatch('os.link', link_and_lock):
+            durable.make_file(self.path)
+        self.assertFalse(self.is_free_elsewhere())
 
     def test_a_long_wait_is_logged_and_goes_on(self):
         self.useFixture(fixtures.MonkeyPatch(
