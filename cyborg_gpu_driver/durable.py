@@ -147,9 +147,14 @@ def set_aside(path: str, suffix: str = 'unusable') -> str:
 def keep_aside(path: str) -> str:
     """Keep a copy of an unusable file, which remains until it is replaced.
 
+    If the file was not replaced after an earlier call, this is the same copy.
+
     :returns: the path of the copy.
     :raises JournalError: if the copy cannot be made.
     """
+    for kept in glob.glob(f'{glob.escape(path)}.unusable-*'):
+        if mark(kept) == mark(path):
+            return kept
     return _aside(path, 'unusable', os.link, 'cannot be kept aside')
 
 

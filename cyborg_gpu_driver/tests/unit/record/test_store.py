@@ -13,6 +13,7 @@
 """The records of GPUs on disk, intact or damaged."""
 
 import dataclasses
+import errno
 import json
 import os
 import threading
@@ -179,6 +180,23 @@ class DamageTest(StoreCase):
         self.assertTrue(self.again().is_lost(ADDRESS))
         self.assertTrue(self.again().has_lost())
         self.assertEqual(FIXED, self.again().read(OTHER).fixed)
+
+    def test_one_that_cannot_be_replaced_is_kept_once(self):
+        def full(*arguments):
+            raise OSError(errno.ENOSPC, 'No space left on device')
+
+        self.damage()
+        with fixtures.MonkeyPatch('cyborg_gpu_driver.durable._replace', full):
+            for _ in range(3):
+                self.assertRaises(exception.JournalError, self.again().check)
+        self.again().check()
+        self.assertEqual(
+            [f'{ADDRESS}.json', f'{ADDRESS}.json.unusable-1'],
+            sorted(os.listdir(os.path.join(self.state_path, 'gpus'))))
+        self.damage()
+        self.again().check()
+        self.assertEqual(3, len(os.listdir(
+            os.path.join(self.state_path, 'gpus'))))
 
     def test_one_that_may_not_be_read_stays(self):
         os.makedirs(self.records.path(ADDRESS))
