@@ -106,8 +106,9 @@ class Store:
         :raises JournalUnreadable: if this process cannot read the file.
         :raises JournalError: if the record is damaged.
         """
-        return self._with_pending(address, self._with_earlier(
-            address, self._read(address)))
+        earlier = self._earlier().get(address, {})
+        return self._with_pending(address, dataclasses.replace(
+            self._read(address), **earlier))
 
     def peek(self, address: model.PciAddress) -> gpu_record.GpuRecord:
         """Like :meth:`read`; if the file is unusable, only what is in memory.
@@ -300,7 +301,8 @@ class Store:
             LOG.error('%(error)s. It is kept as %(kept)s.',
                       {'error': error,
                        'kept': durable.keep_aside(self.path(address))})
-            record = _EMPTY
+            record = dataclasses.replace(
+                _EMPTY, claims_lost='claims' not in parts)
         self._write(address, dataclasses.replace(record, **parts))
 
     def _earlier(self) -> migrate.Parts:
@@ -313,11 +315,6 @@ class Store:
             # For example in an operator's command without root privileges.
             return migrate.read(self._state_path)
         return {}
-
-    def _with_earlier(self, address: model.PciAddress,
-                      record: gpu_record.GpuRecord) -> gpu_record.GpuRecord:
-        return dataclasses.replace(record,
-                                   **self._earlier().get(address, {}))
 
     def _with_pending(self, address: model.PciAddress,
                       record: gpu_record.GpuRecord) -> gpu_record.GpuRecord:

@@ -401,6 +401,9 @@ class EarlierReleaseTest(StoreCase):
             self.left())
         self.assertEqual(self.expected, self.again().records())
 
+    def test_the_first_read_has_what_is_taken_over(self):
+        self.assertEqual(self.expected[ADDRESS], self.records.read(ADDRESS))
+
     def test_the_board_stays(self):
         durable.write(self.records.path(OTHER), store.KIND, 1, {
             'ids': [None] * 4, 'boot': 'one', 'time': 1.0})
@@ -426,6 +429,14 @@ class EarlierReleaseTest(StoreCase):
             path = os.path.join(self.state_path, name)
             os.rename(f'{path}.migrated-1', path)
         self.assertEqual(self.expected, self.again().records())
+
+    def test_a_record_that_was_damaged_before_the_rest_was_migrated(self):
+        self.records.records()
+        path = os.path.join(self.state_path, 'fixed.json')
+        os.rename(f'{path}.migrated-1', path)
+        self.damage(OTHER)
+        self.assertEqual(gpu_record.GpuRecord(claims_lost=True, fixed=FIXED),
+                         self.again().read(OTHER))
 
     def test_a_damaged_journal_is_kept_and_its_claims_are_looked_for(self):
         path = os.path.join(self.state_path, 'journal.json')
