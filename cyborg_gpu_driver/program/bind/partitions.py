@@ -25,9 +25,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 from collections.abc import Callable
+from collections.abc import Container
 from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Set
 
 from oslo_log import log as logging
 
@@ -49,20 +48,6 @@ from cyborg_gpu_driver.program.steps import vfio
 LOG = logging.getLogger(__name__)
 
 Action = action.Action
-
-
-@dataclasses.dataclass(frozen=True)
-class Usage:
-    """The vGPUs and processes on the GPU instances of one GPU."""
-
-    vgpus: Mapping[int, Set[str]]
-    """Instance id to the vGPUs that are known to be on it."""
-    busy: frozenset[int]
-    """Instances that are known to have a vGPU or a process."""
-    has_compute: bool
-    """Whether the requested instance has compute instances."""
-    reason: str
-    """What uses or may use the requested instance; empty if nothing."""
 
 
 class Partitions:
@@ -268,28 +253,6 @@ class Partitions:
         return next((instance for instance in live
                      if entry.made(instance, boot)), None)
 
-    @gate.series
-    def usage(self, gpu: model.Gpu, instance_id: int) -> Usage:
-        """What uses the GPU instances of a GPU, and one of them in detail.
-
-        :raises NvmlError, SysfsError: if their use cannot be found out.
-        """
-        nvml = self._machine.nvml
-        vgpus = collections.defaultdict(set)
-        for vgpu in usage.vgpus(self._machine, gpu):
-            vgpus[vgpu.instance_id].add(vgpu.name)
-        processes = {process.instance_id for process
-                     in usage.processes(self._machine, gpu.address)}
-        used = blockers.in_use(self._machine, gpu, ())
-        reason = ''.join(
-            used.get(instance.placement, '')
-            for instance in (gpu.mig.instances if gpu.mig else ())
-            if instance.instance_id == instance_id)
-        return Usage(
-            vgpus, frozenset({*vgpus, *processes}),
-            bool(nvml.compute_instances(nvml.device(gpu.address),
-                                        instance_id)), reason)
-
     def _destroy(self, entry: journal.Entry) -> None:
         """Destroy the entry's instance; does nothing if it is gone.
 
@@ -316,10 +279,11 @@ class Partitions:
         instance = self.own_instance(entry)
         if instance is None:
             raise error
-        number = instance.instance_id
-        used = self.usage(read(entry.gpu), number)
+        number, gpu = instance.instance_id, read(entry.gpu)
+        vgpus = usage.vgpus(self._machine, gpu)
+        here = {vgpu.name for vgpu in vgpus if vgpu.instance_id == number}
         for other in self._finished(entry):
-            if differences.vgpu_name(other) in used.vgpus[number]:
+            if differences.vgpu_name(other) in here:
                 # The other entry's vGPU runs on this entry's instance, so
                 # this entry's vGPU may have been on the other's instance.
                 moved = dataclasses.replace(
@@ -328,11 +292,13 @@ class Partitions:
                 self._journal.put(moved, dataclasses.replace(
                     other, placement=entry.placement, instance_id=number))
                 return self.destroy_instance(moved, read)
-        if number in used.busy:
+        busy = {item.instance_id for item in (
+            *vgpus, *usage.processes(self._machine, gpu.address))}
+        if number in busy:
             raise error
-        if not used.has_compute:
-            return self._exchange(entry, number, used.busy, error)
-        if used.reason:
+        if not self._has_compute(gpu.address, number):
+            return self._exchange(entry, number, busy, error)
+        if blockers.in_use(self._machine, gpu, ()).get(instance.placement):
             raise error
         # A guest may have left compute instances (MIG User Guide: they are
         # created within a virtual machine too).
@@ -340,8 +306,15 @@ class Partitions:
                    Action.DESTROY_INSTANCE)
         return entry.instance
 
+    @gate.series
+    def _has_compute(self, address: model.PciAddress, instance_id: int
+                     ) -> bool:
+        nvml = self._machine.nvml
+        return bool(nvml.compute_instances(nvml.device(address),
+                                           instance_id))
+
     def _exchange(self, entry: journal.Entry, number: int,
-                  busy: frozenset[int], error: exception.NvmlError
+                  busy: Container[int | None], error: exception.NvmlError
                   ) -> spec.MigInstanceSpec | None:
         """Swap instances with the entry whose vGPU is on this one.
 
@@ -354,6 +327,7 @@ class Partitions:
         for other in self._finished(entry):
             if other.instance_id not in busy:
                 groups[_place(other)].append(other)
+
         def on_ours(other: journal.Entry) -> journal.Entry:
             return dataclasses.replace(other, placement=entry.placement,
                                        instance_id=number)
