@@ -246,12 +246,12 @@ class Maker:
                 created = self._parts.create_instance(
                     gpu, entry, self._host.wants(gpu))
                 entry = self._parts.numbered(entry, created.instance_id)
-            moved, made = self._parts.create_vgpu(gpu, entry, created)
-            turn.check()
+            entry, made = self._parts.create_vgpu(gpu, entry, created)
             # In this order: the room that is left is read without a lock,
             # and must never seem larger than it is.
             self._host.record(gpu.address, made=made)
-            entry = dataclasses.replace(moved, phase=journal.Phase.BOUND,
+            turn.check()
+            entry = dataclasses.replace(entry, phase=journal.Phase.BOUND,
                                         since=self._journal.clock())
             self._journal.put(entry)
         except Exception as error:

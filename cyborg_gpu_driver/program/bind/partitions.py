@@ -144,16 +144,18 @@ class Partitions:
             return entry, (created, entry.live(found))
         for other in self._others(entry):
             if other.instance_id == found and self.own_instance(other):
+                moved = dataclasses.replace(entry, instance_id=found,
+                                            placement=other.placement)
                 away = self._away(entry, other)
                 if away is not None:
-                    self._journal.put(dataclasses.replace(
+                    # In one step: each instance always has an entry.
+                    self._journal.put(moved, dataclasses.replace(
                         away, placement=entry.placement,
                         instance_id=entry.instance_id))
                 elif not self.sharers(entry):
                     self._destroy(entry)
                     created = None
-                entry = dataclasses.replace(entry, instance_id=found,
-                                            placement=other.placement)
+                entry = moved
                 break
         return entry, (created, entry.live(found))
 

@@ -123,6 +123,52 @@ class MigTest(VfioCase):
         self.binder.unbind(*second)
         self.assertEqual(([], []), self.truth())
 
+    def bound_beside_a_stranger(self):
+        """Bind a handle whose vGPU is on another tool's instance.
+
+        Its own instance is empty. The NVIDIA driver puts the next vGPU on it.
+        """
+        self.stranger(19, 0, 1)
+        self.live.refresh()
+        handle = self.handle('1g.10gb')
+        self.binder.bind(*handle)
+        return handle
+
+    def assert_only_the_strangers_after(self, handle):
+        self.binder.unbind(*handle)
+        self.assertEqual(([(19, 0)], []), self.truth())
+
+    def test_a_late_bind_leaves_no_instance_that_another_one_swapped(self):
+        first, second = (self.bound_beside_a_stranger(),
+                         self.handle('1g.10gb', 1))
+        create = self.binder._parts.create_vgpu
+
+        def create_late(*arguments):
+            made = create(*arguments)
+            self.binder._turns.cancel(second[2])
+            return made
+
+        self.binder._parts.create_vgpu = create_late
+        self.assertRaises(exception.BindAbandoned, self.binder.bind, *second)
+        self.assert_quiet()
+        self.assert_only_the_strangers_after(first)
+
+    def test_a_dead_bind_leaves_no_instance_that_another_one_swapped(self):
+        class Died(BaseException):
+            """An end that no rollback catches, like SIGKILL."""
+
+        def die(*_arguments, **_named):
+            raise Died
+
+        first, second = (self.bound_beside_a_stranger(),
+                         self.handle('1g.10gb', 1))
+        self.live.record = die
+        self.assertRaises(Died, self.binder.bind, *second)
+        self.restart()
+        self.binder.recover()
+        self.assert_quiet()
+        self.assert_only_the_strangers_after(first)
+
     def test_without_a_gpu_instance_nothing_is_made(self):
         # Another tool destroys the instance before the bind writes the type.
         before = self.truth()
