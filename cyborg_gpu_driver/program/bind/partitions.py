@@ -359,10 +359,12 @@ class Partitions:
                 if other.phase is not journal.Phase.BINDING]
 
     def _others(self, entry: journal.Entry) -> list[journal.Entry]:
-        """Other entries on instances of the same profile."""
+        """Other entries on instances of the same profile, of this boot."""
+        boot = self._machine.boot_id()
         return [other for other in self._journal.entries(entry.gpu)
                 if other.handle != entry.handle
                 and other.placement is not None
+                and not other.is_past(boot)
                 and other.profile_id == entry.profile_id]
 
     def sharers(self, entry: journal.Entry) -> list[journal.Entry]:

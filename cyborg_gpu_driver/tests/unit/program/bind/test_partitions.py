@@ -130,13 +130,14 @@ class SharedInstancesTest(binder_case.BinderCase):
 
     def test_an_entry_of_before_a_reboot_keeps_nothing_alive(self):
         entry = self.entry(1, 0)
-        stale = dataclasses.replace(
-            entry, handle=str(uuid.UUID(int=2)),
-            instance_id=entry.instance_id + 1)
-        self.journal.put(entry, stale)
-        self.assertEqual(entry.instance, self.parts.destroy_instance(
-            entry, self.live.refresh_gpu))
-        self.assertEqual([], self.truth()[0])
+        for stale in ({'instance_id': entry.instance_id + 1},
+                      {'boot': 'an earlier one'}):
+            self.journal.put(entry, dataclasses.replace(
+                entry, handle=str(uuid.UUID(int=2)), **stale))
+            self.assertEqual(entry.instance, self.parts.destroy_instance(
+                entry, self.live.refresh_gpu))
+            self.assertEqual([], self.truth()[0])
+            entry = self.entry(1, 0)
 
     def test_a_vgpu_is_not_settled_on_an_id_that_is_reused(self):
         # The vGPU is on another tool's instance, whose id an entry had before.
