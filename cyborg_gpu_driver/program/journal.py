@@ -224,15 +224,15 @@ class Journal:
 
     def _as_given_back(self, entries: tuple[Entry, ...]
                        ) -> tuple[Entry, ...]:
-        if not self._given_back:
-            return entries
-        return tuple(
-            dataclasses.replace(
-                entry, phase=Phase.UNBINDING,
-                until=max(self._given_back[entry.handle], entry.since or 0))
-            if (entry.handle in self._given_back
-                and entry.phase is Phase.BOUND) else entry
-            for entry in entries)
+        def current(entry: Entry) -> Entry:
+            # One look: another thread may remove the handle meanwhile.
+            when = self._given_back.get(entry.handle)
+            if when is None or entry.phase is not Phase.BOUND:
+                return entry
+            return dataclasses.replace(entry, phase=Phase.UNBINDING,
+                                       until=max(when, entry.since or 0))
+
+        return tuple(map(current, entries)) if self._given_back else entries
 
 
 def claimed(entries: Iterable[Entry]) -> frozenset[policy.Mode]:

@@ -126,6 +126,18 @@ class JournalTest(base.BaseTestCase):
         self.journal.put(bound)
         self.assertEqual((bound,), self.journal.entries())
 
+    def test_another_thread_removes_an_entry_that_is_being_read(self):
+        class Removing(dict):
+            def __contains__(self, handle):
+                return self.pop(handle, None) is not None
+
+        bound = _entry(phase=journal.Phase.BOUND)
+        self.journal.put(bound)
+        self.journal._given_back = Removing()
+        self.journal.give_back(bound.handle)
+        self.assertEqual([journal.Phase.UNBINDING],
+                         [item.phase for item in self.journal.entries()])
+
     def content(self):
         with open(self.path, encoding='utf-8') as stream:
             return json.load(stream)['content']
