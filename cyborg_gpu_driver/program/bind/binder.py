@@ -131,7 +131,8 @@ class Binder:
         LOG.info('Bound handle %(handle)s: %(profile)s%(where)s on GPU '
                  '%(gpu)s, function %(function)s',
                  {'handle': made.handle, 'profile': made.profile,
-                  'where': _where(made), 'function': made.function,
+                  'where': f' at {made.placement}' if made.placement else '',
+                  'function': made.function,
                   'gpu': ' and '.join(map(str, made.gpus))})
 
     def unbind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
@@ -183,8 +184,8 @@ class Binder:
         for entry in left:
             reason = locked.get(entry.gpu)
             try:
-                if reason is None:
-                    self._return(entry, locks.REPORT_SECONDS)
+                if reason is None and self._return(entry,
+                                                   locks.REPORT_SECONDS):
                     LOG.info('Removed the leftovers of handle %s on GPU %s',
                              entry.handle, entry.gpu)
             except exception.LockTimeout as error:
@@ -296,7 +297,7 @@ class Binder:
                         and entry.is_mdev):
                     defined.append(entry.handle)
 
-    def _soon(self, function: Callable[[_Subject, float], None],
+    def _soon(self, function: Callable[[_Subject, float], object],
               subject: _Subject) -> None:
         """Call a function of an unbind, and wait for it up to the limit.
 
@@ -328,10 +329,12 @@ class Binder:
         if errors:
             raise errors[0]
 
-    def _return(self, entry: journal.Entry, seconds: float) -> None:
+    def _return(self, entry: journal.Entry, seconds: float) -> bool:
         """Remove what an entry has, unless it is gone or bound again.
 
         mdevctl runs without the GPU's lock.
+
+        :returns: whether the entry was removed by this call.
         """
         gone = False
         try:
@@ -345,6 +348,7 @@ class Binder:
             with self._unfinished(entry, seconds) as current:
                 if current is not None:
                     self._maker.remove(current)
+                return current is not None
         finally:
             # What could not be removed has no server and no allocation any
             # more. So Placement would promise its place to the next server.
@@ -393,7 +397,3 @@ class Binder:
                 'Could not remove everything that handle %(handle)s has on '
                 'GPU %(gpu)s: %(error)s. Each report tries again.',
                 {'handle': entry.handle, 'gpu': entry.gpu, 'error': reason})
-
-
-def _where(entry: journal.Entry) -> str:
-    return f' at {entry.placement}' if entry.placement is not None else ''

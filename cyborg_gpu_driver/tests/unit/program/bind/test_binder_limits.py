@@ -16,6 +16,8 @@ import dataclasses
 import logging
 import threading
 
+import fixtures
+
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.program import journal
@@ -243,6 +245,22 @@ class SlowUnbindTest(LimitCase):
         self.binder.recover()
         self.assertEqual(2, len(calls))
         self.assertEqual(self.bound, self.truth())
+        self.assert_quiet()
+
+    def test_a_bind_that_a_report_waited_for_is_no_leftover(self):
+        log = self.useFixture(fixtures.FakeLogger(level=logging.INFO))
+        (entry,) = self.journal.entries()
+        self.journal.put(dataclasses.replace(
+            entry, phase=journal.Phase.BINDING))
+        held = locks.gpus
+
+        def wait(*arguments):
+            self.journal.put(entry)
+            return held(*arguments)
+
+        self.patch(locks, 'gpus', wait)
+        self.binder.recover()
+        self.assertNotIn('leftovers', log.output)
         self.assert_quiet()
 
     def test_who_gets_the_handle_next_finds_nothing_of_it(self):
