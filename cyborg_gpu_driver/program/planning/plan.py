@@ -117,12 +117,12 @@ def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
     if mig is None or profile is None:
         raise refusal(asked, 'the GPU has no such profile now')
     grid = geometry.Geometry(mig.profiles)
-    start = score.choose_start(
-        grid, grid.occupancy_of((*mig.instances,
-                                 *_unfinished(mig, entries))), profile)
+    taken: tuple[model.GpuInstance | spec.MigInstanceSpec, ...] = (
+        *mig.instances, *_missing(mig, entries))
+    start = score.choose_start(grid, grid.occupancy_of(taken), profile)
     if start is None:
         raise refusal(asked, f'no room for {offer.profile} next to '
-                      + _instances(mig))
+                      + _names(mig, taken))
     return BindPlan(function, profile.profile_id, start)
 
 
@@ -182,17 +182,17 @@ def _shared(gpu: model.Gpu, offer: offers.Offer,
                               instance.placement), default=None)
 
 
-def _unfinished(mig: model.Mig, entries: Iterable[journal.Entry]
-                ) -> list[spec.MigInstanceSpec]:
-    """Instances that are being made or removed and are not live now.
+def _missing(mig: model.Mig, entries: Iterable[journal.Entry]
+             ) -> list[spec.MigInstanceSpec]:
+    """Instances in the journal that are not live now.
 
-    An instance without an id yet is compared by placement and profile.
+    They are being made or removed, or have to be restored in their places.
+    They are compared by placement and profile, because an instance that is
+    being made has no id yet.
     """
     live = {spec.of(instance) for instance in mig.instances}
-    return [entry.instance for entry in entries
-            if entry.instance is not None
-            and entry.phase is not journal.Phase.BOUND
-            and entry.instance not in live]
+    return sorted({entry.instance for entry in entries
+                   if entry.instance is not None} - live)
 
 
 def _ours(gpu: model.Gpu, entries: Iterable[journal.Entry]
@@ -231,9 +231,11 @@ def _placement_id(gpu: model.Gpu, available: Iterable[offers.Offer],
     return chosen
 
 
-def _instances(mig: model.Mig) -> str:
+def _names(mig: model.Mig, instances: Iterable[model.GpuInstance
+                                               | spec.MigInstanceSpec]
+           ) -> str:
     names = []
-    for instance in mig.instances:
+    for instance in instances:
         profile = mig.profile_by_id(instance.profile_id)
         names.append('{}@{}'.format(
             profile.name if profile else f'profile {instance.profile_id}',

@@ -120,6 +120,19 @@ class SharedInstanceTest(base.BaseTestCase):
             self.assert_cut(self.where(_gpu(instances=((start, number),)),
                                        _entry(1, 0, 1)))
 
+    def test_what_has_to_be_restored_keeps_its_place(self):
+        lost = [_entry(number, start, number)
+                for number, start in enumerate((0, 3, 6), 1)]
+        found = self.where(_gpu(), *lost)
+        self.assertEqual(9, found.placement.start)
+        self.assert_cut(found)
+        # Two vGPUs are on the last instance.
+        error = self.assertRaises(
+            exception.BindRefused, self.where, _gpu(), *lost,
+            *(_entry(number, 9, 9) for number in (4, 5)))
+        self.assertIn('next to 1g.24gb+gfx@0, 1g.24gb+gfx@3, 1g.24gb+gfx@6, '
+                      '1g.24gb+gfx@9', str(error))
+
     def test_a_type_that_fills_its_instance_shares_none(self):
         gpu = _gpu(instances=((0, 1),))
         offer = _offer(1466, per_instance=1, framebuffer=24576)
