@@ -211,8 +211,13 @@ class Executor:
         else:
             privileged_vgpu.create_mdev(function, vgpu.type_id, vgpu.uuid)
         if vgpu.placement_id is not None:
-            privileged_vgpu.set_vgpu_placement(vgpu.uuid or function,
-                                               vgpu.placement_id)
+            try:
+                privileged_vgpu.set_vgpu_placement(vgpu.uuid or function,
+                                                   vgpu.placement_id)
+            except exception.GpuDriverError:
+                # A vGPU that exists counts as complete.
+                self._destroy_vgpu(step)
+                raise
         found = type_of(self._machine, vgpu)
         if found != vgpu.type_id:
             raise _refused(f'the kernel created a vGPU of type {found}')

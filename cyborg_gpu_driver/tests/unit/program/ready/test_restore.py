@@ -237,6 +237,16 @@ class MixedSizesTest(RestoreCase):
         for name in names:
             self.machine.start_guest(name)
 
+    def test_placement_that_cannot_be_written_at_first(self):
+        self.bind('A100X-8C', 'A100X-20C')
+        before = self.on_gpu()
+        self.reboot()
+        self.machine.faults.fail_write('*/vgpu_params', errno.EIO)
+        self.assertRaises(exception.RestoreIncomplete, self.restore)
+        self.assertEqual(1, len(self.on_gpu()[3]))
+        self.assertTrue(self.restore())
+        self.assertEqual(before, self.on_gpu())
+
     def test_policy_that_has_changed_meanwhile(self):
         self.bind('A100X-8C', 'A100X-20C')
         self.policy = dataclasses.replace(
