@@ -100,8 +100,10 @@ class Maker:
         if entry is None:
             self._journal.given_away(asked.handle)
             return False
-        if entry.phase is journal.Phase.BOUND:
+        if entry.phase is journal.Phase.BOUND or entry.gpu != address:
+            # The lock of another GPU is not held.
             check_same(entry, asked)
+        if entry.phase is journal.Phase.BOUND:
             if (entry.members or self._parts.vgpu_type(entry.vgpu)
                     == entry.mdev_type):
                 self._journal.put(dataclasses.replace(

@@ -21,6 +21,7 @@ import pynvml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.record import store
@@ -225,6 +226,20 @@ class FailingUnbindTest(binder_case.BinderCase):
         self.assertTrue(self.unbind())
         self.assertEqual((instances, []), self.truth())
         self.assertEqual((), self.journal.entries())
+
+    def test_leftovers_on_another_gpu_are_not_removed_without_its_lock(self):
+        (other,) = {gpu.address for gpu in self.live.host().gpus
+                    if gpu.address != self.address}
+        handle = self.handle('1g.5gb')
+        entry = journal.Entry(
+            handle=handle[2], gpu=other, function=other,
+            mdev_type=handle[1], profile='1g.5gb',
+            phase=journal.Phase.UNBINDING)
+        self.journal.put(entry)
+        error = self.assertRaises(exception.BindRefused, self.binder.bind,
+                                  *handle)
+        self.assertIn(f'the handle is bound on {other}', str(error))
+        self.assertEqual(entry, self.journal.get(handle[2]))
 
     def test_what_a_bind_cannot_remove_first_is_removed_later(self):
         privileged_vgpu.remove_mdev(self.bound[2])
