@@ -344,17 +344,12 @@ class GpuRecord:
     """For a GPU in mode auto: what was read of it in each of its roles."""
 
     @property
-    def used_instances(self) -> frozenset[spec.MigInstanceSpec]:
-        """The GPU instances of claims and fixed vGPUs."""
-        return self.fixed.instances | {
-            claim.instance for claim in self.claims
-            if claim.instance is not None}
-
-    @property
     def owned_instances(self) -> frozenset[spec.MigInstanceSpec]:
         """The GPU instances of claims, fixed vGPUs and the layout."""
         laid_out = self.layout.layout.bare if self.layout else frozenset()
-        return self.used_instances | laid_out
+        return self.fixed.instances | laid_out | {
+            claim.instance for claim in self.claims
+            if claim.instance is not None}
 
     def is_of(self, address: model.PciAddress) -> bool:
         """Whether every part belongs to the GPU at ``address``."""

@@ -316,11 +316,9 @@ class OwnedTest(base.BaseTestCase):
             claims=(claim(1), claim(2, placement=None, profile_id=None),
                     claim(3, profile_id=None)),
             fixed=FIXED, layout=LAYOUT)
-        used = FIXED.instances | {
-            spec.MigInstanceSpec(model.Placement(1, 1), 19)}
-        self.assertEqual(used, record.used_instances)
         self.assertEqual(
-            used | {spec.MigInstanceSpec(model.Placement(4, 4), 9)},
+            FIXED.instances | {spec.MigInstanceSpec(model.Placement(1, 1), 19),
+                               spec.MigInstanceSpec(model.Placement(4, 4), 9)},
             record.owned_instances)
 
 
