@@ -55,6 +55,11 @@ class Inventory:
     total: int
     reserved: int
 
+    @property
+    def offered(self) -> int:
+        """The units that are not reserved."""
+        return self.total - self.reserved
+
 
 class ReservedKeeper:
     """Writes ``reserved``, with as few requests as possible.
@@ -68,7 +73,7 @@ class ReservedKeeper:
         self._clock = clock
         self._tree = tree
         self._written: dict[str, tuple[int, int]] = {}
-        """Provider to its reserved and generation, as last seen."""
+        """Provider to what it offers and its generation, as last seen."""
         self._closed: set[str] = set()
         """Providers that another client may have closed. The next report
         opens them, unless it finds that they have to be closed."""
@@ -86,7 +91,8 @@ class ReservedKeeper:
         :raises Exception: what the client raises.
         """
         self._each((item for item in wanted
-                    if self._reserved(item) != item.reserved),
+                    if self._written.get(item.provider, (None, None))[0]
+                    != item.offered),
                    lambda item: self._put(item, False))
 
     def generations(self, providers: Sequence[str]) -> dict[str, int]:
@@ -114,7 +120,7 @@ class ReservedKeeper:
                 # Cyborg creates the provider after its first report.
                 self._written.pop(inventory.provider, None)
             elif self._written.get(inventory.provider) != (
-                    inventory.reserved, generation):
+                    inventory.offered, generation):
                 self._put(inventory, True)
 
         self._each(wanted, put)
@@ -182,9 +188,6 @@ class ReservedKeeper:
         if failure is not None:
             raise failure
 
-    def _reserved(self, inventory: Inventory) -> int | None:
-        return self._written.get(inventory.provider, (None, None))[0]
-
     def _put(self, inventory: Inventory, reporting: bool) -> None:
         """Read one inventory, and write it if it differs.
 
@@ -201,21 +204,22 @@ class ReservedKeeper:
                 self._written.pop(inventory.provider, None)
                 return
             generation = body['resource_provider_generation']
-            if body['reserved'] == inventory.reserved:
+            # Until Cyborg has processed a report with another total,
+            # Placement has the former one.
+            reserved = max(0, body['total'] - inventory.offered)
+            if body['reserved'] == reserved:
                 self._written[inventory.provider] = (
-                    inventory.reserved, generation)
+                    body['total'] - reserved, generation)
                 self._closed.discard(inventory.provider)
                 return
             if self._leaves_closed(inventory, body, reporting):
                 return
-            response = self._store(inventory.provider, url, body,
-                                   inventory.reserved)
+            response = self._store(inventory.provider, url, body, reserved)
             if response.status_code == 200:
                 LOG.debug('Provider %(provider)s: %(reserved)d of '
                           '%(total)d %(class)s reserved',
                           {'provider': inventory.provider,
-                           'reserved': inventory.reserved,
-                           'total': inventory.total,
+                           'reserved': reserved, 'total': body['total'],
                            'class': inventory.resource_class})
                 return
             if response.status_code != 409:
@@ -223,8 +227,8 @@ class ReservedKeeper:
         # Placement refused it, or another client was faster each time.
         self._written.pop(inventory.provider, None)
         raise exception.PlacementRefused(
-            what=f'a write of reserved {inventory.reserved} of '
-            f'{inventory.total} {inventory.resource_class} on provider '
+            what=f'a write of reserved {reserved} of {body["total"]} '
+            f'{inventory.resource_class} on provider '
             f'{inventory.provider}',
             code=response.status_code, text=response.text)
 
@@ -243,7 +247,7 @@ class ReservedKeeper:
                 self._closed.discard(provider)
             return not reporting
         seen = self._written.get(provider)
-        if (seen == (body['reserved'], body['resource_provider_generation'])
+        if (seen == (0, body['resource_provider_generation'])
                 or seen is None and reporting):
             # The keeper closed it itself, or it was closed before the agent
             # first asked Cyborg.
@@ -260,7 +264,8 @@ class ReservedKeeper:
         if response.status_code == 200:
             self._own[provider] += 1
             self._written[provider] = (
-                reserved, response.json()['resource_provider_generation'])
+                body['total'] - reserved,
+                response.json()['resource_provider_generation'])
         return response
 
 

@@ -173,6 +173,21 @@ class WriteTest(ReservedCase):
         self.keeper.write([self.wanted(self.one, 3)])
         self.assertEqual([3, 0], self.reserved())
 
+    def test_as_much_is_offered_while_placement_has_another_total(self):
+        """Cyborg changes the total after it has got the report."""
+        for total, count, expected in (
+                (_TOTAL + 3, _TOTAL + 3, _TOTAL),
+                (_TOTAL + 3, _TOTAL + 1, _TOTAL - 2),
+                (_TOTAL + 3, 1, 0),
+                (_TOTAL - 3, 0, 3),
+                (_TOTAL - 3, 3, 6),
+                (_TOTAL - 3, _TOTAL - 3, _TOTAL)):
+            wanted = dataclasses.replace(
+                self.wanted(self.one, count), total=total)
+            self.keeper.enforce(
+                [wanted], self.keeper.generations([self.one]))
+            self.assertEqual([expected, 0], self.reserved())
+
 
 class ClosedTest(ReservedCase):
     """Cyborg closes the provider of a device that an operator disables."""
