@@ -89,6 +89,9 @@ class Steady:
         thinned = []
         brought = 0
         for device in report.devices:
+            if device.stub:
+                thinned.append(build.stub_device(device.address))
+                continue
             missing = 0 if report.there is None else sum(
                 item.provider_uuid not in report.there
                 for item in device.deployables)
@@ -98,7 +101,7 @@ class Steady:
             else:
                 is_full = (device.address in report.leaving
                            or self._is_due(device))
-            if is_full and not device.stub:
+            if is_full:
                 self._note(device)
                 thinned.append(device)
             else:

@@ -117,6 +117,14 @@ class SteadyTest(base.BaseTestCase):
         self.assertEqual((stub,), self.steady.thin(
             steady.Report((stub,), set()), _PLENTY))
 
+    def test_a_stub_takes_no_room(self):
+        """An unhealthy GPU in use is a stub that has its providers."""
+        first, second, *_ = self.devices
+        self.assertEqual([second.address], [
+            device.address for device in self.steady.thin(steady.Report(
+                (dataclasses.replace(first, stub=True), second), set()), 0)
+            if not device.stub])
+
     def test_new_gpus_come_a_few_at_a_time(self):
         """The first is always sent, the others while there is room."""
         numbers = [len(device.deployables) for device in self.devices]
