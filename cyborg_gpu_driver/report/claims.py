@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import urllib.parse
 from collections.abc import Iterable
 
 from cyborg_gpu_driver import exception
@@ -116,8 +115,11 @@ def _parts(tree: provider_tree.ProviderTree, providers: Iterable[str]
 def _providers(tree: provider_tree.ProviderTree, hostname: str,
                address: model.PciAddress) -> list[str]:
     """UUIDs of the GPU's providers, of this or another policy."""
-    name = urllib.parse.quote(hostname, safe='')
-    (root,) = tree.get(f'/resource_providers?name={name}'
-                       )['resource_providers']
-    return [provider['uuid'] for provider in tree.members(root['uuid'])
+    found = tree.of_host(hostname)
+    if not found:
+        raise exception.InvalidValue(
+            what='compute node', value=hostname,
+            expected='Placement has no provider of that name; expected the '
+            "node's hypervisor_hostname")
+    return [provider['uuid'] for provider in found
             if f'_gpu_{address}_' in provider['name']]

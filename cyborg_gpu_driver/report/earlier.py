@@ -22,8 +22,8 @@ report of the whole host fails with it.
 
 from __future__ import annotations
 
+import dataclasses
 import re
-import urllib.parse
 from collections.abc import Collection
 from collections.abc import Mapping
 
@@ -68,10 +68,8 @@ class Earlier:
         if self._are_gone:
             return
         try:
-            there = providers(self._tree, self._hostname, host)
-            self._known = tuple(item for item in (
-                held(self._tree, uuid, found)
-                for uuid, found in there.items()) if item.servers)
+            there = _providers(self._tree, self._hostname, host)
+            self._known = _in_use(self._tree, there)
             self._are_gone = not there
         except Exception as error:
             # The report logs which GPUs it leaves alone because of this.
@@ -106,45 +104,39 @@ def read(tree: provider_tree.ProviderTree, hostname: str, host: model.Host
     :param hostname: name of the compute node's provider.
     :raises Exception: what the client raises.
     """
-    found = (held(tree, uuid, item) for uuid, item
-             in providers(tree, hostname, host).items())
-    return tuple(item for item in found if item.servers)
+    return _in_use(tree, _providers(tree, hostname, host))
 
 
-def providers(tree: provider_tree.ProviderTree, hostname: str,
-              host: model.Host) -> Mapping[str, reconcile.Earlier]:
+def _in_use(tree: provider_tree.ProviderTree,
+            there: Mapping[str, reconcile.Earlier]
+            ) -> tuple[reconcile.Earlier, ...]:
+    """The providers that servers have, with those servers."""
+    found = []
+    for uuid, item in there.items():
+        answer = tree.get(f'/resource_providers/{uuid}/allocations')
+        if answer and answer['allocations']:
+            found.append(dataclasses.replace(
+                item, servers=tuple(sorted(answer['allocations']))))
+    return tuple(found)
+
+
+def _providers(tree: provider_tree.ProviderTree, hostname: str,
+               host: model.Host) -> Mapping[str, reconcile.Earlier]:
     """The providers of Cyborg's own driver for GPUs of a host, by UUID.
 
     Nova names the providers of its PCI devices in the same way, but their
     UUIDs do not follow from the names.
-
-    :raises Exception: what the client raises.
     """
-    name = urllib.parse.quote(hostname, safe='')
-    roots = tree.get(f'/resource_providers?name={name}')
     gpus = {function: gpu.address for gpu in host.gpus for function
             in (gpu.address, *(vf.address for vf in gpu.vfs))}
     found = {}
-    for root in (roots or {}).get('resource_providers', ()):
-        for item in tree.members(root['uuid']):
-            match = _NAME.fullmatch(item['name'])
-            if (match is None
-                    or item['uuid'] != names.provider_uuid(item['name'])):
-                continue
-            function = model.PciAddress.parse(match['address'])
-            if function in gpus:
-                found[item['uuid']] = reconcile.Earlier(
-                    gpus[function], function, item['name'])
+    for item in tree.of_host(hostname):
+        match = _NAME.fullmatch(item['name'])
+        if (match is None
+                or item['uuid'] != names.provider_uuid(item['name'])):
+            continue
+        function = model.PciAddress.parse(match['address'])
+        if function in gpus:
+            found[item['uuid']] = reconcile.Earlier(
+                gpus[function], function, item['name'])
     return found
-
-
-def held(tree: provider_tree.ProviderTree, uuid: str,
-         found: reconcile.Earlier) -> reconcile.Earlier:
-    """``found`` with the servers that have the provider.
-
-    :raises Exception: what the client raises.
-    """
-    answer = tree.get(f'/resource_providers/{uuid}/allocations')
-    return reconcile.Earlier(found.gpu, found.function, found.provider,
-                             tuple(sorted(answer['allocations']))
-                             if answer else ())

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import time
+import urllib.parse
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -79,6 +80,16 @@ class ProviderTree:
         """All providers in the tree of a provider (UUID)."""
         return self.get(f'/resource_providers?in_tree={provider}',
                         _TREE_VERSION)['resource_providers']
+
+    def of_host(self, hostname: str) -> list[dict[str, Any]]:
+        """All providers in the tree of a compute node; empty if it has none.
+
+        :param hostname: name of the compute node's provider.
+        """
+        name = urllib.parse.quote(hostname, safe='')
+        roots = self.get(f'/resource_providers?name={name}'
+                         )['resource_providers']
+        return self.members(roots[0]['uuid']) if roots else []
 
     def generations(self, providers: Sequence[str]) -> dict[str, int]:
         """Generation of each provider of this host's tree, in one request.

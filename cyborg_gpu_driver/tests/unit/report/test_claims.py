@@ -43,7 +43,8 @@ class _Placement:
     def get(self, url, version):
         parts = url.split('/')
         if url.startswith('/resource_providers?name='):
-            body = {'resource_providers': [{'uuid': 'root'}]}
+            body = {'resource_providers': [
+                {'uuid': 'root'}] if url.endswith('=host1') else []}
         elif url.startswith('/resource_providers?in_tree='):
             body = {'resource_providers': [
                 {'uuid': 'small', 'name': f'host1_gpu_{_GPU}_1g.10gb'},
@@ -93,6 +94,11 @@ class ClaimsTest(base.BaseTestCase):
         found = claims.of_placement(
             provider_tree.ProviderTree(_no_placement), 'host1', _GPU)
         self.assertIn('no Placement here', found)
+
+    def test_no_compute_node_of_that_name(self):
+        found = claims.of_placement(provider_tree.ProviderTree(
+            _Placement), 'other', _GPU)
+        self.assertIn("compute node 'other' is not valid: Placement", found)
 
     def test_what_was_reported_whole(self):
         path = self.useFixture(fixtures.TempDir()).path
