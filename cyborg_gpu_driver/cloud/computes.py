@@ -26,6 +26,7 @@ from cyborg_gpu_driver.cloud.api import responses
 from cyborg_gpu_driver.cloud.explain import facts
 from cyborg_gpu_driver.cloud.explain import reasons
 from cyborg_gpu_driver.cloud.explain import request
+from cyborg_gpu_driver.cloud.profiles import resources
 
 VERSION = '2.61'
 """The first microversion of Nova that shows a flavor with its extra specs."""
@@ -176,24 +177,6 @@ def aggregates(cloud: connection.Cloud) -> tuple[facts.Aggregate, ...]:
             for item in answer['aggregates'])
 
 
-def project(cloud: connection.Cloud, name: str) -> str:
-    """Return the ID of a project by name or ID.
-
-    :raises CloudError: if a request to Keystone fails.
-    :raises InvalidValue: if there is none, or several have the name.
-    """
-    answer: Any = cloud.ask('identity', f'/projects/{name}')
-    if answer is not None:
-        return name
-    with responses.understanding(cloud, 'Keystone', 'the projects'):
-        found = cloud.ask('identity', '/projects', name=name)['projects']
-        if len(found) != 1:
-            raise exception.InvalidValue(
-                what='project', value=name, expected='expected the ID of a '
-                f'project; {len(found)} projects have that name')
-        return found[0]['id']
-
-
 def quotas(cloud: connection.Cloud, owner: str, wanted: request.Request
            ) -> tuple[facts.Limit, ...]:
     """Return Nova's quotas of a project: instances, cores, ram.
@@ -247,19 +230,13 @@ def unified_limits(cloud: connection.Cloud, owner: str,
 
 def _unified(cloud, owner):
     """A project's limits for Nova in Keystone, by resource name."""
-    limits = {}
-    with responses.understanding(cloud, 'Keystone', 'the limits'):
-        for service in cloud.ask('identity', '/services',
-                                 type='compute')['services']:
-            for item in cloud.ask(
-                    'identity', '/registered_limits',
-                    service_id=service['id'])['registered_limits']:
-                limits[item['resource_name']] = item['default_limit']
-            for item in cloud.ask('identity', '/limits',
-                                  service_id=service['id'],
-                                  project_id=owner)['limits']:
-                limits[item['resource_name']] = item['resource_limit']
-    return limits
+    found = [existing.item for existing
+             in state.limits_of_region(cloud, project_id=owner)]
+    return {
+        **{item.name: item.default for item in found
+           if isinstance(item, resources.RegisteredLimit)},
+        **{item.resource: item.value for item in found
+           if isinstance(item, resources.Limit) and item.project == owner}}
 
 
 def _unified_name(quota):

@@ -21,6 +21,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import candidates
 from cyborg_gpu_driver.cloud import computes
 from cyborg_gpu_driver.cloud import records
+from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cloud import trees
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.api import placement_api
@@ -146,7 +147,7 @@ class _Reading:
 
     def _owner(self, server):
         if self._asked.project is not None:
-            return computes.project(self._cloud, self._asked.project)
+            return state.project(self._cloud, self._asked.project)
         if server is not None:
             return server.project
         self._unchecked.append(

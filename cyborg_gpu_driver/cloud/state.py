@@ -42,11 +42,10 @@ Users = Mapping[str, tuple[str, ...]]
 
 
 def read(cloud: connection.Cloud, wanted: definition.Definition,
-         region: str | None, everything: bool = False) -> Present:
+         everything: bool = False) -> Present:
     """Read the existing items of the wanted kinds, and their users.
 
     :param wanted: with its projects' UUIDs.
-    :param region: the user's region, for the limits.
     :param everything: whether to read all kinds, to find items that are no
         longer wanted.
     :raises CloudError: if a request to a service fails.
@@ -61,7 +60,7 @@ def read(cloud: connection.Cloud, wanted: definition.Definition,
     if everything or resources.Kind.FLAVOR in kinds:
         found += used_flavors(cloud, keys, everything)
     if everything or resources.Kind.REGISTERED in kinds:
-        found += limits_of_region(cloud, region)
+        found += limits_of_region(cloud)
     return {existing.item.key: existing for existing in found}
 
 
@@ -72,7 +71,27 @@ def projects(cloud: connection.Cloud, named: Collection[str]
     :param named: names or UUIDs.
     :raises CloudError: if there is no such project, or several.
     """
-    return {name: _project(cloud, name) for name in sorted(named)}
+    return {name: project(cloud, name) for name in sorted(named)}
+
+
+def project(cloud: connection.Cloud, name: str) -> str:
+    """Return the UUID of a project.
+
+    :param name: its name or UUID.
+    :raises CloudError: if there is no such project, or several.
+    """
+    answer = cloud.ask('identity', f'/projects/{parse.quote(name, safe="")}')
+    with responses.understanding(cloud, 'Keystone', f'project {name}'):
+        if answer is not None:
+            return codec.decode(str, answer['project']['id'])
+        found = [codec.decode(str, item['id']) for item in responses.complete(
+            cloud, '/projects', 'projects', name=name)]
+    if not found:
+        raise cloud.error(f'there is no project {name}')
+    if len(found) > 1:
+        raise cloud.error(f'{len(found)} projects are named {name}; give the '
+                          'UUID of one')
+    return found[0]
 
 
 def profiles(cloud: connection.Cloud) -> list[resources.Existing]:
@@ -152,24 +171,24 @@ def flavor_users(cloud: connection.Cloud, flavor: str) -> tuple[str, ...]:
                      for server in answer['servers'])
 
 
-def limit_scope(cloud: connection.Cloud, region: str | None
-                ) -> dict[str, str]:
+def limit_scope(cloud: connection.Cloud) -> dict[str, str]:
     """Return the service and region of Nova's limits.
 
     oslo.limit looks for limits of the service and the region of its configured
-    endpoint, so a limit for another region has no effect.
+    endpoint, so a limit for another region has no effect. If Nova is in
+    several regions, the user's counts.
 
-    :param region: the region to choose if Nova is in several.
     :raises CloudError: if the service or the region is ambiguous.
     """
-    listed = cloud.ask('identity', '/services', type='compute')
+    region = cloud.region
     with responses.understanding(cloud, 'Keystone', 'the list of services'):
-        services = [item['id'] for item in listed['services']]
+        services = [item['id'] for item in responses.complete(
+            cloud, '/services', 'services', type='compute')]
         if len(services) != 1:
             raise cloud.error(f'Keystone has {len(services)} services of type '
                               'compute; expected one')
-        listed = cloud.ask('identity', '/endpoints', service_id=services[0])
-        regions = {item['region_id'] for item in listed['endpoints']}
+        regions = {item['region_id'] for item in responses.complete(
+            cloud, '/endpoints', 'endpoints', service_id=services[0])}
     if len(regions) > 1 and region not in regions:
         raise cloud.error('Nova is in several regions ('
                           + ', '.join(sorted(map(str, regions)))
@@ -179,35 +198,38 @@ def limit_scope(cloud: connection.Cloud, region: str | None
             **({} if chosen is None else {'region_id': chosen})}
 
 
-def limits(cloud: connection.Cloud, scope: Mapping[str, str]
-           ) -> list[resources.Existing]:
+def limits(cloud: connection.Cloud, scope: Mapping[str, str],
+           **query: str) -> list[resources.Existing]:
     """Return registered limits and limits of a service in a region.
 
     Keystone's list for one region has no limits of other regions. A limit for
     no region at all is a separate limit.
+
+    :param query: which limits of projects to return; all by default.
     """
-    answer = cloud.ask('identity', '/registered_limits', **scope)
     with responses.understanding(cloud, 'Keystone', 'a registered limit'):
         found = [_limit(item, resources.RegisteredLimit(
             item['resource_name'], item['default_limit']))
-            for item in answer['registered_limits'] if _is_of(item, scope)]
-    answer = cloud.ask('identity', '/limits', **scope)
+            for item in responses.complete(
+                cloud, '/registered_limits', 'registered_limits', **scope)
+            if _is_of(item, scope)]
     with responses.understanding(cloud, 'Keystone', 'a limit'):
         return found + [_limit(item, resources.Limit(
             item['resource_name'], item['project_id'],
             item['resource_limit']))
-            for item in answer['limits']
+            for item in responses.complete(
+                cloud, '/limits', 'limits', **scope, **query)
             if item['project_id'] is not None and _is_of(item, scope)]
 
 
-def limits_of_region(cloud: connection.Cloud, region: str | None
+def limits_of_region(cloud: connection.Cloud, **query: str
                      ) -> list[resources.Existing]:
-    """Return registered limits and limits of Nova in one region.
+    """Return registered limits and limits of Nova in the user's region.
 
-    :param region: the user's region; see :func:`limit_scope`.
+    :param query: see :func:`limits`.
     :raises CloudError: if a service does not answer.
     """
-    return limits(cloud, limit_scope(cloud, region))
+    return limits(cloud, limit_scope(cloud), **query)
 
 
 def usages(cloud: connection.Cloud, project: str) -> dict[str, int]:
@@ -228,13 +250,10 @@ def project_names(cloud: connection.Cloud) -> dict[str, str]:
 
     :raises CloudError: if Keystone does not list them all.
     """
-    answer = cloud.ask('identity', '/projects')
-    if isinstance(answer, dict) and answer.get('truncated'):
-        raise cloud.error('Keystone lists only some projects ([DEFAULT] '
-                          'list_limit in keystone.conf)')
     with responses.understanding(cloud, 'Keystone', 'the list of projects'):
         return {codec.decode(str, item['id']): codec.decode(str, item['name'])
-                for item in answer['projects']}
+                for item in responses.complete(
+                    cloud, '/projects', 'projects')}
 
 
 def _limit(item, value):
@@ -257,21 +276,6 @@ def _may_go(existing, wanted, prune):
         return prune and existing.ours
     return not existing.ours or bool(
         item.fixed & plan.differences(item, existing.item).keys())
-
-
-def _project(cloud, name):
-    answer = cloud.ask('identity', f'/projects/{parse.quote(name, safe="")}')
-    with responses.understanding(cloud, 'Keystone', f'project {name}'):
-        if answer is not None:
-            return codec.decode(str, answer['project']['id'])
-        found = [codec.decode(str, item['id']) for item in cloud.ask(
-            'identity', '/projects', name=name)['projects']]
-    if not found:
-        raise cloud.error(f'there is no project {name}')
-    if len(found) > 1:
-        raise cloud.error(f'{len(found)} projects are named {name}; give the '
-                          'UUID of one')
-    return found[0]
 
 
 def _profile(item):

@@ -29,17 +29,16 @@ from cyborg_gpu_driver.cloud.profiles import resources
 
 
 def carry_out(cloud: connection.Cloud, changes: Iterable[plan.Change],
-              region: str | None, mark: bool = True
+              mark: bool = True
               ) -> Iterator[tuple[plan.Change, exception.CloudError | None]]:
     """Make the changes, and yield each with its error, if any.
 
     The first failure ends it, because later changes may need the failed one.
     A partly created item has the mark, so that another run can continue.
 
-    :param region: the user's region, for limits.
     :param mark: whether limits get the mark.
     """
-    writer = Writer(cloud, region, mark)
+    writer = Writer(cloud, mark)
     for change in changes:
         try:
             writer.make(change)
@@ -56,15 +55,12 @@ def _never(*_items: object) -> None:
 class Writer:
     """Creates, changes and deletes items for GPUs.
 
-    :param region: the user's region, for limits.
     :param mark: whether limits get the mark by which :func:`plan.make` knows
         what it may delete.
     """
 
-    def __init__(self, cloud: connection.Cloud, region: str | None,
-                 mark: bool = True):
+    def __init__(self, cloud: connection.Cloud, mark: bool = True):
         self._cloud = cloud
-        self._region = region
         self._mark = mark
 
     def make(self, change: plan.Change) -> None:
@@ -202,7 +198,7 @@ class Writer:
 
     @functools.cached_property
     def _scope(self):
-        return state.limit_scope(self._cloud, self._region)
+        return state.limit_scope(self._cloud)
 
     def _compute(self, method, path, body=None):
         return self._cloud.change('compute', method, path, body,

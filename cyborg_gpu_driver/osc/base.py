@@ -51,11 +51,6 @@ class CloudCommand(command.Command):
         """The cloud that the user has logged in to."""
         return self.app.client_manager.gpu
 
-    @property
-    def region(self) -> str | None:
-        """The user's region."""
-        return self.app.client_manager.region_name
-
     def run(self, parsed_args):
         return super().run(parsed_args) or self.code
 

@@ -36,7 +36,7 @@ class _Quotas(base.Lister):
 
     def limits(self):
         """Return the limits of Nova, for GPUs and for other resources."""
-        return state.limits_of_region(self.cloud, self.region)
+        return state.limits_of_region(self.cloud)
 
     @staticmethod
     def answer(found, names):
@@ -86,7 +86,7 @@ class ShowQuota(_Quotas):
         return parser
 
     def take_action(self, parsed_args):
-        project = _project(self.cloud, parsed_args.project)
+        project = state.project(self.cloud, parsed_args.project)
         found = quota.of_project(
             project, self.limits(), state.usages(self.cloud, project),
             quota.requested(state.profiles(self.cloud)))
@@ -121,8 +121,8 @@ class SetQuota(osc_sync.Changing):
     def take_action(self, parsed_args):
         settings = quota.parse_all(parsed_args.quotas)
         project = (None if parsed_args.default
-                   else _project(self.cloud, parsed_args.project))
-        limits = state.limits_of_region(self.cloud, self.region)
+                   else state.project(self.cloud, parsed_args.project))
+        limits = state.limits_of_region(self.cloud)
         changes = list(quota.changes(settings, project, limits))
         if any(change.action is plan.Action.REFUSE for change in changes):
             return self.refuse(changes)
@@ -131,11 +131,7 @@ class SetQuota(osc_sync.Changing):
         return self.carry_out(changes)
 
     def make(self, changes):
-        return sync.carry_out(self.cloud, changes, self.region, mark=False)
-
-
-def _project(cloud, name):
-    return state.projects(cloud, [name])[name]
+        return sync.carry_out(self.cloud, changes, mark=False)
 
 
 def _row(one, names):

@@ -90,7 +90,7 @@ class Changing(base.Lister):
     def make(self, changes: list[plan.Change]
              ) -> Iterator[tuple[plan.Change, exception.CloudError | None]]:
         """Make the changes, and yield each with its error, if any."""
-        return sync.carry_out(self.cloud, changes, self.region)
+        return sync.carry_out(self.cloud, changes)
 
     def refuse(self, changes: list[plan.Change], reason: str = '') -> tuple:
         """Change nothing, and return the output of the command."""
@@ -138,8 +138,7 @@ class SyncProfile(Changing):
     def take_action(self, parsed_args):
         text, source = terminal.read_text(parsed_args.file)
         wanted = self.resolved(definition.parse(text, source))
-        present = state.read(self.cloud, wanted, self.region,
-                             everything=parsed_args.prune)
+        present = state.read(self.cloud, wanted, parsed_args.prune)
         changes = list(plan.make(wanted.items, present, parsed_args.adopt,
                                  parsed_args.prune))
         if self.warn(wanted) and parsed_args.strict:
@@ -181,7 +180,7 @@ class CreateProfile(Changing):
     def take_action(self, parsed_args):
         wanted = self.resolved(definition.parse(
             json.dumps(_document(parsed_args)), 'arguments'))
-        present = state.read(self.cloud, wanted, self.region)
+        present = state.read(self.cloud, wanted)
         for item in wanted.items:
             if item.key in present:
                 raise self.cloud.error(f'{item.kind.value} {item.name} '

@@ -108,7 +108,7 @@ class ShowUsage(base.Lister):
         if uuidutils.is_uuid_like(name):
             # The format of Keystone.
             return name.replace('-', '').lower()
-        return state.projects(self.cloud, [name])[name]
+        return state.project(self.cloud, name)
 
     def _owners(self, servers, start):
         try:

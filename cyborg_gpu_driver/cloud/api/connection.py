@@ -51,10 +51,12 @@ class Cloud:
 
     :param made: the connection that openstacksdk made.
     :param name: the name of the cloud in error messages.
+    :ivar region: the user's region; None if the user names none.
     """
 
     def __init__(self, made: connection.Connection, name: str):
         self.name = name
+        self.region = made.config.region_name or None
         self._connection = made
 
     @classmethod

@@ -44,6 +44,25 @@ def understanding(cloud: connection.Cloud, service: str, what: str
             f'URL is not {service}: {error!r}') from error
 
 
+def complete(cloud: connection.Cloud, path: str, key: str, **query: str
+             ) -> list[dict[str, Any]]:
+    """Return all items of a Keystone list.
+
+    Keystone can limit its lists, which have no further pages then.
+
+    :param path: such as ``/limits``.
+    :param key: the key of the list in the response.
+    :raises CloudError: if there is no such list, or Keystone does not list
+        all items.
+    """
+    answer = cloud.ask('identity', path, **query)
+    with understanding(cloud, 'Keystone', path):
+        if answer.get('truncated'):
+            raise cloud.error(f'Keystone lists only some {key} (list_limit in '
+                              'keystone.conf)')
+        return list(answer[key])
+
+
 def reason(error: exception.CloudError) -> str:
     """Return the reason of an error, without the name of the cloud."""
     return str(error.kwargs['reason'])

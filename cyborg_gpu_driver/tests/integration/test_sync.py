@@ -111,7 +111,7 @@ class SyncTest(base.TestCase):
         self.assertEqual(set(), _NAMES & {
             existing.item.name for existing in (
                 *state.profiles(cloud), *state.flavors(cloud),
-                *state.limits(cloud, state.limit_scope(cloud, None)))})
+                *state.limits(cloud, state.limit_scope(cloud)))})
 
     def test_what_can_be_changed_is_changed_in_place(self):
         self.sync(_DEFINITION)

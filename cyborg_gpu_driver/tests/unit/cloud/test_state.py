@@ -106,7 +106,7 @@ class StateCase(base.BaseTestCase):
 class ReadTest(StateCase):
 
     def read(self, *items, **kwargs):
-        return state.read(self.cloud, definition.Definition(items), None,
+        return state.read(self.cloud, definition.Definition(items),
                           **kwargs)
 
     def test_everything(self):
@@ -154,24 +154,32 @@ class ReadTest(StateCase):
     def test_whom_limits_are_for(self):
         endpoints = '/v3/endpoints'
         self.assertEqual({'service_id': 'nova', 'region_id': 'one'},
-                         state.limit_scope(self.cloud, None))
+                         state.limit_scope(self.cloud))
         self.identity[endpoints] = {'endpoints': [
             {'region_id': 'one'}, {'region_id': 'two'}]}
-        self.assertEqual('two', state.limit_scope(
-            self.cloud, 'two')['region_id'])
-        for region in (None, 'three'):
+        self.cloud.region = 'two'
+        self.assertEqual('two', state.limit_scope(self.cloud)['region_id'])
+        for self.cloud.region in (None, 'three'):
             self.assertIn('one, two', str(self.assertRaises(
-                exception.CloudError, state.limit_scope, self.cloud,
-                region)))
+                exception.CloudError, state.limit_scope, self.cloud)))
         self.identity[endpoints] = {'endpoints': [{'region_id': None}]}
         self.assertEqual({'service_id': 'nova'},
-                         state.limit_scope(self.cloud, 'one'))
+                         state.limit_scope(self.cloud))
         self.assertEqual(
             ['class:PGPU in None'], [one.identity for one in state.limits(
                 self.cloud, {'service_id': 'nova'})])
         self.identity['/v3/services'] = {'services': []}
         self.assertRaises(exception.CloudError, state.limit_scope,
-                          self.cloud, None)
+                          self.cloud)
+
+    def test_a_list_that_keystone_limits(self):
+        """No limit of a project is taken for missing."""
+        for path in ('/v3/limits', '/v3/registered_limits'):
+            document = self.identity[path]
+            self.identity[path] = {**document, 'truncated': True}
+            self.assertIn('list_limit', str(self.assertRaises(
+                exception.CloudError, state.limits_of_region, self.cloud)))
+            self.identity[path] = document
 
     def test_answers_of_another_shape(self):
         for there, path, document in (

@@ -78,7 +78,7 @@ class WriterTest(base.BaseTestCase):
 
     def carry_out(self, *changes):
         return [(change.item.name, error and str(error)) for change, error
-                in sync.carry_out(self.cloud, changes, None)]
+                in sync.carry_out(self.cloud, changes)]
 
     def change(self, action, wanted, existing=None, **kwargs):
         """The requests for one change that succeeds."""

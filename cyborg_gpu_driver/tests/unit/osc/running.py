@@ -26,11 +26,10 @@ class Openstack:
     """The client of a user who has logged in to a cloud.
 
     :param cloud: the cloud that the commands query.
-    :param region: the user's region.
     """
 
-    def __init__(self, cloud, region=None):
-        self._manager = types.SimpleNamespace(gpu=cloud, region_name=region)
+    def __init__(self, cloud):
+        self._manager = types.SimpleNamespace(gpu=cloud)
 
     def run(self, command, *arguments, answer='', code=0):
         """Run a command and return its output and its standard error.

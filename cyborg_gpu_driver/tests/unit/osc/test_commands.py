@@ -50,13 +50,15 @@ def _entry_points(group):
 class PluginTest(base.BaseTestCase):
 
     def test_a_cloud_is_named(self):
-        for config, name in (
-                (types.SimpleNamespace(name='here', auth={}), 'here'),
-                (types.SimpleNamespace(name='', auth={
-                    'auth_url': 'http://there/v3'}), 'http://there/v3')):
+        for config, name, region in (
+                ({'name': 'here', 'auth': {}, 'region_name': 'one'},
+                 'here', 'one'),
+                ({'name': '', 'auth': {'auth_url': 'http://there/v3'},
+                  'region_name': ''}, 'http://there/v3', None)):
             made = plugin.make_client(types.SimpleNamespace(
-                sdk_connection=types.SimpleNamespace(config=config)))
-            self.assertEqual(name, made.name)
+                sdk_connection=types.SimpleNamespace(
+                    config=types.SimpleNamespace(**config))))
+            self.assertEqual((name, region), (made.name, made.region))
 
     def test_the_option_of_each_plugin(self):
         parser = plugin.build_option_parser(argparse.ArgumentParser())

@@ -35,6 +35,11 @@ def _provider(uuid, name, parent=None):
             'parent_provider_uuid': parent}
 
 
+def _registered(name, limit, region='one'):
+    return {'id': name, 'region_id': region, 'resource_name': name,
+            'default_limit': limit, 'description': None}
+
+
 class World:
     """A compute node with one GPU, as the APIs describe it."""
 
@@ -206,12 +211,20 @@ class ExplainTest(base.BaseTestCase):
 
     def test_a_unified_limit_of_the_project_goes_before_the_registered(self):
         name = f'class:{clouds.SLICE}'
-        self.world.registered = [{'resource_name': name, 'default_limit': 1}]
+        self.world.registered = [_registered(name, 1)]
         self.world.usages = {clouds.SLICE: 1}
         arguments = ('--flavor', 'small', '--project', 'physics')
         self.assertIn(f'limit {name}', self.codes(*arguments)['QUOTA'])
-        self.world.limits = [{'resource_name': name, 'resource_limit': 2}]
+        self.world.limits = [{
+            'id': 'limit', 'project_id': _PROJECT, 'region_id': 'one',
+            'resource_name': name, 'resource_limit': 2, 'description': None}]
         self.assertEqual({}, self.codes(*arguments, code=0))
+
+    def test_unified_limits_of_another_region(self):
+        self.world.registered = [
+            _registered(f'class:{clouds.SLICE}', 0, 'two')]
+        self.assertEqual({}, self.codes(
+            '--flavor', 'small', '--project', 'physics', code=0))
 
     def test_a_unified_limit_that_is_not_set(self):
         """Nova shows a unified limit that is not set as a quota of 0."""
@@ -219,11 +232,9 @@ class ExplainTest(base.BaseTestCase):
             quota.update(limit=0)
         arguments = ('--flavor', 'small', '--project', 'physics')
         self.assertEqual({'QUOTA'}, set(self.codes(*arguments)))
-        self.world.registered = [{'resource_name': 'class:PGPU',
-                                  'default_limit': 9}]
+        self.world.registered = [_registered('class:PGPU', 9)]
         self.assertEqual({}, self.codes(*arguments, code=0))
-        self.world.registered = [{'resource_name': 'servers',
-                                  'default_limit': 0}]
+        self.world.registered = [_registered('servers', 0)]
         self.assertIn('limit instances', self.codes(*arguments)['QUOTA'])
 
     def test_a_server_and_its_failure(self):
@@ -247,7 +258,7 @@ class ExplainTest(base.BaseTestCase):
     def test_names_of_nothing(self):
         for arguments, words in (
                 (('--flavor', 'smal'), 'did you mean small'),
-                (('--profile', 'gpus', '--project', 'x'), "project 'x'"),
+                (('--profile', 'gpus', '--project', 'x'), 'no project x'),
                 (('--profile', 'gpus', '--host', 'compute2'),
                  'did you mean compute1'),
                 (('--server', 'x'), 'no server')):

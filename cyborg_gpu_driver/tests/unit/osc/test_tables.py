@@ -112,7 +112,7 @@ class AnswerCase(base.BaseTestCase):
     def openstack(self):
         return running.Openstack(self.useFixture(services.Services(
             {**self.world.applications(), 'baremetal': test_baremetal.ironic(
-                {'/v1/nodes': {'nodes': [_NODE]}})})).cloud, 'one')
+                {'/v1/nodes': {'nodes': [_NODE]}})})).cloud)
 
     def run_all(self, *options):
         """The output of each command by its name."""
