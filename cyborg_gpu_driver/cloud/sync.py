@@ -19,10 +19,13 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from urllib import parse
 
+from openstack import exceptions
+
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import baremetal_state
 from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import responses
 from cyborg_gpu_driver.cloud.profiles import bodies
 from cyborg_gpu_driver.cloud.profiles import plan
 from cyborg_gpu_driver.cloud.profiles import resources
@@ -154,19 +157,38 @@ class Writer:
         Keystone 30 changes a registered limit only while no project has a
         limit of its own. Meanwhile the default applies to those projects.
         """
-        limits = [other for other in state.limits(self._cloud, self._scope)
-                  if item.key in other.item.needs]
+        gone = []
         try:
-            for limit in limits:
-                self._identity('DELETE', f'/limits/{limit.identity}')
+            for other in state.limits(self._cloud, self._scope):
+                if item.key in other.item.needs:
+                    gone.append(other)
+                    self._identity('DELETE', f'/limits/{other.identity}')
             self._identity('PATCH', f'/registered_limits/{existing.identity}',
                            bodies.registered_limit(item, self._mark))
         finally:
-            there = {other.item.key for other in state.limits(
-                self._cloud, self._scope)}
-            for limit in limits:
-                if limit.item.key not in there:
-                    self._post_limit(limit.item, limit.ours)
+            self._restore(gone)
+
+    def _restore(self, limits):
+        """Create limits again; one that fails does not prevent the others.
+
+        :raises CloudError: if one fails; names all that are missing.
+        """
+        lost, reason = [], ''
+        for limit in limits:
+            try:
+                self._post_limit(limit.item, limit.ours)
+            except exception.CloudError as error:
+                # Keystone has refused to delete it, or another client has
+                # created it.
+                if not isinstance(error.__cause__,
+                                  exceptions.ConflictException):
+                    lost.append(f'{limit.item.name}: {limit.item.value}')
+                    reason = responses.reason(error)
+        if lost:
+            raise self._cloud.error(
+                'limits of projects were deleted to change their default and '
+                f'could not be created again ({reason}); create them: '
+                + ', '.join(lost))
 
     def _create_limit(self, item):
         self._post_limit(item, self._mark)

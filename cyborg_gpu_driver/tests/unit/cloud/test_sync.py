@@ -43,6 +43,7 @@ class WriterTest(base.BaseTestCase):
         super().setUp()
         self.asked = []
         self.refused = None
+        self.status = '503 Service Unavailable'
         self.answers = {
             '/v2/accelerator_requests': {'arqs': []},
             '/v2.1/servers': {'servers': []},
@@ -70,7 +71,7 @@ class WriterTest(base.BaseTestCase):
             self.asked.append((method, path,
                                json.loads(body) if body else None))
             if path == self.refused:
-                start_response('503 Service Unavailable', [])
+                start_response(self.status, [])
                 return [b'']
             start_response('200 OK', [('Content-Type', 'application/json')])
             return [json.dumps({'flavor': {'id': 'new'}}).encode()]
@@ -187,6 +188,23 @@ class WriterTest(base.BaseTestCase):
             [('PATCH', 'limits/limit')],
             [(method, path) for method, path, _ in self.change(
                 plan.Action.UPDATE, _LIMIT, _LIMIT)])
+
+    def test_limits_that_cannot_be_created_again(self):
+        """One failure does not cost the limits of the other projects."""
+        self.answers['/v3/limits'] = {'limits': [
+            {'id': project, 'region_id': 'one', 'project_id': project,
+             'resource_name': 'class:PGPU', 'resource_limit': 8,
+             'description': _MARK} for project in 'rst']}
+        change = plan.Change(plan.Action.UPDATE, '', _REGISTERED,
+                             resources.Existing(_REGISTERED, 'old'))
+        self.refused = 'limits'
+        ((_, error),) = self.carry_out(change)
+        for project in 'rst':
+            self.assertIn(f'class:PGPU of project {project}: 8', error)
+        self.assertEqual(['limits'] * 3,
+                         [path for _, path, _ in self.asked[-3:]])
+        self.status = '409 Conflict'
+        self.assertEqual([('class:PGPU', None)], self.carry_out(change))
 
     def test_what_has_come_into_use_stays(self):
         self.answers['/v2/accelerator_requests'] = {'arqs': [_ARQ]}
