@@ -15,8 +15,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from concurrent import futures
+from collections.abc import Collection
 
 import os_resource_classes as orc
 
@@ -94,14 +93,14 @@ def nodes(cloud: connection.Cloud) -> list[baremetal_nodes.Node]:
 
 
 def with_gpus(cloud: connection.Cloud,
-              listed: Iterable[baremetal_nodes.Node]
+              listed: Collection[baremetal_nodes.Node]
               ) -> list[baremetal_nodes.Node]:
     """Return the nodes with their GPUs, in order; one request for each.
 
     :raises CloudError: if a request to Ironic fails.
     """
-    with futures.ThreadPoolExecutor(placement_api.AT_ONCE) as pool:
-        return list(pool.map(lambda node: _inspected(cloud, node), listed))
+    return list(placement_api.at_once(
+        lambda node: _inspected(cloud, node), listed))
 
 
 def _inspected(cloud, node):

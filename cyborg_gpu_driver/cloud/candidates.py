@@ -23,6 +23,7 @@ from openstack import exceptions
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import trees
 from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import placement_api
 from cyborg_gpu_driver.cloud.api import responses
 from cyborg_gpu_driver.cloud.explain import facts
 from cyborg_gpu_driver.cloud.explain import reasons
@@ -45,8 +46,8 @@ def answer(cloud: connection.Cloud, wanted: request.Request,
         return None
     query = wanted.query(root)
     try:
-        found = cloud.ask('placement', '/allocation_candidates', trees.VERSION,
-                          **query)
+        found = cloud.ask('placement', '/allocation_candidates',
+                          placement_api.VERSION, **query)
     except exception.CloudError as error:
         cause = error.__cause__
         if (isinstance(cause, exceptions.HttpException)
@@ -75,7 +76,7 @@ def unknown_traits(cloud: connection.Cloud, wanted: request.Request
         group.required | group.forbidden for group in wanted.groups))
     if not asked:
         return frozenset()
-    found = cloud.ask('placement', '/traits', trees.VERSION,
+    found = cloud.ask('placement', '/traits', placement_api.VERSION,
                       name='in:' + ','.join(sorted(asked)))
     with responses.understanding(cloud, 'Placement', 'the traits'):
         return asked - set(found['traits'])
@@ -86,7 +87,7 @@ def classes(cloud: connection.Cloud) -> frozenset[str]:
 
     :raises CloudError: if a request to Placement fails.
     """
-    found = cloud.ask('placement', '/resource_classes', trees.VERSION)
+    found = cloud.ask('placement', '/resource_classes', placement_api.VERSION)
     with responses.understanding(cloud, 'Placement', 'the resource classes'):
         return frozenset(item['name'] for item in found['resource_classes'])
 
@@ -99,7 +100,7 @@ def root(cloud: connection.Cloud, host: str) -> str:
     :raises InvalidValue: if there is no such compute node.
     """
     with responses.understanding(cloud, 'Placement', 'a resource provider'):
-        for item in trees.listed(cloud, name=host):
+        for item in placement_api.listed(cloud, name=host):
             if item['parent_provider_uuid'] is None:
                 return item['uuid']
         known = {place.host for items in trees.of_cyborg(cloud).values()
@@ -132,7 +133,7 @@ def concerned(cloud: connection.Cloud, wanted: request.Request,
                  for place in map(_place, items) if place}
         bare = sorted(set(more) - named)
         roots = {*below, *(item['uuid'] for name in bare[:most]
-                           for item in trees.listed(cloud, name=name))}
+                           for item in placement_api.listed(cloud, name=name))}
         left = max(0, len(bare) - most) if most is not None else 0
         if most is None or len(roots) <= most:
             return sorted(roots), left
@@ -172,7 +173,8 @@ def _room(cloud, wanted):
         if group.required:
             query['required'] = ','.join(sorted(group.required))
         try:
-            items = trees.listed(cloud, **query) if group.resources else ()
+            items = (placement_api.listed(cloud, **query)
+                     if group.resources else ())
         except exception.CloudError:
             # Placement does not know the resource class or a trait.
             continue

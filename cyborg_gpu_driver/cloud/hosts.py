@@ -20,17 +20,17 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 
+import os_traits
+
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import providers
 from cyborg_gpu_driver.cloud import records
 from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import placement_api
 from cyborg_gpu_driver.cloud.api import responses
 from cyborg_gpu_driver.cloud.explain import facts
 from cyborg_gpu_driver.partition import cordon
-
-_ACCELERATORS = 'COMPUTE_ACCELERATORS'
-_DISABLED = 'COMPUTE_STATUS_DISABLED'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,8 +155,10 @@ def read(cloud: connection.Cloud, host: str | None = None,
     """
     found = providers.read(cloud, host, progress)
     able = {item['uuid']: item['name'] for item
-            in providers.listed(cloud, _ACCELERATORS)}
-    disabled = [item['uuid'] for item in providers.listed(cloud, _DISABLED)]
+            in placement_api.listed(
+                cloud, required=os_traits.COMPUTE_ACCELERATORS)}
+    disabled = [item['uuid'] for item in placement_api.listed(
+        cloud, required=os_traits.COMPUTE_STATUS_DISABLED)]
     return build(found, able, disabled, _unless(_services, cloud, complain),
                  _unless(_devices, cloud, complain))
 

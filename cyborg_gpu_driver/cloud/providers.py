@@ -17,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from collections.abc import Mapping
+from typing import Any
 
 import os_traits
 
@@ -29,9 +30,6 @@ from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.report.content import names
 
-VERSION = '1.26'
-"""The driver's microversion: the first that shows ``reserved`` equal to
-``total``."""
 _PARTS = ('inventories', 'usages', 'traits')
 
 
@@ -110,7 +108,7 @@ def read(cloud: connection.Cloud, host: str | None = None,
     :param progress: called with the number of finished hosts and of all hosts.
     :raises CloudError: if Placement does not answer.
     """
-    trees: dict[str, list[dict[str, str]]] = {}
+    trees: dict[str, list[dict[str, Any]]] = {}
     for item, name in ours(cloud):
         if host in (None, name):
             trees.setdefault(item['root_provider_uuid'], []).append(item)
@@ -126,7 +124,7 @@ def profiles(cloud: connection.Cloud, wanted: Collection[str]
              ) -> dict[str, Profile]:
     """Return the providers that are of GPUs of this driver, by UUID.
 
-    This takes three requests for each compute node of the providers, however
+    This takes two requests for each compute node of the providers, however
     many providers it has.
 
     :param wanted: UUIDs of providers.
@@ -137,18 +135,14 @@ def profiles(cloud: connection.Cloud, wanted: Collection[str]
     while left:
         uuid = min(left)
         left.remove(uuid)
-        item = cloud.ask('placement', f'/resource_providers/{uuid}', VERSION)
-        if item is None:
+        tree = placement_api.listed(cloud, in_tree=uuid)
+        if not tree:
             continue
-        with responses.understanding(cloud, 'Placement', f'provider {uuid}'):
-            root = _item(item)['root_provider_uuid']
-        answer = cloud.ask('placement', '/resource_providers', VERSION,
-                           in_tree=root)
-        with responses.understanding(cloud, 'Placement', 'a tree'):
-            items = [_item(one) for one in answer['resource_providers']
-                     if one['uuid'] in wanted]
-        summaries = placement_api.summaries(cloud, root)
-        for item in items:
+        summaries = placement_api.summaries(
+            cloud, tree[0]['root_provider_uuid'])
+        for item in tree:
+            if item['uuid'] not in wanted:
+                continue
             left.discard(item['uuid'])
             place = names.parse_provider_name(item['name'])
             traits = _traits(cloud, item, summaries)
@@ -157,32 +151,15 @@ def profiles(cloud: connection.Cloud, wanted: Collection[str]
     return found
 
 
-def listed(cloud: connection.Cloud, required: str) -> list[dict[str, str]]:
-    """Return uuid, name and root_provider_uuid of providers by their traits.
-
-    :param required: traits, separated by commas; ``!`` precedes a forbidden
-        trait.
-    :raises CloudError: if a request to Placement fails.
-    """
-    answer = cloud.ask('placement', '/resource_providers', VERSION,
-                       required=required)
-    with responses.understanding(cloud, 'Placement', 'the list of providers'):
-        return [_item(item) for item in answer['resource_providers']]
-
-
-def ours(cloud: connection.Cloud) -> list[tuple[dict[str, str], str]]:
-    """Return this driver's providers, as :func:`listed`, with their hosts.
+def ours(cloud: connection.Cloud) -> list[tuple[dict[str, Any], str]]:
+    """Return this driver's providers and the host of each.
 
     :raises CloudError: if a request to Placement fails.
     """
-    return [(item, place.host) for item in listed(
-        cloud, os_traits.OWNER_CYBORG) for place in [
-            names.parse_provider_name(item['name'])] if place is not None]
-
-
-def _item(item):
-    return {key: codec.decode(str, item[key])
-            for key in ('uuid', 'name', 'root_provider_uuid')}
+    return [(item, place.host) for item in placement_api.listed(
+        cloud, required=os_traits.OWNER_CYBORG)
+            for place in [names.parse_provider_name(item['name'])]
+            if place is not None]
 
 
 def _totals(cloud):
@@ -208,7 +185,7 @@ def _of_tree(cloud, root, items, totals):
 def _traits(cloud, item, summaries):
     """Return the traits of a provider; None if it no longer exists."""
     summary = summaries.get(item['uuid']) or placement_api.one(
-        cloud, item, ('traits',), VERSION)
+        cloud, item, ('traits',))
     with responses.understanding(cloud, 'Placement',
                                  f'provider {item["name"]}'):
         return summary and codec.decode(frozenset[str], summary['traits'])
@@ -232,7 +209,7 @@ def _from_summary(cloud, item, summary, total):
 
 def _provider(cloud, item):
     """Read a provider part by part; None if it no longer exists."""
-    told = placement_api.one(cloud, item, _PARTS, VERSION)
+    told = placement_api.one(cloud, item, _PARTS)
     if told is None:
         return None
     with responses.understanding(cloud, 'Placement',

@@ -33,8 +33,6 @@ from cyborg_gpu_driver.cloud.api import responses
 from cyborg_gpu_driver.cloud.explain import facts
 from cyborg_gpu_driver.cloud.explain import request
 
-VERSION = '1.36'
-"""The first microversion with every parameter of Nova's query."""
 _BOUND = 'Bound'
 
 
@@ -81,12 +79,13 @@ def read(cloud: connection.Cloud, roots: Collection[str],
     """
     reader = _Reader(cloud, wanted, records or Records())
     with responses.understanding(cloud, 'Placement', 'a resource provider'):
-        sharing = [reader.exact(item) for item in listed(
+        sharing = [reader.exact(item) for item in placement_api.listed(
             cloud, required=os_traits.MISC_SHARES_VIA_AGGREGATE)]
         shared = [node for node in sharing if node is not None]
         found = placement_api.at_once(
-            lambda root: reader.tree(root, listed(cloud, in_tree=root),
-                                     shared), roots, progress)
+            lambda root: reader.tree(
+                root, placement_api.listed(cloud, in_tree=root), shared),
+            roots, progress)
         return tuple(sorted((tree for tree in found if tree is not None),
                             key=lambda tree: tree.name))
 
@@ -109,11 +108,11 @@ def holders(cloud: connection.Cloud, arqs: tuple[facts.Arq, ...],
     reader = _Reader(cloud, request.Request(), Records({}, arqs))
     with responses.understanding(cloud, 'Placement', 'a resource provider'):
         below = of_cyborg(cloud)
-        nodes = {item['uuid']: item for item in listed(
+        nodes = {item['uuid']: item for item in placement_api.listed(
             cloud, required=os_traits.COMPUTE_ACCELERATORS)}
         for root in below.keys() - nodes.keys():
-            nodes.update((item['uuid'], item)
-                         for item in listed(cloud, uuid=root))
+            nodes.update((item['uuid'], item) for item
+                         in placement_api.listed(cloud, uuid=root))
         found = placement_api.at_once(
             lambda root: reader.tree(root, [nodes[root], *below[root]]),
             [root for root in below if root in nodes], progress)
@@ -135,24 +134,13 @@ def with_holders(cloud: connection.Cloud, found: Iterable[facts.Tree],
             for tree in found)
 
 
-def listed(cloud: connection.Cloud, **query: str) -> list[dict[str, Any]]:
-    """Return the resource providers that Placement lists.
-
-    :param query: the parameters of ``GET /resource_providers``.
-    :raises CloudError: if a request to Placement fails.
-    """
-    answered = cloud.ask('placement', '/resource_providers', VERSION, **query)
-    with responses.understanding(cloud, 'Placement', 'the providers'):
-        return list(answered['resource_providers'])
-
-
 def of_cyborg(cloud: connection.Cloud) -> dict[str, list[dict[str, Any]]]:
     """Return the providers of Cyborg, by UUID of their compute node.
 
     :raises CloudError: if a request to Placement fails.
     """
     found: dict[str, list[dict[str, Any]]] = {}
-    for item in listed(cloud, required=os_traits.OWNER_CYBORG):
+    for item in placement_api.listed(cloud, required=os_traits.OWNER_CYBORG):
         found.setdefault(item['root_provider_uuid'], []).append(item)
     return found
 
@@ -196,7 +184,7 @@ class _Reader:
         """Read a provider part by part; None if it no longer exists."""
         told = placement_api.one(
             self._cloud, item,
-            ('inventories', 'allocations', 'traits', 'aggregates'), VERSION)
+            ('inventories', 'allocations', 'traits', 'aggregates'))
         if told is None:
             return None
         held = {consumer: allocation['resources'] for consumer, allocation
@@ -226,8 +214,7 @@ class _Reader:
                 total, total - amount['capacity'], amount['used'],
                 max_unit=total) for name, amount in amounts.items()}
         if self._asked & amounts.keys():
-            told = placement_api.one(self._cloud, item, ('inventories',),
-                                     VERSION)
+            told = placement_api.one(self._cloud, item, ('inventories',))
             return None if told is None else {
                 name: _inventory(inventory, amounts[name]['used'])
                 for name, inventory in told['inventories'].items()
@@ -251,8 +238,8 @@ class _Reader:
             return every
         return frozenset().union(*(
             told['aggregates'] for told in (
-                placement_api.one(self._cloud, item, ('aggregates',), VERSION)
-                for item in listed(
+                placement_api.one(self._cloud, item, ('aggregates',))
+                for item in placement_api.listed(
                     self._cloud, in_tree=root,
                     member_of='in:' + ','.join(sorted(every))))
             if told is not None))
@@ -261,7 +248,8 @@ class _Reader:
 def _allocations(cloud, uuid):
     """The resources that each consumer has of a provider."""
     answered = cloud.ask(
-        'placement', f'/resource_providers/{uuid}/allocations', VERSION)
+        'placement', f'/resource_providers/{uuid}/allocations',
+        placement_api.VERSION)
     return {} if answered is None else {
         consumer: allocation['resources'] for consumer, allocation
         in answered['allocations'].items()}

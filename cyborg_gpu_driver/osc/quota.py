@@ -14,8 +14,6 @@
 
 from __future__ import annotations
 
-from concurrent import futures
-
 from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cloud import sync
 from cyborg_gpu_driver.cloud.api import placement_api
@@ -59,13 +57,11 @@ class ListQuota(_Quotas):
         limits = self.limits()
         names = state.project_names(self.cloud)
         found = list(quota.defaults(limits))
-        with futures.ThreadPoolExecutor(placement_api.AT_ONCE) as pool:
-            usages = pool.map(
-                lambda project: state.usages(self.cloud, project), names)
-            for done, (project, used) in enumerate(
-                    zip(names, usages, strict=True), 1):
-                base.show_progress(done, len(names), 'projects')
-                found += quota.of_project(project, limits, used)
+        usages = placement_api.at_once(
+            lambda project: state.usages(self.cloud, project), names,
+            lambda done, total: base.show_progress(done, total, 'projects'))
+        for project, used in zip(names, usages, strict=True):
+            found += quota.of_project(project, limits, used)
         found.sort(key=lambda one: (
             one.project is not None, names.get(one.project or '', ''),
             one.project or '', one.resource_class))

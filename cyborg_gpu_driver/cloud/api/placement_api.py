@@ -30,8 +30,10 @@ from cyborg_gpu_driver.cloud.api import responses
 AT_ONCE = 8
 """Number of parallel requests; Placement answers each in about 10 ms."""
 
-SUMMARIES = '1.36'
-"""Has the candidates of one tree (1.31) and all providers of a tree (1.29)."""
+VERSION = '1.36'
+"""The first microversion with every parameter of Nova's query for candidates.
+Has ``reserved`` equal to ``total`` (1.26), all providers of a tree (1.29) and
+the candidates of one tree (1.31)."""
 _OF_A_HOST = (orc.MEMORY_MB, orc.VCPU, orc.DISK_GB)
 """Resource classes of a compute node; one of them nearly always has capacity.
 """
@@ -56,6 +58,21 @@ def at_once(function: Callable[[_Item], _Found], items: Collection[_Item],
             yield found
 
 
+def listed(cloud: connection.Cloud, **query: str) -> list[dict[str, Any]]:
+    """Return the resource providers that Placement lists.
+
+    :param query: the parameters of ``GET /resource_providers``.
+    :raises CloudError: if Placement does not answer.
+    """
+    answer = cloud.ask('placement', '/resource_providers', VERSION, **query)
+    with responses.understanding(cloud, 'Placement', 'the list of providers'):
+        found = list(answer['resource_providers'])
+        if not all(isinstance(item[key], str) for item in found
+                   for key in ('uuid', 'name', 'root_provider_uuid')):
+            raise TypeError('a provider has no text for its name or a UUID')
+        return found
+
+
 def summaries(cloud: connection.Cloud, root: str
               ) -> Mapping[str, Mapping[str, Any]]:
     """Return the summaries of all providers of a compute node, by UUID.
@@ -71,7 +88,7 @@ def summaries(cloud: connection.Cloud, root: str
     :raises CloudError: if Placement does not answer.
     """
     for resource_class in _OF_A_HOST:
-        answer = cloud.ask('placement', '/allocation_candidates', SUMMARIES,
+        answer = cloud.ask('placement', '/allocation_candidates', VERSION,
                            resources=f'{resource_class}:1', in_tree=root,
                            limit='1')
         with responses.understanding(cloud, 'Placement', 'the candidates'):
@@ -83,7 +100,7 @@ def summaries(cloud: connection.Cloud, root: str
 
 
 def one(cloud: connection.Cloud, item: Mapping[str, Any],
-        parts: Collection[str], version: str) -> dict[str, Any] | None:
+        parts: Collection[str]) -> dict[str, Any] | None:
     """Return some parts of one provider; None if it no longer exists.
 
     :param parts: such as ``inventories``; one request for each.
@@ -93,7 +110,7 @@ def one(cloud: connection.Cloud, item: Mapping[str, Any],
     for part in parts:
         answer = cloud.ask('placement',
                            f'/resource_providers/{item["uuid"]}/{part}',
-                           version)
+                           VERSION)
         if answer is None:
             return None
         with responses.understanding(cloud, 'Placement',

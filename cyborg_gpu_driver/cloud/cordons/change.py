@@ -31,6 +31,7 @@ from cyborg_gpu_driver.cloud import devices
 from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import providers
 from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import placement_api
 from cyborg_gpu_driver.cloud.api import responses
 from cyborg_gpu_driver.cloud.explain import facts
 from cyborg_gpu_driver.host.snapshot import model
@@ -85,7 +86,7 @@ def close(cloud: connection.Cloud, gpu: hosts.Gpu, new: cordon.Cordon
         return gpu.cordons
     name = cordon.trait(new)
     cloud.change('placement', 'PUT', f'/traits/{name}',
-                 version=providers.VERSION)
+                 version=placement_api.VERSION)
     gone = set()
     for offer in gpu.offers:
         gone |= _set_trait(cloud, offer.uuid, name)
@@ -171,7 +172,7 @@ def _forget(cloud, traits):
     for name in sorted(traits):
         try:
             cloud.change('placement', 'DELETE', f'/traits/{name}',
-                         version=providers.VERSION)
+                         version=placement_api.VERSION)
         except exception.CloudError as error:
             # Another GPU that was cordoned at the same time still has it.
             if not isinstance(error.__cause__, (
@@ -188,7 +189,7 @@ def _set_trait(cloud, provider, name=None):
     """
     path = f'/resource_providers/{provider}/traits'
     for attempt in range(1, _WRITES + 1):
-        answer = cloud.ask('placement', path, providers.VERSION)
+        answer = cloud.ask('placement', path, placement_api.VERSION)
         if answer is None:
             return set()
         with responses.understanding(cloud, 'Placement', 'traits'):
@@ -201,7 +202,7 @@ def _set_trait(cloud, provider, name=None):
             body = {'traits': sorted(wanted), 'resource_provider_generation':
                     answer['resource_provider_generation']}
         try:
-            cloud.change('placement', 'PUT', path, body, providers.VERSION)
+            cloud.change('placement', 'PUT', path, body, placement_api.VERSION)
             return gone
         except exception.CloudError as error:
             if attempt == _WRITES or not isinstance(

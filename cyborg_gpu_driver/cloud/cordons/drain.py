@@ -21,6 +21,7 @@ from collections.abc import Collection
 from cyborg_gpu_driver.cloud import providers
 from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import placement_api
 from cyborg_gpu_driver.cloud.api import responses
 from cyborg_gpu_driver.cloud.moves import fleet
 
@@ -80,7 +81,7 @@ def read(cloud: connection.Cloud, host: str, addresses: Collection[str]
 def _consumers(cloud, provider):
     answer = cloud.ask('placement',
                        f'/resource_providers/{provider}/allocations',
-                       providers.VERSION)
+                       placement_api.VERSION)
     with responses.understanding(cloud, 'Placement', 'allocations'):
         return () if answer is None else tuple(answer['allocations'])
 

@@ -104,7 +104,7 @@ def _remove_request(cloud, orphan):
 
 def _remove_allocation(cloud, orphan):
     path = f'/allocations/{orphan.subject}'
-    answer = cloud.ask('placement', path, trees.VERSION)
+    answer = cloud.ask('placement', path, placement_api.VERSION)
     with responses.understanding(cloud, 'Placement', 'an allocation'):
         if not answer['allocations']:
             return
@@ -118,7 +118,7 @@ def _remove_allocation(cloud, orphan):
         raise _kept(orphan, f'accelerator request {held[0]} must be deleted '
                     'first')
     # The generation makes this fail if the allocation has changed since.
-    cloud.change('placement', 'PUT', path, body, trees.VERSION)
+    cloud.change('placement', 'PUT', path, body, placement_api.VERSION)
 
 
 def _check_gone(cloud, orphan):

@@ -28,8 +28,8 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.cloud import computes
 from cyborg_gpu_driver.cloud import records
-from cyborg_gpu_driver.cloud import trees
 from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud.api import placement_api
 from cyborg_gpu_driver.cloud.api import responses
 from cyborg_gpu_driver.cloud.orphans import clean as orphans_clean
 from cyborg_gpu_driver.cloud.orphans import orphans
@@ -132,16 +132,14 @@ def gone(cloud: connection.Cloud, host: str) -> tuple[orphans.Orphan, ...]:
 
 
 def _has_allocation(cloud, server):
-    answer = cloud.ask('placement', f'/allocations/{server}', trees.VERSION)
+    answer = cloud.ask('placement', f'/allocations/{server}',
+                       placement_api.VERSION)
     with responses.understanding(cloud, 'Placement', 'an allocation'):
         return bool(answer['allocations'])
 
 
 def _check_nova(cloud, host):
-    found = cloud.ask('placement', '/resource_providers', trees.VERSION,
-                      name=host)
-    with responses.understanding(cloud, 'Placement', 'a resource provider'):
-        roots = {item['uuid'] for item in found['resource_providers']}
+    roots = {item['uuid'] for item in placement_api.listed(cloud, name=host)}
     if not roots & computes.services(cloud).keys():
         raise cloud.error(f'Nova has no compute node {host}; check that it is '
                           'the Nova of this region')

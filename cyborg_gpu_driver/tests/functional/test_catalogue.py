@@ -235,7 +235,7 @@ class HostTest(OperatorCase):
             tuple(row[key] for key in (
                 'ARQ', 'State', 'Device Profile', 'Host', 'GPU', 'Profile',
                 'Handle Type', 'Handle', 'NUMA Node', 'Health')))
-        self.assertEqual({'allocation_candidates': 1, 'resource_providers': 2},
+        self.assertEqual({'allocation_candidates': 1, 'resource_providers': 1},
                          self.requests() - before)
         self.assertEqual({row['Handle']: row['Function']},
                          {uuid: function for uuid, (function, _)

@@ -24,6 +24,7 @@ from oslotest import base as oslotest
 
 from cyborg_gpu_driver.cloud import candidates
 from cyborg_gpu_driver.cloud import trees
+from cyborg_gpu_driver.cloud.api import placement_api
 from cyborg_gpu_driver.cloud.explain import explain
 from cyborg_gpu_driver.cloud.explain import facts
 from cyborg_gpu_driver.cloud.explain import request
@@ -182,7 +183,7 @@ class AgreementTest(CloudCase):
         self.build(hosts)
         try:
             roots = {item['uuid'] for host in ('compute0', 'compute1')
-                     for item in trees.listed(self.cloud, name=host)}
+                     for item in placement_api.listed(self.cloud, name=host)}
             for groups, specs in requests:
                 wanted = request.make(
                     request.Flavor('flavor', 1, 0, 0, specs), 'profile',
@@ -255,7 +256,7 @@ class ConcernedTest(CloudCase):
         self.addCleanup(self.clear)
         self.names = {
             item['uuid']: item['name']
-            for item in trees.listed(self.cloud)
+            for item in placement_api.listed(self.cloud)
             if item['parent_provider_uuid'] is None}
 
     def concerned(self, most, *classes, more=()):

@@ -169,7 +169,7 @@ class ReadTest(base.BaseTestCase):
             self.assertIn('is not Placement', str(self.assertRaises(
                 exception.CloudError, providers.read, self.cloud)), document)
             self.answers[path] = _ANSWERS[path]
-        self.answers[_ONE] = {'name': 5}
+        self.answers[_LIST] = {'resource_providers': [{'name': 5}]}
         self.assertRaises(exception.CloudError, providers.profiles,
                           self.cloud, {'a'})
 
