@@ -168,7 +168,7 @@ def names(cloud: connection.Cloud) -> tuple[str, ...]:
 
     :raises CloudError: if a request to Placement fails.
     """
-    return tuple(sorted({host for _, host in providers.ours(cloud)}))
+    return tuple(sorted({place.host for _, place in providers.ours(cloud)}))
 
 
 def _unless(ask, cloud, complain):

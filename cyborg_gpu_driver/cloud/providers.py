@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
+from collections.abc import Container
 from collections.abc import Mapping
 from typing import Any
 
@@ -95,24 +96,26 @@ class Provider(Profile):
 
 
 def read(cloud: connection.Cloud, host: str | None = None,
-         progress: placement_api.Progress = lambda done, total: None
-         ) -> tuple[Provider, ...]:
+         progress: placement_api.Progress = lambda done, total: None,
+         gpus: Container[str] | None = None) -> tuple[Provider, ...]:
     """Return the providers of every GPU that this driver reports, by name.
 
     This takes one request for each compute node, several at a time, and two
     for the cloud: Placement summarizes the providers of a compute node, and
-    Cyborg has the totals. A provider that is not in both is read with three
-    requests.
+    Cyborg has the totals. A provider without a total takes one request more,
+    one without a summary three. For one compute node, Cyborg is not asked: its
+    only list has the totals of the whole cloud.
 
     :param host: only this compute node.
     :param progress: called with the number of finished hosts and of all hosts.
+    :param gpus: PCI addresses of the GPUs to read; None for all.
     :raises CloudError: if Placement does not answer.
     """
     trees: dict[str, list[dict[str, Any]]] = {}
-    for item, name in ours(cloud):
-        if host in (None, name):
+    for item, place in ours(cloud, host):
+        if gpus is None or place.gpu in gpus:
             trees.setdefault(item['root_provider_uuid'], []).append(item)
-    totals = _totals(cloud) if trees else {}
+    totals = _totals(cloud) if trees and host is None else {}
     found = placement_api.at_once(
         lambda root: _of_tree(cloud, root, trees[root], totals), trees,
         progress)
@@ -151,15 +154,23 @@ def profiles(cloud: connection.Cloud, wanted: Collection[str]
     return found
 
 
-def ours(cloud: connection.Cloud) -> list[tuple[dict[str, Any], str]]:
-    """Return this driver's providers and the host of each.
+def ours(cloud: connection.Cloud, host: str | None = None
+         ) -> list[tuple[dict[str, Any], names.ProviderName]]:
+    """Return this driver's providers, with the parts of their names.
 
+    :param host: only this compute node.
     :raises CloudError: if a request to Placement fails.
     """
-    return [(item, place.host) for item in placement_api.listed(
-        cloud, required=os_traits.OWNER_CYBORG)
+    query = {}
+    if host is not None:
+        # None has the name if the providers' names have only a similar text.
+        for root in placement_api.listed(cloud, name=host):
+            query['in_tree'] = root['uuid']
+    found = placement_api.listed(
+        cloud, required=os_traits.OWNER_CYBORG, **query)
+    return [(item, place) for item in found
             for place in [names.parse_provider_name(item['name'])]
-            if place is not None]
+            if place is not None and host in (None, place.host)]
 
 
 def _totals(cloud):
@@ -175,7 +186,7 @@ def _totals(cloud):
 
 def _of_tree(cloud, root, items, totals):
     """Return the providers of one compute node that still exist."""
-    summaries = placement_api.summaries(cloud, root) if totals else {}
+    summaries = placement_api.summaries(cloud, root)
     found = (_from_summary(cloud, item, summaries.get(item['uuid']),
                            totals.get(item['uuid']))
              or _provider(cloud, item) for item in items)
@@ -192,8 +203,11 @@ def _traits(cloud, item, summaries):
 
 
 def _from_summary(cloud, item, summary, total):
-    """Return a provider; None if the summary does not suffice."""
-    if summary is None or total is None:
+    """Return a provider; None if the summary does not suffice.
+
+    :param total: of its inventory; None if it is unknown.
+    """
+    if summary is None:
         return None
     with responses.understanding(cloud, 'Placement',
                                  f'provider {item["name"]}'):
@@ -201,10 +215,12 @@ def _from_summary(cloud, item, summary, total):
         if len(resources) != 1:
             return None
         ((name, amounts),) = resources.items()
-        reserved = total - codec.decode(int, amounts['capacity'])
-        return None if reserved < 0 else _from_parts(
-            item, {name: {'total': total, 'reserved': reserved}},
-            {name: amounts['used']}, summary['traits'])
+        reserved = (total or 0) - codec.decode(int, amounts['capacity'])
+        told = ({'inventories': {name: {'total': total, 'reserved': reserved}}}
+                if total is not None and reserved >= 0
+                else placement_api.one(cloud, item, ('inventories',)))
+        return told and _from_parts(item, told['inventories'], {
+            name: amounts['used']}, summary['traits'])
 
 
 def _provider(cloud, item):

@@ -129,8 +129,8 @@ def wait_closed(cloud: connection.Cloud, host: str,
     before = None
     while True:
         found = tuple(
-            offer.name for offer in providers.read(cloud, host)
-            if offer.gpu in addresses and offer.reserved < offer.total)
+            offer.name for offer in providers.read(cloud, host, gpus=addresses)
+            if offer.reserved < offer.total)
         left = end - clock()
         if not found or left <= 0:
             return found

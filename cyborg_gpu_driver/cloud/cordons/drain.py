@@ -56,8 +56,8 @@ def read(cloud: connection.Cloud, host: str, addresses: Collection[str]
     :param host: as ``openstack gpu host list`` shows it.
     :raises CloudError: if a request to a service fails.
     """
-    offers = {offer.uuid: offer for offer in providers.read(cloud, host)
-              if offer.gpu in addresses}
+    offers = {offer.uuid: offer for offer in providers.read(
+        cloud, host, gpus=addresses)}
     gpus: dict[str, set[str]] = collections.defaultdict(set)
     handles: dict[str, list[str]] = collections.defaultdict(list)
     requests = cloud.get('/accelerator_requests', 'arqs')

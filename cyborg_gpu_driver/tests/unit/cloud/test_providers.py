@@ -126,6 +126,30 @@ class ReadTest(base.BaseTestCase):
         self.assertEqual({'resources': ['MEMORY_MB:1'], 'in_tree': ['root'],
                           'limit': ['1']}, parse.parse_qs(query))
 
+    def test_one_compute_node_does_not_cost_the_whole_cloud(self):
+        (wanted,) = providers.read(self.cloud)
+        self.summarize()
+        self.cloud = self.useFixture(services.Services(
+            {'placement': services.documents(self.answers)})).cloud
+        for part in ('usages', 'traits'):
+            del self.answers[f'{_ONE}/{part}']
+        asked = []
+
+        def listed(query):
+            asked.append(parse.parse_qs(query))
+            return _ANSWERS[_LIST] if 'required' in asked[-1] else {
+                'resource_providers': [{
+                    'uuid': 'root', 'name': 'compute1',
+                    'root_provider_uuid': 'root'}]}
+
+        self.answers[_LIST] = listed
+        self.assertEqual((wanted,), providers.read(
+            self.cloud, 'compute1', gpus=['0000:07:00.0']))
+        self.assertEqual([{'name': ['compute1']}, {
+            'required': ['OWNER_CYBORG'], 'in_tree': ['root']}], asked)
+        self.assertEqual((), providers.read(
+            self.cloud, 'compute1', gpus=['0000:08:00.0']))
+
     def test_what_a_summary_does_not_say_is_asked(self):
         (wanted,) = providers.read(self.cloud)
         several = {'A': {'capacity': 1, 'used': 0},
