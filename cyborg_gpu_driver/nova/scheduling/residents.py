@@ -26,6 +26,7 @@ from cyborg_gpu_driver.nova.weighing import published
 
 VERSION = '1.12'
 """The first version in which an allocation has a project."""
+_NOT_FOUND = 404
 _KEEP = 30.0
 """Seconds for which the servers of a provider are assumed to be the same
 while the number of units in use is the same."""
@@ -99,6 +100,8 @@ class Residents:
     def _read(self, provider, before):
         projects = {item.server: item.project for item in before}
         answer = self._ask(f'/resource_providers/{provider}/allocations')
+        if answer is None:
+            return ()
         return tuple(
             Resident(server, projects.get(server)
                      or self._project(server),
@@ -109,10 +112,14 @@ class Residents:
         """Return a server's project; empty if its allocation is deleted."""
         if not uuidutils.is_uuid_like(server):
             return ''
-        return self._ask(f'/allocations/{server}').get('project_id', '')
+        return (self._ask(f'/allocations/{server}') or {}).get(
+            'project_id', '')
 
     def _ask(self, url):
+        """Return what Placement answers; None if it has no such provider."""
         response = self._get(url, version=VERSION)
+        if response.status_code == _NOT_FOUND:
+            return None
         if response.status_code != 200:
             raise exception.PlacementRefused(
                 what=f'GET {url}', code=response.status_code,

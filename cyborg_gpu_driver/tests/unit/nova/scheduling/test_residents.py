@@ -94,6 +94,14 @@ class ResidentsTest(base.BaseTestCase):
         error = self.assertRaises(exception.PlacementRefused, self.ask, 1)
         self.assertIn('answer 503', str(error))
 
+    def test_a_provider_that_is_gone_is_no_failure(self):
+        """What was read of the host before may still have it."""
+        self.status_code = 404
+        self.assertEqual((), self.ask(1))
+        self.status_code = 200
+        self.assertEqual(1, len(self.residents.of([
+            published.Offer('other', '1g', 'CUSTOM_X', 1, 6)])))
+
     def test_a_failure_is_not_tried_again_at_once(self):
         self.status_code = 503
         for _ in range(3):
