@@ -180,13 +180,13 @@ def others(cloud: connection.Cloud, gpus: Place, ours: Collection[str]
     hosts = {host for host, _gpu in gpus}
     listed = cloud.get('/accelerator_requests', 'arqs')
     with responses.understanding(cloud, 'Cyborg', 'an accelerator request'):
-        there = {item['device_rp_uuid']: item['instance_uuid']
+        there = {(item['device_rp_uuid'], item['instance_uuid'])
                  for item in listed if item['hostname'] in hosts
                  and item['device_rp_uuid']
-                 and item['instance_uuid'] not in ours}
-        known = providers.profiles(cloud, set(there))
-        return {there[uuid] for uuid, one in known.items()
-                if (one.host, one.gpu) in gpus}
+                 and item['instance_uuid'] not in {None, *ours}}
+        known = providers.profiles(cloud, {uuid for uuid, _ in there})
+        return {server for uuid, server in there if uuid in known
+                and (known[uuid].host, known[uuid].gpu) in gpus}
 
 
 def console(cloud: connection.Cloud, server: str) -> str:

@@ -111,6 +111,33 @@ class ConsoleTest(ServersCase):
         self.assertEqual('hello', servers.console(cloud, _ID))
 
 
+class OthersTest(base.BaseTestCase):
+
+    def test_all_servers_on_the_gpu(self):
+        def provider(uuid, gpu):
+            return {'uuid': uuid, 'root_provider_uuid': 'root',
+                    'name': f'compute1_gpu_{gpu}_1g.10gb'}
+
+        cloud = self.useFixture(services.Services({
+            'accelerator': services.documents({
+                '/v2/accelerator_requests': {'arqs': [
+                    {'device_rp_uuid': uuid, 'instance_uuid': server,
+                     'hostname': 'compute1'} for uuid, server in (
+                         ('here', 'a'), ('here', 'ours'), ('here', 'b'),
+                         ('here', None), ('there', 'c'))]}},
+                {'id': 'v2.0', 'status': 'CURRENT'}),
+            'placement': services.documents({
+                '/': services.PLACEMENT,
+                '/resource_providers': {'resource_providers': [
+                    provider('here', '0000:07:00.0'),
+                    provider('there', '0000:08:00.0')]},
+                '/allocation_candidates': {'provider_summaries': {
+                    'here': {'traits': []}, 'there': {'traits': []}}}})
+        })).cloud
+        self.assertEqual({'a', 'b'}, servers.others(
+            cloud, frozenset({('compute1', '0000:07:00.0')}), ['ours']))
+
+
 class DeleteTest(ServersCase):
 
     def delete(self, answers):
