@@ -28,8 +28,6 @@ from cyborg_gpu_driver.cloud.explain import reasons
 from cyborg_gpu_driver.cloud.explain import request
 from cyborg_gpu_driver.cloud.profiles import resources
 
-VERSION = '2.61'
-"""The first microversion of Nova that shows a flavor with its extra specs."""
 _MIB_PER_GIB = 1024
 _QUOTAS = {'instances': None, 'cores': 'VCPU', 'ram': 'MEMORY_MB'}
 """Nova's own quotas, with the resource class that each counts."""
@@ -46,13 +44,13 @@ def flavor(cloud: connection.Cloud, name: str) -> request.Flavor:
     :raises CloudError: if a request to Nova fails.
     :raises InvalidValue: if there is none.
     """
-    answer: Any = cloud.ask('compute', f'/flavors/{name}', VERSION)
+    answer: Any = cloud.ask('compute', f'/flavors/{name}', responses.NOVA)
     with responses.understanding(cloud, 'Nova', 'a flavor'):
         if answer is not None:
             item = answer['flavor']
         else:
             listed = responses.pages(cloud, '/flavors/detail', 'flavors',
-                                     VERSION, is_public='None')
+                                     is_public='None')
             item = next((found for found in listed
                          if found['name'] == name), None)
             if item is None:
@@ -65,7 +63,8 @@ def flavor(cloud: connection.Cloud, name: str) -> request.Flavor:
         if made.public:
             return made
         access = cloud.ask(
-            'compute', f'/flavors/{item["id"]}/os-flavor-access', VERSION)
+            'compute', f'/flavors/{item["id"]}/os-flavor-access',
+            responses.NOVA)
         return _flavor(item, item['name'], frozenset(
             entry['tenant_id'] for entry in access['flavor_access']))
 
@@ -77,7 +76,7 @@ def server(cloud: connection.Cloud, name: str
     :raises CloudError: if there is none, or a request to Nova fails.
     """
     uuid = servers.find(cloud, name)
-    answer: Any = cloud.ask('compute', f'/servers/{uuid}', VERSION)
+    answer: Any = cloud.ask('compute', f'/servers/{uuid}', responses.NOVA)
     if answer is None:
         raise cloud.error(f'there is no server {uuid}')
     with responses.understanding(cloud, 'Nova', 'a server'):
@@ -102,7 +101,7 @@ def known_servers(cloud: connection.Cloud, uuids: Collection[str],
     :raises CloudError: if a request to Nova fails.
     """
     def ask(uuid):
-        answer = cloud.ask('compute', f'/servers/{uuid}', VERSION)
+        answer = cloud.ask('compute', f'/servers/{uuid}', responses.NOVA)
         with responses.understanding(cloud, 'Nova', 'a server'):
             return uuid, answer and _server(answer['server'])
 
@@ -121,7 +120,7 @@ def _listed(cloud, uuids, place):
     """The requested servers that are in Nova's list."""
     with responses.understanding(cloud, 'Nova', 'a server'):
         return {item['id']: _server(item) for item in responses.each(
-            cloud, '/servers/detail', 'servers', VERSION, all_tenants='true',
+            cloud, '/servers/detail', 'servers', all_tenants='true',
             **place) if item['id'] in uuids}
 
 
@@ -137,7 +136,8 @@ def migrations(cloud: connection.Cloud, uuids: Iterable[str]
     found: set[str] = set()
     marker: dict[str, str] = {}
     while wanted - found:
-        answer = cloud.ask('compute', '/os-migrations', VERSION, **marker)
+        answer = cloud.ask('compute', '/os-migrations', responses.NOVA,
+                           **marker)
         with responses.understanding(cloud, 'Nova', 'a migration'):
             page = [item['uuid'] for item in answer['migrations']]
             found |= wanted & set(page)
@@ -147,21 +147,30 @@ def migrations(cloud: connection.Cloud, uuids: Iterable[str]
     return frozenset(found)
 
 
+def services_by_host(cloud: connection.Cloud) -> dict[str, facts.Service]:
+    """Return the nova-compute services by their host, as Nova names it.
+
+    :raises CloudError: if a request to Nova fails.
+    """
+    answer: Any = cloud.ask('compute', '/os-services', responses.NOVA,
+                            binary='nova-compute')
+    with responses.understanding(cloud, 'Nova', 'the compute services'):
+        return {item['host']: facts.Service(
+            item['host'], item['zone'], item['status'] == 'enabled',
+            item['state'] == 'up', item.get('disabled_reason') or '')
+            for item in answer['services']}
+
+
 def services(cloud: connection.Cloud) -> dict[str, facts.Service]:
     """Return the nova-compute services by UUID of the compute node's provider.
 
     :raises CloudError: if a request to Nova fails.
     """
-    answer: Any = cloud.ask('compute', '/os-services', VERSION,
-                            binary='nova-compute')
-    with responses.understanding(cloud, 'Nova', 'the compute services'):
-        by_host = {item['host']: facts.Service(
-            item['host'], item['zone'], item['status'] == 'enabled',
-            item['state'] == 'up', item.get('disabled_reason') or '')
-            for item in answer['services']}
+    by_host = services_by_host(cloud)
+    with responses.understanding(cloud, 'Nova', 'the compute nodes'):
         return {node['id']: by_host[node['service']['host']]
                 for node in responses.pages(
-                    cloud, '/os-hypervisors/detail', 'hypervisors', VERSION)
+                    cloud, '/os-hypervisors/detail', 'hypervisors')
                 if node['service']['host'] in by_host}
 
 
@@ -170,7 +179,7 @@ def aggregates(cloud: connection.Cloud) -> tuple[facts.Aggregate, ...]:
 
     :raises CloudError: if a request to Nova fails.
     """
-    answer: Any = cloud.ask('compute', '/os-aggregates', VERSION)
+    answer: Any = cloud.ask('compute', '/os-aggregates', responses.NOVA)
     with responses.understanding(cloud, 'Nova', 'the aggregates'):
         return tuple(facts.Aggregate(
             item['name'], frozenset(item['hosts']), dict(item['metadata']))
@@ -189,7 +198,7 @@ def quotas(cloud: connection.Cloud, owner: str, wanted: request.Request
     :raises CloudError: if a request to Nova or Keystone fails.
     """
     answer: Any = cloud.ask(
-        'compute', f'/os-quota-sets/{owner}/detail', VERSION)
+        'compute', f'/os-quota-sets/{owner}/detail', responses.NOVA)
     with responses.understanding(cloud, 'Nova', 'the quotas'):
         found = tuple(
             facts.Limit(name, item['limit'], item['in_use']

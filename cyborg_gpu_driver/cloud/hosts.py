@@ -23,27 +23,13 @@ from collections.abc import Sequence
 import os_traits
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import computes
 from cyborg_gpu_driver.cloud import providers
 from cyborg_gpu_driver.cloud import records
-from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.api import placement_api
-from cyborg_gpu_driver.cloud.api import responses
 from cyborg_gpu_driver.cloud.explain import facts
 from cyborg_gpu_driver.partition import cordon
-
-
-@dataclasses.dataclass(frozen=True)
-class Service:
-    """A nova-compute service, as Nova shows it.
-
-    :ivar state: ``up`` or ``down``.
-    :ivar status: ``enabled`` or ``disabled``.
-    """
-
-    state: str
-    status: str
-    reason: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,14 +81,14 @@ class Host:
     gpus: tuple[Gpu, ...]
     accelerators: bool
     enabled: bool
-    service: Service | None = None
+    service: facts.Service | None = None
     devices: tuple[str, ...] | None = None
 
     @property
     def usable(self) -> bool:
         """Whether Nova starts servers with accelerators on it."""
         return self.accelerators and self.enabled and (
-            self.service is None or self.service.state == 'up')
+            self.service is None or self.service.up)
 
     @property
     def providers(self) -> tuple[providers.Provider, ...]:
@@ -112,7 +98,7 @@ class Host:
 
 def build(found: Iterable[providers.Provider], able: Mapping[str, str],
           disabled: Iterable[str],
-          services: Mapping[str, Service] | None,
+          services: Mapping[str, facts.Service] | None,
           devices: Mapping[str, Sequence[facts.Device]] | None
           ) -> tuple[Host, ...]:
     """Build the hosts from the data of the services.
@@ -159,7 +145,8 @@ def read(cloud: connection.Cloud, host: str | None = None,
                 cloud, required=os_traits.COMPUTE_ACCELERATORS)}
     disabled = [item['uuid'] for item in placement_api.listed(
         cloud, required=os_traits.COMPUTE_STATUS_DISABLED)]
-    return build(found, able, disabled, _unless(_services, cloud, complain),
+    return build(found, able, disabled,
+                 _unless(computes.services_by_host, cloud, complain),
                  _unless(_devices, cloud, complain))
 
 
@@ -178,15 +165,6 @@ def _unless(ask, cloud, complain):
     except exception.CloudError as error:
         complain(str(error))
         return None
-
-
-def _services(cloud) -> Mapping[str, Service]:
-    answer = cloud.ask('compute', '/os-services', state.COMPUTE,
-                       binary='nova-compute')
-    with responses.understanding(cloud, 'Nova', 'the list of services'):
-        return {item['host']: Service(item['state'], item['status'],
-                                      item['disabled_reason'])
-                for item in answer['services']}
 
 
 def _devices(cloud) -> Mapping[str, list[facts.Device]]:

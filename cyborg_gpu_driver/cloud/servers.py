@@ -22,7 +22,6 @@ from typing import Any
 from oslo_utils import uuidutils
 
 from cyborg_gpu_driver.cloud import providers
-from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.api import responses
 from cyborg_gpu_driver.host.snapshot import model
@@ -64,7 +63,7 @@ def find(cloud: connection.Cloud, server: str) -> str:
     if uuidutils.is_uuid_like(server):
         return server
     # Nova interprets the name as a regular expression.
-    listed = responses.pages(cloud, '/servers', 'servers', state.COMPUTE,
+    listed = responses.pages(cloud, '/servers', 'servers',
                              all_tenants='true', name=server)
     with responses.understanding(cloud, 'Nova', 'a server'):
         found = [item['id'] for item in listed if item['name'] == server]

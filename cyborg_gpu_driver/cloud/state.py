@@ -27,9 +27,6 @@ from cyborg_gpu_driver.cloud.profiles import plan
 from cyborg_gpu_driver.cloud.profiles import resources
 from cyborg_gpu_driver.record import codec
 
-COMPUTE = '2.61'
-"""Microversion of Nova's API. A flavor has its description (2.55) and extra
-specs, and so has the flavor in a server (2.47)."""
 _USAGES = '1.9'
 """The first microversion of Placement's API with the usages of a project."""
 _SHELVED = 'SHELVED_OFFLOADED'
@@ -118,7 +115,7 @@ def profile_users(cloud: connection.Cloud) -> Users:
             known = users[request['device_profile_name']]
             if text not in known:
                 known.append(text)
-    shelved = responses.pages(cloud, '/servers/detail', 'servers', COMPUTE,
+    shelved = responses.pages(cloud, '/servers/detail', 'servers',
                               all_tenants='true', status=_SHELVED)
     with responses.understanding(cloud, 'Nova', 'a shelved server'):
         for server in shelved:
@@ -137,7 +134,7 @@ def flavors(cloud: connection.Cloud,
 
     :param wanted: kinds and names.
     """
-    listed = responses.pages(cloud, '/flavors/detail', 'flavors', COMPUTE,
+    listed = responses.pages(cloud, '/flavors/detail', 'flavors',
                              is_public='None')
     with responses.understanding(cloud, 'Nova', 'a flavor'):
         return [_flavor(item, () if item['os-flavor-access:is_public']
@@ -164,8 +161,8 @@ def flavor_users(cloud: connection.Cloud, flavor: str) -> tuple[str, ...]:
 
     :param flavor: its ID.
     """
-    answer = cloud.ask('compute', '/servers', COMPUTE, all_tenants='true',
-                       flavor=flavor, limit=str(_SHOWN))
+    answer = cloud.ask('compute', '/servers', responses.NOVA,
+                       all_tenants='true', flavor=flavor, limit=str(_SHOWN))
     with responses.understanding(cloud, 'Nova', 'the list of servers'):
         return tuple(f'server {server["id"]}'
                      for server in answer['servers'])
@@ -299,5 +296,5 @@ def _flavor(item, projects_of):
 
 def _access(cloud, flavor):
     answer = cloud.ask('compute', f'/flavors/{flavor}/os-flavor-access',
-                       COMPUTE)
+                       responses.NOVA)
     return [item['tenant_id'] for item in answer['flavor_access']]

@@ -224,7 +224,7 @@ class Writer:
 
     def _compute(self, method, path, body=None):
         return self._cloud.change('compute', method, path, body,
-                                  state.COMPUTE)
+                                  responses.NOVA)
 
     def _baremetal(self, method, path, body=None):
         return self._cloud.change('baremetal', method, path, body,

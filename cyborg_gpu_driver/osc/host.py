@@ -19,6 +19,7 @@ import collections
 from cliff import columns as cliff_columns
 
 from cyborg_gpu_driver.cloud import hosts
+from cyborg_gpu_driver.cloud.explain import facts
 from cyborg_gpu_driver.cmd.output import columns
 from cyborg_gpu_driver.osc import base
 from cyborg_gpu_driver.partition import cordon
@@ -98,7 +99,7 @@ class ShowHost(base.ShowOne):
             ('enabled', host.enabled),
             ('service', columns.Optional(_service(service))),
             ('disabled_reason', columns.Optional(
-                service and service.reason)),
+                service.reason or None if service else None)),
             ('gpus', Gpus(host.gpus)),
             ('cyborg_devices', columns.Optional(None)
              if host.devices is None else columns.Names(host.devices))))
@@ -120,8 +121,11 @@ def _row(host):
                          else len(host.devices)))
 
 
-def _service(service: hosts.Service | None) -> str | None:
-    return f'{service.state}, {service.status}' if service else None
+def _service(service: facts.Service | None) -> str | None:
+    if service is None:
+        return None
+    return (('up' if service.up else 'down') + ', '
+            + ('enabled' if service.enabled else 'disabled'))
 
 
 def _distinct(values):

@@ -21,6 +21,9 @@ from typing import Any
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud.api import connection
 
+NOVA = '2.61'
+"""Microversion of Nova's API. A flavor has its description (2.55) and extra
+specs (2.61), and so has the flavor in a server (2.47)."""
 _PAGE = 1000
 """The default of Nova's ``[api] max_limit``."""
 
@@ -68,22 +71,22 @@ def reason(error: exception.CloudError) -> str:
     return str(error.kwargs['reason'])
 
 
-def pages(cloud: connection.Cloud, path: str, key: str, version: str,
-          **query: str) -> list[dict[str, Any]]:
+def pages(cloud: connection.Cloud, path: str, key: str, **query: str
+          ) -> list[dict[str, Any]]:
     """Return all items of a Nova list, from all its pages.
 
     :param path: such as ``/servers``.
     :param key: the key of the list in the response.
     :raises CloudError: if there is no such list.
     """
-    return list(each(cloud, path, key, version, **query))
+    return list(each(cloud, path, key, **query))
 
 
-def each(cloud: connection.Cloud, path: str, key: str, version: str,
-         **query: str) -> Iterator[dict[str, Any]]:
+def each(cloud: connection.Cloud, path: str, key: str, **query: str
+         ) -> Iterator[dict[str, Any]]:
     """Like :func:`pages`, but keep only one page at a time in memory."""
     while True:
-        answer = cloud.ask('compute', path, version,
+        answer = cloud.ask('compute', path, NOVA,
                            **{'limit': str(_PAGE), **query})
         with understanding(cloud, 'Nova', path):
             page = [{**item, 'id': item['id']} for item in answer[key]]

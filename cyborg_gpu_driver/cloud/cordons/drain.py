@@ -19,7 +19,6 @@ import dataclasses
 from collections.abc import Collection
 
 from cyborg_gpu_driver.cloud import providers
-from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.api import placement_api
 from cyborg_gpu_driver.cloud.api import responses
@@ -89,7 +88,7 @@ def _consumers(cloud, provider):
 def _holder(cloud, consumer, gpus, handles):
     """Return a holder, with its server's data from Nova if it is a server."""
     where = tuple(sorted(gpus)), tuple(sorted(handles))
-    answer = cloud.ask('compute', f'/servers/{consumer}', state.COMPUTE)
+    answer = cloud.ask('compute', f'/servers/{consumer}', responses.NOVA)
     if answer is None:
         return Holder(consumer, None, None, None, *where)
     with responses.understanding(cloud, 'Nova', f'server {consumer}'):

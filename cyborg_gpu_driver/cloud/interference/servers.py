@@ -26,7 +26,6 @@ from openstack import exceptions
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import providers
 from cyborg_gpu_driver.cloud import servers
-from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.api import responses
 
@@ -90,7 +89,7 @@ def resolve(cloud: connection.Cloud, flavor: str, image: str,
     """
     found = _find(cloud, 'compute', 'flavor', flavor)
     specs = cloud.ask('compute', f'/flavors/{found}/os-extra_specs',
-                      state.COMPUTE)
+                      responses.NOVA)
     with responses.understanding(cloud, 'Nova', f'flavor {flavor}'):
         if not specs['extra_specs'].get(_PROFILE):
             raise cloud.error(
@@ -109,7 +108,7 @@ def _find(cloud: connection.Cloud, service: str, kind: str, name: str
         one = cloud.ask(service, f'{path}/{quoted}')
         if one is not None:
             return str(one.get(kind, one)['id'])
-        listed = (responses.pages(cloud, path, f'{kind}s', state.COMPUTE)
+        listed = (responses.pages(cloud, path, f'{kind}s')
                   if service == 'compute' else
                   cloud.ask(service, path, name=name)[f'{kind}s'])
         found = [item['id'] for item in listed if item['name'] == name]
@@ -141,7 +140,7 @@ class Now:
 
 def look(cloud: connection.Cloud, server: str) -> Now:
     """Return the current state of a server."""
-    answer = cloud.ask('compute', f'/servers/{server}', state.COMPUTE)
+    answer = cloud.ask('compute', f'/servers/{server}', responses.NOVA)
     if answer is None:
         return Now(False, None, 'somebody has deleted it')
     with responses.understanding(cloud, 'Nova', f'server {server}'):
@@ -197,7 +196,7 @@ def console(cloud: connection.Cloud, server: str) -> str:
     try:
         answer = cloud.change(
             'compute', 'POST', f'/servers/{server}/action',
-            {'os-getConsoleOutput': {'length': _LINES}}, state.COMPUTE)
+            {'os-getConsoleOutput': {'length': _LINES}}, responses.NOVA)
     except exception.CloudError as error:
         # The guest does not exist yet, or has no console yet.
         if isinstance(error.__cause__, (exceptions.ConflictException,
@@ -211,7 +210,7 @@ def console(cloud: connection.Cloud, server: str) -> str:
 def stop(cloud: connection.Cloud, server: str) -> None:
     """Stop a server. A stopped server keeps its GPU."""
     cloud.change('compute', 'POST', f'/servers/{server}/action',
-                 {'os-stop': None}, state.COMPUTE)
+                 {'os-stop': None}, responses.NOVA)
 
 
 def marked(cloud: connection.Cloud, mark: str | None = None
@@ -224,7 +223,7 @@ def marked(cloud: connection.Cloud, mark: str | None = None
     :param mark: of one measurement; None for all measurements.
     """
     listed = responses.pages(cloud, '/servers/detail', 'servers',
-                             state.COMPUTE, name=f'^{NAME}')
+                             name=f'^{NAME}')
     with responses.understanding(cloud, 'Nova', 'a server'):
         return {item['id']: item['name'] for item in listed
                 if MARK in item['metadata']
@@ -248,7 +247,7 @@ def delete(cloud: connection.Cloud, uuids: Collection[str],
                     _ask_to_delete(cloud, server)
                     asked.add(server)
                 if cloud.ask('compute', f'/servers/{server}',
-                             state.COMPUTE) is None:
+                             responses.NOVA) is None:
                     left.discard(server)
                     problems.pop(server, None)
             except exception.CloudError as error:
@@ -263,7 +262,7 @@ def delete(cloud: connection.Cloud, uuids: Collection[str],
 def _ask_to_delete(cloud, server):
     try:
         cloud.change('compute', 'DELETE', f'/servers/{server}',
-                     version=state.COMPUTE)
+                     version=responses.NOVA)
     except exception.CloudError as error:
         if not isinstance(error.__cause__, exceptions.NotFoundException):
             raise

@@ -62,7 +62,7 @@ class Snapshot:
             if isinstance(existing.item, resources.DeviceProfile)}
         requests = cloud.get('/accelerator_requests', 'arqs')
         listed = responses.pages(cloud, '/servers/detail', 'servers',
-                                 state.COMPUTE, all_tenants='true')
+                                 all_tenants='true')
         with responses.understanding(cloud, 'Nova', 'a server'):
             self.servers = {item['id']: fleet.server(item)
                             for item in listed}
@@ -101,7 +101,7 @@ def server(cloud: connection.Cloud, uuid: str) -> fleet.Server | None:
 
     :raises CloudError: if a request to Nova fails.
     """
-    answer = cloud.ask('compute', f'/servers/{uuid}', state.COMPUTE)
+    answer = cloud.ask('compute', f'/servers/{uuid}', responses.NOVA)
     with responses.understanding(cloud, 'Nova', f'server {uuid}'):
         return None if answer is None else fleet.server(answer['server'])
 

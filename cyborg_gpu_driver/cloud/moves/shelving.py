@@ -30,7 +30,6 @@ from keystoneauth1 import exceptions as identity_exceptions
 from openstack import exceptions
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.api import responses
 
@@ -211,7 +210,7 @@ def _may_pass(error: exception.CloudError) -> bool:
 
 def _read(cloud, server):
     """Return the current state of a server; None if it no longer exists."""
-    answer = cloud.ask('compute', f'/servers/{server}', state.COMPUTE)
+    answer = cloud.ask('compute', f'/servers/{server}', responses.NOVA)
     if answer is None:
         return None
     with responses.understanding(cloud, 'Nova', f'server {server}'):
@@ -230,7 +229,7 @@ def _act(cloud, server, step):
     """
     try:
         cloud.change('compute', 'POST', f'/servers/{server}/action',
-                     {step.value: None}, state.COMPUTE)
+                     {step.value: None}, responses.NOVA)
     except exception.CloudError as error:
         if not isinstance(error.__cause__, exceptions.ConflictException):
             raise

@@ -18,7 +18,6 @@ from collections.abc import Collection
 
 from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cloud import computes
-from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.api import responses
 
@@ -43,8 +42,8 @@ def of_servers(cloud: connection.Cloud, servers: Collection[str],
         'changes-since': moments.of(start - _MARGIN).strftime(
             '%Y-%m-%dT%H:%M:%SZ')}
     deleted = responses.pages(
-        cloud, '/servers/detail', 'servers', state.COMPUTE,
-        all_tenants='true', deleted='true', **since)
+        cloud, '/servers/detail', 'servers', all_tenants='true',
+        deleted='true', **since)
     with responses.understanding(cloud, 'Nova', 'a deleted server'):
         found = {item['id']: str(item['tenant_id']) for item in deleted
                  if item['id'] in servers}

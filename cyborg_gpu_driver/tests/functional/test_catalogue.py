@@ -36,8 +36,8 @@ _EMPTY_NOVA = {
     '/v2.1/servers': {'servers': []}, '/v2.1/flavors/detail': {'flavors': []},
     '/v2.1/servers/detail': {'servers': []},
     '/v2.1/os-services': {'services': [{
-        'host': gpu_cloud.HOST, 'state': 'up', 'status': 'enabled',
-        'disabled_reason': None}]}}
+        'host': gpu_cloud.HOST, 'zone': 'nova', 'state': 'up',
+        'status': 'enabled', 'disabled_reason': None}]}}
 _EMPTY_KEYSTONE = {
     '/v3/services': {'services': [{'id': 'nova'}]},
     '/v3/endpoints': {'endpoints': [{'region_id': 'one'}]},
@@ -173,8 +173,8 @@ class CatalogueTest(OperatorCase):
 
         self.assertEqual(7, servers()['1g.10gb'])
         self.nova['/v2.1/os-services'] = {'services': [{
-            'host': gpu_cloud.HOST, 'state': 'down', 'status': 'enabled',
-            'disabled_reason': None}]}
+            'host': gpu_cloud.HOST, 'zone': 'nova', 'state': 'down',
+            'status': 'enabled', 'disabled_reason': None}]}
         self.assertEqual({0}, set(servers().values()))
         (row,) = self.openstack.rows(host.ListHost)
         self.assertEqual((False, 'down, enabled'),

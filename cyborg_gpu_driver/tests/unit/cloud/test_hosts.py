@@ -28,7 +28,7 @@ _FOUND = (
     samples.provider('passthrough', '0000:0f:00.0', total=1, traits=_TRAITS),
     samples.provider(host='compute2'), samples.provider(host='compute3'))
 _ABLE = {'root-compute1': 'compute1', 'root-compute2': 'compute2'}
-_UP = hosts.Service('up', 'enabled')
+_UP = facts.Service('compute1')
 _ARQ = {'uuid': 'arq', 'state': 'Bound', 'device_profile_name': 'slice',
         'hostname': 'compute1', 'device_rp_uuid': 'rp',
         'attach_handle_type': 'MDEV', 'attach_handle_uuid': 'handle',
@@ -75,7 +75,7 @@ class HostsTest(base.BaseTestCase):
         self.assertEqual(['compute2'], usable(disabled=['root-compute1']))
         self.assertEqual(['compute1', 'compute2'], usable(
             services_={'compute1': _UP}))
-        down = hosts.Service('down', 'enabled')
+        down = facts.Service('compute2', up=False)
         self.assertEqual(['compute1'], usable(
             services_={'compute1': _UP, 'compute2': down}))
 

@@ -221,5 +221,5 @@ class PagesTest(StateCase):
         self.compute['/v2.1/things'] = page
         self.assertEqual(
             [{'id': '1'}, {'id': '2'}, {'id': '3'}],
-            responses.pages(self.cloud, '/things', 'things', '2.61'))
+            responses.pages(self.cloud, '/things', 'things'))
         self.assertEqual([None, '1', '2'], asked)
