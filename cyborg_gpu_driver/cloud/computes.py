@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from collections.abc import Iterable
 from typing import Any
+from urllib import parse
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import servers
@@ -44,7 +45,8 @@ def flavor(cloud: connection.Cloud, name: str) -> request.Flavor:
     :raises CloudError: if a request to Nova fails.
     :raises InvalidValue: if there is none.
     """
-    answer: Any = cloud.ask('compute', f'/flavors/{name}', responses.NOVA)
+    answer: Any = cloud.ask(
+        'compute', f'/flavors/{parse.quote(name, safe="")}', responses.NOVA)
     with responses.understanding(cloud, 'Nova', 'a flavor'):
         if answer is not None:
             item = answer['flavor']

@@ -258,6 +258,7 @@ class ExplainTest(base.BaseTestCase):
     def test_names_of_nothing(self):
         for arguments, words in (
                 (('--flavor', 'smal'), 'did you mean small'),
+                (('--flavor', 'f1?'), "flavor 'f1?'"),
                 (('--profile', 'gpus', '--project', 'x'), 'no project x'),
                 (('--profile', 'gpus', '--host', 'compute2'),
                  'did you mean compute1'),
