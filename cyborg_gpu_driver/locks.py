@@ -105,6 +105,16 @@ def migration(state_path: str) -> contextlib.AbstractContextManager:
     return _record(state_path, 'migration')
 
 
+def audit(state_path: str) -> contextlib.AbstractContextManager:
+    """Hold the audit log while a line is added to it.
+
+    A holder of a GPU may take this lock.
+
+    :raises LockTimeout, JournalError: as :func:`gpu`.
+    """
+    return _record(state_path, 'audit')
+
+
 def _record(state_path: str, name: str
             ) -> contextlib.AbstractContextManager:
     return _lock(state_path, name, f'the record "{name}"', _RECORD_SECONDS)

@@ -22,10 +22,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import fcntl
 import json
 import os
-from collections.abc import Iterator
 from typing import Any
 
 from oslo_log import log as logging
@@ -33,6 +31,7 @@ from oslo_utils import timeutils
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import journal
@@ -80,6 +79,7 @@ class Audit:
     """
 
     def __init__(self, state_path: str):
+        self._state_path = state_path
         self._path = os.path.join(state_path, _NAME)
         self._said = log_once.LogOnce()
 
@@ -97,12 +97,10 @@ class Audit:
             'gpu': str(gpu), 'what': what, 'subject': subject,
             'evidence': evidence}, sort_keys=True).encode() + b'\n'
         try:
-            durable.make_directory(os.path.dirname(self._path))
-            with _alone(self._path) as descriptor:
-                _append(descriptor, line)
-                if os.fstat(descriptor).st_size >= _FILE_SIZE:
+            with locks.audit(self._state_path):
+                if _append(self._path, line) >= _FILE_SIZE:
                     _rotate(self._path)
-        except OSError as error:
+        except (OSError, exception.JournalError) as error:
             if self._said.is_new(str(error)):
                 LOG.error('Cannot write the audit record: %s. Until this '
                           'works again, changes of GPUs are not recorded.',
@@ -156,47 +154,25 @@ def of_entry(entry: journal.Entry) -> dict[str, Any]:
         **({'until': entry.until} if entry.until is not None else {})}
 
 
-@contextlib.contextmanager
-def _alone(path: str) -> Iterator[int]:
-    """Lock the file for writing, and yield its descriptor.
-
-    Retries if the previous holder of the lock has rotated the file away.
-    """
-    while True:
-        durable.make_file(path)
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_APPEND
-                                 | os.O_NOFOLLOW)
-        except FileNotFoundError:
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if _is_at(descriptor, path):
-                yield descriptor
-                return
-        finally:
-            os.close(descriptor)
-
-
-def _is_at(descriptor: int, path: str) -> bool:
-    try:
-        there = os.stat(path)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(os.fstat(descriptor), there)
-
-
-def _append(descriptor: int, line: bytes) -> None:
+def _append(path: str, line: bytes) -> int:
     """Append a line, and end an incomplete line before it.
 
     Otherwise the rest of a line that a crash cut short would spoil it.
+
+    :returns: the size of the file after that.
     """
-    size = os.fstat(descriptor).st_size
-    if size and os.pread(descriptor, 1, size - 1) != b'\n':
-        line = b'\n' + line
-    while line:
-        line = line[os.write(descriptor, line):]
-    os.fsync(descriptor)
+    durable.make_file(path)
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b'\n':
+            line = b'\n' + line
+        while line:
+            line = line[os.write(descriptor, line):]
+        os.fsync(descriptor)
+        return os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
 
 
 def _rotate(path: str) -> None:

@@ -13,6 +13,7 @@
 """The audit record: whole lines, bounded files, no harm to its callers."""
 
 import datetime
+import fcntl
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import journal
@@ -102,7 +104,8 @@ class AuditTest(base.BaseTestCase):
         for number in range(100):
             self.record(str(number))
         self.assertFalse(audit.read(self.state_path).whole)
-        names = sorted(name for name in os.listdir(self.state_path))
+        names = sorted(name for name in os.listdir(self.state_path)
+                       if name.startswith('audit'))
         self.assertEqual(['audit.jsonl.1', 'audit.jsonl.2', 'audit.jsonl.3',
                           'audit.jsonl.4'], [
                               name for name in names
@@ -150,6 +153,27 @@ class AuditTest(base.BaseTestCase):
         os.mkdir(self.path)
         self.record('lost')
         self.assertEqual(2, self.log.output.count('Cannot write'))
+
+    def test_a_process_that_keeps_the_file_locked_stops_nobody(self):
+        self.record('one')
+        with open(self.path, 'rb') as stream:
+            # For that, it is enough that a process may read the file.
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            writer = threading.Thread(target=self.record, args=('two',),
+                                      daemon=True)
+            writer.start()
+            writer.join(30)
+            self.assertFalse(writer.is_alive())
+        self.assertEqual(['one', 'two'], self.whats())
+
+    def test_a_stopped_writer_stops_nobody(self):
+        self.record('one')
+        self.patch(locks, '_RECORD_SECONDS', 0.0)
+        with locks.audit(self.state_path):
+            self.record('lost')
+        self.assertEqual(1, self.log.output.count('Cannot write'))
+        self.record('two')
+        self.assertEqual(['one', 'two'], self.whats())
 
     def test_a_file_that_cannot_be_read(self):
         os.makedirs(self.path)
