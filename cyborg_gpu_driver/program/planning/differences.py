@@ -32,6 +32,13 @@ _REPAIR = '"cyborg-gpu doctor --repair" repairs it'
 _RESTORE = '"cyborg-gpu layout restore" restores what is bound'
 _PASSING = ('perhaps its server is being created or deleted now; if the '
             'difference persists, check whether the server still exists')
+_OF_HOST = frozenset({reconcile.Kind.GPU_GONE, reconcile.Kind.BAD_RECORD,
+                      reconcile.Kind.EARLIER_DRIVER})
+_OF_REQUESTS = frozenset({reconcile.Kind.NO_REQUEST,
+                          reconcile.Kind.NOT_RECORDED})
+_OF_USAGES = frozenset({reconcile.Kind.ALLOCATED,
+                        reconcile.Kind.NOT_ALLOCATED,
+                        reconcile.Kind.RESERVED})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +51,9 @@ class Facts:
     """Whether this library manages the vGPUs and instances on the GPU."""
     claims: reconcile.Claims | None = None
     """Cyborg's requests; None if Cyborg could not be asked."""
-    usages: tuple[reconcile.Usage, ...] = ()
-    """Usages of the GPU's providers that Placement returned."""
+    usages: tuple[reconcile.Usage, ...] | None = ()
+    """Usages of the GPU's providers that Placement returned; None if
+    Placement could not be asked."""
     users: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Names of vGPUs that are or may be in use, and what uses them."""
     in_use: Mapping[model.Placement, str] | None = None
@@ -70,6 +78,27 @@ def compare(facts: Facts) -> tuple[reconcile.Difference, ...]:
         found.extend(_foreign_instances(facts))
     found.extend(_of_placement(facts))
     return tuple(found)
+
+
+def could_find(facts: Facts | None, kind: reconcile.Kind) -> bool:
+    """Whether a comparison had the facts to find a kind of difference.
+
+    If not, a difference that was found before may still exist.
+
+    :param facts: of the GPU; None if the GPU was not compared.
+    """
+    if kind in _OF_HOST:
+        return True
+    if facts is None:
+        return False
+    if facts.gpu.problems:
+        return kind is reconcile.Kind.LAYOUT_CHANGE
+    if kind in _OF_REQUESTS:
+        return facts.claims is not None
+    if kind in _OF_USAGES:
+        return facts.usages is not None
+    return (kind is not reconcile.Kind.FOREIGN_INSTANCE
+            or facts.in_use is not None)
 
 
 def absent(entries: Iterable[journal.Entry], host: model.Host
@@ -283,7 +312,7 @@ def _foreign_instances(facts: Facts) -> Iterator[reconcile.Difference]:
 def _of_placement(facts: Facts) -> Iterator[reconcile.Difference]:
     kind, address = reconcile.Kind, facts.gpu.address
     lost, unrecorded = unrequested(facts), _claims(facts)
-    for usage in facts.usages:
+    for usage in facts.usages or ():
         bound = sum(entry.profile == usage.profile and entry.leads
                     for entry in facts.entries
                     if entry.phase is journal.Phase.BOUND

@@ -92,6 +92,9 @@ class Reconciler:
         self._grace = grace
         self._clock = clock
         self._store = store.of(state_path)
+        self._last: dict[tuple, reconcile.Difference] = {}
+        """The differences that the last :meth:`look` has found, and earlier
+        ones that it could not have found."""
         self._since: dict[tuple, float] = {}
         self._unrepaired = log_once.LogOnce()
         self._failure = log_once.LogOnce()
@@ -114,7 +117,7 @@ class Reconciler:
         try:
             if lost:
                 self._rebuilder.rebuild()
-            found = self._due(self.find())
+            now, compared = self._compare()
         except Exception as error:
             # The report of the GPUs must not depend on it.
             if self._failure.is_new(str(error)):
@@ -124,8 +127,15 @@ class Reconciler:
                                 error, exception.GpuDriverError))
             return
         self._failure.over()
+        seen = {item.key: item for item in now}
+        self._last = {
+            key: item for key, item in self._last.items()
+            if item.gpu in compared and not differences.could_find(
+                compared[item.gpu], item.kind)} | seen
+        found = self._due(self._last.values())
         self._name(found)
-        repaired = [item for item in found if self._repaired(item)]
+        repaired = [item for item in found
+                    if item.key in seen and self._repaired(item)]
         self.repaired = tuple(item.kind for item in repaired)
         self.left = tuple(item.kind for item in found
                           if item not in repaired)
@@ -142,6 +152,18 @@ class Reconciler:
         :param refresh: whether to read the machine first.
         :raises JournalError: if locks cannot be used at all.
         """
+        return self._compare(refresh)[0]
+
+    def _compare(self, refresh: bool = False
+                 ) -> tuple[tuple[reconcile.Difference, ...],
+                            Mapping[model.PciAddress,
+                                    differences.Facts | None]]:
+        """All differences now, and the facts that were compared.
+
+        :param refresh: as in :meth:`find`.
+        :returns: the facts of each GPU of the machine; None for a GPU that
+            was not compared.
+        """
         before = self._journal.entries()
         if refresh:
             self._host.refresh()
@@ -151,9 +173,9 @@ class Reconciler:
         marks = {gpu.address: self._host.mark(gpu.address) for gpu in gpus}
         claims = self._cloud.requests()
         usages = self._cloud.usages({gpu.address: self._host.offers(gpu)
-                                     for gpu in gpus}) or {}
-        found = [*broken.values(), *differences.absent(before, host),
-                 *differences.earlier(self._cloud.earlier(host))]
+                                     for gpu in gpus})
+        compared: dict[model.PciAddress, differences.Facts | None] = (
+            dict.fromkeys(gpu.address for gpu in host.gpus))
         for gpu in gpus:
             with contextlib.suppress(exception.LockTimeout), \
                     locks.gpu(self._state_path, gpu.address):
@@ -163,9 +185,13 @@ class Reconciler:
                             entry for entry in before
                             if entry.gpu == gpu.address)):
                     continue
-                found += differences.compare(self._facts(
-                    gpu, entries, claims, usages.get(gpu.address, ())))
-        return tuple(found)
+                compared[gpu.address] = self._facts(
+                    gpu, entries, claims, None if usages is None
+                    else usages.get(gpu.address, ()))
+        return (*broken.values(), *differences.absent(before, host),
+                *differences.earlier(self._cloud.earlier(host)),
+                *(item for facts in compared.values() if facts is not None
+                  for item in differences.compare(facts))), compared
 
     def _broken(self, host: model.Host
                 ) -> dict[model.PciAddress, reconcile.Difference]:
@@ -181,7 +207,8 @@ class Reconciler:
 
     def _facts(self, gpu: model.Gpu, entries: tuple[journal.Entry, ...],
                claims: reconcile.Claims | None,
-               usages: tuple[reconcile.Usage, ...]) -> differences.Facts:
+               usages: tuple[reconcile.Usage, ...] | None
+               ) -> differences.Facts:
         record = dataclasses.replace(self._store.read(gpu.address),
                                      claims=entries)
         facts = differences.Facts(gpu, record, self._governs(gpu), claims,

@@ -18,6 +18,7 @@ import fixtures
 import pynvml
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import reconcile as words
@@ -227,6 +228,54 @@ class NameTest(ReconcileCase):
         self.now, self.asked = 400, ()
         self.assertEqual('', self.look())
         self.assertEqual(1, len(self.journal.entries()))
+
+    def test_what_cannot_be_looked_for_stays(self):
+        """An unknown fact ends no difference, and none begins anew."""
+        resolved = []
+        self.cloud.drift_resolved = resolved.append
+        self.patch(locks.gpu, '__defaults__', (0.0, ''))
+        self.stranger(19, 6, 1)
+        self.assertIn('unknown GPU instance', self.look())
+        self.bind()
+        asked, self.asked = self.asked, ()
+        self.assertEqual('', self.look())
+        self.now = 200
+        with locks.gpu(self.state_path, self.address):
+            self.assertEqual('', self.look())
+        self.assertEqual((K.FOREIGN_INSTANCE,), self.reconciler.left)
+        self.machine.faults.fail('nvmlDeviceGetComputeRunningProcesses_v3',
+                                 pynvml.NVML_ERROR_UNKNOWN, times=None)
+        self.known = False
+        self.look()
+        self.assertEqual((K.FOREIGN_INSTANCE,), self.reconciler.left)
+        self.machine.faults.clear()
+        self.known = True
+        self.now = 300
+        self.assertIn('no accelerator request', self.look())
+        self.assertIn(asked[0].handle, self.log.output)
+        self.assertEqual([], resolved)
+
+    def test_what_cannot_be_looked_for_is_not_repaired(self):
+        entry = self.bind()
+        self.asked, self.unsettled = (), ('arq',)
+        self.look()
+        self.now = 300
+        self.assertIn('binding or unbinding', self.look())
+        self.unsettled, self.known = (), False
+        self.assertEqual('', self.look())
+        self.assertEqual((K.NO_REQUEST,), self.reconciler.left)
+        self.assertEqual((entry,), self.journal.entries())
+
+    def test_usages_that_placement_does_not_tell(self):
+        entry = self.bind()
+        self.usages = {self.address: (words.Usage(
+            'uuid', entry.profile, entry.mdev_type, 2, 0, 0),)}
+        self.look()
+        self.now, self.usages = 299, None
+        self.look()
+        self.now, self.usages = 300, {self.address: (words.Usage(
+            'uuid', entry.profile, entry.mdev_type, 2, 0, 0),)}
+        self.assertIn('2 allocated in Placement', self.look())
 
     def test_a_failed_repair_is_told_once(self):
         entry = self.bind()
