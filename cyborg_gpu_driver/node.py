@@ -165,7 +165,7 @@ class Node(host_parts.HostParts, services.Services):
     def repairer(self) -> repair.Repairer:
         """Repairs what the reconciler finds."""
         return repair.Repairer(
-            self.live, self.partitions, self.journal, self.vgpus,
+            self.live, self.restorer, self.journal, self.vgpus,
             self.rebuilder, self.binder, self.state_path, self)
 
     @functools.cached_property

@@ -142,6 +142,26 @@ class Restorer:
             raise exception.RestoreIncomplete(gpu=gpu.address,
                                               reason='; '.join(failed))
 
+    def restore_claim(self, gpu: model.Gpu, handle: str) -> list[str]:
+        """Create what a bound handle lacks. The caller holds the GPU's lock.
+
+        All claims on its GPU instance get the id of the new instance.
+
+        :param gpu: of a recent snapshot.
+        :returns: what was done, for people.
+        :raises NvmlError, SysfsError, StepFailed, ChangeRefused,
+            JournalError: if it cannot be created or recorded.
+        """
+        done: list[str] = []
+        failed: list[str] = []
+        for group in desired.desired(gpu, self._records.read(gpu.address),
+                                     readiness.Wants()).groups:
+            if any(claim.handle == handle for claim in group.claims):
+                self._group(gpu, group, done, failed, handle)
+        if failed:
+            raise exception.StepFailed(reason='; '.join(failed))
+        return done
+
     def _modes(self, gpu: model.Gpu, record: gpu_record.GpuRecord,
                done: list[str], failed: list[str]) -> model.Gpu:
         """Restore MIG mode, virtual functions, mixed sizes and schedulers."""
@@ -201,8 +221,11 @@ class Restorer:
         done.append(str(step))
 
     def _group(self, gpu: model.Gpu, group: desired.Group, done: list[str],
-               failed: list[str]) -> None:
-        """Create a GPU instance and its vGPUs, as far as they are missing."""
+               failed: list[str], handle: str | None = None) -> None:
+        """Create a GPU instance and its vGPUs, as far as they are missing.
+
+        :param handle: the only handle whose vGPU is created; None for all.
+        """
         claims = group.claims
         if group.instance is not None:
             gpu = self._transactions.read(gpu)
@@ -216,7 +239,9 @@ class Restorer:
                 group.instance.placement))
         for claim in claims:
             with _noted(failed, f'handle {claim.handle}'):
-                if self._partitions.vgpu_type(claim.vgpu) == claim.mdev_type:
+                if (handle not in (None, claim.handle)
+                        or self._partitions.vgpu_type(claim.vgpu)
+                        == claim.mdev_type):
                     continue
                 made, _ = self._partitions.create_vgpu(gpu, claim)
                 if made != claim:

@@ -25,15 +25,14 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
-from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import binder
 from cyborg_gpu_driver.program.bind import live
-from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.planning import differences
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
 from cyborg_gpu_driver.program.privileged import holders
+from cyborg_gpu_driver.program.ready import restore
 from cyborg_gpu_driver.program.reconcile import orphans
 from cyborg_gpu_driver.program.reconcile import rebuild
 
@@ -42,7 +41,7 @@ class Repairer:
     """Carries out repairs on one machine.
 
     :param host: the last snapshot of the machine.
-    :param parts: creates GPU instances and vGPUs.
+    :param restorer: creates what a claim lacks.
     :param records: the journal.
     :param keeper: knows who uses a vGPU.
     :param rebuilder: writes the entries of requests that have none.
@@ -51,12 +50,12 @@ class Repairer:
     :param cloud: knows the accelerator requests, and publishes.
     """
 
-    def __init__(self, host: live.LiveHost, parts: partitions.Partitions,
+    def __init__(self, host: live.LiveHost, restorer: restore.Restorer,
                  records: journal.Journal, keeper: orphans.Keeper,
                  rebuilder: rebuild.Rebuilder, binds: binder.Binder,
                  state_path: str, cloud: services.Services):
         self._host = host
-        self._parts = parts
+        self._restorer = restorer
         self._journal = records
         self._keeper = keeper
         self._rebuilder = rebuilder
@@ -116,46 +115,19 @@ class Repairer:
 
     def _make_again(self, difference: reconcile.Difference) -> str:
         """Create a handle's GPU instance and vGPU again, in their places."""
-        parts, done = self._parts, []
         entry = self._entry(difference)
         claims = self._cloud.requests()
         if claims is None or claims.of(entry.handle) is None:
             raise _kept('no accelerator request has it')
         with self._locked(difference):
             self._check_unchanged(entry)
-            gpu = self._host.gpu(entry.gpu)
-            created = None
-            if (entry.placement is not None
-                    and parts.own_instance(entry) is None):
-                entry, created = self._create_instance(gpu, entry)
-                done.append(f'GPU instance at {entry.placement}')
-            made = created, entry.live()
-            if parts.vgpu_type(entry.vgpu) is None:
-                entry, made = parts.create_vgpu(gpu, entry, created)
-                self._journal.put(entry)
-                done.append(f'vGPU on {entry.function}')
-            self._host.record(entry.gpu, made=made)
-        return (f'recreated {" and ".join(done) or "nothing"} for handle '
-                f'{entry.handle}')
-
-    def _create_instance(self, gpu: model.Gpu, entry: journal.Entry
-                         ) -> tuple[journal.Entry, model.GpuInstance]:
-        """Create the instance of an entry and of the entries that share it."""
-        parts, records = self._parts, self._journal
-        profile = spec.profile(gpu, entry.profile_id)
-        if profile is None:
-            raise _kept('the GPU has no such profile now')
-        made = dataclasses.replace(
-            entry, foreign_ids=parts.instance_ids(entry.gpu, profile))
-        created = parts.create_instance(gpu, made, self._host.wants(gpu))
-        made = parts.numbered(made, created.instance_id)
-        records.put(*(
-            dataclasses.replace(other, instance_id=made.instance_id,
-                                foreign_ids=made.foreign_ids, boot=made.boot)
-            for other in records.entries(entry.gpu)
-            if (other.instance, other.instance_id)
-            == (entry.instance, entry.instance_id)))
-        return made, created
+            try:
+                done = self._restorer.restore_claim(
+                    self._host.gpu(entry.gpu), entry.handle)
+            finally:
+                self._host.refresh_gpu(entry.gpu)
+        return (f'recreated what handle {entry.handle} lacked: '
+                + (', '.join(done) or 'nothing'))
 
     def _record(self, difference: reconcile.Difference) -> str:
         """Write the entry of a request whose vGPU exists."""

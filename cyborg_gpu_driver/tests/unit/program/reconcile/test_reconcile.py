@@ -24,7 +24,6 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import reconcile as words
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.ready import checkpoint
 from cyborg_gpu_driver.program.reconcile import orphans
 from cyborg_gpu_driver.program.reconcile import rebuild
@@ -33,6 +32,7 @@ from cyborg_gpu_driver.program.reconcile import repair
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform as simulated
+from cyborg_gpu_driver.tests.unit.program import wiring
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
 K = words.Kind
@@ -59,15 +59,16 @@ class ReconcileCase(binder_case.BinderCase):
         self.sysfs = platform_.sysfs
         settings = policies.Settings(policies=(self.policy,),
                                      vfio_handles=True)
-        parts = partitions.Partitions(platform_, self.journal)
         keeper = orphans.Keeper(
             platform_, reader.HostReader(platform_), self.journal,
             self.state_path, settings)
         rebuilder = rebuild.Rebuilder(platform_, self.live, self.journal,
                                       self.state_path, self.cloud)
         self.repairer = repair.Repairer(
-            self.live, parts, self.journal, keeper, rebuilder, self.binder,
-            self.state_path, self.cloud)
+            self.live,
+            wiring.restorer(platform_, self.state_path, settings, self.cloud),
+            self.journal, keeper, rebuilder, self.binder, self.state_path,
+            self.cloud)
         self.reconciler = reconcile.Reconciler(
             platform_, self.live, self.journal, settings, self.state_path,
             keeper, rebuilder, self.repairer, self.cloud, self.grace,
