@@ -19,11 +19,10 @@ accessible only to root (FM_CMD_UNIX_SOCKET_PATH).
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Iterable
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
-from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.fabric import config
 from cyborg_gpu_driver.host.fabric import reader
 from cyborg_gpu_driver.host.snapshot import fabric
@@ -76,7 +75,7 @@ def activate(partition_id: int, function: str) -> None:
     privileged.check_number('fabric partition', partition_id, _LIMIT)
     address = privileged.nvidia_function(function)
     session = privileged.machine().fabric
-    if partition_id in _active(session.partitions()):
+    if partition_id in active_of(session.partitions()):
         session.deactivate(partition_id)
     session.activate_with_functions(partition_id, [address])
 
@@ -92,32 +91,37 @@ def activate_whole(partition_id: int) -> None:
     """
     privileged.check_number('fabric partition', partition_id, _LIMIT)
     session = privileged.machine().fabric
-    if partition_id in _active(session.partitions()):
+    if partition_id in active_of(session.partitions()):
         return
     session.activate(partition_id)
-    if partition_id not in _active(session.partitions()):
+    if partition_id not in active_of(session.partitions()):
         raise exception.StepFailed(
             reason=f'the fabric manager accepted partition {partition_id} '
             'but has not activated it; see its log')
 
 
 @privsep.entrypoint
-def partitions() -> list[tuple[int, list[tuple[int, str | None]], bool, bool]]:
-    """All partitions, including those that are not supported.
+def partitions(unsupported: bool
+               ) -> list[tuple[int, list[tuple[int, str | None]], bool, bool]]:
+    """All partitions.
 
+    :param unsupported: whether to include those that are not supported.
     :returns: for each partition its number, the physical ids and addresses
         of its GPUs, whether it is active and whether it is supported.
     :raises FabricError: if they cannot be read.
     """
     session = privileged.machine().fabric
+    found = session.partitions()
     return [(item.partition_id,
              [(member.physical_id,
                None if member.address is None else str(member.address))
               for member in item.members], item.active, item.supported)
-            for item in (*session.partitions(), *session.unsupported())]
+            for item in (*found, *(session.unsupported() if unsupported
+                                   else ()))]
 
 
-def read_partitions() -> tuple[fabric.Partition, ...]:
+def read_partitions(unsupported: bool = False
+                    ) -> tuple[fabric.Partition, ...]:
     """The result of :func:`partitions` as :class:`fabric.Partition` objects.
 
     :raises FabricError: if they cannot be read.
@@ -127,7 +131,7 @@ def read_partitions() -> tuple[fabric.Partition, ...]:
             fabric.Member(physical_id,
                           address and model.PciAddress.parse(address))
             for physical_id, address in members), active, supported)
-        for number, members, active, supported in partitions())
+        for number, members, active, supported in partitions(unsupported))
 
 
 @privsep.entrypoint
@@ -151,7 +155,7 @@ def deactivate(partition_id: int) -> None:
     privileged.check_number('fabric partition', partition_id, _LIMIT)
     session = privileged.machine().fabric
     try:
-        if partition_id in _active(session.partitions()):
+        if partition_id in active_of(session.partitions()):
             session.deactivate(partition_id)
     except exception.FabricError as error:
         # The fabric manager was started in another mode, which ends all
@@ -160,63 +164,6 @@ def deactivate(partition_id: int) -> None:
             raise
 
 
-@privsep.entrypoint
-def restore(owners: list[tuple[int, str]], idle: list[str]) -> list[str]:
-    """Activate the partitions of owners, and deactivate those without owner.
-
-    A fabric manager that was started with ``--restart`` waits for the list
-    of active partitions. One that was started without it has none.
-
-    :param owners: partitions with the functions of their vGPUs.
-    :param idle: addresses of GPUs without a vGPU: a partition that has only
-        one of them has no owner.
-    :returns: what was done, for people.
-    :raises FabricError: if the fabric manager refused it.
-    """
-    wanted = {}
-    for partition_id, function in owners:
-        privileged.check_number('fabric partition', partition_id, _LIMIT)
-        wanted[partition_id] = privileged.nvidia_function(function)
-    unused = [model.PciAddress.parse(address) for address in idle]
-    machine = privileged.machine()
-    session = machine.fabric
-    done = []
-    try:
-        found = session.partitions()
-    except exception.FabricError as error:
-        if error.symbol != 'NOT_CONFIGURED':
-            raise
-        session.restore(wanted)
-        done.append('gave the fabric manager the list of active partitions')
-        found = session.partitions()
-    active = _active(found)
-    for partition_id, carrier in wanted.items():
-        if partition_id not in active:
-            session.activate_with_functions(partition_id, [carrier])
-            done.append(f'activated partition {partition_id} for the vGPU on '
-                        f'{carrier}')
-    if not active <= set(wanted):
-        board = fabric.Fabric(_modules(machine, unused), partitions=found)
-        for address in unused:
-            item = board.single(address)
-            if item and item.active and item.partition_id not in wanted:
-                session.deactivate(item.partition_id)
-                done.append(f'deactivated partition {item.partition_id}: GPU '
-                            f'{address} has no vGPU')
-    return done
-
-
-def _modules(machine: platform.Platform, addresses: list[model.PciAddress]
-             ) -> dict[model.PciAddress, int]:
-    """Module ids of those GPUs that are known to be on NVSwitches."""
-    found = {}
-    for address in addresses:
-        with contextlib.suppress(exception.NvmlError):
-            module = reader.module_on_switches(machine, address)
-            if module is not None:
-                found[address] = module
-    return found
-
-
-def _active(found: tuple[fabric.Partition, ...]) -> set[int]:
+def active_of(found: Iterable[fabric.Partition]) -> set[int]:
+    """The numbers of the active partitions."""
     return {item.partition_id for item in found if item.active}

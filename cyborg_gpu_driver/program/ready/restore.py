@@ -212,8 +212,8 @@ class Restorer:
                 or claim.fabric_partition is None):
             return
         # An active partition remains as it is, and done does not name it.
-        if any(item.partition_id == claim.fabric_partition and item.active
-               for item in privileged_fabric.read_partitions()):
+        if claim.fabric_partition in privileged_fabric.active_of(
+                privileged_fabric.read_partitions()):
             return
         step = action.Step(action.Action.ACTIVATE_PARTITION,
                            fabric_partition=claim.fabric_partition)

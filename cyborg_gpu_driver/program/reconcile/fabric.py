@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Keeps NVSwitch partitions active as long as their vGPUs exist.
+"""Keeps the partitions of NVSwitches as the claims of the GPUs need them.
 
 After a restart, the fabric manager has forgotten the active partitions, or
 asks for their list ("Resiliency" in its user guide).
@@ -18,37 +18,56 @@ asks for their list ("Resiliency" in its user guide).
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.fabric import config
+from cyborg_gpu_driver.host.fabric import reader
 from cyborg_gpu_driver.host.snapshot import fabric
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import nvlink
+from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
+from cyborg_gpu_driver.program.steps import executor
 
 LOG = logging.getLogger(__name__)
 
 
 class FabricKeeper:
-    """Compares active partitions with the claims of one machine.
+    """Compares partitions with the claims of one machine, and corrects them.
 
-    :param machine: the machine to read.
+    Each change is made under the locks of its GPUs. An error with one
+    partition is logged once, and the others are changed.
+
+    :param machine: the machine to change.
     :param host: the last snapshot of the machine.
     :param records: the journal.
+    :param state_path: where the locks are.
     """
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
-                 records: journal.Journal):
+                 records: journal.Journal, state_path: str):
         self._machine = machine
         self._host = host
         self._journal = records
+        self._state_path = state_path
         self._failure = log_once.LogOnce()
+        self._failed = log_once.LogOnce()
 
     def look(self) -> None:
-        """Activate missing partitions, and deactivate unclaimed ones.
+        """Activate missing partitions of vGPUs, and deactivate unclaimed ones.
 
         Called for each report. Never raises. Does nothing if the fabric
         manager of this machine does not run for vGPUs.
@@ -60,22 +79,126 @@ class FabricKeeper:
         except exception.FabricError:
             return
         try:
-            for words in self._restore():
-                LOG.warning('NVSwitches: %s', words)
-        except exception.GpuDriverError as error:
+            self._look()
+        except Exception as error:
+            # The report of the GPUs must not depend on it.
             if self._failure.is_new(str(error)):
                 LOG.error('The partitions of the NVSwitches could not be '
-                          'restored: %s', error)
+                          'restored: %s', error, exc_info=not isinstance(
+                              error, exception.GpuDriverError))
         else:
             self._failure.over()
 
-    def _restore(self) -> list[str]:
-        claims = [claim for claim in self._journal.entries()
-                  if claim.fabric_partition is not None]
-        claimed = {claim.gpu for claim in claims}
-        return privileged_fabric.restore(
-            [(claim.fabric_partition, str(claim.function))
-             for claim in claims if claim.phase is journal.Phase.BOUND],
-            [str(gpu.address) for gpu in self._host.host().gpus
-             if gpu.visible_to_nvml and not gpu.vgpus
-             and gpu.address not in claimed])
+    def partitions(self, claims: Iterable[journal.Entry],
+                   unsupported: bool = False
+                   ) -> tuple[fabric.Partition, ...]:
+        """All partitions.
+
+        A fabric manager that asks for the list of active partitions gets it.
+
+        :param claims: the claims whose partitions are active.
+        :param unsupported: whether to include partitions whose hardware has
+            failed.
+        :raises FabricError: if the fabric manager cannot be asked.
+        """
+        try:
+            return privileged_fabric.read_partitions(unsupported)
+        except exception.FabricError as error:
+            if error.symbol != 'NOT_CONFIGURED':
+                raise
+        privileged_fabric.give_list(sorted(
+            claim.fabric_partition for claim in claims
+            if claim.fabric_partition is not None and _has_server(claim)))
+        LOG.warning('NVSwitches: gave the fabric manager the list of active '
+                    'partitions')
+        return privileged_fabric.read_partitions(unsupported)
+
+    def connect(self, claims: Iterable[journal.Entry],
+                active: Collection[int]) -> None:
+        """Activate the inactive partitions of bound claims."""
+        for claim in claims:
+            if (claim.fabric_partition is None or not _has_server(claim)
+                    or claim.fabric_partition in active):
+                continue
+            with self._noted(claim.fabric_partition), self._held(claim.gpus):
+                now = self._journal.get(claim.handle)
+                active = privileged_fabric.active_of(
+                    privileged_fabric.read_partitions())
+                if (now is None or not _has_server(now)
+                        or claim.fabric_partition in active):
+                    continue
+                step = action.Step(
+                    action.Action.ACTIVATE_PARTITION,
+                    vgpu=None if claim.members else claim.vgpu,
+                    fabric_partition=claim.fabric_partition)
+                executor.Executor(self._machine, claim.gpu).take(step)
+                LOG.warning('Handle %(handle)s: %(step)s',
+                            {'handle': claim.handle, 'step': step})
+
+    def disconnect(self, group: nvlink.Group,
+                   is_used: Callable[[model.PciAddress], object]
+                   ) -> None:
+        """Deactivate the partition of GPUs that no server has.
+
+        :param is_used: whether a GPU without a claim may have a server.
+        """
+        if group.partition is None:
+            return
+        with self._noted(group.partition), self._held(group.members):
+            if any(self._journal.owners(address) or is_used(address)
+                   for address in group.members):
+                return
+            privileged_fabric.deactivate(group.partition)
+            LOG.warning('NVSwitches: deactivated partition %s, which no '
+                        'server has', group.partition)
+
+    def _look(self) -> None:
+        claims = self._journal.entries()
+        partitions = self.partitions(claims)
+        active = privileged_fabric.active_of(partitions)
+        self.connect(claims, active)
+        if active <= {claim.fabric_partition for claim in claims}:
+            return
+        board = fabric.Fabric(self._modules(), partitions=partitions)
+        for address in board.modules:
+            item = board.single(address)
+            if item is not None and item.active:
+                self.disconnect(nvlink.Group((address,), item.partition_id),
+                                self._may_have_vgpus)
+
+    def _may_have_vgpus(self, address: model.PciAddress) -> bool:
+        gpu = self._host.refresh_gpu(address)
+        return bool(gpu.vgpus or gpu.problems)
+
+    def _modules(self) -> dict[model.PciAddress, int]:
+        found = {}
+        for gpu in self._host.host().gpus:
+            if not gpu.visible_to_nvml or gpu.vgpus:
+                continue
+            # The partition of a GPU whose links cannot be read stays active.
+            with contextlib.suppress(exception.NvmlError):
+                module = reader.module_on_switches(self._machine, gpu.address)
+                if module is not None:
+                    found[gpu.address] = module
+        return found
+
+    def _held(self, gpus: Sequence[model.PciAddress]
+              ) -> contextlib.AbstractContextManager:
+        return locks.gpus(self._state_path, gpus, locks.REPORT_SECONDS)
+
+    @contextlib.contextmanager
+    def _noted(self, partition: int) -> Iterator[None]:
+        """Log an error with a partition once, instead of raising it."""
+        try:
+            yield
+        except exception.GpuDriverError as error:
+            if self._failed.is_new(str(error), partition):
+                LOG.warning('NVSwitches: partition %(partition)s: %(error)s. '
+                            'Each report tries again.',
+                            {'partition': partition, 'error': error})
+        else:
+            self._failed.over(partition)
+
+
+def _has_server(claim: journal.Entry) -> bool:
+    return claim.leads and claim.phase is journal.Phase.BOUND

@@ -21,9 +21,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Collection
-from collections.abc import Container
 from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Mapping
 
 from oslo_log import log as logging
@@ -40,6 +38,7 @@ from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
 from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
+from cyborg_gpu_driver.program.reconcile import fabric
 from cyborg_gpu_driver.record import gpu as gpu_record
 
 LOG = logging.getLogger(__name__)
@@ -54,14 +53,17 @@ class NvlinkKeeper:
     :param host: the last snapshot of the machine.
     :param records: the journal.
     :param state_path: where the locks are.
+    :param switches: changes partitions.
     """
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
-                 records: journal.Journal, state_path: str):
+                 records: journal.Journal, state_path: str,
+                 switches: fabric.FabricKeeper):
         self._machine = machine
         self._host = host
         self._journal = records
         self._state_path = state_path
+        self._switches = switches
         self._failure = log_once.LogOnce()
 
     def look(self) -> None:
@@ -95,20 +97,17 @@ class NvlinkKeeper:
     def _look_at_switches(self, gpus: Collection[model.PciAddress],
                           modules: Mapping[model.PciAddress, int]) -> None:
         """Ask the fabric manager for its partitions, and correct them."""
-        try:
-            partitions = privileged_fabric.read_partitions()
-        except exception.FabricError as error:
-            if error.symbol != 'NOT_CONFIGURED':
-                raise
-            privileged_fabric.give_list(sorted(
-                claim.fabric_partition for claim in self._owners()))
-            LOG.warning('NVSwitches: gave the fabric manager the list of '
-                        'active partitions')
-            partitions = privileged_fabric.read_partitions()
+        claims = [claim for claim in self._journal.entries()
+                  if claim.members]
+        partitions = self._switches.partitions(claims, unsupported=True)
         self._learn(gpus, nvlink.of_partitions(partitions, modules))
-        active = {item.partition_id for item in partitions if item.active}
-        self._connect(active)
-        self._disconnect(gpus, active)
+        active = privileged_fabric.active_of(partitions)
+        self._switches.connect(claims, active)
+        for group in self._host.groups(gpus):
+            if (group.partition in active
+                    and set(group.members) <= set(gpus)):
+                self._switches.disconnect(
+                    group, lambda gpu: privileged_driver.holders(str(gpu)))
 
     # Which GPUs are connected
 
@@ -234,54 +233,6 @@ class NvlinkKeeper:
                 if all(entry.handle != claim.handle
                        for entry in self._journal.entries(address))]
 
-    def _owners(self) -> list[journal.Entry]:
-        """The bound claims that have a partition, on their first GPUs."""
-        return [claim for claim in self._journal.entries()
-                if claim.members and claim.leads
-                and claim.phase is _Phase.BOUND
-                and claim.fabric_partition is not None]
-
-    def _connect(self, active: Container[int]) -> None:
-        """Activate the inactive partitions of servers."""
-        for claim in self._owners():
-            if claim.fabric_partition in active:
-                continue
-            with _one_by_one(), self._held(claim):
-                now = self._journal.get(claim.handle)
-                if now is None or now.phase is not _Phase.BOUND:
-                    continue
-                privileged_fabric.activate_whole(claim.fabric_partition)
-                LOG.warning('NVSwitches: activated partition %(partition)s '
-                            'for handle %(handle)s',
-                            {'partition': claim.fabric_partition,
-                             'handle': claim.handle})
-
-    def _disconnect(self, gpus: Collection[model.PciAddress],
-                    active: Container[int]) -> None:
-        """Deactivate the partitions of these GPUs that no server has."""
-        for group in self._host.groups(gpus):
-            if (group.partition not in active
-                    or not set(group.members) <= set(gpus)):
-                continue
-            with _one_by_one(), locks.gpus(self._state_path, group.members,
-                                           locks.REPORT_SECONDS):
-                if any(self._journal.owners(address)
-                       or privileged_driver.holders(str(address))
-                       for address in group.members):
-                    continue
-                privileged_fabric.deactivate(group.partition)
-                LOG.warning('NVSwitches: deactivated partition %s, which no '
-                            'server has', group.partition)
-
     def _held(self, claim: journal.Entry
               ) -> contextlib.AbstractContextManager:
         return locks.gpus(self._state_path, claim.gpus, locks.REPORT_SECONDS)
-
-
-@contextlib.contextmanager
-def _one_by_one() -> Iterator[None]:
-    """Log an error with one partition, so that the others are changed."""
-    try:
-        yield
-    except exception.GpuDriverError as error:
-        LOG.warning('NVSwitches: %s. The next report tries again.', error)

@@ -78,9 +78,10 @@ class Reconciler:
                  cloud: services.Services, grace: float = _GRACE,
                  clock: Callable[[], float] = time.monotonic):
         self._machine = machine
-        self._fabric = fabric.FabricKeeper(machine, host, records)
-        self._nvlink = nvlink.NvlinkKeeper(machine, host, records,
+        self._fabric = fabric.FabricKeeper(machine, host, records,
                                            state_path)
+        self._nvlink = nvlink.NvlinkKeeper(machine, host, records,
+                                           state_path, self._fabric)
         self._host = host
         self._journal = records
         self._settings = settings

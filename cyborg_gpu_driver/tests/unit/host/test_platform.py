@@ -93,5 +93,6 @@ class FabricConfigTest(RealCase):
             journal = mock.Mock(entries=mock.Mock(return_value=()))
             host = mock.Mock(host=mock.Mock(
                 return_value=model.Host(gpus=())))
-            fabric_keeper.FabricKeeper(self.machine(), host, journal).look()
+            fabric_keeper.FabricKeeper(self.machine(), host, journal,
+                                       str(self.directory)).look()
             self.assertEqual(looked, journal.entries.called)

@@ -15,7 +15,10 @@
 import random
 import uuid
 
+import pynvml
+
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import mig as privileged
@@ -40,8 +43,8 @@ class FabricCase(binder_case.BinderCase):
         self.assertEqual(2, self.machine.host.module(self.gpu))
 
     def keep(self):
-        fabric.FabricKeeper(privileged.machine(), self.live,
-                            self.journal).look()
+        fabric.FabricKeeper(privileged.machine(), self.live, self.journal,
+                            self.state_path).look()
 
     def assert_active(self, *partitions):
         self.assertEqual(partitions, self.machine.active_partitions)
@@ -213,6 +216,47 @@ class RestartTest(FabricCase):
         self.live.refresh()
         self.keep()
         self.assert_active(self.partition, 10)
+
+    def test_a_gpu_that_fails_keeps_no_other_partition_active(self):
+        self.binder.unbind(*self.bound)
+        self.live.refresh()
+        with self.machine.operation(write=True):
+            self.machine.state.fabric.active[str(self.partition)] = []
+        self.machine.faults.fail(
+            'nvmlDeviceGetModuleId', pynvml.NVML_ERROR_UNKNOWN, times=None,
+            address=self.machine.gpus[1].address)
+        self.keep()
+        self.assert_active()
+
+    def test_a_bind_while_the_fabric_manager_answers(self):
+        """What was read before a bind must not end its partition."""
+        self.binder.unbind(*self.bound)
+        self.live.refresh()
+        session = privileged.machine().fabric
+        partitions, bound = session.partitions, []
+
+        def slow():
+            if not bound:
+                bound.append(self.bound)
+                self.binder.bind(*self.bound)
+            return partitions()
+
+        self.patch(session, 'partitions', slow)
+        self.keep()
+        self.assert_active(self.partition)
+
+    def test_a_bind_that_holds_the_gpu(self):
+        """A partition without a claim may be one of a bind under way."""
+        self.binder.unbind(*self.bound)
+        self.live.refresh()
+        with self.machine.operation(write=True):
+            self.machine.state.fabric.active[str(self.partition)] = []
+        self.patch(locks, 'REPORT_SECONDS', 0.0)
+        with locks.gpu(self.state_path, self.address):
+            self.keep()
+        self.assert_active(self.partition)
+        self.keep()
+        self.assert_active()
 
     def test_another_mode(self):
         self.machine.configure_fabric_manager(mode=0)

@@ -168,8 +168,8 @@ class BindTest(group_case.GroupCase):
         handle = self.bind(1, 3)
         for address in self.offer(1, 3).members:
             self.world.attach_whole(str(address))
-        keeper = self.running.reconciler._nvlink
-        keeper._connect(frozenset())
+        self.running.reconciler._fabric.connect(self.journal.entries(),
+                                                frozenset())
         self.assert_sound()
         self.assertEqual(handle[2], self.journal.entries()[0].handle)
 

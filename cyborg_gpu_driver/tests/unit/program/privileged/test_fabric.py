@@ -37,15 +37,12 @@ class FabricTest(base.BaseTestCase):
     def test_arguments_are_checked(self):
         for number in (-1, True, '8', 1 << 31, None):
             for call in (lambda number: fabric.activate(number, _FUNCTION),
-                         fabric.deactivate,
-                         lambda number: fabric.restore(
-                             [(number, _FUNCTION)], [])):
+                         fabric.deactivate, fabric.activate_whole,
+                         lambda number: fabric.give_list([number])):
                 self.assertRaises(exception.InvalidValue, call, number)
         for function in ('../0000:18:00.4', '', '0000:17:00.9'):
             self.assertRaises(exception.InvalidPciAddress, fabric.activate,
                               8, function)
-            self.assertRaises(exception.InvalidPciAddress, fabric.restore,
-                              [], [function])
             self.assertRaises(exception.InvalidPciAddress,
                               fabric.own_partition, function)
         self.assertRaises(exception.UnknownGpu, fabric.activate, 8,
@@ -66,15 +63,6 @@ class FabricTest(base.BaseTestCase):
                                   '0000:18:00.0')
         self.assertEqual('UNKNOWN', error.symbol)
         self.assertIsNotNone(fabric.own_partition('0000:18:00.0'))
-
-    def test_a_gpu_that_fails_keeps_no_other_partition_active(self):
-        first, second = (gpu.address for gpu in self.machine.gpus[:2])
-        fabric.activate(fabric.own_partition(second),
-                        self.machine.gpus[1].vfs()[0])
-        self.machine.faults.fail(
-            'nvmlDeviceGetModuleId', pynvml.NVML_ERROR_UNKNOWN, times=None,
-            address=first)
-        self.assertEqual(1, len(fabric.restore([], [first, second])))
 
     def test_a_gpu_without_a_partition(self):
         with self.machine.operation(write=True):
