@@ -189,16 +189,24 @@ class Cleaner:
         for whole in wholes:
             try:
                 seen = self._tenancy.seen(whole.provider)
+            except exception.PlacementRefused as error:
+                self._tell_unseen(error, whole.provider)
+                continue
             except Exception as error:
                 # Placement would not answer for the other GPUs either.
-                reason = exception.steady(error)
-                if self._said.is_new(reason):
-                    LOG.warning('Cannot read from Placement which servers '
-                                'have the whole GPUs of this host: %s. Each '
-                                'report tries again.', reason)
+                self._tell_unseen(error)
                 return
             self._said.over()
+            self._said.over(whole.provider)
             self._follow(self._tenancy, whole, seen)
+
+    def _tell_unseen(self, error: Exception, provider: str | None = None
+                     ) -> None:
+        reason = exception.steady(error)
+        if self._said.is_new(reason, provider):
+            LOG.warning('Cannot read from Placement which servers have the '
+                        'whole GPUs of this host: %s. Each report tries '
+                        'again.', reason)
 
     def _follow(self, tenancy: Tenancy, whole: Whole,
                 seen: cleaning.Seen | None) -> None:

@@ -15,8 +15,6 @@
 import dataclasses
 import errno
 import logging
-import os
-from unittest import mock
 
 import fixtures
 import pynvml
@@ -36,7 +34,6 @@ from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.steps import reset
-from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 
@@ -248,6 +245,27 @@ class TenantsTest(CleaningCase):
         self.ledger.answers = True
         self.assertFalse(self.look())
 
+    def test_a_provider_that_placement_refuses_stops_no_other(self):
+        self.use_up()
+        answer = self.ledger.seen
+
+        def seen(provider):
+            if provider == 'refused':
+                raise exception.PlacementRefused(what='GET', code=500,
+                                                 text='')
+            return answer(provider)
+
+        self.ledger.seen = seen
+        wholes = [cleaning.Whole(gpu, 'provider' if gpu.address
+                                 == self.address else 'refused', 'PGPU')
+                  for gpu in self.live.refresh().gpus]
+        self.assertNotEqual('provider', wholes[0].provider)
+        for _ in range(2):
+            self.cleaner.look(wholes)
+        self.assertEqual(1, self.resets())
+        self.assertFalse(self.withheld())
+        self.assertEqual(1, self.log.output.count('Cannot read from'))
+
     def test_of_another_mode_it_does_not_matter(self):
         self.use_up()
         self.look()
@@ -431,70 +449,3 @@ class GuestTest(CleaningCase):
         self.assertFalse(self.look())
         self.assertEqual(1, self.resets())
         self.assertEqual('vfio-pci', self.evidence()['after']['driver'])
-
-
-class CrashTest(CleaningCase):
-
-    def test_a_restart_forgets_no_tenant(self):
-        self.ledger.allocate('server')
-        self.look()
-        self.start()
-        self.assertTrue(self.withheld())
-        self.ledger.delete('server')
-        self.assertFalse(self.look())
-        self.assertEqual(1, self.resets())
-        self.assertEqual(['given', 'returned', 'cleaned'], self.whats())
-
-    def test_a_restart_takes_a_clean_gpu_for_clean(self):
-        self.use_up()
-        self.look()
-        self.look()
-        self.start()
-        self.assertFalse(self.look())
-        self.assertEqual(1, self.resets())
-
-    def test_a_crash_in_the_middle_cleans_again(self):
-        class Crash(BaseException):
-            pass
-
-        def crash(address):
-            raise Crash
-
-        self.use_up()
-        self.health.reset_done = crash
-        self.assertRaises(Crash, self.look)
-        self.assertEqual(1, self.resets())
-        self.assertIs(_STATE.CLEANING, self.state())
-        self.start()
-        self.assertTrue(self.withheld())
-        self.assertFalse(self.look())
-        self.assertEqual(2, self.resets())
-
-    def test_a_record_that_is_lost_or_damaged_is_a_reset(self):
-        path = store.Store(self.state_path).path(self.address)
-        for number, text in enumerate((None, 'nonsense', '{}'), 1):
-            os.unlink(path)
-            if text is not None:
-                with open(path, 'w', encoding='utf-8') as stream:
-                    stream.write(text)
-            store.of(self.state_path).check()
-            self.start()
-            self.assertFalse(self.look())
-            self.assertEqual(number, self.resets())
-
-    def test_a_record_that_cannot_be_written_keeps_nobody_waiting(self):
-        path = store.Store(self.state_path).path(self.address)
-        before = os.stat(path)
-        with mock.patch('os.fsync', autospec=True, side_effect=OSError(
-                errno.ENOSPC, os.strerror(errno.ENOSPC))):
-            self.use_up()
-            self.assertTrue(self.withheld())
-            self.assertFalse(self.look())
-        self.assertEqual(before, os.stat(path))
-        self.assertEqual(1, self.resets())
-        self.assertEqual(1, self.log.output.count('kept in memory'))
-        # Nothing is new, but the look writes what was kept in memory.
-        self.assertFalse(self.look())
-        self.assertNotEqual(before, os.stat(path))
-        self.use_up()
-        self.assertIs(_STATE.USED, self.state())
