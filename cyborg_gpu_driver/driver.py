@@ -88,11 +88,13 @@ class GPUDriver(base.GPUDriver):
     def discover(self) -> list[Any]:
         """Everything to report, as Cyborg's driver objects.
 
-        Never raises, because the agent would lose the reports of all its
-        drivers. If the report fails, the driver tells Cyborg to leave
-        everything as it is, and logs the reason once.
+        If the report fails, the driver tells Cyborg to leave everything as it
+        is, and logs the reason once.
 
         :returns: list of ``cyborg.objects`` DriverDevice.
+        :raises Exception: if the last report is not available either. The
+            agent then loses the reports of all its drivers until the next
+            report. But an empty list would delete all devices of this driver.
         """
         try:
             self._reload()
@@ -103,11 +105,7 @@ class GPUDriver(base.GPUDriver):
         else:
             self._failure.over()
             return reported
-        try:
-            return objects.driver_devices(self._running().held())
-        except Exception:
-            LOG.exception('The last report is not available either.')
-            return []
+        return objects.driver_devices(self._running().held())
 
     def stop(self) -> None:
         """Stop all work of this process between two reports.

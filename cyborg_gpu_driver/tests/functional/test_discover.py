@@ -12,14 +12,17 @@
 
 """Reports survive whatever the machine does, and withdraw nothing in use."""
 
+import contextlib
 import fileinput
 import json
 import logging
 import os
+from unittest import mock
 
 import fixtures
 import pynvml
 
+from cyborg_gpu_driver import agent
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import base
 from cyborg_gpu_driver.tests.functional import gpu_cloud
@@ -151,6 +154,17 @@ class TroubleTest(gpu_cloud.GpuTestCase):
         host_files.damage(self.state_path, test_modes.H100, 'nonsense')
         self.assert_nothing_lost()
         self.assertIs(running, self.driver._running())
+
+    def test_a_driver_that_knows_nothing_reports_nothing(self):
+        """An empty report would delete the devices in Cyborg."""
+        self.end_agent()
+        with mock.patch.object(agent.Agent, '__init__', autospec=True,
+                               side_effect=OSError('broken')):
+            for _ in range(2):
+                with contextlib.suppress(OSError):
+                    self.cloud.report()
+        self.assertEqual(self.devices, self.cyborgs_devices())
+        self.assert_nothing_lost()
 
 
 class DrainTest(gpu_cloud.GpuTestCase):
