@@ -194,13 +194,14 @@ class Agent:
         self._keeper = self._node.keeper
         self._health = self._node.health
         self._said = log_once.LogOnce()
+        self._conditions: set[str] = set()
+        """What the current report logs once."""
         self._earlier = self._node.gpus_of_others
         self._disabled = devices.Watch(conf, hostname)
         self._publisher = self._node.publisher
         self._steady = steady.Steady(settings.full_report_interval)
         self._watcher = events.Watcher(self._node.platform.nvml,
                                        self._event)
-        self._watches = settings.health_events
         self._binder = self._node.binder
         self._finisher = gone.Finisher(
             functools.partial(connection.Cloud.named, conf.gpu.os_cloud)
@@ -246,6 +247,7 @@ class Agent:
             gpu_conf.rpc_timeout(self._conf), self._tree.latency))
 
     def _report(self) -> steady.Report:
+        self._conditions.clear()
         with self._observer.report():
             return self._make_report()
 
@@ -268,12 +270,13 @@ class Agent:
             {address for address, verdict in verdicts.items()
              if verdict.is_unhealthy} | set(self._node.cordons.known()),
             self._earlier.known)
-        self._clean(decided)
+        self._node.cleaner.look(self._node.wholes(decided.devices))
         if self._node.resetter.done:
             # A reset cures a GPU, unless the GPU now shows another problem.
             self._node.resetter.done.clear()
             verdicts = self._examine(self._make_ready(self._host.refresh()))
         there = self._enforce(decided)
+        self._said.keep(self._conditions)
         return steady.Report(unhealthy.marked(decided.devices, verdicts, {
             device.address
             for device in unhealthy.of(decided.devices, verdicts)
@@ -331,7 +334,7 @@ class Agent:
         A GPU in passthrough mode is not watched: to watch it, the agent
         would have to keep it open, and libvirt could not take it.
         """
-        if self._watches:
+        if self._settings.health_events:
             self._watcher.watch(gpu.address for gpu in host.gpus
                                 if gpu.visible_to_nvml
                                 and not self._is_whole(gpu))
@@ -353,10 +356,6 @@ class Agent:
         return (bool(self._journal.entries(device.address))
                 or any(self._node.withdrawal.held_by(deployable.provider_uuid)
                        for deployable in device.deployables))
-
-    def _clean(self, decided: withdrawal.Decision) -> None:
-        """Clean whole GPUs that servers have released."""
-        self._node.cleaner.look(self._node.wholes(decided.devices))
 
     def _enforce(self, decided: withdrawal.Decision
                  ) -> Collection[str] | None:
@@ -395,6 +394,7 @@ class Agent:
                          else '') + '; nothing is reported.')
 
     def _say(self, message: str) -> None:
-        """Log a condition once, even if it lasts for many reports."""
+        """Log a condition once, until a report does not find it any more."""
+        self._conditions.add(message)
         if self._said.is_new(message, about=message):
             LOG.warning('%s', message)

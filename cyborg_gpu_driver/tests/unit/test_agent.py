@@ -69,6 +69,16 @@ class AgentTest(base.BaseTestCase):
             if 'handle' in thread.name])
         self.assertEqual((), journal.Journal(self.state_path).entries())
 
+    def test_a_condition_that_comes_back_is_logged_again(self):
+        log = self.useFixture(fixtures.FakeLogger('cyborg_gpu_driver.agent'))
+        found = []
+        for complaints in (('wrong',), ('wrong',), (), ('wrong',)):
+            self.patch(self.agent._host, 'complaints',
+                       lambda gpu, known=complaints: known)
+            self.agent.report()
+            found.append(log.output.count('wrong'))
+        self.assertEqual([1, 1, 1, 2], found)
+
     def test_what_an_instance_had_goes_with_it(self):
         # The next instance may get the same placement and ID.
         asked = self.handle()
