@@ -71,7 +71,8 @@ class Access:
     def __init__(self, path: str | None):
         self._path = path
         self._mutex = threading.Lock()
-        self._mark: Any = None
+        self._marks: dict[str, tuple[int, ...] | None] = {}
+        """By path: the file, and those that it names."""
         self._config = web_config.WebConfig()
         self._context: ssl.SSLContext | None = None
         self._known: set[bytes] = set()
@@ -108,7 +109,6 @@ class Access:
             f'{digest}:{password}'.encode()).digest()
         if mark in self._known:
             return True
-        # bcrypt uses no more than 72 bytes and ignores the rest.
         right = _matches(password, digest or _NOBODY)
         if right and digest is not None:
             self._known.add(mark)
@@ -119,18 +119,22 @@ class Access:
         if self._path is None:
             return
         with self._mutex:
-            mark = self._marks(self._path)
-            if mark == self._mark:
+            if self._marks == {path: durable.mark(path)
+                               for path in self._marks}:
                 return
             try:
                 self._load(self._path)
             except exception.InvalidValue as error:
-                self._mark = mark
                 LOG.error('%s. The previous configuration stays in effect.',
                           error)
 
     def _load(self, path: str) -> None:
+        # The marks are read before the files, also if the files are wrong, so
+        # that no later change is missed.
+        self._marks = {path: durable.mark(path)}
         config = web_config.load(path)
+        for file in config.tls.files if config.tls else ():
+            self._marks[file] = durable.mark(file)
         if self._config.protects and not config.protects:
             raise exception.InvalidValue(
                 what='--web-config', value=path,
@@ -145,11 +149,6 @@ class Access:
             ) from error
         self._config, self._context = config, context
         self._known.clear()
-        self._mark = self._marks(path)
-
-    def _marks(self, path: str) -> tuple:
-        files = self._config.tls.files if self._config.tls else ()
-        return tuple(map(durable.mark, (path, *files)))
 
 
 class Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
@@ -258,6 +257,7 @@ def _hang_up(connection: socket.socket) -> None:
 
 def _matches(password: str, digest: str) -> bool:
     try:
+        # bcrypt uses no more than 72 bytes and ignores the rest.
         return bcrypt.checkpw(password.encode()[:72], digest.encode())
     except ValueError:
         return False

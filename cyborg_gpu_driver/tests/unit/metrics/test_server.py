@@ -113,6 +113,35 @@ class ServerTest(_Case):
         os.unlink(self.path)
         self.assertEqual(401, self.get()[0])
 
+    def test_a_file_that_changes_while_it_is_read(self):
+        self.config(f'basic_auth_users: {{ann: "{_hash("one")}"}}')
+        load = web_config.load
+        changes = [f'basic_auth_users: {{ann: "{_hash("two")}"}}']
+
+        def slow(path):
+            found = load(path)
+            if changes:
+                self.config(changes.pop())
+            return found
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.metrics.web_config.load', slow))
+        self.serve(self.path)
+        self.assertEqual(401, self.get(user='ann:one')[0])
+        self.assertEqual(200, self.get(user='ann:two')[0])
+
+    def test_files_that_come_after_the_configuration_that_names_them(self):
+        self.config(f'basic_auth_users: {{ann: "{_hash("one")}"}}')
+        self.serve(self.path)
+        self.config('tls_server_config: {cert_file: new/server.crt, '
+                    'key_file: new/server.key}')
+        # The previous configuration stays in effect.
+        self.assertEqual(200, self.get(user='ann:one')[0])
+        new = os.path.join(self.directory, 'new')
+        os.mkdir(new)
+        certificate, _key = exporters.certificate(new)
+        self.assertEqual(200, self.get(context=ssl.create_default_context(
+            cafile=certificate))[0])
+
     def test_tls(self):
         certificate, key = exporters.certificate(self.directory)
         # The path is relative to the file.
