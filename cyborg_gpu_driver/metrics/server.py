@@ -71,6 +71,7 @@ class Access:
     def __init__(self, path: str | None):
         self._path = path
         self._mutex = threading.Lock()
+        self._checking = threading.Lock()
         self._marks: dict[str, tuple[int, ...] | None] = {}
         """By path: the file, and those that it names."""
         self._config = web_config.WebConfig()
@@ -109,7 +110,11 @@ class Access:
             f'{digest}:{password}'.encode()).digest()
         if mark in self._known:
             return True
-        right = _matches(password, digest or _NOBODY)
+        # One at a time, as Prometheus' exporters do (bcryptMtx in
+        # web/handler.go of exporter-toolkit): bcrypt releases Python's lock,
+        # so clients with wrong passwords could use 40 CPUs of the host.
+        with self._checking:
+            right = _matches(password, digest or _NOBODY)
         if right and digest is not None:
             self._known.add(mark)
         return right

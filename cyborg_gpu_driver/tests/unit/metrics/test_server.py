@@ -13,6 +13,7 @@
 """The exporter's HTTP server: TLS, users, and a changed file."""
 
 import base64
+import contextlib
 import http.client
 import os
 import socket
@@ -141,6 +142,29 @@ class ServerTest(_Case):
         certificate, _key = exporters.certificate(new)
         self.assertEqual(200, self.get(context=ssl.create_default_context(
             cafile=certificate))[0])
+
+    def test_passwords_are_checked_one_at_a_time(self):
+        self.config(f'basic_auth_users: {{ann: "{_hash("secret")}"}}')
+        access = server.Access(self.path)
+        now, most = [], []
+        both = threading.Barrier(2)
+
+        def check(password, digest):
+            now.append(password)
+            most.append(len(now))
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.05)
+            now.remove(password)
+            return False
+        self.useFixture(fixtures.MonkeyPatch('bcrypt.checkpw', check))
+        header = 'Basic ' + base64.b64encode(b'ann:wrong').decode()
+        threads = [threading.Thread(target=access.allows, args=(header,))
+                   for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual([1, 1], most)
 
     def test_tls(self):
         certificate, key = exporters.certificate(self.directory)
