@@ -16,11 +16,14 @@ import importlib
 import itertools
 import json
 import math
+import os
 import pathlib
 import re
 import shutil
+import subprocess
 import time
 
+import fixtures
 import yaml
 from oslotest import base
 
@@ -251,6 +254,53 @@ class PrometheusTest(_PrometheusCase):
         return [value for _, values
                 in self.prometheus.query_range(expression, now, now + 60)
                 for value in values]
+
+
+class SeriesTest(base.BaseTestCase):
+    """Queries over series that a test chooses."""
+
+    def check(self, title, series, expected):
+        """Check the values of the panel of a host ``h``."""
+        if shutil.which('promtool') is None:
+            self.skipTest('there is no promtool: see bindep.txt, prometheus')
+        (expression,) = (
+            target['expr'] for dashboard in _dashboards()
+            for panel in _panels(dashboard) if panel['title'] == title
+            for target in panel['targets'])
+        path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'test')
+        with open(path, 'w', encoding='utf-8') as stream:
+            yaml.safe_dump({'tests': [{
+                'interval': '1m',
+                'input_series': [{'series': name, 'values': f'{value}x5'}
+                                 for name, value in series.items()],
+                'promql_expr_test': [{
+                    'expr': _with(expression, {'host': 'h', 'gpu': _ALL}),
+                    'eval_time': '5m',
+                    'exp_samples': [
+                        {'labels': labels, 'value': value}
+                        for labels, value in expected.items()]}]}]}, stream)
+        done = subprocess.run(
+            ['promtool', 'test', 'rules', path], text=True,
+            capture_output=True, check=False, timeout=120)
+        self.assertEqual(0, done.returncode, done.stdout + done.stderr)
+
+    def test_gpus_without_a_uuid_hide_no_other(self):
+        """NVML has never read GPUs that were bound to vfio-pci at boot."""
+        for title, name in (('Utilisation', 'GPU_UTIL'),
+                            ('Power', 'POWER_USAGE'),
+                            ('Temperature', 'GPU_TEMP')):
+            self.check(title, {
+                'cyborg_gpu_info{Hostname="h", address="a", UUID=""}': 1,
+                'cyborg_gpu_info{Hostname="h", address="b", UUID=""}': 1,
+                'cyborg_gpu_info{Hostname="h", address="c", UUID="u"}': 1,
+                f'DCGM_FI_DEV_{name}{{UUID="u"}}': 50},
+                {'{address="c", UUID="u"}':
+                 0.5 if name == 'GPU_UTIL' else 50})
+
+    def test_records_of_a_host_whose_agent_has_written_nothing(self):
+        self.check('Unusable records', {
+            'cyborg_gpu_unreadable_records{Hostname="h"}': 2,
+            'cyborg_gpu_unwritten_records{Hostname="i"}': 7}, {'{}': 2})
 
 
 class HistoryTest(_PrometheusCase):
