@@ -200,8 +200,8 @@ class _Gpu:
                 str(claim.instance_id) if on_instance else '',
                 claim.profile if on_instance else '', claim.profile,
                 claim.handle, claim.vgpu.uuid or '',
-                str(claim.function), owner.server, owner.arq, owner.project,
-                owner.flavor)
+                '' if claim.members else str(claim.function), owner.server,
+                owner.arq, owner.project, owner.flavor)
             if claim.since is not None:
                 self._add(definitions.ASSIGNED, claim.since, claim.handle)
 

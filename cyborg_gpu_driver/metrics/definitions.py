@@ -80,7 +80,8 @@ LABELS = {
     'handle': 'UUID of the attach handle. Empty for a whole GPU.',
     'mdev': 'UUID of the mdev, equal to the UUID of the handle. Empty for '
             'vGPUs without mdev.',
-    'vf': 'Address of the virtual function. Empty for a whole GPU.',
+    'vf': 'Address of the virtual function. Empty for a whole GPU and a group '
+          'of GPUs.',
     'server': 'UUID of the server. For a vGPU or slice, known with ``[gpu] '
               'os_cloud``, or from libvirt or NVML.',
     'arq': 'UUID of the accelerator request. Empty unless ``[gpu] os_cloud`` '
@@ -114,7 +115,8 @@ INFO = Metric(
     (*_GPU, 'pci_bus_id', 'model', 'mode'))
 ASSIGNMENT = Metric(
     'assignment_info', Kind.GAUGE,
-    'A GPU, vGPU or slice in use, and its server. Always 1.',
+    'A GPU, vGPU or slice in use, and its server; one series for each GPU of '
+    'a group. Always 1.',
     (*_GPU, 'GPU_I_ID', 'GPU_I_PROFILE', 'profile', 'handle', 'mdev', 'vf',
      'server', 'arq', 'project', 'flavor'))
 ASSIGNED = Metric(

@@ -124,7 +124,7 @@ class Owners:
             del self._by_device[device]
 
     def of_claim(self, claim: gpu_record.Claim) -> Who:
-        """Return the owner of a vGPU or slice."""
+        """Return the owner of a vGPU, slice or group of GPUs."""
         known = (state.owner_of(claim, self._cyborg)
                  or state.Owner('', ''))
         server = (known.server or self._by_libvirt(claim)
@@ -145,12 +145,13 @@ class Owners:
         if self._asked < (claim.since or 0.0):
             return ''
         return self._by_device.get(
-            str(claim.function) if claim.vfio else claim.handle, '')
+            claim.handle if claim.is_mdev
+            else str(claim.gpu if claim.members else claim.function), '')
 
     def _by_nvml(self, claim: gpu_record.Claim) -> str:
         """Return the server by the vGPU's mdev; empty without mdev."""
         asked, vgpus = self._running.get(claim.gpu, (0.0, ()))
-        if claim.vfio or asked < (claim.since or 0.0):
+        if not claim.is_mdev or asked < (claim.since or 0.0):
             return ''
         return next((vgpu.server for vgpu in vgpus
                      if vgpu.mdev == claim.handle), '')

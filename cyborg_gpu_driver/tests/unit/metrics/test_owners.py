@@ -33,6 +33,8 @@ from cyborg_gpu_driver.metrics import sampler
 from cyborg_gpu_driver.metrics import state
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import empty_placement
 from cyborg_gpu_driver.tests.unit.host import base
@@ -84,17 +86,22 @@ class _Case(base.SimulatedTestCase):
         self.machine.define_domain(server, test_domain.xml(
             server, project or f'project-of-{server}', flavor, (device,)))
 
-    def scrape(self):
-        """Return server, project and flavor by handle; '' for a whole GPU."""
+    def assignments(self):
+        """Return the labels of each assignment."""
         registry = prometheus_client.CollectorRegistry()
         registry.register(collect.Collector(
             self.state_path, 'host1', '1', self.hardware, self.watch))
         text = prometheus_client.generate_latest(registry).decode()
-        return {sample.labels['handle']: tuple(
-            sample.labels[name] for name in ('server', 'project', 'flavor'))
-            for family in parser.text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == 'cyborg_gpu_assignment_info'}
+        return [sample.labels for family
+                in parser.text_string_to_metric_families(text)
+                for sample in family.samples
+                if sample.name == 'cyborg_gpu_assignment_info']
+
+    def scrape(self):
+        """Return server, project and flavor by handle; '' for a whole GPU."""
+        return {labels['handle']: tuple(
+            labels[name] for name in ('server', 'project', 'flavor'))
+            for labels in self.assignments()}
 
 
 class LibvirtTest(_Case):
@@ -188,6 +195,22 @@ class LibvirtTest(_Case):
         self.define(_ONE, str(address), 'project1', 'whole')
         self.watch.round()
         self.assertEqual({'': (_ONE, 'project1', 'whole')}, self.scrape())
+
+    def test_a_group_of_gpus(self):
+        members = self.addresses[:2]
+        claim = gpu_record.Claim(
+            str(uuid.uuid4()), members[0], members[0], 'nvlink-2', 'nvlink-2',
+            gpu_record.Phase.BOUND, members=members, since=1.0)
+        for item in journal.on_each(claim):
+            store.of(self.state_path).put(item.gpu, claims=(item,))
+        self.machine.define_domain(_ONE, test_domain.xml(
+            _ONE, 'project1', 'group', tuple(map(str, members))))
+        self.watch.round()
+        self.assertEqual(
+            [(str(address), '', _ONE, 'project1') for address in members],
+            [tuple(labels[name] for name in (
+                'address', 'vf', 'server', 'project'))
+             for labels in self.assignments()])
 
 
 class VfioTest(_Case):
