@@ -31,6 +31,11 @@ _LEAST = 4
 """Least characters of a secret: a shorter one matches unrelated texts."""
 _SECRET_NAME = re.compile('pass|secret|token|credential|private|(^|_)key$'
                           '|_key_|transport_url|connection', re.IGNORECASE)
+_PUBLIC_NAME = re.compile('^send_|_(roles|required|time|debug|trace)$',
+                          re.IGNORECASE)
+"""Names of switches, times and roles, such as service_token_roles of
+keystonemiddleware. Their values, such as "service" and "True", are words of
+any log."""
 _USER_INFO = re.compile(r'(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)'
                         r'(?P<user>[^\s/@:"\']*):[^\s"\'<>]*@')
 # Tokens of Keystone: X-Auth-Token and Authorization headers in a log.
@@ -41,7 +46,8 @@ _HEADER = re.compile(r'(?i)((?:x-auth-token|x-subject-token|x-service-token'
 
 def is_secret(name: str) -> bool:
     """Whether an option of this name may hold a secret."""
-    return bool(_SECRET_NAME.search(name))
+    return bool(_SECRET_NAME.search(name)
+                and not _PUBLIC_NAME.search(name))
 
 
 def of_option(name: str, values: Iterable[str]) -> Iterator[str]:

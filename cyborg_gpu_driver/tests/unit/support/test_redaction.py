@@ -29,8 +29,12 @@ class SecretsTest(base.BaseTestCase):
                      'rabbit_password', 'key', 'credential_file'):
             self.assertTrue(redaction.is_secret(name), name)
         for name in ('enabled_drivers', 'policies', 'log_file', 'keystone',
-                     'monkey'):
+                     'monkey', 'service_token_roles',
+                     'service_token_roles_required', 'token_cache_time',
+                     'send_service_user_token', 'connection_recycle_time',
+                     'connection_debug'):
             self.assertFalse(redaction.is_secret(name), name)
+            self.assertEqual([], list(redaction.of_option(name, ['service'])))
 
     def test_of_an_option(self):
         self.assertEqual(
