@@ -197,7 +197,11 @@ class Keeper:
         self._latencies: dict[str, Latency] = {}
         self._repaired: collections.Counter[str] = collections.Counter()
         self._state = State(hostname, 0.0, {}, {})
-        self._begun = False
+        with contextlib.suppress(exception.JournalError):
+            before = read(state_path)
+            if before is not None:
+                self._state = dataclasses.replace(
+                    self._state, owners=before.owners)
 
     @contextlib.contextmanager
     def timed(self, operation: str) -> Iterator[None]:
@@ -248,12 +252,6 @@ class Keeper:
     @property
     def owners(self) -> Mapping[str, Owner]:
         """The known owner of each handle; at first as the file has them."""
-        if not self._begun:
-            self._begun = True
-            with contextlib.suppress(exception.JournalError):
-                known = read(self._state_path)
-                if known is not None:
-                    self.set(owners=known.owners)
         return self._state.owners
 
     def write(self) -> None:

@@ -381,5 +381,9 @@ class StateTest(_Case):
         keeper = state.Keeper(self.state_path, 'host1')
         keeper.set(owners={'x': state.Owner(_ARQ, _SERVER)})
         keeper.write()
+        # The first report of the next agent ends without Cyborg's answer.
+        state.Keeper(self.state_path, 'host1').write()
         self.assertEqual({'x': state.Owner(_ARQ, _SERVER)},
                          state.Keeper(self.state_path, 'host1').owners)
+        self.assertEqual({'x': state.Owner(_ARQ, _SERVER)},
+                         state.read(self.state_path).owners)
