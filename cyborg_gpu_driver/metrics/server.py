@@ -215,9 +215,13 @@ class Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
         """Answer a request within a time limit."""
         timer = threading.Timer(_REQUEST_SECONDS, _hang_up, (request,))
         timer.daemon = True
-        timer.start()
         try:
+            timer.start()
             super().process_request_thread(request, client_address)
+        except RuntimeError:
+            # This process can start no thread now: see threading.Thread.
+            self.handle_error(request, client_address)
+            self.shutdown_request(request)
         finally:
             timer.cancel()
             self._free.release()

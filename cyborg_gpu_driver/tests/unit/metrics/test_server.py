@@ -244,6 +244,28 @@ class ServerTest(_Case):
             return
         self.fail('no connection is free')
 
+    def test_a_connection_is_free_again_after_a_failed_thread(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.metrics.server._CONNECTIONS', 1))
+        self.serve()
+        failures = [RuntimeError("can't start new thread")]
+
+        class Timer(threading.Timer):
+            def start(self):
+                if failures:
+                    raise failures.pop()
+                super().start()
+        self.useFixture(fixtures.MonkeyPatch('threading.Timer', Timer))
+        self.assertRaises((ConnectionError, http.client.HTTPException),
+                          self.get)
+        self.assertEqual([], failures)
+        for _ in range(100):
+            with contextlib.suppress(ConnectionError,
+                                     http.client.HTTPException):
+                self.assertEqual(200, self.get()[0])
+                return
+        self.fail('no connection is free')
+
     def test_records_that_may_not_be_read(self):
         self.serve()
         with open(os.path.join(self.directory, 'gpus'), 'wb'):
