@@ -351,6 +351,13 @@ class GpuRecord:
             claim.instance for claim in self.claims
             if claim.instance is not None}
 
+    @property
+    def has_server(self) -> bool:
+        """Whether a server has the GPU, or a part of it."""
+        return bool(self.claims) or (
+            self.tenancy is not None
+            and self.tenancy.state is cleaning.State.USED)
+
     def is_of(self, address: model.PciAddress) -> bool:
         """Whether every part belongs to the GPU at ``address``."""
         parts = (*self.claims, self.layout, self.change)

@@ -28,6 +28,7 @@ from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.record import store
 
 _NAMES = ('address', 'cordoned', 'cordons')
 
@@ -120,7 +121,7 @@ def cordon_gpus(machine: cmd_machine.Machine,
 
     :param machine: the host of the command.
     :returns: the node, and the cordons of each GPU.
-    :raises HostUnusable: if the user is not root.
+    :raises HostUnusable: if the user is not root, or there is no GPU.
     :raises InvalidValue, NoSuchGpu: if a GPU or the reason is not valid.
     :raises ChangeRefused: if the driver ignores a named GPU.
     :raises JournalError: if a record cannot be written.
@@ -144,16 +145,30 @@ def _row(address, known):
 
 def _chosen(machine: cmd_machine.Machine, texts: list[str]
             ) -> list[model.PciAddress]:
-    """Return the GPUs that the operator named, or all managed GPUs."""
+    """Return the GPUs that the operator named, or all managed GPUs.
+
+    A GPU that is lost is managed as long as it is cordoned or a server has a
+    part of it: it may come back with the next restart of the host.
+    """
+    present = {gpu.address for gpu in machine.host.gpus}
+    recorded = {
+        address for address, record
+        in store.of(machine.state_path).records().items()
+        if record.cordons or (address not in present and record.has_server)}
     if not texts:
-        return sorted({gpu.address for gpu in machine.host.gpus
-                       if not machine.ignores(gpu)}
-                      | set(machine.cordons.known()))
+        found = recorded | {gpu.address for gpu in machine.host.gpus
+                            if not machine.ignores(gpu)}
+        if not found:
+            raise exception.HostUnusable(reason='; '.join((
+                'it has no NVIDIA GPU' + (
+                    ' outside [gpu] ignored_devices' if present else ''),
+                *machine.host.problems)))
+        return sorted(found)
     found = []
     for text in texts:
         with contextlib.suppress(exception.InvalidPciAddress):
             address = model.PciAddress.parse(text)
-            if machine.cordons.of(address):
+            if address in recorded:
                 found.append(address)
                 continue
         gpu = machine.gpu(text)

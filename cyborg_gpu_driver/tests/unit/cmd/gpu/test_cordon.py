@@ -27,6 +27,7 @@ from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _HANDLE = '3d1a1d0e-1c5c-4d8c-9a3b-0a6b0f0a3c11'
+_GONE = model.PciAddress.parse('0000:fe:00.0')
 
 
 class CordonCase(base.CommandCase):
@@ -50,6 +51,20 @@ class CordonCase(base.CommandCase):
         output, errors = self.run_program(
             '--config-file', self.conf, *arguments, '-f', 'json', code=code)
         return json.loads(output), errors
+
+    def lose_with_a_server(self):
+        """Leave the record of a GPU that a server had when it was lost."""
+        store.of(self.state_path).put(_GONE, claims=(gpu_record.Claim(
+            _HANDLE, _GONE, _GONE, 'nvidia-689', '1g.6gb',
+            gpu_record.Phase.BOUND, 14, model.Placement(0, 1)),))
+
+    def without_gpus(self):
+        """A file with a simulated host that has no GPU."""
+        path = self.useFixture(fixtures.TempDir()).join('empty.yaml')
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write("driver_version: '550.144.02'\n"
+                         'cuda_version: 12040\ngpus: []\n')
+        return path
 
     def cordon(self, *gpus, reason='a fan'):
         return self.run_json('gpu', 'cordon', *gpus, '--reason', reason)[0]
@@ -111,6 +126,23 @@ class CordonTest(CordonCase):
             '--config-file', self.conf, 'gpu', 'cordon', str(gone),
             '--reason', 'a fan', code=1)
         self.assertIn(str(gone), errors)
+
+    def test_a_gpu_that_is_gone_with_its_servers(self):
+        self.lose_with_a_server()
+        self.assertEqual([*self.all, str(_GONE)],
+                         [row['address'] for row in self.cordon()])
+        self.run_json('gpu', 'uncordon')
+        self.assertEqual([str(_GONE)], [
+            row['address'] for row in self.cordon(str(_GONE))])
+
+    def test_a_host_without_gpus(self):
+        for command in (('cordon', '--reason', 'a fan'), ('uncordon',),
+                        ('drain', '--reason', 'a fan')):
+            _, errors = self.run_program(
+                '--config-file', '/dev/null', '--simulate',
+                self.without_gpus(), 'gpu', *command, code=1)
+            self.assertIn('it has no NVIDIA GPU', errors)
+            self.assertNotIn('Free', errors)
 
     def test_no_gpu_is_cordoned_without_a_good_reason(self):
         self.assertRaises(SystemExit, self.run_program, '--config-file',
@@ -183,6 +215,14 @@ class DrainTest(CordonCase):
             'address': str(self.one), 'server': None, 'project': None,
             'what': '1g.6gb', 'handle': _HANDLE}], rows)
         self.assertEqual([], self.drain(str(self.other))[0])
+
+    def test_a_gpu_that_is_gone_with_its_servers(self):
+        self.lose_with_a_server()
+        rows, errors = self.drain(code=1)
+        self.assertEqual([(str(_GONE), _HANDLE)], [
+            (row['address'], row['handle']) for row in rows])
+        self.assertNotIn('Free', errors)
+        self.assertEqual(rows, self.drain(str(_GONE), code=1)[0])
 
     def test_what_is_not_known_is_said_once(self):
         store.of(self.state_path).put(self.one, claims=(gpu_record.Claim(
