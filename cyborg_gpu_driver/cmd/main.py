@@ -74,8 +74,6 @@ class CyborgGpu(app.App):
             command_manager=Commands(NAMESPACE),
             deferred_help=True)
         self.command_manager.add_command('help', overview.Help)
-        self.conf = None
-        """The options; None until the command line has been read."""
         self._records = None
         self._misused = False
 
@@ -109,7 +107,14 @@ class CyborgGpu(app.App):
             # The simulated host and its records exist only as long as this
             # process.
             self._records = tempfile.TemporaryDirectory(prefix=_PROGRAM)
-        self.conf = self.read_options()
+
+    @functools.cached_property
+    def conf(self) -> cfg.ConfigOpts:
+        """The options of the files and of the command line.
+
+        A command reads them, so that it can report an error in its own way.
+        """
+        return self.read_options()
 
     def read_options(self) -> cfg.ConfigOpts:
         """Return the options of the files and of the command line.

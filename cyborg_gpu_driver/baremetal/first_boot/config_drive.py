@@ -68,14 +68,20 @@ def opened(by_label: str = BY_LABEL, types: Sequence[str] = TYPES
     if mounted is not None:
         yield mounted
         return
-    with tempfile.TemporaryDirectory(prefix='cyborg-gpu-') as above:
-        directory = os.path.join(above, 'config-drive')
-        os.mkdir(directory, 0o700)
-        _mount(device, directory, types)
+    with contextlib.ExitStack() as stack:
         try:
-            yield directory
-        finally:
-            _call('umount2', device, directory.encode(), _NOFOLLOW)
+            directory = os.path.join(stack.enter_context(
+                tempfile.TemporaryDirectory(prefix='cyborg-gpu-')),
+                'config-drive')
+            os.mkdir(directory, 0o700)
+        except OSError as error:
+            raise exception.LayoutSourceError(
+                source=device, reason=f'cannot be mounted: {error}'
+            ) from error
+        _mount(device, directory, types)
+        stack.callback(_call, 'umount2', device, directory.encode(),
+                       _NOFOLLOW)
+        yield directory
 
 
 def read(directory: str, name: str) -> str | None:

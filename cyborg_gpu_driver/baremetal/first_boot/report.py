@@ -138,7 +138,7 @@ _SENTENCES = {
 
 def failure(error: Exception) -> str:
     """Return a :meth:`Report.summary` line for a run without a report."""
-    return _line(False, reason=str(error))
+    return _line(False, reason=str(error) or repr(error))
 
 
 def _line(succeeded, **values):

@@ -96,7 +96,8 @@ class FirstBoot(command.Command):
         try:
             policies.read(self.app.conf)
             return self._boot(parsed_args, self.app.machine)
-        except exception.GpuDriverError as error:
+        except Exception as error:
+            # The console must have a result, whatever has failed.
             self._say_result(parsed_args, reports.failure(error))
             raise
 

@@ -54,6 +54,20 @@ class DocumentsTest(base.BaseTestCase):
         self.assertIn('Too many levels of symbolic links', str(error))
 
 
+class NoRoomTest(base.BaseTestCase):
+
+    def test_no_directory_to_mount_it_in(self):
+        directory = self.useFixture(fixtures.TempDir())
+        with open(directory.join('config-2'), 'w', encoding='utf-8'):
+            pass
+        self.useFixture(fixtures.MonkeyPatch(
+            'tempfile.tempdir', directory.join('full')))
+        error = self.assertRaises(
+            exception.LayoutSourceError,
+            config_drive.opened(directory.path).__enter__)
+        self.assertIn('No such file or directory', str(error))
+
+
 class DeviceTest(base.BaseTestCase):
     """A real block device with a file system that the kernel supports.
 

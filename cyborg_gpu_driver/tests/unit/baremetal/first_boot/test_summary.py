@@ -15,6 +15,7 @@
 import json
 import re
 
+import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.baremetal.first_boot import report as reports
@@ -76,6 +77,21 @@ class CommandTest(first_boot_case.BootCase):
             found[name] for name in ('result', 'layout', 'gpus', 'failed')))
         self.assertIn(f'GPU 0 ({_FIRST}): failed: it cannot be reached',
                       found['reason'])
+
+    def test_a_configuration_that_cannot_be_read(self):
+        self.options['policies'] = 'a\nnothing'
+        found = self.said(code=1)
+        self.assertEqual('failed', found['result'])
+        self.assertIn('--config-file', found['reason'])
+
+    def test_an_error_that_nothing_foresees(self):
+        def fail(*_arguments):
+            raise MemoryError
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.cmd.layout.firstboot._Boot.report', fail))
+        self.assertEqual({'result': 'failed', 'reason': 'MemoryError()'},
+                         self.said(code=1))
 
     def test_a_layout_for_other_gpus(self):
         found = self.said('--layout-file', self.stage(self.layout(
