@@ -22,6 +22,7 @@ from keystoneauth1 import loading
 from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import validation
 
 _UNIFIED_LIMITS = 'nova.quota.UnifiedLimitsDriver'
 _CREDENTIALS = loading.get_auth_common_conf_options()
@@ -83,7 +84,8 @@ def cyborg(conf: cfg.ConfigOpts) -> Cyborg:
             has_placement_user=_has_user(conf.placement),
             helper_command=conf.cyborg_gpu_privileged.helper_command)
     except (cfg.Error, ValueError) as error:
-        raise _invalid('cyborg.conf', conf.config_file, error) from error
+        raise _invalid('cyborg.conf', list(validation.files(conf)),
+                       error) from error
 
 
 def nova(paths: Sequence[str]) -> Nova:

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 NAMESPACE = 'cyborg_gpu_driver.command'
 _PACKAGE = 'cyborg_gpu_driver'
 _PROGRAM = 'cyborg-gpu'
+_AGENT = 'cyborg-agent'
+"""The program whose configuration files the commands read."""
 _QUIET = frozenset({'stevedore', _PACKAGE})
 _USAGE = 2
 
@@ -85,7 +87,7 @@ class CyborgGpu(app.App):
         parser.add_argument(
             '--config-file', metavar='FILE', action='append', default=None,
             help='read the options from FILE; may be repeated (default: '
-                 'cyborg.conf, where oslo.config finds it)')
+                 'those that cyborg-agent reads by itself)')
         parser.add_argument(
             '--simulate', metavar='NAME|FILE',
             help='use a simulated host instead of this machine; the records '
@@ -195,9 +197,10 @@ def _configuration(options):
     gpu_conf.register_opts(conf)
     files = options.config_file
     if files is None:
-        files = cfg.find_config_files(project='cyborg', prog='cyborg')
+        files = cfg.find_config_files(project='cyborg', prog=_AGENT)
     try:
-        conf([], project='cyborg', prog=_PROGRAM, default_config_files=files)
+        conf([], project='cyborg', prog=_PROGRAM, default_config_files=files,
+             default_config_dirs=cfg.find_config_dirs('cyborg', _AGENT))
     except (cfg.Error, OSError, UnicodeDecodeError) as error:
         raise exception.InvalidValue(
             what='--config-file', value=', '.join(files),

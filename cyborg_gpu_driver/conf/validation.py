@@ -153,7 +153,20 @@ def files(conf: cfg.ConfigOpts) -> Iterator[str]:
         # No files were parsed: code sets the options.
         return
     yield from single or ()
-    for directory in directories or ():
+    yield from _in_directories(directories or ())
+
+
+def files_of(project: str, program: str) -> list[str]:
+    """The existing files that a service reads if none is named.
+
+    :param program: the name of the service's program, such as nova-compute.
+    """
+    return [*cfg.find_config_files(project, program),
+            *_in_directories(cfg.find_config_dirs(project, program))]
+
+
+def _in_directories(directories):
+    for directory in directories:
         yield from sorted(glob.glob(os.path.join(
             os.path.expanduser(directory), '*.conf')))
 

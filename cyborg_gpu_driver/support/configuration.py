@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -26,10 +25,10 @@ from oslo_config import iniparser
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.conf import validation
 from cyborg_gpu_driver.support import redaction
 
 _LEFT_OUT = '(left out)'
-_NOVA = ('/etc/nova/nova.conf', '/etc/nova/nova-compute.conf')
 _OURS = ('gpu', 'cyborg_gpu_privileged', 'cyborg_gpu_baremetal')
 _OUR_GROUPS = 'gpu_policy:'
 _SHOWN = {
@@ -56,12 +55,12 @@ def collect(conf: cfg.ConfigOpts) -> dict[str, Any]:
     except exception.GpuDriverError as error:
         problem = str(error)
     return {
-        'files': _files(conf), 'problem': problem,
+        'files': list(validation.files(conf)), 'problem': problem,
         'gpu': {name: _value(option, conf.gpu[name]) for name, option
                 in sorted(_registered(gpu_conf.GPU_OPTS))},
         'in_files': {group: {name: _shown(group, name, values)
                              for name, values in options.items()}
-                     for group, options in _sections(_files(conf))},
+                     for group, options in _sections(validation.files(conf))},
     }
 
 
@@ -71,7 +70,8 @@ def secrets(conf: cfg.ConfigOpts) -> tuple[str, ...]:
     Skip a file that cannot be read, because nothing of it is in the bundle.
     """
     found: list[str] = []
-    files = [*_files(conf), *_NOVA]
+    files = [*validation.files(conf),
+             *validation.files_of('nova', 'nova-compute')]
     for group, options in _sections(files, only_readable=True):
         for name, values in options.items():
             if _shown_as_is(group, name) and not redaction.is_secret(name):
@@ -84,20 +84,12 @@ def secrets(conf: cfg.ConfigOpts) -> tuple[str, ...]:
 def log_path(conf: cfg.ConfigOpts) -> str | None:
     """Return the agent's log file as oslo.log finds it; None without one."""
     found = {name: values[-1] for group, options
-             in _sections(_files(conf), only_readable=True)
+             in _sections(validation.files(conf), only_readable=True)
              if group == 'DEFAULT' for name, values in options.items()}
     name = found.get('log_file')
     if name is None and 'log_dir' in found:
         name = 'cyborg-agent.log'
     return name and os.path.join(found.get('log_dir', ''), name)
-
-
-def _files(conf: cfg.ConfigOpts) -> list[str]:
-    """Return the files of Cyborg's options, in the order of reading."""
-    directories = conf.config_dir or ()
-    return [*(conf.config_file or ()), *(
-        path for directory in directories
-        for path in sorted(glob.glob(os.path.join(directory, '*.conf'))))]
 
 
 def _registered(options):

@@ -33,12 +33,10 @@ from cyborg_gpu_driver.cmd.config import nova
 from cyborg_gpu_driver.cmd.context import machine as machine_module
 from cyborg_gpu_driver.cmd.output import table
 from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.conf import validation
 from cyborg_gpu_driver.host import migration as migration_reader
 from cyborg_gpu_driver.host.fabric import reader as fabric_reader
 from cyborg_gpu_driver.nova import conf_file
-
-_PLACEMENT_CONF = '/etc/placement/placement.conf'
-_NOVA_CONF = ('/etc/nova/nova.conf', '/etc/nova/nova-compute.conf')
 
 
 class CheckHost(table.Lister):
@@ -95,11 +93,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--nova-config-file', metavar='FILE', action='append',
         help="nova-compute's configuration file; may be repeated "
-             f'(default: {" and ".join(_NOVA_CONF)}, if they exist)')
+             '(default: those that nova-compute reads by itself)')
     parser.add_argument(
         '--placement-config-file', metavar='FILE', action='append',
         help="Placement's configuration file; may be repeated (default: "
-             f'{_PLACEMENT_CONF}, if it exists and the host is not '
+             'those that Placement reads by itself, if the host is not '
              'simulated)')
 
 
@@ -111,12 +109,13 @@ def gather(host: machine_module.Machine, parsed_args: argparse.Namespace,
     :param offline: do not query Placement.
     """
     conf = host.conf
-    nova_files = parsed_args.nova_config_file or [
-        path for path in _NOVA_CONF if os.path.exists(path)]
+    nova_files = (parsed_args.nova_config_file
+                  or validation.files_of('nova', 'nova-compute'))
     placement_files = parsed_args.placement_config_file
-    if (placement_files is None and not conf.gpu.simulate
-            and os.access(_PLACEMENT_CONF, os.R_OK)):
-        placement_files = [_PLACEMENT_CONF]
+    if placement_files is None and not conf.gpu.simulate:
+        placement_files = [
+            path for path in validation.files_of('placement', 'placement-api')
+            if os.access(path, os.R_OK)]
     found = facts.Facts(
         host.host, host.settings, remembered=nova.remembered(host),
         by_role={gpu.address: host.situation(gpu).by_role
@@ -134,12 +133,12 @@ def gather(host: machine_module.Machine, parsed_args: argparse.Namespace,
     if offline or found.cyborg is None:
         return found
     return found.asked(placement.ask(
-        lambda: placement.client(conf.config_file), cyborg_conf.names(found),
-        host.host))
+        lambda: placement.client(list(validation.files(conf))),
+        cyborg_conf.names(found), host.host))
 
 
 def _cyborg(conf):
-    if not conf.config_file:
+    if not any(validation.files(conf)):
         return {'cyborg_problem': 'no cyborg.conf was found'}
     try:
         return {'cyborg': services.cyborg(conf)}

@@ -101,6 +101,42 @@ class ConfigurationTest(base.CommandCase):
         self.assertIn('usage', output)
 
 
+class FilesTest(base.CommandCase):
+    """The files that the services read, without --config-file."""
+
+    def setUp(self):
+        super().setUp()
+        self.home = self.useFixture(fixtures.TempDir()).path
+        self.useFixture(fixtures.EnvironmentVariable('HOME', self.home))
+
+    def write(self, path, text):
+        path = os.path.join(self.home, path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write(text)
+
+    def test_those_of_the_agent(self):
+        self.write('.cyborg/cyborg.conf', '[gpu]\nsimulate = l40sx4\n')
+        for path in ('.cyborg/cyborg-agent.conf',
+                     '.cyborg/cyborg.conf.d/1.conf',
+                     '.cyborg/cyborg-agent.conf.d/1.conf'):
+            self.write(path, '[gpu]\nmodell = 1\n')
+            _, errors = self.run_program('gpu', 'list', code=1)
+            self.assertIn(path, errors)
+            self.write(path, '')
+        self.run_program('gpu', 'list')
+
+    def test_those_of_nova_compute(self):
+        self.write('.cyborg/cyborg.conf', '[gpu]\nsimulate = l40sx4\n')
+        for path in ('.nova/nova.conf', '.nova/nova-compute.conf',
+                     '.nova/nova.conf.d/1.conf',
+                     '.nova/nova-compute.conf.d/1.conf'):
+            self.write(path, '[pci]\ndevice_spec = {wrong\n')
+            output, _ = self.run_program('check', '-f', 'json', code=2)
+            self.assertIn("device_spec '{wrong' is not valid", output, path)
+            self.write(path, '')
+
+
 class WrongFileTest(base.CommandCase):
     """An error in a file is reported with its name, without a traceback."""
 
