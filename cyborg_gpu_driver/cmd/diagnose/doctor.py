@@ -35,7 +35,7 @@ from cyborg_gpu_driver.report import earlier
 _COMPARED = frozenset({diagnosis.Section.GPUS, diagnosis.Section.RECORDS,
                        diagnosis.Section.CLOUD})
 """The sections whose findings one comparison of all sources makes."""
-_SECONDS = 60.0
+_SECONDS, _LONGEST = 60.0, 3600.0
 _QUESTIONS = 3
 """The number of queries that the comparison sends to services."""
 
@@ -70,8 +70,8 @@ class Doctor(table.Lister):
                  + ', '.join(section.value for section in diagnosis.Section)
                  + '; may be repeated')
         parser.add_argument(
-            '--timeout', metavar='SECONDS', type=moments.seconds(0.1),
-            default=_SECONDS,
+            '--timeout', metavar='SECONDS', default=_SECONDS,
+            type=moments.seconds(0.1, _LONGEST),
             help='how long a section may take (default: %(default)g)')
         parser.add_argument(
             '--repair', action='store_true',

@@ -225,8 +225,11 @@ class DoctorTest(base.CommandCase):
     def test_what_is_wrong_about_the_arguments(self):
         for arguments, words in (
                 (('--only', 'x'), "invalid choice: 'x'"),
-                (('--timeout', '0'), 'a number of seconds of at least 0.1'),
-                (('--timeout', 'nan'), 'a number of seconds of at least 0.1')):
+                (('--timeout', '0'), 'a number of seconds from 0.1 to 3600'),
+                (('--timeout', 'nan'), 'a number of seconds from 0.1 to 3600'),
+                # More than a thread can wait.
+                (('--timeout', '1e12'),
+                 'a number of seconds from 0.1 to 3600')):
             errors = io.StringIO()
             with contextlib.redirect_stderr(errors):
                 self.assertRaises(
