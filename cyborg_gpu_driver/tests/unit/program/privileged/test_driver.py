@@ -231,7 +231,7 @@ class DriverTest(base.BaseTestCase):
         self.use(dataclasses.replace(
             self.machine, sysfs=sysfs.Sysfs(self.kernel.root)))
         refusal = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        with mock.patch('os.fork', side_effect=refusal):
+        with mock.patch('os.fork', autospec=True, side_effect=refusal):
             error = self.assertRaises(exception.SysfsError,
                                       privileged_driver.bind, _GPU,
                                       'vfio-pci')
