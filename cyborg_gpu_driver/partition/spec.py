@@ -21,6 +21,7 @@ GpuInstance`) comes from NVML alone.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Annotated
 
 from cyborg_gpu_driver.host.snapshot import model
@@ -102,6 +103,17 @@ def profile_name(mig: model.Mig, profile_id: int) -> str:
 def of(instance: model.GpuInstance) -> MigInstanceSpec:
     """Return the specification of an instance, without compute instances."""
     return MigInstanceSpec(instance.placement, instance.profile_id)
+
+
+def missing(mig: model.Mig, wanted: Iterable[MigInstanceSpec]
+            ) -> tuple[MigInstanceSpec, ...]:
+    """Return the GPU instances that do not exist, by placement.
+
+    They are compared by placement and profile, because an instance that is
+    being created has no id yet.
+    """
+    return tuple(sorted({item.bare for item in wanted}
+                        - {of(instance) for instance in mig.instances}))
 
 
 def in_full(instance: model.GpuInstance) -> MigInstanceSpec:

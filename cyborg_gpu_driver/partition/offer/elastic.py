@@ -84,8 +84,8 @@ def _whole(gpu: model.Gpu, policy: policies.Policy, make: _Make
 
 
 def _partitioned(gpu: model.Gpu, policy: policies.Policy, role: policies.Mode,
-            situation: Situation, held: Sequence[offer.Held], make: _Make
-            ) -> Iterator[offer.Offer]:
+                 situation: Situation, held: Sequence[offer.Held], make: _Make
+                 ) -> Iterator[offer.Offer]:
     if roles.stands(gpu, role):
         yield from make(gpu, roles.rules(policy, role, gpu), held)
         return

@@ -37,6 +37,7 @@ from collections.abc import Sequence
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy as policies
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.partition.vgpu import functions
@@ -74,7 +75,7 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
 
     :param held: which vGPUs of this driver lie on which instance. An
         instance that is not among them belongs to another tool; no room on it
-        is offered.
+        is offered. The place of one that is missing is not offered either.
     :param vfio_handles: whether handles can be bound to virtual functions
         of vendor VFIO.
     """
@@ -223,7 +224,9 @@ class _Room:
         self._types = {entry.type_id: entry for entry in types}
         self._held = collections.defaultdict(list)
         for item in held:
-            self._held[item.placement].append(item.type_id)
+            self._held[item.instance].append(item.type_id)
+        self._taken = self._grid.occupancy_of(
+            (*mig.instances, *spec.missing(mig, self._held)))
 
     def in_use(self, kind: _Kind) -> int:
         if kind.sharing:
@@ -237,7 +240,7 @@ class _Room:
         :param own: the functions that the handles name.
         """
         fitting = kind.per_instance * self._grid.creatable(
-            self._occupancy, kind.profile)
+            self._taken, kind.profile)
         if kind.sharing:
             fitting += sum(self._spare(instance, kind.sharing)
                            for instance in self._instances
@@ -250,7 +253,7 @@ class _Room:
     def _spare(self, instance: model.GpuInstance, entry: vgpu_types.Type
                ) -> int:
         """Return how many more of a type an instance of this driver takes."""
-        there = self._held[instance.placement]
+        there = self._held[spec.of(instance)]
         sizes = {self._types[type_id].framebuffer_mib
                  if type_id in self._types else None for type_id in there}
         if sizes != {entry.framebuffer_mib}:

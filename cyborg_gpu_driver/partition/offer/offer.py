@@ -18,6 +18,7 @@ import dataclasses
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy as policies
+from cyborg_gpu_driver.partition import spec
 
 PASSTHROUGH = policies.Mode.PASSTHROUGH.value
 """The profile of a GPU that one server gets as a whole."""
@@ -39,8 +40,9 @@ class Held:
     journal of binds is the source.
     """
 
-    placement: model.Placement
-    """Of the GPU instance."""
+    instance: spec.MigInstanceSpec
+    """The GPU instance. It may be missing: not created yet, or to be
+    restored."""
     type_id: str
     """The vGPU's type, ``nvidia-474``."""
 

@@ -60,13 +60,13 @@ def held(gpu: model.Gpu, entries: Sequence[journal.Entry]
 
     :param entries: the journal's entries of the GPU.
     """
-    ours = {instance.instance_id: instance.placement
+    ours = {instance.instance_id: spec.of(instance)
             for instance in _ours(gpu, entries)}
     told = {vgpu.function: offers.Held(ours[vgpu.instance_id], vgpu.type_id)
             for vgpu in gpu.vgpus if vgpu.instance_id in ours}
     return (
-        *(offers.Held(entry.placement, entry.mdev_type) for entry in entries
-          if entry.placement is not None and entry.function not in told),
+        *(offers.Held(entry.instance, entry.mdev_type) for entry in entries
+          if entry.instance is not None and entry.function not in told),
         *told.values())
 
 
@@ -118,7 +118,8 @@ def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
         raise refusal(asked, 'the GPU has no such profile now')
     grid = geometry.Geometry(mig.profiles)
     taken: tuple[model.GpuInstance | spec.MigInstanceSpec, ...] = (
-        *mig.instances, *_missing(mig, entries))
+        *mig.instances, *spec.missing(mig, filter(None, (
+            entry.instance for entry in entries))))
     start = score.choose_start(grid, grid.occupancy_of(taken), profile)
     if start is None:
         raise refusal(asked, f'no room for {offer.profile} next to '
@@ -172,7 +173,7 @@ def _shared(gpu: model.Gpu, offer: offers.Offer,
              for kind in vgpu_types.types_of(gpu)}
     there = collections.defaultdict(list)
     for vgpu in held(gpu, entries):
-        there[vgpu.placement].append(sizes.get(vgpu.type_id))
+        there[vgpu.instance.placement].append(sizes.get(vgpu.type_id))
     return max(
         (instance for instance in _ours(gpu, entries)
          if instance.profile_id == offer.gi_profile_id
@@ -180,19 +181,6 @@ def _shared(gpu: model.Gpu, offer: offers.Offer,
          and set(there[instance.placement]) <= {offer.framebuffer_mib}),
         key=lambda instance: (len(there[instance.placement]),
                               instance.placement), default=None)
-
-
-def _missing(mig: model.Mig, entries: Iterable[journal.Entry]
-             ) -> list[spec.MigInstanceSpec]:
-    """Instances in the journal that are not live now.
-
-    They are being made or removed, or have to be restored in their places.
-    They are compared by placement and profile, because an instance that is
-    being made has no id yet.
-    """
-    live = {spec.of(instance) for instance in mig.instances}
-    return sorted({entry.instance for entry in entries
-                   if entry.instance is not None} - live)
 
 
 def _ours(gpu: model.Gpu, entries: Iterable[journal.Entry]

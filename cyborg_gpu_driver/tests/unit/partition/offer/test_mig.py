@@ -21,6 +21,7 @@ from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.partition.mig import score
 from cyborg_gpu_driver.partition.offer import offers
@@ -54,8 +55,8 @@ def by_profile(board, governing, held=(), vfio_handles=False):
 
 def held(board, *types):
     """The vGPUs of those types, all on the board's first instance."""
-    place = board.mig.instances[0].placement
-    return tuple(offers.Held(place, type_id) for type_id in types)
+    first = spec.of(board.mig.instances[0])
+    return tuple(offers.Held(first, type_id) for type_id in types)
 
 
 class TestWhatIsOffered(base.BaseTestCase):
@@ -183,6 +184,15 @@ class TestRoom(base.BaseTestCase):
                            held(board, 'nvidia-14'), True)
         self.assertEqual(10, found['DC-1-8Q'].creatable)
 
+    def test_nothing_in_the_place_of_a_missing_one(self):
+        """A restore has failed, or another tool has destroyed it."""
+        there = held(gpu(('1g.24gb+gfx', 9)), 'nvidia-13')
+        found = by_profile(gpu(), rules(*self.TYPES), there)
+        self.assertEqual(
+            {'DC-1-8Q': 9, 'DC-1-8A': 9, 'DC-1-12Q': 6, '1g.24gb+gfx': 3,
+             '2g.48gb+gfx': 1},
+            {name: offer.creatable for name, offer in found.items()})
+
     def test_empty_functions_are_a_limit(self):
         board = gpu(vfs=14, used=['nvidia-5'] * 10)
         offer, = offers.offers(board, rules('DC-1-8Q'))
@@ -223,7 +233,9 @@ class TestRoom(base.BaseTestCase):
             offer = chance.choice(open_)
             place = _place(board, offer, there)
             bound.append(offer.profile)
-            there += (offers.Held(place, offer.vgpu_type_id),)
+            there += (offers.Held(
+                spec.MigInstanceSpec(place, offer.gi_profile_id),
+                offer.vgpu_type_id),)
             board = _bound(board, offer, place)
 
 
@@ -235,7 +247,7 @@ def _place(board, offer, there):
              for entry in board.vgpu_types}
     for instance in board.mig.instances:
         on_it = [sizes[item.type_id] for item in there
-                 if item.placement == instance.placement]
+                 if item.instance == spec.of(instance)]
         if (offer.per_instance > len(on_it)
                 and instance.profile_id == offer.gi_profile_id
                 and set(on_it) == {offer.framebuffer_mib}):

@@ -20,6 +20,7 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.planning import plan
@@ -149,7 +150,7 @@ class SharedInstanceTest(base.BaseTestCase):
                    for number in (1, 2, 3)]
         self.assertEqual(1, self.where(gpu, *entries).instance_id)
         self.assertEqual(
-            (offers.Held(model.Placement(0, 3), 'nvidia-1464'),),
+            (offers.Held(spec.of(gpu.mig.instances[0]), 'nvidia-1464'),),
             plan.held(gpu, entries))
 
     def test_a_vgpu_on_an_instance_that_is_not_known_is_nowhere(self):
