@@ -18,9 +18,11 @@ result from the hardware. Other modules plan, record and roll back.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 from collections.abc import Callable
+from collections.abc import Iterator
 
 from oslo_log import log as logging
 
@@ -154,15 +156,13 @@ class Executor:
     def _destroy_instance(self, step: action.Step) -> None:
         """Destroy a GPU instance and its compute instances."""
         instance = self.instance(step.placement)
-        try:
-            for part in instance.compute:
+        for part in instance.compute:
+            with _or_gone():
                 privileged.destroy_compute_instance(
                     self._address, instance.instance_id, part.compute_id)
+        with _or_gone():
             privileged.destroy_gpu_instance(self._address,
                                             instance.instance_id)
-        except exception.NvmlError as error:
-            if error.symbol not in GONE:
-                raise
         del self._live[instance.placement]
 
     def _create_compute(self, step: action.Step) -> None:
@@ -324,6 +324,16 @@ def _check_scheduler(now: model.Scheduler | None,
     else:
         return
     raise _refused(reason)
+
+
+@contextlib.contextmanager
+def _or_gone() -> Iterator[None]:
+    """Accept that what has to be destroyed does not exist any more."""
+    try:
+        yield
+    except exception.NvmlError as error:
+        if error.symbol not in GONE:
+            raise
 
 
 def _partition(step: action.Step) -> int:

@@ -47,6 +47,18 @@ class PlacementTest(layouts.LayoutCase):
         self.assertIn('the driver put it at 3:1', str(error))
         self.assertEqual((True, True, []), self.truth())
 
+    def test_an_instance_whose_compute_instance_is_gone_is_destroyed(self):
+        self.apply(_1g_10gb=1)
+        now = self.transactions.read(self.gpu)
+        instance, = now.mig.instances
+        part, = instance.compute
+        privileged.destroy_compute_instance(
+            str(self.address), instance.instance_id, part.compute_id)
+        executor.Executor(self.platform, self.address, now).take(action.Step(
+            action.Action.DESTROY_INSTANCE,
+            now.mig.profile_by_id(instance.profile_id), instance.placement))
+        self.assertEqual((True, True, []), self.truth())
+
     def test_a_stranger_at_the_place_survives_a_rollback(self):
         self.apply()
 
