@@ -258,7 +258,7 @@ class Cleaner:
                                    seen)
             with locks.gpu(self._state_path, address):
                 known = self._clean_closed(whole, known, closed)
-        except exception.GpuInUse as error:
+        except (exception.GpuInUse, exception.LockTimeout) as error:
             self._put_off(address, known, _State.DIRTY, str(error))
         except Exception as error:
             if not isinstance(error, exception.GpuDriverError):

@@ -21,6 +21,7 @@ import pynvml
 from oslotest import base
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
@@ -356,6 +357,15 @@ class ObstacleTest(CleaningCase):
         self.assertFalse(self.look())
         self.assertEqual(['given', 'returned', 'not-cleaned', 'cleaned'],
                          self.whats())
+
+    def test_a_gpu_that_another_process_holds_is_reset_by_the_next_report(
+            self):
+        self.use_up()
+        self.patch(locks, 'REPORT_SECONDS', 0.0)
+        with locks.gpu(self.state_path, self.address):
+            self.assertTrue(self.look())
+        self.assertIs(_STATE.DIRTY, self.state())
+        self.assertFalse(self.look())
 
     def test_a_gpu_that_does_not_come_back(self):
         self.use_up()
