@@ -135,8 +135,15 @@ class Publisher:
             if address in self._busy:
                 return writing
             self._busy.add(address)
-        threading.Thread(target=self._run, args=(address,), daemon=True,
-                         name=f'the free capacity of GPU {address}').start()
+        try:
+            threading.Thread(
+                target=self._run, args=(address,), daemon=True,
+                name=f'the free capacity of GPU {address}').start()
+        except RuntimeError:
+            # The process has too many threads. A later caller tries again.
+            with self._mutex:
+                self._busy.discard(address)
+            raise
         return writing
 
     def _run(self, address: model.PciAddress) -> None:

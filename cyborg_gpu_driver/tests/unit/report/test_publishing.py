@@ -14,6 +14,7 @@
 
 import queue
 import threading
+from unittest import mock
 
 import fixtures
 from oslotest import base
@@ -50,6 +51,15 @@ class PublisherTest(base.BaseTestCase):
 
     def said(self):
         return self.log.output.count('cannot be written')
+
+    def test_a_process_with_too_many_threads_tries_again(self):
+        with mock.patch('threading.Thread.start', autospec=True,
+                        side_effect=RuntimeError("can't start new thread")):
+            self.assertRaises(RuntimeError, self.publisher.ask, _A)
+        self.publisher.ask(_A)
+        self.wait(self.begun, _A)
+        self.gates[_A].release()
+        self.wait(self.done, _A)
 
     def test_one_that_waits_holds_up_neither_the_caller_nor_another(self):
         self.publisher.ask(_A)
