@@ -29,6 +29,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import device_node
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.support.hardware import file_facts
 
 _NVIDIA = '0x10de'
 _DISPLAY = ('0x0300', '0x0302')
@@ -101,7 +102,7 @@ def _has_nvidia_smi(seen):
 
 
 def _read(seen, *place):
-    return _safely(lambda: seen.sysfs.read_optional(*place))
+    return _safely(lambda: file_facts.read(seen.sysfs, *place))
 
 
 def _list(seen, *place):

@@ -19,6 +19,7 @@ device wakes the device up or takes long.
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Any
 
@@ -38,6 +39,10 @@ _FUNCTION_FILES = (
     'sriov_totalvfs', 'sriov_numvfs', 'sriov_offset', 'sriov_stride',
     'sriov_vf_device', 'sriov_drivers_autoprobe', 'sriov_vf_total_msix',
     'aer_dev_correctable', 'aer_dev_fatal', 'aer_dev_nonfatal')
+_LOCKED = frozenset({'driver_override', 'sriov_numvfs'})
+"""Files that take the lock of a function. A driver that does not release the
+function holds it, perhaps without end."""
+_LOCKED_SECONDS = 3.0
 _LINKS = ('driver', 'iommu_group', 'physfn')
 _TYPE_FILES = ('name', 'description', 'available_instances', 'device_api')
 _VGPU_FILES = ('creatable_vgpu_types', 'current_vgpu_type',
@@ -147,9 +152,25 @@ def _tree(files, *place):
     return found
 
 
+def read(files: sysfs.Sysfs, *place: str) -> str | None:
+    """Return the content of a file; None if there is none.
+
+    :raises SysfsError: if it cannot be read, or not in time.
+    """
+    if place[-1] not in _LOCKED:
+        return files.read_optional(*place)
+    try:
+        return files.apart(_LOCKED_SECONDS, files.read_optional,
+                           *place) or None
+    except TimeoutError as error:
+        raise exception.SysfsError(
+            action='read', path='/'.join(place), errno=errno.ETIMEDOUT,
+            reason='a driver does not release the function') from error
+
+
 def _read(files, *place):
     try:
-        return files.read_optional(*place)
+        return read(files, *place)
     except exception.SysfsError as error:
         return _error(error)
 

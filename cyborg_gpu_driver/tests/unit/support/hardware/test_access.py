@@ -12,13 +12,18 @@
 
 """The processes that use the GPUs, and obstacles to a reset."""
 
+import errno
+import os
 import pathlib
+
+import fixtures
 
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.nvml import session
 from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.support.hardware import access_facts
 from cyborg_gpu_driver.support.hardware import anonymous
+from cyborg_gpu_driver.support.hardware import file_facts
 from cyborg_gpu_driver.support.hardware import nvml_facts
 from cyborg_gpu_driver.tests.unit.support.hardware import base
 
@@ -144,6 +149,23 @@ class FilesTest(base.TestCase):
         self.assertEqual({'modeset': None, 'fbdev': None},
                          found['nvidia_drm'])
         self.assertIs(False, found['fabric_manager_runs'])
+
+    def test_a_driver_that_does_not_release_the_gpu(self):
+        """A real pipe that nobody writes blocks like the kernel's lock."""
+        path = self.devices / '0000:41:00.0' / 'driver_override'
+        path.unlink()
+        os.mkfifo(path)
+        self.useFixture(fixtures.MonkeyPatch(
+            f'{file_facts.__name__}._LOCKED_SECONDS', 0.2))
+        gpu, = access_facts.collect(_machine(str(self.sysfs)))[
+            'gpus'].values()
+        self.assertIn('does not release', gpu['driver_override']['error'][
+            'message'])
+        functions = file_facts.collect(sysfs.Sysfs(str(self.sysfs)))['functions']
+        self.assertEqual(errno.ETIMEDOUT, functions['0000:41:00.0'][
+            'driver_override']['error']['errno'])
+        # Each open of the pipe ends the children that were left behind.
+        path.write_text('vfio-pci')
 
     def test_nothing_can_be_read(self):
         found = access_facts.collect(_machine('/nonexistent'))
