@@ -191,14 +191,16 @@ class StateFileTest(base.FuzzCase):
     def test_any_bytes(self, data):
         path = store.Store(self.state_path).path(_ADDRESS)
         durable.make_directory(os.path.dirname(path))
-        for name in (path, 'journal.json', 'checkpoint.json', 'fixed.json',
-                     'health.json', 'cleaning.json'):
-            with open(os.path.join(self.state_path, name), 'wb') as stream:
-                stream.write(data)
         for read in (
                 lambda: store.Store(self.state_path).read(_ADDRESS),
                 lambda: checkpoint.read(
                     os.path.join(self.state_path, 'health.json')),
                 lambda: checkpoint.read(
                     os.path.join(self.state_path, 'cleaning.json'))):
+            # The store moves the files of earlier releases aside.
+            for name in (path, 'journal.json', 'checkpoint.json',
+                         'fixed.json', 'health.json', 'cleaning.json'):
+                with open(os.path.join(self.state_path, name),
+                          'wb') as stream:
+                    stream.write(data)
             self.assertRaises(exception.JournalError, read)
