@@ -161,9 +161,10 @@ class FilesTest(base.TestCase):
             'gpus'].values()
         self.assertIn('does not release', gpu['driver_override']['error'][
             'message'])
-        functions = file_facts.collect(sysfs.Sysfs(str(self.sysfs)))['functions']
-        self.assertEqual(errno.ETIMEDOUT, functions['0000:41:00.0'][
-            'driver_override']['error']['errno'])
+        found = file_facts.collect(sysfs.Sysfs(str(self.sysfs)))
+        self.assertEqual(
+            errno.ETIMEDOUT, found['functions']['0000:41:00.0'][
+                'driver_override']['error']['errno'])
         # Each open of the pipe ends the children that were left behind.
         path.write_text('vfio-pci')
 
