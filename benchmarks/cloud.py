@@ -50,7 +50,6 @@ import figures
 from openstack import connection as sdk
 
 from cyborg_gpu_driver.cloud import hosts as cloud_hosts
-from cyborg_gpu_driver.cloud import providers
 from cyborg_gpu_driver.cloud import question
 from cyborg_gpu_driver.cloud import servers
 from cyborg_gpu_driver.cloud.api import connection
@@ -386,10 +385,9 @@ def orphan_list(cloud: Counting) -> int:
 
 def by_provider(cloud: Counting, parts=_PARTS) -> int:
     """Be the baseline: read each part of each resource provider."""
-    items = providers.listed(cloud, 'OWNER_CYBORG')
+    items = placement_api.listed(cloud, required='OWNER_CYBORG')
     return sum(sum(told['usages'].values()) for told in placement_api.at_once(
-        lambda item: placement_api.one(cloud, item, parts, providers.VERSION),
-        items))
+        lambda item: placement_api.one(cloud, item, parts), items))
 
 
 def explain(profile: str, most: int) -> Callable[[Counting], int]:
@@ -446,7 +444,7 @@ def measure(sizes: tuple[int, int], gpus: int,
     for hosts in sizes:
         content = Content(hosts, gpus)
         with running(content, templates) as cloud:
-            providers.listed(cloud, 'OWNER_CYBORG')
+            placement_api.listed(cloud, required='OWNER_CYBORG')
             found['baseline'].append(cost(cloud, by_provider))
             for name, command in WHOLE.items():
                 found[name].append(cost(cloud, command))
