@@ -174,12 +174,13 @@ class InterferenceTest(base.TestCase):
             signal.SIGINT, signal.default_int_handler))
         self.useFixture(Guests(self))
         flavor = self.flavor_of('CUSTOM_NVIDIA_1G_10GB')
-        # The first run of the pair sends SIGINT.
-        lock = self.directory / 'lock'
+        # One run of the pair sends SIGINT, and only one: a second signal
+        # would end the test itself.  mkdir decides which.
+        alone, pair = self.directory / 'alone', self.directory / 'pair'
         self.assertRaises(
             KeyboardInterrupt, self.measure, flavor, '--repeats', '1',
-            '--application', f"a=sh -c '[ ! -e {lock} ] || "
-            f"kill -INT {os.getpid()}; : > {lock}'")
+            '--application', f"a=sh -c 'mkdir {alone} || "
+            f"! mkdir {pair} || kill -INT {os.getpid()}'")
         self.assertEqual(['a'], list(
             json.loads(self.path.read_text())['alone']))
         self.assert_nothing_left()
