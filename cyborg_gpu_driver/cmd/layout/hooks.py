@@ -20,7 +20,8 @@
           args: [stop, nvidia-persistenced]
           envs: {LANG: C}
 
-A command runs without a shell, with its arguments unchanged.
+A command runs without a shell, with its arguments unchanged, for at most
+SECONDS.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from oslo_concurrency import processutils
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
+from cyborg_gpu_driver.program.privileged import child
 
 START = 'apply-start'
 MODE = 'pre-apply-mode'
@@ -44,6 +46,9 @@ EXIT = 'apply-exit'
 NAMES = (START, MODE, CONFIG, EXIT)
 """In this order, hooks run at the start; before MIG modes change; before
 instances change; and at the end, even if the apply failed."""
+SECONDS = 600
+"""How long a command may take. mig-parted has no limit; most services stop
+within the 90 s of systemd's DefaultTimeoutStopSec."""
 
 _HOOK = schema.mapping({
     'command': {'type': 'string', 'minLength': 1, 'description': 'a program',
@@ -56,6 +61,8 @@ HOOKS_FILE = schema.mapping({'version': {'const': 'v1'}}, {
     'hooks': schema.nullable(schema.mapping(
         {}, {name: schema.listing(_HOOK) for name in NAMES}))})
 """The schema of a hooks file."""
+
+_Timeout = processutils.subprocess.TimeoutExpired
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +90,8 @@ class Hooks:
     def run(self, name: str) -> None:
         """Run the hooks of a name, one after the other.
 
-        :raises HookError: if a hook cannot be run, or fails.
+        :raises HookError: if a hook cannot be run, fails, or takes too long;
+            then it is killed, with the programs that it has started.
         """
         for number, hook in enumerate(self.by_name.get(name, ())):
             # Hooks get only PATH from the environment of this process.
@@ -92,8 +100,9 @@ class Hooks:
             try:
                 output, errors = processutils.execute(
                     hook.command, *hook.args, cwd=hook.workdir or None,
-                    env_variables=envs)
-            except (OSError, ValueError,
+                    env_variables=envs, timeout=SECONDS,
+                    on_completion=child.kill, preexec_fn=os.setsid)
+            except (OSError, ValueError, _Timeout,
                     processutils.ProcessExecutionError) as error:
                 raise exception.HookError(
                     source=self.source, where=f'{name}[{number}]',
@@ -130,5 +139,7 @@ def _reason(error):
         # ValueError: an argument that no program can get, such as a null
         # byte.
         return f'cannot be run: {error}'
+    if isinstance(error, _Timeout):
+        return f'did not end within {SECONDS:g} s'
     said = f'{error.stdout}{error.stderr}'.strip()
     return f'exit code {error.exit_code}' + (f': {said}' if said else '')

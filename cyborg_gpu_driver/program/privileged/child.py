@@ -44,7 +44,7 @@ def run(seconds: float, tool: Tool, *arguments: object) -> None:
             tool(*arguments)
         else:
             processutils.execute(tool, *arguments, timeout=seconds,
-                                 on_completion=_kill, preexec_fn=os.setsid)
+                                 on_completion=kill, preexec_fn=os.setsid)
     except FileNotFoundError:
         raise
     except processutils.subprocess.TimeoutExpired as error:
@@ -57,7 +57,7 @@ def run(seconds: float, tool: Tool, *arguments: object) -> None:
                      ) from error
 
 
-def _kill(process: processutils.subprocess.Popen) -> None:
+def kill(process: processutils.subprocess.Popen) -> None:
     """Kill a process that has not ended, without waiting for it."""
     if process.poll() is None:
         with contextlib.suppress(OSError):

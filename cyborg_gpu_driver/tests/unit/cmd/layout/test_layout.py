@@ -15,6 +15,7 @@
 import io
 import json
 import os
+import select
 import stat
 import sys
 import textwrap
@@ -327,6 +328,26 @@ class HooksTest(layouts.LayoutCase):
         self.assertIn('changed', output)
         self.assertIn('exit code 3', errors)
         self.assertEqual(2, len(self.instances(0)))
+
+    def test_a_hook_that_does_not_end_is_killed(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.cmd.layout.hooks.SECONDS', 1))
+        fifo = f'{self.directory}/fifo'
+        os.mkfifo(fifo)
+        reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        self.addCleanup(os.close, reader)
+        path = self.hooks(f"""
+            apply-start:
+              - command: sh
+                args: [-c, "exec > {fifo}; sleep 3600 & wait"]
+            """)
+        _, errors = self.apply('halves', '-k', path, code=1)
+        self.assertIn('apply-start[0]: sh: did not end within 1 s', errors)
+        self.assertEqual([], self.instances(0))
+        # Both processes have the other end open as long as they live.
+        poll = select.poll()
+        poll.register(reader, 0)
+        self.assertEqual([(reader, select.POLLHUP)], poll.poll(60000))
 
     def test_no_shell_reads_the_arguments(self):
         path = self.hooks("""
