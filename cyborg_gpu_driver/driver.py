@@ -66,7 +66,8 @@ class GPUDriver(base.GPUDriver):
         gpu_conf.register_opts(self._conf)
         _check_placement(self._conf.placement)
         self._files = reload.Watch(self._conf)
-        self._settings = policies.read(self._conf)
+        self._settings = self._wanted = policies.read(self._conf)
+        """The settings of the agent, and those of the files now."""
         self._mutex = threading.Condition()
         self._calls: collections.Counter[agent.Agent] = collections.Counter()
         """The number of binds and unbinds that have not returned, by the
@@ -171,8 +172,9 @@ class GPUDriver(base.GPUDriver):
         """This process's agent, created at its first use."""
         with self._mutex:
             if self._agent is None or self._process != os.getpid():
-                self._settings = self._files.changed() or self._settings
-                self._agent = self._make(self._settings)
+                self._wanted = self._files.changed() or self._wanted
+                self._agent = self._make(self._wanted)
+                self._settings = self._wanted
                 self._process = os.getpid()
             return self._agent
 
@@ -205,9 +207,10 @@ class GPUDriver(base.GPUDriver):
         """
         with self._mutex:
             before = self._running()
-            settings = self._files.changed()
-            if settings is None or settings == self._settings:
+            settings = self._wanted = self._files.changed() or self._wanted
+            if settings == self._settings:
                 return
+            # If this raises, the next report tries again.
             self._agent = self._make(settings, before)
             self._settings = settings
         LOG.info('The configuration files have changed. The policies are '

@@ -28,6 +28,10 @@ _WAIT = 60
 _SMALL, _LARGE = '1g.10gb', '3g.40gb'
 
 
+def _fail(*_arguments):
+    raise RuntimeError("can't start new thread")
+
+
 class ReloadTest(gpu_cloud.GpuTestCase):
 
     starts_reported = True
@@ -83,6 +87,14 @@ class ReloadTest(gpu_cloud.GpuTestCase):
             self.assertEqual(1, self.log.output.count(expected))
         self.configure(gpu_policy_slices={'mode': 'mig'})
         self.report()
+        self.report()
+        self.assertEqual({_LARGE}, self.labels())
+
+    def test_an_agent_that_cannot_start_is_tried_again(self):
+        self.configure(gpu_policy_slices={'profiles': _LARGE})
+        with fixtures.MonkeyPatch('cyborg_gpu_driver.agent.Agent', _fail):
+            self.report()
+        self.assertIn("can't start new thread", self.log.output)
         self.report()
         self.assertEqual({_LARGE}, self.labels())
 
