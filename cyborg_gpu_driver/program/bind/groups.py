@@ -85,6 +85,9 @@ class Groups:
             # A partition that is active was left by a deleted server.
             self._take(entry, Action.DEACTIVATE_PARTITION)
             self._take(entry, Action.ACTIVATE_PARTITION)
+            # Before the claim is final: a GPU that does not answer refuses
+            # the bind.
+            self._look(entry)
             turn.check()
             bound = journal.on_each(entry, phase=journal.Phase.BOUND,
                                     since=self._journal.clock())
@@ -94,7 +97,6 @@ class Groups:
             if isinstance(error, exception.StepFailed):
                 raise plan.refusal(asked, str(error)) from error
             raise
-        self._look(entry)
         return bound[0]
 
     def remove(self, entry: journal.Entry) -> None:

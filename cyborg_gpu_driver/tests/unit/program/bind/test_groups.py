@@ -15,11 +15,14 @@ import dataclasses
 import itertools
 import json
 
+import fixtures
+
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.tests.unit.program.bind import group_case
 
 SINGLES = tuple((number,) for number in range(1, 9))
@@ -152,6 +155,24 @@ class BindTest(group_case.GroupCase):
             self.assert_sound()
             self.assertEqual((), self.journal.entries())
             self.assertEqual(set(GROUPS), self.free())
+
+    def test_a_gpu_that_stops_answering_refuses_the_bind(self):
+        read = live.LiveHost.refresh_gpu
+
+        def fail(host, address):
+            if self.world.active_partitions:
+                raise exception.NvmlError(call='x', symbol='x', code=999)
+            return read(host, address)
+
+        handle = self.handle(5, 7)
+        with fixtures.MonkeyPatch(
+                'cyborg_gpu_driver.program.bind.live.LiveHost.refresh_gpu',
+                fail):
+            self.assertRaises(exception.NvmlError, self.running.binder.bind,
+                              *handle)
+        self.assert_sound()
+        self.assertEqual((), self.journal.entries())
+        self.assertEqual(set(GROUPS), self.free())
 
     def test_a_partition_that_was_left_is_activated_anew(self):
         self.machine.fabric.activate(3)
