@@ -93,6 +93,8 @@ class Store:
         """The mark and record of each file when it was last read."""
         self._pending: dict[model.PciAddress, dict[str, Any]] = {}
         """Parts of records that could not be written yet, by field."""
+        self._mutex = threading.Lock()
+        """Held while ``_pending`` is changed or copied."""
         self._said = log_once.LogOnce()
         self._migrated = False
 
@@ -129,6 +131,8 @@ class Store:
         :raises JournalUnreadable: if the directory cannot be read.
         """
         earlier = self._earlier()
+        with self._mutex:
+            pending = tuple(self._pending)
         try:
             names = os.listdir(self._directory)
         except FileNotFoundError:
@@ -140,7 +144,7 @@ class Store:
         return tuple(sorted({
             *(address for address in map(_address, names)
               if address is not None),
-            *self._pending, *earlier}))
+            *pending, *earlier}))
 
     def records(self) -> dict[model.PciAddress, gpu_record.GpuRecord]:
         """All records by GPU, each read with :meth:`peek`.
@@ -162,7 +166,7 @@ class Store:
         self._migrate()
         with locks.record(self._state_path, address):
             before = self._read(address)
-            pending = dict(self._pending.get(address, {}))
+            pending = self._in_memory(address)
             draft = Draft(dataclasses.replace(before, **pending))
             yield draft
             if draft.record != before:
@@ -199,10 +203,12 @@ class Store:
                       'and are lost at a restart')
             before = self.peek(address)
             after = change(before)
-            self._pending.setdefault(address, {}).update(
-                (field.name, getattr(after, field.name))
-                for field in dataclasses.fields(after)
-                if getattr(after, field.name) != getattr(before, field.name))
+            with self._mutex:
+                self._pending.setdefault(address, {}).update(
+                    (field.name, getattr(after, field.name))
+                    for field in dataclasses.fields(after)
+                    if getattr(after, field.name)
+                    != getattr(before, field.name))
         return before, after
 
     def observe(self, address: model.PciAddress, **parts: Any) -> None:
@@ -251,7 +257,7 @@ class Store:
                 raise
             except exception.JournalError as error:
                 kept = durable.keep_aside(path)
-                pending = dict(self._pending.get(address, {}))
+                pending = self._in_memory(address)
                 self._write(address, gpu_record.GpuRecord(
                     **{'claims_lost': True, **pending}))
                 self._forget(address, pending)
@@ -318,8 +324,12 @@ class Store:
 
     def _with_pending(self, address: model.PciAddress,
                       record: gpu_record.GpuRecord) -> gpu_record.GpuRecord:
-        pending = self._pending.get(address)
-        return dataclasses.replace(record, **pending) if pending else record
+        return dataclasses.replace(record, **self._in_memory(address))
+
+    def _in_memory(self, address: model.PciAddress) -> dict[str, Any]:
+        """A copy of the parts that no file has yet."""
+        with self._mutex:
+            return dict(self._pending.get(address, {}))
 
     def _read(self, address: model.PciAddress) -> gpu_record.GpuRecord:
         path = self.path(address)
@@ -357,12 +367,13 @@ class Store:
 
         Another thread may have kept newer ones.
         """
-        pending = self._pending.get(address, {})
-        for name, value in written.items():
-            if pending.get(name) is value:
-                del pending[name]
-        if not pending:
-            self._pending.pop(address, None)
+        with self._mutex:
+            pending = self._pending.get(address, {})
+            for name, value in written.items():
+                if pending.get(name) is value:
+                    del pending[name]
+            if not pending:
+                self._pending.pop(address, None)
 
     def _say(self, what: Hashable, error: object) -> None:
         """Log an error once."""
