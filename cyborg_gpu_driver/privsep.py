@@ -31,9 +31,13 @@ It does not need CAP_DAC_OVERRIDE, which allows writes to files of others.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import threading
 import warnings
 from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterator
 from typing import Any
 
 from cyborg_gpu_driver import exception
@@ -65,6 +69,11 @@ _SLOW_SECONDS = 900.0
 """More than a reset takes, or a driver that releases a GPU. The operation has
 deadlines of its own, which an operator may have raised."""
 
+_running: dict[object, tuple[str, Any]] = {}
+"""The calls that run in this process: function and first argument."""
+_ended = threading.Condition()
+"""Held while ``_running`` is used; notified when a call ends."""
+
 
 def set_timeout(seconds: float) -> None:
     """Set how long a call of the privileged process may take.
@@ -89,10 +98,43 @@ def entrypoint(function: Callable[..., Any]) -> Callable[..., Any]:
     return _convert_errors(function, gpu_context.entrypoint(function))
 
 
+def running(subjects: Collection[str], seconds: float) -> tuple[str, ...]:
+    """Wait until the calls about some subjects have ended in this process.
+
+    :param subjects: the first arguments of the calls.
+    :param seconds: how long to wait.
+    :returns: the functions of the calls that still run.
+    """
+    def found() -> tuple[str, ...]:
+        return tuple(sorted(name for name, subject in _running.values()
+                            if subject in subjects))
+
+    with _ended:
+        _ended.wait_for(lambda: not found(), seconds)
+        return found()
+
+
 def slow_entrypoint(function: Callable[..., Any]) -> Callable[..., Any]:
     """As :func:`entrypoint`, for a function that may take minutes."""
     return _convert_errors(function, gpu_context.entrypoint_with_timeout(
         _SLOW_SECONDS)(function))
+
+
+@contextlib.contextmanager
+def _noted(name: str, subject: Any = None) -> Iterator[None]:
+    """Note a call while it runs in this process."""
+    if gpu_context.client_mode:
+        yield
+        return
+    token = object()
+    with _ended:
+        _running[token] = name, subject
+    try:
+        yield
+    finally:
+        with _ended:
+            del _running[token]
+            _ended.notify_all()
 
 
 def _convert_errors(function: Callable[..., Any], inner: Callable[..., Any]
@@ -100,7 +142,8 @@ def _convert_errors(function: Callable[..., Any], inner: Callable[..., Any]
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         try:
-            return inner(*arguments, **named)
+            with _noted(function.__name__, *arguments[:1]):
+                return inner(*arguments, **named)
         except _FAILURES as error:
             raise exception.PrivilegedCallFailed(
                 call=function.__name__,

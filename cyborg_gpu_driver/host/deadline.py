@@ -34,6 +34,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Hashable
 from collections.abc import Iterable
 from typing import Any
@@ -76,11 +77,14 @@ def run(owner: Hashable, seconds: float, name: str,
     return _worker(owner).run(seconds, _Call(name, function, arguments, undo))
 
 
-def stuck() -> tuple[str, ...]:
-    """Names of the overdue calls of this process that have not returned."""
+def stuck(owners: Collection[Hashable] | None = None) -> tuple[str, ...]:
+    """Names of the overdue calls of this process that have not returned.
+
+    :param owners: the owners whose calls count; None for all.
+    """
     with _making:
-        workers = [worker for worker in _workers.values()
-                   if worker.is_here()]
+        workers = [worker for owner, worker in _workers.items()
+                   if worker.is_here() and (owners is None or owner in owners)]
     return tuple(sorted(filter(None, (worker.stuck for worker in workers))))
 
 

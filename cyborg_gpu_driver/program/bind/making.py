@@ -40,6 +40,7 @@ from cyborg_gpu_driver.program.bind import turns
 from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.program.planning import request
 from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
+from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.steps import executor
 from cyborg_gpu_driver.program.steps import reset
 
@@ -168,11 +169,15 @@ class Maker:
 
         :raises NvmlError, SysfsError, VgpuInUse, UsageUnknown: if something
             could not be removed.
+        :raises StepFailed: if a step of the bind has not ended yet.
         :raises JournalError: if the journal could not be written.
         """
         if entry.members:
             self._groups.remove(entry)
             return
+        if entry.since is None:
+            privileged_gpu.check_ended(
+                sorted({str(entry.gpu), str(entry.function)}))
         self.remove_vgpu(entry)
         self.remove_instance(entry)
 

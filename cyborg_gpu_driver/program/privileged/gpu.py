@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
+from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import device_node
 from cyborg_gpu_driver.host.nvml import library as nvml_library
 from cyborg_gpu_driver.host.nvml import session as nvml_session
@@ -33,6 +34,29 @@ from cyborg_gpu_driver.program.privileged import sriov
 _RESET_SECONDS = 120.0
 """Time limit of nvidia-smi. A reset takes seconds. If the GPU does not come
 back, the driver gives up much earlier than this."""
+_LATE_SECONDS = 1.0
+"""How long :func:`check_ended` waits for a call that is about to end."""
+
+
+@privsep.entrypoint
+def check_ended(addresses: list[str]) -> None:
+    """Refuse while an earlier call about one of these functions runs.
+
+    The caller of such a call may have given up: see
+    :class:`~cyborg_gpu_driver.exception.PrivilegedCallFailed` and
+    :class:`~cyborg_gpu_driver.exception.NvmlNotAnswering`. The call may still
+    create something. So a rollback must not read the GPU before the call has
+    ended.
+
+    :param addresses: PCI addresses of a GPU and of its virtual functions.
+    :raises StepFailed: naming the call.
+    """
+    parsed = [model.PciAddress.parse(address) for address in addresses]
+    late = (privsep.running(tuple(map(str, parsed)), _LATE_SECONDS)
+            or deadline.stuck(parsed))
+    if late:
+        raise exception.StepFailed(
+            reason=f'an earlier call has not ended yet: {", ".join(late)}')
 
 
 @privsep.slow_entrypoint

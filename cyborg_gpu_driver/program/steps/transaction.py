@@ -43,6 +43,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.program.planning import desired
+from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.program.steps import executor
 from cyborg_gpu_driver.program.steps import gpu_state
@@ -248,6 +249,8 @@ class Transactions:
 
     def _round(self, gpu: model.Gpu, change: gpu_record.Change) -> str | None:
         """Roll back as far as possible; return what is left, or None."""
+        privileged_gpu.check_ended([str(gpu.address), *(
+            str(vgpu.function) for vgpu in change.vgpus)])
         before = change.before
         now = self._read(gpu, change)
         if before.enabled and not _is_enabled(now):

@@ -16,10 +16,13 @@ import dataclasses
 import errno
 import itertools
 import os
+import threading
 
+import fixtures
 import pynvml
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import mig as privileged
@@ -125,6 +128,40 @@ class FailingBindTest(binder_case.BinderCase):
                 self.machine.faults.clear()
                 self.assertEqual(before, self.truth(), (code, after))
                 self.assert_quiet()
+        self.assertTrue(self.attempt())
+
+    def test_a_creation_that_the_bind_has_given_up(self):
+        """It ends later, in the privileged process."""
+        before = self.truth()
+        create, begun, may_end = (privileged.create_gpu_instance,
+                                  threading.Event(), threading.Event())
+
+        def run(*arguments):
+            with privsep._noted('create', arguments[0]):
+                begun.set()
+                may_end.wait()
+                create(*arguments)
+
+        def give_up(*arguments):
+            late.append(threading.Thread(target=run, args=arguments))
+            late[0].start()
+            begun.wait()
+            raise exception.PrivilegedCallFailed(call='create', reason='late')
+
+        late = []
+        with (fixtures.MonkeyPatch('cyborg_gpu_driver.program.privileged.mig.'
+                                   'create_gpu_instance', give_up),
+              fixtures.MonkeyPatch('cyborg_gpu_driver.program.privileged.gpu.'
+                                   '_LATE_SECONDS', 0.0)):
+            self.assertFalse(self.attempt())
+            self.binder.recover()
+        may_end.set()
+        late[0].join()
+        self.assertNotEqual(before, self.truth())
+        self.binder.recover()
+        self.live.refresh()
+        self.assertEqual(before, self.truth())
+        self.assert_quiet()
         self.assertTrue(self.attempt())
 
     def test_an_undo_that_fails_too_is_finished_later(self):

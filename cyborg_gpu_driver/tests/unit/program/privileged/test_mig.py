@@ -29,6 +29,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
+from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 
@@ -195,6 +196,26 @@ class DaemonTest(base.BaseTestCase):
         privileged_vgpu.set_vgpu_type(_PARENT, 7)
         with open(path) as stream:
             self.assertIn('7', stream.read())
+
+    def test_a_call_that_was_given_up_is_known_until_it_ends(self):
+        path = self.make('class', 'mdev_bus', _PARENT,
+                         'mdev_supported_types', 'nvidia-231', 'create')
+        os.unlink(path)
+        # Its open() waits for a reader.
+        os.mkfifo(path)
+        self.addCleanup(privsep.set_timeout, privsep.gpu_context.timeout)
+        privsep.set_timeout(0.1)
+        self.assertRaises(
+            exception.PrivilegedCallFailed, privileged_vgpu.create_mdev,
+            _PARENT, 'nvidia-231', _UUID)
+        privsep.set_timeout(60)
+        error = self.assertRaises(exception.StepFailed,
+                                  privileged_gpu.check_ended, [_PARENT])
+        self.assertIn('not ended yet: create_mdev', str(error))
+        privileged_gpu.check_ended(['0000:ff:00.0'])
+        with open(path) as stream:
+            self.assertEqual(_UUID, stream.read())
+        privileged_gpu.check_ended([_PARENT])
 
     def daemon(self):
         """Return the id of the daemon's process, a child of this process."""
