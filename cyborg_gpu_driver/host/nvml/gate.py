@@ -301,7 +301,8 @@ def close_soon(process: int, close: Callable[..., object], *arguments: Any
 def close_abandoned() -> None:
     """Close the sessions whose objects no longer exist.
 
-    A failure is only logged, because the caller needs another session.
+    A failure is only logged, because the caller needs another session. If
+    a session cannot be closed yet, the next call tries again.
     """
     while not deadline.stuck():
         try:
@@ -310,6 +311,9 @@ def close_abandoned() -> None:
             return
         try:
             close()
+        except exception.NvmlNotAnswering:
+            _abandoned.append(close)
+            return
         except Exception as error:
             LOG.debug('An abandoned NVML session cannot be closed: %s', error)
 

@@ -258,9 +258,14 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
                             ', '.join(stuck))
                 return False
             self._session = None
+            try:
+                closed = _shut_down(session.library, self.timeout,
+                                    self.gate.closed)
+            except exception.NvmlNotAnswering:
+                self._session = session
+                return False
             self._end.detach()
-            return _shut_down(session.library, self.timeout,
-                              self.gate.closed)
+            return closed
 
     def _opened(self) -> _Open:
         session = self._session
@@ -373,15 +378,28 @@ def _owner(session: _Open, name: str, arguments: tuple[Any, ...]) -> Hashable:
 
 _here = threading.local()
 def _shut_down(library: Any, timeout: float, closed: Callable) -> bool:
-    """Close a session, and return whether it is closed."""
+    """Close a session.
+
+    :returns: whether it is closed now; if not, it closes when nvmlShutdown
+        returns.
+    :raises NvmlNotAnswering: if another call was ahead for too long;
+        nvmlShutdown was not called, and the session is still open.
+    """
+    begun: list[bool] = []
+
+    def shut_down() -> None:
+        begun.append(True)
+        pynvml.nvmlShutdown()
+
     # A replaced library must not delay the calls of its successor.
     if pynvml.nvmlLib is library:
         try:
             with contextlib.suppress(pynvml.NVMLError):
-                deadline.run(_NVML, timeout, 'nvmlShutdown',
-                             pynvml.nvmlShutdown)
+                deadline.run(_NVML, timeout, 'nvmlShutdown', shut_down)
         except exception.NvmlNotAnswering:
-            return False
+            if begun:
+                return False
+            raise
     closed()
     return True
 

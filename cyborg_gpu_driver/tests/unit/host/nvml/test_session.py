@@ -10,6 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -158,6 +159,58 @@ class SessionTest(base.SimulatedTestCase):
         self.assertTrue(self.nvml.driver_version())
         self.nvml.reset()
         self.assertEqual(0, pynvml._nvmlLib_refcount)
+
+    def test_a_close_behind_a_slow_call_is_made_later(self):
+        """Otherwise no process could reset or unbind a GPU any more."""
+        with self.slow_call():
+            self.nvml.timeout = 0.02
+            self.assertFalse(self.nvml.reset())
+            self.assertTrue(self.nvml.gate.is_open)
+        self.nvml.timeout = _A_MINUTE
+        self.assertTrue(self.nvml.reset())
+        self.assertEqual((False, 1), (self.nvml.gate.is_open,
+                                      pynvml._nvmlLib_refcount))
+
+    def test_an_abandoned_session_behind_a_slow_call_is_closed_later(self):
+        sessions = [self.nvml.another()]
+        sessions[0].driver_version()
+        opened = sessions[0].gate
+        with self.slow_call():
+            sessions[0].timeout = 0.02
+            sessions[0]._end.detach()
+            gate.close_soon(os.getpid(), nvml._shut_down,
+                            pynvml.nvmlLib, 0.02, opened.closed)
+            gate.close_abandoned()
+            self.assertTrue(opened.is_open)
+        self.wait_until_closed(opened)
+        self.assertFalse(opened.is_open)
+        self.nvml.reset()
+        self.assertEqual(1, pynvml._nvmlLib_refcount)
+
+    @contextlib.contextmanager
+    def slow_call(self):
+        """Let another session make a call that is slow, but not overdue."""
+        slow = self.nvml.another()
+        slow.timeout = _A_MINUTE
+        self.addCleanup(slow.reset)
+        for session in (self.nvml, slow):
+            session.driver_version()
+        begun, may_end = threading.Event(), threading.Event()
+
+        def wait(_seconds):
+            begun.set()
+            may_end.wait(_A_MINUTE)
+
+        self.machine.faults.delay('nvmlSystemGetDriverVersion', 1, sleep=wait)
+        thread = threading.Thread(target=slow.driver_version)
+        thread.start()
+        begun.wait(_A_MINUTE)
+        try:
+            yield
+        finally:
+            may_end.set()
+            thread.join()
+            self.machine.faults.clear()
 
     def test_a_replaced_library_is_not_called_any_more(self):
         """The old library may hang, and calls of the new one would wait."""
