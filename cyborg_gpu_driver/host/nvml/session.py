@@ -252,11 +252,13 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
                 # session, whose open files the child has inherited.
                 self._session = None
                 return True
-            stuck = deadline.stuck()
+            stuck = ', '.join(deadline.stuck())
             if stuck:
-                LOG.warning('NVML cannot be closed: %s has not returned.',
-                            ', '.join(stuck))
+                if self._said.is_new(stuck, 'close'):
+                    LOG.warning('NVML cannot be closed: %s has not returned.',
+                                stuck)
                 return False
+            self._said.over('close')
             self._session = None
             try:
                 closed = _shut_down(session.library, self.timeout,

@@ -157,9 +157,11 @@ class HungGpuTest(base.SimulatedTestCase):
         self.hang()
         self.reader.snapshot()
         self.calls()
-        self.assertFalse(self.nvml.reset())
+        for _ in range(3):
+            # As while another process waits until NVML is closed.
+            self.assertFalse(self.nvml.reset())
         self.assertNotIn('nvmlShutdown', self.calls())
-        self.assertTrue(self.log.about('NVML cannot be closed'))
+        self.assertEqual(1, len(self.log.about('NVML cannot be closed')))
         self.assertEqual((), self.reader.gpu(self.second).problems)
         self.answer_again()
         self.assertTrue(self.nvml.reset())
