@@ -23,6 +23,7 @@ import subprocess
 import sys
 
 import fixtures
+import pynvml
 from cyborg import context
 from cyborg.objects import attach_handle
 
@@ -160,6 +161,13 @@ class GpuTestCase(base.TestCase):
         if self.driver._agent is not None:
             self.driver._agent.stop()
         self.driver._agent = None
+        machine = getattr(pynvml.nvmlLib, 'machine', None)
+        if machine is not None:
+            # The next agent loads the library anew. What a session of this
+            # one still has open would otherwise stay open until Python
+            # collects the session.
+            with machine.operation():
+                machine.opens.close()
 
     @contextlib.contextmanager
     def no_placement(self):
