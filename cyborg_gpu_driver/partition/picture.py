@@ -96,10 +96,10 @@ def lines(gpu: model.Gpu,
     :returns: empty for a GPU that has neither a grid nor vGPUs.
     """
     layout = layout or spec.layout_of(gpu)
-    if gpu.mig is not None and layout.enabled and gpu.mig.profiles:
+    if gpu.mig is not None and layout.enabled and gpu.mig.has_grid:
         drawn = _mig(gpu.mig, layout.instances, owners or {}, pens)
     elif gpu.mig is not None and not gpu.vgpus:
-        drawn = ['MIG mode is on, but NVML lists no profiles' if layout.enabled
+        drawn = ['MIG mode is on, but NVML lists no placements' if layout.enabled
                  else 'MIG mode is off']
     else:
         drawn = _time_sliced(gpu, pens)

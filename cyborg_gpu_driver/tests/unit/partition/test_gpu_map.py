@@ -122,6 +122,14 @@ class TestBoxes(base.BaseTestCase):
         self.assertIn('MIG mode is on, no profiles', drawn(
             gpu_map.tile(boards.gpu(()), 0, policy.Mode.MIG, NOTHING)))
 
+    def test_a_gpu_without_placements_is_one_box(self):
+        gpu = boards.gpu((model.GpuInstanceProfile(
+            1, '1g.1gb', 1, 1024, 64, ()),))
+        (box,) = gpu_map.tile(gpu, 0, policy.Mode.MIG, NOTHING).boxes
+        self.assertEqual(gpu_map.State.BLOCKED, box.state)
+        self.assertIn('0000:', drawn(gpu_map.tile(
+            gpu, 0, policy.Mode.MIG, NOTHING)))
+
     def test_a_gpu_that_cannot_be_read(self):
         gpu = dataclasses.replace(boards.gpu((), mig=None),
                                   problems=('NVML: lost',))

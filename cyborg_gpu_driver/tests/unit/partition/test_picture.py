@@ -102,9 +102,12 @@ class TestLines(base.BaseTestCase):
         gpu = boards.gpu(boards.A30, enabled=False)
         self.assertEqual(('  MIG mode is off',), picture.lines(gpu))
 
-    def test_no_profiles(self):
-        self.assertEqual(('  MIG mode is on, but NVML lists no profiles',),
-                         picture.lines(boards.gpu(())))
+    def test_no_placements(self):
+        for profiles in ((), (model.GpuInstanceProfile(
+                1, '1g.1gb', 1, 1024, 64, ()),)):
+            self.assertEqual(
+                ('  MIG mode is on, but NVML lists no placements',),
+                picture.lines(boards.gpu(profiles)))
 
     def test_time_sliced(self):
         address = model.PciAddress(0, 1, 0, 0)
