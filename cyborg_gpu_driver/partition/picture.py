@@ -99,8 +99,8 @@ def lines(gpu: model.Gpu,
     if gpu.mig is not None and layout.enabled and gpu.mig.has_grid:
         drawn = _mig(gpu.mig, layout.instances, owners or {}, pens)
     elif gpu.mig is not None and not gpu.vgpus:
-        drawn = ['MIG mode is on, but NVML lists no placements' if layout.enabled
-                 else 'MIG mode is off']
+        drawn = ['MIG mode is on, but NVML lists no placements'
+                 if layout.enabled else 'MIG mode is off']
     else:
         drawn = _time_sliced(gpu, pens)
     return tuple((_MARGIN + line).rstrip() for line in drawn)
