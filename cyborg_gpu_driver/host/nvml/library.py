@@ -10,10 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""NVML's shared library: its path, and the meaning of its codes."""
+"""NVML's shared library: its path, its sessions and its codes."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
@@ -31,6 +32,8 @@ LOG = logging.getLogger(__name__)
 WSL_PATH = '/usr/lib/wsl/lib/libnvidia-ml.so.1'
 """Where Windows puts the library under WSL 2, outside the loader's path."""
 
+NVML = 'NVML'
+"""The owner of calls that concern no GPU."""
 ABSENT = frozenset({'NOT_SUPPORTED', 'FUNCTION_NOT_FOUND'})
 """Errors that mean that a GPU or its driver does not support a call."""
 NO_SESSION = frozenset({'UNINITIALIZED', 'DRIVER_NOT_LOADED'})
@@ -80,6 +83,37 @@ def initialise(wsl_path: str, load: Callable[[str], Any]) -> None:
             raise error from failure
         pynvml.nvmlLib = library
         pynvml.nvmlInit()
+
+
+def shut_down(library: Any, timeout: float,
+              closed: Callable[[], object]) -> bool:
+    """Close a session.
+
+    :param library: the library in which it was opened.
+    :param timeout: seconds.
+    :param closed: called if the session is closed.
+    :returns: whether it is closed now; if not, it closes when nvmlShutdown
+        returns.
+    :raises NvmlNotAnswering: if another call was ahead for too long;
+        nvmlShutdown was not called, and the session is still open.
+    """
+    begun: list[bool] = []
+
+    def call() -> None:
+        begun.append(True)
+        pynvml.nvmlShutdown()
+
+    # A replaced library must not delay the calls of its successor.
+    if pynvml.nvmlLib is library:
+        try:
+            with contextlib.suppress(pynvml.NVMLError):
+                deadline.run(NVML, timeout, 'nvmlShutdown', call)
+        except exception.NvmlNotAnswering:
+            if begun:
+                return False
+            raise
+    closed()
+    return True
 
 
 def function(name: str) -> Callable[..., Any] | None:

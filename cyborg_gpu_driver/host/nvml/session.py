@@ -71,8 +71,6 @@ no bind waits for it, because the GPU has no instances then."""
 _OWN_THREAD = frozenset({'nvmlEventSetWait_v2'})
 """Calls that wait on purpose, in a thread that does nothing else."""
 
-_NVML = 'NVML'
-"""The owner of calls that concern no GPU."""
 _EVENTS = 'The event set of NVML'
 _BY_ADDRESS = 'nvmlDeviceGetHandleByPciBusId'
 _BY_INDEX = 'nvmlDeviceGetHandleByIndex'
@@ -225,7 +223,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         """
         owners = self._opened().owners
         owners[nvml_mig.pointer(handle)] = owners.get(
-            nvml_mig.pointer(owner), _NVML)
+            nvml_mig.pointer(owner), nvml_library.NVML)
 
     def instance_ids(self) -> dict[int, int]:
         """Ids of the known GPU instances, by the address in their handles."""
@@ -261,8 +259,8 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             self._said.over('close')
             self._session = None
             try:
-                closed = _shut_down(session.library, self.timeout,
-                                    self.gate.closed)
+                closed = nvml_library.shut_down(
+                    session.library, self.timeout, self.gate.closed)
             except exception.NvmlNotAnswering:
                 self._session = session
                 return False
@@ -280,7 +278,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             gate.close_abandoned()
             self.gate.opening()
             try:
-                deadline.run(_NVML, self._seconds(INIT), INIT,
+                deadline.run(nvml_library.NVML, self._seconds(INIT), INIT,
                              nvml_library.initialise, self._wsl_library,
                              self._load, undo=pynvml.nvmlShutdown)
             except pynvml.NVMLError as error:
@@ -292,7 +290,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             self.generation += 1
             self._session = _Open(os.getpid(), pynvml.nvmlLib)
             self._end = weakref.finalize(
-                self, gate.close_soon, os.getpid(), _shut_down,
+                self, gate.close_soon, os.getpid(), nvml_library.shut_down,
                 pynvml.nvmlLib, self.timeout, self.gate.closed)
             self._end.atexit = False
             return self._session
@@ -374,38 +372,11 @@ def _owner(session: _Open, name: str, arguments: tuple[Any, ...]) -> Hashable:
         owner = _EVENTS
     if owner is None:
         about = getattr(_here, 'about', None)
-        owner = about[0] if about else _NVML
+        owner = about[0] if about else nvml_library.NVML
     return owner
 
 
 _here = threading.local()
-def _shut_down(library: Any, timeout: float, closed: Callable) -> bool:
-    """Close a session.
-
-    :returns: whether it is closed now; if not, it closes when nvmlShutdown
-        returns.
-    :raises NvmlNotAnswering: if another call was ahead for too long;
-        nvmlShutdown was not called, and the session is still open.
-    """
-    begun: list[bool] = []
-
-    def shut_down() -> None:
-        begun.append(True)
-        pynvml.nvmlShutdown()
-
-    # A replaced library must not delay the calls of its successor.
-    if pynvml.nvmlLib is library:
-        try:
-            with contextlib.suppress(pynvml.NVMLError):
-                deadline.run(_NVML, timeout, 'nvmlShutdown', shut_down)
-        except exception.NvmlNotAnswering:
-            if begun:
-                return False
-            raise
-    closed()
-    return True
-
-
 _SESSIONS: weakref.WeakSet[NvmlSession] = weakref.WeakSet()
 
 

@@ -169,11 +169,6 @@ class Mig:
     profiles: tuple[GpuInstanceProfile, ...] = ()
     instances: tuple[GpuInstance, ...] = ()
 
-    @property
-    def has_grid(self) -> bool:
-        """Whether NVML lists placements, and so the units of memory."""
-        return any(profile.placements for profile in self.profiles)
-
     def profile_by_id(self, profile_id: int) -> GpuInstanceProfile | None:
         return next((profile for profile in self.profiles
                      if profile.profile_id == profile_id), None)

@@ -25,6 +25,7 @@ from oslotest import base as oslo_base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.nvml import gate
+from cyborg_gpu_driver.host.nvml import library
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
@@ -178,7 +179,7 @@ class SessionTest(base.SimulatedTestCase):
         with self.slow_call():
             sessions[0].timeout = 0.02
             sessions[0]._end.detach()
-            gate.close_soon(os.getpid(), nvml._shut_down,
+            gate.close_soon(os.getpid(), library.shut_down,
                             pynvml.nvmlLib, 0.02, opened.closed)
             gate.close_abandoned()
             self.assertTrue(opened.is_open)
