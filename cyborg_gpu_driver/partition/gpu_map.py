@@ -147,7 +147,8 @@ def _boxes(gpu: model.Gpu, mode: policy.Mode | None, claimed: Claimed
 
 def _gridded(gpu: model.Gpu) -> model.Mig | None:
     """Return the MIG state of a GPU that has a grid of units now."""
-    if gpu.mig is not None and gpu.mig.enabled and gpu.mig.has_grid:
+    if (gpu.mig is not None and gpu.mig.enabled
+            and geometry.Geometry(gpu.mig.profiles).units):
         return gpu.mig
     return None
 
