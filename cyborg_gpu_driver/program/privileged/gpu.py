@@ -50,7 +50,13 @@ def check_ended(addresses: list[str]) -> None:
 
     :param addresses: PCI addresses of a GPU and of its virtual functions.
     :raises StepFailed: naming the call.
+    :raises InvalidValue: for anything else than a list of addresses.
     """
+    # The transport of privsep makes a tuple of a list.
+    if not isinstance(addresses, (list, tuple)):
+        raise exception.InvalidValue(
+            what='addresses', value=addresses,
+            expected='expected a list of PCI addresses')
     parsed = [model.PciAddress.parse(address) for address in addresses]
     late = (privsep.running(tuple(map(str, parsed)), _LATE_SECONDS)
             or deadline.stuck(parsed))
