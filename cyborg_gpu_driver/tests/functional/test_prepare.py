@@ -14,7 +14,6 @@
 
 from cyborg.common import exception as cyborg_exception
 
-from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
@@ -29,13 +28,7 @@ class PrepareCase(gpu_cloud.GpuTestCase):
 
     def govern(self, **options):
         """Change the policy and restart the agent."""
-        for name, value in options.items():
-            self.driver._conf.set_override(name, value,
-                                           group='gpu_policy:one')
-            self.addCleanup(self.driver._conf.clear_override, name,
-                            group='gpu_policy:one')
-        self.driver._settings = policies.read(self.driver._conf)
-        self.end_agent()
+        self.change_policy('one', **options)
         self.report()
 
     def is_now(self):
