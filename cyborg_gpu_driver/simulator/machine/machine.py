@@ -126,6 +126,13 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
         """Hold the machine, so that nothing else changes it meanwhile."""
         return self._store.operation(write)
 
+    def without_threads(self) -> contextlib.AbstractContextManager[object]:
+        """Keep the other threads of this process from the machine.
+
+        A process that stops in this context holds nothing of the machine.
+        """
+        return self._store.without_threads()
+
     def install(self) -> Machine:
         """Make pynvml in this process use :attr:`library`."""
         self._patches.append(patch.Patch(self).apply())

@@ -80,6 +80,13 @@ class Store:
             return self._lock
         return self._operation_on_file(write)
 
+    def without_threads(self) -> contextlib.AbstractContextManager[object]:
+        """Keep other threads of this process out of operations.
+
+        Unlike in an operation, other processes may use the machine.
+        """
+        return self._lock
+
     @contextlib.contextmanager
     def _operation_on_file(self, write: bool) -> Iterator[None]:
         with self._lock:

@@ -23,6 +23,7 @@ steps: real hardware does not stop with a process.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -32,6 +33,7 @@ import sys
 import traceback
 
 import fixtures
+import pynvml
 from cliff import commandmanager
 
 from cyborg_gpu_driver.cmd import main
@@ -121,7 +123,15 @@ class _Stopper:
         if event == 'http.client.send' or self._is_change(event, arguments):
             self._left -= 1
             if self._left == -1:
-                os.kill(os.getpid(), signal.SIGSTOP)
+                self._stop()
+
+    @staticmethod
+    def _stop():
+        machine = getattr(pynvml.nvmlLib, 'machine', None)
+        # Another thread may be using the hardware.
+        with machine.without_threads() if machine else (
+                contextlib.nullcontext()):
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def _is_change(self, event, arguments):
         if event == 'open':

@@ -223,14 +223,12 @@ class Faults:
         outcome = 'was done'
         if command.code is None:
             self.stopped = True
-            with self.case.impatient():
-                for _ in range(chance.randint(1, 2)):
-                    self.check()
-                    self._something(chance)
-                if chance.random() < 0.3:
-                    self.check()
-                    self.case.cloud.report()
-            self.check()
+            try:
+                self._beside_a_stopped_command(chance)
+            except BaseException:
+                # What it holds would keep the cloud from its end.
+                self.case.commands.kill(command)
+                raise
             self.stopped = False
             self.tell(f'stopped {arguments[:2]}')
             if chance.random() < 0.5:
@@ -243,6 +241,16 @@ class Faults:
                 self.case.assertIn(done.code, (0, 1, 2), done)
                 outcome = 'went on'
         self._count(f'stopped {arguments[0]}', outcome)
+
+    def _beside_a_stopped_command(self, chance):
+        with self.case.impatient():
+            for _ in range(chance.randint(1, 2)):
+                self.check()
+                self._something(chance)
+            if chance.random() < 0.3:
+                self.check()
+                self.case.cloud.report()
+        self.check()
 
     def _sliced(self):
         """Return the GPUs in MIG mode."""

@@ -218,6 +218,22 @@ class TestStateFile(base.MachineTestCase):
         thread.join()
         self.assertEqual(['first', 'other'], order)
 
+    def test_a_process_that_stops_can_hold_back_its_threads_alone(self):
+        here, other = self.load(), self.load()
+        entered = threading.Event()
+
+        def use():
+            with here.operation():
+                entered.set()
+
+        thread = threading.Thread(target=use)
+        with here.without_threads():
+            thread.start()
+            with other.operation():
+                self.assertFalse(entered.is_set())
+        thread.join()
+        self.assertTrue(entered.is_set())
+
     def test_no_descriptor_is_left_open(self):
         self.use(self.load())
         self.device()
