@@ -58,7 +58,12 @@ def run(seconds: float, tool: Tool, *arguments: object) -> None:
 
 
 def kill(process: processutils.subprocess.Popen) -> None:
-    """Kill a process that has not ended, without waiting for it."""
-    if process.poll() is None:
+    """Kill a process and those that it has started, without waiting.
+
+    A process whose end was waited for stays as it is. If the process has
+    ended, but others still write to its output, those are killed.
+    """
+    # poll() would let the system use the id again.
+    if process.returncode is None:
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
