@@ -66,8 +66,10 @@ class GPUDriver(base.GPUDriver):
         gpu_conf.register_opts(self._conf)
         _check_placement(self._conf.placement)
         self._files = reload.Watch(self._conf)
-        self._settings = self._wanted = policies.read(self._conf)
-        """The settings of the agent, and those of the files now."""
+        self._wanted = policies.read(self._conf)
+        """The last valid settings of the configuration files."""
+        self._settings = self._wanted
+        """The settings of the agent."""
         self._mutex = threading.Condition()
         self._calls: collections.Counter[agent.Agent] = collections.Counter()
         """The number of binds and unbinds that have not returned, by the
@@ -76,6 +78,7 @@ class GPUDriver(base.GPUDriver):
         self._agent: agent.Agent | None = None
         self._process: int | None = None
         self._failure = log_once.LogOnce()
+        self._unused = log_once.LogOnce()
         atexit.register(_stop, weakref.ref(self))
         self._mdev_problem = cyborg_hooks.mismatch()
         if not self._mdev_problem:
@@ -126,6 +129,14 @@ class GPUDriver(base.GPUDriver):
         if self._failure.is_new(reason):
             LOG.error('The GPUs cannot be reported: %s. Cyborg keeps the last '
                       'report.', reason, exc_info=not isinstance(
+                          error, exception.GpuDriverError))
+
+    def _say_unused(self, error: Exception) -> None:
+        reason = exception.steady(error)
+        if self._unused.is_new(reason):
+            LOG.error('The changed configuration is not used yet: %s. The '
+                      'former policies stay in effect, and the next report '
+                      'tries again.', reason, exc_info=not isinstance(
                           error, exception.GpuDriverError))
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
@@ -210,9 +221,13 @@ class GPUDriver(base.GPUDriver):
             settings = self._wanted = self._files.changed() or self._wanted
             if settings == self._settings:
                 return
-            # If this raises, the next report tries again.
-            self._agent = self._make(settings, before)
+            try:
+                self._agent = self._make(settings, before)
+            except Exception as error:
+                self._say_unused(error)
+                return
             self._settings = settings
+        self._unused.over()
         LOG.info('The configuration files have changed. The policies are '
                  'now: %s', ', '.join(item.name for item in
                                       settings.policies or ()) or 'none')

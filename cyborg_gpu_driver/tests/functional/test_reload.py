@@ -92,9 +92,15 @@ class ReloadTest(gpu_cloud.GpuTestCase):
 
     def test_an_agent_that_cannot_start_is_tried_again(self):
         self.configure(gpu_policy_slices={'profiles': _LARGE})
+        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_1G_10GB'))
         with fixtures.MonkeyPatch('cyborg_gpu_driver.agent.Agent', _fail):
             self.report()
-        self.assertIn("can't start new thread", self.log.output)
+            # Reports go on with the former settings.
+            self.cloud.unbind(server)
+            self.report()
+        self.assertEqual(1, self.log.output.count(
+            "not used yet: can't start new thread"))
+        self.assertIn(_SMALL, self.labels())
         self.report()
         self.assertEqual({_LARGE}, self.labels())
 
