@@ -85,9 +85,9 @@ class Groups:
             # A partition that is active was left by a deleted server.
             self._take(entry, Action.DEACTIVATE_PARTITION)
             self._take(entry, Action.ACTIVATE_PARTITION)
-            # Before the claim is final: a GPU that does not answer refuses
-            # the bind.
-            self._look(entry)
+            for address in entry.gpus:
+                # A GPU that has disappeared refuses the bind.
+                self._host.refresh_gpu(address)
             turn.check()
             bound = journal.on_each(entry, phase=journal.Phase.BOUND,
                                     since=self._journal.clock())
@@ -129,7 +129,9 @@ class Groups:
             entry.gpus[0], 'unbound' if had_server else 'undone',
             entry.handle, audit.of_entry(ended))
         self._journal.remove(entry.handle)
-        self._look(entry)
+        for address in entry.gpus:
+            with contextlib.suppress(exception.UnknownGpu):
+                self._host.refresh_gpu(address)
 
     def _check(self, turn: turns.Turn) -> nvlink.Group:
         """Return the requested group, if it is free.
@@ -186,11 +188,6 @@ class Groups:
         if entry.fabric_partition is not None:
             executor.Executor(self._machine, entry.gpu).take(action.Step(
                 what, fabric_partition=entry.fabric_partition))
-
-    def _look(self, entry: journal.Entry) -> None:
-        """Read the GPUs of a group again."""
-        for address in entry.gpus:
-            self._host.refresh_gpu(address)
 
     def _roll_back(self, entry: journal.Entry) -> None:
         """Roll back a bind. What fails is left to the next report."""

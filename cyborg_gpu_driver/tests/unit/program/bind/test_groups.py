@@ -14,6 +14,7 @@
 import dataclasses
 import itertools
 import json
+import logging
 
 import fixtures
 
@@ -156,20 +157,25 @@ class BindTest(group_case.GroupCase):
             self.assertEqual((), self.journal.entries())
             self.assertEqual(set(GROUPS), self.free())
 
-    def test_a_gpu_that_stops_answering_refuses_the_bind(self):
+    def test_a_gpu_that_disappears_refuses_the_bind(self):
         read = live.LiveHost.refresh_gpu
 
         def fail(host, address):
             if self.world.active_partitions:
-                raise exception.NvmlError(call='x', symbol='x', code=999)
+                has_gone.append(address)
+            if address in has_gone:
+                raise exception.UnknownGpu(address=address)
             return read(host, address)
 
+        has_gone = []
         handle = self.handle(5, 7)
+        logged = self.useFixture(fixtures.FakeLogger(level=logging.ERROR))
         with fixtures.MonkeyPatch(
                 'cyborg_gpu_driver.program.bind.live.LiveHost.refresh_gpu',
                 fail):
-            self.assertRaises(exception.NvmlError, self.running.binder.bind,
+            self.assertRaises(exception.UnknownGpu, self.running.binder.bind,
                               *handle)
+        self.assertNotIn('Could not roll back', logged.output)
         self.assert_sound()
         self.assertEqual((), self.journal.entries())
         self.assertEqual(set(GROUPS), self.free())
