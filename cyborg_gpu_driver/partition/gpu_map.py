@@ -147,8 +147,8 @@ def _boxes(gpu: model.Gpu, mode: policy.Mode | None, claimed: Claimed
 
 def _gridded(gpu: model.Gpu) -> model.Mig | None:
     """Return the MIG state of a GPU that has a grid of units now."""
-    if (gpu.mig is not None and gpu.mig.enabled
-            and geometry.Geometry(gpu.mig.profiles).units):
+    if gpu.mig is not None and gpu.mig.enabled and (
+            gpu.mig.instances or geometry.Geometry(gpu.mig.profiles).units):
         return gpu.mig
     return None
 
@@ -285,7 +285,7 @@ def _one_box(item: Tile) -> picture.Cell:
     above = {State.PASSTHROUGH: 'passthrough', State.OFF: 'not offered',
              State.UNREAD: 'could not be read'}.get(
                  first.state, 'no vGPU' if first.state is State.FREE
-                 else 'MIG mode is on, no profiles'
+                 else 'MIG mode is on, no placements'
                  if gpu.mig is not None and gpu.mig.enabled
                  else 'MIG mode is off')
     below = (f'{gpu.processes} processes have it open' if gpu.processes

@@ -96,8 +96,8 @@ def lines(gpu: model.Gpu,
     :returns: empty for a GPU that has neither a grid nor vGPUs.
     """
     layout = layout or spec.layout_of(gpu)
-    if (gpu.mig is not None and layout.enabled
-            and geometry.Geometry(gpu.mig.profiles).units):
+    if (gpu.mig is not None and layout.enabled and (
+            layout.instances or geometry.Geometry(gpu.mig.profiles).units)):
         drawn = _mig(gpu.mig, layout.instances, owners or {}, pens)
     elif gpu.mig is not None and not gpu.vgpus:
         drawn = ['MIG mode is on, but NVML lists no placements'

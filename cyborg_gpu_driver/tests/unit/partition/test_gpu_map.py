@@ -119,7 +119,7 @@ class TestBoxes(base.BaseTestCase):
         off = boards.gpu(boards.A30, enabled=False)
         self.assertIn('MIG mode is off', drawn(
             gpu_map.tile(off, 0, policy.Mode.MIG, NOTHING)))
-        self.assertIn('MIG mode is on, no profiles', drawn(
+        self.assertIn('MIG mode is on, no placements', drawn(
             gpu_map.tile(boards.gpu(()), 0, policy.Mode.MIG, NOTHING)))
 
     def test_a_gpu_without_placements_is_one_box(self):
@@ -128,6 +128,17 @@ class TestBoxes(base.BaseTestCase):
         (box,) = gpu_map.tile(gpu, 0, policy.Mode.MIG, NOTHING).boxes
         self.assertEqual(gpu_map.State.BLOCKED, box.state)
         self.assertIn('0000:', drawn(gpu_map.tile(
+            gpu, 0, policy.Mode.MIG, NOTHING)))
+
+    def test_an_instance_is_drawn_without_placements(self):
+        gpu = boards.gpu(boards.A30, [('1g.6gb', 1)])
+        gpu = dataclasses.replace(gpu, mig=dataclasses.replace(
+            gpu.mig, profiles=tuple(
+                dataclasses.replace(profile, placements=())
+                for profile in gpu.mig.profiles)))
+        (box,) = gpu_map.tile(gpu, 0, policy.Mode.MIG, NOTHING).boxes
+        self.assertEqual(('1g.6gb', 7), (box.name, box.instance_id))
+        self.assertIn('#7', drawn(gpu_map.tile(
             gpu, 0, policy.Mode.MIG, NOTHING)))
 
     def test_a_gpu_that_cannot_be_read(self):

@@ -109,6 +109,16 @@ class TestLines(base.BaseTestCase):
                 ('  MIG mode is on, but NVML lists no placements',),
                 picture.lines(boards.gpu(profiles)))
 
+    def test_an_instance_is_drawn_without_placements(self):
+        gpu = boards.gpu(boards.A30, [('1g.6gb', 1)])
+        gpu = dataclasses.replace(gpu, mig=dataclasses.replace(
+            gpu.mig, profiles=tuple(
+                dataclasses.replace(profile, placements=())
+                for profile in gpu.mig.profiles)))
+        drawn = '\n'.join(picture.lines(gpu))
+        self.assertIn('1g.6gb', drawn)
+        self.assertIn('id 7', drawn)
+
     def test_time_sliced(self):
         address = model.PciAddress(0, 1, 0, 0)
         gpu = boards.gpu(
