@@ -69,6 +69,8 @@ _SLOW_SECONDS = 900.0
 """More than a reset takes, or a driver that releases a GPU. The operation has
 deadlines of its own, which an operator may have raised."""
 
+_has_run = False
+"""Whether this process has ever had a privileged process."""
 _running: dict[object, tuple[str, Any]] = {}
 """The calls that run in this process: function and first argument."""
 _ended = threading.Condition()
@@ -98,12 +100,20 @@ def entrypoint(function: Callable[..., Any]) -> Callable[..., Any]:
     return _convert_errors(function, gpu_context.entrypoint(function))
 
 
-def running(subjects: Collection[str], seconds: float) -> tuple[str, ...]:
+def may_run() -> bool:
+    """Whether a call that this process has given up may still run.
+
+    False if no privileged process could be started.
+    """
+    return _has_run or not gpu_context.client_mode
+
+
+def unfinished(subjects: Collection[str], seconds: float) -> tuple[str, ...]:
     """Wait until the calls about some subjects have ended in this process.
 
     :param subjects: the first arguments of the calls.
     :param seconds: how long to wait.
-    :returns: the functions of the calls that still run.
+    :returns: the functions of the calls that still run then.
     """
     def found() -> tuple[str, ...]:
         return tuple(sorted(name for name, subject in _running.values()
@@ -141,6 +151,7 @@ def _convert_errors(function: Callable[..., Any], inner: Callable[..., Any]
                     ) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
+        global _has_run
         try:
             with _noted(function.__name__, *arguments[:1]):
                 return inner(*arguments, **named)
@@ -148,6 +159,9 @@ def _convert_errors(function: Callable[..., Any], inner: Callable[..., Any]
             raise exception.PrivilegedCallFailed(
                 call=function.__name__,
                 reason=str(error) or type(error).__name__) from error
+        finally:
+            if gpu_context.channel is not None:
+                _has_run = True
 
     # The daemon uses these to decide whether it may run the function.
     vars(call).update(vars(inner))

@@ -35,10 +35,9 @@ _RESET_SECONDS = 120.0
 """Time limit of nvidia-smi. A reset takes seconds. If the GPU does not come
 back, the driver gives up much earlier than this."""
 _LATE_SECONDS = 1.0
-"""How long :func:`check_ended` waits for a call that is about to end."""
+"""How long :func:`refuse_unfinished` waits for a call that is about to end."""
 
 
-@privsep.entrypoint
 def check_ended(addresses: list[str]) -> None:
     """Refuse while an earlier call about one of these functions runs.
 
@@ -46,11 +45,22 @@ def check_ended(addresses: list[str]) -> None:
     :class:`~cyborg_gpu_driver.exception.PrivilegedCallFailed` and
     :class:`~cyborg_gpu_driver.exception.NvmlNotAnswering`. The call may still
     create something. So a rollback must not read the GPU before the call has
-    ended.
+    ended. This does not find calls of an earlier privileged process.
 
     :param addresses: PCI addresses of a GPU and of its virtual functions.
     :raises StepFailed: naming the call.
-    :raises InvalidValue: for anything else than a list of addresses.
+    """
+    # If the privileged process cannot be started, nothing has changed, and
+    # a rollback must not need it.
+    if privsep.may_run():
+        refuse_unfinished(addresses)
+
+
+@privsep.entrypoint
+def refuse_unfinished(addresses: list[str]) -> None:
+    """Do what :func:`check_ended` does, for the calls of this process.
+
+    :raises InvalidValue: for anything other than a list of addresses.
     """
     # The transport of privsep makes a tuple of a list.
     if not isinstance(addresses, (list, tuple)):
@@ -58,7 +68,7 @@ def check_ended(addresses: list[str]) -> None:
             what='addresses', value=addresses,
             expected='expected a list of PCI addresses')
     parsed = [model.PciAddress.parse(address) for address in addresses]
-    late = (privsep.running(tuple(map(str, parsed)), _LATE_SECONDS)
+    late = (privsep.unfinished(tuple(map(str, parsed)), _LATE_SECONDS)
             or deadline.stuck(parsed))
     if late:
         raise exception.StepFailed(

@@ -217,6 +217,22 @@ class DaemonTest(base.BaseTestCase):
             self.assertEqual(_UUID, stream.read())
         privileged_gpu.check_ended([_PARENT])
 
+    def test_a_rollback_needs_no_daemon_that_never_started(self):
+        context = privsep.gpu_context
+        privileged_gpu.check_ended([_PARENT])
+        context.stop()
+        with fixtures.MonkeyPatch(
+                'oslo_privsep.daemon.RootwrapClientChannel', _failing):
+            # A call to the daemon that ended may still run.
+            self.assertRaises(exception.PrivilegedCallFailed,
+                              privileged_gpu.check_ended, [_PARENT])
+            with fixtures.MonkeyPatch(
+                    'cyborg_gpu_driver.privsep._has_run', False):
+                self.assertRaises(
+                    exception.PrivilegedCallFailed,
+                    privileged_vgpu.set_vgpu_type, _PARENT, 7)
+                privileged_gpu.check_ended([_PARENT])
+
     def daemon(self):
         """Return the id of the daemon's process, a child of this process."""
         children = []
