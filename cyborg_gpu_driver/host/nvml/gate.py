@@ -69,7 +69,7 @@ class Gate:
             with self._mutex:
                 self._users -= 1
                 if not self._users and not self.access.is_owner() and (
-                        not self.stays_open or self.access.wanted()):
+                        not self.stays_open or self._must_close()):
                     self._close()
 
     def opening(self) -> None:
@@ -92,8 +92,13 @@ class Gate:
         """Close the session if it is idle and others want NVML closed."""
         with self._mutex:
             if (not self._users and self.access.owner is None
-                    and self.access.wanted()):
+                    and self._must_close()):
                 self._close()
+
+    def _must_close(self) -> bool:
+        # A session that could not be closed when this process had NVML to
+        # itself is open without the shared lock.
+        return (self.is_open and self._held is None) or self.access.wanted()
 
     def forget(self) -> None:
         """After a fork: let go of the locks that the parent holds."""

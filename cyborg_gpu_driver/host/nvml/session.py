@@ -119,6 +119,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         self._said = log_once.LogOnce()
         self.library_missing = False
         """Whether the last attempt found no NVML library at all."""
+        self._end = weakref.finalize(self, lambda: None)
         _SESSIONS.add(self)
 
     def another(self) -> NvmlSession:
@@ -264,7 +265,10 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             except exception.NvmlNotAnswering:
                 self._session = session
                 return False
-            self._end.detach()
+            if closed:
+                self._end.detach()
+            else:
+                self._at_end(self.gate.closed)
             return closed
 
     def _opened(self) -> _Open:
@@ -289,11 +293,17 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             self._said.over()
             self.generation += 1
             self._session = _Open(os.getpid(), pynvml.nvmlLib)
-            self._end = weakref.finalize(
-                self, gate.close_soon, os.getpid(), nvml_library.shut_down,
-                pynvml.nvmlLib, self.timeout, self.gate.closed)
-            self._end.atexit = False
+            self._at_end(_shut_down, pynvml.nvmlLib, self.timeout,
+                         self.gate.closed)
             return self._session
+
+    def _at_end(self, function: Callable[..., object], *arguments: Any
+                ) -> None:
+        """Schedule the only call for when this object no longer exists."""
+        self._end.detach()
+        self._end = weakref.finalize(self, gate.close_soon, os.getpid(),
+                                     function, *arguments)
+        self._end.atexit = False
 
     def _refused(self, code: int) -> exception.NvmlError:
         error = nvml_library.error(INIT, code)
@@ -356,6 +366,14 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
                 continue
             found.append(model.PciAddress.parse(nvml_library.text(info.busId)))
         return tuple(sorted(found))
+
+
+def _shut_down(library: Any, timeout: float, closed: Callable[[], object]
+               ) -> None:
+    """Close a session whose object no longer exists."""
+    if not nvml_library.shut_down(library, timeout, closed):
+        # nvmlShutdown has not returned yet.
+        gate.close_soon(os.getpid(), closed)
 
 
 def _owner(session: _Open, name: str, arguments: tuple[Any, ...]) -> Hashable:

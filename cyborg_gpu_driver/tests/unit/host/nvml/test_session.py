@@ -12,6 +12,7 @@
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -25,7 +26,6 @@ from oslotest import base as oslo_base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.nvml import gate
-from cyborg_gpu_driver.host.nvml import library
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
@@ -179,7 +179,7 @@ class SessionTest(base.SimulatedTestCase):
         with self.slow_call():
             sessions[0].timeout = 0.02
             sessions[0]._end.detach()
-            gate.close_soon(os.getpid(), library.shut_down,
+            gate.close_soon(os.getpid(), nvml._shut_down,
                             pynvml.nvmlLib, 0.02, opened.closed)
             gate.close_abandoned()
             self.assertTrue(opened.is_open)
@@ -187,6 +187,71 @@ class SessionTest(base.SimulatedTestCase):
         self.assertFalse(opened.is_open)
         self.nvml.reset()
         self.assertEqual(1, pynvml._nvmlLib_refcount)
+
+    def test_a_session_whose_close_takes_long_holds_no_lock_later(self):
+        """Otherwise no process could have NVML to itself any more."""
+        for is_abandoned in (False, True):
+            sessions = [self.nvml.another()]
+            sessions[0].driver_version()
+            opened = sessions[0].gate
+            with self.slow_shutdown():
+                sessions[0].timeout = 0.02
+                if is_abandoned:
+                    sessions[0]._at_end(nvml._shut_down, pynvml.nvmlLib,
+                                        0.02, opened.closed)
+                else:
+                    self.assertFalse(sessions[0].reset())
+                sessions.clear()
+                gc.collect()
+                while not deadline.stuck():
+                    gate.close_abandoned()
+                    time.sleep(0.01)
+                self.assertTrue(opened.is_open)
+            self.wait_until_closed(opened)
+            self.assertFalse(opened.is_open)
+        # One more would end the session of somebody else.
+        self.assertEqual(2, self.calls()['nvmlShutdown'])
+
+    def test_a_session_that_closed_late_is_opened_again(self):
+        self.nvml.driver_version()
+        with self.slow_shutdown():
+            self.nvml.timeout = 0.02
+            self.assertFalse(self.nvml.reset())
+        while deadline.stuck():
+            time.sleep(0.01)
+        self.nvml.timeout = _A_MINUTE
+        self.assertTrue(self.nvml.driver_version())
+        opened = self.nvml.gate
+        gate.close_abandoned()
+        self.assertTrue(opened.is_open)
+        self.assertIsNotNone(opened._held)
+
+    def test_a_session_that_stays_open_after_exclusive_use_is_closed(self):
+        self.nvml.timeout = 0.02
+        may_end = threading.Event()
+        self.machine.faults.delay('nvmlSystemGetDriverVersion', 1,
+                                  sleep=lambda _: may_end.wait(_A_MINUTE))
+        with self.nvml.alone():
+            self.assertRaises(exception.NvmlNotAnswering,
+                              self.nvml.driver_version)
+        self.assertTrue(self.nvml.gate.is_open)
+        may_end.set()
+        while deadline.stuck():
+            time.sleep(0.01)
+        self.wait_until_closed(self.nvml.gate)
+        self.assertFalse(self.nvml.gate.is_open)
+
+    @contextlib.contextmanager
+    def slow_shutdown(self):
+        """Let nvmlShutdown take as long as the block."""
+        may_end = threading.Event()
+        self.machine.faults.delay('nvmlShutdown', 1,
+                                  sleep=lambda _: may_end.wait(_A_MINUTE))
+        try:
+            yield
+        finally:
+            may_end.set()
+            self.machine.faults.clear()
 
     @contextlib.contextmanager
     def slow_call(self):
