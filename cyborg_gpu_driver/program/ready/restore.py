@@ -35,6 +35,7 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.partition.elastic import role as roles
 from cyborg_gpu_driver.program import journal
@@ -229,14 +230,7 @@ class Restorer:
         claims = group.claims
         if group.instance is not None:
             gpu = self._transactions.read(gpu)
-            runner = executor.Executor(self._machine, gpu.address, gpu)
-            for step in desired.creation(
-                    gpu, (group.instance,),
-                    self._settings.wants(gpu, policy.Mode.MIG)):
-                runner.take(step)
-                done.append(str(step))
-            claims = self._partitions.number(claims, runner.instance(
-                group.instance.placement))
+            claims = self._instance(gpu, claims, group.instance, done)
         for claim in claims:
             with _noted(failed, f'handle {claim.handle}'):
                 if (handle not in (None, claim.handle)
@@ -248,6 +242,60 @@ class Restorer:
                     self._journal.put(made)
                 done.append(f'create vGPU {claim.handle} on '
                             f'{claim.function}')
+
+
+    def _instance(self, gpu: model.Gpu, claims: tuple[gpu_record.Claim, ...],
+                  wanted: spec.MigInstanceSpec, done: list[str]
+                  ) -> tuple[gpu_record.Claim, ...]:
+        """Create a GPU instance, unless its claims have created it.
+
+        :returns: the claims with the id of the instance.
+        :raises StepFailed: if another tool has created an instance in its
+            place.
+        """
+        self._announce(gpu, claims, wanted)
+        runner = executor.Executor(self._machine, gpu.address, gpu)
+        try:
+            for step in desired.creation(
+                    gpu, (wanted,),
+                    self._settings.wants(gpu, policy.Mode.MIG)):
+                runner.take(step)
+                done.append(str(step))
+        except exception.NvmlError as error:
+            if executor.was_refused(error):
+                self._journal.put(*claims)
+            raise
+        return self._partitions.number(claims,
+                                       runner.instance(wanted.placement))
+
+    def _announce(self, gpu: model.Gpu,
+                  claims: tuple[gpu_record.Claim, ...],
+                  wanted: spec.MigInstanceSpec) -> None:
+        """Write to the claims that their GPU instance is about to exist.
+
+        If this process dies then, the next restore knows that the instance
+        is theirs.
+
+        :raises StepFailed: if another tool has created an instance in its
+            place.
+        """
+        alike = [instance for instance in (gpu.mig.instances if gpu.mig
+                                           else ())
+                 if instance.profile_id == wanted.profile_id]
+        boot = self._machine.boot_id()
+        for instance in alike:
+            if spec.of(instance) == wanted.bare:
+                if claims and not any(claim.made(instance, boot)
+                                      for claim in claims):
+                    raise exception.StepFailed(
+                        reason=f'another tool has created GPU instance '
+                        f'{instance.instance_id} at {wanted.placement}; '
+                        'destroy it, then run cyborg-gpu layout restore')
+                return
+        self._journal.put(*(dataclasses.replace(
+            claim, boot=boot, instance_id=None,
+            foreign_ids=tuple(instance.instance_id for instance in alike))
+            for claim in claims))
 
 
 @contextlib.contextmanager

@@ -15,6 +15,8 @@
 import dataclasses
 import errno
 
+import fixtures
+
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
@@ -33,6 +35,10 @@ from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
 _EQUAL = model.SchedulerPolicy.EQUAL_SHARE
 _MIG = policy.Policy('p', policy.Mode.MIG)
+
+
+def _die(*_arguments):
+    raise KeyboardInterrupt
 
 
 class RestoreCase(binder_case.BinderCase):
@@ -149,6 +155,53 @@ class MdevTest(RestoreCase):
         self.assertEqual([vgpu[:3] for vgpu in before[3]],
                          [vgpu[:3] for vgpu in self.on_gpu()[3]])
         self.assertEqual(before[:3], self.on_gpu()[:3])
+
+    def test_an_instance_of_another_tool_is_not_taken(self):
+        self.bind('1g.5gb', '3g.20gb')
+        before = self.journal.entries()
+        entry = next(entry for entry in before if entry.placement.size == 1)
+        self.reboot()
+        self.machine.sriov_manage(self.gpu)
+        there = entry.profile_id, entry.placement.start
+        self.stranger(*there, entry.placement.size)
+        error = self.assertRaises(exception.RestoreIncomplete, self.restore)
+        self.assertIn('another tool has created GPU instance', str(error))
+        # The other server has its own back.
+        self.assertIn(entry, self.journal.entries())
+        self.assertEqual(1, len(self.truth()[1]))
+        self.binder.unbind(str(entry.function), entry.mdev_type,
+                           entry.handle)
+        self.assertIn(there, self.truth()[0])
+
+    def test_an_instance_that_another_tool_creates_meanwhile(self):
+        self.bind('1g.5gb')
+        (entry,) = self.journal.entries()
+        self.reboot()
+
+        def take(_seconds):
+            self.machine.faults.clear()
+            self.stranger(entry.profile_id, entry.placement.start, 1)
+
+        self.machine.faults.delay('nvmlDeviceCreateGpuInstanceWithPlacement',
+                                  1, sleep=take)
+        self.assertRaises(exception.RestoreIncomplete, self.restore)
+        self.assertEqual((entry,), self.journal.entries())
+        self.binder.unbind(str(entry.function), entry.mdev_type,
+                           entry.handle)
+        self.assertEqual([(entry.profile_id, entry.placement.start)],
+                         self.truth()[0])
+
+    def test_a_restore_that_died_with_a_new_instance(self):
+        self.bind('1g.5gb')
+        before = self.on_gpu()
+        self.reboot()
+        with fixtures.MonkeyPatch(
+                'cyborg_gpu_driver.program.bind.partitions.Partitions.number',
+                _die):
+            self.assertRaises(KeyboardInterrupt, self.restore)
+        self.restart()
+        self.restore()
+        self.assertEqual(before, self.on_gpu())
 
     def test_idle_layout_beside(self):
         self.bind('1g.5gb')
