@@ -125,6 +125,8 @@ class Withdrawal:
         self._memory: dict[model.PciAddress,
                            gpu_record.Reported] | None = None
         self._said = log_once.LogOnce()
+        self._silent = False
+        """Whether Placement has not answered since the last decision."""
 
     def decide(self, host: model.Host,
                make: Callable[[model.Gpu], values.ReportedDevice | None],
@@ -145,6 +147,7 @@ class Withdrawal:
         :raises JournalUnreadable: if the record of earlier reports cannot
             be read now.
         """
+        self._silent = False
         known = self._known()
         kept, devices, offered, draining = {}, [], {}, []
         leaving = set()
@@ -261,9 +264,13 @@ class Withdrawal:
         """
         if self._keeper is None:
             return False
+        if self._silent:
+            return True
         try:
             return self._keeper.in_use(provider)
         except Exception as error:
+            # Each further request of this report would wait as long.
+            self._silent = not isinstance(error, exception.PlacementRefused)
             LOG.debug('Usage of provider %(uuid)s is unknown: %(error)s',
                       {'uuid': provider, 'error': error})
             return True

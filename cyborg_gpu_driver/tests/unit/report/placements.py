@@ -35,13 +35,16 @@ class Usages:
     :ivar used: UUIDs of the providers with allocations; None if Placement
         is unavailable.
     :ivar gone: UUIDs for which no provider exists.
+    :ivar asked: number of requests.
     """
 
     def __init__(self, used):
         self.used = used
         self.gone = set()
+        self.asked = 0
 
     def get(self, url, version):
+        self.asked += 1
         if self.used is None:
             raise ConnectionError('Placement is away')
         _, kind, uuid, what = url.split('/')

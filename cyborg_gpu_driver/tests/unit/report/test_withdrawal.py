@@ -191,7 +191,12 @@ class WithdrawalTest(base.BaseTestCase):
     def test_unknown_use_counts_as_use(self):
         self.report(_GPU)
         self.placement.used = None
+        self.placement.asked = 0
         self.assertTrue(self.report()[_ADDRESS].stub)
+        # A Placement that is silent would make each request wait.
+        self.assertEqual(1, self.placement.asked)
+        self.placement.used = set()
+        self.assertEqual({}, self.report())
 
     def test_a_claim_in_the_journal_counts_as_use(self):
         self.report(_GPU)
