@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import logging
 import os
 import threading
@@ -301,8 +302,8 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
                 ) -> None:
         """Schedule the only call for when this object no longer exists."""
         self._end.detach()
-        self._end = weakref.finalize(self, gate.close_soon, os.getpid(),
-                                     function, *arguments)
+        self._end = weakref.finalize(self, functools.partial(
+            gate.close_soon, os.getpid(), function, *arguments))
         self._end.atexit = False
 
     def _refused(self, code: int) -> exception.NvmlError:
