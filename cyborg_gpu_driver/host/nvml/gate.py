@@ -31,6 +31,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.nvml import access as access_module
+from cyborg_gpu_driver.host.nvml import library as nvml_library
 
 LOG = logging.getLogger(__name__)
 
@@ -301,6 +302,17 @@ def close_soon(process: int, close: Callable[..., object], *arguments: Any
     """
     if process == os.getpid():
         _abandoned.append(functools.partial(close, *arguments))
+
+
+def shut_down(library: Any, timeout: float, closed: Callable[[], object]
+              ) -> None:
+    """Close a session whose object no longer exists.
+
+    :param library, timeout, closed: see :func:`.library.shut_down`.
+    """
+    if not nvml_library.shut_down(library, timeout, closed):
+        # nvmlShutdown has not returned yet.
+        close_soon(os.getpid(), closed)
 
 
 def close_abandoned() -> None:

@@ -294,16 +294,15 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             self._said.over()
             self.generation += 1
             self._session = _Open(os.getpid(), pynvml.nvmlLib)
-            self._at_end(_shut_down, pynvml.nvmlLib, self.timeout,
+            self._at_end(gate.shut_down, pynvml.nvmlLib, self.timeout,
                          self.gate.closed)
             return self._session
 
-    def _at_end(self, function: Callable[..., object], *arguments: Any
-                ) -> None:
+    def _at_end(self, call: Callable[..., object], *arguments: Any) -> None:
         """Schedule the only call for when this object no longer exists."""
         self._end.detach()
         self._end = weakref.finalize(self, functools.partial(
-            gate.close_soon, os.getpid(), function, *arguments))
+            gate.close_soon, os.getpid(), call, *arguments))
         self._end.atexit = False
 
     def _refused(self, code: int) -> exception.NvmlError:
@@ -367,14 +366,6 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
                 continue
             found.append(model.PciAddress.parse(nvml_library.text(info.busId)))
         return tuple(sorted(found))
-
-
-def _shut_down(library: Any, timeout: float, closed: Callable[[], object]
-               ) -> None:
-    """Close a session whose object no longer exists."""
-    if not nvml_library.shut_down(library, timeout, closed):
-        # nvmlShutdown has not returned yet.
-        gate.close_soon(os.getpid(), closed)
 
 
 def _owner(session: _Open, name: str, arguments: tuple[Any, ...]) -> Hashable:

@@ -162,7 +162,10 @@ class TestCase(base.BaseTestCase):
                  ) -> server_module.Server:
         """Wait for Nova's tasks, check the status, return the server."""
         server = self.wait(server)
-        self.assertEqual(status, server.status, server.fault)
+        if server.status != status:
+            self.fail(f'{server.status}: {server.fault}\n'
+                      f'inventories: {self.cloud.inventories()}\n'
+                      f'allocations: {self.cloud.allocations()}')
         return server
 
     def reboot(self, server: server_module.Server) -> server_module.Server:

@@ -58,8 +58,6 @@ class HostBootTest(base.TestCase):
         self.addCleanup(self.end_compute)
         self.cloud.kill(self.compute)
         self.start_compute()
-        self.until(lambda: self.reports(self.started),
-                   'nova-compute is up', _DEADLINE)
 
     def test_six_servers_of_all_kinds(self):
         servers = [self.boot(self.flavor(self.device_profile(*(
@@ -81,6 +79,8 @@ class HostBootTest(base.TestCase):
         self.cloud.cyborg_gpu(self.host, 'layout', 'restore')
         self.cloud.restart(agent)
 
+        # Nova would delete a server of a host that is down in the database
+        # alone.
         self.start_compute()
         self.until(lambda: self.running() == had.keys(),
                    'all servers run', _DEADLINE)
@@ -135,6 +135,8 @@ class HostBootTest(base.TestCase):
                  '--config-file', str(config)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True)
+        self.until(lambda: self.reports(self.started),
+                   'nova-compute is up', _DEADLINE)
 
     def end_compute(self):
         """Kill nova-compute, as if the host lost its power."""

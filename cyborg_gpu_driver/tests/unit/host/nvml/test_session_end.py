@@ -1,0 +1,222 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Sessions that end late, or whose objects no longer exist."""
+
+import contextlib
+import gc
+import os
+import threading
+import time
+
+import pynvml
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.host.nvml import gate
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
+from cyborg_gpu_driver.tests.unit.host import base
+
+_A_MINUTE = 60
+
+
+class SessionEndTest(base.SimulatedTestCase):
+
+    def test_garbage_collection_waits_for_no_lock(self):
+        """A thread that is inside pynvml may collect a session."""
+        sessions = [self.nvml.another()]
+        sessions[0].driver_version()
+        opened = sessions[0].gate
+
+        def collect():
+            with pynvml.libLoadLock:
+                sessions.clear()
+
+        thread = threading.Thread(target=collect, daemon=True)
+        thread.start()
+        thread.join(_A_MINUTE)
+        self.assertFalse(thread.is_alive())
+        self.wait_until_closed(opened)
+        self.assertEqual((False, 1), (opened.is_open,
+                                      self.calls().get('nvmlShutdown')))
+
+    def test_abandoned_session_that_cannot_be_closed_stops_no_other(self):
+        gate.close_soon(os.getpid(), self.fail, 'this machine is no more')
+        self.assertTrue(self.nvml.driver_version())
+
+    def test_a_session_that_opens_too_late_is_closed(self):
+        """Otherwise no process could reset or unbind a GPU any more."""
+        opens = threading.Event()
+        self.addCleanup(opens.set)
+        self.machine.faults.delay('nvmlInitWithFlags', 1,
+                                  sleep=lambda _: opens.wait(_A_MINUTE))
+        self.nvml.timeout = 0.02
+        self.assertRaises(exception.NvmlNotAnswering,
+                          self.nvml.driver_version)
+        self.assertTrue(self.nvml.gate.is_open)
+        opens.set()
+        while deadline.stuck():
+            time.sleep(0.01)
+        self.nvml.reset()
+        self.assertEqual((False, 0), (self.nvml.gate.is_open,
+                                      pynvml._nvmlLib_refcount))
+        self.assertEqual(1, self.calls()['nvmlShutdown'])
+        self.nvml.timeout = _A_MINUTE
+        self.assertTrue(self.nvml.driver_version())
+        self.nvml.reset()
+        self.assertEqual(0, pynvml._nvmlLib_refcount)
+
+    def test_a_close_behind_a_slow_call_is_made_later(self):
+        """Otherwise no process could reset or unbind a GPU any more."""
+        with self.slow_call():
+            self.nvml.timeout = 0.02
+            self.assertFalse(self.nvml.reset())
+            self.assertTrue(self.nvml.gate.is_open)
+        self.nvml.timeout = _A_MINUTE
+        self.assertTrue(self.nvml.reset())
+        self.assertEqual((False, 1), (self.nvml.gate.is_open,
+                                      pynvml._nvmlLib_refcount))
+
+    def test_an_abandoned_session_behind_a_slow_call_is_closed_later(self):
+        sessions = [self.nvml.another()]
+        sessions[0].driver_version()
+        opened = sessions[0].gate
+        with self.slow_call():
+            sessions[0].timeout = 0.02
+            sessions[0]._end.detach()
+            gate.close_soon(os.getpid(), gate.shut_down,
+                            pynvml.nvmlLib, 0.02, opened.closed)
+            gate.close_abandoned()
+            self.assertTrue(opened.is_open)
+        self.wait_until_closed(opened)
+        self.assertFalse(opened.is_open)
+        self.nvml.reset()
+        self.assertEqual(1, pynvml._nvmlLib_refcount)
+
+    def test_a_session_whose_close_takes_long_holds_no_lock_later(self):
+        """Otherwise no process could have NVML to itself any more."""
+        for is_abandoned in (False, True):
+            sessions = [self.nvml.another()]
+            sessions[0].driver_version()
+            opened = sessions[0].gate
+            with self.slow_shutdown():
+                sessions[0].timeout = 0.02
+                if is_abandoned:
+                    sessions[0]._at_end(gate.shut_down, pynvml.nvmlLib,
+                                        0.02, opened.closed)
+                else:
+                    self.assertFalse(sessions[0].reset())
+                sessions.clear()
+                gc.collect()
+                while not deadline.stuck():
+                    gate.close_abandoned()
+                    time.sleep(0.01)
+                self.assertTrue(opened.is_open)
+            self.wait_until_closed(opened)
+            self.assertFalse(opened.is_open)
+        # One more would end the session of somebody else.
+        self.assertEqual(2, self.calls()['nvmlShutdown'])
+
+    def test_a_session_that_closed_late_is_opened_again(self):
+        self.nvml.driver_version()
+        with self.slow_shutdown():
+            self.nvml.timeout = 0.02
+            self.assertFalse(self.nvml.reset())
+        while deadline.stuck():
+            time.sleep(0.01)
+        self.nvml.timeout = _A_MINUTE
+        self.assertTrue(self.nvml.driver_version())
+        opened = self.nvml.gate
+        gate.close_abandoned()
+        self.assertTrue(opened.is_open)
+        self.assertIsNotNone(opened._held)
+
+    def test_a_session_that_stays_open_after_exclusive_use_is_closed(self):
+        self.nvml.timeout = 0.02
+        may_end = threading.Event()
+        self.machine.faults.delay('nvmlSystemGetDriverVersion', 1,
+                                  sleep=lambda _: may_end.wait(_A_MINUTE))
+        with self.nvml.alone():
+            self.assertRaises(exception.NvmlNotAnswering,
+                              self.nvml.driver_version)
+        self.assertTrue(self.nvml.gate.is_open)
+        may_end.set()
+        while deadline.stuck():
+            time.sleep(0.01)
+        self.wait_until_closed(self.nvml.gate)
+        self.assertFalse(self.nvml.gate.is_open)
+
+    @contextlib.contextmanager
+    def slow_shutdown(self):
+        """Let nvmlShutdown take as long as the block."""
+        may_end = threading.Event()
+        self.machine.faults.delay('nvmlShutdown', 1,
+                                  sleep=lambda _: may_end.wait(_A_MINUTE))
+        try:
+            yield
+        finally:
+            may_end.set()
+            self.machine.faults.clear()
+
+    @contextlib.contextmanager
+    def slow_call(self):
+        """Let another session make a call that is slow, but not overdue."""
+        slow = self.nvml.another()
+        slow.timeout = _A_MINUTE
+        self.addCleanup(slow.reset)
+        for session in (self.nvml, slow):
+            session.driver_version()
+        begun, may_end = threading.Event(), threading.Event()
+
+        def wait(_seconds):
+            begun.set()
+            may_end.wait(_A_MINUTE)
+
+        self.machine.faults.delay('nvmlSystemGetDriverVersion', 1, sleep=wait)
+        thread = threading.Thread(target=slow.driver_version)
+        thread.start()
+        begun.wait(_A_MINUTE)
+        try:
+            yield
+        finally:
+            may_end.set()
+            thread.join()
+            self.machine.faults.clear()
+
+    def test_a_replaced_library_is_not_called_any_more(self):
+        """The old library may hang, and calls of the new one would wait."""
+        sessions = [self.nvml.another()]
+        sessions[0].driver_version()
+        opened = sessions[0].gate
+        with machine_module.Machine.load('t4x4'):
+            sessions.clear()
+            self.wait_until_closed(opened)
+        self.assertEqual((False, None), (opened.is_open,
+                                         self.calls().get('nvmlShutdown')))
+
+    def test_a_session_of_before_a_reboot_ends_none_of_after_it(self):
+        sessions = [self.nvml.another()]
+        sessions[0].driver_version()
+        opened = sessions[0].gate
+        self.machine.reboot()
+        self.nvml.reset()
+        self.nvml.driver_version()
+        sessions.clear()
+        self.wait_until_closed(opened)
+        self.assertFalse(opened.is_open)
+        with self.machine.operation():
+            self.assertTrue(self.machine.library.open)
+
+    def wait_until_closed(self, opened):
+        end = time.monotonic() + _A_MINUTE
+        while opened.is_open and time.monotonic() < end:
+            time.sleep(0.01)
