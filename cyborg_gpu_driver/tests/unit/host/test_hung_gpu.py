@@ -59,6 +59,7 @@ class HungGpuTest(base.SimulatedTestCase):
     def test_the_snapshot_goes_on_without_it(self):
         before = self.reader.snapshot()
         self.hang()
+        self.nvml.timeout = _LATER
         for _ in range(3):
             host = self.reader.snapshot()
             self.check_others(host)
@@ -68,7 +69,7 @@ class HungGpuTest(base.SimulatedTestCase):
                 (gpu.visible_to_nvml, gpu.mig, gpu.driver, len(gpu.vfs)))
             self.assertEqual(
                 (f'NVML: GPU {self.first} does not answer: '
-                 'nvmlDeviceGetMigMode did not return within 0.5 s',),
+                 f'nvmlDeviceGetMigMode did not return within {_LATER} s',),
                 gpu.problems)
         self.assertEqual(1, len(self.log.about('No other call is made')))
         self.answer_again()

@@ -159,7 +159,7 @@ class BundleTest(base.CommandCase):
             model.PciAddress.parse('0000:3b:00.0'))
         os.makedirs(os.path.dirname(record))
         pathlib.Path(record).write_text('{"damaged": ')
-        os.mkdir(record.replace('3b', '5e'))
+        os.mkdir(record.replace('0000:3b:', '0000:5e:'))
         _, files = self.bundle()
         records = json.loads(files['records.json'])
         self.assertEqual('{"damaged": ', records['0000:3b:00.0']['text'])

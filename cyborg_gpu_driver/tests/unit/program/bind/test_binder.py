@@ -15,6 +15,7 @@
 import dataclasses
 import errno
 import os
+import threading
 import uuid
 
 import fixtures
@@ -302,21 +303,23 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual((), self.journal.entries())
 
     def test_a_bind_during_a_snapshot_is_not_forgotten(self):
-        # The machine has several GPUs, so that the first one has been read
-        # before the last one.
         self.machine = simulator.Machine.load('dgx-a100-40')
         self.restart()
         handle = self.handle('3g.20gb')
+        other = next(gpu.address for gpu in self.machine.gpus
+                     if gpu.address != self.gpu)
         bound = []
 
         def bind(_seconds):
-            # The first GPU has been read when the last one is queried.
-            asked = self.machine.calls['nvmlDeviceGetMigMode']
-            if asked == len(self.machine.gpus) - 1 and not bound:
+            name = threading.current_thread().name
+            if name == f'cyborg-gpu-nvml {other}' and not bound:
                 bound.append(True)
+                for thread in threading.enumerate():
+                    if thread.name == f'cyborg-gpu-{self.gpu}':
+                        # The GPU has been read when this thread ends.
+                        thread.join()
                 self.binder.bind(*handle)
 
-        self.machine.reset_calls()
         self.machine.faults.delay('nvmlDeviceGetMigMode', 1, sleep=bind)
         self.live.refresh()
         self.assertEqual([True], bound)

@@ -219,7 +219,7 @@ class DaemonTest(base.BaseTestCase):
 
     def test_a_rollback_needs_no_daemon_that_never_started(self):
         context = privsep.gpu_context
-        privileged_gpu.check_ended([_PARENT])
+        privileged_gpu.refuse_unfinished([_PARENT])
         context.stop()
         with fixtures.MonkeyPatch(
                 'oslo_privsep.daemon.RootwrapClientChannel', _failing):
