@@ -242,7 +242,8 @@ def _instance(facts: Facts, entry: journal.Entry) -> tuple[str, bool]:
         return '', True
     free = True
     for instance in _instances(facts.gpu):
-        if entry.is_on(instance):
+        # A restore that died has not written the id of the instance.
+        if entry.made(instance, entry.boot or ''):
             return '', True
         if instance.placement.mask & entry.placement.mask:
             free = False
