@@ -43,6 +43,7 @@ from cyborg_gpu_driver.report import objects
 LOG = logging.getLogger(__name__)
 
 _IN_TREE = 'nvidia_gpu_driver'
+_SETTINGS = 'settings'
 _PLACEMENT_TIMEOUT = 20
 """Seconds for one answer. A bind ends with a write to Placement, and Cyborg
 waits ``[DEFAULT] rpc_response_timeout``, 60 seconds, for the bind."""
@@ -78,7 +79,6 @@ class GPUDriver(base.GPUDriver):
         self._agent: agent.Agent | None = None
         self._process: int | None = None
         self._failure = log_once.LogOnce()
-        self._unused = log_once.LogOnce()
         atexit.register(_stop, weakref.ref(self))
         self._mdev_problem = cyborg_hooks.mismatch()
         if not self._mdev_problem:
@@ -105,7 +105,8 @@ class GPUDriver(base.GPUDriver):
             reported = objects.driver_devices(
                 self._running().report_changes())
         except Exception as error:
-            self._say_failure(error)
+            self._say('The GPUs cannot be reported: %s. Cyborg keeps the '
+                      'last report.', error)
         else:
             self._failure.over()
             return reported
@@ -124,20 +125,12 @@ class GPUDriver(base.GPUDriver):
         if running is not None:
             running.stop()
 
-    def _say_failure(self, error: Exception) -> None:
+    def _say(self, message: str, error: Exception, about: str | None = None
+             ) -> None:
         reason = exception.steady(error)
-        if self._failure.is_new(reason):
-            LOG.error('The GPUs cannot be reported: %s. Cyborg keeps the last '
-                      'report.', reason, exc_info=not isinstance(
-                          error, exception.GpuDriverError))
-
-    def _say_unused(self, error: Exception) -> None:
-        reason = exception.steady(error)
-        if self._unused.is_new(reason):
-            LOG.error('The changed configuration is not used yet: %s. The '
-                      'former policies stay in effect, and the next report '
-                      'tries again.', reason, exc_info=not isinstance(
-                          error, exception.GpuDriverError))
+        if self._failure.is_new(reason, about):
+            LOG.error(message, reason, exc_info=not isinstance(
+                error, exception.GpuDriverError))
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """Create what an MDEV handle stands for; called by the hooks.
@@ -220,14 +213,17 @@ class GPUDriver(base.GPUDriver):
             before = self._running()
             settings = self._wanted = self._files.changed() or self._wanted
             if settings == self._settings:
+                self._failure.over(_SETTINGS)
                 return
             try:
                 self._agent = self._make(settings, before)
             except Exception as error:
-                self._say_unused(error)
+                self._say('The changed configuration is not used yet: %s. '
+                          'The former policies stay in effect, and the next '
+                          'report tries again.', error, _SETTINGS)
                 return
             self._settings = settings
-        self._unused.over()
+        self._failure.over(_SETTINGS)
         LOG.info('The configuration files have changed. The policies are '
                  'now: %s', ', '.join(item.name for item in
                                       settings.policies or ()) or 'none')
