@@ -147,8 +147,8 @@ def _boxes(gpu: model.Gpu, mode: policy.Mode | None, claimed: Claimed
 
 def _gridded(gpu: model.Gpu) -> model.Mig | None:
     """Return the MIG state of a GPU that has a grid of units now."""
-    if gpu.mig is not None and gpu.mig.enabled and (
-            gpu.mig.instances or geometry.Geometry(gpu.mig.profiles).units):
+    if (gpu.mig is not None and gpu.mig.enabled
+            and picture.has_units(gpu.mig, gpu.mig.instances)):
         return gpu.mig
     return None
 

@@ -22,6 +22,7 @@ import dataclasses
 import re
 import textwrap
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -96,8 +97,8 @@ def lines(gpu: model.Gpu,
     :returns: empty for a GPU that has neither a grid nor vGPUs.
     """
     layout = layout or spec.layout_of(gpu)
-    if (gpu.mig is not None and layout.enabled and (
-            layout.instances or geometry.Geometry(gpu.mig.profiles).units)):
+    if (gpu.mig is not None and layout.enabled
+            and has_units(gpu.mig, layout.instances)):
         drawn = _mig(gpu.mig, layout.instances, owners or {}, pens)
     elif gpu.mig is not None and not gpu.vgpus:
         drawn = ['MIG mode is on, but NVML lists no placements'
@@ -105,6 +106,14 @@ def lines(gpu: model.Gpu,
     else:
         drawn = _time_sliced(gpu, pens)
     return tuple((_MARGIN + line).rstrip() for line in drawn)
+
+
+def has_units(mig: model.Mig, instances: Collection[object]) -> bool:
+    """Whether a GPU in MIG mode has units to draw.
+
+    A driver may list no placements, but have instances.
+    """
+    return bool(instances or geometry.Geometry(mig.profiles).units)
 
 
 def _mig(mig: model.Mig, instances: Sequence[spec.MigInstanceSpec],

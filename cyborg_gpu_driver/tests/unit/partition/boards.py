@@ -16,6 +16,8 @@ The figures are those that ``nvidia-smi mig -lgip`` and ``-lgipp`` print on
 real boards and that NVIDIA's MIG user guide gives.
 """
 
+import dataclasses
+
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition.mig import enumeration
 
@@ -162,6 +164,14 @@ def gpu(profiles, live=(), enabled=True, **fields):
         'mig': model.Mig(enabled=enabled, pending=enabled,
                          profiles=profiles, instances=tuple(instances)),
         **fields})
+
+
+def without_placements(gpu):
+    """The same GPU with a driver that lists no placements."""
+    return dataclasses.replace(gpu, mig=dataclasses.replace(
+        gpu.mig, profiles=tuple(
+            dataclasses.replace(profile, placements=())
+            for profile in gpu.mig.profiles)))
 
 
 def vfs(count, mdev_types=(), used=()):

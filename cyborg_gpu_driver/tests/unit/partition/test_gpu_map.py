@@ -131,11 +131,8 @@ class TestBoxes(base.BaseTestCase):
             gpu, 0, policy.Mode.MIG, NOTHING)))
 
     def test_an_instance_is_drawn_without_placements(self):
-        gpu = boards.gpu(boards.A30, [('1g.6gb', 1)])
-        gpu = dataclasses.replace(gpu, mig=dataclasses.replace(
-            gpu.mig, profiles=tuple(
-                dataclasses.replace(profile, placements=())
-                for profile in gpu.mig.profiles)))
+        gpu = boards.without_placements(
+            boards.gpu(boards.A30, [('1g.6gb', 1)]))
         (box,) = gpu_map.tile(gpu, 0, policy.Mode.MIG, NOTHING).boxes
         self.assertEqual(('1g.6gb', 7), (box.name, box.instance_id))
         self.assertIn('#7', drawn(gpu_map.tile(

@@ -110,11 +110,8 @@ class TestLines(base.BaseTestCase):
                 picture.lines(boards.gpu(profiles)))
 
     def test_an_instance_is_drawn_without_placements(self):
-        gpu = boards.gpu(boards.A30, [('1g.6gb', 1)])
-        gpu = dataclasses.replace(gpu, mig=dataclasses.replace(
-            gpu.mig, profiles=tuple(
-                dataclasses.replace(profile, placements=())
-                for profile in gpu.mig.profiles)))
+        gpu = boards.without_placements(
+            boards.gpu(boards.A30, [('1g.6gb', 1)]))
         drawn = '\n'.join(picture.lines(gpu))
         self.assertIn('1g.6gb', drawn)
         self.assertIn('id 7', drawn)
