@@ -243,7 +243,6 @@ class Restorer:
                 done.append(f'create vGPU {claim.handle} on '
                             f'{claim.function}')
 
-
     def _instance(self, gpu: model.Gpu, claims: tuple[gpu_record.Claim, ...],
                   wanted: spec.MigInstanceSpec, done: list[str]
                   ) -> tuple[gpu_record.Claim, ...]:
@@ -279,23 +278,22 @@ class Restorer:
         :raises StepFailed: if another tool has created an instance in its
             place.
         """
-        alike = [instance for instance in (gpu.mig.instances if gpu.mig
-                                           else ())
-                 if instance.profile_id == wanted.profile_id]
+        live = gpu.mig.instances if gpu.mig else ()
+        there = next((instance for instance in live
+                      if spec.of(instance) == wanted.bare), None)
+        if there is None:
+            foreign = tuple(instance.instance_id for instance in live
+                            if instance.profile_id == wanted.profile_id)
+            self._journal.put(*(dataclasses.replace(
+                self._partitions.numbered(claim, None), foreign_ids=foreign)
+                for claim in claims))
+            return
         boot = self._machine.boot_id()
-        for instance in alike:
-            if spec.of(instance) == wanted.bare:
-                if claims and not any(claim.made(instance, boot)
-                                      for claim in claims):
-                    raise exception.StepFailed(
-                        reason=f'another tool has created GPU instance '
-                        f'{instance.instance_id} at {wanted.placement}; '
-                        'destroy it, then run cyborg-gpu layout restore')
-                return
-        self._journal.put(*(dataclasses.replace(
-            claim, boot=boot, instance_id=None,
-            foreign_ids=tuple(instance.instance_id for instance in alike))
-            for claim in claims))
+        if claims and not any(claim.made(there, boot) for claim in claims):
+            raise exception.StepFailed(
+                reason=f'another tool has created GPU instance '
+                f'{there.instance_id} at {wanted.placement}; destroy it, '
+                'then run cyborg-gpu layout restore')
 
 
 @contextlib.contextmanager
