@@ -141,11 +141,13 @@ class SessionEndTest(base.SimulatedTestCase):
         self.assertIsNotNone(opened._held)
 
     def test_a_session_that_stays_open_after_exclusive_use_is_closed(self):
-        self.nvml.timeout = 0.02
         may_end = threading.Event()
         self.machine.faults.delay('nvmlSystemGetDriverVersion', 1,
                                   sleep=lambda _: may_end.wait(_A_MINUTE))
         with self.nvml.alone():
+            # Opens the session, which takes longer on a busy machine.
+            self.nvml.device_count()
+            self.nvml.timeout = 0.02
             self.assertRaises(exception.NvmlNotAnswering,
                               self.nvml.driver_version)
         self.assertTrue(self.nvml.gate.is_open)
