@@ -350,10 +350,10 @@ class Agent:
         return (governing is not None
                 and not policy.WHOLE.isdisjoint(governing.modes)
                 and not (governing.roles
-                         and self._journal.entries(gpu.address)))
+                         and self._journal.has_claims(gpu.address)))
 
     def _is_used(self, device: values.ReportedDevice) -> bool:
-        return (bool(self._journal.entries(device.address))
+        return (self._journal.has_claims(device.address) is not False
                 or any(self._node.withdrawal.held_by(deployable.provider_uuid)
                        for deployable in device.deployables))
 

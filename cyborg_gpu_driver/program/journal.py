@@ -93,6 +93,13 @@ class Journal:
         return tuple(entry for record in self._store.records().values()
                      for entry in self._as_given_back(record.claims))
 
+    def has_claims(self, gpu: model.PciAddress) -> bool | None:
+        """Whether a GPU has claims; None if its record cannot be read."""
+        try:
+            return bool(self.entries(gpu))
+        except exception.JournalError:
+            return None
+
     def situation(self, gpu: model.PciAddress) -> elastic.Situation:
         """What the record of a GPU in mode auto says about its roles.
 
@@ -185,11 +192,11 @@ class Journal:
         self._given_back.pop(handle, None)
 
     def check(self) -> bool:
-        """Set unusable records aside, with a message.
+        """Set damaged records aside, with a message.
 
         :returns: whether claims are lost and have to be rebuilt.
-        :raises JournalUnreadable: if this process cannot read a record that
-            others may be able to use.
+        :raises JournalUnreadable: if the directory of the records cannot be
+            read.
         """
         self._store.check()
         return self._store.has_lost()

@@ -15,9 +15,9 @@
 ``STATE_PATH/gpus/ADDRESS.json`` has the record of one GPU, with a version
 and a checksum. The same rules apply to all records:
 
-* A damaged file affects one GPU. A read of it raises an error. Each report
-  and each restore begins with :meth:`Store.check`, which sets the file aside
-  with a message. Then its claims are rebuilt from the hardware and Cyborg.
+* A damaged or unreadable file affects one GPU. A read of it raises an error.
+  Each report and each restore begins with :meth:`Store.check`, which sets a
+  damaged file aside. Then its claims are rebuilt from the hardware and Cyborg.
 * Data that must be on the disk before the hardware is touched is written
   through :meth:`Store.gpu`, which raises if it cannot be written.
 * Observations are written through :meth:`Store.keep`. While they cannot be
@@ -53,8 +53,6 @@ KIND = 'cyborg-gpu GPU'
 VERSION = 2
 _SUFFIX = '.json'
 _EMPTY = gpu_record.GpuRecord()
-
-Change = Callable[[gpu_record.GpuRecord], gpu_record.GpuRecord]
 
 _stores: weakref.WeakValueDictionary[str, Store] = (
     weakref.WeakValueDictionary())
@@ -181,7 +179,8 @@ class Store:
         with self.gpu(address) as draft:
             draft.record = dataclasses.replace(draft.record, **parts)
 
-    def keep(self, address: model.PciAddress, change: Change
+    def keep(self, address: model.PciAddress,
+             change: Callable[[gpu_record.GpuRecord], gpu_record.GpuRecord]
              ) -> tuple[gpu_record.GpuRecord, gpu_record.GpuRecord]:
         """Change a record; keep the change in memory while it is unwritable.
 
@@ -226,19 +225,21 @@ class Store:
         return len(self._pending)
 
     def check(self) -> None:
-        """Set unusable records aside, and delete files of dead writers.
+        """Set damaged records aside, and delete files of dead writers.
 
-        :raises JournalUnreadable: if this process cannot read a record that
-            others may be able to use.
+        A record that this process cannot read stays: others may be able to
+        read it. Records that stay are logged once.
+
+        :raises JournalUnreadable: if the directory cannot be read.
         """
         self._migrate()
         for address in self.addresses():
             try:
-                self._read(address)
-            except exception.JournalUnreadable:
-                raise
-            except exception.JournalError:
-                self.check_gpu(address)
+                if self._damage(address) is not None:
+                    self.check_gpu(address)
+                self._said.over(address)
+            except exception.JournalError as error:
+                self._say(address, error)
 
     def check_gpu(self, address: model.PciAddress) -> None:
         """Like :meth:`check`, for one GPU.
@@ -251,11 +252,8 @@ class Store:
             for left in durable.leftovers(path):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(left)
-            try:
-                self._read(address)
-            except exception.JournalUnreadable:
-                raise
-            except exception.JournalError as error:
+            error = self._damage(address)
+            if error is not None:
                 kept = durable.keep_aside(path)
                 pending = self._in_memory(address)
                 self._write(address, gpu_record.GpuRecord(
@@ -266,6 +264,20 @@ class Store:
                     'of GPU %(gpu)s are rebuilt from the hardware and Cyborg; '
                     'compare the GPU with its intended layout.',
                     {'error': error, 'kept': kept, 'gpu': address})
+
+    def _damage(self, address: model.PciAddress
+                ) -> exception.JournalError | None:
+        """What is wrong with a damaged record; None for another one.
+
+        :raises JournalUnreadable: if this process cannot read the file.
+        """
+        try:
+            self._read(address)
+        except exception.JournalError as error:
+            if isinstance(error, exception.JournalUnreadable):
+                raise
+            return error
+        return None
 
     def is_lost(self, address: model.PciAddress) -> bool:
         """Whether the claims of a GPU have to be rebuilt.
@@ -299,16 +311,14 @@ class Store:
 
     def _take_over(self, address: model.PciAddress, parts: dict[str, Any]
                    ) -> None:
-        try:
+        error = self._damage(address)
+        if error is None:
             record = self._read(address)
-        except exception.JournalUnreadable:
-            raise
-        except exception.JournalError as error:
+        else:
             LOG.error('%(error)s. It is kept as %(kept)s.',
                       {'error': error,
                        'kept': durable.keep_aside(self.path(address))})
-            record = dataclasses.replace(
-                _EMPTY, claims_lost='claims' not in parts)
+            record = gpu_record.GpuRecord(claims_lost='claims' not in parts)
         self._write(address, dataclasses.replace(record, **parts))
 
     def _earlier(self) -> migrate.Parts:

@@ -28,6 +28,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.report import claims
 from cyborg_gpu_driver.report import memory
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report.content import build
@@ -152,11 +153,14 @@ class Withdrawal:
         kept, devices, offered, draining = {}, [], {}, []
         leaving = set()
         present = {gpu.address: gpu for gpu in host.gpus}
-        for address in sorted({*present, *known}):
+        unknown = claims.unknown(self._state_path)
+        for address in sorted({*present, *known, *unknown}):
             before = known.get(address)
-            look = _not_ours(address, before, earlier) or self._look_at(
-                present.get(address), before, make, ignored,
-                address in claimed, host.library_missing)
+            look = (_left_alone(unknown.get(address)
+                                or _not_ours(address, before, earlier))
+                    or self._look_at(
+                        present.get(address), before, make, ignored,
+                        address in claimed, host.library_missing))
             device, reason, left = look.device, look.reason, look.left
             if before is not None and left:
                 draining.extend(_drained(before, left))
@@ -201,22 +205,26 @@ class Withdrawal:
         :param make, ignored, claimed: see :meth:`decide`.
         """
         present = {gpu.address: gpu for gpu in host.gpus}
-        return {address: self._look_at(
-            present.get(address), known.get(address), make, ignored,
-            address in claimed, host.library_missing).sent(
-                address, known.get(address))
-            for address in sorted({*present, *known})}
+        unknown = claims.unknown(self._state_path)
+        return {address: (
+            _left_alone(unknown.get(address)) or self._look_at(
+                present.get(address), known.get(address), make, ignored,
+                address in claimed, host.library_missing)).sent(
+                    address, known.get(address))
+            for address in sorted({*present, *known, *unknown})}
 
     def held(self, present: Iterable[model.PciAddress] = ()
              ) -> tuple[values.ReportedDevice, ...]:
         """Stubs for all remembered GPUs; for none if they cannot be read.
 
+        A GPU whose record cannot be used may have been reported.
+
         :param present: GPUs of the host, which get stubs too.
         """
         try:
-            known = [*self._known()]
+            known = {*self._known(), *claims.unknown(self._state_path)}
         except exception.JournalUnreadable:
-            known = []
+            known = set()
         return tuple(build.stub_device(address)
                      for address in sorted({*known, *present}))
 
@@ -298,7 +306,9 @@ class Withdrawal:
     def _known(self) -> dict[model.PciAddress, gpu_record.Reported]:
         if self._memory is None:
             self._store.check()
-            self._memory = remembered(self._state_path)
+        # A record may not have been readable before.
+        self._memory = {**remembered(self._state_path),
+                        **(self._memory or {})}
         return self._memory
 
     def _keep(self, kept: dict[model.PciAddress, gpu_record.Reported]
@@ -329,21 +339,25 @@ def remembered(state_path: str
             if record.reported is not None}
 
 
+def _left_alone(reason: str | None) -> _Look | None:
+    """The decision about a GPU that Cyborg has to keep; None without reason.
+    """
+    return _Look(None, None, reason, '') if reason else None
+
+
 def _not_ours(address: model.PciAddress, before: gpu_record.Reported | None,
-              earlier: Collection[reconcile.Earlier] | None) -> _Look | None:
-    """The decision about a GPU of Cyborg's own driver; None for another one.
+              earlier: Collection[reconcile.Earlier] | None) -> str:
+    """Why a GPU belongs to Cyborg's own driver; empty if it does not.
 
     Until Placement has answered, each GPU that was never reported may be
     one.
     """
     if earlier is None:
-        reason = '' if before else (
+        return '' if before else (
             'Placement has not answered yet whether a server has it through '
             "Cyborg's own driver")
-    else:
-        reason = '' if address not in {item.gpu for item in earlier} else (
-            "a server has it through Cyborg's own driver")
-    return _Look(None, None, reason, '') if reason else None
+    return '' if address not in {item.gpu for item in earlier} else (
+        "a server has it through Cyborg's own driver")
 
 
 def _drained(before: gpu_record.Reported, dropped: Iterable[str]

@@ -76,11 +76,13 @@ class Rebuilder:
         :returns: the GPUs whose claims were rebuilt.
         :raises JournalError: if the journal cannot be written.
         """
-        claims = self._cloud.requests()
+        lost = [gpu for gpu in self._host.host().gpus
+                if self._is_lost(gpu.address)]
+        claims = self._cloud.requests() if lost else None
         found, again, left = [], [], 0
-        for gpu in self._host.host().gpus:
+        for gpu in lost:
             with locks.gpu(self._state_path, gpu.address):
-                if not self._store.is_lost(gpu.address):
+                if not self._is_lost(gpu.address):
                     continue
                 gpu = self._host.gpu(gpu.address)
                 entries = self._found(gpu, claims)
@@ -111,6 +113,13 @@ class Rebuilder:
              '; the GPU instances of ' + ', '.join(lacking) + ' are not '
              'known, and are kept when these handles are unbound'})
         return again
+
+    def _is_lost(self, address: model.PciAddress) -> bool:
+        """Whether to rebuild a GPU; not while its record cannot be read."""
+        try:
+            return self._store.is_lost(address)
+        except exception.JournalError:
+            return False
 
     def adopt(self, gpu: model.Gpu, claim: reconcile.Claim
               ) -> journal.Entry:

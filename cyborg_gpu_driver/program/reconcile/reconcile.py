@@ -202,8 +202,7 @@ class Reconciler:
             try:
                 self._store.read(gpu.address)
             except exception.JournalError as error:
-                found[gpu.address] = differences.unreadable(gpu.address,
-                                                            str(error))
+                found[gpu.address] = differences.unusable(gpu.address, error)
         return found
 
     def _facts(self, gpu: model.Gpu, entries: tuple[journal.Entry, ...],

@@ -69,6 +69,25 @@ class AgentTest(base.BaseTestCase):
             if 'handle' in thread.name])
         self.assertEqual((), journal.Journal(self.state_path).entries())
 
+    def test_a_record_that_cannot_be_read_affects_its_gpu_only(self):
+        address = self.devices[1].address
+        path = store.of(self.state_path).path(address)
+        os.rename(path, f'{path}.away')
+        # Stands for an unreadable file, because root can read any file.
+        os.mkdir(path)
+        for _ in range(2):
+            self.assertEqual(
+                {device.address: device.address == address
+                 for device in self.devices},
+                {device.address: device.stub
+                 for device in self.agent.report()})
+            asked = self.handle()
+            self.agent.bind(*asked)
+            self.agent.unbind(*asked)
+        os.rmdir(path)
+        os.rename(f'{path}.away', path)
+        self.assertEqual(self.devices, self.agent.report())
+
     def test_a_condition_that_comes_back_is_logged_again(self):
         log = self.useFixture(fixtures.FakeLogger('cyborg_gpu_driver.agent'))
         found = []

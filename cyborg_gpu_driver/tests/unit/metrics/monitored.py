@@ -378,15 +378,11 @@ class Cloud(fixtures.Fixture):
                                         pending=True)
         agent.hang(hung)
         agent.agent.report()
+        self._fail_report(exporter, agent)
         # Neither the agent nor the exporter can read this.
         os.mkdir(os.path.join(exporter.state_path, 'gpus',
                               '0000:ff:00.0.json'))
-        try:
-            agent.agent.report()
-        except exception.JournalUnreadable:
-            pass
-        else:
-            raise AssertionError('an unreadable record was reported')
+        agent.agent.report()
         exporter.put(disabled, cordons=(cordon.Cordon(
             cordon.Source.CYBORG, 1.0, 'ann', 'a fan'),))
         exporter.put(unhealthy, tenancy=cleaning.Known(cleaning.State.STUCK))
@@ -394,6 +390,22 @@ class Cloud(fixtures.Fixture):
             hung, spec.MigLayout(True, True)))
         self._pending(exporter, sliced, lost)
         self._scraped(exporter)
+
+    def _fail_report(self, exporter, agent):
+        """Make a report without the directory of the records."""
+        path = os.path.join(exporter.state_path, 'gpus')
+        os.rename(path, f'{path}.away')
+        with open(path, 'w', encoding='utf-8'):
+            pass
+        try:
+            agent.agent.report()
+        except exception.JournalUnreadable:
+            pass
+        else:
+            raise AssertionError('unreadable records were reported')
+        finally:
+            os.unlink(path)
+            os.rename(f'{path}.away', path)
 
     def _pending(self, exporter, gpu, like):
         """Record a bind that has begun and not ended."""

@@ -19,7 +19,6 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import durable
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
@@ -331,8 +330,29 @@ class WithdrawalTest(base.BaseTestCase):
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write('{}')
         self.restart()
-        self.assertEqual((), self.withdrawal.held())
+        self.assertEqual((build.stub_device(_ADDRESS),),
+                         self.withdrawal.held())
         self.assertTrue(os.path.exists(path + '.unusable-1'))
+
+    def test_a_gpu_whose_record_was_damaged_stays_until_it_is_rebuilt(self):
+        self.report(_GPU)
+        records = store.of(self.state_path)
+        with open(records.path(_ADDRESS), 'w', encoding='utf-8') as stream:
+            stream.write('{}')
+        self.restart()
+        for gpus in ((), (_GPU,)):
+            self.assertTrue(self.report(*gpus)[_ADDRESS].stub)
+        records.put(_ADDRESS, claims_lost=False)
+        self.assertFalse(self.report(_GPU)[_ADDRESS].stub)
+
+    def test_a_record_that_an_operator_deletes_ends_its_stub(self):
+        records = store.of(self.state_path)
+        records.put(_ADDRESS, claims_lost=True)
+        log = self.useFixture(fixtures.FakeLogger())
+        self.assertTrue(self.report()[_ADDRESS].stub)
+        self.assertIn(f'delete {records.path(_ADDRESS)}', log.output)
+        os.unlink(records.path(_ADDRESS))
+        self.assertEqual({}, self.report())
 
     def test_facts_of_a_wrong_type_are_not_believed(self):
         path = store.Store(self.state_path).path(_ADDRESS)
@@ -343,7 +363,8 @@ class WithdrawalTest(base.BaseTestCase):
             durable.write(path, store.KIND, store.VERSION, record)
             self.assertEqual({}, withdrawal.remembered(self.state_path))
             self.restart()
-            self.assertFalse(self.report(_GPU)[_ADDRESS].stub)
+            self.assertTrue(self.report(_GPU)[_ADDRESS].stub)
+            store.of(self.state_path).put(_ADDRESS, claims_lost=False)
 
     def test_a_state_path_that_cannot_be_written_does_not_stop_reports(self):
         log = self.useFixture(fixtures.FakeLogger())
@@ -372,10 +393,17 @@ class WithdrawalTest(base.BaseTestCase):
         # Stands for an unreadable file, because root can read any file.
         os.mkdir(path)
         self.restart()
-        self.assertRaises(exception.JournalUnreadable, self.report, _GPU)
-        self.assertEqual((build.stub_device(_OTHER),),
-                         self.withdrawal.held([_OTHER]))
+        other = dataclasses.replace(_GPU, address=_OTHER)
+        self.assertEqual({_ADDRESS: True, _OTHER: False}, {
+            address: device.stub for address, device
+            in self.report(_GPU, other).items()})
+        self.assertEqual(
+            (build.stub_device(_ADDRESS), build.stub_device(_OTHER)),
+            self.withdrawal.held())
         os.rmdir(path)
         os.rename(f'{path}.away', path)
+        # Its last report is known again.
+        self.assertTrue(self.report(
+            _UNSEEN, library_missing=True)[_ADDRESS].stub)
         self.use(self.report(_GPU)[_ADDRESS])
         self.assertTrue(self.report()[_ADDRESS].stub)
