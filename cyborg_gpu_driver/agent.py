@@ -95,8 +95,7 @@ class _Node(node.Node):
         return self.drift.read(looked, {
             address: self.inventories(address) for address in looked})
 
-    def earlier(self, host: model.Host
-                ) -> Iterable[reconcile.Earlier]:
+    def earlier(self, host: model.Host) -> Iterable[reconcile.Earlier]:
         return self.gpus_of_others.known or ()
 
     def publish(self, address: model.PciAddress) -> None:
@@ -270,7 +269,8 @@ class Agent:
             {address for address, verdict in verdicts.items()
              if verdict.is_unhealthy} | set(self._node.cordons.known()),
             self._earlier.known)
-        self._node.cleaner.look(self._node.wholes(decided.devices))
+        self._node.cleaner.look(self._node.wholes(decided.devices), {
+            device.address for device in decided.devices if device.stub})
         if self._node.resetter.done:
             # A reset cures a GPU, unless the GPU now shows another problem.
             self._node.resetter.done.clear()

@@ -177,13 +177,17 @@ class Cleaner:
                 if offer.mode is policy.Mode.PASSTHROUGH
                 and (known := self._known(offer.gpu)) is not None]
 
-    def look(self, wholes: Iterable[Whole]) -> None:
+    def look(self, wholes: Iterable[Whole],
+             unread: Collection[model.PciAddress] = ()) -> None:
         """See which servers have whole GPUs, and clean the released GPUs.
 
-        Never raises. If Placement does not answer, nothing changes.
+        Never raises for Placement. If it does not answer, nothing changes.
 
         :param wholes: GPUs that are reported as they are in the machine.
+        :param unread: GPUs that stay as they were reported.
         """
+        wholes = tuple(wholes)
+        self._leave({*unread, *(whole.gpu.address for whole in wholes)})
         if not self._enabled or self._tenancy is None:
             return
         for whole in wholes:
@@ -199,6 +203,26 @@ class Cleaner:
             self._said.over()
             self._said.over(whole.provider)
             self._follow(self._tenancy, whole, seen)
+
+    def _leave(self, kept: Collection[model.PciAddress]) -> None:
+        """End the time of servers whose GPUs are not looked at any more.
+
+        Such a GPU is reset before it is offered as a whole again. With
+        ``clean_whole_gpus = false`` nothing is remembered of any GPU.
+
+        :param kept: the GPUs that servers may still have as a whole.
+        """
+        for address, record in self._store.records().items():
+            known = record.tenancy
+            if known is None or (self._enabled and (
+                    address in kept or known.state is not _State.USED)):
+                continue
+            if known.state is _State.USED:
+                self._audit.record(address, 'returned', _who(known), {
+                    'generation': known.generation,
+                    'seen': known.state.value})
+            self._keep(address, dataclasses.replace(
+                known, state=_State.DIRTY) if self._enabled else None)
 
     def _tell_unseen(self, error: Exception, provider: str | None = None
                      ) -> None:
@@ -316,8 +340,8 @@ class Cleaner:
                 known, ours=0)
         return self._memory[address]
 
-    def _keep(self, address: model.PciAddress, known: cleaning.Known
-              ) -> None:
+    def _keep(self, address: model.PciAddress,
+              known: cleaning.Known | None) -> None:
         # If the record cannot be written, an older one remains. That causes
         # at most an unnecessary reset.
         self._memory[address] = known

@@ -35,6 +35,7 @@ from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.steps import reset
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 
@@ -136,6 +137,9 @@ class CleaningCase(base.BaseTestCase):
     def withheld(self):
         return self.cleaner.withholds(
             self.live.offers(self.live.gpu(self.address)))
+
+    def tenancy(self):
+        return store.of(self.state_path).read(self.address).tenancy
 
     def use_up(self, tenant='server'):
         """Let a server have the GPU during a report, and then release it."""
@@ -282,9 +286,31 @@ class TenantsTest(CleaningCase):
         self.start()
         self.assertFalse(self.look())
         self.assertEqual(0, self.resets())
+        self.assertIsNone(self.tenancy())
         self.enabled = True
         self.start()
-        self.assertTrue(self.withheld())
+        self.assertFalse(self.look())
+        self.assertEqual(1, self.resets())
+
+    def test_who_turns_it_off_ends_the_time_of_a_server(self):
+        self.ledger.allocate('server')
+        self.look()
+        self.enabled = False
+        self.start()
+        self.look()
+        self.assertEqual(['given', 'returned'], self.whats())
+
+    def test_a_gpu_that_is_no_longer_offered_as_a_whole(self):
+        self.ledger.allocate('server')
+        self.look()
+        self.cleaner.look((), {self.address})
+        self.assertIs(_STATE.USED, self.tenancy().state)
+        self.ledger.delete('server')
+        for _ in range(2):
+            self.cleaner.look(())
+            self.assertIs(_STATE.DIRTY, self.tenancy().state)
+        self.assertEqual(['given', 'returned'], self.whats())
+        # Its former server is remembered if it is offered as a whole again.
         self.assertFalse(self.look())
         self.assertEqual(1, self.resets())
 
