@@ -157,6 +157,14 @@ class Claim(_OfBoot):
         return model.Vgpu(self.function, self.mdev_type,
                           self.handle if self.is_mdev else None, instance_id)
 
+    def in_boot(self, boot: str) -> Claim:
+        """The claim, without the id of an instance of an earlier boot.
+
+        :param boot: boot id of the machine.
+        """
+        return (dataclasses.replace(self, instance_id=None)
+                if self.is_past(boot) else self)
+
     def is_on(self, instance: model.GpuInstance) -> bool:
         """Whether a live instance is this claim's, by id and place.
 

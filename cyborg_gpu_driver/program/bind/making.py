@@ -242,8 +242,10 @@ class Maker:
         asked = turn.asked
         available = self._host.offers(gpu)
         offer = plan.find_offer(gpu, available, asked)
-        planned = plan.plan(gpu, available, offer, asked,
-                            self._journal.entries(gpu.address), share)
+        planned = plan.plan(
+            gpu, available, offer, asked,
+            self._parts.of_this_boot(self._journal.entries(gpu.address)),
+            share)
         entry = self._entry(gpu, offer, planned, asked)
         self._check_unclaimed(entry, asked)
         self._journal.put(entry)

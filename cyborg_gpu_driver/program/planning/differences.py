@@ -59,6 +59,9 @@ class Facts:
     """Names of vGPUs that are or may be in use, and what uses them."""
     in_use: Mapping[model.Placement, str] | None = None
     """Instances in use and what uses them; None if unknown."""
+    boot: str = ''
+    """Boot id of the machine. An instance of a claim of an earlier boot is
+    gone, whatever is in its place."""
 
     @property
     def entries(self) -> tuple[journal.Entry, ...]:
@@ -247,7 +250,7 @@ def _instance(facts: Facts, entry: journal.Entry) -> tuple[str, bool]:
     free = True
     for instance in _instances(facts.gpu):
         # A restore that died has not written the id of the instance.
-        if entry.made(instance, entry.boot or ''):
+        if entry.made(instance, facts.boot):
             return '', True
         if instance.placement.mask & entry.placement.mask:
             free = False

@@ -212,7 +212,7 @@ class Reconciler:
         record = dataclasses.replace(self._store.read(gpu.address),
                                      claims=entries)
         facts = differences.Facts(gpu, record, self._governs(gpu), claims,
-                                  usages)
+                                  usages, boot=self._machine.boot_id())
         lost = differences.unrequested(facts)
         return dataclasses.replace(
             facts, users=repair.users(self._keeper, gpu.address, lost)

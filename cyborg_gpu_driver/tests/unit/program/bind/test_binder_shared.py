@@ -12,6 +12,7 @@
 
 """Several vGPUs on one GPU instance, with mdev and without."""
 
+import dataclasses
 import errno
 import itertools
 import logging
@@ -116,6 +117,21 @@ class SharingTests:
         for handle in self.small[:4]:
             self.binder.unbind(*handle)
         self.assertEqual(([(47, 0)], []), self.truth())
+
+    def test_after_a_reboot_an_instance_of_a_stranger_is_not_filled(self):
+        self.binder.bind(*self.small[0])
+        (entry,) = self.journal.entries()
+        # Now a stranger's instance has the id and the place of the lost one.
+        with self.machine.operation(write=True):
+            self.machine.gpu(self.gpu).state.vgpus.clear()
+        self.journal.put(dataclasses.replace(entry, boot='an earlier one'))
+        self.restart()
+        self.binder.bind(*self.small[1])
+        self.assertEqual(2, self.instances())
+        for handle in self.small[:2]:
+            self.binder.unbind(*handle)
+        self.assertEqual([(entry.profile_id, entry.placement.start)],
+                         self.truth()[0])
 
     def test_an_instance_that_somebody_destroyed_is_cut_anew(self):
         # The live view has the instance, with room on it. The hardware does

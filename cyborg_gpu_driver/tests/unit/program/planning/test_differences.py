@@ -87,6 +87,13 @@ class CompareTest(base.BaseTestCase):
     def test_where_all_agree(self):
         self.assertEqual([], self.compare())
 
+    def test_an_instance_of_an_earlier_boot_is_gone(self):
+        for boot, found in (('now', []), ('earlier', [(K.INSTANCE_GONE,
+                                                       False)])):
+            self.assertEqual(found, self.compare(
+                boot='now', claims_of=(dataclasses.replace(
+                    _ENTRY, boot=boot),)))
+
     def test_many_requests_are_gone_through_a_few_times(self):
         class Counted(tuple):
             times = 0
