@@ -45,27 +45,6 @@ def of_reports(state_path: str, address: model.PciAddress) -> str:
             'prepares it')
 
 
-def unknown(state_path: str) -> dict[model.PciAddress, str]:
-    """The GPUs whose claims are not known now, each with the reason.
-
-    :param state_path: ``[gpu] state_path``.
-    :raises JournalUnreadable: if the directory of the records cannot be
-        read.
-    """
-    records = store.of(state_path)
-    found = {}
-    for address in records.addresses():
-        try:
-            if records.read(address).claims_lost:
-                found[address] = (
-                    'its record was damaged, and its claims have not been '
-                    'rebuilt; if the GPU has been removed, delete '
-                    + records.path(address))
-        except exception.JournalError as error:
-            found[address] = str(error)
-    return found
-
-
 def of_placement(tree: provider_tree.ProviderTree, hostname: str,
                  address: model.PciAddress) -> str:
     """Why servers may have a part of a GPU; empty if none has.

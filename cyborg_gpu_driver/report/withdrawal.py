@@ -28,7 +28,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.report import claims
+from cyborg_gpu_driver.record import unknown_claims
 from cyborg_gpu_driver.report import memory
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report.content import build
@@ -153,11 +153,11 @@ class Withdrawal:
         kept, devices, offered, draining = {}, [], {}, []
         leaving = set()
         present = {gpu.address: gpu for gpu in host.gpus}
-        unknown = claims.unknown(self._state_path)
+        unknown = unknown_claims.of(self._state_path)
         for address in sorted({*present, *known, *unknown}):
             before = known.get(address)
-            look = (_left_alone(unknown.get(address)
-                                or _not_ours(address, before, earlier))
+            look = (_unknown(unknown.get(address))
+                    or _not_ours(address, before, earlier)
                     or self._look_at(
                         present.get(address), before, make, ignored,
                         address in claimed, host.library_missing))
@@ -205,9 +205,9 @@ class Withdrawal:
         :param make, ignored, claimed: see :meth:`decide`.
         """
         present = {gpu.address: gpu for gpu in host.gpus}
-        unknown = claims.unknown(self._state_path)
+        unknown = unknown_claims.of(self._state_path)
         return {address: (
-            _left_alone(unknown.get(address)) or self._look_at(
+            _unknown(unknown.get(address)) or self._look_at(
                 present.get(address), known.get(address), make, ignored,
                 address in claimed, host.library_missing)).sent(
                     address, known.get(address))
@@ -222,7 +222,7 @@ class Withdrawal:
         :param present: GPUs of the host, which get stubs too.
         """
         try:
-            known = {*self._known(), *claims.unknown(self._state_path)}
+            known = {*self._known(), *unknown_claims.of(self._state_path)}
         except exception.JournalUnreadable:
             known = set()
         return tuple(build.stub_device(address)
@@ -339,25 +339,29 @@ def remembered(state_path: str
             if record.reported is not None}
 
 
-def _left_alone(reason: str | None) -> _Look | None:
-    """The decision about a GPU that Cyborg has to keep; None without reason.
+def _unknown(why: unknown_claims.Unknown | None) -> _Look | None:
+    """The decision about a GPU whose claims are unknown; None if they are
+    known.
     """
-    return _Look(None, None, reason, '') if reason else None
+    return None if why is None else _Look(
+        None, None, f'{why.reason}; {why.remedy}', '')
 
 
 def _not_ours(address: model.PciAddress, before: gpu_record.Reported | None,
-              earlier: Collection[reconcile.Earlier] | None) -> str:
-    """Why a GPU belongs to Cyborg's own driver; empty if it does not.
+              earlier: Collection[reconcile.Earlier] | None) -> _Look | None:
+    """The decision about a GPU of Cyborg's own driver; None for another one.
 
     Until Placement has answered, each GPU that was never reported may be
     one.
     """
     if earlier is None:
-        return '' if before else (
+        reason = '' if before else (
             'Placement has not answered yet whether a server has it through '
             "Cyborg's own driver")
-    return '' if address not in {item.gpu for item in earlier} else (
-        "a server has it through Cyborg's own driver")
+    else:
+        reason = '' if address not in {item.gpu for item in earlier} else (
+            "a server has it through Cyborg's own driver")
+    return _Look(None, None, reason, '') if reason else None
 
 
 def _drained(before: gpu_record.Reported, dropped: Iterable[str]

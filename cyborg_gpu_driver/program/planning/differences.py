@@ -22,7 +22,6 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition import spec
@@ -133,15 +132,11 @@ def earlier(found: Iterable[reconcile.Earlier]
         for item in found)
 
 
-def unusable(gpu: model.PciAddress, error: exception.JournalError
+def unusable(gpu: model.PciAddress, reason: str, remedy: str
              ) -> reconcile.Difference:
     """The difference of an unusable record, which cannot be compared."""
-    return _difference(
-        reconcile.Kind.BAD_RECORD, gpu, str(gpu), str(error),
-        'make the file readable for the user of cyborg-agent'
-        if isinstance(error, exception.JournalUnreadable) else
-        'the next report of the agent moves the damaged record aside and '
-        'rebuilds it; "cyborg-gpu doctor --repair" does so now')
+    return _difference(reconcile.Kind.BAD_RECORD, gpu, str(gpu), reason,
+                       remedy)
 
 
 def unrequested(facts: Facts) -> tuple[journal.Entry, ...]:

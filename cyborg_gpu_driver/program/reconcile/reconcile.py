@@ -46,6 +46,7 @@ from cyborg_gpu_driver.program.reconcile import rebuild
 from cyborg_gpu_driver.program.reconcile import repair
 from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.record import unknown_claims
 
 LOG = logging.getLogger(__name__)
 
@@ -169,8 +170,8 @@ class Reconciler:
         if refresh:
             self._host.refresh()
         host = self._host.host()
-        broken = self._broken(host)
-        gpus = [gpu for gpu in host.gpus if gpu.address not in broken]
+        unknown = unknown_claims.of(self._state_path)
+        gpus = [gpu for gpu in host.gpus if gpu.address not in unknown]
         marks = {gpu.address: self._host.mark(gpu.address) for gpu in gpus}
         claims = self._cloud.requests()
         usages = self._cloud.usages({gpu.address: self._host.offers(gpu)
@@ -189,21 +190,12 @@ class Reconciler:
                 compared[gpu.address] = self._facts(
                     gpu, entries, claims, None if usages is None
                     else usages.get(gpu.address, ()))
-        return (*broken.values(), *differences.absent(before, host),
+        return (*(differences.unusable(address, why.reason, why.remedy)
+                  for address, why in unknown.items()),
+                *differences.absent(before, host),
                 *differences.earlier(self._cloud.earlier(host)),
                 *(item for facts in compared.values() if facts is not None
                   for item in differences.compare(facts))), compared
-
-    def _broken(self, host: model.Host
-                ) -> dict[model.PciAddress, reconcile.Difference]:
-        """GPUs whose records cannot be used, each with the difference."""
-        found = {}
-        for gpu in host.gpus:
-            try:
-                self._store.read(gpu.address)
-            except exception.JournalError as error:
-                found[gpu.address] = differences.unusable(gpu.address, error)
-        return found
 
     def _facts(self, gpu: model.Gpu, entries: tuple[journal.Entry, ...],
                claims: reconcile.Claims | None,

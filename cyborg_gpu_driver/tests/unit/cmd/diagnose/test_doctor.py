@@ -131,6 +131,16 @@ class DoctorTest(base.CommandCase):
         self.assertIn('The journal of binds was rebuilt.', said)
         self.compared(sections=('health', 'gpus', 'records', 'cloud'))
 
+    def test_a_record_of_a_gpu_that_is_missing(self):
+        path = os.path.join(self.directory, 'state.records', 'gpus',
+                            '0000:99:00.0.json')
+        # Stands for an unreadable file, because root can read any file.
+        os.makedirs(path)
+        (row,), _ = self.compared(code=1)
+        self.assertEqual(('bad-record', '0000:99:00.0'),
+                         (row['code'], row['gpu']))
+        self.assertIn('readable for the user of cyborg-agent', row['action'])
+
     def test_all_sections(self):
         machine = simulator.Machine.load('dgx-a100-80',
                                          self.directory + '/state')
