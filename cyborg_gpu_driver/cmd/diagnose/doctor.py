@@ -237,8 +237,7 @@ class _Node(publishing.PublishingNode):
 
 def _rebuild(there):
     """Rebuild the journal if it cannot be used."""
-    if there.journal.check():
-        there.rebuilder.rebuild()
+    if there.journal.check() and there.rebuilder.rebuild():
         cmd_machine.say('The journal of binds was rebuilt.')
 
 

@@ -20,6 +20,7 @@ without mdev are known only from the accelerator requests.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 from collections.abc import Collection
 from collections.abc import Iterable
@@ -81,7 +82,9 @@ class Rebuilder:
         claims = self._cloud.requests() if lost else None
         found, again, left = [], [], 0
         for gpu in lost:
-            with locks.gpu(self._state_path, gpu.address):
+            # The next report tries a GPU again that another holder has locked.
+            with contextlib.suppress(exception.LockTimeout), \
+                    locks.gpu(self._state_path, gpu.address):
                 if not self._is_lost(gpu.address):
                     continue
                 gpu = self._host.gpu(gpu.address)
@@ -96,7 +99,8 @@ class Rebuilder:
                 again.append(gpu.address)
                 left += len(gpu.vgpus) - sum(not entry.members
                                              for entry in entries)
-        self._store.settle()
+        if not any(self._is_lost(gpu.address) for gpu in lost):
+            self._store.settle()
         if not again:
             return again
         lacking = [entry.handle for entry in found

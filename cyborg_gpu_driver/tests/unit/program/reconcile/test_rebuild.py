@@ -14,12 +14,14 @@
 
 import dataclasses
 import itertools
+import os
 import uuid
 
 import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
@@ -255,6 +257,24 @@ class RebuilderTest(binder_case.BinderCase):
         self.rebuilder.rebuild()
         self.assertEqual(entry, self.journal.get(entry.handle))
         self.assertEqual(5, len(self.journal.entries()))
+
+    def test_a_gpu_that_is_locked_is_rebuilt_later(self):
+        self.lose()
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.locks.REPORT_SECONDS', 0.0))
+        with locks.gpu(self.state_path, self.address):
+            self.assertEqual([], self.rebuilder.rebuild())
+        self.assertTrue(self.journal.check())
+        self.assertEqual([self.address], self.rebuilder.rebuild())
+
+    def test_a_record_that_cannot_be_read_is_not_rebuilt(self):
+        self.lose()
+        path = store.of(self.state_path).path(self.address)
+        os.unlink(path)
+        # Stands for an unreadable file, because root can read any file.
+        os.mkdir(path)
+        self.cloud.requests = lambda: self.fail('asked for nothing')
+        self.assertEqual([], self.rebuilder.rebuild())
 
     def test_a_crash_before_it_was_made_again(self):
         self.lose()
