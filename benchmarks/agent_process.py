@@ -40,6 +40,7 @@ from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program.bind import binder
 
 TIMEOUT = 120.0
 """Seconds to wait for one answer of the agent."""
@@ -131,6 +132,8 @@ class _Server:
             policies=(policy.Policy('slices', policy.Mode.MIG,
                                     profiles=profiles),),
             health_events=False), host, lambda: client)
+        # The agent's own limit is for Cyborg, which may ask again later.
+        self._agent._binder._limits = binder.Limits(unbind=TIMEOUT)
 
     def report(self):
         return [{'name': item.name, 'provider_uuid': item.provider_uuid,
