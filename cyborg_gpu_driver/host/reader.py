@@ -51,7 +51,7 @@ class HostReader:
     def __init__(self, platform: platform_module.Platform):
         self._nvml = platform.nvml
         self._records = platform.records
-        self._boot_id = platform.boot_id
+        self.boot_id = platform.boot_id
         self._bus = pci.PciBus(platform.sysfs)
         self._functions = functions.FunctionReader(
             self._bus, mdev.MdevTree(platform.sysfs))
@@ -220,7 +220,7 @@ class HostReader:
             record = self._records.get(gpu.address)
         if record is None:
             return None
-        boot = self._boot_id()
+        boot = self.boot_id()
         if gpu.driver != drivers.NVIDIA or (
                 record.released and gpu_record.holds(record, gpu, boot)):
             return gpu_record.complete(gpu, record, boot)

@@ -157,38 +157,31 @@ class Claim(_OfBoot):
         return model.Vgpu(self.function, self.mdev_type,
                           self.handle if self.is_mdev else None, instance_id)
 
-    def in_boot(self, boot: str) -> Claim:
-        """The claim, without the id of an instance of an earlier boot.
+    def is_on(self, instance: model.GpuInstance, boot: str) -> bool:
+        """Whether a live instance is this claim's, by id and place.
+
+        The id alone is not enough, because ids are reused. GPU instances do
+        not outlive a boot (MIG User Guide), so the instance of a claim of an
+        earlier boot is gone, whatever is in its place now.
 
         :param boot: boot id of the machine.
         """
-        return (dataclasses.replace(self, instance_id=None)
-                if self.is_past(boot) else self)
-
-    def is_on(self, instance: model.GpuInstance) -> bool:
-        """Whether a live instance is this claim's, by id and place.
-
-        The id alone is not enough, because ids are reused.
-        """
-        return (self.instance_id == instance.instance_id
+        return (not self.is_past(boot)
+                and self.instance_id == instance.instance_id
                 and self.instance == spec.of(instance))
 
     def made(self, instance: model.GpuInstance, boot: str) -> bool:
         """Whether the bind of this claim made a live instance.
 
-        GPU instances do not outlive a boot (MIG User Guide), so the instance
-        of a claim of an earlier boot is gone, whatever is in its place now.
         A process that died while it created an instance has not written the
         id. Then the claim's instance is the one that did not exist before.
 
         :param boot: boot id of the machine.
         """
-        if self.is_past(boot):
-            return False
-        if self.instance_id is None:
+        if self.instance_id is None and not self.is_past(boot):
             return (self.instance == spec.of(instance)
                     and instance.instance_id not in self.foreign_ids)
-        return self.is_on(instance)
+        return self.is_on(instance, boot)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,7 +70,8 @@ class Machine(host_view.HostView, node.Node):
         else:
             governing = self.settings.policy_for(gpu)
             found = () if governing is None else offers.offers(
-                gpu, governing, plan.held(gpu, self.entries(gpu)),
+                gpu, governing, plan.held(gpu, self.entries(gpu),
+                                          self.platform.boot_id()),
                 self.settings.vfio_handles, self.settings.passthrough_driver,
                 self.situation(gpu), self._groups(gpu, governing))
         if all(offer.mode is policy.Mode.PASSTHROUGH for offer in found):

@@ -223,10 +223,13 @@ class _Room:
         self._occupancy = self._grid.occupancy_of(mig.instances)
         self._types = {entry.type_id: entry for entry in types}
         self._held = collections.defaultdict(list)
+        wanted = set()
         for item in held:
-            self._held[item.instance].append(item.type_id)
+            wanted.add(item.instance)
+            if item.exists:
+                self._held[item.instance].append(item.type_id)
         self._taken = self._grid.occupancy_of(
-            (*mig.instances, *spec.missing(mig, self._held)))
+            (*mig.instances, *spec.missing(mig, wanted)))
 
     def in_use(self, kind: _Kind) -> int:
         if kind.sharing:

@@ -41,10 +41,12 @@ class Held:
     """
 
     instance: spec.MigInstanceSpec
-    """The GPU instance. It may be missing: not created yet, or to be
-    restored."""
+    """The GPU instance."""
     type_id: str
     """The vGPU's type, ``nvidia-474``."""
+    exists: bool = True
+    """Whether the instance exists. If not, it is not created yet, or was
+    lost at a reboot, and an instance in its place belongs to another tool."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -142,7 +142,8 @@ class LiveHost:
 
         :raises JournalError: if the journal cannot be read.
         """
-        held = plan.held(gpu, self._journal.entries(gpu.address))
+        held = plan.held(gpu, self._journal.entries(gpu.address),
+                         self._reader.boot_id())
         situation = self._journal.situation(gpu.address)
         policy = self._settings.policy_for(gpu)
         states = self._states(gpu)

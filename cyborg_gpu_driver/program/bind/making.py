@@ -244,7 +244,7 @@ class Maker:
         offer = plan.find_offer(gpu, available, asked)
         planned = plan.plan(
             gpu, available, offer, asked,
-            self._parts.of_this_boot(self._journal.entries(gpu.address)),
+            self._journal.entries(gpu.address), self._host.reader.boot_id(),
             share)
         entry = self._entry(gpu, offer, planned, asked)
         self._check_unclaimed(entry, asked)

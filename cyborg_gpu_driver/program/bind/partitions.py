@@ -88,12 +88,6 @@ class Partitions:
         return dataclasses.replace(entry, instance_id=instance_id,
                                    boot=self._machine.boot_id())
 
-    def of_this_boot(self, entries: Iterable[journal.Entry]
-                     ) -> tuple[journal.Entry, ...]:
-        """The entries, without the ids of instances of an earlier boot."""
-        boot = self._machine.boot_id()
-        return tuple(entry.in_boot(boot) for entry in entries)
-
     def number(self, entries: Iterable[journal.Entry],
                instance: model.GpuInstance) -> tuple[journal.Entry, ...]:
         """Write the id of an instance to the entries that it belongs to.

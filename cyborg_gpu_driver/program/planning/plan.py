@@ -47,7 +47,7 @@ class BindPlan:
     """Placement id among vGPUs of mixed sizes."""
 
 
-def held(gpu: model.Gpu, entries: Sequence[journal.Entry]
+def held(gpu: model.Gpu, entries: Sequence[journal.Entry], boot: str
          ) -> tuple[offers.Held, ...]:
     """The vGPUs on the GPU instances that the journal has.
 
@@ -59,13 +59,16 @@ def held(gpu: model.Gpu, entries: Sequence[journal.Entry]
     after a reboot, and then the vGPU needs its own place.
 
     :param entries: the journal's entries of the GPU.
+    :param boot: boot id of the machine.
     """
     ours = {instance.instance_id: spec.of(instance)
-            for instance in _ours(gpu, entries)}
+            for instance in _ours(gpu, entries, boot)}
+    live = set(ours.values())
     told = {vgpu.function: offers.Held(ours[vgpu.instance_id], vgpu.type_id)
             for vgpu in gpu.vgpus if vgpu.instance_id in ours}
     return (
-        *(offers.Held(entry.instance, entry.mdev_type) for entry in entries
+        *(offers.Held(entry.instance, entry.mdev_type, entry.instance in live)
+          for entry in entries
           if entry.instance is not None and entry.function not in told),
         *told.values())
 
@@ -96,11 +99,13 @@ def find_offer(gpu: model.Gpu, available: tuple[offers.Offer, ...],
 
 def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
          offer: offers.Offer, asked: request.Request,
-         entries: Sequence[journal.Entry], share: bool = True) -> BindPlan:
+         entries: Sequence[journal.Entry], boot: str, share: bool = True
+         ) -> BindPlan:
     """Plan the bind of a request on ``gpu`` in its current state.
 
     :param available: all offers of the GPU, including ``offer``.
     :param entries: the journal's entries of the GPU.
+    :param boot: boot id of the machine.
     :param share: whether the vGPU may use an existing instance.
     :raises BindRefused: if there is no room, naming what occupies it.
     """
@@ -108,7 +113,7 @@ def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
     if offer.mode is not policy.Mode.MIG:
         return BindPlan(function, vgpu_placement=_placement_id(
             gpu, available, offer, asked, entries))
-    shared = _shared(gpu, offer, entries) if share else None
+    shared = _shared(gpu, offer, entries, boot) if share else None
     if shared is not None:
         return BindPlan(function, shared.profile_id, shared.placement,
                         shared.instance_id)
@@ -161,7 +166,8 @@ def _parent(gpu: model.Gpu, asked: request.Request,
 
 
 def _shared(gpu: model.Gpu, offer: offers.Offer,
-            entries: Sequence[journal.Entry]) -> model.GpuInstance | None:
+            entries: Sequence[journal.Entry], boot: str
+            ) -> model.GpuInstance | None:
     """The fullest instance in the journal with room for one more vGPU.
 
     An instance takes vGPUs of one framebuffer size. Instances that another
@@ -172,10 +178,10 @@ def _shared(gpu: model.Gpu, offer: offers.Offer,
     sizes = {kind.type_id: kind.framebuffer_mib
              for kind in vgpu_types.types_of(gpu)}
     there = collections.defaultdict(list)
-    for vgpu in held(gpu, entries):
+    for vgpu in held(gpu, entries, boot):
         there[vgpu.instance.placement].append(sizes.get(vgpu.type_id))
     return max(
-        (instance for instance in _ours(gpu, entries)
+        (instance for instance in _ours(gpu, entries, boot)
          if instance.profile_id == offer.gi_profile_id
          and len(there[instance.placement]) < offer.per_instance
          and set(there[instance.placement]) <= {offer.framebuffer_mib}),
@@ -183,14 +189,11 @@ def _shared(gpu: model.Gpu, offer: offers.Offer,
                               instance.placement), default=None)
 
 
-def _ours(gpu: model.Gpu, entries: Iterable[journal.Entry]
+def _ours(gpu: model.Gpu, entries: Iterable[journal.Entry], boot: str
           ) -> list[model.GpuInstance]:
-    """The live instances that the journal has.
-
-    They are compared by id and place, because ids are reused.
-    """
+    """The live instances that the journal has."""
     return [instance for instance in (gpu.mig.instances if gpu.mig else ())
-            if any(entry.is_on(instance) for entry in entries)]
+            if any(entry.is_on(instance, boot) for entry in entries)]
 
 
 def _placement_id(gpu: model.Gpu, available: Iterable[offers.Offer],

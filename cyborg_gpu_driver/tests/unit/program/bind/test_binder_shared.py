@@ -126,9 +126,12 @@ class SharingTests:
             self.machine.gpu(self.gpu).state.vgpus.clear()
         self.journal.put(dataclasses.replace(entry, boot='an earlier one'))
         self.restart()
-        self.binder.bind(*self.small[1])
-        self.assertEqual(2, self.instances())
-        for handle in self.small[:2]:
+        for number, handle in enumerate(self.small[1:]):
+            # Three other instances of three each are free.
+            self.assertEqual(9 - number, self.creatable()['DC-1-8Q'])
+            self.binder.bind(*handle)
+        self.assertEqual(3, self.instances())
+        for handle in self.small:
             self.binder.unbind(*handle)
         self.assertEqual([(entry.profile_id, entry.placement.start)],
                          self.truth()[0])

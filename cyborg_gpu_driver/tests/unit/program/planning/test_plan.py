@@ -87,7 +87,8 @@ class SharedInstanceTest(base.BaseTestCase):
 
     def where(self, gpu, *entries, offer=None, asked=None):
         offer = offer or _offer()
-        return plan.plan(gpu, (offer,), offer, asked or _asked(), entries)
+        return plan.plan(gpu, (offer,), offer, asked or _asked(), entries,
+                         '')
 
     def assert_cut(self, planned):
         self.assertIsNone(planned.instance_id)
@@ -151,18 +152,19 @@ class SharedInstanceTest(base.BaseTestCase):
         self.assertEqual(1, self.where(gpu, *entries).instance_id)
         self.assertEqual(
             (offers.Held(spec.of(gpu.mig.instances[0]), 'nvidia-1464'),),
-            plan.held(gpu, entries))
+            plan.held(gpu, entries, ''))
 
     def test_a_vgpu_on_an_instance_that_is_not_known_is_nowhere(self):
         gpu = _with_vgpu(_gpu(_VFIO, instances=((0, 1),)), 0, 1464, 5)
-        self.assertEqual((), plan.held(gpu, ()))
+        self.assertEqual((), plan.held(gpu, (), ''))
 
 
 class FunctionTest(base.BaseTestCase):
 
     def function(self, gpu, *entries):
         offer = _offer()
-        return plan.plan(gpu, (offer,), offer, _asked(), entries).function
+        return plan.plan(gpu, (offer,), offer, _asked(), entries,
+                         '').function
 
     def test_the_handles_own_is_taken_if_it_is_empty(self):
         for framework in (_MDEV, _VFIO):
@@ -208,7 +210,7 @@ class MixedSizesTest(base.BaseTestCase):
             for kind in (468, 470))
         wanted = small if number == 468 else large
         return plan.plan(gpu, (small, large), wanted, _asked(),
-                         entries).vgpu_placement
+                         entries, '').vgpu_placement
 
     def test_a_small_one_leaves_room_for_a_large_one(self):
         self.assertEqual(0, self.placement(self.gpu(), 468))
