@@ -204,24 +204,27 @@ class Journal:
     def owners(self, gpu: model.PciAddress) -> str:
         """The claims on a GPU, as text for people; empty if there is none.
 
-        :raises JournalError: if the record cannot be read.
+        If they are not known, the text says why.
         """
-        if self._store.is_lost(gpu):
-            return 'unknown: its record was lost'
-        return ', '.join(f'{entry.profile} of handle {entry.handle}'
-                         for entry in self.entries(gpu))
+        try:
+            if self._store.is_lost(gpu):
+                return 'unknown: its record was lost'
+            return ', '.join(f'{entry.profile} of handle {entry.handle}'
+                             for entry in self.entries(gpu))
+        except exception.JournalError as error:
+            return f'unknown: {error}'
 
     def nvlink(self, gpu: model.PciAddress) -> gpu_record.Nvlink | None:
         """How NVLink connects a GPU; None if unknown."""
         return self._store.peek(gpu).nvlink
 
-    def put_nvlink(self, gpu: model.PciAddress, known: gpu_record.Nvlink
-                   ) -> None:
-        """Write how NVLink connects a GPU.
+    def keep_nvlink(self, gpu: model.PciAddress, known: gpu_record.Nvlink
+                    ) -> None:
+        """Remember how NVLink connects a GPU.
 
-        :raises JournalError: if it cannot be written to the disk.
+        While it cannot be written to the disk, it is kept in memory.
         """
-        self._store.put(gpu, nvlink=known)
+        self._store.observe(gpu, nvlink=known)
 
     def _set(self, draft: store.Draft, claims: Iterable[Entry]) -> None:
         by_handle = {entry.handle: entry for entry in claims}

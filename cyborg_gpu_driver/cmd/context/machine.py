@@ -89,11 +89,8 @@ class Machine(host_view.HostView, node.Node):
         known = self.live.groups([gpu.address]) or [
             group for group in self._found_groups
             if gpu.address in group.members]
-        return groups.states(
-            self.host, known, self.settings.policy_for,
-            lambda address: ', '.join(
-                entry.handle for entry
-                in self.entries(self.host.gpu(address))))
+        return groups.states(self.host, known, self.settings.policy_for,
+                             self.journal.owners)
 
     @functools.cached_property
     def _found_groups(self) -> tuple[nvlink.Group, ...]:

@@ -74,10 +74,11 @@ class NvlinkKeeper:
         """
         gpus = {gpu.address: gpu for gpu in self._host.host().gpus
                 if self._host.is_linked(gpu)}
-        claims = [claim for claim in self._journal.entries() if claim.members]
-        if not gpus and not claims:
-            return
         try:
+            claims = [claim for claim in self._journal.entries()
+                      if claim.members]
+            if not gpus and not claims:
+                return
             self._complete(claims)
             self._learn_modules(gpus)
             self._learn_bridges(gpus, claims)
@@ -130,7 +131,7 @@ class NvlinkKeeper:
                 # The GPU is on a baseboard, and NVML does not say which kind.
                 continue
             known = self._journal.nvlink(address)
-            self._keep(address, gpu_record.Nvlink(
+            self._journal.keep_nvlink(address, gpu_record.Nvlink(
                 self._machine.boot_id(), module,
                 known.groups if known else ()))
 
@@ -153,9 +154,10 @@ class NvlinkKeeper:
             address: gpus[address].nvlink_peers for address in known})
         used = {nvlink.Group(claim.members) for claim in claims}
         for address, item in known.items():
-            self._keep(address, dataclasses.replace(item, groups=tuple(sorted(
-                group for group in {*groups, *(used & set(item.groups))}
-                if address in group.members))))
+            self._journal.keep_nvlink(address, dataclasses.replace(
+                item, groups=tuple(sorted(
+                    group for group in {*groups, *(used & set(item.groups))}
+                    if address in group.members))))
 
     def _known(self, gpus: Iterable[model.PciAddress]
                ) -> dict[model.PciAddress, gpu_record.Nvlink]:
@@ -187,7 +189,7 @@ class NvlinkKeeper:
             former = {(group.leader, group.profile): group
                       for group in known.groups
                       if not self._is_past(group, groups)}
-            self._keep(address, dataclasses.replace(
+            self._journal.keep_nvlink(address, dataclasses.replace(
                 known, groups=tuple(sorted((former | mine).values()))))
 
     def _is_past(self, former: nvlink.Group,
@@ -197,24 +199,21 @@ class NvlinkKeeper:
             group != former and group.profile == former.profile
             and set(group.members) & set(former.members) for group in groups)
 
-    def _keep(self, address: model.PciAddress, known: gpu_record.Nvlink
-              ) -> None:
-        if known != self._journal.nvlink(address):
-            self._journal.put_nvlink(address, known)
-
     # Which servers have them
 
     def _complete(self, claims: Iterable[journal.Entry]) -> None:
         """Write the claims of a group again that a lost record contained.
 
         The claim of the first GPU is written first and removed last, so that
-        each claim found implies all others.
+        each claim found implies all others. The next report tries a claim
+        again whose GPUs another holder has locked.
         """
         for claim in claims:
             missing = self._lacking(claim)
             if not missing:
                 continue
-            with self._held(claim):
+            with contextlib.suppress(exception.LockTimeout), \
+                    self._held(claim):
                 now = self._journal.get(claim.handle)
                 missing = self._lacking(claim)
                 if now is None or (now.leads and missing
@@ -229,9 +228,15 @@ class NvlinkKeeper:
                              'gpus': ', '.join(map(str, missing))})
 
     def _lacking(self, claim: journal.Entry) -> list[model.PciAddress]:
-        return [address for address in claim.gpus
-                if all(entry.handle != claim.handle
-                       for entry in self._journal.entries(address))]
+        """The GPUs of a claim whose records do not have it.
+
+        A record that cannot be read may have it.
+        """
+        known = {address for address in claim.gpus
+                 if self._journal.has_claims(address) is not None}
+        return [address for address in claim.gpus if address in known
+                and all(entry.handle != claim.handle
+                        for entry in self._journal.entries(address))]
 
     def _held(self, claim: journal.Entry
               ) -> contextlib.AbstractContextManager:

@@ -12,6 +12,7 @@
 
 """How the parts of an agent work together."""
 
+import json
 import os
 import threading
 import uuid
@@ -22,6 +23,7 @@ from oslo_config import cfg
 from oslotest import base
 
 from cyborg_gpu_driver import agent
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.partition import health
@@ -31,27 +33,56 @@ from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import empty_placement
 
 
-class AgentTest(base.BaseTestCase):
+class AgentCase(base.BaseTestCase):
+
+    host = 'a30x4'
+    options: dict = {}
 
     def setUp(self):
         super().setUp()
         self.state_path = self.useFixture(fixtures.TempDir()).path
-        conf = cfg.ConfigOpts()
+        self.conf = conf = cfg.ConfigOpts()
         gpu_conf.register_opts(conf)
         conf([], default_config_files=[])
-        conf.set_override('simulate', 'a30x4', group='gpu')
+        conf.set_override('simulate', self.host, group='gpu')
         conf.set_override('state_path', self.state_path, group='gpu')
         conf.set_override('health_events', False, group='gpu')
-        self.agent = agent.Agent(conf, policies.read(conf), 'host1',
-                                 empty_placement.EmptyPlacement)
+        if self.options:
+            conf.set_override('policies', ['p'], group='gpu')
+            gpu_conf.register_policy(conf, 'p')
+            for name, value in self.options.items():
+                conf.set_override(name, value, group='gpu_policy:p')
+        self.start()
         self.devices = self.agent.report()
-        self.addCleanup(pynvml.nvmlLib.machine.uninstall)
+        self.addCleanup(self.end)
 
-    def handle(self):
+    def start(self):
+        self.agent = agent.Agent(self.conf, policies.read(self.conf),
+                                 'host1', empty_placement.EmptyPlacement)
+
+    def end(self):
+        """End as a process does."""
+        self.agent.stop()
+        pynvml.nvmlLib.machine.uninstall()
+
+    def make_unreadable(self, address):
+        """Make the record of a GPU unreadable; return its path.
+
+        A directory stands for the file, because root can read any file.
+        """
+        path = store.of(self.state_path).path(address)
+        os.rename(path, f'{path}.away')
+        os.mkdir(path)
+        return path
+
+    def handle(self, device=None):
         """Return the arguments of Cyborg's calls for one handle."""
-        deployable = self.devices[0].deployables[0]
+        deployable = (device or self.devices[0]).deployables[0]
         handle = deployable.handles[0]
         return str(handle.address), handle.asked_type, str(uuid.uuid4())
+
+
+class TestAgent(AgentCase):
 
     def test_nothing_is_left_of_many_binds(self):
         found = []
@@ -71,10 +102,7 @@ class AgentTest(base.BaseTestCase):
 
     def test_a_record_that_cannot_be_read_affects_its_gpu_only(self):
         address = self.devices[1].address
-        path = store.of(self.state_path).path(address)
-        os.rename(path, f'{path}.away')
-        # Stands for an unreadable file, because root can read any file.
-        os.mkdir(path)
+        path = self.make_unreadable(address)
         for _ in range(2):
             self.assertEqual(
                 {device.address: device.address == address
@@ -110,3 +138,39 @@ class AgentTest(base.BaseTestCase):
                 instance_id=entry.instance_id),)))
         self.agent.unbind(*asked)
         self.assertIsNone(records.read(entry.gpu).health)
+
+
+class TestAgentOfGroups(AgentCase):
+
+    bridges = (('0000:17:00.0', '0000:65:00.0'),
+               ('0000:98:00.0', '0000:ca:00.0'))
+    options = {'mode': 'nvlink', 'nvlink_sizes': [2]}
+
+    @property
+    def host(self):
+        path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'host')
+        with open(path, 'w', encoding='utf-8') as stream:
+            # JSON is YAML.
+            json.dump({'driver_version': '570.124.03', 'cuda_version': 12080,
+                       'gpus': [
+                           {'model': 'h100-nvl', 'address': one,
+                            'numa_node': 0, 'nvlink': [other] * 12}
+                           for pair in self.bridges
+                           for one, other in (pair, pair[::-1])]}, stream)
+        return path
+
+    def test_a_record_that_cannot_be_read_affects_its_group_only(self):
+        self.make_unreadable(self.bridges[1][1])
+        # Another process, which has not read the GPUs before.
+        self.end()
+        self.start()
+        for _ in range(2):
+            self.assertEqual(self.devices[0], self.agent.report()[0])
+            asked = self.handle()
+            self.agent.bind(*asked)
+            self.agent.unbind(*asked)
+            self.assertRaises(exception.JournalUnreadable, self.agent.bind,
+                              *self.handle(self.devices[1]))
+            (offer,) = self.agent._host.offers(self.agent._host.gpu(
+                self.devices[1].address))
+            self.assertEqual(0, offer.creatable)
