@@ -46,8 +46,10 @@ def of(state_path: str) -> dict[model.PciAddress, Unknown]:
             if records.read(address).claims_lost:
                 found[address] = Unknown(
                     'its record was damaged, and its claims are not rebuilt '
-                    'yet', 'if the GPU is there, set [gpu] os_cloud; if it '
-                    'has been removed for good, delete '
+                    'yet', 'each report of the agent and "cyborg-gpu doctor '
+                    '--repair" try to rebuild them; in mode nvlink this '
+                    'needs [gpu] os_cloud; if the GPU has been removed for '
+                    'good, delete '
                     + records.path(address))
         except exception.JournalUnreadable as error:
             found[address] = Unknown(

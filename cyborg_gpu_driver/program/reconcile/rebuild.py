@@ -20,7 +20,6 @@ without mdev are known only from the accelerator requests.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 from collections.abc import Collection
 from collections.abc import Iterable
@@ -31,6 +30,7 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
+from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.snapshot import model
@@ -67,56 +67,73 @@ class Rebuilder:
         self._state_path = state_path
         self._store = store.of(state_path)
         self._cloud = cloud
+        self._said = log_once.LogOnce()
 
     def rebuild(self) -> list[model.PciAddress]:
         """Find the handles bound on the GPUs whose claims are lost.
 
         If Cyborg's requests are known, only handles that Cyborg has are
-        recorded.
+        recorded. A problem with one GPU is logged once, and the others are
+        rebuilt.
 
         :returns: the GPUs whose claims were rebuilt.
-        :raises JournalError: if the journal cannot be written.
+        :raises JournalError: if it cannot be written that all are rebuilt.
         """
         lost = [gpu for gpu in self._host.host().gpus
                 if self._is_lost(gpu.address)]
         claims = self._cloud.requests() if lost else None
-        found, again, left = [], [], 0
+        found: dict[model.PciAddress, list[journal.Entry]] = {}
+        skipped = False
         for gpu in lost:
-            # The next report tries a GPU again that another holder has locked.
-            with contextlib.suppress(exception.LockTimeout), \
-                    locks.gpu(self._state_path, gpu.address):
-                if not self._is_lost(gpu.address):
-                    continue
-                gpu = self._host.gpu(gpu.address)
-                entries = self._found(gpu, claims)
-                if self._host.is_linked(gpu):
-                    whole = self._whole(gpu, claims)
-                    if whole is None:
-                        continue
-                    entries += whole
-                self._journal.found(gpu.address, entries)
-                found += entries
-                again.append(gpu.address)
-                left += len(gpu.vgpus) - sum(not entry.members
-                                             for entry in entries)
-        if not any(self._is_lost(gpu.address) for gpu in lost):
+            try:
+                with locks.gpu(self._state_path, gpu.address):
+                    if self._is_lost(gpu.address):
+                        found[gpu.address] = self._rebuild(
+                            self._host.gpu(gpu.address), claims)
+            except exception.GpuDriverError as error:
+                skipped = True
+                if self._said.is_new(str(error), gpu.address):
+                    LOG.warning(
+                        'The claims on GPU %(gpu)s are not rebuilt: '
+                        '%(error)s. Each report tries again.',
+                        {'gpu': gpu.address, 'error': error})
+            else:
+                self._said.over(gpu.address)
+        if not skipped:
             self._store.settle()
-        if not again:
-            return again
-        lacking = [entry.handle for entry in found
+        self._say_found(found, claims)
+        return list(found)
+
+    def _rebuild(self, gpu: model.Gpu, claims: reconcile.Claims | None
+                 ) -> list[journal.Entry]:
+        """Write the claims of one GPU; the caller holds its lock."""
+        entries = self._found(gpu, claims)
+        if self._host.is_linked(gpu):
+            entries += self._whole(gpu, claims)
+        self._journal.found(gpu.address, entries)
+        return entries
+
+    def _say_found(self, found: Mapping[model.PciAddress,
+                                        Collection[journal.Entry]],
+                   claims: reconcile.Claims | None) -> None:
+        entries = [entry for items in found.values() for entry in items]
+        left = (sum(len(self._host.gpu(address).vgpus) for address in found)
+                - sum(not entry.members for entry in entries))
+        lacking = [entry.handle for entry in entries
                    if self._lacks_instance(entry)]
-        LOG.warning(
-            'Recovered lost claims from the hardware%(source)s: %(count)d '
-            'handles on %(gpus)d GPUs; %(left)d other vGPUs are left '
-            'to their owners%(lacking)s',
-            {'source': '' if claims is None else
-             ' and in the accelerator requests of Cyborg',
-             'count': len(found), 'left': left,
-             'gpus': len(again),
-             'lacking': '' if not lacking else
-             '; the GPU instances of ' + ', '.join(lacking) + ' are not '
-             'known, and are kept when these handles are unbound'})
-        return again
+        text = (f'{len(entries)} handles on {len(found)} GPUs; {left} other '
+                'vGPUs are left to their owners')
+        if lacking:
+            text += (f'; the GPU instances of {", ".join(lacking)} are not '
+                     'known, and are kept when these handles are unbound')
+        if not found:
+            self._said.over()
+        elif self._said.is_new(text):
+            LOG.warning('Recovered lost claims from the hardware%(source)s: '
+                        '%(text)s', {
+                            'source': '' if claims is None else
+                            ' and in the accelerator requests of Cyborg',
+                            'text': text})
 
     def _is_lost(self, address: model.PciAddress) -> bool:
         """Whether to rebuild a GPU; not while its record cannot be read."""
@@ -161,19 +178,18 @@ class Rebuilder:
             record.owned_instances)]
 
     def _whole(self, gpu: model.Gpu, claims: reconcile.Claims | None
-               ) -> list[journal.Entry] | None:
+               ) -> list[journal.Entry]:
         """The claims of groups on a GPU whose own claims are lost.
 
         A server that is shut off leaves no trace on the hardware, so only
         Cyborg knows these claims.
 
-        :returns: None if it is unknown which server has the GPU.
+        :raises StepFailed: if it is unknown which server has the GPU.
         """
         if claims is None:
-            LOG.warning('The claims on GPU %s are lost, and Cyborg does not '
-                        'say who has it. It is not offered until Cyborg '
-                        'does; set [gpu] os_cloud', gpu.address)
-            return None
+            raise exception.StepFailed(
+                reason='Cyborg does not say which server has the GPU; set '
+                '[gpu] os_cloud. The GPU is not offered until this is known')
         groups = {(group.leader, group.profile): group for group
                   in self._host.groups(item.address for item
                                        in self._host.host().gpus)}
@@ -185,10 +201,9 @@ class Rebuilder:
                 continue
             group = groups.get((claim.function, claim.type_id))
             if group is None:
-                LOG.warning('It is not known which GPUs handle %s has: GPU '
-                            '%s is not offered until this is known',
-                            claim.handle, gpu.address)
-                return None
+                raise exception.StepFailed(
+                    reason=f'it is not known which GPUs handle {claim.handle} '
+                    'has. The GPU is not offered until this is known')
             if gpu.address in group.members:
                 found.append(journal.Entry(
                     handle=claim.handle, gpu=gpu.address,
