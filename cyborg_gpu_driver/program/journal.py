@@ -195,8 +195,7 @@ class Journal:
         """Set damaged records aside, with a message.
 
         :returns: whether claims are lost and have to be rebuilt.
-        :raises JournalUnreadable: if the directory of the records cannot be
-            read.
+        :raises JournalError: see :meth:`.store.Store.check`.
         """
         self._store.check()
         return self._store.has_lost()

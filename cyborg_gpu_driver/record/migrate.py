@@ -199,13 +199,14 @@ def current(content: Any) -> Any:
 
     Records of earlier releases have ``disabled`` instead of ``cordons``, and
     ``sickness`` with ``ailments`` instead of ``health`` with ``conditions``.
+    Version 1 has only NVML's answers about the board.
 
     :param content: the content of a record of any release.
     :raises ValueError: if ``disabled`` is not a boolean.
     """
     if not isinstance(content, dict):
         return content
-    found = dict(content)
+    found = {'board': content} if 'ids' in content else dict(content)
     if 'disabled' in found and codec.decode(bool, found.pop('disabled')):
         found['cordons'] = codec.encode((_DISABLED,))
     if 'sickness' in found:

@@ -230,16 +230,19 @@ class Store:
         A record that this process cannot read stays: others may be able to
         read it. Records that stay are logged once.
 
-        :raises JournalUnreadable: if the directory cannot be read.
+        :raises JournalError: if the directory cannot be read, or files of an
+            earlier release cannot be migrated.
         """
         self._migrate()
         for address in self.addresses():
             try:
                 if self._damage(address) is not None:
                     self.check_gpu(address)
-                self._said.over(address)
-            except exception.JournalError as error:
+                self._said.over(('check', address))
+            except exception.JournalUnreadable as error:
                 self._say(address, error)
+            except exception.JournalError as error:
+                self._say(('check', address), error)
 
     def check_gpu(self, address: model.PciAddress) -> None:
         """Like :meth:`check`, for one GPU.
@@ -351,11 +354,8 @@ class Store:
         if content is None:
             return _EMPTY
         try:
-            if isinstance(content, dict) and 'ids' in content:
-                # Version 1 has only NVML's answers about the board.
-                content = {'board': content}
-            content = migrate.current(content)
-            record = codec.decode(gpu_record.GpuRecord, content)
+            record = codec.decode(gpu_record.GpuRecord,
+                                  migrate.current(content))
             if not record.is_of(address):
                 raise ValueError('it belongs to another GPU')
         except ValueError as error:

@@ -188,7 +188,10 @@ class DamageTest(StoreCase):
         self.damage()
         with fixtures.MonkeyPatch('cyborg_gpu_driver.durable._replace', full):
             for _ in range(3):
-                self.again().check()
+                self.records.check()
+                self.records.peek(ADDRESS)
+        for text in ('No space left', 'Expecting property name'):
+            self.assertEqual(1, self.log.output.count(text), text)
         self.again().check()
         self.assertEqual(
             [f'{ADDRESS}.json', f'{ADDRESS}.json.unusable-1'],
