@@ -166,9 +166,7 @@ class _Gpu:
             self._add(definitions.CORDON, item.since or 0.0,
                       item.source.value, item.who, item.reason)
         self._add(definitions.CHANGES, record.change is not None)
-        tenancy = record.tenancy
-        self._add(definitions.NOT_CLEAN,
-                  tenancy is not None and tenancy.state.awaits_reset)
+        self._add(definitions.NOT_CLEAN, record.awaits_reset)
         conditions = record.health.conditions if record.health else ()
         for code in sorted({item.code for item in conditions}):
             self._add(definitions.CONDITION, 1, code)

@@ -172,7 +172,7 @@ CONDITION = Metric(
     'A health condition of the GPU. Always 1.', (*_GPU, 'code'))
 NOT_CLEAN = Metric(
     'unclean', Kind.GAUGE,
-    'Whether a released whole GPU waits for its reset.', _GPU)
+    'Whether a GPU that is offered as a whole waits for its reset.', _GPU)
 CLAIMS = Metric(
     'claims', Kind.GAUGE, 'Handles on a GPU, by the phase of their bind.',
     (*_GPU, 'phase'))

@@ -295,6 +295,12 @@ class Reported:
     providers: Mapping[str, ReportedProvider]
     """By provider UUID."""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether one server can have the GPU as a whole."""
+        return self.mode in (policy.Mode.PASSTHROUGH.value,
+                             policy.Mode.AUTO.value)
+
 
 @dataclasses.dataclass(frozen=True)
 class Nvlink:
@@ -358,6 +364,15 @@ class GpuRecord:
         return bool(self.claims) or (
             self.tenancy is not None
             and self.tenancy.state is cleaning.State.USED)
+
+    @property
+    def awaits_reset(self) -> bool:
+        """Whether a GPU that is offered as a whole is not clean yet.
+
+        In another mode, its last server as a whole does not matter.
+        """
+        return (self.tenancy is not None and self.tenancy.state.awaits_reset
+                and self.reported is not None and self.reported.is_whole)
 
     def is_of(self, address: model.PciAddress) -> bool:
         """Whether every part belongs to the GPU at ``address``."""

@@ -18,12 +18,8 @@ from collections.abc import Iterable
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import provider_tree
-
-_WHOLE = (policy.Mode.PASSTHROUGH.value, policy.Mode.AUTO.value)
-"""Reported modes of GPUs that a server can have as a whole."""
 
 
 def of_reports(state_path: str, address: model.PciAddress) -> str:
@@ -38,7 +34,7 @@ def of_reports(state_path: str, address: model.PciAddress) -> str:
         known = store.of(state_path).read(address).reported
     except exception.JournalError as error:
         return f'the last report of it is not known: {error}'
-    if known is None or known.mode not in _WHOLE:
+    if known is None or not known.is_whole:
         return ''
     return ('it was last reported as a whole GPU, and a server that is shut '
             'off may have it: only the agent, which can query Placement, '

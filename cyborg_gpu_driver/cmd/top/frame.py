@@ -181,8 +181,7 @@ def _remarks(gpu: model.Gpu, mode: policy.Mode | None,
         yield 'unhealthy'
     if record.cordons:
         yield 'cordoned'
-    tenancy = record.tenancy
-    if tenancy is not None and tenancy.state.awaits_reset:
+    if record.awaits_reset:
         yield 'waits for a reset'
     if record.change is not None:
         yield 'layout changes'

@@ -40,6 +40,7 @@ from cyborg_gpu_driver.metrics import state
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.record import gpu as gpu_record
@@ -297,7 +298,14 @@ class RecordsTest(_Case):
             handle=''))
         self.assertEqual(0.0, self.one('unclean'))
         self.put(tenancy=cleaning.Known(cleaning.State.STUCK, (_SERVER,)))
-        self.assertEqual(1.0, self.one('unclean'))
+        # It is reset before it is offered as a whole again.
+        self.assertEqual(0.0, self.one('unclean'))
+        for mode in policy.Mode:
+            self.put(reported=gpu_record.Reported(
+                '20b7', mode.value, gpu_record.ReportedFacts(), {}))
+            self.assertEqual(
+                float(mode in (policy.Mode.PASSTHROUGH, policy.Mode.AUTO)),
+                self.one('unclean'), mode)
         self.assertEqual(0.0, self.one('cordoned'))
         self.assertNotIn('cyborg_gpu_assignment_info', self.scrape())
 

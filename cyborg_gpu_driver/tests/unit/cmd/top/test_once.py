@@ -165,6 +165,8 @@ class OnceTest(base.CommandCase):
                 cordon.Cordon(cordon.Source.HEALTH),))
         records.put(self.addresses[2], tenancy=cleaning.Known(
             cleaning.State.STUCK, (_SERVER,)),
+            reported=gpu_record.Reported(
+                '1eb8', 'passthrough', gpu_record.ReportedFacts(), {}),
             health=gpu_record.HealthRecord(
                 'boot', None, (health.Condition('XID_79', 1.0, 2.0),)))
         lines, _ = self.once()
