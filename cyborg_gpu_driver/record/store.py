@@ -22,7 +22,8 @@ and a checksum. The same rules apply to all records:
   through :meth:`Store.gpu`, which raises if it cannot be written.
 * Observations are written through :meth:`Store.keep`. While they cannot be
   written, they are kept in this process's memory, and each write of the
-  record tries again.
+  record tries again. What was observed while a file could not be read does
+  not replace what the file turns out to have.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import migrate
+from cyborg_gpu_driver.record import pending
 
 LOG = logging.getLogger(__name__)
 
@@ -89,10 +91,7 @@ class Store:
         self._directory = os.path.join(state_path, 'gpus')
         self._cache: dict[model.PciAddress, tuple] = {}
         """The mark and record of each file when it was last read."""
-        self._pending: dict[model.PciAddress, dict[str, Any]] = {}
-        """Parts of records that could not be written yet, by field."""
-        self._mutex = threading.Lock()
-        """Held while ``_pending`` is changed or copied."""
+        self._pending = pending.Pending()
         self._said = log_once.LogOnce()
         self._migrated = False
 
@@ -107,7 +106,7 @@ class Store:
         :raises JournalError: if the record is damaged.
         """
         earlier = self._earlier().get(address, {})
-        return self._with_pending(address, dataclasses.replace(
+        return self._pending.of(address).on(dataclasses.replace(
             self._read(address), **earlier))
 
     def peek(self, address: model.PciAddress) -> gpu_record.GpuRecord:
@@ -115,13 +114,7 @@ class Store:
 
         Does not raise for an unusable record, but logs it once.
         """
-        try:
-            record = self.read(address)
-        except exception.JournalError as error:
-            self._say(address, error)
-            return self._with_pending(address, _EMPTY)
-        self._said.over(address)
-        return record
+        return self._look(address)[0]
 
     def addresses(self) -> tuple[model.PciAddress, ...]:
         """The GPUs that have a record, in order.
@@ -129,8 +122,6 @@ class Store:
         :raises JournalUnreadable: if the directory cannot be read.
         """
         earlier = self._earlier()
-        with self._mutex:
-            pending = tuple(self._pending)
         try:
             names = os.listdir(self._directory)
         except FileNotFoundError:
@@ -142,7 +133,7 @@ class Store:
         return tuple(sorted({
             *(address for address in map(_address, names)
               if address is not None),
-            *pending, *earlier}))
+            *self._pending.addresses(), *earlier}))
 
     def records(self) -> dict[model.PciAddress, gpu_record.GpuRecord]:
         """All records by GPU, each read with :meth:`peek`.
@@ -164,12 +155,12 @@ class Store:
         self._migrate()
         with locks.record(self._state_path, address):
             before = self._read(address)
-            pending = self._in_memory(address)
-            draft = Draft(dataclasses.replace(before, **pending))
+            parts = self._pending.of(address)
+            draft = Draft(parts.on(before))
             yield draft
             if draft.record != before:
                 self._write(address, draft.record)
-            self._forget(address, pending)
+            self._pending.forget(address, parts)
 
     def put(self, address: model.PciAddress, **parts: Any) -> None:
         """Write parts of a record.
@@ -200,14 +191,9 @@ class Store:
             self._say('keep', str(error).replace(str(address), 'ADDRESS')
                       + '. Changes of the records are kept in memory only, '
                       'and are lost at a restart')
-            before = self.peek(address)
+            before, was_read = self._look(address)
             after = change(before)
-            with self._mutex:
-                self._pending.setdefault(address, {}).update(
-                    (field.name, getattr(after, field.name))
-                    for field in dataclasses.fields(after)
-                    if getattr(after, field.name)
-                    != getattr(before, field.name))
+            self._pending.keep(address, before, after, was_read)
         return before, after
 
     def observe(self, address: model.PciAddress, **parts: Any) -> None:
@@ -258,10 +244,10 @@ class Store:
             error = self._damage(address)
             if error is not None:
                 kept = durable.keep_aside(path)
-                pending = self._in_memory(address)
-                self._write(address, gpu_record.GpuRecord(
-                    **{'claims_lost': True, **pending}))
-                self._forget(address, pending)
+                parts = self._pending.of(address)
+                self._write(address, parts.on(
+                    gpu_record.GpuRecord(claims_lost=True)))
+                self._pending.forget(address, parts)
                 LOG.error(
                     '%(error)s. The record was moved to %(kept)s. The binds '
                     'of GPU %(gpu)s are rebuilt from the hardware and Cyborg; '
@@ -335,14 +321,16 @@ class Store:
             return migrate.read(self._state_path)
         return {}
 
-    def _with_pending(self, address: model.PciAddress,
-                      record: gpu_record.GpuRecord) -> gpu_record.GpuRecord:
-        return dataclasses.replace(record, **self._in_memory(address))
-
-    def _in_memory(self, address: model.PciAddress) -> dict[str, Any]:
-        """A copy of the parts that no file has yet."""
-        with self._mutex:
-            return dict(self._pending.get(address, {}))
+    def _look(self, address: model.PciAddress
+              ) -> tuple[gpu_record.GpuRecord, bool]:
+        """The result of :meth:`peek`, and whether the file is usable."""
+        try:
+            record = self.read(address)
+        except exception.JournalError as error:
+            self._say(address, error)
+            return self._pending.of(address).on(_EMPTY), False
+        self._said.over(address)
+        return record, True
 
     def _read(self, address: model.PciAddress) -> gpu_record.GpuRecord:
         path = self.path(address)
@@ -370,20 +358,6 @@ class Store:
         path = self.path(address)
         durable.write(path, KIND, VERSION, codec.encode(record))
         self._cache[address] = durable.mark(path), record
-
-    def _forget(self, address: model.PciAddress, written: dict[str, Any]
-                ) -> None:
-        """Drop pending parts that were written, unless they are newer now.
-
-        Another thread may have kept newer ones.
-        """
-        with self._mutex:
-            pending = self._pending.get(address, {})
-            for name, value in written.items():
-                if pending.get(name) is value:
-                    del pending[name]
-            if not pending:
-                self._pending.pop(address, None)
 
     def _say(self, what: Hashable, error: object) -> None:
         """Log an error once."""
