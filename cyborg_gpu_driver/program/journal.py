@@ -221,7 +221,8 @@ class Journal:
                     ) -> None:
         """Remember how NVLink connects a GPU.
 
-        While it cannot be written to the disk, it is kept in memory.
+        While it cannot be written to the disk, it is kept in memory. See
+        :meth:`.store.Store.keep`.
         """
         self._store.observe(gpu, nvlink=known)
 

@@ -297,7 +297,7 @@ class Reported:
 
     @property
     def is_whole(self) -> bool:
-        """Whether one server can have the GPU as a whole."""
+        """Whether a server can have the GPU alone, as a whole."""
         return self.mode in (policy.Mode.PASSTHROUGH.value,
                              policy.Mode.AUTO.value)
 

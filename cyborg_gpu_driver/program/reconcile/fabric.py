@@ -41,6 +41,7 @@ from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
 from cyborg_gpu_driver.program.steps import executor
+from cyborg_gpu_driver.record import unknown_claims
 
 LOG = logging.getLogger(__name__)
 
@@ -94,18 +95,27 @@ class FabricKeeper:
                    ) -> tuple[fabric.Partition, ...]:
         """All partitions.
 
-        A fabric manager that asks for the list of active partitions gets it.
+        A fabric manager that asks for the list of active partitions gets it,
+        unless the claims of a GPU are not known: it takes a partition that is
+        not in the list for inactive, even if a guest uses it.
 
         :param claims: the claims whose partitions are active.
         :param unsupported: whether to include partitions whose hardware has
             failed.
         :raises FabricError: if the fabric manager cannot be asked.
+        :raises StepFailed: if it asks for the list, and some claims are not
+            known.
         """
         try:
             return privileged_fabric.read_partitions(unsupported)
         except exception.FabricError as error:
             if error.symbol != 'NOT_CONFIGURED':
                 raise
+        for gpu, unknown in unknown_claims.of(self._state_path).items():
+            raise exception.StepFailed(
+                reason='the fabric manager gets no list of the active '
+                f'partitions, because GPU {gpu} may be in one: '
+                f'{unknown.reason}; {unknown.remedy}')
         privileged_fabric.give_list(sorted(
             claim.fabric_partition for claim in claims
             if claim.fabric_partition is not None and _has_server(claim)))

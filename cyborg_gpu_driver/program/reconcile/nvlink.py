@@ -146,9 +146,11 @@ class NvlinkKeeper:
         """Record the groups of the GPUs that are not on NVSwitches.
 
         A pair whose bridge is removed is no longer offered, unless a server
-        has it. No activation at the bind would reveal the missing bridge.
+        has it. No activation at the bind would reveal the missing bridge. A
+        pair stays if the links of one of its GPUs are not known.
         """
-        known = {address: item for address, item in self._known(gpus).items()
+        read = self._known(gpus)
+        known = {address: item for address, item in read.items()
                  if item.module is None}
         groups = nvlink.of_bridges({
             address: gpus[address].nvlink_peers for address in known})
@@ -156,8 +158,10 @@ class NvlinkKeeper:
         for address, item in known.items():
             self._journal.keep_nvlink(address, dataclasses.replace(
                 item, groups=tuple(sorted(
-                    group for group in {*groups, *(used & set(item.groups))}
-                    if address in group.members))))
+                    group for group in {*groups, *item.groups}
+                    if address in group.members and (
+                        group in groups or group in used
+                        or not read.keys() >= set(group.members))))))
 
     def _known(self, gpus: Iterable[model.PciAddress]
                ) -> dict[model.PciAddress, gpu_record.Nvlink]:

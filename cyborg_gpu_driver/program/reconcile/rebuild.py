@@ -83,7 +83,7 @@ class Rebuilder:
                 if self._is_lost(gpu.address)]
         claims = self._cloud.requests() if lost else None
         found: dict[model.PciAddress, list[journal.Entry]] = {}
-        skipped = False
+        skipped = set()
         for gpu in lost:
             try:
                 with locks.gpu(self._state_path, gpu.address):
@@ -91,17 +91,16 @@ class Rebuilder:
                         found[gpu.address] = self._rebuild(
                             self._host.gpu(gpu.address), claims)
             except exception.GpuDriverError as error:
-                skipped = True
+                skipped.add(gpu.address)
                 if self._said.is_new(str(error), gpu.address):
                     LOG.warning(
                         'The claims on GPU %(gpu)s are not rebuilt: '
                         '%(error)s. Each report tries again.',
                         {'gpu': gpu.address, 'error': error})
-            else:
-                self._said.over(gpu.address)
         if not skipped:
             self._store.settle()
         self._say_found(found, claims)
+        self._said.keep({None, *skipped} if skipped else ())
         return list(found)
 
     def _rebuild(self, gpu: model.Gpu, claims: reconcile.Claims | None
@@ -126,9 +125,8 @@ class Rebuilder:
         if lacking:
             text += (f'; the GPU instances of {", ".join(lacking)} are not '
                      'known, and are kept when these handles are unbound')
-        if not found:
-            self._said.over()
-        elif self._said.is_new(text):
+        # Until all are rebuilt, a GPU without claims may be found again.
+        if found and self._said.is_new(text):
             LOG.warning('Recovered lost claims from the hardware%(source)s: '
                         '%(text)s', {
                             'source': '' if claims is None else

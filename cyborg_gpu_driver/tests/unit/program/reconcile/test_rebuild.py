@@ -226,6 +226,16 @@ class RebuilderTest(binder_case.BinderCase):
                                entry.handle)
         self.assertEqual(([], []), self.truth())
 
+    def test_each_rebuild_is_logged(self):
+        self.lose()
+        for number in range(1, 3):
+            self.rebuilder.rebuild()
+            self.assertEqual(number, self.log.output.count('Recovered lost'))
+            with open(store.of(self.state_path).path(self.address), 'w',
+                      encoding='utf-8') as stream:
+                stream.write('{')
+            self.assertTrue(self.journal.check())
+
     def test_a_stranger_leaves_its_profile_open(self):
         self.binder.unbind(*self.handle('1g.5gb', 1))
         gone = self.bound.pop(self.handle('1g.5gb', 1)[2])
