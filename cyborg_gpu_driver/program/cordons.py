@@ -131,10 +131,14 @@ class CordonKeeper:
     def changes(self) -> Iterator[Change]:
         """The changes since the last call, or since the start.
 
-        A GPU that loses one of several cordons has not changed.
+        A GPU that loses one of several cordons has not changed, nor has one
+        whose record cannot be read now.
         """
         now = self.known()
-        before, self._told = (now if self._told is None else self._told), now
+        before = now if self._told is None else self._told
+        now |= {address: cordons for address, cordons in before.items()
+                if not self._store.is_usable(address)}
+        self._told = now
         for address in sorted({*before, *now}):
             old, new = before.get(address, ()), now.get(address, ())
             for item in new:

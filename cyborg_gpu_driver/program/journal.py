@@ -37,6 +37,8 @@ from cyborg_gpu_driver.record import store
 Entry = gpu_record.Claim
 Phase = gpu_record.Phase
 
+_LOST = 'was damaged, and its claims are not rebuilt yet'
+
 
 class Journal:
     """The claims in the records of this machine's GPUs.
@@ -92,6 +94,24 @@ class Journal:
             return self._as_given_back(self._store.read(gpu).claims)
         return tuple(entry for record in self._store.records().values()
                      for entry in self._as_given_back(record.claims))
+
+    def all_entries(self) -> tuple[Entry, ...]:
+        """The claims on all GPUs.
+
+        :raises JournalError: if the claims on a GPU are not known.
+        """
+        lost = self._store.lost_journal()
+        if lost is not None:
+            raise exception.JournalError(path=lost, reason=_LOST)
+        found: list[Entry] = []
+        for address in self._store.addresses():
+            # One look, because another process may write the record.
+            record = self._store.read(address)
+            if record.claims_lost:
+                raise exception.JournalError(
+                    path=self._store.path(address), reason=_LOST)
+            found += self._as_given_back(record.claims)
+        return tuple(found)
 
     def has_claims(self, gpu: model.PciAddress) -> bool | None:
         """Whether a GPU has claims; None if its record cannot be read."""

@@ -15,12 +15,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.record import gpu as gpu_record
 
 _EMPTY = gpu_record.GpuRecord()
@@ -47,13 +50,13 @@ class Parts:
     def on(self, record: gpu_record.GpuRecord) -> gpu_record.GpuRecord:
         """The record with these parts.
 
-        A part that was changed without a look at the record does not replace
-        what the record has.
+        A part that was changed while the record could not be read does not
+        replace what the record has: the two are joined.
         """
         return dataclasses.replace(record, **{
-            name: part.value for name, part in self._parts.items()
-            if part.was_read
-            or getattr(record, name) == getattr(_EMPTY, name)})
+            name: part.value if part.was_read
+            else _joined(name, getattr(record, name), part.value)
+            for name, part in self._parts.items()})
 
     def __iter__(self) -> Iterator[tuple[str, _Part]]:
         return iter(self._parts.items())
@@ -89,11 +92,18 @@ class Pending:
         :param was_read: whether the record could be read.
         """
         changed = {
-            field.name: _Part(getattr(after, field.name), was_read)
+            field.name: getattr(after, field.name)
             for field in dataclasses.fields(after)
             if getattr(after, field.name) != getattr(before, field.name)}
+        if not changed:
+            return
         with self._mutex:
-            self._parts.setdefault(address, {}).update(changed)
+            parts = self._parts.setdefault(address, {})
+            for name, value in changed.items():
+                # A value that was made from one in memory includes it.
+                earlier = parts.get(name)
+                parts[name] = _Part(value, was_read or (
+                    earlier is not None and earlier.was_read))
 
     def forget(self, address: model.PciAddress, written: Parts) -> None:
         """Drop parts that were written, unless they are newer now.
@@ -107,3 +117,35 @@ class Pending:
                     del left[name]
             if not left:
                 self._parts.pop(address, None)
+
+
+def _joined(name: str, there: Any, kept: Any) -> Any:
+    """A field of a record, with what was kept while it could not be read.
+
+    What the next report observes again gives way to the record.
+    """
+    if name == 'health' and there and kept:
+        return _health(there, kept)
+    if name == 'errors':
+        return there + kept
+    if name == 'cordons':
+        return functools.reduce(cordon.added, (
+            item for item in kept if cordon.of(there, item.source) is None),
+            there)
+    return kept if there == getattr(_EMPTY, name) else there
+
+
+def _health(there: gpu_record.HealthRecord, kept: gpu_record.HealthRecord
+            ) -> gpu_record.HealthRecord:
+    """The conditions of both, if they are of the same board."""
+    if there.uuid and kept.uuid and there.uuid != kept.uuid:
+        return kept
+    conditions = there.conditions
+    if there.boot != kept.boot:
+        conditions = health.after_reset(conditions)
+    known = {(item.code, item.placement) for item in conditions}
+    return dataclasses.replace(
+        kept, uuid=kept.uuid or there.uuid,
+        conditions=(*conditions, *(
+            item for item in kept.conditions
+            if (item.code, item.placement) not in known)))

@@ -23,7 +23,7 @@ and a checksum. The same rules apply to all records:
 * Observations are written through :meth:`Store.keep`. While they cannot be
   written, they are kept in this process's memory, and each write of the
   record tries again. What was observed while a file could not be read does
-  not replace what the file turns out to have.
+  not replace what the file has.
 """
 
 from __future__ import annotations
@@ -92,6 +92,8 @@ class Store:
         self._cache: dict[model.PciAddress, tuple] = {}
         """The mark and record of each file when it was last read."""
         self._pending = pending.Pending()
+        self._failed: set[model.PciAddress] = set()
+        """The GPUs whose last change is not written."""
         self._said = log_once.LogOnce()
         self._migrated = False
 
@@ -115,6 +117,10 @@ class Store:
         Does not raise for an unusable record, but logs it once.
         """
         return self._look(address)[0]
+
+    def is_usable(self, address: model.PciAddress) -> bool:
+        """Whether the record of a GPU can be read."""
+        return self._look(address)[1]
 
     def addresses(self) -> tuple[model.PciAddress, ...]:
         """The GPUs that have a record, in order.
@@ -184,9 +190,11 @@ class Store:
             with self.gpu(address) as draft:
                 before = draft.record
                 after = draft.record = change(before)
-            if not self._pending:
+            self._failed.discard(address)
+            if not self._failed:
                 self._said.over('keep')
         except exception.JournalError as error:
+            self._failed.add(address)
             # The reason is usually the same for all GPUs.
             self._say('keep', str(error).replace(str(address), 'ADDRESS')
                       + '. Changes of the records are kept in memory only, '
@@ -275,11 +283,18 @@ class Store:
         """
         if os.path.exists(self.path(address)):
             return self.read(address).claims_lost
-        return bool(migrate.lost_claims(self._state_path))
+        return self.lost_journal() is not None
+
+    def lost_journal(self) -> str | None:
+        """The damaged journal of an earlier release; None if none is left.
+
+        The claims on GPUs without a record have to be rebuilt from it.
+        """
+        return next(iter(migrate.lost_claims(self._state_path)), None)
 
     def has_lost(self) -> bool:
         """Whether the claims of any GPU have to be rebuilt."""
-        return bool(migrate.lost_claims(self._state_path)) or any(
+        return self.lost_journal() is not None or any(
             record.claims_lost for record in self.records().values())
 
     def settle(self) -> None:

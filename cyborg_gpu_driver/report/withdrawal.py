@@ -313,8 +313,8 @@ class Withdrawal:
 
     def _keep(self, kept: dict[model.PciAddress, gpu_record.Reported]
               ) -> None:
-        self._memory = kept
-        for address in {*kept, *remembered(self._state_path)}:
+        before, self._memory = self._memory or {}, kept
+        for address in {*kept, *before}:
             self._store.observe(address, reported=kept.get(address))
 
     def _say(self, address: model.PciAddress, reason: str, message: str

@@ -320,21 +320,12 @@ class Maker:
 
 
 def _own_partition(gpu: model.Gpu, asked: request.Request) -> int | None:
-    """The NVSwitch partition that the vGPU needs before its guest starts.
-
-    The NVLinks of a GPU belong to one virtual function ("vGPU Virtualization
-    Model" in the fabric manager's user guide), so only a vGPU that takes the
-    whole GPU can have them.
+    """The NVSwitch partition that the vGPU needs; None if it needs none.
 
     :raises BindRefused: if the vGPU needs a partition and cannot get it.
     """
-    kind = next((kind for kind in gpu.vgpu_types
-                 if kind.mdev_type_id == asked.mdev_type), None)
-    if (kind is None or kind.max_instances != 1
-            or kind.gi_profile_id is not None):
-        return None
     try:
-        return privileged_fabric.own_partition(str(gpu.address))
+        return privileged_fabric.partition_of_vgpu(gpu, asked.mdev_type)
     except (exception.FabricError, exception.StepFailed) as error:
         raise plan.refusal(asked, str(error)) from error
 

@@ -63,6 +63,25 @@ def own_partition(address: str) -> int | None:
     return found.partition_id
 
 
+def partition_of_vgpu(gpu: model.Gpu, mdev_type: str) -> int | None:
+    """The partition that a vGPU needs before its guest starts.
+
+    The NVLinks of a GPU belong to one virtual function ("vGPU Virtualization
+    Model" in the fabric manager's user guide), so only a vGPU that takes the
+    whole GPU can have them.
+
+    :param mdev_type: the vGPU's type, ``nvidia-474``.
+    :returns: None if it needs none.
+    :raises StepFailed, FabricError, NvmlError: see :func:`own_partition`.
+    """
+    kind = next((kind for kind in gpu.vgpu_types
+                 if kind.mdev_type_id == mdev_type), None)
+    if (kind is None or kind.max_instances != 1
+            or kind.gi_profile_id is not None):
+        return None
+    return own_partition(str(gpu.address))
+
+
 @privsep.entrypoint
 def activate(partition_id: int, function: str) -> None:
     """Activate the partition of one GPU for the vGPU on a function.

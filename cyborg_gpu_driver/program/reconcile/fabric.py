@@ -41,7 +41,6 @@ from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
 from cyborg_gpu_driver.program.steps import executor
-from cyborg_gpu_driver.record import unknown_claims
 
 LOG = logging.getLogger(__name__)
 
@@ -90,8 +89,7 @@ class FabricKeeper:
         else:
             self._failure.over()
 
-    def partitions(self, claims: Iterable[journal.Entry],
-                   unsupported: bool = False
+    def partitions(self, unsupported: bool = False
                    ) -> tuple[fabric.Partition, ...]:
         """All partitions.
 
@@ -99,7 +97,6 @@ class FabricKeeper:
         unless the claims of a GPU are not known: it takes a partition that is
         not in the list for inactive, even if a guest uses it.
 
-        :param claims: the claims whose partitions are active.
         :param unsupported: whether to include partitions whose hardware has
             failed.
         :raises FabricError: if the fabric manager cannot be asked.
@@ -111,11 +108,14 @@ class FabricKeeper:
         except exception.FabricError as error:
             if error.symbol != 'NOT_CONFIGURED':
                 raise
-        for gpu, unknown in unknown_claims.of(self._state_path).items():
+        try:
+            claims = self._journal.all_entries()
+        except exception.JournalError as error:
             raise exception.StepFailed(
                 reason='the fabric manager gets no list of the active '
-                f'partitions, because GPU {gpu} may be in one: '
-                f'{unknown.reason}; {unknown.remedy}')
+                'partitions, because not all claims of this host are known: '
+                f'{error}. "cyborg-gpu doctor" shows what to do'
+            ) from error
         privileged_fabric.give_list(sorted(
             claim.fabric_partition for claim in claims
             if claim.fabric_partition is not None and _has_server(claim)))
@@ -164,7 +164,7 @@ class FabricKeeper:
 
     def _look(self) -> None:
         claims = self._journal.entries()
-        partitions = self.partitions(claims)
+        partitions = self.partitions()
         active = privileged_fabric.active_of(partitions)
         self.connect(claims, active)
         if active <= {claim.fabric_partition for claim in claims}:

@@ -100,7 +100,7 @@ class NvlinkKeeper:
         """Ask the fabric manager for its partitions, and correct them."""
         claims = [claim for claim in self._journal.entries()
                   if claim.members]
-        partitions = self._switches.partitions(claims, unsupported=True)
+        partitions = self._switches.partitions(unsupported=True)
         self._learn(gpus, nvlink.of_partitions(partitions, modules))
         active = privileged_fabric.active_of(partitions)
         self._switches.connect(claims, active)
@@ -147,9 +147,10 @@ class NvlinkKeeper:
 
         A pair whose bridge is removed is no longer offered, unless a server
         has it. No activation at the bind would reveal the missing bridge. A
-        pair stays if the links of one of its GPUs are not known.
+        pair stays if the links of one of its GPUs have not been read.
         """
         read = self._known(gpus)
+        unread = gpus.keys() - read.keys()
         known = {address: item for address, item in read.items()
                  if item.module is None}
         groups = nvlink.of_bridges({
@@ -161,7 +162,8 @@ class NvlinkKeeper:
                     group for group in {*groups, *item.groups}
                     if address in group.members and (
                         group in groups or group in used
-                        or not read.keys() >= set(group.members))))))
+                        or not unread.isdisjoint(group.members)
+                        and not self._is_past(group, groups))))))
 
     def _known(self, gpus: Iterable[model.PciAddress]
                ) -> dict[model.PciAddress, gpu_record.Nvlink]:

@@ -43,6 +43,7 @@ from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.planning import differences
+from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
 from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ class Rebuilder:
         if not skipped:
             self._store.settle()
         self._say_found(found, claims)
-        self._said.keep({None, *skipped} if skipped else ())
+        self._said.keep({tuple(found), *skipped} if skipped else ())
         return list(found)
 
     def _rebuild(self, gpu: model.Gpu, claims: reconcile.Claims | None
@@ -126,7 +127,7 @@ class Rebuilder:
             text += (f'; the GPU instances of {", ".join(lacking)} are not '
                      'known, and are kept when these handles are unbound')
         # Until all are rebuilt, a GPU without claims may be found again.
-        if found and self._said.is_new(text):
+        if found and self._said.is_new(text, tuple(found)):
             LOG.warning('Recovered lost claims from the hardware%(source)s: '
                         '%(text)s', {
                             'source': '' if claims is None else
@@ -171,9 +172,14 @@ class Rebuilder:
                      {'gpu': gpu.address, 'error': error})
             running = ()
         boot = self._machine.boot_id()
-        return [dataclasses.replace(entry, boot=boot) for entry in placed(
-            gpu, mixed(gpu, bare, running), self._host.offers(gpu), running,
-            record.owned_instances)]
+        return [
+            dataclasses.replace(
+                entry, boot=boot,
+                fabric_partition=privileged_fabric.partition_of_vgpu(
+                    gpu, entry.mdev_type))
+            for entry in placed(
+                gpu, mixed(gpu, bare, running), self._host.offers(gpu),
+                running, record.owned_instances)]
 
     def _whole(self, gpu: model.Gpu, claims: reconcile.Claims | None
                ) -> list[journal.Entry]:

@@ -15,7 +15,6 @@
 The agent survives, logs the trouble once, and all is right afterwards.
 """
 
-import contextlib
 import dataclasses
 import os
 
@@ -25,6 +24,7 @@ import pynvml
 from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests import unreadable
 from cyborg_gpu_driver.tests.functional import outages
 
 
@@ -157,21 +157,10 @@ class ReadOnlyTest(DiskCase):
 
 
 class UnreadableTest(outages.OutageCase):
-    """Records that exist and that the agent cannot read.
+    """Records that exist and that the agent cannot read."""
 
-    A directory stands in for an unreadable file: root can read any file.
-    """
-
-    @contextlib.contextmanager
     def unreadable(self, name):
-        path = os.path.join(self.state_path, name)
-        os.rename(path, f'{path}.away')
-        os.mkdir(path)
-        try:
-            yield
-        finally:
-            os.rmdir(path)
-            os.rename(f'{path}.away', path)
+        return unreadable.file(os.path.join(self.state_path, name))
 
     def test_the_journal(self):
         with self.unreadable(f'gpus/{self.gpu}.json'):

@@ -31,6 +31,7 @@ from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import empty_placement
+from cyborg_gpu_driver.tests import unreadable
 
 
 class AgentCase(base.BaseTestCase):
@@ -65,15 +66,9 @@ class AgentCase(base.BaseTestCase):
         self.agent.stop()
         pynvml.nvmlLib.machine.uninstall()
 
-    def make_unreadable(self, address):
-        """Make the record of a GPU unreadable; return its path.
-
-        A directory stands for the file, because root can read any file.
-        """
-        path = store.of(self.state_path).path(address)
-        os.rename(path, f'{path}.away')
-        os.mkdir(path)
-        return path
+    def unreadable(self, address):
+        """Make the record of a GPU unreadable."""
+        return unreadable.file(store.of(self.state_path).path(address))
 
     def handle(self, device=None):
         """Return the arguments of Cyborg's calls for one handle."""
@@ -102,18 +97,16 @@ class TestAgent(AgentCase):
 
     def test_a_record_that_cannot_be_read_affects_its_gpu_only(self):
         address = self.devices[1].address
-        path = self.make_unreadable(address)
-        for _ in range(2):
-            self.assertEqual(
-                {device.address: device.address == address
-                 for device in self.devices},
-                {device.address: device.stub
-                 for device in self.agent.report()})
-            asked = self.handle()
-            self.agent.bind(*asked)
-            self.agent.unbind(*asked)
-        os.rmdir(path)
-        os.rename(f'{path}.away', path)
+        with self.unreadable(address):
+            for _ in range(2):
+                self.assertEqual(
+                    {device.address: device.address == address
+                     for device in self.devices},
+                    {device.address: device.stub
+                     for device in self.agent.report()})
+                asked = self.handle()
+                self.agent.bind(*asked)
+                self.agent.unbind(*asked)
         self.assertEqual(self.devices, self.agent.report())
 
     def test_a_condition_that_comes_back_is_logged_again(self):
@@ -160,17 +153,24 @@ class TestAgentOfGroups(AgentCase):
         return path
 
     def test_a_record_that_cannot_be_read_affects_its_group_only(self):
-        self.make_unreadable(self.bridges[1][1])
-        # Another process, which has not read the GPUs before.
-        self.end()
-        self.start()
-        for _ in range(2):
-            self.assertEqual(self.devices[0], self.agent.report()[0])
-            asked = self.handle()
-            self.agent.bind(*asked)
-            self.agent.unbind(*asked)
-            self.assertRaises(exception.JournalUnreadable, self.agent.bind,
-                              *self.handle(self.devices[1]))
-            (offer,) = self.agent._host.offers(self.agent._host.gpu(
-                self.devices[1].address))
-            self.assertEqual(0, offer.creatable)
+        with self.unreadable(self.bridges[1][1]):
+            # Another process, which has not read the GPUs before.
+            self.end()
+            self.start()
+            for _ in range(2):
+                self.check_groups()
+
+    def check_groups(self):
+        """Assert that the first group can be bound, and the second stays."""
+        first, second = self.devices[0], self.devices[1]
+        found = {device.address: device for device in self.agent.report()}
+        self.assertEqual(first, found[first.address])
+        self.assertIn(second.address, found)
+        asked = self.handle()
+        self.agent.bind(*asked)
+        self.agent.unbind(*asked)
+        self.assertRaises(exception.JournalUnreadable, self.agent.bind,
+                          *self.handle(second))
+        (offer,) = self.agent._host.offers(self.agent._host.gpu(
+            second.address))
+        self.assertEqual(0, offer.creatable)

@@ -20,6 +20,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.program import cordons
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests import unreadable
 
 ONE, OTHER = (model.PciAddress(0, bus, 0, 0) for bus in (7, 0x41))
 ANN = cordon.Cordon(cordon.Source.CYBORG, 5.0, 'ann', 'a move')
@@ -54,6 +55,15 @@ class KeeperTest(base.BaseTestCase):
         self.assertEqual({ONE: (PLAIN,)}, self.again().known())
         self.disable(OTHER)
         self.assertEqual({OTHER: (PLAIN,)}, self.again().known())
+
+    def test_a_record_that_cannot_be_read_changes_nothing(self):
+        self.keeper.add(ONE, 'root', 'a fan')
+        self.assertEqual([], self.changed())
+        with unreadable.file(store.of(self.path).path(ONE)):
+            self.assertEqual([], self.changed())
+        self.assertEqual([], self.changed())
+        self.keeper.lift(ONE)
+        self.assertEqual([(ONE, ROOT, False)], self.changed())
 
     def test_nothing_is_written_while_none_is_cordoned(self):
         self.disable()

@@ -61,6 +61,26 @@ class JournalTest(base.BaseTestCase):
         self.assertEqual(entries[1:2], again.entries(_OTHER))
         self.assertEqual(entries[0], again.get(entries[0].handle))
 
+    def test_all_entries_are_read_or_none(self):
+        self.journal.put(_entry(1), _entry(2, gpu=_OTHER))
+        self.assertEqual({_entry(1), _entry(2, gpu=_OTHER)},
+                         set(self.journal.all_entries()))
+        lost = os.path.join(self.state_path, 'journal.json.lost-1')
+        records = store.of(self.state_path)
+        with open(lost, 'w', encoding='utf-8'):
+            self.assert_unknown(lost)
+        os.unlink(lost)
+        records.put(_OTHER, claims_lost=True)
+        self.assert_unknown(records.path(_OTHER))
+        records.put(_OTHER, claims_lost=False)
+        with open(self.path, 'w', encoding='utf-8') as stream:
+            stream.write('{')
+        self.assert_unknown(self.path)
+
+    def assert_unknown(self, path):
+        self.assertIn(path, str(self.assertRaises(
+            exception.JournalError, self.journal.all_entries)))
+
     def test_the_last_word_on_a_handle_counts(self):
         done = _entry(phase=journal.Phase.BOUND, instance_id=13)
         self.journal.put(_entry())

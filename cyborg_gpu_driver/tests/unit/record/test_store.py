@@ -212,24 +212,6 @@ class DamageTest(StoreCase):
         self.assertEqual([f'{ADDRESS}.json'], os.listdir(
             os.path.join(self.state_path, 'gpus')))
 
-    def test_what_is_kept_without_a_look_replaces_nothing(self):
-        operators = (cordon.Cordon(cordon.Source.OPERATOR, 1.0, 'ann'),)
-        self.records.put(ADDRESS, cordons=operators)
-        path = self.records.path(ADDRESS)
-        os.rename(path, f'{path}.away')
-        os.mkdir(path)
-        self.records.observe(ADDRESS, cordons=(_DISABLED,), fixed=FIXED)
-        self.assertEqual(
-            gpu_record.GpuRecord(cordons=(_DISABLED,), fixed=FIXED),
-            self.records.peek(ADDRESS))
-        os.rmdir(path)
-        os.rename(f'{path}.away', path)
-        expected = gpu_record.GpuRecord(cordons=operators, fixed=FIXED)
-        self.assertEqual(expected, self.records.peek(ADDRESS))
-        self.records.observe(ADDRESS)
-        self.assertEqual(0, self.records.unwritten)
-        self.assertEqual(expected, self.again().read(ADDRESS))
-
     def test_one_that_may_not_be_read_does_not_hide_a_damaged_one(self):
         os.makedirs(self.records.path(ADDRESS))
         self.records.put(OTHER, layout=LAYOUT)

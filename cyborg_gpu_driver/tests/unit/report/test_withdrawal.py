@@ -12,6 +12,7 @@
 
 """What was reported and is in use is never withdrawn."""
 
+import contextlib
 import dataclasses
 import os
 
@@ -26,6 +27,7 @@ from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import withdrawal
 from cyborg_gpu_driver.report.content import build
+from cyborg_gpu_driver.tests import unreadable
 from cyborg_gpu_driver.tests.unit.report import placements
 
 _ADDRESS = model.PciAddress.parse('0000:07:00.0')
@@ -389,21 +391,32 @@ class WithdrawalTest(base.BaseTestCase):
     def test_a_record_that_cannot_be_read_now_is_waited_for(self):
         self.report(_GPU)
         path = store.Store(self.state_path).path(_ADDRESS)
-        os.rename(path, f'{path}.away')
-        # Stands for an unreadable file, because root can read any file.
-        os.mkdir(path)
-        self.restart()
-        other = dataclasses.replace(_GPU, address=_OTHER)
-        self.assertEqual({_ADDRESS: True, _OTHER: False}, {
-            address: device.stub for address, device
-            in self.report(_GPU, other).items()})
-        self.assertEqual(
-            (build.stub_device(_ADDRESS), build.stub_device(_OTHER)),
-            self.withdrawal.held())
-        os.rmdir(path)
-        os.rename(f'{path}.away', path)
+        with unreadable.file(path):
+            self.restart()
+            other = dataclasses.replace(_GPU, address=_OTHER)
+            self.assertEqual({_ADDRESS: True, _OTHER: False}, {
+                address: device.stub for address, device
+                in self.report(_GPU, other).items()})
+            self.assertEqual(
+                (build.stub_device(_ADDRESS), build.stub_device(_OTHER)),
+                self.withdrawal.held())
         # Its last report is known again.
         self.assertTrue(self.report(
             _UNSEEN, library_missing=True)[_ADDRESS].stub)
         self.use(self.report(_GPU)[_ADDRESS])
         self.assertTrue(self.report()[_ADDRESS].stub)
+
+    def test_a_record_that_becomes_readable_meanwhile_stays(self):
+        self.report(_GPU)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(unreadable.file(
+                store.Store(self.state_path).path(_ADDRESS)))
+            self.restart()
+
+            def make(gpu):
+                stack.close()
+                return _device(gpu)
+
+            self.report(dataclasses.replace(_GPU, address=_OTHER), make=make)
+        self.assertIsNotNone(
+            store.Store(self.state_path).read(_ADDRESS).reported)

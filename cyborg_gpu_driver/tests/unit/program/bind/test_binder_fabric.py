@@ -20,9 +20,12 @@ import pynvml
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.reconcile import fabric
+from cyborg_gpu_driver.program.reconcile import rebuild
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.program import wiring
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
@@ -194,6 +197,35 @@ class RestartTest(FabricCase):
             self.machine.start_fabric_manager(restart=restart)
             self.keep()
             self.assert_active(self.partition)
+
+    def test_a_lost_record_is_not_left_out_of_the_list(self):
+        (before,) = self.journal.entries()
+        records = store.of(self.state_path)
+        with open(records.path(before.gpu), 'w', encoding='utf-8') as stream:
+            stream.write('{')
+        self.assertTrue(self.journal.check())
+        self.machine.stop_fabric_manager()
+        self.machine.start_fabric_manager(restart=True)
+        rebuilder = rebuild.Rebuilder(
+            privileged.machine(), self.live, self.journal, self.state_path,
+            self.cloud)
+        self.cloud.requests = lambda: reconcile.Claims((reconcile.Claim(
+            before.handle, 'arq', None, before.function,
+            before.mdev_type),))
+        for _ in range(2):
+            self.keep()
+            self.assertEqual([], rebuilder.rebuild())
+        self.assert_active(self.partition)
+        # Now it does not ask for the list.
+        self.machine.stop_fabric_manager()
+        self.machine.start_fabric_manager()
+        self.assertEqual([before.gpu], rebuilder.rebuild())
+        (entry,) = self.journal.entries()
+        self.assertEqual(self.partition, entry.fabric_partition)
+        self.machine.stop_fabric_manager()
+        self.machine.start_fabric_manager(restart=True)
+        self.keep()
+        self.assert_active(self.partition)
 
     def test_a_partition_without_an_owner(self):
         self.binder.unbind(*self.bound)

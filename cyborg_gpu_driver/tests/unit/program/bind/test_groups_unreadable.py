@@ -12,31 +12,23 @@
 
 """Groups of GPUs while the record of one GPU cannot be read."""
 
-import contextlib
+import dataclasses
 import os
 
 import fixtures
 
+from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests import unreadable
+from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.unit.program.bind import group_case
 
 
 class UnreadableCase(group_case.GroupCase):
 
-    @contextlib.contextmanager
     def unreadable(self, address):
-        """Make a record unreadable.
-
-        A directory stands for the file, because root can read any file.
-        """
-        path = store.of(self.state_path).path(address)
-        os.rename(path, f'{path}.away')
-        os.mkdir(path)
-        try:
-            yield
-        finally:
-            os.rmdir(path)
-            os.rename(f'{path}.away', path)
+        """Make a record unreadable."""
+        return unreadable.file(store.of(self.state_path).path(address))
 
     def offers(self):
         """The offers of the GPUs whose records can be read."""
@@ -63,8 +55,9 @@ class SwitchTest(UnreadableCase):
                         self.report()
                     self.assertEqual((), self.world.damage)
                     self.assertEqual(1, log.output.count(
-                        f'no list of the active partitions, because GPU '
-                        f'{address} may be in one'))
+                        'no list of the active partitions, because not all '
+                        'claims of this host are known: journal '
+                        + store.of(self.state_path).path(address)))
                 self.report()
                 self.assert_sound()
 
@@ -112,3 +105,33 @@ class BridgeTest(UnreadableCase):
                 self.assertEqual('', self.offer(*pair).problem)
             self.report()
             self.assertIn(pair, self.free())
+
+    def test_a_pair_whose_other_gpu_has_left_is_withdrawn(self):
+        pair = ('0000:17:00.0', '0000:65:00.0')
+        self.options = {**self.options, 'match_address': pair[:1]}
+        for _ in range(2):
+            self.begin()
+            self.assertEqual({(pair[0],)}, self.free())
+            self.assertEqual([(pair[0],)], list(map(self.modules,
+                                                    self.offers())))
+
+    def test_a_new_bridge_replaces_a_pair(self):
+        # What was true until the bridges were moved.
+        one, other, third, fourth = (
+            self.address(f'0000:{bus}:00.0') for bus in (17, 34, 65, 82))
+        self.gpu_options = {
+            'simulate': host_files.write_host(self.directory, [
+                {'model': 'h100-nvl', 'address': str(gpu), 'numa_node': 0,
+                 'nvlink': [str(peer)] * 12}
+                for gpu, peer in ((one, third), (third, one),
+                                  (other, fourth), (fourth, other))]),
+            'simulate_state': os.path.join(self.directory, 'other.json')}
+        self.begin()
+        former = nvlink.Group((one, other))
+        self.journal.keep_nvlink(one, dataclasses.replace(
+            self.journal.nvlink(one), groups=(former,)))
+        with self.unreadable(other):
+            self.report()
+            self.assertIn(nvlink.Group((one, third)),
+                          self.journal.nvlink(one).groups)
+            self.assertNotIn(former, self.journal.nvlink(one).groups)

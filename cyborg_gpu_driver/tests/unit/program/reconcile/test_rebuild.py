@@ -32,6 +32,7 @@ from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.reconcile import rebuild
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform as simulated
+from cyborg_gpu_driver.tests import unreadable
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
 _GPU = model.PciAddress.parse('0000:07:00.0')
@@ -296,12 +297,9 @@ class RebuilderTest(binder_case.BinderCase):
 
     def test_a_record_that_cannot_be_read_is_not_rebuilt(self):
         self.lose()
-        path = store.of(self.state_path).path(self.address)
-        os.unlink(path)
-        # Stands for an unreadable file, because root can read any file.
-        os.mkdir(path)
         self.cloud.requests = lambda: self.fail('asked for nothing')
-        self.assertEqual([], self.rebuilder.rebuild())
+        with unreadable.file(store.of(self.state_path).path(self.address)):
+            self.assertEqual([], self.rebuilder.rebuild())
 
     def test_a_crash_before_it_was_made_again(self):
         self.lose()

@@ -1,0 +1,117 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What is kept in memory while a record cannot be read or written."""
+
+import dataclasses
+
+import fixtures
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.tests import unreadable
+from cyborg_gpu_driver.tests.unit.record import test_store
+
+ADDRESS = test_store.ADDRESS
+_PLACE = model.Placement(0, 1)
+_ANN, _CYBORG, _HEALTH = (cordon.Cordon(source, 1.0) for source in (
+    cordon.Source.OPERATOR, cordon.Source.CYBORG, cordon.Source.HEALTH))
+
+
+def _condition(code, count=1, placement=None):
+    return health.Condition(code, 1.0, 2.0, count, placement=placement)
+
+
+def _health(*conditions, boot='one', uuid=None):
+    return gpu_record.HealthRecord(boot, uuid, conditions)
+
+
+class UnreadTest(test_store.StoreCase):
+
+    def unreadable(self):
+        """Make the record unreadable."""
+        return unreadable.file(self.records.path(ADDRESS))
+
+    def keep(self, **parts):
+        self.records.keep(ADDRESS, lambda record: dataclasses.replace(
+            record, **parts))
+
+    def assert_written(self, **parts):
+        """Assert what the record has, before and after it is written."""
+        expected = gpu_record.GpuRecord(**parts)
+        self.assertEqual(expected, self.records.peek(ADDRESS))
+        self.records.observe(ADDRESS)
+        self.assertEqual(0, self.records.unwritten)
+        self.assertEqual(expected, self.again().read(ADDRESS))
+
+    def test_what_the_record_has_stays(self):
+        self.records.put(ADDRESS, layout=test_store.LAYOUT)
+        with self.unreadable():
+            self.keep(layout=None)
+            self.assertEqual(0, self.records.unwritten)
+            self.keep(layout=dataclasses.replace(
+                test_store.LAYOUT, device_id='ffff'), fixed=test_store.FIXED)
+            self.assertEqual('ffff',
+                             self.records.peek(ADDRESS).layout.device_id)
+        self.assert_written(layout=test_store.LAYOUT, fixed=test_store.FIXED)
+
+    def test_cordons_and_errors_are_added(self):
+        self.records.put(ADDRESS, cordons=(_ANN,), errors=3)
+        with self.unreadable():
+            self.keep(cordons=(dataclasses.replace(_ANN, who='bob'),
+                               _CYBORG), errors=1)
+            self.keep(cordons=(_CYBORG, _HEALTH), errors=2)
+        self.assert_written(cordons=cordon.added((_ANN, _CYBORG), _HEALTH),
+                            errors=5)
+
+    def test_conditions_are_added(self):
+        there = _condition('XID_48', 7, _PLACE)
+        self.records.put(ADDRESS, health=_health(there, uuid='a'))
+        with self.unreadable():
+            self.keep(health=_health(
+                _condition('XID_48', 1, _PLACE), _condition('XID_48'),
+                _condition('XID_79')))
+        self.assert_written(health=_health(
+            there, _condition('XID_48'), _condition('XID_79'), uuid='a'))
+
+    def test_what_a_reboot_has_cured_is_left_out(self):
+        self.records.put(ADDRESS, health=_health(_condition('XID_79')))
+        new = _health(_condition('XID_48'), boot='two')
+        with self.unreadable():
+            self.keep(health=new)
+        self.assert_written(health=new)
+
+    def test_conditions_of_another_board_are_left_out(self):
+        self.records.put(ADDRESS, health=_health(_condition('XID_79'),
+                                                 uuid='a'))
+        new = _health(_condition('XID_48'), uuid='b')
+        with self.unreadable():
+            self.keep(health=new)
+        self.assert_written(health=new)
+
+    def test_what_was_made_from_the_record_replaces_it(self):
+        self.records.put(ADDRESS, layout=test_store.LAYOUT)
+        names = [dataclasses.replace(test_store.LAYOUT, device_id=name)
+                 for name in ('aaaa', 'bbbb')]
+
+        def full(*arguments):
+            raise OSError('No space left on device')
+
+        with fixtures.MonkeyPatch('cyborg_gpu_driver.durable._replace',
+                                  full):
+            self.keep(layout=names[0])
+        with self.unreadable():
+            self.assertEqual(names[0], self.records.peek(ADDRESS).layout)
+            self.keep(layout=names[1])
+        self.assert_written(layout=names[1])
