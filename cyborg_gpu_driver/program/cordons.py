@@ -131,8 +131,8 @@ class CordonKeeper:
     def changes(self) -> Iterator[Change]:
         """The changes since the last call, or since the start.
 
-        A GPU that loses one of several cordons has not changed, nor has one
-        whose record cannot be read now.
+        A GPU that loses one of several cordons has not changed. A GPU whose
+        record cannot be read now has the cordons that it had.
         """
         now = self.known()
         before = now if self._told is None else self._told

@@ -127,7 +127,8 @@ def _joined(name: str, there: Any, kept: Any) -> Any:
     if name == 'health' and there and kept:
         return _health(there, kept)
     if name == 'errors':
-        return there + kept
+        # Both may have counted a condition that lasts.
+        return max(there, kept)
     if name == 'cordons':
         return functools.reduce(cordon.added, (
             item for item in kept if cordon.of(there, item.source) is None),
@@ -137,15 +138,13 @@ def _joined(name: str, there: Any, kept: Any) -> Any:
 
 def _health(there: gpu_record.HealthRecord, kept: gpu_record.HealthRecord
             ) -> gpu_record.HealthRecord:
-    """The conditions of both, if they are of the same board."""
+    """The newest conditions of both, if they are of the same board."""
     if there.uuid and kept.uuid and there.uuid != kept.uuid:
         return kept
     conditions = there.conditions
     if there.boot != kept.boot:
         conditions = health.after_reset(conditions)
-    known = {(item.code, item.placement) for item in conditions}
-    return dataclasses.replace(
-        kept, uuid=kept.uuid or there.uuid,
-        conditions=(*conditions, *(
-            item for item in kept.conditions
-            if (item.code, item.placement) not in known)))
+    newest = {(item.code, item.placement): item for item in sorted(
+        (*conditions, *kept.conditions), key=lambda item: item.last)}
+    return dataclasses.replace(kept, uuid=kept.uuid or there.uuid,
+                               conditions=tuple(newest.values()))

@@ -63,21 +63,26 @@ def own_partition(address: str) -> int | None:
     return found.partition_id
 
 
+def takes_links(gpu: model.Gpu, mdev_type: str) -> bool:
+    """Whether a vGPU can have the NVLinks of its GPU.
+
+    They belong to one virtual function ("vGPU Virtualization Model" in the
+    fabric manager's user guide), so the vGPU has to take the whole GPU.
+
+    :param mdev_type: the vGPU's type, ``nvidia-474``.
+    """
+    return any(kind.max_instances == 1 and kind.gi_profile_id is None
+               for kind in gpu.vgpu_types if kind.mdev_type_id == mdev_type)
+
+
 def partition_of_vgpu(gpu: model.Gpu, mdev_type: str) -> int | None:
     """The partition that a vGPU needs before its guest starts.
-
-    The NVLinks of a GPU belong to one virtual function ("vGPU Virtualization
-    Model" in the fabric manager's user guide), so only a vGPU that takes the
-    whole GPU can have them.
 
     :param mdev_type: the vGPU's type, ``nvidia-474``.
     :returns: None if it needs none.
     :raises StepFailed, FabricError, NvmlError: see :func:`own_partition`.
     """
-    kind = next((kind for kind in gpu.vgpu_types
-                 if kind.mdev_type_id == mdev_type), None)
-    if (kind is None or kind.max_instances != 1
-            or kind.gi_profile_id is not None):
+    if not takes_links(gpu, mdev_type):
         return None
     return own_partition(str(gpu.address))
 

@@ -19,6 +19,7 @@ asks for their list ("Resiliency" in its user guide).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
@@ -94,13 +95,13 @@ class FabricKeeper:
         """All partitions.
 
         A fabric manager that asks for the list of active partitions gets it,
-        unless the claims of a GPU are not known: it takes a partition that is
-        not in the list for inactive, even if a guest uses it.
+        unless a claim or its partition is not known: it takes a partition that
+        is not in the list for inactive, even if a guest uses it.
 
         :param unsupported: whether to include partitions whose hardware has
             failed.
         :raises FabricError: if the fabric manager cannot be asked.
-        :raises StepFailed: if it asks for the list, and some claims are not
+        :raises StepFailed: if it asks for the list, and the list is not
             known.
         """
         try:
@@ -108,6 +109,16 @@ class FabricKeeper:
         except exception.FabricError as error:
             if error.symbol != 'NOT_CONFIGURED':
                 raise
+        privileged_fabric.give_list(self._active())
+        LOG.warning('NVSwitches: gave the fabric manager the list of active '
+                    'partitions')
+        return privileged_fabric.read_partitions(unsupported)
+
+    def _active(self) -> list[int]:
+        """The partitions that servers have.
+
+        :raises StepFailed: if not all of them are known.
+        """
         try:
             claims = self._journal.all_entries()
         except exception.JournalError as error:
@@ -116,12 +127,17 @@ class FabricKeeper:
                 'partitions, because not all claims of this host are known: '
                 f'{error}. "cyborg-gpu doctor" shows what to do'
             ) from error
-        privileged_fabric.give_list(sorted(
+        for claim in self._unnamed(claims):
+            if self._may_have_links(claim.gpu):
+                raise exception.StepFailed(
+                    reason='the fabric manager gets no list of the active '
+                    f'partitions, because the one of handle {claim.handle} '
+                    f'on GPU {claim.gpu} is not known. It is known when the '
+                    'fabric manager was started once without '
+                    'FABRIC_MODE_RESTART=1')
+        return sorted(
             claim.fabric_partition for claim in claims
-            if claim.fabric_partition is not None and _has_server(claim)))
-        LOG.warning('NVSwitches: gave the fabric manager the list of active '
-                    'partitions')
-        return privileged_fabric.read_partitions(unsupported)
+            if claim.fabric_partition is not None and _has_server(claim))
 
     def connect(self, claims: Iterable[journal.Entry],
                 active: Collection[int]) -> None:
@@ -130,7 +146,8 @@ class FabricKeeper:
             if (claim.fabric_partition is None or not _has_server(claim)
                     or claim.fabric_partition in active):
                 continue
-            with self._noted(claim.fabric_partition), self._held(claim.gpus):
+            with (self._noted(f'partition {claim.fabric_partition}'),
+                  self._held(claim.gpus)):
                 now = self._journal.get(claim.handle)
                 active = privileged_fabric.active_of(
                     privileged_fabric.read_partitions())
@@ -154,7 +171,8 @@ class FabricKeeper:
         """
         if group.partition is None:
             return
-        with self._noted(group.partition), self._held(group.members):
+        with (self._noted(f'partition {group.partition}'),
+              self._held(group.members)):
             if any(self._journal.owners(address) or is_used(address)
                    for address in group.members):
                 return
@@ -163,9 +181,10 @@ class FabricKeeper:
                         'server has', group.partition)
 
     def _look(self) -> None:
-        claims = self._journal.entries()
         partitions = self.partitions()
         active = privileged_fabric.active_of(partitions)
+        self._name(self._unnamed(self._journal.entries()))
+        claims = self._journal.entries()
         self.connect(claims, active)
         if active <= {claim.fabric_partition for claim in claims}:
             return
@@ -175,6 +194,38 @@ class FabricKeeper:
             if item is not None and item.active:
                 self.disconnect(nvlink.Group((address,), item.partition_id),
                                 self._may_have_vgpus)
+
+    def _unnamed(self, claims: Iterable[journal.Entry]
+                 ) -> list[journal.Entry]:
+        """The claims of vGPUs that can have NVLinks, without a partition.
+
+        A claim that was rebuilt from the hardware has none.
+        """
+        gpus = {gpu.address: gpu for gpu in self._host.host().gpus}
+        return [claim for claim in claims
+                if claim.fabric_partition is None and not claim.members
+                and _has_server(claim) and claim.gpu in gpus
+                and privileged_fabric.takes_links(gpus[claim.gpu],
+                                                  claim.mdev_type)]
+
+    def _may_have_links(self, address: model.PciAddress) -> bool:
+        try:
+            return reader.module_on_switches(self._machine,
+                                             address) is not None
+        except exception.NvmlError:
+            return True
+
+    def _name(self, claims: Iterable[journal.Entry]) -> None:
+        """Write the partitions of claims that have none."""
+        for claim in claims:
+            with (self._noted(f'partition of handle {claim.handle}'),
+                  self._held(claim.gpus)):
+                partition = privileged_fabric.partition_of_vgpu(
+                    self._host.gpu(claim.gpu), claim.mdev_type)
+                if (partition is not None
+                        and self._journal.get(claim.handle) == claim):
+                    self._journal.put(dataclasses.replace(
+                        claim, fabric_partition=partition))
 
     def _may_have_vgpus(self, address: model.PciAddress) -> bool:
         gpu = self._host.refresh_gpu(address)
@@ -197,17 +248,16 @@ class FabricKeeper:
         return locks.gpus(self._state_path, gpus, locks.REPORT_SECONDS)
 
     @contextlib.contextmanager
-    def _noted(self, partition: int) -> Iterator[None]:
+    def _noted(self, what: str) -> Iterator[None]:
         """Log an error with a partition once, instead of raising it."""
         try:
             yield
         except exception.GpuDriverError as error:
-            if self._failed.is_new(str(error), partition):
-                LOG.warning('NVSwitches: partition %(partition)s: %(error)s. '
-                            'Each report tries again.',
-                            {'partition': partition, 'error': error})
+            if self._failed.is_new(str(error), what):
+                LOG.warning('NVSwitches: %(what)s: %(error)s. Each report '
+                            'tries again.', {'what': what, 'error': error})
         else:
-            self._failed.over(partition)
+            self._failed.over(what)
 
 
 def _has_server(claim: journal.Entry) -> bool:

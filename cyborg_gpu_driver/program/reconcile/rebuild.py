@@ -43,7 +43,6 @@ from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.planning import differences
-from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
 from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
@@ -172,14 +171,9 @@ class Rebuilder:
                      {'gpu': gpu.address, 'error': error})
             running = ()
         boot = self._machine.boot_id()
-        return [
-            dataclasses.replace(
-                entry, boot=boot,
-                fabric_partition=privileged_fabric.partition_of_vgpu(
-                    gpu, entry.mdev_type))
-            for entry in placed(
-                gpu, mixed(gpu, bare, running), self._host.offers(gpu),
-                running, record.owned_instances)]
+        return [dataclasses.replace(entry, boot=boot) for entry in placed(
+            gpu, mixed(gpu, bare, running), self._host.offers(gpu), running,
+            record.owned_instances)]
 
     def _whole(self, gpu: model.Gpu, claims: reconcile.Claims | None
                ) -> list[journal.Entry]:

@@ -29,8 +29,8 @@ _ANN, _CYBORG, _HEALTH = (cordon.Cordon(source, 1.0) for source in (
     cordon.Source.OPERATOR, cordon.Source.CYBORG, cordon.Source.HEALTH))
 
 
-def _condition(code, count=1, placement=None):
-    return health.Condition(code, 1.0, 2.0, count, placement=placement)
+def _condition(code, last=1.0, placement=None):
+    return health.Condition(code, 1.0, last, placement=placement)
 
 
 def _health(*conditions, boot='one', uuid=None):
@@ -72,18 +72,19 @@ class UnreadTest(test_store.StoreCase):
             self.keep(cordons=(dataclasses.replace(_ANN, who='bob'),
                                _CYBORG), errors=1)
             self.keep(cordons=(_CYBORG, _HEALTH), errors=2)
-        self.assert_written(cordons=cordon.added((_ANN, _CYBORG), _HEALTH),
-                            errors=5)
+        cordons = cordon.added((_ANN, _CYBORG), _HEALTH)
+        self.assert_written(cordons=cordons, errors=3)
+        with self.unreadable():
+            self.keep(errors=4)
+        self.assert_written(cordons=cordons, errors=4)
 
     def test_conditions_are_added(self):
-        there = _condition('XID_48', 7, _PLACE)
-        self.records.put(ADDRESS, health=_health(there, uuid='a'))
+        there = (_condition('XID_48', 1.0, _PLACE), _condition('XID_31', 9.0))
+        self.records.put(ADDRESS, health=_health(*there, uuid='a'))
+        new = (_condition('XID_48', 2.0, _PLACE), _condition('XID_48', 3.0))
         with self.unreadable():
-            self.keep(health=_health(
-                _condition('XID_48', 1, _PLACE), _condition('XID_48'),
-                _condition('XID_79')))
-        self.assert_written(health=_health(
-            there, _condition('XID_48'), _condition('XID_79'), uuid='a'))
+            self.keep(health=_health(*new, _condition('XID_31', 8.0)))
+        self.assert_written(health=_health(*new, there[1], uuid='a'))
 
     def test_what_a_reboot_has_cured_is_left_out(self):
         self.records.put(ADDRESS, health=_health(_condition('XID_79')))

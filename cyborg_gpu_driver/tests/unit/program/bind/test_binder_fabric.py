@@ -15,6 +15,7 @@
 import random
 import uuid
 
+import fixtures
 import pynvml
 
 from cyborg_gpu_driver import exception
@@ -212,20 +213,20 @@ class RestartTest(FabricCase):
         self.cloud.requests = lambda: reconcile.Claims((reconcile.Claim(
             before.handle, 'arq', None, before.function,
             before.mdev_type),))
-        for _ in range(2):
-            self.keep()
-            self.assertEqual([], rebuilder.rebuild())
-        self.assert_active(self.partition)
-        # Now it does not ask for the list.
-        self.machine.stop_fabric_manager()
-        self.machine.start_fabric_manager()
-        self.assertEqual([before.gpu], rebuilder.rebuild())
-        (entry,) = self.journal.entries()
-        self.assertEqual(self.partition, entry.fabric_partition)
-        self.machine.stop_fabric_manager()
-        self.machine.start_fabric_manager(restart=True)
         self.keep()
-        self.assert_active(self.partition)
+        self.assertEqual([before.gpu], rebuilder.rebuild())
+        log = self.useFixture(fixtures.FakeLogger())
+        self.keep()
+        self.assertIn(f'the one of handle {before.handle}', log.output)
+        self.assertEqual(0, self.machine.calls[
+            'fmSetActivatedFabricPartitions'])
+        for restart in (False, True):
+            self.machine.stop_fabric_manager()
+            self.machine.start_fabric_manager(restart=restart)
+            self.keep()
+            (entry,) = self.journal.entries()
+            self.assertEqual(self.partition, entry.fabric_partition)
+            self.assert_active(self.partition)
 
     def test_a_partition_without_an_owner(self):
         self.binder.unbind(*self.bound)
