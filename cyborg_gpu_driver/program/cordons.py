@@ -132,7 +132,7 @@ class CordonKeeper:
         """The changes since the last call, or since the start.
 
         A GPU that loses one of several cordons has not changed. A GPU whose
-        record cannot be read now has the cordons that it had.
+        record cannot be read keeps the cordons that it had.
         """
         now = self.known()
         before = now if self._told is None else self._told

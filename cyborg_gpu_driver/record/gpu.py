@@ -100,8 +100,8 @@ class Claim(_OfBoot):
     not outlive a boot, and their ids are reused (MIG User Guide). None in
     records of earlier releases."""
     fabric_partition: int | None = None
-    """NVSwitch partition that is active for the claim; None if it needs none.
-    """
+    """NVSwitch partition that is active for the claim. None if it needs none,
+    or if it is not known since a lost record was rebuilt."""
     members: tuple[model.PciAddress, ...] = ()
     """The GPUs of a group; empty if the claim is on a part of a GPU."""
     repeats: int = 0

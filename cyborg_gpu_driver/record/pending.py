@@ -127,7 +127,7 @@ def _joined(name: str, there: Any, kept: Any) -> Any:
     if name == 'health' and there and kept:
         return _health(there, kept)
     if name == 'errors':
-        # Both may have counted a condition that lasts.
+        # Not the sum: both may have counted a condition that lasts.
         return max(there, kept)
     if name == 'cordons':
         return functools.reduce(cordon.added, (
@@ -138,13 +138,21 @@ def _joined(name: str, there: Any, kept: Any) -> Any:
 
 def _health(there: gpu_record.HealthRecord, kept: gpu_record.HealthRecord
             ) -> gpu_record.HealthRecord:
-    """The newest conditions of both, if they are of the same board."""
+    """The conditions of both; only the kept ones if the board is another.
+
+    Of two that are the same, the newer one counts.
+    """
     if there.uuid and kept.uuid and there.uuid != kept.uuid:
         return kept
     conditions = there.conditions
     if there.boot != kept.boot:
         conditions = health.after_reset(conditions)
-    newest = {(item.code, item.placement): item for item in sorted(
-        (*conditions, *kept.conditions), key=lambda item: item.last)}
+    newest: dict[tuple, health.Condition] = {}
+    for item in sorted((*conditions, *kept.conditions),
+                       key=lambda item: item.last):
+        earlier = newest.get((item.code, item.placement), item)
+        newest[item.code, item.placement] = dataclasses.replace(
+            item, first=min(item.first, earlier.first),
+            count=max(item.count, earlier.count))
     return dataclasses.replace(kept, uuid=kept.uuid or there.uuid,
                                conditions=tuple(newest.values()))

@@ -63,11 +63,11 @@ def own_partition(address: str) -> int | None:
     return found.partition_id
 
 
-def takes_links(gpu: model.Gpu, mdev_type: str) -> bool:
-    """Whether a vGPU can have the NVLinks of its GPU.
+def takes_whole_gpu(gpu: model.Gpu, mdev_type: str) -> bool:
+    """Whether a vGPU takes the whole GPU, so that it can have its NVLinks.
 
-    They belong to one virtual function ("vGPU Virtualization Model" in the
-    fabric manager's user guide), so the vGPU has to take the whole GPU.
+    The NVLinks belong to one virtual function ("vGPU Virtualization Model" in
+    the fabric manager's user guide).
 
     :param mdev_type: the vGPU's type, ``nvidia-474``.
     """
@@ -82,7 +82,7 @@ def partition_of_vgpu(gpu: model.Gpu, mdev_type: str) -> int | None:
     :returns: None if it needs none.
     :raises StepFailed, FabricError, NvmlError: see :func:`own_partition`.
     """
-    if not takes_links(gpu, mdev_type):
+    if not takes_whole_gpu(gpu, mdev_type):
         return None
     return own_partition(str(gpu.address))
 

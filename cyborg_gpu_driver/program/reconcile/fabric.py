@@ -95,8 +95,9 @@ class FabricKeeper:
         """All partitions.
 
         A fabric manager that asks for the list of active partitions gets it,
-        unless a claim or its partition is not known: it takes a partition that
-        is not in the list for inactive, even if a guest uses it.
+        unless a claim or its partition is not known: the fabric manager takes
+        a partition that is not in the list for inactive, even if a guest uses
+        it.
 
         :param unsupported: whether to include partitions whose hardware has
             failed.
@@ -127,14 +128,15 @@ class FabricKeeper:
                 'partitions, because not all claims of this host are known: '
                 f'{error}. "cyborg-gpu doctor" shows what to do'
             ) from error
-        for claim in self._unnamed(claims):
-            if self._may_have_links(claim.gpu):
+        for claim in self._lacking(claims):
+            if self._may_be_on_switches(claim.gpu):
                 raise exception.StepFailed(
                     reason='the fabric manager gets no list of the active '
-                    f'partitions, because the one of handle {claim.handle} '
-                    f'on GPU {claim.gpu} is not known. It is known when the '
-                    'fabric manager was started once without '
-                    'FABRIC_MODE_RESTART=1')
+                    'partitions, because the partition of handle '
+                    f'{claim.handle} on GPU {claim.gpu} is not known. Start '
+                    'the fabric manager once with FABRIC_MODE_RESTART=0, then '
+                    'the agent asks for it; this interrupts the NVLink '
+                    'traffic of running servers')
         return sorted(
             claim.fabric_partition for claim in claims
             if claim.fabric_partition is not None and _has_server(claim))
@@ -183,7 +185,7 @@ class FabricKeeper:
     def _look(self) -> None:
         partitions = self.partitions()
         active = privileged_fabric.active_of(partitions)
-        self._name(self._unnamed(self._journal.entries()))
+        self._add_partitions(self._lacking(self._journal.entries()))
         claims = self._journal.entries()
         self.connect(claims, active)
         if active <= {claim.fabric_partition for claim in claims}:
@@ -195,28 +197,31 @@ class FabricKeeper:
                 self.disconnect(nvlink.Group((address,), item.partition_id),
                                 self._may_have_vgpus)
 
-    def _unnamed(self, claims: Iterable[journal.Entry]
+    def _lacking(self, claims: Iterable[journal.Entry]
                  ) -> list[journal.Entry]:
-        """The claims of vGPUs that can have NVLinks, without a partition.
+        """The claims of vGPUs that may need a partition that is not known.
 
-        A claim that was rebuilt from the hardware has none.
+        A claim that was rebuilt from the hardware is one.
         """
         gpus = {gpu.address: gpu for gpu in self._host.host().gpus}
         return [claim for claim in claims
                 if claim.fabric_partition is None and not claim.members
-                and _has_server(claim) and claim.gpu in gpus
-                and privileged_fabric.takes_links(gpus[claim.gpu],
-                                                  claim.mdev_type)]
+                and claim.placement is None and _has_server(claim)
+                and _may_take_whole_gpu(gpus.get(claim.gpu), claim.mdev_type)]
 
-    def _may_have_links(self, address: model.PciAddress) -> bool:
+    def _may_be_on_switches(self, address: model.PciAddress) -> bool:
+        """Whether a GPU is on NVSwitches; True if NVML does not tell."""
         try:
             return reader.module_on_switches(self._machine,
                                              address) is not None
         except exception.NvmlError:
             return True
 
-    def _name(self, claims: Iterable[journal.Entry]) -> None:
-        """Write the partitions of claims that have none."""
+    def _add_partitions(self, claims: Iterable[journal.Entry]) -> None:
+        """Write the partitions of these claims, if they have one.
+
+        The next report tries those again that fail.
+        """
         for claim in claims:
             with (self._noted(f'partition of handle {claim.handle}'),
                   self._held(claim.gpus)):
@@ -249,7 +254,10 @@ class FabricKeeper:
 
     @contextlib.contextmanager
     def _noted(self, what: str) -> Iterator[None]:
-        """Log an error with a partition once, instead of raising it."""
+        """Log an error once, instead of raising it.
+
+        :param what: what the error is about.
+        """
         try:
             yield
         except exception.GpuDriverError as error:
@@ -262,3 +270,9 @@ class FabricKeeper:
 
 def _has_server(claim: journal.Entry) -> bool:
     return claim.leads and claim.phase is journal.Phase.BOUND
+
+
+def _may_take_whole_gpu(gpu: model.Gpu | None, mdev_type: str) -> bool:
+    """Whether a vGPU takes the whole GPU; True if NVML does not tell."""
+    return (gpu is None or not gpu.vgpu_types
+            or privileged_fabric.takes_whole_gpu(gpu, mdev_type))

@@ -117,8 +117,9 @@ class Reconciler:
         self._fabric.look()
         self._nvlink.look()
         try:
-            if lost:
-                self._rebuilder.rebuild()
+            if lost and self._rebuilder.rebuild():
+                # A rebuilt claim lacks the partition of its vGPU.
+                self._fabric.look()
             now, compared = self._compare()
         except Exception as error:
             # The report of the GPUs must not depend on it.

@@ -79,12 +79,16 @@ class UnreadTest(test_store.StoreCase):
         self.assert_written(cordons=cordons, errors=4)
 
     def test_conditions_are_added(self):
-        there = (_condition('XID_48', 1.0, _PLACE), _condition('XID_31', 9.0))
+        there = (dataclasses.replace(_condition('XID_48', 1.0, _PLACE),
+                                     first=0.0, count=7),
+                 _condition('XID_31', 9.0))
         self.records.put(ADDRESS, health=_health(*there, uuid='a'))
         new = (_condition('XID_48', 2.0, _PLACE), _condition('XID_48', 3.0))
         with self.unreadable():
             self.keep(health=_health(*new, _condition('XID_31', 8.0)))
-        self.assert_written(health=_health(*new, there[1], uuid='a'))
+        self.assert_written(health=_health(
+            dataclasses.replace(new[0], first=0.0, count=7), new[1],
+            there[1], uuid='a'))
 
     def test_what_a_reboot_has_cured_is_left_out(self):
         self.records.put(ADDRESS, health=_health(_condition('XID_79')))

@@ -12,6 +12,7 @@
 
 """vGPUs that take a whole GPU on NVSwitches, and their partitions."""
 
+import dataclasses
 import random
 import uuid
 
@@ -20,6 +21,7 @@ import pynvml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program import journal
@@ -216,8 +218,17 @@ class RestartTest(FabricCase):
         self.keep()
         self.assertEqual([before.gpu], rebuilder.rebuild())
         log = self.useFixture(fixtures.FakeLogger())
+        host = self.live.host
         self.keep()
-        self.assertIn(f'the one of handle {before.handle}', log.output)
+        self.assertIn(f'because the partition of handle {before.handle} on '
+                      f'GPU {before.gpu} is not known', log.output)
+        # NVML tells the types of this GPU, or not.
+        gpu = self.live.gpu(before.gpu)
+        for seen in (dataclasses.replace(gpu, vgpu_types=()), None):
+            self.patch(self.live, 'host', lambda gpu=seen: model.Host(
+                gpus=() if gpu is None else (gpu,)))
+            self.keep()
+        self.live.host = host
         self.assertEqual(0, self.machine.calls[
             'fmSetActivatedFabricPartitions'])
         for restart in (False, True):

@@ -1,0 +1,41 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The partitions of rebuilt claims."""
+
+import uuid
+
+from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests.functional import host_files
+from cyborg_gpu_driver.tests.unit.program.bind import group_case
+
+
+class RebuiltTest(group_case.GroupCase):
+
+    gpu_options = {'simulate': 'hgx-h100-vfio', 'nova_vfio_handles': True}
+    options = {'mode': 'vgpu', 'vgpu_types': ['H100XM-80C']}
+
+    def test_the_partition_is_known_as_soon_as_the_claim(self):
+        offer = self.offers()[0]
+        handle = str(uuid.uuid4())
+        self.running.binder.bind(str(offer.parents[0]), offer.vgpu_type_id,
+                                 handle)
+        (before,) = self.journal.entries()
+        self.assertIsNotNone(before.fabric_partition)
+        host_files.damage(self.state_path, before.gpu)
+        self.running.reconciler._rebuilder._cloud.requests = (
+            lambda: reconcile.Claims((reconcile.Claim(
+                handle, 'arq', None, before.function, before.mdev_type),)))
+        self.report()
+        (after,) = store.of(self.state_path).read(before.gpu).claims
+        self.assertEqual(before.fabric_partition, after.fabric_partition)
