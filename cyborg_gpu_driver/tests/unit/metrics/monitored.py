@@ -13,6 +13,7 @@
 """A few simulated hosts, their exporters, and a real Prometheus."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -385,7 +386,11 @@ class Cloud(fixtures.Fixture):
         agent.agent.report()
         exporter.put(disabled, cordons=(cordon.Cordon(
             cordon.Source.CYBORG, 1.0, 'ann', 'a fan'),))
-        exporter.put(unhealthy, tenancy=cleaning.Known(cleaning.State.STUCK))
+        exporter.put(
+            unhealthy, tenancy=cleaning.Known(cleaning.State.STUCK),
+            reported=dataclasses.replace(
+                store.Store(exporter.state_path).read(unhealthy).reported,
+                mode='passthrough'))
         exporter.put(hung, change=gpu_record.Change(
             hung, spec.MigLayout(True, True)))
         self._pending(exporter, sliced, lost)
