@@ -178,8 +178,8 @@ class HealthKeeper:
         facts = self._ask_all(host)
         found = []
         for gpu in host.gpus:
-            known = self._of_board(self._of_boot(
-                self._store.read(gpu.address).health), gpu)
+            known = self._of_boot(
+                self._store.read(gpu.address).health).of_board(gpu.uuid)
             conditions = health.seen(known.conditions, facts[gpu.address], now)
             found.append(Status(
                 gpu, health.judge(conditions),
@@ -225,20 +225,8 @@ class HealthKeeper:
                  ) -> gpu_record.HealthRecord:
         """A health record, without what a reboot since then has cured."""
         boot = self._boot_id()
-        if known is None:
-            return gpu_record.HealthRecord(boot)
-        if known.boot == boot:
-            return known
-        return dataclasses.replace(
-            known, boot=boot, conditions=health.after_reset(known.conditions))
-
-    @staticmethod
-    def _of_board(record: gpu_record.HealthRecord, gpu: model.Gpu
-                  ) -> gpu_record.HealthRecord:
-        """A health record, emptied if it is of another board."""
-        if record.uuid and gpu.uuid and record.uuid != gpu.uuid:
-            record = dataclasses.replace(record, conditions=())
-        return dataclasses.replace(record, uuid=gpu.uuid or record.uuid)
+        return (gpu_record.HealthRecord(boot) if known is None
+                else known.in_boot(boot))
 
     def _conditions(self, address: model.PciAddress
                   ) -> tuple[health.Condition, ...]:
@@ -251,7 +239,7 @@ class HealthKeeper:
     def _checked(self, known: gpu_record.HealthRecord, gpu: model.Gpu,
                  facts: health_facts.Facts, now: float
                  ) -> gpu_record.HealthRecord:
-        known = self._of_board(known, gpu)
+        known = known.of_board(gpu.uuid)
         return dataclasses.replace(known, conditions=health.checked(
             known.conditions, facts, self._needed, now, _live(gpu)))
 

@@ -33,11 +33,10 @@ from cyborg_gpu_driver.partition.elastic import role_facts
 from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.record import unknown_claims
 
 Entry = gpu_record.Claim
 Phase = gpu_record.Phase
-
-_LOST = 'was damaged, and its claims are not rebuilt yet'
 
 
 class Journal:
@@ -102,14 +101,16 @@ class Journal:
         """
         lost = self._store.lost_journal()
         if lost is not None:
-            raise exception.JournalError(path=lost, reason=_LOST)
+            raise exception.JournalError(path=lost,
+                                         reason=unknown_claims.LOST)
         found: list[Entry] = []
         for address in self._store.addresses():
             # One look, because another process may write the record.
             record = self._store.read(address)
             if record.claims_lost:
                 raise exception.JournalError(
-                    path=self._store.path(address), reason=_LOST)
+                    path=self._store.path(address),
+                    reason=unknown_claims.LOST)
             found += self._as_given_back(record.claims)
         return tuple(found)
 

@@ -263,6 +263,27 @@ class HealthRecord:
     """UUID of the board; None if it was never read."""
     conditions: tuple[health_conditions.Condition, ...] = ()
 
+    def in_boot(self, boot: str) -> HealthRecord:
+        """The record, without what a reboot since then has cured.
+
+        :param boot: boot id of the machine.
+        """
+        if self.boot == boot:
+            return self
+        return dataclasses.replace(
+            self, boot=boot,
+            conditions=health_conditions.after_reset(self.conditions))
+
+    def of_board(self, uuid: str | None) -> HealthRecord:
+        """The record, emptied if it is of another board.
+
+        :param uuid: UUID of the board; None if it is not known.
+        """
+        is_other = self.uuid and uuid and self.uuid != uuid
+        return dataclasses.replace(
+            self, uuid=uuid or self.uuid,
+            conditions=() if is_other else self.conditions)
+
 
 @dataclasses.dataclass(frozen=True)
 class ReportedFacts:

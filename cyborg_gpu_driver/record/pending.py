@@ -138,21 +138,13 @@ def _joined(name: str, there: Any, kept: Any) -> Any:
 
 def _health(there: gpu_record.HealthRecord, kept: gpu_record.HealthRecord
             ) -> gpu_record.HealthRecord:
-    """The conditions of both; only the kept ones if the board is another.
-
-    Of two that are the same, the newer one counts.
-    """
-    if there.uuid and kept.uuid and there.uuid != kept.uuid:
-        return kept
-    conditions = there.conditions
-    if there.boot != kept.boot:
-        conditions = health.after_reset(conditions)
+    """The conditions of both; of two that are the same, the newer one."""
+    there = there.in_boot(kept.boot).of_board(kept.uuid)
     newest: dict[tuple, health.Condition] = {}
-    for item in sorted((*conditions, *kept.conditions),
+    for item in sorted((*there.conditions, *kept.conditions),
                        key=lambda item: item.last):
         earlier = newest.get((item.code, item.placement), item)
         newest[item.code, item.placement] = dataclasses.replace(
             item, first=min(item.first, earlier.first),
             count=max(item.count, earlier.count))
-    return dataclasses.replace(kept, uuid=kept.uuid or there.uuid,
-                               conditions=tuple(newest.values()))
+    return dataclasses.replace(there, conditions=tuple(newest.values()))

@@ -20,6 +20,9 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import store
 
+LOST = 'was damaged, and its claims are not rebuilt yet'
+"""What is wrong with a record, for people."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Unknown:
@@ -45,12 +48,11 @@ def of(state_path: str) -> dict[model.PciAddress, Unknown]:
         try:
             if records.read(address).claims_lost:
                 found[address] = Unknown(
-                    'its record was damaged, and its claims are not rebuilt '
-                    'yet', 'each report of the agent and "cyborg-gpu doctor '
+                    f'its record {LOST}',
+                    'each report of the agent and "cyborg-gpu doctor '
                     '--repair" try to rebuild them; in mode nvlink this '
                     'needs [gpu] os_cloud; if the GPU has been removed for '
-                    'good, delete '
-                    + records.path(address))
+                    'good, delete ' + records.path(address))
         except exception.JournalUnreadable as error:
             found[address] = Unknown(
                 str(error),

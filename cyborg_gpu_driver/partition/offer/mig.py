@@ -216,20 +216,19 @@ class _Room:
 
     def __init__(self, gpu: model.Gpu, mig: model.Mig,
                  types: Iterable[vgpu_types.Type],
-                 held: Iterable[offer.Held]) -> None:
+                 held: Sequence[offer.Held]) -> None:
         self._gpu = gpu
         self._instances = mig.instances
         self._grid = geometry.Geometry(mig.profiles)
         self._occupancy = self._grid.occupancy_of(mig.instances)
         self._types = {entry.type_id: entry for entry in types}
         self._held = collections.defaultdict(list)
-        wanted = set()
         for item in held:
-            wanted.add(item.instance)
             if item.exists:
                 self._held[item.instance].append(item.type_id)
         self._taken = self._grid.occupancy_of(
-            (*mig.instances, *spec.missing(mig, wanted)))
+            (*mig.instances, *spec.missing(
+                mig, (item.instance for item in held))))
 
     def in_use(self, kind: _Kind) -> int:
         if kind.sharing:

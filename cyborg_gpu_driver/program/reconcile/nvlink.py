@@ -156,14 +156,17 @@ class NvlinkKeeper:
         groups = nvlink.of_bridges({
             address: gpus[address].nvlink_peers for address in known})
         used = {nvlink.Group(claim.members) for claim in claims}
+
+        def stays(group: nvlink.Group) -> bool:
+            return group in used or (
+                not unread.isdisjoint(group.members)
+                and not self._is_past(group, groups))
+
         for address, item in known.items():
+            mine = {group for group in groups if address in group.members}
             self._journal.keep_nvlink(address, dataclasses.replace(
                 item, groups=tuple(sorted(
-                    group for group in {*groups, *item.groups}
-                    if address in group.members and (
-                        group in groups or group in used
-                        or not unread.isdisjoint(group.members)
-                        and not self._is_past(group, groups))))))
+                    mine.union(filter(stays, item.groups))))))
 
     def _known(self, gpus: Iterable[model.PciAddress]
                ) -> dict[model.PciAddress, gpu_record.Nvlink]:
@@ -238,11 +241,14 @@ class NvlinkKeeper:
 
         A record that cannot be read may have it.
         """
-        known = {address for address in claim.gpus
-                 if self._journal.has_claims(address) is not None}
-        return [address for address in claim.gpus if address in known
-                and all(entry.handle != claim.handle
-                        for entry in self._journal.entries(address))]
+        def lacks(address: model.PciAddress) -> bool:
+            try:
+                return all(entry.handle != claim.handle
+                           for entry in self._journal.entries(address))
+            except exception.JournalError:
+                return False
+
+        return list(filter(lacks, claim.gpus))
 
     def _held(self, claim: journal.Entry
               ) -> contextlib.AbstractContextManager:

@@ -222,7 +222,7 @@ class RestartTest(FabricCase):
         self.keep()
         self.assertIn(f'because the partition of handle {before.handle} on '
                       f'GPU {before.gpu} is not known', log.output)
-        # NVML tells the types of this GPU, or not.
+        # NVML does not tell the types of the GPU, or does not list it.
         gpu = self.live.gpu(before.gpu)
         for seen in (dataclasses.replace(gpu, vgpu_types=()), None):
             self.patch(self.live, 'host', lambda gpu=seen: model.Host(
