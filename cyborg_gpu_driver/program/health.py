@@ -36,6 +36,7 @@ from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import health as health_record
 from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
@@ -221,11 +222,11 @@ class HealthKeeper:
         return health_facts.Facts(
             by_pci=True, pci=pci_health.wrong(before, seen))
 
-    def _of_boot(self, known: gpu_record.HealthRecord | None
-                 ) -> gpu_record.HealthRecord:
+    def _of_boot(self, known: health_record.HealthRecord | None
+                 ) -> health_record.HealthRecord:
         """A health record, without what a reboot since then has cured."""
         boot = self._boot_id()
-        return (gpu_record.HealthRecord(boot) if known is None
+        return (health_record.HealthRecord(boot) if known is None
                 else known.in_boot(boot))
 
     def _conditions(self, address: model.PciAddress
@@ -236,16 +237,16 @@ class HealthKeeper:
     def _verdict(self, address: model.PciAddress) -> health.Verdict:
         return health.judge(self._conditions(address))
 
-    def _checked(self, known: gpu_record.HealthRecord, gpu: model.Gpu,
+    def _checked(self, known: health_record.HealthRecord, gpu: model.Gpu,
                  facts: health_facts.Facts, now: float
-                 ) -> gpu_record.HealthRecord:
+                 ) -> health_record.HealthRecord:
         known = known.of_board(gpu.uuid)
         return dataclasses.replace(known, conditions=health.checked(
             known.conditions, facts, self._needed, now, _live(gpu)))
 
     def _change(self, address: model.PciAddress,
-                change: Callable[[gpu_record.HealthRecord],
-                                 gpu_record.HealthRecord]
+                change: Callable[[health_record.HealthRecord],
+                                 health_record.HealthRecord]
                 ) -> tuple[gpu_record.GpuRecord, gpu_record.GpuRecord]:
         """Change the health record of a GPU, and log what is new.
 

@@ -27,12 +27,12 @@ from cyborg_gpu_driver.host.snapshot import gpu_record as boards
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import cordon
-from cyborg_gpu_driver.partition import health as health_conditions
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.partition.elastic import role_facts
+from cyborg_gpu_driver.record import health as health_record
 
 Handle = Annotated[str, vgpu_name.handle]
 VgpuType = Annotated[str, vgpu_name.mdev_type]
@@ -254,38 +254,6 @@ class Change(_OfBoot):
 
 
 @dataclasses.dataclass(frozen=True)
-class HealthRecord:
-    """The health conditions of a GPU; a healthy GPU has no such record."""
-
-    boot: str
-    """Boot id of the machine when the conditions were noted."""
-    uuid: str | None = None
-    """UUID of the board; None if it was never read."""
-    conditions: tuple[health_conditions.Condition, ...] = ()
-
-    def in_boot(self, boot: str) -> HealthRecord:
-        """The record, without what a reboot since then has cured.
-
-        :param boot: boot id of the machine.
-        """
-        if self.boot == boot:
-            return self
-        return dataclasses.replace(
-            self, boot=boot,
-            conditions=health_conditions.after_reset(self.conditions))
-
-    def of_board(self, uuid: str | None) -> HealthRecord:
-        """The record, emptied if it is of another board.
-
-        :param uuid: UUID of the board; None if it is not known.
-        """
-        is_other = self.uuid and uuid and self.uuid != uuid
-        return dataclasses.replace(
-            self, uuid=uuid or self.uuid,
-            conditions=() if is_other else self.conditions)
-
-
-@dataclasses.dataclass(frozen=True)
 class ReportedFacts:
     """The facts of a GPU that only NVML knows and that Cyborg compares."""
 
@@ -354,7 +322,7 @@ class GpuRecord:
     board: boards.Record | None = None
     """NVML's last answers about the board, used while NVML cannot be asked.
     """
-    health: HealthRecord | None = None
+    health: health_record.HealthRecord | None = None
     """None for a healthy GPU."""
     tenancy: cleaning.Known | None = None
     """Who has a GPU in passthrough mode; None if that was never seen."""

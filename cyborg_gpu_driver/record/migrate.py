@@ -36,6 +36,7 @@ from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import health as health_record
 
 LOG = logging.getLogger(__name__)
 
@@ -178,7 +179,7 @@ def _change(content: Any) -> Parts:
 
 def _health(content: Any) -> Parts:
     return {model.PciAddress.parse(item['gpu']): {'health': codec.decode(
-        gpu_record.HealthRecord, {
+        health_record.HealthRecord, {
             'boot': item['boot'], 'uuid': item['uuid'],
             'conditions': item['ailments']})} for item in content}
 

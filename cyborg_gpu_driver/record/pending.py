@@ -23,7 +23,6 @@ from typing import Any
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
-from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.record import gpu as gpu_record
 
 _EMPTY = gpu_record.GpuRecord()
@@ -125,7 +124,7 @@ def _joined(name: str, there: Any, kept: Any) -> Any:
     What the next report observes again gives way to the record.
     """
     if name == 'health' and there and kept:
-        return _health(there, kept)
+        return there.joined(kept)
     if name == 'errors':
         # Not the sum: both may have counted a condition that lasts.
         return max(there, kept)
@@ -134,17 +133,3 @@ def _joined(name: str, there: Any, kept: Any) -> Any:
             item for item in kept if cordon.of(there, item.source) is None),
             there)
     return kept if there == getattr(_EMPTY, name) else there
-
-
-def _health(there: gpu_record.HealthRecord, kept: gpu_record.HealthRecord
-            ) -> gpu_record.HealthRecord:
-    """The conditions of both; of two that are the same, the newer one."""
-    there = there.in_boot(kept.boot).of_board(kept.uuid)
-    newest: dict[tuple, health.Condition] = {}
-    for item in sorted((*there.conditions, *kept.conditions),
-                       key=lambda item: item.last):
-        earlier = newest.get((item.code, item.placement), item)
-        newest[item.code, item.placement] = dataclasses.replace(
-            item, first=min(item.first, earlier.first),
-            count=max(item.count, earlier.count))
-    return dataclasses.replace(there, conditions=tuple(newest.values()))

@@ -44,6 +44,7 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import health as health_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import empty_placement
 
@@ -281,7 +282,7 @@ class RecordsTest(_Case):
         self.assertEqual(0.0, self.one('agent_state_timestamp_seconds'))
 
     def test_what_an_operator_has_disabled_and_what_is_unhealthy(self):
-        self.put(cordons=_CORDONS, health=gpu_record.HealthRecord(
+        self.put(cordons=_CORDONS, health=health_record.HealthRecord(
             'boot', None, (health.Condition('XID_79', 1.0, 2.0),)))
         self.assertEqual(1.0, self.one('disabled'))
         self.assertEqual(1.0, self.one('cordoned'))

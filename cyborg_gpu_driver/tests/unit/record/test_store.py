@@ -33,6 +33,7 @@ from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import health as health_record
 from cyborg_gpu_driver.record import store
 
 ADDRESS = model.PciAddress.parse('0000:07:00.0')
@@ -298,7 +299,7 @@ class UnwritableTest(StoreCase):
             'sickness': {'boot': 'one', 'uuid': 'GPU-1',
                          'ailments': [codec.encode(condition)]}})
         self.assertEqual(
-            gpu_record.GpuRecord(health=gpu_record.HealthRecord(
+            gpu_record.GpuRecord(health=health_record.HealthRecord(
                 'one', 'GPU-1', (condition,))), self.again().read(OTHER))
         durable.write(self.records.path(OTHER), store.KIND, store.VERSION,
                       {'sickness': 1})
@@ -393,7 +394,7 @@ class EarlierReleaseTest(StoreCase):
                     {'p': gpu_record.ReportedProvider('c', 1, 'd')})),
             OTHER: gpu_record.GpuRecord(
                 fixed=FIXED, cordons=(_DISABLED,),
-                health=gpu_record.HealthRecord(
+                health=health_record.HealthRecord(
                     'one', None, (health.Condition('XID_79', 1.0, 2.0),)))}
 
     def left(self):

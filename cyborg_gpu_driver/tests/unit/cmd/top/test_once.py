@@ -38,6 +38,7 @@ from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import health as health_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import command
@@ -167,7 +168,7 @@ class OnceTest(base.CommandCase):
             cleaning.State.STUCK, (_SERVER,)),
             reported=gpu_record.Reported(
                 '1eb8', 'passthrough', gpu_record.ReportedFacts(), {}),
-            health=gpu_record.HealthRecord(
+            health=health_record.HealthRecord(
                 'boot', None, (health.Condition('XID_79', 1.0, 2.0),)))
         lines, _ = self.once()
         self.assertIn('Tesla T4  passthrough, cordoned', lines[1])
