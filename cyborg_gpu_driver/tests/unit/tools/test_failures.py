@@ -27,9 +27,15 @@ Captured traceback:
 ~~~~~~~~~~~~~~~~~~~
     Traceback (most recent call last):
 
-      File "tests.py", line 65, in test_life
+      File "/usr/lib/python3/testtools/case.py", line 1, in run
+    self.run()
+
+      File "/cyborg_gpu_driver/tests/test_life.py", line 65, in test_life
     self.boot()
     ^^^^^^^^^
+
+      File "/cyborg_gpu_driver/tests/base.py", line 9, in boot
+    self.until(lambda: self.servers())
 
     tests.MismatchError: !=:
 reference = []
@@ -62,7 +68,7 @@ Totals
 
 class FailuresTest(base.BaseTestCase):
 
-    def test_each_is_named_with_its_exception(self):
+    def test_each_is_named_with_its_exception_and_lines(self):
         with tempfile.NamedTemporaryFile('w') as log:
             log.write(_LOG)
             log.flush()
@@ -72,6 +78,7 @@ class FailuresTest(base.BaseTestCase):
         self.assertEqual('''\
 FAILED tests.LifeTest.test_life(two modes)
     tests.MismatchError: !=: reference = [] actual    = ['a server']
+    at test_life.py:65 base.py:9
 FAILED tests.OtherTest.test_other
     KeyError: 'x'
 ''', found.stdout)
