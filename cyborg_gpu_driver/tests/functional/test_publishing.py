@@ -13,7 +13,6 @@
 """Writes to a Placement that answers only in part, or not at all."""
 
 import fixtures
-from oslo_config import cfg
 
 from cyborg_gpu_driver.tests.functional import test_mig
 from cyborg_gpu_driver.tests.functional import test_outages_services
@@ -22,13 +21,9 @@ from cyborg_gpu_driver.tests.functional import test_outages_services
 class SilentTest(test_outages_services.PlacementCase):
 
     def test_a_bind_waits_neither_for_long_nor_again(self):
-        # The client's own timeout, which an agent that starts now uses.
-        cfg.CONF.set_override('timeout', 3600, group='placement')
-        self.end_agent()
-        self.report()
         self.lines()
         self.useFixture(fixtures.Timeout(300, gentle=True))
-        with self.door.silent():
+        with self.silent(timeout=3600):
             for _ in range(3):
                 self.cloud.unbind(self.staying)
                 self.staying = self.cloud.bind(self.stays)
