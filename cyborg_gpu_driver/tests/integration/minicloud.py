@@ -40,6 +40,9 @@ _COMMAND = (pathlib.Path(__file__).resolve().parents[3]
             / 'tools' / 'minicloud' / 'minicloud')
 _REPORT_INTERVAL = 10
 """Seconds between two reports of an agent. Most tests wait for reports."""
+_ANSWER_SECONDS = 300
+"""How long a test waits for one answer of a service. The error names the
+request."""
 _DEADLINE = 900
 """Seconds for a command. The start of a cloud also creates its databases."""
 # Read at import, because each test has its own temporary directory, which is
@@ -82,7 +85,8 @@ class Minicloud:
         """Return a user's connection, such as ``admin``'s or ``user1``'s."""
         if user not in self._connections:
             self._connections[user] = connection.Connection(
-                config=self._clouds.get_one(cloud=user))
+                config=self._clouds.get_one(cloud=user,
+                                            api_timeout=_ANSWER_SECONDS))
         return self._connections[user]
 
     def command(self, *arguments: str) -> str:
