@@ -91,7 +91,7 @@ class NvmlError(GpuDriverError):
 
 
 class NvmlNotAnswering(NvmlError):
-    """An NVML call did not return in time.
+    """A call of NVML, or a write to a file of the driver, takes too long.
 
     The change that it requests may have happened, or may still happen.
     """
@@ -99,9 +99,10 @@ class NvmlNotAnswering(NvmlError):
     template = ('{owner} does not answer: {call} did not return within '
                 '{seconds} s')
 
-    code = -1
-    """No value of ``nvmlReturn_t``, because NVML did not answer."""
-    symbol = 'NOT_ANSWERING'
+    code, symbol = -1, 'NOT_ANSWERING'
+    """Not in ``nvmlReturn_t``, because there is no answer."""
+
+
 class NvmlClosed(NvmlError):
     """NVML may not be opened now; the ``call`` is nvmlInit."""
 

@@ -105,7 +105,8 @@ GPU_OPTS = [
              "applications and those that NVIDIA's catalogue says to ignore."),
     cfg.IntOpt(
         'nvml_timeout', default=30, min=1,
-        help='Seconds that NVML may take to read or change one GPU. A GPU '
+        help='Seconds that NVML may take to read or change one GPU, and '
+             'that a write to a file of the driver in sysfs may take. A GPU '
              'that takes longer counts as not answering: nothing new is '
              'created on it until the call has returned. Other GPUs are not '
              'affected. A change of the MIG mode may take four times as long. '

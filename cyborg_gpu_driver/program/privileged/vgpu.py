@@ -18,8 +18,12 @@ its arguments again and does one thing.
 
 from __future__ import annotations
 
+import errno
+import os
+
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
+from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import mdev
@@ -40,9 +44,11 @@ def create_mdev(parent: str, mdev_type: str, uuid: str) -> None:
 
     :param parent: PCI address of the GPU or VF.
     :raises SysfsError: with the kernel's errno.
+    :raises NvmlNotAnswering: if the driver does not return in time.
     """
-    _write(vgpu_name.handle(uuid), 'class', 'mdev_bus',
-           str(privileged.nvidia_function(parent)), 'mdev_supported_types',
+    function = privileged.nvidia_function(parent)
+    _write(function, vgpu_name.handle(uuid), 'class', 'mdev_bus',
+           str(function), 'mdev_supported_types',
            vgpu_name.mdev_type(mdev_type), 'create')
 
 
@@ -104,10 +110,11 @@ def set_vgpu_type(function: str, type_number: int) -> None:
     :param function: the virtual function's PCI address.
     :param type_number: number of the vGPU type; 0 removes the vGPU.
     :raises SysfsError: EIO if the GPU has no room for it; EBUSY.
+    :raises NvmlNotAnswering: if the driver does not return in time.
     """
     privileged.check_number('vGPU type', type_number, 1 << 31)
-    _write(str(type_number), *pci.DEVICES,
-           str(privileged.nvidia_function(function)), 'nvidia',
+    parsed = privileged.nvidia_function(function)
+    _write(parsed, str(type_number), *pci.DEVICES, str(parsed), 'nvidia',
            'current_vgpu_type')
 
 
@@ -119,14 +126,21 @@ def set_vgpu_placement(vgpu: str, placement: int) -> None:
     fails if the placement is taken or is not one of the type's.
 
     :param vgpu: the mdev's UUID, or the virtual function's PCI address.
-    :raises SysfsError: with the kernel's errno.
+    :raises SysfsError: with the kernel's errno; ENOENT if there is no vGPU.
+    :raises NvmlNotAnswering: if the driver does not return in time.
     """
     privileged.check_number('placement id', placement, 1 << 16)
     try:
         place = (*mdev.DEVICES, _nvidia_mdev(vgpu))
+        function = _parent(place[-1])
     except exception.InvalidValue:
-        place = (*pci.DEVICES, str(privileged.nvidia_function(vgpu)))
-    _write(f'vgpu-placement-id={placement}', *place, 'nvidia',
+        function = privileged.nvidia_function(vgpu)
+        place = (*pci.DEVICES, str(function))
+    if function is None:
+        raise exception.SysfsError(
+            action='write', path='/'.join(place), errno=errno.ENOENT,
+            reason=os.strerror(errno.ENOENT))
+    _write(function, f'vgpu-placement-id={placement}', *place, 'nvidia',
            'vgpu_params')
 
 
@@ -153,16 +167,39 @@ def _nvidia_mdev(uuid: str) -> str:
     :raises InvalidValue, UnknownGpu: if it is something else.
     """
     handle = vgpu_name.handle(uuid)
-    sysfs = privileged.machine().sysfs
-    if sysfs.exists(*mdev.DEVICES, handle):
-        # A link to the device, which is in its parent's directory.
-        parent = (sysfs.link_parts(*mdev.DEVICES, handle) or ('', ''))[-2]
-        try:
-            privileged.nvidia_function(parent)
-        except exception.InvalidPciAddress as error:
-            raise exception.UnknownGpu(address=parent) from error
+    _parent(handle)
     return handle
 
 
-def _write(value: str, *place: str) -> None:
-    privileged.machine().sysfs.write(value, *place)
+def _parent(handle: str) -> model.PciAddress | None:
+    """The NVIDIA function of an mdev; None if there is no such mdev.
+
+    :raises UnknownGpu: if the mdev is of another function.
+    """
+    sysfs = privileged.machine().sysfs
+    if not sysfs.exists(*mdev.DEVICES, handle):
+        return None
+    # A link to the device, which is in its parent's directory.
+    parent = (sysfs.link_parts(*mdev.DEVICES, handle) or ('', ''))[-2]
+    try:
+        return privileged.nvidia_function(parent)
+    except exception.InvalidPciAddress as error:
+        raise exception.UnknownGpu(address=parent) from error
+
+
+def _write(function: model.PciAddress, value: str, *place: str) -> None:
+    """Write to a file of NVIDIA's driver, which may never return.
+
+    The write counts as a call about the GPU. While it has not returned, no
+    other call is made for the GPU (:mod:`cyborg_gpu_driver.host.deadline`).
+
+    :param function: the GPU or one of its virtual functions.
+    :raises NvmlNotAnswering: if it takes longer than ``[gpu] nvml_timeout``.
+    :raises SysfsError: with the kernel's errno.
+    """
+    machine = privileged.machine()
+    physical = machine.sysfs.link_name(*pci.DEVICES, str(function), 'physfn')
+    deadline.run(
+        model.PciAddress.parse(physical) if physical else function,
+        machine.nvml.timeout, f'a write to {place[-1]}', machine.sysfs.write,
+        value, *place)

@@ -14,16 +14,20 @@
 
 import dataclasses
 import errno
+import os
+import threading
 import uuid
 
 import pynvml
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
+from cyborg_gpu_driver.simulator.driver import mig as rules
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
 
@@ -186,13 +190,41 @@ class MigTest(VfioCase):
         self.assertEqual(before, self.truth())
         self.assert_quiet()
 
+    def test_a_write_that_hangs_is_waited_for_before_the_rollback(self):
+        before, released = self.truth(), threading.Event()
+        self.addCleanup(released.set)
+        write = self.machine.os.write
+
+        def write_late(descriptor, data):
+            released.wait(60)
+            return write(descriptor, data)
+
+        self.patch(self.machine.os, 'write', write_late)
+        self.patch(privileged.machine().nvml, 'timeout', 1.0)
+        handle = self.handle('1g.10gb')
+        error = self.assertRaises(exception.NvmlNotAnswering,
+                                  self.binder.bind, *handle)
+        self.assertIn('current_vgpu_type', str(error))
+        # Until the write returns, nothing is done for the GPU.
+        self.binder.recover()
+        self.assertNotEqual(before, self.truth())
+        self.assertEqual(1, len(self.journal.entries()))
+        released.set()
+        while deadline.stuck([self.address]):
+            os.sched_yield()
+        self.assertIsNotNone(self.type_on(handle))
+        self.binder.recover()
+        self.assertEqual(before, self.truth())
+        self.assert_quiet()
+
     def _destroy(self, profile_id, start):
+        """Destroy an instance, as another tool would."""
         with self.machine.operation():
+            gpu = self.machine.gpu(self.gpu)
             (number,) = [
-                number for number, item in self.machine.gpu(
-                    self.gpu).state.instances.items()
+                number for number, item in gpu.state.instances.items()
                 if (item.profile_id, item.start) == (profile_id, start)]
-        privileged.destroy_gpu_instance(self.gpu, number)
+            rules.destroy(gpu, number)
 
 
 class OwnershipTest(VfioCase):
