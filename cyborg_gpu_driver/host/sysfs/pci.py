@@ -68,6 +68,18 @@ def board(sysfs: sysfs_module.Sysfs, address: model.PciAddress
     return address if None in ids else ids
 
 
+def physical_function(sysfs: sysfs_module.Sysfs, name: str
+                      ) -> model.PciAddress | None:
+    """Return the physical function of a virtual function.
+
+    :param name: the PCI address of a function.
+    :returns: None if it is not a virtual function.
+    :raises SysfsError: if the link ``physfn`` cannot be read.
+    """
+    link = sysfs.link_name(*DEVICES, name, 'physfn')
+    return model.PciAddress.parse(link) if link else None
+
+
 class PciBus:
     """Lists the NVIDIA GPUs on the PCI bus, and caches their identities.
 
@@ -129,8 +141,7 @@ class PciBus:
             totalvfs = self._number(name, 'sriov_totalvfs')
         physfn_known = False
         with found.noted('physfn'):
-            link = self._sysfs.link_name(*DEVICES, name, 'physfn')
-            physfn = model.PciAddress.parse(link) if link else None
+            physfn = physical_function(self._sysfs, name)
             physfn_known = True
         return Identity(
             address=model.PciAddress.parse(name), vendor_id=_NVIDIA,

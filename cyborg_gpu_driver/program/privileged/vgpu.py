@@ -67,7 +67,7 @@ def remove_mdev(uuid: str) -> None:
     :raises SysfsError: ENOENT.
     """
     machine = privileged.machine()
-    handle = _nvidia_mdev(uuid)
+    handle, _ = _nvidia_mdev(uuid)
     usage.refuse_open(machine, handle)
     try:
         machine.sysfs.apart(machine.driver_timeout, machine.sysfs.write,
@@ -91,7 +91,7 @@ def undefine_mdev(uuid: str) -> None:
 
     :raises MdevctlError: with the output of mdevctl.
     """
-    handle = _nvidia_mdev(uuid)
+    handle, _ = _nvidia_mdev(uuid)
     try:
         child.run(_MDEVCTL_SECONDS, privileged.machine().mdevctl, 'undefine',
                   '--uuid', handle)
@@ -131,8 +131,8 @@ def set_vgpu_placement(vgpu: str, placement: int) -> None:
     """
     privileged.check_number('placement id', placement, 1 << 16)
     try:
-        place = (*mdev.DEVICES, _nvidia_mdev(vgpu))
-        function = _parent(place[-1])
+        handle, function = _nvidia_mdev(vgpu)
+        place = (*mdev.DEVICES, handle)
     except exception.InvalidValue:
         function = privileged.nvidia_function(vgpu)
         place = (*pci.DEVICES, str(function))
@@ -155,34 +155,26 @@ def vfio_holders(vgpu: str) -> tuple[int, ...]:
     """
     device: model.PciAddress | str
     try:
-        device = _nvidia_mdev(vgpu)
+        device, _ = _nvidia_mdev(vgpu)
     except exception.InvalidValue:
         device = privileged.nvidia_function(vgpu)
     return usage.vfio_holders(privileged.machine(), device)
 
 
-def _nvidia_mdev(uuid: str) -> str:
+def _nvidia_mdev(uuid: str) -> tuple[str, model.PciAddress | None]:
     """Check that a UUID is unused, or of an mdev of an NVIDIA function.
 
+    :returns: the UUID, and the function; None if there is no such mdev.
     :raises InvalidValue, UnknownGpu: if it is something else.
     """
     handle = vgpu_name.handle(uuid)
-    _parent(handle)
-    return handle
-
-
-def _parent(handle: str) -> model.PciAddress | None:
-    """The NVIDIA function of an mdev; None if there is no such mdev.
-
-    :raises UnknownGpu: if the mdev is of another function.
-    """
     sysfs = privileged.machine().sysfs
     if not sysfs.exists(*mdev.DEVICES, handle):
-        return None
+        return handle, None
     # A link to the device, which is in its parent's directory.
     parent = (sysfs.link_parts(*mdev.DEVICES, handle) or ('', ''))[-2]
     try:
-        return privileged.nvidia_function(parent)
+        return handle, privileged.nvidia_function(parent)
     except exception.InvalidPciAddress as error:
         raise exception.UnknownGpu(address=parent) from error
 
@@ -198,8 +190,6 @@ def _write(function: model.PciAddress, value: str, *place: str) -> None:
     :raises SysfsError: with the kernel's errno.
     """
     machine = privileged.machine()
-    physical = machine.sysfs.link_name(*pci.DEVICES, str(function), 'physfn')
-    deadline.run(
-        model.PciAddress.parse(physical) if physical else function,
-        machine.nvml.timeout, f'a write to {place[-1]}', machine.sysfs.write,
-        value, *place)
+    gpu = pci.physical_function(machine.sysfs, str(function)) or function
+    deadline.run(gpu, machine.nvml.timeout, f'a write to {place[-1]}',
+                 machine.sysfs.write, value, *place)
