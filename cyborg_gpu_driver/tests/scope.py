@@ -1,0 +1,61 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""How much the tests try: enough for a change, or everything.
+
+``tools/test all`` sets ``CYBORG_GPU_TESTS=all``. Then each sweep takes every
+step, and each property is tried on its full number of examples. Without it, a
+sweep takes its first and last step and each fifth between them, and a property
+is tried on a sixth of its examples, the same ones in each run.
+"""
+
+import os
+import unittest
+
+import hypothesis
+
+#: Whether everything is tried.
+ALL = os.environ.get('CYBORG_GPU_TESTS') == 'all'
+
+
+def only_in_all(test):
+    """Leave a test, or the tests of a class, to ``tools/test all``.
+
+    Another test must show the same behaviour on one case in each run.
+    """
+    return unittest.skipUnless(ALL, 'tools/test all runs it')(test)
+
+
+def some(steps, each=5):
+    """Return the steps of a sweep that are tried.
+
+    :param steps: an iterable, in the order of the sweep.
+    :param each: how many steps further the next one is, by default.
+    :returns: a list: all steps in ``tools/test all``, otherwise the first,
+        the last, and each ``each``-th between them.
+    """
+    steps = list(steps)
+    if ALL or len(steps) <= 2:
+        return steps
+    return [*steps[:-1:each], steps[-1]]
+
+
+def examples(number):
+    """Return how many examples of a property are tried, of a full number."""
+    return number if ALL else max(1, number // 6)
+
+
+hypothesis.settings.register_profile('all', deadline=None)
+hypothesis.settings.register_profile(
+    'some', deadline=None, max_examples=examples(100), derandomize=True,
+    database=None)
+hypothesis.settings.load_profile('all' if ALL else 'some')
