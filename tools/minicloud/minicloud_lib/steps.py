@@ -184,7 +184,7 @@ def binary(name: str) -> str:
     if not path.exists():
         raise error.MinicloudError(
             f'there is no {name} in {path.parent}: install '
-            'minicloud-requirements.txt there, and run minicloud with the '
+            'services-requirements.txt there, and run minicloud with the '
             'Python of that environment')
     return str(path)
 
@@ -197,6 +197,6 @@ def shipped(name: str) -> str:
     path = pathlib.Path(sys.prefix, 'etc', name)
     if not path.exists():
         raise error.MinicloudError(
-            f'there is no {path}: install minicloud-requirements.txt in '
+            f'there is no {path}: install services-requirements.txt in '
             'this environment')
     return str(path)

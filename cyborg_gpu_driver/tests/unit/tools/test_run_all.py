@@ -10,26 +10,122 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""How ``tools/test`` runs environments, with a script instead of tox."""
+"""tools/test, with shell scripts in place of the parts."""
 
+import importlib.machinery
+import importlib.util
 import os
 import pathlib
 import shutil
 import signal
 import subprocess
+import sys
 
 import fixtures
 from oslotest import base
 
 _SCRIPT = pathlib.Path(__file__).resolve().parents[4] / 'tools' / 'test'
-_TOX = '''\
-#!/bin/bash
-environment=${!#}
-echo "begin $environment"
-. "./$environment.sh"
-echo "- Passed: 2"
-echo "end $environment"
+_LOG = '''\
+{0} tests.LifeTest.test_life(whole GPU) [0.5s] ... ok
+{1} tests.LifeTest.test_life(two modes) [1.027933s] ... FAILED
+
+Captured traceback:
+~~~~~~~~~~~~~~~~~~~
+    Traceback (most recent call last):
+
+      File "/usr/lib/python3/testtools/case.py", line 1, in run
+    self.run()
+
+      File "/cyborg_gpu_driver/tests/test_life.py", line 65, in test_life
+    self.boot()
+    ^^^^^^^^^
+
+      File "/cyborg_gpu_driver/tests/base.py", line 9, in boot
+    self.until(lambda: self.servers())
+
+    tests.MismatchError: !=:
+reference = []
+actual    = ['a server']
+
+
+Captured traceback-1:
+~~~~~~~~~~~~~~~~~~~~~
+    Traceback (most recent call last):
+
+    ValueError: of a cleanup
+
+{0} tests.OtherTest.test_other [2.0s] ... FAILED
+
+Captured pythonlogging:
+~~~~~~~~~~~~~~~~~~~~~~~
+    DEBUG [a.logger] KeyError: not this
+
+Captured traceback:
+~~~~~~~~~~~~~~~~~~~
+    Traceback (most recent call last):
+      File "tests.py", line 1, in test_other
+    KeyError: 'x'
+
+{0} tests.OtherTest.test_all [0.0s] ... SKIPPED: tools/test all runs it
+======
+Totals
+======
 '''
+# The released stestr would find no tests in the tree of the test.
+_STESTR = '''\
+#!/bin/bash
+part=$(basename "$2")
+echo "$part $*"
+. "./$part.sh"
+echo "{0} tests.Test.test_$part [0.1s] ... ok"
+'''
+# Run a script of this name, but with the environment that the test has made.
+_START = '''
+import importlib.machinery, importlib.util, sys
+loader = importlib.machinery.SourceFileLoader('run', 'tools/test')
+run = importlib.util.module_from_spec(
+    importlib.util.spec_from_loader('run', loader))
+sys.modules['run'] = run
+loader.exec_module(run)
+run.make_environment = lambda python: None
+try:
+    sys.exit(run.main(sys.argv[1:]))
+except KeyboardInterrupt:
+    sys.exit(130)
+'''
+
+
+def _load():
+    loader = importlib.machinery.SourceFileLoader('run_all', str(_SCRIPT))
+    spec = importlib.util.spec_from_loader('run_all', loader)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules['run_all'] = module
+    loader.exec_module(module)
+    return module
+
+
+class ReaderTest(base.BaseTestCase):
+
+    def test_each_failure_is_named_with_its_exception_and_lines(self):
+        run_all = _load()
+        reader = run_all.Reader()
+        failed = [reader.read(line) for line in _LOG.splitlines(True)]
+        self.assertEqual(
+            ['tests.LifeTest.test_life(two modes)',
+             'tests.OtherTest.test_other'],
+            [test for test in failed if test])
+        self.assertEqual([
+            'FAILED tests.LifeTest.test_life(two modes)',
+            '    tests.MismatchError: !=: reference = [] '
+            "actual    = ['a server']",
+            '    at test_life.py:65 base.py:9',
+            'FAILED tests.OtherTest.test_other',
+            "    KeyError: 'x'",
+        ], [line for failure in reader.results.failures
+            for line in run_all.describe(failure)])
+        results = reader.results
+        self.assertEqual((1, 2, 1, 4), (results.passed, results.failed,
+                                        results.skipped, results.ended))
 
 
 class RunTest(base.BaseTestCase):
@@ -39,9 +135,12 @@ class RunTest(base.BaseTestCase):
         self.root = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
         (self.root / 'tools').mkdir()
         shutil.copy(_SCRIPT, self.root / 'tools')
-        self.write('.venv-test/bin/tox', _TOX).chmod(0o755)
-        for environment in ('py3', 'docs', 'integration', 'baremetal'):
-            self.does(environment, ':')
+        self.write('.venv-test/bin/stestr', _STESTR).chmod(0o755)
+        self.write('tools/style', '#!/bin/bash\n. ./style.sh\n').chmod(0o755)
+        self.write('cyborg_gpu_driver/tests/unit/test_it.py',
+                   '    def test_it(self):\n')
+        for part in ('unit', 'nova', 'integration', 'style'):
+            self.does(part, ':')
         os.mkfifo(self.root / 'meeting')
 
     def write(self, path, text):
@@ -50,72 +149,79 @@ class RunTest(base.BaseTestCase):
         file.write_text(text)
         return file
 
-    def does(self, environment, code):
-        """Set what an environment runs in bash, with the tree as directory."""
-        self.write(f'{environment}.sh', code)
+    def does(self, part, code):
+        """Set what a part runs in bash, with the tree as directory."""
+        self.write(f'{part}.sh', code)
 
-    def start(self, *environments, **variables):
+    def start(self, *arguments, **variables):
         # A test runner in the background may ignore SIGINT.
         return subprocess.Popen(
-            ['env', '--default-signal=INT', 'bash', '-c',
-             '. tools/test; make_venv() { :; }; main "$@"',
-             '-', *environments], cwd=self.root,
-            env={**os.environ, **variables}, text=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            ['env', '--default-signal=INT', sys.executable, '-c', _START,
+             *arguments], cwd=self.root, env={**os.environ, **variables},
+            text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, start_new_session=True)
 
-    def run_tests(self, *environments, code=0, **variables):
-        process = self.start(*environments, **variables)
+    def run_tests(self, *arguments, code=0, **variables):
+        process = self.start(*arguments, **variables)
         output = process.communicate()[0]
         self.assertEqual(code, process.returncode, output)
         return output
 
-    def test_unit_is_another_name_of_py3(self):
-        output = self.run_tests('unit')
-        self.assertIn('begin py3\n', output)
-        self.assertIn('all of py3 passed\n2 passed, 0 failed', output)
+    def log(self, part):
+        return (self.root / f'.venv-test/logs/{part}.log').read_text()
 
-    def test_waiting_environments_run_beside_the_others(self):
+    def test_parts_run_beside_each_other(self):
         """Each end of a pipe waits until the other end is opened."""
-        self.does('py3', 'echo met >meeting')
-        self.does('baremetal', 'cat meeting')
-        output = self.run_tests('py3', 'integration', 'baremetal', 'docs')
-        lines = [line for line in output.splitlines()
-                 if line.startswith(('begin', 'end', 'met'))]
-        self.assertEqual(
-            ['begin py3', 'end py3', 'begin docs', 'end docs',
-             'begin integration', 'end integration',
-             'begin baremetal', 'met', 'end baremetal'], lines)
-        self.assertEqual('8 passed, 0 failed, 0 skipped',
+        self.does('unit', 'echo met >meeting')
+        self.does('integration', 'cat meeting')
+        output = self.run_tests('unit', 'integration', 'style')
+        self.assertIn('met\n', self.log('integration'))
+        self.assertIn('2 of 3, style: passed in 0:0', output)
+        self.assertEqual('2 passed, 0 failed, 0 skipped',
                          output.splitlines()[-1])
 
-    def test_failure_beside_the_others_is_counted(self):
-        self.does('integration', 'exit 3')
-        output = self.run_tests('py3', 'integration', 'baremetal', code=1)
-        self.assertIn('integration ended with 3', output)
-        self.assertIn('FAILED: integration (see', output)
-        self.assertEqual('4 passed, 1 failed, 0 skipped',
-                         output.splitlines()[-1])
+    def test_all_is_passed_on_and_filters_too(self):
+        self.does('unit', 'echo "tries $CYBORG_GPU_TESTS"')
+        self.run_tests('all', 'unit', '--', 'test_score')
+        self.assertIn('tries all\n', self.log('unit'))
+        self.assertRegex(self.log('unit'), r'unit .* test_score\n')
 
-    def test_environment_that_hangs_is_interrupted(self):
-        os.mkfifo(self.root / 'never')
-        self.does('integration', 'exec cat never')
-        output = self.run_tests('integration', code=1, DEADLINE='1')
-        self.assertIn('integration was interrupted, 1 s after the start',
+    def test_a_failed_test_is_named_at_once_and_at_the_end(self):
+        self.write('log', _LOG)
+        self.does('unit', 'cat log; exit 1')
+        output = self.run_tests('unit', 'nova', code=1)
+        self.assertIn('1 of 2, unit: FAILED tests.OtherTest.test_other\n',
                       output)
-        self.assertIn('FAILED: integration (see', output)
+        self.assertIn("FAILED tests.OtherTest.test_other\n    KeyError: 'x'\n",
+                      output)
+        self.assertEqual('2 passed, 2 failed, 1 skipped',
+                         output.splitlines()[-1])
 
-    def test_ctrl_c_ends_what_runs_beside(self):
-        """As from a terminal, the signal goes to the process group."""
+    def test_a_part_without_tests_that_fails_counts_as_one(self):
+        self.does('style', 'echo what is wrong; exit 3')
+        output = self.run_tests('style', 'unit', code=1)
+        self.assertIn('style: FAILED with 3', output)
+        self.assertIn('ends with:\n    what is wrong\n', output)
+        self.assertEqual('1 passed, 1 failed, 0 skipped',
+                         output.splitlines()[-1])
+
+    def test_a_part_that_hangs_is_interrupted(self):
+        os.mkfifo(self.root / 'never')
+        self.does('unit', 'exec cat never')
+        output = self.run_tests('unit', code=1, DEADLINE='1')
+        self.assertIn('interrupted after 1 s (DEADLINE)', output)
+        self.assertIn('0 passed, 1 failed, 0 skipped', output)
+
+    def test_ctrl_c_ends_what_runs(self):
+        """As from a terminal, the signal reaches the script alone."""
         os.mkfifo(self.root / 'ready')
-        self.does('py3', 'echo >meeting; sleep 600')
         self.does('integration', '''
 trap 'echo interrupted >result; kill %1; exit 1' INT
 sleep 600 &
-cat meeting >ready
+echo >ready
 wait
 ''')
-        process = self.start('py3', 'integration')
+        process = self.start('integration')
         self.addCleanup(process.stdout.close)
         (self.root / 'ready').read_text()
         os.killpg(process.pid, signal.SIGINT)
@@ -123,11 +229,16 @@ wait
         self.assertEqual('interrupted\n',
                          (self.root / 'result').read_text())
 
+    def test_an_unknown_part_is_refused_with_those_there_are(self):
+        output = self.run_tests('units', code=2)
+        self.assertIn("no part is named 'units': choose from integration, "
+                      'functional, style, unit', output)
+
     def test_temporary_files_in_memory_go_away(self):
-        self.does('py3', 'echo "in ${TMPDIR:-}"; touch "$TMPDIR/left"')
-        output = self.run_tests('py3', TMPDIR='')
+        self.does('unit', 'echo "in ${TMPDIR:-}"; touch "$TMPDIR/left"')
+        self.run_tests('unit', TMPDIR='')
         (directory,) = [line.removeprefix('in ')
-                        for line in output.splitlines()
+                        for line in self.log('unit').splitlines()
                         if line.startswith('in ')]
         if not directory:
             self.skipTest('no room in /dev/shm')
@@ -135,6 +246,6 @@ wait
         self.assertFalse(os.path.exists(directory))
 
     def test_given_directory_is_kept(self):
-        self.does('py3', 'echo "in $TMPDIR"')
-        output = self.run_tests('py3', TMPDIR=str(self.root))
-        self.assertIn(f'in {self.root}\n', output)
+        self.does('unit', 'echo "in $TMPDIR"')
+        self.run_tests('unit', TMPDIR=str(self.root))
+        self.assertIn(f'in {self.root}\n', self.log('unit'))
