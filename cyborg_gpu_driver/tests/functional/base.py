@@ -15,11 +15,9 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
+import inspect
 import os
-import shutil
-import tempfile
 
 import fixtures
 from futurist import _thread
@@ -28,30 +26,26 @@ from oslotest import base
 from cyborg_gpu_driver import cyborg_hooks
 from cyborg_gpu_driver.demo import cloud
 from cyborg_gpu_driver.demo import database
+from cyborg_gpu_driver.tests.functional import kept
 from cyborg_gpu_driver.tests.functional import placement_content
 
-# Read at import, because a test's own temporary directory is removed with it.
-_TEMPORARY = tempfile.gettempdir()
 # When an RPC server stops, its threads end after they have waited this long
 # for work. Each test waits for the threads of two servers.
 _thread.ThreadWorker.MAX_IDLE_FOR = 0.05
 
 
 TEMPLATES = 'CYBORG_GPU_TEMPLATES'
-"""Environment variable: directory of databases that another process made."""
+"""Environment variable: directory of databases to copy. Without it, they are
+kept for all that run the tests with these versions of the services."""
 
 
 @functools.cache
 def make_templates() -> database.Templates:
-    """Return databases to copy, which are made once per process."""
-    if TEMPLATES in os.environ:
-        return database.Templates(os.environ[TEMPLATES])
-    directory = tempfile.mkdtemp(prefix='cyborg-gpu-templates-',
-                                 dir=_TEMPORARY)
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    templates = database.Templates(directory)
-    templates.make()
-    return templates
+    """Return databases to copy, which are made once for all processes."""
+    directory = os.environ.get(TEMPLATES) or kept.find(
+        'templates', kept.services() + inspect.getsource(database),
+        lambda directory: database.Templates(directory).make())
+    return database.Templates(directory)
 
 
 class CloudFixture(fixtures.Fixture):

@@ -66,9 +66,9 @@ class GpuTestCase(base.TestCase):
     gpu = '0000:07:00.0'
     overrides: dict = {}
     starts_reported = False
-    """Whether a test starts with the files of another cloud of this class
-    that has reported twice. The test's agent is then a restarted one.
-    This has no effect if the hardware is not below state_path.
+    """Whether a test starts with the files of another cloud with the same
+    machine and options that has reported all. The test's agent is then a
+    restarted one. This has no effect if the hardware is not below state_path.
     """
     hardware_directory: str | None = None
     """Directory of the simulator's state file; state_path unless given."""
@@ -81,6 +81,9 @@ class GpuTestCase(base.TestCase):
         self.addCleanup(guard.uninstall)
         self.start()
 
+    def before_start(self):
+        """Begin what must exist before the services of the test's cloud."""
+
     def start(self, **overrides):
         """Start the cloud, with more options of cyborg.conf."""
         self.state_path = self.useFixture(fixtures.TempDir()).path
@@ -92,8 +95,9 @@ class GpuTestCase(base.TestCase):
         if self.starts_reported and self.hardware_directory is None:
             reported = reported_cloud.find(
                 self.machine, merged,
-                lambda directory: self._make_reported(merged, directory))
+                lambda target: self._make_reported(merged, target))
             reported.copy_state(self.state_path)
+        self.before_start()
         merged.setdefault('gpu', {}).update(
             simulate_state=self.hardware_path, state_path=self.state_path)
         self.cloud = self.use_cloud(host=HOST, simulate=self.machine,
@@ -104,16 +108,18 @@ class GpuTestCase(base.TestCase):
             self.report()
         self.untouched = self.everything()
 
-    def _make_reported(self, overrides, directory):
-        """Return the files of a new cloud after its first two reports."""
+    def _make_reported(self, overrides, target):
+        """Save the files of a new cloud that has reported all."""
+        directory = self.useFixture(fixtures.TempDir()).path
         state = {'state_path': directory,
                  'simulate_state': os.path.join(directory, 'hardware.json')}
         with base.CloudFixture(HOST, self.machine, overrides={
                 **overrides,
                 'gpu': {**overrides.get('gpu', {}), **state}}) as cloud:
-            cloud.report()
-            cloud.report()
-            return reported_cloud.ReportedCloud(cloud.directory, directory)
+            known = None
+            while known != (known := {*cloud.placement.providers()}):
+                cloud.report()
+            reported_cloud.save(cloud.directory, directory, target)
 
     def report(self):
         """Report twice: Cyborg creates the providers in the first report."""

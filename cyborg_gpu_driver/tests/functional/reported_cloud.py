@@ -21,76 +21,70 @@ instead.
 
 from __future__ import annotations
 
-import atexit
-import collections
 import json
 import os
 import shutil
 import sqlite3
-import tempfile
 from collections.abc import Callable
 
+from cyborg_gpu_driver.tests.functional import kept
+
 _DATABASES = ('cyborg.sqlite', 'placement.sqlite')
-_KEPT = 4
-"""How many clouds' files are kept: tests of one class run together."""
-# Read at import, because a test's temporary directory is removed with it.
-_TEMPORARY = tempfile.gettempdir()
-_clouds: collections.OrderedDict[str, ReportedCloud]
-_clouds = collections.OrderedDict()
+_SECONDS = 3600
+"""How long the files are used: some of what they say has a time."""
 
 
 class ReportedCloud:
-    """Copies of a cloud's databases and of its agent's state.
+    """A cloud's databases and its agent's state, to copy."""
 
-    :param directory: directory of the cloud, whose services may still run.
-    :param state_path: directory with the state of the agent and of the
-        simulated hardware.
-    """
-
-    def __init__(self, directory: str, state_path: str):
-        self._files = tempfile.mkdtemp(prefix='cyborg-gpu-reported-',
-                                       dir=_TEMPORARY)
-        for name in _DATABASES:
-            _copy_database(os.path.join(directory, name),
-                           os.path.join(self._files, name))
-        shutil.copytree(state_path, os.path.join(self._files, 'state'))
+    def __init__(self, path: str):
+        self._path = path
 
     def copy(self, directory: str) -> tuple[str, str]:
         """Copy the databases as ``demo.database.Templates.copy()`` does."""
         cyborg, placement = (
-            shutil.copyfile(os.path.join(self._files, name),
+            shutil.copyfile(os.path.join(self._path, name),
                             os.path.join(directory, name))
             for name in _DATABASES)
         return cyborg, placement
 
     def copy_state(self, directory: str) -> None:
         """Copy the state into an existing directory."""
-        shutil.copytree(os.path.join(self._files, 'state'), directory,
-                        dirs_exist_ok=True)
-
-    def remove(self) -> None:
-        """Remove the files."""
-        shutil.rmtree(self._files, ignore_errors=True)
+        shutil.copytree(_state(self._path), directory, dirs_exist_ok=True)
 
 
 def find(machine: str, overrides: dict,
-         make: Callable[[str], ReportedCloud]) -> ReportedCloud:
+         make: Callable[[str], None]) -> ReportedCloud:
     """Return the files for a machine and configuration, made at first use.
 
     :param machine: name or file of the simulated machine.
     :param overrides: more options of cyborg.conf.
-    :param make: makes the files; its argument is an empty directory for
-        the agent's state.
+    :param make: saves the files in the directory that is its argument.
     """
-    key = json.dumps([machine, overrides], sort_keys=True, default=str)
-    if key in _clouds:
-        _clouds.move_to_end(key)
-        return _clouds[key]
-    with tempfile.TemporaryDirectory(dir=_TEMPORARY) as directory:
-        _clouds[key] = make(directory)
-    while len(_clouds) > _KEPT:
-        _clouds.popitem(last=False)[1].remove()
-    return _clouds[key]
+    if os.path.isfile(machine):
+        with open(machine, encoding='utf-8') as stream:
+            machine = stream.read()
+    return ReportedCloud(kept.find('reported', json.dumps(
+        [kept.services(), kept.CODE, machine, overrides], sort_keys=True,
+        default=str), make, _SECONDS))
+
+
+def save(directory: str, state_path: str, target: str) -> None:
+    """Save the files of a cloud, whose services may still run.
+
+    :param directory: directory of the cloud.
+    :param state_path: directory with the state of the agent and of the
+        simulated hardware.
+    :param target: an empty directory.
+    """
+    for name in _DATABASES:
+        _copy_database(os.path.join(directory, name),
+                       os.path.join(target, name))
+    shutil.copytree(state_path, _state(target))
+
+
+def _state(path):
+    return os.path.join(path, 'state')
 
 
 def _copy_database(source, target):
@@ -101,9 +95,3 @@ def _copy_database(source, target):
     finally:
         read.close()
         written.close()
-
-
-@atexit.register
-def _remove_all():
-    for cloud in _clouds.values():
-        cloud.remove()
