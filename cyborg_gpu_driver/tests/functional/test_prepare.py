@@ -51,7 +51,7 @@ class WholeTest(PrepareCase):
 
     def test_a_server_that_has_it_is_waited_for(self):
         server = self.cloud.bind(self.profile('PGPU'))
-        self.govern(mode='mig')
+        self.govern(mode='mig', profiles=['1g.10gb', '3g.40gb'])
         self.assertEqual((False, 0), self.is_now())
         self.assertEqual({'passthrough'}, self.labels())
         self.cloud.unbind(server)
@@ -61,7 +61,7 @@ class WholeTest(PrepareCase):
         self.assertNotIn('passthrough', self.labels())
         self.cloud.unbind(self.cloud.bind(self.profile(
             'CUSTOM_NVIDIA_3G_40GB')))
-        self.govern(mode='passthrough')
+        self.govern(mode='passthrough', profiles=[])
         self.assertEqual((False, 0), self.is_now())
         self.assertEqual({'passthrough'}, self.labels())
 
@@ -80,13 +80,15 @@ class WholeTest(PrepareCase):
 
 class SlicedTest(PrepareCase):
 
+    starts_reported = True
     overrides = {**PrepareCase.overrides, 'gpu_policy:one': {
-        'mode': 'mig', 'match_address': '0000:07:00.0'}}
+        'mode': 'mig', 'match_address': '0000:07:00.0',
+        'profiles': '1g.10gb, 3g.40gb'}}
 
     def test_a_slice_in_use_keeps_the_mode(self):
         server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
         placements = self.placements()
-        self.govern(mode='vgpu', vgpu_types=['A100DX-8C'])
+        self.govern(mode='vgpu', profiles=[], vgpu_types=['A100DX-8C'])
         self.assertEqual((True, 20), self.is_now())
         self.assertEqual(placements, self.placements())
         self.cloud.unbind(server)

@@ -27,6 +27,11 @@ _HANDLE = '7f3b1c0e-5b6a-4d0f-9a53-0d4d8e1f2a3b'
 
 class RefusalTest(test_mig.OneGpuCase):
 
+    overrides = {
+        **test_mig.OneGpuCase.overrides,
+        'gpu_policy:one': {**test_mig.OneGpuCase.overrides['gpu_policy:one'],
+                           'profiles': '1g.10gb'}}
+
     def setUp(self):
         super().setUp()
         server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_1G_10GB'))
@@ -92,6 +97,9 @@ class RefusalTest(test_mig.OneGpuCase):
 
 class BesideTheInTreeDriverTest(gpu_cloud.GpuTestCase):
     """Other devices' requests go to Cyborg's own driver if it is enabled."""
+
+    starts_reported = True
+    overrides = RefusalTest.overrides
 
     def test_without_it_a_foreign_address_is_refused(self):
         error = self.assertRaises(
