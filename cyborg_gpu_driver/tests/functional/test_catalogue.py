@@ -57,6 +57,7 @@ class OperatorCase(gpu_cloud.GpuTestCase):
     overrides = {
         'gpu': {'policies': 'one, another'},
         'gpu_policy:one': {'mode': 'mig',
+                           'profiles': '1g.10gb, 3g.40gb, 7g.80gb',
                            'match_address': gpu_cloud.GpuTestCase.gpu},
         'gpu_policy:another': {'mode': 'passthrough',
                                'match_address': '0000:0f:00.0'}}
@@ -206,7 +207,7 @@ class HostTest(OperatorCase):
         shown = self.openstack.rows(host.ShowHost, 'compute1')
         sliced = next(gpu for gpu in shown['gpus']
                       if gpu['address'] == self.gpu)
-        self.assertEqual(('MIG', 3, [], 7), tuple(
+        self.assertEqual(('MIG', 3, [], 3), tuple(
             sliced[key] for key in ('mode', 'numa_node', 'unhealthy'))
             + (len(sliced['profiles']),))
         self.assertEqual(2, len(shown['cyborg_devices']))
@@ -270,8 +271,8 @@ class SyncTest(OperatorCase):
         server_ = self.cloud.bind('slice')
         before = self.device_profiles()
         other = {'version': 'v1', 'profiles': [
-            {'name': 'slice', 'groups': [{'gpu': '2g.20gb'}]},
-            {'name': 'another', 'groups': [{'gpu': '2g.20gb'}]}]}
+            {'name': 'slice', 'groups': [{'gpu': '3g.40gb'}]},
+            {'name': 'another', 'groups': [{'gpu': '3g.40gb'}]}]}
         output, errors = self.openstack.run(
             sync.SyncProfile, self.write(other), '--yes', '--max-width',
             '200', code=1)

@@ -25,6 +25,11 @@ from cyborg_gpu_driver.tests.functional import test_mig
 class DeadlineTest(test_mig.OneGpuCase):
     """A command of the operator holds the GPU."""
 
+    overrides = {
+        **test_mig.OneGpuCase.overrides,
+        'gpu_policy:one': {**test_mig.OneGpuCase.overrides['gpu_policy:one'],
+                           'profiles': '1g.10gb, 7g.80gb'}}
+
     def held(self):
         return locks.gpu(self.state_path, model.PciAddress.parse(self.gpu),
                          60.0, 'a command')
