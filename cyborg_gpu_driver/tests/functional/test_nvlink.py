@@ -26,12 +26,11 @@ from cyborg_gpu_driver.tests.functional import host_files
 
 _CLASS = 'CUSTOM_NVIDIA_NVLINK_{}_H100_80GB_HBM3'
 _ALL = {1: 8, 2: 4, 4: 2, 8: 1}
-_REPORTS = 15
-"""A report brings only some new providers."""
 
 
 class NvlinkCase(gpu_cloud.GpuTestCase):
 
+    starts_reported = True
     overrides = {'gpu': {'policies': 'linked'},
                  'gpu_policy:linked': {'mode': 'nvlink'}}
 
@@ -43,17 +42,6 @@ class NvlinkCase(gpu_cloud.GpuTestCase):
         self.profiles = {size: self.profile(_CLASS.format(size))
                          for size in _ALL}
         self.world = simulator.Machine.load(self.machine, self.hardware_path)
-
-    def report(self):
-        for _ in range(_REPORTS):
-            self.cloud.report()
-            if len(self.providers()) == sum(_ALL.values()):
-                break
-        super().report()
-
-    def providers(self):
-        return [name for name in self.cloud.placement.snapshot()
-                if '_nvlink-' in name]
 
     def room(self):
         """Return how many groups of each size a server could get."""
@@ -84,7 +72,7 @@ class BindTest(NvlinkCase):
         self.assertEqual(3, len(self.world.active_partitions))
         self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
                           self.profiles[8])
-        super().report()
+        self.report()
         self.assertEqual({1: 1, 2: 0, 4: 0, 8: 0}, self.room())
         for server in (pair, quad, single):
             self.cloud.unbind(server)
@@ -105,7 +93,7 @@ class BindTest(NvlinkCase):
         self.assertEqual(8, len(self.members(server)))
         self.assertEqual((0,), self.world.active_partitions)
         self.end_agent()
-        super().report()
+        self.report()
         self.assertEqual(dict.fromkeys(_ALL, 0), self.room())
         self.cloud.unbind(server)
         self.report()
