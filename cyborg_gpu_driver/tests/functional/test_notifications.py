@@ -23,12 +23,9 @@ from cyborg_gpu_driver.tests.unit.notifications import listening
 class NotificationTest(test_disable.DisableCase):
     """What a listener on the message bus receives from cyborg-agent."""
 
-    # The end of another cloud would take the bus away from the listener.
-    starts_reported = False
-
-    def start(self, **overrides):
+    def before_start(self):
+        # The end of another cloud would take the bus away.
         self.listener = self.useFixture(listening.Listener(cfg.CONF))
-        super().start(**overrides)
 
     def next(self, expected):
         """Return the data of the next notification of a type; skip others."""
@@ -74,12 +71,8 @@ class NotificationTest(test_disable.DisableCase):
 
 class DriftTest(test_reconcile.ReconcileCase):
 
-    # As above.
-    starts_reported = False
-
-    def setUp(self):
+    def before_start(self):
         self.listener = self.useFixture(listening.Listener(cfg.CONF))
-        super().setUp()
 
     def test_drift(self):
         server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_1G_10GB'))
