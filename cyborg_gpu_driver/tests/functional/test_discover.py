@@ -170,6 +170,7 @@ class TroubleTest(gpu_cloud.GpuTestCase):
 class DrainTest(gpu_cloud.GpuTestCase):
     """A policy that changes while what it offered is in use."""
 
+    starts_reported = True
     overrides = {
         'gpu': {'policies': 'one'},
         'gpu_policy:one': {'mode': 'mig', 'match_address':

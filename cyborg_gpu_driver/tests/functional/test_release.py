@@ -72,6 +72,9 @@ class WhatThereIsTest(functional.TestCase):
 
 class CredentialsTest(gpu_cloud.GpuTestCase):
 
+    overrides = {'gpu': {'policies': 'none'},
+                 'gpu_policy:none': {'mode': 'off'}}
+
     def test_without_them_the_driver_does_not_start(self):
         conf = cfg.CONF
         conf.set_override('auth_type', None, group='placement')
