@@ -49,6 +49,11 @@ def some(steps, each=5):
     return [*steps[:-1:each], steps[-1]]
 
 
+def first(*cases):
+    """Return a list of the first case, or of all in ``tools/test all``."""
+    return list(cases if ALL else cases[:1])
+
+
 def examples(number):
     """Return how many examples of a property are tried, of a full number."""
     return number if ALL else max(1, number // 6)

@@ -14,9 +14,11 @@
 
 A step is a change on the disk or a request to Placement. Changes on the disk
 are those of the library's own records and those of the simulated hardware,
-whose state is also a file. The test kills (SIGKILL) the process before its
-first step, then in another run before its second step, and so on until the
-process reaches its end. After each kill, new processes do what comes next.
+whose state is also a file. A process first reaches its end and counts its
+steps. The test then kills (SIGKILL) another one before its first step, another
+one before its second step, and so on; without ``tools/test all`` only before
+the first, each fifth and the last. After each kill, new processes do what
+comes next.
 """
 
 import functools
@@ -46,21 +48,14 @@ from cyborg_gpu_driver.program.ready import prepare
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.simulator.library import library
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import host_files
 
 GPU = '0000:41:00.0'
-THOROUGH = os.environ.get('CYBORG_GPU_SHAPES') == 'all'
-_LIMIT = 500
-"""More steps than any process here takes."""
 _WRITES = os.O_WRONLY | os.O_RDWR
 _CHANGES = frozenset({'os.rename', 'os.remove', 'os.link', 'os.mkdir',
                       'os.rmdir', 'os.chmod', 'os.chown'})
-
-
-def chosen(*scenarios):
-    """Return the first scenario, or all if CYBORG_GPU_SHAPES asks for all."""
-    return list(scenarios if THOROUGH else scenarios[:1])
 
 
 def no_placement():
@@ -85,22 +80,25 @@ def _placement_client(directory, url):
 
 
 class _Killer:
-    """Kills this process before its n-th step below a directory.
+    """Counts this process's steps below a directory and ends it before one.
 
+    :param number: the step before which the process is killed; None for
+        never.
     :param locks: whether the creation of a lock file is a step.
     """
 
     def __init__(self, directory, number, locks):
         self._directory = directory
-        self._left = number
+        self._number = number
         self._locks = locks
+        self.steps = 0
         sys.addaudithook(self)
 
     def __call__(self, event, arguments):
         if event == 'http.client.send' or self._is_change(event, arguments):
-            if self._left == 0:
+            if self.steps == self._number:
                 os.kill(os.getpid(), signal.SIGKILL)
-            self._left -= 1
+            self.steps += 1
 
     def _is_change(self, event, arguments):
         if event == 'open':
@@ -199,6 +197,7 @@ class KillCase(base.BaseTestCase):
 
         :param work: returns the exit code of the process.
         """
+        reading, writing = os.pipe()
         pid = os.fork()
         if pid == 0:
             code = 1
@@ -206,18 +205,23 @@ class KillCase(base.BaseTestCase):
                 while isinstance(pynvml.nvmlLib, library.Library):
                     pynvml.nvmlLib.machine.uninstall()
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-                if number is not None:
-                    _Killer(self.directory, number, self.owner is not None)
+                killer = _Killer(self.directory, number,
+                                 self.owner is not None)
                 code = work()
+                os.write(writing, str(killer.steps).encode())
             except BaseException:
                 traceback.print_exc(file=sys.__stderr__)
             finally:
                 os._exit(code)
+        os.close(writing)
+        with os.fdopen(reading) as stream:
+            steps = stream.read()
         status = os.waitpid(pid, 0)[1]
         if os.WIFSIGNALED(status):
             self.assertEqual(signal.SIGKILL, os.WTERMSIG(status))
             return False
         self.assertEqual(0, os.WEXITSTATUS(status), 'see standard error')
+        self.steps = int(steps)
         return True
 
     def _agent(self):
@@ -288,22 +292,24 @@ class KillCase(base.BaseTestCase):
         """Kill a process at every step, each time on a new machine.
 
         :param prepare: called before the process starts.
-        :param work: called with the number of the step; returns whether the
-            process reached its end.
+        :param work: called with the number of the step, or with None to reach
+            the end.
         :param check: called after the process has ended.
         """
-        for number in range(_LIMIT):
-            self.number = number
+        def attempt(number):
+            self.number = number or 0
             self.begin()
             prepare()
-            ended = work(number)
+            work(number)
+            steps = self.steps
             check()
-            if ended:
-                self.points += number
-                return
-        self.fail(f'not done after {_LIMIT} steps')
+            return steps
+
+        self.points = attempt(None)
+        for number in scope.some(range(self.points)):
+            attempt(number)
 
     def say(self, what, least=4):
         """Print how many steps there were."""
         self.assertGreater(self.points, least)
-        print(f'{what}: killed at {self.points} points')
+        print(f'{what}: {self.points} points')

@@ -10,7 +10,11 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Small runs of the benchmarks that need the released services."""
+"""Small runs of the benchmarks that need the released services.
+
+Without ``tools/test all`` one of them runs, and one notices a figure beyond
+its limit. ``tox -e bench`` runs the programs.
+"""
 
 import contextlib
 import dataclasses
@@ -20,6 +24,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.simulator.machine import patch
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.unit.benchmarks import documented
@@ -52,6 +57,7 @@ class BenchmarkTest(base.BaseTestCase):
         self.assertEqual([], documented.missing(benchmark, found.values()))
         return found
 
+    @scope.only_in_all
     def test_discover(self):
         bench = discover.full_host.FullHost(self.directory,
                                             gpu_cloud.TWO_GPUS)
@@ -64,6 +70,7 @@ class BenchmarkTest(base.BaseTestCase):
         for name in ('discover()', 'bind', 'unbind'):
             self.assertGreater(found[f'{name}: NVML calls'].value, 0)
 
+    @scope.only_in_all
     def test_operations(self):
         found = self.by_name('operations', operations.measure(
             self.directory, 1, gpu_cloud.TWO_GPUS))
@@ -73,6 +80,7 @@ class BenchmarkTest(base.BaseTestCase):
         self.assertGreater(restored.value, restored.floor)
         self.assertLess(0, found['XID to reserved'].value)
 
+    @scope.only_in_all
     def test_boots(self):
         found = self.by_name('boots', boots.measure(1, 2))
         self.assertEqual((14, 14), (found['servers'].value,
@@ -82,6 +90,7 @@ class BenchmarkTest(base.BaseTestCase):
             self.assertGreater(figure.baseline, 1, name)
             self.assertGreater(figure.value, 1, name)
 
+    @scope.only_in_all
     def test_boots_that_leave_something(self):
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.demo.nova_part.NovaPart.delete_server',
@@ -104,6 +113,7 @@ class BenchmarkTest(base.BaseTestCase):
                 if figure.is_exceeded)
             self.assertIn(count[1:], exceeded.name)
 
+    @scope.only_in_all
     def test_footprint(self):
         found = self.by_name('footprint', footprint.measure(
             self.directory, 10, gpu_cloud.TWO_GPUS))
@@ -134,6 +144,7 @@ class BenchmarkTest(base.BaseTestCase):
                     {**agent, **fault}, agent, agent)
                 if figure.is_exceeded])
 
+    @scope.only_in_all
     def test_reports(self):
         found = self.by_name('reports', reports.measure((1, 2), 1))
         for count in (1, 2):
@@ -147,6 +158,7 @@ class BenchmarkTest(base.BaseTestCase):
                 found[f'{count} hosts: first report, requests to Placement']
                 .value, found['providers of a host'].value)
 
+    @scope.only_in_all
     def test_cloud(self):
         # Fewer than a dozen servers would take one request each.
         found = self.by_name('cloud', cloud.measure(

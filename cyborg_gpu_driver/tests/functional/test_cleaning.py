@@ -24,6 +24,7 @@ from cyborg_gpu_driver.demo import client
 from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import test_modes
 
@@ -122,6 +123,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.assertEqual(2, self.resets())
         self.assertNotIn('may not have been reset', self.log.output)
 
+    @scope.only_in_all
     def test_its_allocation_can_be_written_again(self):
         # Nova does so when it evacuates the server or attaches a port.
         server = self.cloud.bind(self.whole)
@@ -164,6 +166,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.assertEqual((0, 0), self.inventory())
         self.assertEqual('vfio-pci', self.hardware().driver)
 
+    @scope.only_in_all
     def test_an_idle_gpu_is_never_reset(self):
         for _ in range(3):
             self.report()
@@ -178,6 +181,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.assertEqual((0, 0), self.inventory())
         self.assertEqual(['returned', 'cleaned'], self.whats())
 
+    @scope.only_in_all
     def test_two_servers_between_two_reports_are_noticed(self):
         self.cloud.unbind(self.cloud.bind(self.whole))
         second = self.cloud.bind(self.whole)
@@ -207,6 +211,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
         # VFIO reset the GPU when the guest ended, the agent after that.
         self.assertEqual(2, self.resets())
 
+    @scope.only_in_all
     def test_a_reset_that_fails(self):
         server = self.cloud.bind(self.whole)
         self.report()
@@ -221,6 +226,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.report()
         self.cloud.unbind(self.cloud.bind(self.whole))
 
+    @scope.only_in_all
     def test_a_server_outlives_the_agent(self):
         server = self.cloud.bind(self.whole)
         self.report()
@@ -237,6 +243,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
         """Remove the records of all GPUs."""
         shutil.rmtree(os.path.join(self.state_path, 'gpus'))
 
+    @scope.only_in_all
     def test_a_record_that_is_lost(self):
         server = self.cloud.bind(self.whole)
         self.report()
@@ -253,6 +260,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.report()
         self.assertEqual(((0, 0), 1), (self.inventory(), self.resets()))
 
+    @scope.only_in_all
     def test_a_gpu_that_libvirt_took_from_nvidia(self):
         """The server had it before this release bound it to vfio-pci."""
         server = self.cloud.bind(self.whole)
@@ -284,6 +292,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.report()
         self.assertEqual(((0, 0), 1), (self.inventory(), self.resets()))
 
+    @scope.only_in_all
     def test_it_is_offered_as_it_was_left_where_that_is_wanted(self):
         conf = self.driver._conf
         conf.set_override('clean_whole_gpus', False, group='gpu')

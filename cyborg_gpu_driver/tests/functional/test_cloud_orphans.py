@@ -22,6 +22,7 @@ from cyborg_gpu_driver.cloud.orphans import gone
 from cyborg_gpu_driver.cloud.orphans import orphans
 from cyborg_gpu_driver.demo import client
 from cyborg_gpu_driver.osc import orphan
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import explain_case
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
@@ -105,6 +106,7 @@ class FinisherTest(OrphanCase):
         self.look(0, 300, 600)
         self.assert_stays()
 
+    @scope.only_in_all
     def test_a_server_that_nova_knows_keeps_its_request(self):
         server = self.lose()
         self.compute.add(server.uuid, 'there')
@@ -117,6 +119,7 @@ class FinisherTest(OrphanCase):
         self.look(0, 300, 600)
         self.assert_stays()
 
+    @scope.only_in_all
     def test_who_comes_back_starts_the_grace_again(self):
         server = self.lose()
         self.look(0)
@@ -137,6 +140,7 @@ class FinisherTest(OrphanCase):
 
 class CleanTest(OrphanCase):
 
+    @scope.only_in_all
     def test_nothing_is_left_of_a_server_that_lives(self):
         server = self.boot(self.profile(SLICE), 'alive')
         self.assertEqual(set(), self.listed(code=0)[0])
@@ -157,6 +161,7 @@ class CleanTest(OrphanCase):
         self.assertEqual({}, self.mdevs())
         self.quiet()
 
+    @scope.only_in_all
     def test_a_host_costs_one_request(self):
         self.boot(self.profile(SLICE), 'alive')
         # The providers of Cyborg and the compute nodes, once for the cloud.
@@ -181,6 +186,7 @@ class CleanTest(OrphanCase):
         self.clean()
         self.quiet()
 
+    @scope.only_in_all
     def test_a_request_that_names_no_server(self):
         self.cloud.cyborg.create_arqs(self.profile(SLICE))
         ((kind, _),) = self.listed()[0]
@@ -211,6 +217,7 @@ class CleanTest(OrphanCase):
         self.clean()
         self.quiet()
 
+    @scope.only_in_all
     def test_nova_of_another_region_knows_no_server(self):
         server = self.boot(self.profile(SLICE), 'alive')
         del self.compute.servers[server.uuid]
@@ -223,6 +230,7 @@ class CleanTest(OrphanCase):
         self.assertEqual(1, len(self.mdevs()))
         self.cloud.unbind(server)
 
+    @scope.only_in_all
     def test_it_asks(self):
         self.cloud.cyborg.create_arqs(self.profile(SLICE))
         for answer, code in (('n', 1), ('', 1), ('y', 0)):
@@ -276,6 +284,7 @@ class RaceTest(OrphanCase):
         orphans_clean.remove(self.services.cloud, item)
         self.quiet()
 
+    @scope.only_in_all
     def test_what_has_gone_meanwhile_is_no_error(self):
         server = self.boot(self.profile(SLICE), 'gone')
         del self.compute.servers[server.uuid]

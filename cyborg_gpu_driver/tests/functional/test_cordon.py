@@ -13,15 +13,15 @@
 """GPUs that an operator cordons on the host, on the released services."""
 
 import json
-import os
 
 from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import test_disable
 
 FIRST, SECOND = test_disable.FIRST, test_disable.SECOND
 _SMALL = 'CUSTOM_NVIDIA_1G_10GB'
-_CREATES = int(os.environ.get('CYBORG_GPU_CREATES', '20'))
+_CREATES = 20 if scope.ALL else 6
 """Servers that are created while a GPU is cordoned."""
 
 

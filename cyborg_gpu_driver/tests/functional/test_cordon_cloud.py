@@ -27,6 +27,7 @@ from cyborg_gpu_driver.osc.cordons import drain
 from cyborg_gpu_driver.partition import cordon as cordons
 from cyborg_gpu_driver.program import cordons as keepers
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import explain_case
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import test_disable
@@ -116,6 +117,7 @@ class CloudCordonTest(test_disable.DisableCase):
         self.assertEqual((set(), []), self.traits())
         self.cloud.unbind(self.cloud.bind(self.large))
 
+    @scope.only_in_all
     def test_what_was_done_before_an_error_is_said(self):
         close = change.close
 
@@ -145,6 +147,7 @@ class CloudCordonTest(test_disable.DisableCase):
         self.report()
         self.assert_disabled()
 
+    @scope.only_in_all
     def test_what_is_not_there(self):
         for arguments in ((gpu_cloud.HOST, '0000:fe:00.0'), ('nowhere', None),
                           (gpu_cloud.HOST, 'x')):
@@ -162,6 +165,7 @@ class CloudCordonTest(test_disable.DisableCase):
         return sorted(server.uuid for server in servers
                       if server.arqs[0]['attach_handle_info']['bus'] == '0f')
 
+    @scope.only_in_all
     def test_who_has_it(self):
         mine = self.boot_on_both()
         self.close(SECOND)
@@ -186,6 +190,7 @@ class CloudCordonTest(test_disable.DisableCase):
         self.assert_disabled()
         self.assertEqual({}, self.mdevs(SECOND))
 
+    @scope.only_in_all
     def test_servers_move_to_another_gpu(self):
         mine = self.boot_on_both(gpu_movable='true')
         other = next(uuid for uuid in self.compute.servers
@@ -203,6 +208,7 @@ class CloudCordonTest(test_disable.DisableCase):
         self.assertIn(f'Free: {SECOND}', errors)
         self.assertEqual({}, self.mdevs(SECOND))
 
+    @scope.only_in_all
     def test_a_server_that_was_shelved_before_stays_shelved(self):
         shelved, gone = self.boot_on_both(gpu_movable='true')
         self.compute.servers.pop(gone)
@@ -213,6 +219,7 @@ class CloudCordonTest(test_disable.DisableCase):
         self.assertEqual('SHELVED_OFFLOADED',
                          self.compute.servers[shelved]['status'])
 
+    @scope.only_in_all
     def test_a_planned_reboot(self):
         """The procedure in doc/source/admin/cordon.rst works."""
         mine = self.boot_on_both()

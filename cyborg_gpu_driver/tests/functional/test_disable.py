@@ -18,6 +18,7 @@ import fixtures
 from cyborg.api import app as cyborg_app
 
 from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 
@@ -102,6 +103,7 @@ class DisableTest(DisableCase):
                      'gets servers again. It was disabled in Cyborg'):
             self.assertIn(f'GPU {SECOND} {text}', self.log.output)
 
+    @scope.only_in_all
     def test_servers_go_elsewhere_and_leave_nothing_open(self):
         small, large = self.profile(_SMALL), self.profile(_LARGE)
         servers = [self.cloud.bind(large) for _ in range(4)]
@@ -127,6 +129,7 @@ class DisableTest(DisableCase):
         self.assertEqual(1, self.log.output.count(
             'Cannot read from Cyborg which devices are disabled'))
 
+    @scope.only_in_all
     def test_the_doctor_knows(self):
         self.disable()
         self.report()

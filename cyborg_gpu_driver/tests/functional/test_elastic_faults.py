@@ -13,15 +13,15 @@
 """GPUs of mode auto through restarts, reboots, races, cordons and damage."""
 
 import contextlib
-import os
 import random
 
 from cyborg_gpu_driver.demo import client
 from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.functional import test_elastic
 
-_STEPS = int(os.environ.get('CYBORG_GPU_ELASTIC_STEPS', '40'))
+_STEPS = 40
 """Steps of the random walk."""
 _PARTS = ('1g.10gb', '3g.40gb')
 _SHARES = ('A100DX-20C', 'A100DX-40C')
@@ -60,6 +60,7 @@ class EndsTest(test_elastic.ElasticCase):
             self.report()
             self.assertEqual(test_elastic.IDLE, self.reserved())
 
+    @scope.only_in_all
     def test_a_reboot_of_an_idle_gpu(self):
         self.world.reboot()
         self.end_agent()
@@ -67,6 +68,7 @@ class EndsTest(test_elastic.ElasticCase):
         self.assertEqual(test_elastic.IDLE, self.reserved())
         self.cloud.unbind(self.cloud.bind(self.small))
 
+    @scope.only_in_all
     def test_a_lost_record_of_an_idle_gpu(self):
         host_files.damage(self.state_path, self.gpu)
         self.end_agent()
@@ -110,6 +112,7 @@ class RaceTest(test_elastic.ElasticCase):
         finally:
             agent.bind = original
 
+    @scope.only_in_all
     def test_a_slice_that_is_later_than_the_whole_gpu(self):
         servers = []
         with self.before_the_next_bind(
@@ -134,6 +137,7 @@ class RaceTest(test_elastic.ElasticCase):
         self.assertEqual('A100DX-20C', entry['profile'])
         self.assert_closed('passthrough', *_PARTS)
 
+    @scope.only_in_all
     def test_a_whole_gpu_that_came_and_went_is_reset_first(self):
         before = self.hardware().resets
         with self.before_the_next_bind(
@@ -174,6 +178,7 @@ class CordonTest(test_elastic.ElasticCase):
 
 class ReloadTest(test_elastic.ElasticCase):
 
+    @scope.only_in_all
     def test_from_slices_to_all_roles_and_back(self):
         self.change_policy('elastic', mode='mig', roles=[],
                            vgpu_types=[])
@@ -206,6 +211,7 @@ class ReloadTest(test_elastic.ElasticCase):
 class WalkTest(test_elastic.ElasticCase):
     """Servers come and go at random, and the agent ends now and then."""
 
+    @scope.only_in_all
     def test_never_two_roles_at_once(self):
         chance = random.Random(7)
         servers = []

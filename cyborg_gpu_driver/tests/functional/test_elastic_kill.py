@@ -15,10 +15,11 @@
 import itertools
 import uuid
 
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import kill_case
 
-_STRIDE = 1 if kill_case.THOROUGH else 9
-"""Number of steps between two points at which the agent is killed."""
+_EACH = 17
+"""Number of steps between two kills, unless all are tried."""
 
 
 class TakeRoleTest(kill_case.KillCase):
@@ -34,30 +35,28 @@ class TakeRoleTest(kill_case.KillCase):
         self.process(self._start)
         self._check_idle()
         name = str(uuid.uuid4())
+        kinds = itertools.cycle(self._asked)
         # One machine for all runs: each time it has to become idle again.
-        for number in itertools.count(0, _STRIDE):
-            self.points = number
-            asked = self._asked[number // _STRIDE % len(self._asked)]
-            ended = self.process(
-                lambda running, asked=asked: running.bind(*asked, name),
-                number)
-            claims = self.journal()
-            if ended:
-                self.assertEqual(1, len(claims))
-            # The second report knows what the first wrote to Placement.
-            self.process(lambda running: (running.report(),
-                                          running.report()))
-            self._check(bool([claim for claim in claims
-                              if claim['phase'] == 'bound']))
-            self.process(lambda running, asked=asked: (
-                running.bind(*asked, name), self._check_taken(),
-                running.unbind(*asked, name)))
-            self.process(lambda running: (running.report(),
-                                          running.report()))
-            self._check_idle()
-            if ended:
-                break
+        self.points = self._attempt(None, (*next(kinds), name))
+        self.assertEqual(1, len(self.claims))
+        for number in scope.some(range(self.points), _EACH):
+            self._attempt(number, (*next(kinds), name))
         self.say('a role taken', 20)
+
+    def _attempt(self, number, asked):
+        """Kill a bind before a step, or never; return how many it took."""
+        self.process(lambda running: running.bind(*asked), number)
+        steps, self.claims = self.steps, self.journal()
+        # The second report knows what the first wrote to Placement.
+        self.process(lambda running: (running.report(), running.report()))
+        self._check(bool([claim for claim in self.claims
+                          if claim['phase'] == 'bound']))
+        self.process(lambda running: (
+            running.bind(*asked), self._check_taken(),
+            running.unbind(*asked)))
+        self.process(lambda running: (running.report(), running.report()))
+        self._check_idle()
+        return steps
 
     def _start(self, running):
         """Report, and create the providers that Cyborg would create."""

@@ -16,6 +16,7 @@ from cyborg.api import app as cyborg_app
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.osc import explain
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import explain_case
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.unit.cloud import services
@@ -39,6 +40,7 @@ class ExplainTest(explain_case.ExplainCase):
         self.assertEqual({'RESERVED_SIBLING'}, set(found))
         self.assertIn('trainer (using 3g.40gb)', found['RESERVED_SIBLING'])
 
+    @scope.only_in_all
     def test_a_full_profile_names_its_servers(self):
         third = self.profile(THIRD)
         self.boot(third, 'one')
@@ -60,6 +62,7 @@ class ExplainTest(explain_case.ExplainCase):
         self.assertIn('two (using 3g.40gb)', self.reasons(
             '--profile', whole)['RESERVED_SIBLING'])
 
+    @scope.only_in_all
     def test_an_inventory_that_is_not_what_cyborg_made(self):
         provider = self.cloud.provider(self.name('7g.80gb'))['uuid']
         path = f'/resource_providers/{provider}/inventories'
@@ -80,6 +83,7 @@ class ExplainTest(explain_case.ExplainCase):
         self.assertEqual({'RESERVED_UNHEALTHY'}, set(found))
         self.assertIn('REMAP', found['RESERVED_UNHEALTHY'])
 
+    @scope.only_in_all
     def test_a_misspelt_trait_and_class(self):
         profile = self.profile(
             SLICE, 'spelt', CUSTOM_GPU_MODEL_A100_SXM4_80GBB='required')
@@ -91,6 +95,7 @@ class ExplainTest(explain_case.ExplainCase):
             'CUSTOM_NVIDIA_1G_1OGB'))
         self.assertIn(f'did you mean {SLICE}', found['CLASS_NOWHERE'])
 
+    @scope.only_in_all
     def test_groups_that_do_not_fit_together(self):
         self.cloud.cyborg.create_device_profile(
             'three', *[{f'resources:{THIRD}': '1'}] * 3)
@@ -124,41 +129,6 @@ class ExplainTest(explain_case.ExplainCase):
                                          host['accepted']))
         self.assertEqual({'STALE_PROVIDER'},
                          set(self.reasons('--profile', profile)))
-
-    def test_a_flavor_and_its_host(self):
-        self.compute.flavor('gpu', accel__device_profile=self.profile(SLICE))
-        self.compute.flavor('none', accel__device_profil='x')
-        self.compute.flavor('wrong', accel__device_profile=f'{SLICE}x')
-        self.explain('--flavor', 'gpu', code=0)
-        self.assertIn('accel:device_profil?', self.reasons(
-            '--flavor', 'none')['NO_PROFILE'])
-        self.assertEqual({'PROFILE_UNKNOWN'}, set(self.reasons(
-            '--flavor', 'wrong')))
-        self.compute.service['state'] = 'down'
-        self.assertEqual({'SERVICE_DOWN'}, set(self.reasons(
-            '--flavor', 'gpu')))
-
-    def test_the_table_begins_with_the_verdict(self):
-        self.boot(self.profile(THIRD), 'trainer')
-        output, errors = self.openstack.run(
-            explain.ExplainRequest, '--profile',
-            self.profile('CUSTOM_NVIDIA_7G_80GB'), code=1)
-        sentence, rule, *_ = output.splitlines()
-        self.assertTrue(sentence.startswith(
-            'Not schedulable: 0 of 1 hosts can take it; nearest is '
-            'compute1: '), sentence)
-        self.assertTrue(rule.startswith('+--'), rule)
-        self.assertIn('no project was given', errors)
-
-    def test_what_is_not_there(self):
-        for arguments, words in (
-                (('--profile', 'x', '--host', 'compute2'),
-                 'did you mean compute1'),
-                (('--flavor', 'gppu'), "flavor 'gppu'"),
-                (('--server', 'gone'), 'no server named gone')):
-            self.assertIn(words, str(self.assertRaises(
-                exception.GpuDriverError,
-                self.openstack.run, explain.ExplainRequest, *arguments)))
 
     def test_without_nova_the_rest_is_told(self):
         cloud = self.useFixture(services.Services({

@@ -20,6 +20,7 @@ import testscenarios
 from oslotest import base
 
 from cyborg_gpu_driver.baremetal import staged
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import booted_image
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -80,11 +81,11 @@ class ImageCase(base.BaseTestCase):
 
 class BootTest(ImageCase):
 
-    scenarios = [
+    scenarios = scope.first(
         ('Hopper, which loses its mode', {'machine': 'hgx-h100',
                                           'mode': False}),
         ('Ampere, which keeps it', {'machine': 'dgx-a100-80',
-                                    'mode': True})]
+                                    'mode': True}))
     mode = None
 
     def setUp(self):
@@ -159,6 +160,7 @@ class DriverTest(ImageCase):
                       'there is no NVML library', said[1])
         return process
 
+    @scope.only_in_all
     def test_a_late_driver(self):
         process = self.waiting()
         self.hardware.load_library()

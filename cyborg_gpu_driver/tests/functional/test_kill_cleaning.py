@@ -19,6 +19,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import kill_case
 
@@ -44,11 +45,9 @@ class CleaningTest(kill_case.KillCase):
         self.sweep(self._returned, self._report, self._check)
         self.say('reset of a whole GPU', 12)
 
+    @scope.only_in_all
     def test_the_tenant_is_seen(self):
         """The report that first sees a server is killed."""
-        if not kill_case.THOROUGH:
-            self.skipTest('tried where CYBORG_GPU_SHAPES is "all"')
-
         def check():
             self._report()
             self.assertEqual(gpu_cloud.USED, self._inventory())

@@ -24,6 +24,7 @@ from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import kill_case
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -55,7 +56,7 @@ class ApplyTest(kill_case.KillCase):
     prepared = False
     options = {'mode': 'off'}
     owner = _AGENT if os.geteuid() == 0 else None
-    scenarios = kill_case.chosen(
+    scenarios = scope.first(
         ('instances', {'before': 'old', 'after': 'new', 'in_use': True}),
         ('mode on', {'before': 'off', 'after': 'new'}),
         ('mode off', {'before': 'old', 'after': 'off'}),
@@ -113,7 +114,7 @@ class ApplyTest(kill_case.KillCase):
         self.assertEqual([], self.not_the_owners())
         if self.rebooted:
             self.world().reboot()
-        elif self._looks_longer():
+        else:
             self.process(lambda running: running.report())
             self._nothing_in_use_is_gone()
         self.command('layout', 'restore')
@@ -123,15 +124,10 @@ class ApplyTest(kill_case.KillCase):
             record.change for record
             in store.Store(self.state_path).records().values()
             if record.change is not None])
-        if self._looks_longer():
-            self._apply(self.after)
-            self.assertEqual(self.goals[1], self._laid_out())
-            self._nothing_in_use_is_gone()
+        self._apply(self.after)
+        self.assertEqual(self.goals[1], self._laid_out())
+        self._nothing_in_use_is_gone()
         self.assertEqual([], self.not_the_owners())
-
-    def _looks_longer(self):
-        """Whether to look longer: at each fifth step, or at all of them."""
-        return kill_case.THOROUGH or self.number % 5 == 0
 
     def _laid_out(self):
         """Return everything about the GPU that a layout defines."""

@@ -16,6 +16,7 @@ import uuid
 
 import testscenarios
 
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import kill_case
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -31,7 +32,7 @@ class ReadyTest(kill_case.KillCase):
     """A policy wants modes and virtual functions that do not exist yet."""
 
     prepared = False
-    scenarios = kill_case.chosen(
+    scenarios = scope.first(
         ('mixed sizes', {'ends': (False, 16, True), 'options': _MIXED}),
         ('MIG on Ampere', {'ends': (True, 16, False), 'options': _MIG}),
         ('MIG on Hopper', {'model': 'h100-80', 'ends': (True, 20, False),
@@ -52,7 +53,7 @@ class ChangeTest(kill_case.KillCase):
     """The GPU was used under another policy before."""
 
     prepared = False
-    scenarios = kill_case.chosen(
+    scenarios = scope.first(
         ('time slices to slices', {
             'options': _VGPU, 'then': _MIG, 'ends': (True, 16, False)}),
         ('slices to time slices', {
@@ -97,7 +98,7 @@ class FixedTest(kill_case.KillCase):
 
     framework = 'vendor-vfio'
     gpu_options = _NOVAS
-    scenarios = kill_case.chosen(
+    scenarios = scope.first(
         ('slices', {'options': {'mode': 'mig', 'fixed_vgpus':
                                 'A100X-2-10C:2'}}),
         ('time slices', {'mig': False, 'options': {

@@ -21,6 +21,7 @@ import testscenarios
 from cyborg_gpu_driver.partition import reconcile as words
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.reconcile import reconcile
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.functional import kill_case
 
@@ -91,7 +92,7 @@ class RepairCase(kill_case.KillCase):
 class JournalTest(RepairCase):
     """A report or an operator makes the journal again."""
 
-    scenarios = kill_case.chosen(
+    scenarios = scope.first(
         ('doctor', {'by_doctor': True}), ('report', {'by_doctor': False}))
 
     def test_rebuild(self):
@@ -163,7 +164,7 @@ class DoctorTest(RepairCase):
 class RequestTest(RepairCase):
     """Repairs that rely on what Cyborg says."""
 
-    scenarios = kill_case.chosen(
+    scenarios = scope.first(
         ('vGPU and instance', {'keeps': False}),
         ('vGPU', {'keeps': True}))
 

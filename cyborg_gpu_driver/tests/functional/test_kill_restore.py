@@ -109,8 +109,7 @@ class RestoreTest(CommandCase):
             self.assertTrue(restore())
             self.assertEqual(self.full, self.truth())
             self.is_explained()
-            if self.number % 5 == 0 or kill_case.THOROUGH:
-                self.is_returned()
+            self.is_returned()
 
         self.sweep(prepare, restore, check)
         self.say('layout restore', 8)

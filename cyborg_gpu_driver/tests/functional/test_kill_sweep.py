@@ -20,6 +20,7 @@ import testscenarios
 from cyborg_gpu_driver.metrics.usage import account
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import kill_case
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -27,7 +28,7 @@ load_tests = testscenarios.load_tests_apply_scenarios
 
 class BindTest(kill_case.KillCase):
 
-    scenarios = kill_case.chosen(
+    scenarios = scope.first(
         ('slices on mdev', {'options': {
             'mode': 'mig', 'profiles': ['2g.10gb']}}),
         ('time slices on mdev', {'mig': False, 'options': {

@@ -13,23 +13,23 @@
 """Changes from any layout to any layout, on the simulated hardware.
 
 The hardware is the judge: a test makes the first state on it call by call,
-and reads the last state from it. ``CYBORG_GPU_WALKS`` says how many walks are
-sampled on each board.
+and reads the last state from it.
 """
 
 import collections
 import itertools
-import os
 import random
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.partition.mig import enumeration
 from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.program import layouts
 
-_WALKS = int(os.environ.get('CYBORG_GPU_WALKS', '150'))
+_WALKS = scope.examples(150)
+"""Walks on each board."""
 
 
 class BoardCase(layouts.LayoutCase):
@@ -63,17 +63,16 @@ class BoardCase(layouts.LayoutCase):
         multisets = boards.packable(self.grid, self.base())
         self.assertEqual(self.PACKABLE, len(multisets))
         tried = 0
-        for multiset in sorted(multisets):
-            for order in itertools.permutations(multiset):
-                wanted = {self.names[number]: count
-                          for number, count in order}
-                self.load(self.empty)
-                self.machine.reset_calls()
-                self.apply(**wanted)
-                self.assertEqual(wanted, self.held())
-                self.assertEqual(
-                    0, self.machine.calls['nvmlGpuInstanceDestroy'])
-                tried += 1
+        orders = [order for multiset in sorted(multisets)
+                  for order in itertools.permutations(multiset)]
+        for order in scope.some(orders, each=10):
+            wanted = {self.names[number]: count for number, count in order}
+            self.load(self.empty)
+            self.machine.reset_calls()
+            self.apply(**wanted)
+            self.assertEqual(wanted, self.held())
+            self.assertEqual(0, self.machine.calls['nvmlGpuInstanceDestroy'])
+            tried += 1
         self.say('layouts applied', tried)
 
     def say(self, what, number):
@@ -156,11 +155,13 @@ class A100Test(BoardCase):
         self.check_walks()
 
 
+@scope.only_in_all
 class H100Test(A100Test):
 
     MACHINE = 'hgx-h100'
 
 
+@scope.only_in_all
 class H200Test(A100Test):
 
     MACHINE = 'hgx-h200'
@@ -172,6 +173,7 @@ class A30Test(A100Test):
     PACKABLE = 9
 
 
+@scope.only_in_all
 class RtxPro6000Test(A100Test):
 
     MACHINE = 'rtxpro6000x8'

@@ -19,6 +19,7 @@ import fixtures
 from cyborg import context
 from cyborg.accelerator.drivers.gpu.nvidia import sysinfo
 
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 _FIRST, _SECOND = '0000:07:00.0', '0000:0f:00.0'
@@ -98,6 +99,7 @@ class WholeGpuTest(MigrationCase):
         self.assertEqual(set(), self.in_tree())
         self.assertEqual({'3g.40gb': (2, 0)}, self.reserved(used))
 
+    @scope.only_in_all
     def test_the_server_is_named(self):
         server, used = self.boot()
         self.report()
@@ -113,6 +115,7 @@ class WholeGpuTest(MigrationCase):
         self.report()
         self.assertEqual((0, []), self.doctor())
 
+    @scope.only_in_all
     def test_nothing_is_taken_before_placement_was_asked(self):
         _, used = self.boot()
         with self.no_placement():
@@ -121,6 +124,7 @@ class WholeGpuTest(MigrationCase):
         self.report()
         self.assertEqual({used}, self.in_tree())
 
+    @scope.only_in_all
     def test_a_gpu_without_a_policy_stays_while_it_is_used(self):
         server, used = self.boot()
         (idle,) = {_FIRST, _SECOND} - {used}

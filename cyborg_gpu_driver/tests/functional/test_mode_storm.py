@@ -21,9 +21,10 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import mode_storm
 
-_ROUNDS = int(os.environ.get('CYBORG_GPU_ROUNDS', '12'))
+_ROUNDS = 12
 _MACHINE = '''driver_version: '550.144.02'
 gpus:
   - {model: a30, address: '0000:31:00.0'}
@@ -32,6 +33,7 @@ gpus:
 """Two boards of Ampere without virtual functions."""
 
 
+@scope.only_in_all
 class ModeStormTest(base.BaseTestCase):
     """No GPU is unbound or reset while the library has it open."""
 

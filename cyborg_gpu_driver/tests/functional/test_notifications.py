@@ -15,6 +15,7 @@ from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import test_disable
 from cyborg_gpu_driver.tests.functional import test_reconcile
 from cyborg_gpu_driver.tests.unit.notifications import listening
@@ -48,6 +49,7 @@ class NotificationTest(test_disable.DisableCase):
         self.assertEqual(test_disable.SECOND,
                          self.next('gpu.uncordoned')['gpu'])
 
+    @scope.only_in_all
     def test_health(self):
         world = simulator.Machine.load(self.machine, self.hardware_path)
         world.set_health(test_disable.FIRST, uncorrected=1)
@@ -58,6 +60,7 @@ class NotificationTest(test_disable.DisableCase):
         self.assertNotEqual('ok', data['state'])
         self.assertEqual(1, len(data['reasons']))
 
+    @scope.only_in_all
     def test_a_bind_that_fails(self):
         handle = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a13'
         self.assertRaises(exception.GpuDriverError, self.driver.bind,
@@ -74,6 +77,7 @@ class DriftTest(test_reconcile.ReconcileCase):
     def before_start(self):
         self.listener = self.useFixture(listening.Listener(cfg.CONF))
 
+    @scope.only_in_all
     def test_drift(self):
         server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_1G_10GB'))
         (mdev,) = self.mdevs()

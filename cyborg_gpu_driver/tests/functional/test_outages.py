@@ -24,6 +24,7 @@ import pynvml
 from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests import unreadable
 from cyborg_gpu_driver.tests.functional import outages
 
@@ -122,6 +123,7 @@ class FullDiskTest(DiskCase):
         self.assertEqual(files, self.files())
         self.assert_all_right()
 
+    @scope.only_in_all
     def test_a_gpu_becomes_unhealthy_meanwhile(self):
         with self.disk.full():
             self.world().set_health(self.gpu, uncorrected=1)
@@ -131,6 +133,7 @@ class FullDiskTest(DiskCase):
         self.cloud.report()
         self.assertIsNotNone(self.record().health)
 
+    @scope.only_in_all
     def test_a_report_that_cannot_be_remembered(self):
         store.Store(self.state_path).put(self.address, reported=None)
         self.end_agent()
@@ -142,6 +145,7 @@ class FullDiskTest(DiskCase):
 
 class ReadOnlyTest(DiskCase):
 
+    @scope.only_in_all
     def test_binds_fail_and_unbinds_are_made_up_for(self):
         files = self.files()
         with self.disk.read_only():
@@ -149,6 +153,7 @@ class ReadOnlyTest(DiskCase):
         self.assertEqual(files, self.files())
         self.assert_all_right()
 
+    @scope.only_in_all
     def test_the_agent_starts(self):
         self.end_agent()
         with self.disk.read_only():
@@ -172,6 +177,7 @@ class UnreadableTest(outages.OutageCase):
             self.assertEqual(2, len(self.mdevs()))
         self.assert_all_right()
 
+    @scope.only_in_all
     def test_what_was_reported(self):
         self.end_agent()
         with self.unreadable(f'gpus/{self.gpu}.json'):

@@ -26,6 +26,7 @@ from keystoneauth1 import exceptions
 from oslo_config import cfg
 
 from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import outages
 from cyborg_gpu_driver.tests.functional import test_mig
 from cyborg_gpu_driver.tests.unit.cloud import keystone
@@ -65,7 +66,7 @@ class PlacementTest(PlacementCase):
         with outage():
             self.assert_said_once('cannot be compared with',
                                   'cannot be written to')
-            for _ in range(3):
+            for _ in range(3 if scope.ALL else 1):
                 self.cloud.unbind(self.going)
                 self.going = self.cloud.bind(self.goes)
                 self.cloud.report()
@@ -78,12 +79,15 @@ class PlacementTest(PlacementCase):
     def test_refused(self):
         self.check(self.door.shut)
 
+    @scope.only_in_all
     def test_busy(self):
         self.check(self.door.busy)
 
+    @scope.only_in_all
     def test_silent(self):
         self.check(self.silent)
 
+    @scope.only_in_all
     def test_a_gpu_becomes_unhealthy_meanwhile(self):
         with self.door.shut():
             self.world().set_health(self.gpu, uncorrected=1)
@@ -92,6 +96,7 @@ class PlacementTest(PlacementCase):
         self.cloud.report()
         self.assertRaises(nova_part.NoCandidates, self.cloud.bind, self.goes)
 
+    @scope.only_in_all
     def test_away_when_the_agent_starts(self):
         self.end_agent()
         with self.door.shut():
@@ -111,6 +116,7 @@ class WholeGpuTest(PlacementCase):
         test_mig.OneGpuCase.start(self, **overrides)
         self.watch_log()
 
+    @scope.only_in_all
     def test_placement_is_away(self):
         server = self.cloud.bind(self.profile('PGPU'))
         self.report()
@@ -169,6 +175,7 @@ class LostReportTest(ConductorCase):
         for server in (self.going, self.staying):
             self.cloud.unbind(server)
 
+    @scope.only_in_all
     def test_nothing_is_new(self):
         self.assert_said_once(report=self.report_in_vain)
         self.cloud.unbind(self.going)
@@ -178,6 +185,7 @@ class LostReportTest(ConductorCase):
         self.come_back()
         self.assert_all_right()
 
+    @scope.only_in_all
     def test_what_is_not_offered_any_more(self):
         self.give_all_back()
         name = self.name('2g.20gb')
@@ -220,6 +228,7 @@ class LostReportTest(ConductorCase):
 class PlacementOfAllTest(PlacementCase):
     """The conductor does not reach Placement either: it refuses reports."""
 
+    @scope.only_in_all
     def test_reports_are_refused(self):
         self.cloud.conductor.placement_client = (
             placement_client.PlacementClient())

@@ -24,6 +24,7 @@ from cyborg.api import app as cyborg_app
 
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.unit.cloud import keystone
@@ -140,6 +141,7 @@ class HandleTest(ReconcileCase):
         self.cloud.unbind(self.server)
         self.clean()
 
+    @scope.only_in_all
     def test_a_slice_that_vanished_is_made_again(self):
         (instance,) = self.hardware().instances
         self.remove_mdev(self.handle)
@@ -234,6 +236,7 @@ class HandleTest(ReconcileCase):
         self.cloud.unbind(self.server)
         self.clean()
 
+    @scope.only_in_all
     def test_an_unbind_that_a_guest_blocks_is_named_once(self):
         self.world.start_guest(self.handle)
         self.cloud.unbind(self.server)
@@ -258,6 +261,7 @@ class HandleTest(ReconcileCase):
         self.cloud.placement.delete(f'/allocations/{_UUID}')
         self.doctor()
 
+    @scope.only_in_all
     def test_a_bind_without_an_allocation_is_left_alone(self):
         self.cloud.placement.delete(f'/allocations/{self.server.uuid}')
         self.assert_named_once(self.reports(), '0 allocated in Placement, '
@@ -265,6 +269,7 @@ class HandleTest(ReconcileCase):
         self.doctor(code=1)
         self.assertEqual([self.handle], [*self.mdevs()])
 
+    @scope.only_in_all
     def test_reserved_written_by_somebody_else(self):
         right = self.reserved()
         # Report once, so that the agent has seen the right value.
@@ -278,6 +283,7 @@ class HandleTest(ReconcileCase):
         self.doctor('--repair')
         self.assertEqual(right, self.reserved())
 
+    @scope.only_in_all
     def test_all_of_an_unhealthy_gpu_is_reserved_and_stays_so(self):
         self.world.set_health(_GPU, uncorrected=1)
         self.report()
@@ -298,6 +304,7 @@ class HandleTest(ReconcileCase):
                 **inventory, 'reserved': reserved,
                 'resource_provider_generation': provider['generation']})
 
+    @scope.only_in_all
     def test_a_vgpu_of_another_type(self):
         other = 'nvidia-623'
         (function, _), = self.mdevs().values()
@@ -370,6 +377,7 @@ class LostJournalTest(ReconcileCase):
         self.lose('{')
         self.come_back()
 
+    @scope.only_in_all
     def test_a_foreign_one_is_made_again(self):
         self.lose('{"kind": "another program\'s"}')
         self.come_back()
@@ -383,6 +391,7 @@ class LostJournalTest(ReconcileCase):
         self.report()
         self.assertEqual(self.untouched, self.everything())
 
+    @scope.only_in_all
     def test_what_runs_is_told_by_nvml(self):
         for handle in self.mdevs():
             self.world.start_guest(handle)
@@ -399,6 +408,7 @@ class LostJournalTest(ReconcileCase):
             self.cloud.unbind(server)
         self.clean()
 
+    @scope.only_in_all
     def test_an_unbind_right_after(self):
         self.lose('{')
         self.cloud.report()
@@ -406,6 +416,7 @@ class LostJournalTest(ReconcileCase):
             self.cloud.unbind(server)
         self.clean()
 
+    @scope.only_in_all
     def test_the_command_makes_it_again(self):
         self.lose('{')
         self.doctor('--repair')

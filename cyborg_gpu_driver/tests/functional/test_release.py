@@ -23,6 +23,7 @@ from testtools import matchers
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.check import machine
 from cyborg_gpu_driver.demo import client
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
@@ -83,6 +84,7 @@ class CredentialsTest(gpu_cloud.GpuTestCase):
                                   type(self.driver))
         self.assertIn('[placement] auth_type = None', str(error))
 
+    @scope.only_in_all
     def test_a_section_of_their_own_will_do(self):
         conf = cfg.CONF
         for name, value in (('auth_type', None), ('auth_section', 'other')):
@@ -99,6 +101,7 @@ class AgentProcessTest(gpu_cloud.GpuTestCase):
         'gpu_policy:slices': {'mode': 'mig', 'profiles': '1g.10gb',
                               'match_address': gpu_cloud.GpuTestCase.gpu}}
 
+    @scope.only_in_all
     def test_threads_of_the_agents_kind(self):
         done = subprocess.run(
             [sys.executable, '-W', 'ignore', '-c', _START, _GREEN,

@@ -22,6 +22,7 @@ import fixtures
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 _WAIT = 60
@@ -61,6 +62,7 @@ class ReloadTest(gpu_cloud.GpuTestCase):
     def labels(self):
         return set(self.reserved())
 
+    @scope.only_in_all
     def test_new_policies_without_a_restart(self):
         self.assertEqual({_SMALL}, self.labels())
         running = self.driver._running()
@@ -90,6 +92,7 @@ class ReloadTest(gpu_cloud.GpuTestCase):
         self.report()
         self.assertEqual({_LARGE}, self.labels())
 
+    @scope.only_in_all
     def test_an_agent_that_cannot_start_is_tried_again(self):
         self.configure(gpu_policy_slices={'profiles': _LARGE})
         server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_1G_10GB'))
@@ -119,6 +122,7 @@ class ReloadTest(gpu_cloud.GpuTestCase):
         self.assertEqual({_LARGE}, self.labels())
         self.assertEqual([], self.placements())
 
+    @scope.only_in_all
     def test_a_bind_under_way_has_the_settings_that_it_began_with(self):
         before, bind, report, reloaded = self.bind_during_a_reload()
         with self.gpu_held():
@@ -137,6 +141,7 @@ class ReloadTest(gpu_cloud.GpuTestCase):
         self.report()
         self.assertEqual({_LARGE}, self.labels())
 
+    @scope.only_in_all
     def test_an_unbind_after_the_reload_cancels_a_bind_before_it(self):
         before, bind, report, reloaded = self.bind_during_a_reload()
         with self.gpu_held():

@@ -15,13 +15,11 @@
 The figures come from NVIDIA's vGPU guide and are repeated here, so that the
 tests do not rely on the simulator's model files.
 
-With ``CYBORG_GPU_SHAPES=all`` in the environment, the tests bind each type
-and profile until none is left, and restart and reboot each model. Without it,
-they bind one type of each way, and restart and reboot four models.
+``tools/test all`` binds one type of each model in each way until none is left,
+and restarts and reboots four models. Otherwise one model stands for each way.
 """
 
 import collections
-import os
 
 import fixtures
 import pynvml
@@ -29,6 +27,7 @@ import testscenarios
 
 from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
 
@@ -81,8 +80,12 @@ SHARED = {
 }
 """Model: MIG-backed types of which a GPU instance holds several."""
 
-THOROUGH = os.environ.get('CYBORG_GPU_SHAPES') == 'all'
 REBOOTED = {'t4', 'a100-40', 'l40s', 'rtx-pro-6000'}
+BOUND = {'t4, mdev, time-sliced', 'a100-40, vendor-vfio, mixed',
+         'a30, mdev, instances', 'rtx-pro-6000, vendor-vfio, shared'}
+"""The scenarios that run without ``tools/test all``."""
+REBOOTED_FIRST = {'t4, mdev, time-sliced',
+                  'rtx-pro-6000, vendor-vfio, instances'}
 MDEV_ONLY = {'t4'}
 VFIO_ONLY = {'rtx-pro-6000'}
 
@@ -143,28 +146,22 @@ class ShapeCase(gpu_cloud.GpuTestCase):
 
 class ShapeTest(ShapeCase):
 
-    scenarios = [*_scenarios()]
+    scenarios = [(name, values) for name, values in _scenarios()
+                 if scope.ALL or name in BOUND]
 
     def test_all_that_the_guide_says_and_never_more(self):
         self.assertEqual(
             {_label(name): (total, 0) for name, total in self.sums.items()},
             self.reserved())
-        for name in self._chosen():
-            total = self.sums[name]
-            servers = self._bind_all(name)
-            self.assertEqual(total, len(servers), name)
-            self.assertEqual(total, len(self.hardware().vgpus), name)
-            self._promises_hold(name)
-            for server in servers:
-                self.cloud.unbind(server)
-            self.assertEqual(self.untouched, self.everything(), name)
-
-    def _chosen(self):
-        """Return all names, or the one with the smallest total above one."""
-        if THOROUGH:
-            return list(self.sums)
-        return [min((name for name, total in self.sums.items()
-                     if total > 1), key=self.sums.get)]
+        name = min((name for name, total in self.sums.items() if total > 1),
+                   key=self.sums.get)
+        servers = self._bind_all(name)
+        self.assertEqual(self.sums[name], len(servers))
+        self.assertEqual(self.sums[name], len(self.hardware().vgpus))
+        self._promises_hold(name)
+        for server in servers:
+            self.cloud.unbind(server)
+        self.assertEqual(self.untouched, self.everything())
 
     def _bind_all(self, name):
         profile = self._profile(name)
@@ -178,14 +175,13 @@ class ShapeTest(ShapeCase):
     def _promises_hold(self, name):
         """Check that only what is left beside ``name`` is available."""
         reserved = self.reserved()
-        others = [other for other in self.sums if other != name]
-        for other in others if THOROUGH else others[:1]:
-            total, kept = reserved[_label(other)]
-            if total == kept:
-                self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
-                                  self._profile(other))
-            else:
-                self.cloud.unbind(self.cloud.bind(self._profile(other)))
+        other = next(other for other in self.sums if other != name)
+        total, kept = reserved[_label(other)]
+        if total == kept:
+            self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
+                              self._profile(other))
+        else:
+            self.cloud.unbind(self.cloud.bind(self._profile(other)))
         self.assertEqual(reserved, self.reserved())
 
 
@@ -196,7 +192,8 @@ def _label(name):
 class RebootTest(ShapeCase):
 
     scenarios = [(name, values) for name, values in _scenarios()
-                 if THOROUGH or values['model'] in REBOOTED]
+                 if name in REBOOTED_FIRST
+                 or scope.ALL and values['model'] in REBOOTED]
 
     def test_restart_and_reboot_keep_what_is_bound(self):
         smallest = max(self.sums, key=self.sums.get)

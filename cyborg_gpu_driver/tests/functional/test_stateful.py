@@ -30,6 +30,7 @@ import hypothesis
 import testscenarios
 from hypothesis import stateful
 
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import stateful_kinds
 from cyborg_gpu_driver.tests.functional import stateful_machine
 from cyborg_gpu_driver.tests.functional import stateful_world
@@ -41,7 +42,7 @@ _SEED = os.environ.get('CYBORG_GPU_SEED')
 _SHRINK = os.environ.get('CYBORG_GPU_SHRINK')
 _STEPS = 200
 """Operations on one host."""
-_FEW = 70
+_FEW = 70 if scope.ALL else 30
 
 
 class AnythingTest(stateful_world.StatefulCase):

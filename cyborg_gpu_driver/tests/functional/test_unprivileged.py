@@ -22,6 +22,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import test_modes
@@ -77,15 +78,16 @@ class UnprivilegedTest(base.BaseTestCase):
 
     def test_slices(self):
         self.run_tests(
-            gpu_cloud.TWO_GPUS,
+            gpu_cloud.TWO_GPUS, *scope.some((
             'test_mig.BindTest.test_every_profile_is_cut_where_planned_and_'
             'given_back',
             'test_mig.BindTest.test_two_in_one_server',
             'test_mig.BindTest.test_an_agent_started_again_knows_what_is_'
             'bound',
             'test_refusals.RefusalTest.test_a_repeated_unbind_changes_'
-            'nothing')
+            'nothing')))
 
+    @scope.only_in_all
     def test_modes(self):
         for number, name in enumerate(
                 unittest.defaultTestLoader.getTestCaseNames(
@@ -96,12 +98,14 @@ class UnprivilegedTest(base.BaseTestCase):
                 self.begin()
             self.run_tests('mixed', f'test_modes.MixedTest.{name}')
 
+    @scope.only_in_all
     def test_vendor_vfio(self):
         self.run_tests(
             'a100x4-vfio',
             'test_vfio.BindTest.test_a_slice_is_cut_and_given_back',
             'test_vfio.BindTest.test_a_time_slice_is_made_and_given_back')
 
+    @scope.only_in_all
     def test_a_gpu_is_made_ready(self):
         self.run_tests(
             gpu_cloud.TWO_GPUS, 'test_prepare.WholeTest.test_a_gpu_that_was_'
@@ -110,6 +114,7 @@ class UnprivilegedTest(base.BaseTestCase):
     def test_beside_root(self):
         self.run_tests(gpu_cloud.TWO_GPUS, 'root_beside.BesideTest')
 
+    @scope.only_in_all
     def test_whole_gpus(self):
         machine = os.path.join(self.directory, test_whole.FILE)
         test_whole.write_host(machine, 'nvidia', 'snd_hda_intel')

@@ -29,6 +29,7 @@ from testtools import content
 
 from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 T4 = '0000:3b:00.0'
@@ -50,7 +51,7 @@ functions:
     class: '040300'
     driver: {audio}
 """
-_ROUNDS = int(os.environ.get('CYBORG_GPU_WHOLE_ROUNDS', '25'))
+_ROUNDS = 25 if scope.ALL else 8
 """How often something happens to whole GPUs in the random test."""
 
 

@@ -195,6 +195,11 @@ class ExplainTest(base.BaseTestCase):
         for name in ('small', 'f1'):
             self.assertEqual({}, self.codes('--flavor', name, code=0))
 
+    def test_a_misspelt_extra_spec(self):
+        self.world.flavor['extra_specs'] = {'accel:device_profil': 'gpus'}
+        self.assertIn('accel:device_profil?', self.codes(
+            '--flavor', 'small')['NO_PROFILE'])
+
     def test_a_project_that_may_not(self):
         self.world.access = []
         self.assertEqual({'FLAVOR_ACCESS'}, set(self.codes(
