@@ -169,6 +169,7 @@ class CatalogueTest(OperatorCase):
             self.assertEqual(0, room('slice'))
             self.assertEqual([], self.cloud.nova.candidates('slice'))
 
+    @scope.only_in_all
     def test_what_cannot_be_used_has_no_room(self):
         def servers():
             return {row['Profile']: row['Servers'] for row in
@@ -220,6 +221,7 @@ class HostTest(OperatorCase):
         self.assertRaises(exception.CloudError, self.openstack.run,
                           host.ShowHost, 'compute2')
 
+    @scope.only_in_all
     def test_who_may_not_ask_cyborg_sees_placements_part(self):
         self.openstack = self.log_in(roles=('reader',))
         text, errors = self.openstack.run(host.ListHost)
@@ -290,6 +292,7 @@ class SyncTest(OperatorCase):
         self.assertEqual((2, 0), (len(self.sync(nothing, '--prune')),
                                   len(self.device_profiles())))
 
+    @scope.only_in_all
     def test_what_others_have_made_is_theirs(self):
         self.cloud.cyborg.create_device_profile(
             'slice', {'resources:PGPU': '1'})
@@ -303,6 +306,7 @@ class SyncTest(OperatorCase):
                          self.sync(_DEFINITION, '--prune', '--adopt'))
         self.assertIn('theirs', self.device_profiles())
 
+    @scope.only_in_all
     def test_what_no_gpu_offers(self):
         document = {'version': 'v1', 'profiles': [
             {'name': 'x', 'groups': [{'gpu': '1g.11gb'}]}]}
@@ -313,6 +317,7 @@ class SyncTest(OperatorCase):
         self.assertEqual({}, self.device_profiles())
         self.assertEqual({'x': ('create', 'done')}, self.sync(document))
 
+    @scope.only_in_all
     def test_a_failure_says_what_was_done_and_another_run_goes_on(self):
         working, path = self.openstack, self.write()
         cyborg = self.applications['accelerator']
@@ -333,6 +338,7 @@ class SyncTest(OperatorCase):
         self.openstack = working
         self.assertEqual({'whole': ('create', 'done')}, self.sync())
 
+    @scope.only_in_all
     def test_one_is_created_by_hand(self):
         self.openstack.run(sync.CreateProfile, 'two', '--gpu', '1g.10gb+me',
                            '--count', '2', '--trait',

@@ -23,6 +23,7 @@ from cyborg_gpu_driver.cloud.moves import read
 from cyborg_gpu_driver.cloud.moves import shelving
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition.moves import planner
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import explain_case
 from cyborg_gpu_driver.tests.functional import test_disable
 from cyborg_gpu_driver.tests.unit.cloud import services
@@ -115,6 +116,7 @@ class ApplyTest(test_disable.DisableCase):
         self.assertEqual({'ACTIVE'}, {
             server['status'] for server in self.compute.servers.values()})
 
+    @scope.only_in_all
     def test_an_operator_who_interrupts(self):
         plan, applying = self.run_plan()
         sleep, interrupted = self.sleep, []
@@ -140,6 +142,7 @@ class ApplyTest(test_disable.DisableCase):
         self.assertEqual({'ACTIVE'}, {
             server['status'] for server in self.compute.servers.values()})
 
+    @scope.only_in_all
     def test_an_operator_who_cordons_the_gpu_meanwhile(self):
         plan, applying = self.run_plan()
         origin = plan.moves[0].origin
@@ -163,6 +166,7 @@ class ApplyTest(test_disable.DisableCase):
         self.assertEqual('a fan', known.reason)
         self.assertIn('stays cordoned', ' '.join(self.said))
 
+    @scope.only_in_all
     def test_a_gpu_that_cannot_be_offered_again(self):
         plan, applying = self.run_plan()
         find, move, broken = change.find, shelving.move, []
@@ -192,6 +196,7 @@ class ApplyTest(test_disable.DisableCase):
         self.assertEqual({'ACTIVE'}, {
             server['status'] for server in self.compute.servers.values()})
 
+    @scope.only_in_all
     def test_a_shelved_server_that_its_owner_starts(self):
         plan, applying = self.run_plan()
         server = plan.moves[0].server

@@ -60,9 +60,9 @@ class TroubleTest(gpu_cloud.GpuTestCase):
 
     def test_nvml_goes_away_and_comes_back(self):
         world = self.world()
-        for code in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
-                     pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-                     pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH):
+        for code in scope.first(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+                                pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+                                pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH):
             world.unload_library(code)
             self.assert_nothing_lost()
             world.load_library()
@@ -73,6 +73,7 @@ class TroubleTest(gpu_cloud.GpuTestCase):
         self.end_agent()
         self.assert_nothing_lost()
 
+    @scope.only_in_all
     def test_a_gpu_falls_off_the_bus(self):
         world = self.world()
         world.lose_gpu(self.gpu)
@@ -92,6 +93,7 @@ class TroubleTest(gpu_cloud.GpuTestCase):
         self.cloud.report()
         self.assert_nothing_lost()
 
+    @scope.only_in_all
     def test_a_lost_gpu_disturbs_no_other(self):
         self.world().lose_gpu(test_modes.H100)
         self.cloud.report()
@@ -114,6 +116,7 @@ class TroubleTest(gpu_cloud.GpuTestCase):
                                  (symbol, code))
         self.assert_nothing_lost()
 
+    @scope.only_in_all
     def test_placement_is_away(self):
         good = self.cloud.bind(self.profile('CUSTOM_NVIDIA_1G_10GB'))
         bound = self.placements()
@@ -128,6 +131,7 @@ class TroubleTest(gpu_cloud.GpuTestCase):
         self.assertEqual(self.untouched['placement'],
                          self.cloud.placement.snapshot())
 
+    @scope.only_in_all
     def test_placement_is_not_waited_for_longer_than_a_bind_may_take(self):
         session = self.driver._running()._keeper._tree.client._client.session
         self.assertEqual(20, session.timeout)
@@ -190,6 +194,7 @@ class DrainTest(gpu_cloud.GpuTestCase):
         self.assertEqual({'1g.10gb': (7, 0)}, self.reserved())
         self.assertEqual([], self.placements())
 
+    @scope.only_in_all
     def test_doctor_agrees_while_a_provider_is_drained(self):
         self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
         # With more profiles, its handles are on other virtual functions.

@@ -18,6 +18,7 @@ import fixtures
 
 from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
 
@@ -136,6 +137,7 @@ class CommandsTest(ElasticCase):
         # This test has no nova.conf, and nothing else is wrong.
         self.assertEqual(['unknown'], [row['severity'] for row in found])
 
+    @scope.only_in_all
     def test_idle(self):
         self.assertEqual('auto', self.is_shown())
         self.assertIn('(passthrough/mig/vgpu)', self.command('gpu', 'map')[1])
@@ -143,9 +145,11 @@ class CommandsTest(ElasticCase):
     def test_role_mig(self):
         self.check_role(self.slice, 'mig')
 
+    @scope.only_in_all
     def test_role_vgpu(self):
         self.check_role(self.vgpu, 'vgpu')
 
+    @scope.only_in_all
     def test_role_passthrough(self):
         self.check_role(self.whole, 'passthrough')
 

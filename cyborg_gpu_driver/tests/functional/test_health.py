@@ -19,6 +19,7 @@ from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 GPU = '0000:07:00.0'
@@ -65,6 +66,7 @@ class UnhealthyTest(gpu_cloud.GpuTestCase):
         self.assertEqual(self.untouched['placement'],
                          self.cloud.placement.snapshot())
 
+    @scope.only_in_all
     def test_memory_that_waits_for_a_reset(self):
         self.world().set_remapped_rows(GPU, uncorrected=1, pending=True)
         self.report()

@@ -21,6 +21,7 @@ import tempfile
 from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
 
@@ -85,6 +86,7 @@ class BindTest(NvlinkCase):
             self.assertEqual(before[part], after[part])
         self.assertEqual(0, self.handles_in_use())
 
+    @scope.only_in_all
     def test_all_of_the_board(self):
         server = self.cloud.bind(self.profiles[8])
         self.assertEqual(dict.fromkeys(_ALL, 0), self.room())
@@ -99,6 +101,7 @@ class BindTest(NvlinkCase):
         self.report()
         self.assertEqual(_ALL, self.room())
 
+    @scope.only_in_all
     def test_a_gpu_that_is_cordoned_closes_its_groups(self):
         code, _, errors = self.command(
             'gpu', 'cordon', '0000:18:00.0', '--reason', 'test')

@@ -20,6 +20,7 @@ from cyborg.api import app as cyborg_app
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 
@@ -126,6 +127,7 @@ class MdevTest(OrphanCase):
         self.report()
         self.assertEqual(self.untouched, self.everything())
 
+    @scope.only_in_all
     def test_one_that_the_driver_is_still_to_remove_is_its_own(self):
         server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_T4_4Q'))
         (handle,) = self.mdevs()
@@ -138,6 +140,7 @@ class MdevTest(OrphanCase):
         self.report()
         self.assertEqual(self.untouched, self.everything())
 
+    @scope.only_in_all
     def test_under_another_name_the_host_has_no_devices(self):
         self.make()
         for arguments in (('list',), ('clean', '--orphans', '--yes')):

@@ -15,6 +15,7 @@
 from cyborg.common import exception as cyborg_exception
 
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 
@@ -42,6 +43,7 @@ class PrepareCase(gpu_cloud.GpuTestCase):
 
 class WholeTest(PrepareCase):
 
+    @scope.only_in_all
     def test_a_gpu_that_was_carved_up_is_whole_again(self):
         self.assertEqual((False, 0), self.is_now())
         self.assertEqual({'passthrough'}, self.labels())
@@ -96,6 +98,7 @@ class SlicedTest(PrepareCase):
         self.assertEqual((False, 20), self.is_now())
         self.assertEqual({'A100DX-8C'}, self.labels())
 
+    @scope.only_in_all
     def test_what_a_reboot_took_is_there_before_the_report(self):
         world = simulator.Machine.load(self.machine, self.hardware_path)
         before = self.reserved()

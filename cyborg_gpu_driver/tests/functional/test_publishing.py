@@ -14,6 +14,7 @@
 
 import fixtures
 
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import test_mig
 from cyborg_gpu_driver.tests.functional import test_outages_services
 
@@ -59,6 +60,7 @@ class RefusedTest(test_outages_services.PlacementCase):
         self.cloud.report()
         self.assertEqual(right, self.reserved())
 
+    @scope.only_in_all
     def test_a_refusal_is_said_once(self):
         refused = self.wrong('1g.10gb')
         client = self.driver._running()._keeper._tree.client

@@ -19,6 +19,7 @@ from cyborg.agent import rpcapi
 from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import test_mig
 
@@ -55,6 +56,7 @@ class RefusalTest(test_mig.OneGpuCase):
         # Bound already, as another type.
         yield (self.function, 'nvidia-1', self.bound), 'bound as'
 
+    @scope.only_in_all
     def test_binds(self):
         for strings, words in self.bad():
             error = self.assertRaises(exception.GpuDriverError,

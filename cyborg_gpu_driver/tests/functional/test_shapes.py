@@ -261,6 +261,7 @@ class SchedulerTest(ShapeCase):
         self.assertEqual([], self._schedulers())
 
 
+@scope.only_in_all
 class ManyProvidersTest(gpu_cloud.GpuTestCase):
     """A GPU with its virtual functions enabled is one device, not many.
 

@@ -18,6 +18,7 @@ import sqlalchemy
 from cyborg import context
 from cyborg import objects
 
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 _INTERVAL = 600
@@ -82,6 +83,7 @@ class SteadyTest(gpu_cloud.GpuTestCase):
         self.cloud.report()
         self.assertEqual(before, len(self.handles()))
 
+    @scope.only_in_all
     def test_an_agent_that_starts_restores_what_was_deleted(self):
         self.cloud.report()
         before = len(self.handles())

@@ -51,7 +51,7 @@ functions:
     class: '040300'
     driver: {audio}
 """
-_ROUNDS = 25 if scope.ALL else 8
+_ROUNDS = 25
 """How often something happens to whole GPUs in the random test."""
 
 
@@ -155,6 +155,7 @@ class HandOverTest(WholeCase):
         self.assert_nobody_holds(T4, A40, A100)
         self.assert_unharmed()
 
+    @scope.only_in_all
     def test_traits_are_those_of_the_board(self):
         self.assertLess({
             'CUSTOM_GPU_MODEL_A100_SXM4_80GB', 'CUSTOM_GPU_ARCH_AMPERE',
@@ -178,6 +179,7 @@ class HandOverTest(WholeCase):
             self.assert_nobody_holds(T4, A40, A100)
         self.assert_unharmed()
 
+    @scope.only_in_all
     def test_a_server_starts_again_after_the_agent(self):
         server, address = self.boot()
         self.happen('detach_whole', address)
@@ -195,6 +197,7 @@ class HandOverTest(WholeCase):
         self.assertIn('CUSTOM_GPU_UNHEALTHY_PCI_UNREACHABLE', self.traits(T4))
         self.assertEqual({A40, A100}, self.offered())
 
+    @scope.only_in_all
     def test_a_command_beside_the_agent(self):
         command = subprocess.run(
             [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
@@ -236,6 +239,7 @@ class PolicyTest(WholeCase):
                                     'match_model': '*A100*'}}
     gpu = A100
 
+    @scope.only_in_all
     def test_to_slices_and_back(self):
         self.assertEqual({A100}, self.offered())
         self.change_policy('one', mode='mig', profiles=['3g.40gb'])
@@ -314,6 +318,7 @@ class StayTest(WholeCase):
             self.assert_nobody_holds(T4, A40, A100)
         self.assert_unharmed()
 
+    @scope.only_in_all
     def test_another_start_of_the_agent_opens_none(self):
         self.end_agent()
         self.report()
@@ -336,6 +341,7 @@ class RoundsTest(WholeCase):
 
     overrides = {'gpu': {'health_events': True}}
 
+    @scope.only_in_all
     def test_random_rounds(self):
         seed = random.randrange(1 << 32)
         self.addDetail('seed', content.text_content(str(seed)))
