@@ -16,9 +16,9 @@ A step is a change on the disk or a request to Placement. Changes on the disk
 are those of the library's own records and those of the simulated hardware,
 whose state is also a file. A process first reaches its end and counts its
 steps. The test then kills (SIGKILL) another one before its first step, another
-one before its second step, and so on; without ``tools/test all`` only before
-the first, each fifth and the last. After each kill, new processes do what
-comes next.
+one before its second step, and so on. Without ``tools/test all`` only the
+first, the last and some steps between them are tried. After each kill, new
+processes do what comes next.
 """
 
 import functools
@@ -129,6 +129,8 @@ class KillCase(base.BaseTestCase):
     gpu_options: dict = {'nova_vfio_handles': True}
     owner: int | None = None
     """The user who owns the records' directory; root unless given."""
+    each = 5
+    """How many steps lie between two kills, unless all are tried."""
     placement = staticmethod(no_placement)
     hostname = 'host1'
 
@@ -306,7 +308,7 @@ class KillCase(base.BaseTestCase):
             return steps
 
         self.points = attempt(None)
-        for number in scope.some(range(self.points)):
+        for number in scope.some(range(self.points), self.each):
             attempt(number)
 
     def say(self, what, least=4):

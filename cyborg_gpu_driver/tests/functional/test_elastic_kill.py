@@ -18,13 +18,11 @@ import uuid
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import kill_case
 
-_EACH = 17
-"""Number of steps between two kills, unless all are tried."""
-
 
 class TakeRoleTest(kill_case.KillCase):
 
     prepared = False
+    each = 17
     options = {'mode': 'auto', 'roles': ['passthrough', 'mig', 'vgpu'],
                'profiles': ['2g.10gb'], 'vgpu_types': ['A100X-10C']}
 
@@ -39,7 +37,7 @@ class TakeRoleTest(kill_case.KillCase):
         # One machine for all runs: each time it has to become idle again.
         self.points = self._attempt(None, (*next(kinds), name))
         self.assertEqual(1, len(self.claims))
-        for number in scope.some(range(self.points), _EACH):
+        for number in scope.some(range(self.points), self.each):
             self._attempt(number, (*next(kinds), name))
         self.say('a role taken', 20)
 
