@@ -20,6 +20,7 @@ import uuid
 import fixtures
 
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import kill_case
 
 _BOUND = 14
@@ -131,6 +132,7 @@ class InstanceTest(CommandCase):
         self.sweep(self.prepare, create, check)
         self.say('instance create', 2)
 
+    @scope.only_in_all
     def test_destroy(self):
         def destroy(number=None):
             (start,) = self.starts

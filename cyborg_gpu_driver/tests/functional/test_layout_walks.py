@@ -155,13 +155,11 @@ class A100Test(BoardCase):
         self.check_walks()
 
 
-@scope.only_in_all
 class H100Test(A100Test):
 
     MACHINE = 'hgx-h100'
 
 
-@scope.only_in_all
 class H200Test(A100Test):
 
     MACHINE = 'hgx-h200'
@@ -173,7 +171,6 @@ class A30Test(A100Test):
     PACKABLE = 9
 
 
-@scope.only_in_all
 class RtxPro6000Test(A100Test):
 
     MACHINE = 'rtxpro6000x8'
