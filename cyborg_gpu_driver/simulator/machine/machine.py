@@ -147,6 +147,8 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
         if not self._patches:
             with self.operation():
                 self.opens.close()
+            # A session that is left open is not that of the next process.
+            self.library = self.library.after_reboot()
 
     def __enter__(self) -> Machine:
         return self.install()
