@@ -21,9 +21,9 @@ import pynvml
 import yaml
 
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.cmd import base
 
-_ROUNDS = 'CYBORG_GPU_NUMBER_ROUNDS'
 _ALL = 'all'
 _OK, _LOST, _UNREADABLE, _VFIO = 'ok', 'lost', 'unreadable', 'vfio'
 _BOARDS = ('0000:18:00.0', '0000:2a:00.0', '0000:3a:00.0', '0000:5d:00.0')
@@ -266,14 +266,10 @@ class MixedTest(NumberCase):
 
 
 class RandomTest(NumberCase):
-    """Whatever the condition of some boards, a number means one board.
-
-    CYBORG_GPU_NUMBER_ROUNDS is the number of hosts that the test tries.
-    """
+    """Whatever the condition of some boards, a number means one board."""
 
     def test_numbers(self):
-        rounds = int(os.environ.get(_ROUNDS, '20'))
-        for seed in range(rounds):
+        for seed in range(scope.examples(20)):
             self.one_host(random.Random(seed))
             os.unlink(self.state)
             self.unreadable.clear()

@@ -11,26 +11,20 @@
 # under the License.
 
 
-"""The base of the fuzz tests: number of examples, inputs, allowed results.
-
-CYBORG_GPU_FUZZ (1 unless set) multiplies the number of examples.
-"""
+"""The base of the fuzz tests: number of examples, inputs, allowed results."""
 
 from __future__ import annotations
 
 import copy
 import logging
-import math
-import os
 
 import fixtures
 import hypothesis
 from hypothesis import strategies
 from oslotest import base
 
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.fuzz import checks
-
-_SCALE = float(os.environ.get('CYBORG_GPU_FUZZ', '1'))
 
 TEXTS = strategies.one_of(
     strategies.text(max_size=12),
@@ -51,10 +45,10 @@ PLAIN = strategies.recursive(
 
 
 def examples(number):
-    """Return test settings for ``number`` examples, times the scale."""
+    """Return test settings for ``number`` examples in all, or a part."""
     return hypothesis.settings(
-        max_examples=max(1, math.ceil(number * _SCALE)), deadline=None,
-        database=None, suppress_health_check=list(hypothesis.HealthCheck))
+        max_examples=scope.examples(number), database=None,
+        suppress_health_check=list(hypothesis.HealthCheck))
 
 
 @strategies.composite

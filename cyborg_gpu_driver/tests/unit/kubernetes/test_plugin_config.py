@@ -19,6 +19,7 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.kubernetes import plugin_config
+from cyborg_gpu_driver.tests import scope
 
 # From the documentation and the tests of the device plugin and of the GPU
 # operator.
@@ -227,7 +228,7 @@ class PluginConfigTest(base.BaseTestCase):
             'mps', 'timeSlicing', 'resources', 'name', 'replicas', 'devices',
             'gpus', 'pattern', 'imex', 'channelIDs', 'sleepInterval',
             'deviceListStrategy')), inner, max_size=4), max_leaves=12))
-    @hypothesis.settings(deadline=None, max_examples=150)
+    @hypothesis.settings(max_examples=scope.examples(150))
     def test_no_value_is_taken_for_anything_else(self, value):
         try:
             plugin_config.parse(yaml.safe_dump(value), 'x.yaml')

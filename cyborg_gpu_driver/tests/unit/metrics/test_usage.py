@@ -37,6 +37,7 @@ from cyborg_gpu_driver.program import cleaning as program_cleaning
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests import scope
 
 _GPUS = tuple(model.PciAddress.parse(f'0000:{bus:02x}:00.0')
               for bus in (0x3b, 0x5e))
@@ -47,8 +48,8 @@ _WHOLE = model.PciAddress.parse('0000:86:00.0')
 _OTHER = '0d7e5b36-92a4-4c37-8b0f-3b8e7f0a1c55'
 _TENANTS = {_SERVER, _OTHER}
 """Servers that may have the whole GPU."""
-_OPERATIONS = int(os.environ.get('CYBORG_GPU_BINDS', '2000'))
-"""The number of random operations; 10000 take half a minute."""
+_OPERATIONS = scope.examples(2000)
+"""The number of random operations."""
 
 
 class _Killed(BaseException):
@@ -261,7 +262,7 @@ class RandomTest(base.BaseTestCase):
                 ends[type(error)] += 1
                 self._end(world, choose, isinstance(error, _PowerCut))
             world.disk.left = None
-            if step % 500 == 499:
+            if step % 100 == 99:
                 self._check(world, start)
         for kind, least in (_Killed, 20), (_PowerCut, 20):
             self.assertGreater(ends[kind], _OPERATIONS // least, kind)

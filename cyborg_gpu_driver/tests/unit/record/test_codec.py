@@ -29,6 +29,7 @@ from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.tests import scope
 
 _NUMBERS = st.integers(0, 1 << 40)
 _TIMES = st.floats(0, 1e11)
@@ -112,7 +113,7 @@ _WHOLE = {'pair': [1, 'a'], 'inner': {'number': 2, 'model': 'b'},
 
 class RoundTripTest(base.BaseTestCase):
 
-    @hypothesis.settings(deadline=None, max_examples=300)
+    @hypothesis.settings(max_examples=scope.examples(300))
     @hypothesis.given(_values(gpu_record.GpuRecord))
     def test_of_records(self, record):
         written = json.loads(json.dumps(codec.encode(record)))

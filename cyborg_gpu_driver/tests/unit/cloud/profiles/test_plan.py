@@ -20,6 +20,7 @@ from oslotest import base
 
 from cyborg_gpu_driver.cloud.profiles import plan
 from cyborg_gpu_driver.cloud.profiles import resources
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.cloud import samples
 
 _CREATE, _UPDATE, _REPLACE, _DELETE, _KEEP, _REFUSE = plan.Action
@@ -191,7 +192,7 @@ class PlanTest(base.BaseTestCase):
         self.assertEqual([(_CREATE, 'gpu.slice')], _actions(plan.make(
             [_FLAVOR], _by_key(_there(_PROFILE, ours=False)))))
 
-    @hypothesis.settings(max_examples=400, deadline=None)
+    @hypothesis.settings(max_examples=scope.examples(400))
     @hypothesis.given(_items, _present, strategies.booleans(),
                       strategies.booleans())
     def test_once_it_is_done_nothing_is_left_to_do(self, wanted, present,

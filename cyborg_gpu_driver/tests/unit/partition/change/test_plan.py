@@ -29,6 +29,7 @@ from cyborg_gpu_driver.partition.change import target
 from cyborg_gpu_driver.partition.layout import state as layout_state
 from cyborg_gpu_driver.partition.mig import enumeration
 from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.partition import playing
 
@@ -141,7 +142,7 @@ class EveryLayoutTestCase(base.BaseTestCase):
                 self.assertEqual(dict(multiset), collections.Counter(
                     profile_id for profile_id, _placement in there))
 
-    @hypothesis.settings(deadline=None, max_examples=400)
+    @hypothesis.settings(max_examples=scope.examples(400))
     @hypothesis.given(situations())
     def test_from_anywhere_to_anything(self, situation):
         board, occupancy, multiset, used = situation
@@ -172,7 +173,7 @@ class EveryLayoutTestCase(base.BaseTestCase):
         self.assertEqual((), layout_state.differences(
             after, wanted, in_use))
 
-    @hypothesis.settings(deadline=None, max_examples=150)
+    @hypothesis.settings(max_examples=scope.examples(150))
     @hypothesis.given(situations(('A100-40', 'A30')))
     def test_the_nearest_is_the_nearest(self, situation):
         board, occupancy, multiset, used = situation
@@ -432,7 +433,7 @@ class ComputeTestCase(base.BaseTestCase):
                 {'1c.3g.20gb': count})
             self.assertIn('room for 6 x 1c.3g.20gb', str(error))
 
-    @hypothesis.settings(deadline=None, max_examples=200)
+    @hypothesis.settings(max_examples=scope.examples(200))
     @hypothesis.given(st.randoms(use_true_random=False))
     def test_from_any_parts_to_any_parts(self, chance: random.Random):
         board = chance.choice(['A100-40', 'A30', 'RTX PRO 6000'])

@@ -19,6 +19,7 @@ from oslotest import base
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition.mig import enumeration
 from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.partition import boards
 
 BOARDS = st.sampled_from(sorted(boards.ALL))
@@ -227,7 +228,7 @@ class TestGeometry(base.BaseTestCase):
                 self.assertIn(placement, profile.placements)
 
     @hypothesis.given(BOARDS)
-    @hypothesis.settings(max_examples=6)
+    @hypothesis.settings(max_examples=scope.examples(6))
     def test_removing_never_takes_room(self, board):
         grid, occupancy = filled(boards.ALL[board], 5, random.Random(board))
         for taken in occupancy.taken:

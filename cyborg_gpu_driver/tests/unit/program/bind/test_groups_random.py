@@ -10,21 +10,20 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Random operations on groups of GPUs.
-
-CYBORG_GPU_GROUPS is the number of operations, CYBORG_GPU_SEED repeats a run.
-"""
+"""Random operations on groups of GPUs. CYBORG_GPU_SEED repeats a run."""
 
 import os
 import random
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.program.bind import group_case
 from cyborg_gpu_driver.tests.unit.program.bind import test_groups
 
-_COUNT = int(os.environ.get('CYBORG_GPU_GROUPS', '25'))
-_SEED = int(os.environ.get('CYBORG_GPU_SEED') or random.randrange(1 << 32))
+_COUNT = scope.examples(60)
+_SEED = int(os.environ.get('CYBORG_GPU_SEED')
+            or (random.randrange(1 << 32) if scope.ALL else 20261127))
 _NVLINK_ERROR = -10
 
 

@@ -22,6 +22,7 @@ from hypothesis import strategies
 from cyborg_gpu_driver.partition.change import target
 from cyborg_gpu_driver.partition.layout import generate as layout_generate
 from cyborg_gpu_driver.partition.layout import state as layout_state
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.program import layouts
 
 
@@ -73,7 +74,7 @@ class A100Test(BoardCase):
     def test_layouts(self):
         self.check_board()
 
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=scope.examples(25))
     @given(data=strategies.data())
     def test_any_walk(self, data):
         entries = self.entries()

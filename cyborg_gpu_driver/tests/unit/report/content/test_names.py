@@ -82,7 +82,6 @@ class TestProviderName(base.BaseTestCase):
         self.assertRaises(exception.InvalidValue, names.provider_name, '',
                           samples.whole_offer())
 
-    @hypothesis.settings(deadline=None)
     @hypothesis.given(HOSTS, ADDRESSES,
                       strategies.text(min_size=1, max_size=300))
     def test_limits(self, host, address, profile):
@@ -97,7 +96,6 @@ class TestProviderName(base.BaseTestCase):
                          (known.gpu, known.label))
         self.assertEqual(f'{known.host}_gpu_{address}_{known.label}', name)
 
-    @hypothesis.settings(deadline=None)
     @hypothesis.given(strategies.lists(
         strategies.tuples(HOSTS, ADDRESSES,
                           strategies.sampled_from(samples.MIG_PROFILES
@@ -151,7 +149,6 @@ class TestResourceClass(base.BaseTestCase):
         for name in made.values():
             self.assertTrue(CUSTOM.fullmatch(name), name)
 
-    @hypothesis.settings(deadline=None)
     @hypothesis.given(strategies.text(max_size=600))
     def test_always_valid(self, profile):
         name = self.resource_class(profile)

@@ -115,7 +115,6 @@ class TestTraits(base.BaseTestCase):
             traits.traits(gpu, samples.a100_offers(in_use=3,
                                                    creatable=0)[0]))
 
-    @hypothesis.settings(deadline=None)
     @hypothesis.given(strategies.text(min_size=1, max_size=400),
                       strategies.text(min_size=1, max_size=400))
     def test_always_valid(self, name, profile):
