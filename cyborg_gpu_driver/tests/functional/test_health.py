@@ -126,11 +126,11 @@ class EventTest(gpu_cloud.GpuTestCase):
         profile = self.profile('CUSTOM_NVIDIA_3G_40GB')
         world.raise_xid(GPU, APPLICATION)
         world.raise_xid(GPU, FATAL)
-        self.assertEqual(GPU, self.written.get(timeout=30))
+        self.assertEqual(GPU, self.written.get(timeout=scope.HANG))
         self.assertEqual({'3g.40gb': (2, 2)}, self.reserved())
         self.assertEqual({'3g.40gb': (2, 0)}, self.reserved(OTHER))
         world.raise_xid(OTHER, FATAL)
-        self.assertEqual(OTHER, self.written.get(timeout=30))
+        self.assertEqual(OTHER, self.written.get(timeout=scope.HANG))
         self.assertRaises(nova_part.NoCandidates, self.cloud.bind, profile)
 
     def test_a_gpu_whose_lock_is_held_is_closed_all_the_same(self):
@@ -139,7 +139,7 @@ class EventTest(gpu_cloud.GpuTestCase):
             world.raise_xid(GPU, FATAL)
             world.raise_xid(OTHER, FATAL)
             self.assertEqual({GPU, OTHER}, {
-                self.written.get(timeout=30) for _ in range(2)})
+                self.written.get(timeout=scope.HANG) for _ in range(2)})
             for gpu in (GPU, OTHER):
                 self.assertEqual({'3g.40gb': (2, 2)}, self.reserved(gpu))
             # The holder of the lock may want to have NVML alone.

@@ -23,13 +23,12 @@ from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 GPU = '0000:07:00.0'
 OTHER = '0000:0f:00.0'
 _TIMEOUT = 2
-_A_MINUTE = 60
-"""Longer than anything that does not hang takes on a slow machine."""
 
 _AGENT = """
 import sys
@@ -72,12 +71,12 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
         worker = deadline._workers.get(model.PciAddress.parse(GPU))
         if worker is not None and worker.stuck:
             call = worker._late[0]
-            self.assertTrue(call.wait(_A_MINUTE))
+            self.assertTrue(call.wait(scope.HANG))
             call.ended.release()
 
     def wait_for(self, condition):
         """Wait until the condition holds, which must not take long."""
-        end = time.monotonic() + _A_MINUTE
+        end = time.monotonic() + scope.HANG
         while not condition():
             self.assertLess(time.monotonic(), end)
             time.sleep(0.05)
@@ -86,7 +85,7 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
         """Call something that must not hang; return its result."""
         began = time.monotonic()
         found = act(*arguments)
-        self.assertLess(time.monotonic() - began, _A_MINUTE)
+        self.assertLess(time.monotonic() - began, scope.HANG)
         return found
 
     def everything_reserved(self, gpu):
@@ -166,7 +165,7 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
         done = subprocess.run(
             [sys.executable, '-W', 'ignore', '-c', _AGENT,
              self.cloud.cloud.config_path], capture_output=True, text=True,
-            check=False, timeout=_A_MINUTE)
+            check=False, timeout=scope.HANG)
         self.assertEqual(0, done.returncode, done.stderr)
         self.assertIn('\ndrivers: 2\n', done.stdout)
         self.assertNotIn('Traceback', done.stderr)
@@ -189,5 +188,5 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
         # An interrupt during its imports may be lost there.
         self.wait_for(lambda: command.pid in dict(self.world.holders(OTHER)))
         command.send_signal(signal.SIGINT)
-        command.communicate(timeout=_A_MINUTE)
+        command.communicate(timeout=scope.HANG)
         self.assertNotEqual(0, command.returncode)

@@ -25,7 +25,6 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
-_WAIT = 60
 _SMALL, _LARGE = '1g.10gb', '3g.40gb'
 
 
@@ -129,11 +128,11 @@ class ReloadTest(gpu_cloud.GpuTestCase):
             bind.start()
             self.wait_for_call(before)
             report.start()
-            self.assertTrue(reloaded.wait(_WAIT))
+            self.assertTrue(reloaded.wait(scope.HANG))
             self.assertIsNot(before, self.driver._running())
             self.assertEqual([], self.errors)
-        bind.join(_WAIT)
-        report.join(_WAIT)
+        bind.join(scope.HANG)
+        report.join(scope.HANG)
         self.assertEqual([], self.errors)
         (entry,) = self.journal()
         self.assertIn(self.handle, str(entry))
@@ -148,10 +147,10 @@ class ReloadTest(gpu_cloud.GpuTestCase):
             bind.start()
             self.wait_for_call(before)
             report.start()
-            self.assertTrue(reloaded.wait(_WAIT))
+            self.assertTrue(reloaded.wait(scope.HANG))
             self.driver.unbind(*self.asked)
-        bind.join(_WAIT)
-        report.join(_WAIT)
+        bind.join(scope.HANG)
+        report.join(scope.HANG)
         self.assertEqual([exception.BindAbandoned],
                          [type(error) for error in self.errors])
         self.assertEqual([], self.placements())
@@ -199,7 +198,7 @@ class ReloadTest(gpu_cloud.GpuTestCase):
     def wait_for_call(self, running):
         """Wait until the agent carries out a call."""
         mutex = self.driver._mutex
-        for _ in range(_WAIT * 100):
+        for _ in range(scope.HANG * 100):
             with mutex:
                 if self.driver._calls[running]:
                     return

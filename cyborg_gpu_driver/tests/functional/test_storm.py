@@ -46,8 +46,6 @@ load_tests = testscenarios.load_tests_apply_scenarios
 _USERS = 8
 _SERVERS = 9 if scope.ALL else 4
 """Servers that each user creates."""
-_PATIENCE = 120
-"""Seconds for one bind and unbind of each user on a slow machine."""
 
 
 def _configuration(mode, *gpus, **options):
@@ -117,7 +115,7 @@ class StormTest(gpu_cloud.GpuTestCase):
         self.assertGreater(self.outcomes['report'], 0, self.outcomes)
 
     def _wait(self):
-        self.quiet.wait(_PATIENCE)
+        self.quiet.wait(scope.HANG)
 
     def _check_quiet(self):
         """Check the state while users hold servers and do nothing.

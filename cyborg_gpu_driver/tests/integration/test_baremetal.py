@@ -23,12 +23,12 @@ import yaml
 from cyborg_gpu_driver.baremetal.inventory import names
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.osc import baremetal
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.ironic import node as node_module
 from cyborg_gpu_driver.tests.unit.osc import running
 
 # Nova reads Ironic's nodes only periodically.
-_DEADLINE = 120
 _PROFILE = 'metal-slices'
 _TRAIT = names.layout_trait(_PROFILE)
 _LAYOUT = {_PROFILE: [{'devices': 'all', 'mig-enabled': True,
@@ -54,7 +54,7 @@ class BaremetalTest(base.TestCase):
         flavor = self.make_profile()
         self.assertEqual('available', node.provide().provision_state)
         self.until(lambda: self.is_offered(node), 'Placement has the node',
-                   _DEADLINE)
+                   scope.HANG)
         server = self.create(flavor)
         node.follow(lambda _: self.is_settled(server))
         server = self.wait_for(server, 'ACTIVE')
@@ -78,7 +78,7 @@ class BaremetalTest(base.TestCase):
         # find no trace of the node.
         self.addCleanup(lambda: self.until(
             lambda: not any(map(self.is_known, there)),
-            'Nova has forgotten the node', _DEADLINE))
+            'Nova has forgotten the node', scope.HANG))
         there.append(node_module.enroll(
             self, self.admin.baremetal, self.cloud.ironic_url, gpus,
             self.resource_class))

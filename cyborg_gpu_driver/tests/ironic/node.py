@@ -25,10 +25,10 @@ from openstack.baremetal.v1 import node as node_module
 from oslotest import base
 from testtools import content
 
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.ironic import server as server_module
 from cyborg_gpu_driver.tests.ironic import services
 
-_DEADLINE = 120
 _FAILURES = frozenset({'clean failed', 'deploy failed', 'error',
                        'inspect failed', 'service failed'})
 # In these states Ironic waits for the ramdisk.
@@ -140,7 +140,7 @@ class Node:
             self._power(nodes[0])
             return condition(nodes[0])
 
-        services.until(is_there, _DEADLINE, lambda: f'{nodes}')
+        services.until(is_there, scope.HANG, lambda: f'{nodes}')
         return nodes[0]
 
     def _power(self, node):

@@ -29,13 +29,13 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.osc import baremetal
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.ironic import services
 from cyborg_gpu_driver.tests.unit.baremetal import inspected
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 from cyborg_gpu_driver.tests.unit.cloud import services as cloud_services
 from cyborg_gpu_driver.tests.unit.osc import running
 
-_DEADLINE = 30
 _ADDRESSES = (f'52:54:00:fe:{number >> 8:02x}:{number & 255:02x}'
               for number in itertools.count())
 
@@ -106,7 +106,7 @@ class ProfileCase(base.BaseTestCase):
         """Send inspection data, as the ramdisk of the node would."""
         requests.post(
             f'{self.ironic.url}/v1/continue_inspection',
-            params={'node_uuid': node.id}, timeout=_DEADLINE,
+            params={'node_uuid': node.id}, timeout=scope.HANG,
             headers={'OpenStack-API-Version': 'baremetal 1.84'},
             json={**sent, 'inventory': {'interfaces': [{
                 'name': 'eth0', 'mac_address': next(_ADDRESSES),
@@ -121,7 +121,7 @@ class ProfileCase(base.BaseTestCase):
     def until(self, node, state):
         services.until(
             lambda: self.baremetal.get_node(node).provision_state == state,
-            _DEADLINE, lambda: f'{self.baremetal.get_node(node)}')
+            scope.HANG, lambda: f'{self.baremetal.get_node(node)}')
 
     def file(self, *groups):
         path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'file')

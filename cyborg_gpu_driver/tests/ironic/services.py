@@ -35,11 +35,11 @@ import openstack
 import requests
 from openstack.connection import Connection
 
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.ironic import leash
 
 # Below the ports that Linux uses for outgoing connections (32768 to 60999).
 _PORTS = range(20000, 32768)
-_START = 60
 _POLL = 0.2
 # Read on import, because a test's own temporary directory is deleted with it.
 TEMPORARY = tempfile.gettempdir()
@@ -108,7 +108,7 @@ class Ironic:
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 cwd=directory, env=_environment(directory))
         try:
-            until(self._is_up, _START, self.log)
+            until(self._is_up, scope.HANG, self.log)
         except BaseException:
             self.stop()
             raise
@@ -134,7 +134,7 @@ class Ironic:
         try:
             # The conductor's hardware types: API and conductor are up.
             return requests.get(f'{self.url}/v1/drivers',
-                                timeout=_START).json().get('drivers')
+                                timeout=scope.HANG).json().get('drivers')
         except requests.RequestException:
             return False
 

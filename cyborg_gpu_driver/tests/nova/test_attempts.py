@@ -24,6 +24,7 @@ from oslo_utils.fixture import uuidsentinel as uuids
 from cyborg_gpu_driver.nova.scheduling import attempts
 from cyborg_gpu_driver.nova.scheduling import choices
 from cyborg_gpu_driver.nova.weighing import cost
+from cyborg_gpu_driver.tests import scope
 
 
 class AttemptTest(test.NoDBTestCase):
@@ -89,14 +90,14 @@ class ChoicesTest(test.NoDBTestCase):
         def hold():
             with found._locked():
                 entered.set()
-                leave.wait(30)
+                leave.wait(scope.HANG)
 
         other = threading.Thread(target=hold)
         other.start()
-        self.assertTrue(entered.wait(30))
+        self.assertTrue(entered.wait(scope.HANG))
         with found.alone(request) as given:
             self.assertIs(request, given)
         self.assertEqual(frozenset(), found.hosts)
         found.claimed(None, 'server')
         leave.set()
-        other.join(30)
+        other.join(scope.HANG)

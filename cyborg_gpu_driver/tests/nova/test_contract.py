@@ -39,6 +39,7 @@ from nova.virt.libvirt import config as vconfig
 from nova.virt.libvirt import driver as libvirt_driver
 
 from cyborg_gpu_driver.nova import capability
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.nova import base
 
 DRIVER = libvirt_driver.LibvirtDriver
@@ -172,7 +173,7 @@ class StartCommandTest(test.NoDBTestCase):
         return subprocess.run(
             [sys.executable, '-W', 'ignore', '-m',
              'cyborg_gpu_driver.nova.compute', *arguments],
-            capture_output=True, text=True, timeout=120,
+            capture_output=True, text=True, timeout=scope.HANG,
             env=environment, check=False)
 
     def test_nova_gets_the_command_line(self):

@@ -30,12 +30,11 @@ from nova.scheduler import manager
 from nova.scheduler.client import report
 
 from cyborg_gpu_driver.nova.scheduling import chooser
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.nova import weigher_case
 
 FIRST, SECOND = weigher_case.GPUS
 SMALL = '1g.10gb'
-MINUTES = 300
-"""Seconds after which a test stops waiting."""
 
 
 class Scheduler(manager.SchedulerManager):
@@ -157,7 +156,7 @@ class StormCase(SchedulerCase):
             chooser.shared.cache_clear()
             schedulers.append(Scheduler())
         ready = list(map(self.ready, specs))
-        barrier = threading.Barrier(len(specs), timeout=MINUTES)
+        barrier = threading.Barrier(len(specs), timeout=scope.HANG)
         Scheduler.chosen = staticmethod(barrier.wait)
         self.addCleanup(setattr, Scheduler, 'chosen', staticmethod(bool))
         with concurrent.futures.ThreadPoolExecutor(len(specs)) as pool:

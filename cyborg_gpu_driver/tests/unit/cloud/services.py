@@ -20,6 +20,7 @@ from keystoneauth1 import fixture
 from openstack import connection as sdk
 
 from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 
 _PATHS = {'accelerator': '/v2', 'baremetal': '', 'compute': '/v2.1',
@@ -126,7 +127,7 @@ def forwarded(url, token):
             data=environ['wsgi.input'].read(length) if length else None,
             headers={'X-Auth-Token': token, **{
                 name: environ[key] for name, key in _FORWARDED.items()
-                if environ.get(key)}}, timeout=60)
+                if environ.get(key)}}, timeout=scope.HANG)
         start_response(f'{given.status_code} {given.reason}', [
             ('Content-Type', given.headers.get('Content-Type', 'text/plain'))
         ])

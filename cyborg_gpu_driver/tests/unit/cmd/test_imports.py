@@ -24,6 +24,7 @@ from oslotest import base
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.cmd import overview
 from cyborg_gpu_driver.cmd import summaries
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.tools import documents
 
 # Each with its purpose. A command that needs one of them imports it itself.
@@ -58,7 +59,7 @@ def imported(*arguments, program=_RUN):
     """The modules that a command has imported when it ends."""
     done = subprocess.run(
         [sys.executable, '-c', program, *arguments], capture_output=True,
-        text=True, check=True, timeout=120)
+        text=True, check=True, timeout=scope.HANG)
     return set(done.stdout.rpartition('imported: ')[2].split())
 
 

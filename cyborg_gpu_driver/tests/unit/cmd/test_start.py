@@ -24,6 +24,7 @@ import sys
 from importlib import metadata
 
 from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.cmd import base
 from cyborg_gpu_driver.tests.unit.tools import documents
 
@@ -52,7 +53,8 @@ class InterruptTest(base.CommandCase):
         for module in ('cliff', 'cyborg_gpu_driver.cmd.gpu.show'):
             done = subprocess.run(
                 [sys.executable, '-c', _INTERRUPTED.format(module=module)],
-                capture_output=True, text=True, check=False, timeout=120)
+                capture_output=True, text=True, check=False,
+                timeout=scope.HANG)
             self.assertEqual(
                 (128 + signal.SIGINT, '', ''),
                 (done.returncode, done.stdout, done.stderr), module)
@@ -63,7 +65,7 @@ class InterruptTest(base.CommandCase):
              'from cyborg_gpu_driver.cmd import start\n'
              'print(*(name for name in sys.modules if "cliff" in name or '
              '"oslo" in name))'],
-            capture_output=True, text=True, check=True, timeout=120)
+            capture_output=True, text=True, check=True, timeout=scope.HANG)
         self.assertEqual('\n', done.stdout)
 
     def test_the_program_starts_there(self):

@@ -21,6 +21,8 @@ import sys
 import fixtures
 from oslotest import base
 
+from cyborg_gpu_driver.tests import scope
+
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 PLUGIN = ROOT / 'devstack'
 PHASES = ('pre-install', 'install', 'post-config', 'extra', 'test-config')
@@ -61,7 +63,8 @@ class PluginTest(base.BaseTestCase):
         self.done = subprocess.run(
             ['bash', str(pathlib.Path(__file__).with_name('devstack.sh')),
              str(PLUGIN), mode, *phases],
-            capture_output=True, encoding='utf-8', timeout=120, check=False,
+            capture_output=True, encoding='utf-8', check=False,
+            timeout=scope.HANG,
             env={'PATH': os.environ['PATH'], 'HOME': str(self.work),
                  'LC_ALL': 'C.UTF-8', 'WORK': str(self.work),
                  'PYTHON': sys.executable, 'ENABLED_SERVICES': services,

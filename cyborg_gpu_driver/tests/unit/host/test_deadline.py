@@ -22,10 +22,9 @@ from oslo_utils import importutils
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host import base
 
-_LONG = 30
-"""Seconds; longer than anything in these tests takes."""
 _SHORT = 0.1
 """Seconds after which a blocked call is abandoned."""
 
@@ -71,7 +70,7 @@ class DeadlineTest(base.LogTestCase):
         self.release = threading.Event()
         self.addCleanup(self.release.set)
 
-    def run_it(self, function, *arguments, seconds=_LONG):
+    def run_it(self, function, *arguments, seconds=scope.HANG):
         return deadline.run(self.owner, seconds, 'call', function, *arguments)
 
     def block(self):
@@ -84,7 +83,7 @@ class DeadlineTest(base.LogTestCase):
         worker = deadline._worker(self.owner)
         call = worker._late[0]
         self.release.set()
-        self.assertTrue(call.wait(_LONG))
+        self.assertTrue(call.wait(scope.HANG))
         call.ended.release()
 
     def test_an_answer(self):
@@ -98,7 +97,7 @@ class DeadlineTest(base.LogTestCase):
         self.assertEqual(mine, self.run_it(threading.get_ident))
         self.assertNotEqual(threading.get_ident(), mine)
         self.assertNotEqual(mine, deadline.run(
-            'another', _LONG, 'call', threading.get_ident))
+            'another', scope.HANG, 'call', threading.get_ident))
 
     def test_what_does_not_return_is_told_once_each_way(self):
         error = self.block()
@@ -120,7 +119,8 @@ class DeadlineTest(base.LogTestCase):
 
     def test_the_others_go_on(self):
         self.block()
-        self.assertEqual(7, deadline.run('another', _LONG, 'max', max, 3, 7))
+        self.assertEqual(7, deadline.run('another', scope.HANG, 'max', max,
+                                         3, 7))
 
     def test_what_has_not_begun_is_never_done(self):
         begun, done = threading.Event(), []
@@ -131,7 +131,7 @@ class DeadlineTest(base.LogTestCase):
 
         first = threading.Thread(target=self.run_it, args=(hang,))
         first.start()
-        self.assertTrue(begun.wait(_LONG))
+        self.assertTrue(begun.wait(scope.HANG))
         self.assertRaises(exception.NvmlNotAnswering, self.run_it,
                           done.append, 1, seconds=_SHORT)
         self.assertEqual((), deadline.stuck())
@@ -156,7 +156,7 @@ class DeadlineTest(base.LogTestCase):
         everybody = threading.Barrier(3)
 
         def wait(item):
-            everybody.wait(_LONG)
+            everybody.wait(scope.HANG)
             return item * 2
 
         self.assertEqual([2, 4, 6], deadline.each(wait, [1, 2, 3]))
@@ -166,7 +166,8 @@ class DeadlineTest(base.LogTestCase):
 
     def test_a_process_ends_whatever_hangs(self):
         done = subprocess.run([sys.executable, '-c', _EXIT], check=False,
-                              capture_output=True, text=True, timeout=_LONG)
+                              capture_output=True, text=True,
+                              timeout=scope.HANG)
         self.assertEqual(0, done.returncode, done.stderr)
         self.assertIn('does not answer', done.stdout)
 
@@ -175,7 +176,7 @@ class DeadlineTest(base.LogTestCase):
             self.skipTest('this release of OpenStack is without eventlet')
         done = subprocess.run(
             [sys.executable, '-W', 'ignore', '-c', _GREEN], check=False,
-            capture_output=True, text=True, timeout=_LONG)
+            capture_output=True, text=True, timeout=scope.HANG)
         self.assertEqual(
             'it does not answer: block did not return within 0.5 s\nTrue 2\n',
             done.stdout, done.stderr)

@@ -19,6 +19,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import domains
 from cyborg_gpu_driver.simulator import libvirt
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host import base
 from cyborg_gpu_driver.tests.unit.host.snapshot import test_domain
 
@@ -74,7 +75,7 @@ class DomainReaderTest(base.SimulatedTestCase):
         """Let libvirt answer, and return when it has answered."""
         answers.set()
         call = deadline._workers['libvirt']._late[0]
-        call.wait(30)
+        call.wait(scope.HANG)
         call.ended.release()
         deadline.run('libvirt', 30, 'nothing', int)
 

@@ -16,6 +16,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.health import events
 from cyborg_gpu_driver.host.health import reader as health
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host import base
 
 _1G = 19
@@ -44,7 +45,7 @@ class HungGpuTest(base.SimulatedTestCase):
         worker = deadline._workers.get(self.first)
         if worker is not None and worker.stuck:
             call = worker._late[0]
-            call.wait(30)
+            call.wait(scope.HANG)
             call.ended.release()
         # Logs the recovery now, so that the next test does not see it.
         deadline.run(self.first, 30, 'nothing', int)

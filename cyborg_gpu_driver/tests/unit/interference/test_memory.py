@@ -23,6 +23,7 @@ from oslotest import base
 
 from cyborg_gpu_driver.host.nvml import process as nvml_process
 from cyborg_gpu_driver.interference import memory
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host import base as host_base
 
 _PAGE = os.sysconf('SC_PAGE_SIZE')
@@ -85,7 +86,7 @@ class PeakTest(base.BaseTestCase):
             return values.pop(0)
 
         with memory.Peak(os.getpid(), used) as peak:
-            self.assertTrue(seen.wait(60))
+            self.assertTrue(seen.wait(scope.HANG))
         self.assertEqual(6, peak.gpu_memory_mib)
         self.assertGreater(peak.memory_mib, 5)
 

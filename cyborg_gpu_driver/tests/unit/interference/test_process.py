@@ -24,15 +24,15 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.interference import applications
 from cyborg_gpu_driver.interference import process
 from cyborg_gpu_driver.interference import results
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.interference import commands
 
 Outcome = results.Outcome
-_FOREVER = 600.0
 
 
 class RunCase(commands.CommandsCase):
 
-    def run_one(self, application, companion=None, timeout=_FOREVER,
+    def run_one(self, application, companion=None, timeout=scope.HANG,
                 endings=None):
         return process.run(application, companion, timeout,
                            lambda _pids: None, endings)
@@ -78,7 +78,7 @@ class RunTest(RunCase):
             counts = iter([(5,), (6,)])
             with process.Child(self.script('a', text),
                                lambda counts=counts: next(counts)) as child:
-                process.wait([child], time.monotonic() + _FOREVER)
+                process.wait([child], time.monotonic() + scope.HANG)
                 child.ended()
             self.assertEqual(Outcome.OUT_OF_MEMORY, child.outcome)
 

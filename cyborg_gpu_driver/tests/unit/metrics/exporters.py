@@ -35,6 +35,7 @@ from cyborg_gpu_driver.metrics import state
 from cyborg_gpu_driver.metrics.usage import endpoint
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.tests import scope
 
 GPU = model.PciAddress.parse('0000:3b:00.0')
 
@@ -97,7 +98,7 @@ class Exporter(fixtures.Fixture):
     def get(self, path, method='GET'):
         """Return the status, headers and body of an answer."""
         connection = http.client.HTTPConnection(self.host, self.port,
-                                                timeout=60)
+                                                timeout=scope.HANG)
         self.addCleanup(connection.close)
         connection.request(method, path)
         answer = connection.getresponse()

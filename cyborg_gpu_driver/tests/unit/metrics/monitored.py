@@ -49,13 +49,12 @@ from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.simulator.machine import patch
 from cyborg_gpu_driver.tests import empty_placement
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host.snapshot import test_domain
 from cyborg_gpu_driver.tests.unit.metrics import exporters
 
 RULES = pathlib.Path(__file__).resolve().parents[4] / (
     'etc/prometheus/rules.yaml')
-_A_MINUTE = 60
-"""Seconds; longer than any operation takes on a slow machine."""
 
 _PATIENCE = 3
 """Seconds that the agent waits for a GPU that hangs."""
@@ -66,7 +65,7 @@ def wait_for(what, condition):
 
     :raises AssertionError: with ``what``, after a minute.
     """
-    end = time.monotonic() + _A_MINUTE
+    end = time.monotonic() + scope.HANG
     while True:
         found = condition()
         if found:
@@ -238,7 +237,7 @@ class Prometheus(fixtures.Fixture):
     def _is_ready(self):
         try:
             with urllib.request.urlopen(f'http://{self.address}/-/ready',
-                                        timeout=_A_MINUTE):
+                                        timeout=scope.HANG):
                 return True
         except urllib.error.HTTPError as error:
             error.close()
@@ -252,7 +251,7 @@ class Prometheus(fixtures.Fixture):
         url = (f'http://{self.address}/api/v1/{path}?'
                + urllib.parse.urlencode(parameters, doseq=True))
         try:
-            with urllib.request.urlopen(url, timeout=_A_MINUTE) as answer:
+            with urllib.request.urlopen(url, timeout=scope.HANG) as answer:
                 return json.load(answer)['data']
         except urllib.error.HTTPError as error:
             with error:

@@ -47,6 +47,7 @@ from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import health as health_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import empty_placement
+from cyborg_gpu_driver.tests import scope
 
 _SERVER = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'
 _ARQ = '0d7e5b36-92a4-4c37-8b0f-3b8e7f0a1c55'
@@ -213,7 +214,7 @@ class AgentTest(_Case):
         hardware.round()
         done = subprocess.run(
             ['promtool', 'check', 'metrics'], input=self.text(hardware),
-            capture_output=True, check=False, timeout=120)
+            capture_output=True, check=False, timeout=scope.HANG)
         self.assertEqual((0, b'', b''),
                          (done.returncode, done.stdout, done.stderr))
 
@@ -358,7 +359,7 @@ class StateTest(_Case):
         def slow(*arguments):
             thread = threading.Thread(target=bind, daemon=True)
             thread.start()
-            thread.join(60)
+            thread.join(scope.HANG)
 
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.durable.write', slow))

@@ -28,6 +28,7 @@ import yaml
 from oslotest import base
 
 from cyborg_gpu_driver.metrics import definitions
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.metrics import monitored
 from cyborg_gpu_driver.tests.unit.tools import test_checks
 
@@ -281,7 +282,7 @@ class SeriesTest(base.BaseTestCase):
                         for labels, value in expected.items()]}]}]}, stream)
         done = subprocess.run(
             ['promtool', 'test', 'rules', path], text=True,
-            capture_output=True, check=False, timeout=120)
+            capture_output=True, check=False, timeout=scope.HANG)
         self.assertEqual(0, done.returncode, done.stdout + done.stderr)
 
     def test_gpus_without_a_uuid_hide_no_other(self):

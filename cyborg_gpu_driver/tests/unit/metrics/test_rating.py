@@ -36,6 +36,7 @@ from oslotest import base
 from cyborg_gpu_driver.metrics import definitions
 from cyborg_gpu_driver.metrics.usage import document
 from cyborg_gpu_driver.notifications import payloads
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.metrics import exporters
 
 _ETC = pathlib.Path(__file__).resolve().parents[4] / 'etc'
@@ -140,7 +141,7 @@ class CloudkittyTest(_Case):
                          'value': 45}]}]}]}, stream)
         done = subprocess.run(
             ['promtool', 'test', 'rules', path], text=True,
-            capture_output=True, check=False, timeout=120)
+            capture_output=True, check=False, timeout=scope.HANG)
         self.assertEqual(0, done.returncode, done.stdout + done.stderr)
         self.assertEqual(fractions.Fraction(3, 4),
                          45 * fractions.Fraction(self.metric['factor']))

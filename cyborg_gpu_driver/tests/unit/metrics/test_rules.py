@@ -24,6 +24,7 @@ from oslotest import base
 
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.metrics import definitions
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.tools import test_checks
 
 _ROOT = pathlib.Path(__file__).resolve().parents[4]
@@ -46,7 +47,7 @@ class RulesTest(base.BaseTestCase):
             self.skipTest('there is no promtool: see bindep.txt, prometheus')
         done = subprocess.run(
             ['promtool', *arguments], cwd=_RULES.parent, text=True,
-            capture_output=True, check=False, timeout=120)
+            capture_output=True, check=False, timeout=scope.HANG)
         self.assertEqual(0, done.returncode, done.stdout + done.stderr)
 
     def test_promtool_takes_them(self):
@@ -101,7 +102,7 @@ class UnitTest(base.BaseTestCase):
             self.skipTest('there is no systemd-analyze')
         done = subprocess.run(
             ['systemd-analyze', 'verify', str(_UNIT)], capture_output=True,
-            text=True, check=False, timeout=120)
+            text=True, check=False, timeout=scope.HANG)
         self.assertEqual((0, ''), (done.returncode, done.stderr))
 
     def test_it_runs_our_exporter(self):

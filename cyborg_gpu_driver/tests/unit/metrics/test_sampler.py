@@ -31,6 +31,7 @@ from cyborg_gpu_driver.program.steps import passthrough
 from cyborg_gpu_driver.record import boards
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host import base
 
 _SOON = 0.5
@@ -126,7 +127,7 @@ class HungTest(_Case):
         worker = deadline._workers.get(self.first)
         if worker is not None and worker.stuck:
             call = worker._late[0]
-            call.wait(30)
+            call.wait(scope.HANG)
             call.ended.release()
         deadline.run(self.first, 30, 'nothing', int)
 
@@ -139,12 +140,12 @@ class HungTest(_Case):
 
         def hold(*arguments):
             waits.set()
-            stuck.wait(30)
+            stuck.wait(scope.HANG)
 
         # This test decides how long the GPU's thread is busy.
         deadline._worker(self.first)._calls.put(
             deadline._Call('hold', hold, ()))
-        self.assertTrue(waits.wait(30))
+        self.assertTrue(waits.wait(scope.HANG))
         self.now = 30.0
         self.nvml.timeout = 30
         round_ = threading.Thread(target=self.sampler.round, daemon=True)
@@ -158,7 +159,7 @@ class HungTest(_Case):
         self.assertEqual(4, len(self.scrape('temperature_celsius')))
         self.machine.hang_gpu(str(self.first), False)
         stuck.set()
-        round_.join(30)
+        round_.join(scope.HANG)
         self.assertEqual(0.0, self.scrape('hardware_sample_age_seconds')[
             str(self.first)])
 
@@ -242,7 +243,7 @@ class OpenTest(_Case):
             self.assertEqual(set(), self.opened())
             thread = threading.Thread(target=self.sampler.round)
             thread.start()
-            thread.join(30)
+            thread.join(scope.HANG)
             self.assertEqual(set(), self.opened())
         self.assertEqual({1.0}, set(self.scrape(
             'hardware_sample_age_seconds').values()))

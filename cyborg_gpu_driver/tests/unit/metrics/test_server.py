@@ -29,6 +29,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.metrics import collect
 from cyborg_gpu_driver.metrics import server
 from cyborg_gpu_driver.metrics import web_config
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.metrics import exporters
 
 
@@ -70,10 +71,10 @@ class ServerTest(_Case):
     def get(self, path='/metrics', user='', context=None, method='GET'):
         """Return status and body."""
         connection = (
-            http.client.HTTPSConnection('127.0.0.1', self.port, timeout=20,
-                                        context=context)
+            http.client.HTTPSConnection(
+                '127.0.0.1', self.port, timeout=scope.HANG, context=context)
             if context else http.client.HTTPConnection(
-                '127.0.0.1', self.port, timeout=20))
+                '127.0.0.1', self.port, timeout=scope.HANG))
         self.addCleanup(connection.close)
         headers = {'Authorization': 'Basic ' + base64.b64encode(
             user.encode()).decode()} if user else {}
@@ -208,7 +209,8 @@ class ServerTest(_Case):
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.metrics.server._REQUEST_SECONDS', 0.1))
         self.serve()
-        slow = socket.create_connection(('127.0.0.1', self.port), timeout=20)
+        slow = socket.create_connection(('127.0.0.1', self.port),
+                                        timeout=scope.HANG)
         self.addCleanup(slow.close)
         slow.sendall(b'GET /metrics HTTP/1.1\r\nX: ')
         # In time for each byte, but not for all of them.

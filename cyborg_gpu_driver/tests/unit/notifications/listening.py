@@ -21,7 +21,7 @@ import fixtures
 import oslo_messaging
 from oslo_messaging import conffixture
 
-_DEADLINE = 30
+from cyborg_gpu_driver.tests import scope
 
 
 class Listener(fixtures.Fixture):
@@ -72,7 +72,7 @@ class Listener(fixtures.Fixture):
     def error(self, ctxt, publisher_id, event_type, payload, metadata):
         self._take('error', publisher_id, event_type, payload)
 
-    def next(self, timeout=_DEADLINE):
+    def next(self, timeout=scope.HANG):
         """Return event type, priority, publisher ID and payload of the next.
 
         :raises queue.Empty: if none comes in time.

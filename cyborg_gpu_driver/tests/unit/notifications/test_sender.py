@@ -19,6 +19,7 @@ from oslotest import base
 
 from cyborg_gpu_driver.notifications import payloads
 from cyborg_gpu_driver.notifications import sender
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.notifications import listening
 
 _THREAD = 'cyborg-gpu-notifications'
@@ -96,7 +97,7 @@ class SenderTest(base.BaseTestCase):
 
             @staticmethod
             def obj_to_primitive():
-                blocked.wait(60)
+                blocked.wait(scope.HANG)
                 return {}
         sending = self.sender()
         for _ in range(300):

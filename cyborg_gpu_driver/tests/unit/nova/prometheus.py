@@ -20,6 +20,8 @@ import threading
 
 import fixtures
 
+from cyborg_gpu_driver.tests import scope
+
 
 def item(host='compute1', address='0000:18:00.0', value='0.5', **labels):
     return {'metric': {'Hostname': host, 'address': address, **labels},
@@ -50,7 +52,7 @@ class Prometheus(fixtures.Fixture):
             def do_GET(self):
                 fixture.urls.append(self.path)
                 fixture.asked.set()
-                fixture.release.wait(60)
+                fixture.release.wait(scope.HANG)
                 self.send_response(fixture.status)
                 if fixture.status == 302:
                     self.send_header('Location', '/elsewhere')

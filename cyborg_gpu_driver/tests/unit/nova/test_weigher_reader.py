@@ -25,6 +25,7 @@ from oslotest import base
 from cyborg_gpu_driver.nova import weigher_reader
 from cyborg_gpu_driver.nova.weighing import published
 from cyborg_gpu_driver.report.content import names
+from cyborg_gpu_driver.tests import scope
 
 CLASS = 'CUSTOM_X'
 LABELS = {'1g.10gb': 7, '3g.40gb': 2, '1g.10gb.me': 1}
@@ -231,15 +232,15 @@ class ReaderTest(base.BaseTestCase):
 
         def dawdle():
             entered.set()
-            leave.wait(30)
+            leave.wait(scope.HANG)
 
         self.placement.before = dawdle
         other = threading.Thread(target=self.fleet, args=(reader, 'ab', 1))
         other.start()
-        self.assertTrue(entered.wait(30))
+        self.assertTrue(entered.wait(scope.HANG))
         self.assertIs(first, self.fleet(reader, mark=1))
         leave.set()
-        other.join(30)
+        other.join(scope.HANG)
         self.placement.asked.clear()
         self.assertIsNot(first, self.fleet(reader, mark=1))
         self.assertEqual([], self.placement.asked)
@@ -250,12 +251,12 @@ class ReaderTest(base.BaseTestCase):
 
         def dawdle():
             entered.set()
-            leave.wait(30)
+            leave.wait(scope.HANG)
 
         self.placement.before = dawdle
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             first = pool.submit(self.fleet, reader)
-            self.assertTrue(entered.wait(30))
+            self.assertTrue(entered.wait(scope.HANG))
             second = pool.submit(self.fleet, reader)
             leave.set()
             self.assertIsNotNone(second.result(30).cost(

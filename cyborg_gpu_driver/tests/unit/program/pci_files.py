@@ -16,8 +16,7 @@ import errno
 import os
 import threading
 
-_PATIENCE = 10
-"""Seconds after which a test fails that waits for a driver."""
+from cyborg_gpu_driver.tests import scope
 
 
 class PciFiles:
@@ -115,7 +114,7 @@ class PciFiles:
         return len(data)
 
     def _wait_for_the_lock(self):
-        if not self.lets_go.wait(_PATIENCE):
+        if not self.lets_go.wait(scope.HANG):
             raise AssertionError('this would wait forever')
 
     def _bind(self, address, driver):

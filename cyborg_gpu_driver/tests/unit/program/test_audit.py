@@ -27,6 +27,7 @@ from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.tests import scope
 
 _GPU = model.PciAddress.parse('0000:81:00.0')
 _HANDLE = '4b20d080-1b54-4048-85b3-a6a62d165c01'
@@ -162,7 +163,7 @@ class AuditTest(base.BaseTestCase):
             writer = threading.Thread(target=self.record, args=('two',),
                                       daemon=True)
             writer.start()
-            writer.join(30)
+            writer.join(scope.HANG)
             self.assertFalse(writer.is_alive())
         self.assertEqual(['one', 'two'], self.whats())
 

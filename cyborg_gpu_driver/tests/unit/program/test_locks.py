@@ -26,6 +26,7 @@ from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.tests import scope
 
 _GPU = model.PciAddress.parse('0000:07:00.0')
 _OTHER = model.PciAddress.parse('0000:0f:00.0')
@@ -151,14 +152,14 @@ class LockTest(base.BaseTestCase):
         def hold():
             with self.gpu(purpose='a reset'):
                 held.set()
-                said.event.wait(60)
+                said.event.wait(scope.HANG)
 
         thread = threading.Thread(target=hold)
         thread.start()
-        self.assertTrue(held.wait(60))
+        self.assertTrue(held.wait(scope.HANG))
         with self.gpu(60.0, 'unbind of handle 2'):
             pass
-        thread.join(60)
+        thread.join(scope.HANG)
         self.assertEqual(
             ['unbind of handle 2 waits for GPU 0000:07:00.0, which a reset '
              '(in this process) holds'], said.lines)

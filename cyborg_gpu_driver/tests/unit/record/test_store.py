@@ -35,6 +35,7 @@ from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import health as health_record
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests import scope
 
 ADDRESS = model.PciAddress.parse('0000:07:00.0')
 OTHER = model.PciAddress.parse('0000:0f:00.0')
@@ -127,7 +128,7 @@ class StoreTest(StoreCase):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(scope.HANG)
         self.assertEqual(15, len(self.again().read(ADDRESS).claims))
 
     def test_one_who_holds_the_gpu_can_write(self):

@@ -21,11 +21,10 @@ from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.report import publishing
+from cyborg_gpu_driver.tests import scope
 
 _A = model.PciAddress.parse('0000:07:00.0')
 _B = model.PciAddress.parse('0000:0f:00.0')
-_SECONDS = 60
-"""Longer than anything in these tests takes."""
 
 
 class PublisherTest(base.BaseTestCase):
@@ -36,18 +35,18 @@ class PublisherTest(base.BaseTestCase):
         self.gates = {_A: threading.Semaphore(0), _B: threading.Semaphore(0)}
         self.failing = set()
         self.log = self.useFixture(fixtures.FakeLogger())
-        self.publisher = publishing.Publisher(self.write, _SECONDS)
+        self.publisher = publishing.Publisher(self.write, scope.HANG)
 
     def write(self, address, generations):
         self.begun.put((address, generations))
-        self.assertTrue(self.gates[address].acquire(timeout=_SECONDS))
+        self.assertTrue(self.gates[address].acquire(timeout=scope.HANG))
         if address in self.failing:
             raise ConnectionError('no route')
         self.done.put((address, generations))
 
     def wait(self, queue_, address, generations=None):
         self.assertEqual((address, generations),
-                         queue_.get(timeout=_SECONDS))
+                         queue_.get(timeout=scope.HANG))
 
     def said(self):
         return self.log.output.count('cannot be written')
@@ -94,7 +93,7 @@ class PublisherTest(base.BaseTestCase):
         self.wait(self.begun, _A)
         self.assertTrue(bind.is_alive())
         self.gates[_A].release()
-        bind.join(_SECONDS)
+        bind.join(scope.HANG)
         self.assertFalse(bind.is_alive())
         self.wait(self.done, _A)
 
@@ -112,7 +111,7 @@ class PublisherTest(base.BaseTestCase):
             self.assertTrue(thread.is_alive())
             self.failing = {_A} if fails else set()
             self.gates[_A].release()
-            thread.join(_SECONDS)
+            thread.join(scope.HANG)
         self.assertEqual([True, False], found)
 
     def test_binds_do_not_wait_again_until_a_report_has_written(self):

@@ -29,11 +29,10 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator import tools
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 _FIRST, _SECOND, _THIRD = '0000:07:00.0', '0000:0f:00.0', '0000:47:00.0'
-_LONG = 60
-"""Seconds after which a test that waits has failed."""
 # Read now, because a test's own directory is closed to other users.
 _TEMPORARY = tempfile.gettempdir()
 _OTHER_PROCESS = """
@@ -223,7 +222,7 @@ class TestSharedOpens(OpensTestCase):
 
         def pause(seconds):
             waiting.set()
-            killed.wait(_LONG)
+            killed.wait(scope.HANG)
         self.machine.pause = pause
         reset = tools.nvidia_smi(self.machine)
         error = self.assertRaises(processutils.ProcessExecutionError, reset,
@@ -232,11 +231,11 @@ class TestSharedOpens(OpensTestCase):
         thread = threading.Thread(target=self.sysfs.write, daemon=True, args=(
             _FIRST, 'bus', 'pci', 'drivers', 'nvidia', 'unbind'))
         thread.start()
-        self.assertTrue(waiting.wait(_LONG))
+        self.assertTrue(waiting.wait(scope.HANG))
         process.kill()
         process.wait()
         killed.set()
-        thread.join(_LONG)
+        thread.join(scope.HANG)
         self.assertIsNone(self.sysfs.link_name(
             'bus', 'pci', 'devices', _FIRST, 'driver'))
         other = machine_module.Machine.load(self.host, self.path)

@@ -32,6 +32,7 @@ from cyborg_gpu_driver.cmd.interference import predict
 from cyborg_gpu_driver.cmd.interference import show
 from cyborg_gpu_driver.nova.weighing import interference
 from cyborg_gpu_driver.tests import command
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.interference import commands
 from cyborg_gpu_driver.tests.unit.tools import documents
 
@@ -204,7 +205,7 @@ class MeasureTest(InterferenceCase):
         self.addCleanup(process.kill)
         (self.directory / 'ready').read_text()
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=scope.HANG)
         self.assertNotEqual(0, process.returncode)
         self.assertIn('1 of 2 steps are in', errors)
         self.assert_ended(self.pids())

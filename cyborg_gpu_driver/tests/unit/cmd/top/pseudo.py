@@ -32,8 +32,8 @@ import time
 
 import fixtures
 
-_SECONDS = 120
-"""How long a busy machine may take for what should happen at once."""
+from cyborg_gpu_driver.tests import scope
+
 _PROGRAM = """
 import fcntl, signal, sys, termios
 # Programs in the background, such as a test runner, may ignore SIGINT.
@@ -139,7 +139,7 @@ class Terminal(fixtures.Fixture):
         return self._process.returncode
 
     def _read(self, is_enough, otherwise):
-        end = time.monotonic() + _SECONDS
+        end = time.monotonic() + scope.HANG
         while not is_enough():
             if time.monotonic() > end:
                 raise AssertionError(otherwise + ':\n' + '\n'.join(self.rows))

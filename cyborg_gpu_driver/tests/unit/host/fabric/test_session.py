@@ -29,6 +29,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import platform as simulated
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.simulator.machine import patch
+from cyborg_gpu_driver.tests import scope
 
 _LOST = -9
 
@@ -194,7 +195,7 @@ class VgpuModeTest(FabricCase):
         ended = threading.Event()
         call = deadline._Call('last', ended.set, ())
         deadline._worker(session._OWNER)._calls.put(call)
-        self.assertTrue(ended.wait(60))
+        self.assertTrue(ended.wait(scope.HANG))
 
     def test_not_installed(self):
         self.machine.remove_fabric_manager()

@@ -23,10 +23,8 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.health import events
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host import base
-
-_SECONDS = 30
-"""Longer than anything in these tests takes."""
 
 
 class EventSetTest(base.SimulatedTestCase):
@@ -191,10 +189,10 @@ class WatcherTest(base.SimulatedTestCase):
         self.machine.faults.delay('nvmlEventSetWait_v2', 0,
                                   lambda _: registered.set())
         self.watcher.watch(self.addresses)
-        self.assertTrue(registered.wait(_SECONDS))
+        self.assertTrue(registered.wait(scope.HANG))
 
     def next(self):
-        return self.events.get(timeout=_SECONDS)
+        return self.events.get(timeout=scope.HANG)
 
     def raised(self, xid=62, address=None):
         self.machine.raise_xid(str(address or self.first), xid)
@@ -221,7 +219,7 @@ class WatcherTest(base.SimulatedTestCase):
         for _ in range(2):
             told.clear()
             self.machine.raise_xid(str(self.first), 62)
-            self.assertTrue(told.wait(_SECONDS))
+            self.assertTrue(told.wait(scope.HANG))
         self.assertTrue(self.log.about('XID 62'))
 
     def test_a_lost_gpu_is_told_and_does_not_keep_it_busy(self):
@@ -247,7 +245,7 @@ class WatcherTest(base.SimulatedTestCase):
         self.machine.unload_library(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         self.machine.faults.delay('nvmlInitWithFlags', 0, tries.put)
         self.watcher.watch(self.addresses)
-        tries.get(timeout=_SECONDS)
+        tries.get(timeout=scope.HANG)
         self.assertRaises(queue.Empty, tries.get, timeout=0.3)
 
     def test_no_error_ends_it(self):
@@ -261,7 +259,7 @@ class WatcherTest(base.SimulatedTestCase):
         self.watch()
         self.machine.faults.delay('nvmlEventSetWait_v2', 0, fail)
         for _ in range(3):
-            self.assertTrue(failed.acquire(timeout=_SECONDS))
+            self.assertTrue(failed.acquire(timeout=scope.HANG))
             self.watcher.watch(self.addresses)
         self.watch()
         self.assertEqual(62, self.raised().xid)
@@ -279,11 +277,11 @@ class WatcherTest(base.SimulatedTestCase):
             release.wait()
 
         self.machine.faults.delay('nvmlEventSetWait_v2', 0, hang)
-        self.assertTrue(hangs.wait(_SECONDS))
+        self.assertTrue(hangs.wait(scope.HANG))
         self.watcher.stop()
         self.machine.faults.clear()
         release.set()
-        self.watcher._thread.join(_SECONDS)
+        self.watcher._thread.join(scope.HANG)
         self.watch()
         self.assertEqual(62, self.raised().xid)
 
@@ -306,7 +304,7 @@ class WatcherTest(base.SimulatedTestCase):
         with self.nvml.alone():
             self.machine.faults.delay('nvmlEventSetWait_v2', 0,
                                       lambda _: waits.set())
-        self.assertTrue(waits.wait(_SECONDS))
+        self.assertTrue(waits.wait(scope.HANG))
         self.assertEqual(62, self.raised().xid)
 
     def test_a_callback_that_waits_keeps_nobody_from_having_nvml(self):
@@ -314,14 +312,14 @@ class WatcherTest(base.SimulatedTestCase):
 
         def wait(event):
             told.set()
-            go_on.wait(_SECONDS)
+            go_on.wait(scope.HANG)
 
         self.watcher = events.Watcher(self.nvml, wait)
         self.addCleanup(self.watcher.stop)
         self.addCleanup(go_on.set)
         self.watch()
         self.machine.raise_xid(str(self.first), 62)
-        self.assertTrue(told.wait(_SECONDS))
+        self.assertTrue(told.wait(scope.HANG))
         with self.nvml.alone(), self.machine.operation():
             self.assertFalse(self.machine.library.open)
 

@@ -18,6 +18,8 @@ import sys
 from oslo_utils import importutils
 from oslotest import base
 
+from cyborg_gpu_driver.tests import scope
+
 _PROGRAM = """
 import eventlet
 eventlet.monkey_patch()
@@ -86,7 +88,7 @@ class GreenTest(base.BaseTestCase):
         done = subprocess.run([sys.executable, '-W', 'ignore', '-c',
                                program],
                               capture_output=True, text=True, check=False,
-                              timeout=60)
+                              timeout=scope.HANG)
         self.assertEqual(0, done.returncode, done.stderr)
         return done.stdout
 

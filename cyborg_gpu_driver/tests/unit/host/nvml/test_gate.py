@@ -26,8 +26,7 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.nvml import access
 from cyborg_gpu_driver.host.nvml import gate
-
-_SECONDS = 30
+from cyborg_gpu_driver.tests import scope
 
 
 class Session(gate.Guarded):
@@ -80,10 +79,10 @@ class GateTest(base.BaseTestCase):
         super().setUp()
         self.state_path = self.useFixture(fixtures.TempDir()).path
 
-    def access(self, timeout=_SECONDS):
+    def access(self, timeout=scope.HANG):
         return access.Access(self.state_path, timeout)
 
-    def session(self, timeout=_SECONDS):
+    def session(self, timeout=scope.HANG):
         """A session like another process's: it shares only the files."""
         session = Session(self.access(timeout))
         self.addCleanup(session.reset)
@@ -96,7 +95,7 @@ class GateTest(base.BaseTestCase):
             target=_another_process, args=(self.state_path, theirs))
         process.start()
         theirs.close()
-        self.addCleanup(process.join, _SECONDS)
+        self.addCleanup(process.join, scope.HANG)
         self.addCleanup(self._end, mine)
         return process, mine
 
@@ -156,7 +155,7 @@ class GateTest(base.BaseTestCase):
         return wanted
 
     def _wait_for_calls(self, called, times):
-        end = time.monotonic() + _SECONDS
+        end = time.monotonic() + scope.HANG
         while called.call_count < times and time.monotonic() < end:
             time.sleep(access.POLL)
         self.assertGreaterEqual(called.call_count, times)
@@ -169,7 +168,7 @@ class GateTest(base.BaseTestCase):
         self.assertFalse(one.open)
 
     def test_in_memory_it_is_the_same(self):
-        shared = access.Access(None, _SECONDS)
+        shared = access.Access(None, scope.HANG)
         one, other = Session(shared), Session(shared)
         one.use()
         with other.alone():
@@ -180,7 +179,7 @@ class GateTest(base.BaseTestCase):
     def _while_alone(self, owner, other):
         with owner.alone():
             error = self.in_thread(
-                lambda: self._error_of(other, 0)).get(timeout=_SECONDS)
+                lambda: self._error_of(other, 0)).get(timeout=scope.HANG)
             raise error
 
     def _error_of(self, session, seconds):
@@ -200,7 +199,7 @@ class GateTest(base.BaseTestCase):
             one.use()
             self.assertTrue(one.open)
         self.assertFalse(one.open)
-        self.assertEqual('alone', waiting.get(timeout=_SECONDS))
+        self.assertEqual('alone', waiting.get(timeout=scope.HANG))
 
     def _alone(self, session):
         with session.alone():
@@ -212,7 +211,7 @@ class GateTest(base.BaseTestCase):
             waiting = self.in_thread(one.use)
             self.assertRaises(queue.Empty, waiting.get, timeout=0.2)
             self.assertFalse(one.open)
-        waiting.get(timeout=_SECONDS)
+        waiting.get(timeout=scope.HANG)
         self.assertTrue(one.open)
 
     def test_who_does_not_let_go_is_named(self):
@@ -235,7 +234,7 @@ class GateTest(base.BaseTestCase):
         self.assertIn(f'process {process.pid} (', str(error))
         self.assertEqual('nvmlInit', error.call)
         # The next call does not wait again for the same process.
-        session.gate.access.timeout = 10 * _SECONDS
+        session.gate.access.timeout = scope.HANG
         self.assertRaises(exception.NvmlClosed, session.use)
         other.send('go on')
         self.assertEqual(('open', False), other.recv())
@@ -247,7 +246,7 @@ class GateTest(base.BaseTestCase):
         with one.alone():
             waiting = self.in_thread(lambda: self._alone(other))
             self.assertRaises(queue.Empty, waiting.get, timeout=0.2)
-        self.assertEqual('alone', waiting.get(timeout=_SECONDS))
+        self.assertEqual('alone', waiting.get(timeout=scope.HANG))
 
     def test_a_process_that_is_killed_holds_nothing(self):
         for order in ('alone', 'hang'):
@@ -255,7 +254,7 @@ class GateTest(base.BaseTestCase):
             other.send(order)
             other.recv()
             process.kill()
-            process.join(_SECONDS)
+            process.join(scope.HANG)
             session = self.session()
             session.use()
             self.assertEqual('alone', self._alone(session))
@@ -306,7 +305,7 @@ class GateTest(base.BaseTestCase):
         session = self.session()
         session.use()
         with gate._keepers._mutex:
-            self.in_thread(session.reset).get(timeout=_SECONDS)
+            self.in_thread(session.reset).get(timeout=scope.HANG)
         self.assertEqual('alone', self._alone(self.session()))
 
     def test_nested(self):

@@ -24,6 +24,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host import base
 
 _1G, _2G, _3G, _7G = 19, 14, 9, 0
@@ -171,12 +172,12 @@ class SessionTest(base.SimulatedTestCase):
 
         def wait(_seconds):
             opening.set()
-            forked.wait(30)
+            forked.wait(scope.HANG)
 
         self.machine.faults.delay('nvmlInitWithFlags', 1, sleep=wait)
         thread = threading.Thread(target=self.nvml.driver_version)
         thread.start()
-        self.assertTrue(opening.wait(30))
+        self.assertTrue(opening.wait(scope.HANG))
         child = os.fork()
         if child == 0:
             status = 1
@@ -185,7 +186,7 @@ class SessionTest(base.SimulatedTestCase):
                 opener = threading.Thread(target=self.nvml.driver_version)
                 opener.daemon = True
                 opener.start()
-                opener.join(20)
+                opener.join(scope.HANG)
                 status = int(opener.is_alive())
             finally:
                 os._exit(status)

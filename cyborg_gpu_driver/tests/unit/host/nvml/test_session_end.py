@@ -24,9 +24,8 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host import base
-
-_A_MINUTE = 60
 
 
 class SessionEndTest(base.SimulatedTestCase):
@@ -43,7 +42,7 @@ class SessionEndTest(base.SimulatedTestCase):
 
         thread = threading.Thread(target=collect, daemon=True)
         thread.start()
-        thread.join(_A_MINUTE)
+        thread.join(scope.HANG)
         self.assertFalse(thread.is_alive())
         self.wait_until_closed(opened)
         self.assertEqual((False, 1), (opened.is_open,
@@ -58,7 +57,7 @@ class SessionEndTest(base.SimulatedTestCase):
         opens = threading.Event()
         self.addCleanup(opens.set)
         self.machine.faults.delay('nvmlInitWithFlags', 1,
-                                  sleep=lambda _: opens.wait(_A_MINUTE))
+                                  sleep=lambda _: opens.wait(scope.HANG))
         self.nvml.timeout = 0.02
         self.assertRaises(exception.NvmlNotAnswering,
                           self.nvml.driver_version)
@@ -70,7 +69,7 @@ class SessionEndTest(base.SimulatedTestCase):
         self.assertEqual((False, 0), (self.nvml.gate.is_open,
                                       pynvml._nvmlLib_refcount))
         self.assertEqual(1, self.calls()['nvmlShutdown'])
-        self.nvml.timeout = _A_MINUTE
+        self.nvml.timeout = scope.HANG
         self.assertTrue(self.nvml.driver_version())
         self.nvml.reset()
         self.assertEqual(0, pynvml._nvmlLib_refcount)
@@ -81,7 +80,7 @@ class SessionEndTest(base.SimulatedTestCase):
             self.nvml.timeout = 0.02
             self.assertFalse(self.nvml.reset())
             self.assertTrue(self.nvml.gate.is_open)
-        self.nvml.timeout = _A_MINUTE
+        self.nvml.timeout = scope.HANG
         self.assertTrue(self.nvml.reset())
         self.assertEqual((False, 1), (self.nvml.gate.is_open,
                                       pynvml._nvmlLib_refcount))
@@ -133,7 +132,7 @@ class SessionEndTest(base.SimulatedTestCase):
             self.assertFalse(self.nvml.reset())
         while deadline.stuck():
             time.sleep(0.01)
-        self.nvml.timeout = _A_MINUTE
+        self.nvml.timeout = scope.HANG
         self.assertTrue(self.nvml.driver_version())
         opened = self.nvml.gate
         gate.close_abandoned()
@@ -143,7 +142,7 @@ class SessionEndTest(base.SimulatedTestCase):
     def test_a_session_that_stays_open_after_exclusive_use_is_closed(self):
         may_end = threading.Event()
         self.machine.faults.delay('nvmlSystemGetDriverVersion', 1,
-                                  sleep=lambda _: may_end.wait(_A_MINUTE))
+                                  sleep=lambda _: may_end.wait(scope.HANG))
         with self.nvml.alone():
             # Opens the session, which takes longer on a busy machine.
             self.nvml.device_count()
@@ -162,7 +161,7 @@ class SessionEndTest(base.SimulatedTestCase):
         """Let nvmlShutdown take as long as the block."""
         may_end = threading.Event()
         self.machine.faults.delay('nvmlShutdown', 1,
-                                  sleep=lambda _: may_end.wait(_A_MINUTE))
+                                  sleep=lambda _: may_end.wait(scope.HANG))
         try:
             yield
         finally:
@@ -173,7 +172,7 @@ class SessionEndTest(base.SimulatedTestCase):
     def slow_call(self):
         """Let another session make a call that is slow, but not overdue."""
         slow = self.nvml.another()
-        slow.timeout = _A_MINUTE
+        slow.timeout = scope.HANG
         self.addCleanup(slow.reset)
         for session in (self.nvml, slow):
             session.driver_version()
@@ -181,12 +180,12 @@ class SessionEndTest(base.SimulatedTestCase):
 
         def wait(_seconds):
             begun.set()
-            may_end.wait(_A_MINUTE)
+            may_end.wait(scope.HANG)
 
         self.machine.faults.delay('nvmlSystemGetDriverVersion', 1, sleep=wait)
         thread = threading.Thread(target=slow.driver_version)
         thread.start()
-        begun.wait(_A_MINUTE)
+        begun.wait(scope.HANG)
         try:
             yield
         finally:
@@ -219,6 +218,6 @@ class SessionEndTest(base.SimulatedTestCase):
             self.assertTrue(self.machine.library.open)
 
     def wait_until_closed(self, opened):
-        end = time.monotonic() + _A_MINUTE
+        end = time.monotonic() + scope.HANG
         while opened.is_open and time.monotonic() < end:
             time.sleep(0.01)

@@ -21,10 +21,10 @@ from oslotest import base as oslo_base
 
 from cyborg_gpu_driver.host import problems as problems_module
 from cyborg_gpu_driver.host.nvml import static
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host import base
 
 _PROFILE = 'nvmlDeviceGetGpuInstanceProfileInfoV'
-_A_MINUTE = 60
 _INDICES = pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT + 1
 """The calls that read NVML's list of profiles to its end: one fails."""
 
@@ -33,7 +33,7 @@ class AlikeTest(oslo_base.BaseTestCase):
 
     def setUp(self):
         super().setUp()
-        self.alike = static.Alike(_A_MINUTE)
+        self.alike = static.Alike(scope.HANG)
         self.numbers = itertools.count(1)
         self.problems = problems_module.Problems()
 
@@ -67,7 +67,7 @@ class AlikeTest(oslo_base.BaseTestCase):
 
         def hang(_problems):
             begun.set()
-            ended.wait(_A_MINUTE)
+            ended.wait(scope.HANG)
             return 'late'
 
         thread = threading.Thread(target=self.alike.of, args=(
@@ -75,7 +75,7 @@ class AlikeTest(oslo_base.BaseTestCase):
         thread.start()
         self.addCleanup(thread.join)
         self.addCleanup(ended.set)
-        self.assertTrue(begun.wait(_A_MINUTE))
+        self.assertTrue(begun.wait(scope.HANG))
         self.assertEqual([1, 2], [self.ask(), self.ask()])
         ended.set()
         thread.join()

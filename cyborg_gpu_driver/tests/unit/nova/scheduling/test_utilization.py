@@ -25,6 +25,7 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.nova.scheduling import utilization
 from cyborg_gpu_driver.nova.weighing import utilization as weighing
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.metrics import monitored
 from cyborg_gpu_driver.tests.unit.nova import prometheus
 
@@ -97,7 +98,7 @@ class BackgroundTest(UtilizationCase):
     def test_nobody_waits(self):
         self.prometheus.release.clear()
         self.assertIsNone(self.known.of(HOST, [GPU]))
-        self.assertTrue(self.prometheus.asked.wait(60))
+        self.assertTrue(self.prometheus.asked.wait(scope.HANG))
         self.assertIsNone(self.known.of(HOST, [GPU]))
         self.prometheus.release.set()
         monitored.wait_for('the answer', lambda: self.known.of(

@@ -22,6 +22,7 @@ from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
 _SHARED = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
@@ -213,7 +214,7 @@ class LeftoverTest(ComputeCase):
         self.binder.bind(*self.handle('1g.5gb', 2))
         for thread in threading.enumerate():
             if thread.name == f'mdevctl undefine {handle}':
-                thread.join(60)
+                thread.join(scope.HANG)
         self.assertEqual((), self.machine.defined_mdevs)
         self.assertIsNone(self.journal.get(handle))
 

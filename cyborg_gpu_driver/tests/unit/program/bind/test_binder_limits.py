@@ -23,6 +23,7 @@ from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.bind import binder
 from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
 _CREATE = 'nvmlDeviceCreateGpuInstanceWithPlacement'
@@ -90,9 +91,9 @@ class LateBindTest(LimitCase):
         waits = self.listen()
         with self.hold():
             thread, errors = self.in_thread(self.binder.bind, *self.asked)
-            self.assertTrue(waits.event.wait(60))
+            self.assertTrue(waits.event.wait(scope.HANG))
             self.now = self.seconds
-        thread.join(60)
+        thread.join(scope.HANG)
         self.assertIsInstance(errors[0], exception.BindAbandoned)
         self.assertIn('bind_timeout', str(errors[0]))
         self.assertEqual(_NOTHING, self.truth())
@@ -137,9 +138,9 @@ class LateBindTest(LimitCase):
         waits = self.listen()
         with self.hold():
             thread, errors = self.in_thread(self.binder.bind, *self.asked)
-            self.assertTrue(waits.event.wait(60))
+            self.assertTrue(waits.event.wait(scope.HANG))
             self.binder.unbind(*self.asked)
-        thread.join(60)
+        thread.join(scope.HANG)
         self.assertIsInstance(errors[0], exception.BindAbandoned)
         self.assertIn('released the handle', str(errors[0]))
         self.assertEqual(_NOTHING, self.truth())
@@ -200,7 +201,7 @@ class SlowUnbindTest(LimitCase):
 
     def test_nvml_hangs(self):
         self.machine.faults.delay(
-            _DESTROY, 1, sleep=lambda _seconds: self.release.wait(60))
+            _DESTROY, 1, sleep=lambda _seconds: self.release.wait(scope.HANG))
         error = self.assertRaises(exception.StepFailed, self.binder.unbind,
                                   *self.asked)
         self.assertIn('after 0.1 s', str(error))
@@ -213,13 +214,13 @@ class SlowUnbindTest(LimitCase):
 
         def tool(*_arguments):
             asked.set()
-            self.release.wait(60)
+            self.release.wait(scope.HANG)
 
         self.patch(privileged, '_platform', dataclasses.replace(
             privileged.machine(), mdevctl=tool))
         self.assertRaises(exception.StepFailed, self.binder.unbind,
                           *self.asked)
-        self.assertTrue(asked.wait(60))
+        self.assertTrue(asked.wait(scope.HANG))
         self.assertEqual([journal.Phase.UNBINDING], self.phases())
         self.binder.bind(*self.handle('1g.5gb'))
         self.release.set()

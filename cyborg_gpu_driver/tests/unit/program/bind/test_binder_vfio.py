@@ -28,6 +28,7 @@ from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.simulator.driver import mig as rules
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
 
@@ -196,7 +197,7 @@ class MigTest(VfioCase):
         write = self.machine.os.write
 
         def write_late(descriptor, data):
-            released.wait(60)
+            released.wait(scope.HANG)
             return write(descriptor, data)
 
         self.patch(self.machine.os, 'write', write_late)

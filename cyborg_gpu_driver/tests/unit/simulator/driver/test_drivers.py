@@ -22,14 +22,13 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 _GPU, _OTHER = '0000:41:00.0', '0000:81:00.0'
 _VFIO_GPU = '0000:c1:00.0'
 _SOUND = '0000:41:00.1'
 _PCI = ('bus', 'pci')
-_LONG = 60
-"""Seconds after which a test that waits has failed."""
 
 
 class DriversTestCase(base.MachineTestCase):
@@ -68,16 +67,16 @@ class DriversTestCase(base.MachineTestCase):
 
         def pause(seconds):
             waiting.set()
-            self.go_on.wait(_LONG)
+            self.go_on.wait(scope.HANG)
         self.machine.pause = pause
         thread = threading.Thread(target=action, args=args, daemon=True)
         thread.start()
-        self.assertTrue(waiting.wait(_LONG))
+        self.assertTrue(waiting.wait(scope.HANG))
         return thread
 
     def finish(self, thread):
         self.go_on.set()
-        thread.join(_LONG)
+        thread.join(scope.HANG)
         self.assertFalse(thread.is_alive())
 
 

@@ -19,6 +19,7 @@ import fixtures
 import pynvml
 
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 A100 = '0000:07:00.0'
@@ -128,7 +129,7 @@ class TestEvents(base.MachineTestCase):
             target=lambda: told.append(self.wait(60000).eventData))
         thread.start()
         self.machine.raise_xid(A100, 62)
-        thread.join(30)
+        thread.join(scope.HANG)
         self.assertEqual([62], told)
 
     def test_the_end_of_nvml_wakes_who_waits(self):
@@ -138,7 +139,7 @@ class TestEvents(base.MachineTestCase):
                 pynvml.NVML_ERROR_UNINITIALIZED, self.wait, 60000))
         thread.start()
         self.machine.unload_library()
-        thread.join(30)
+        thread.join(scope.HANG)
         self.assertFalse(thread.is_alive())
 
     def test_errors_reach_other_processes(self):
