@@ -127,8 +127,7 @@ class _Reader:
         self._taken = set()
 
     def host(self):
-        content = _parse(self._path, _read(self._path, self._digest),
-                         file_schema.HOST)
+        content = _parse_host(self._path, _read(self._path, self._digest))
         driver_version = content['driver_version']
         cuda_version = content.get('cuda_version', 12040)
         wsl = content.get('wsl', False)
@@ -242,7 +241,12 @@ def _model(name, path, digest):
     return _parse_model(name, path, _read(path, digest))
 
 
-# One process may create many machines of a few models.
+# One process may create many machines of a few hosts and models.
+@functools.lru_cache(maxsize=64)
+def _parse_host(path, data):
+    return _parse(path, data, file_schema.HOST)
+
+
 @functools.lru_cache(maxsize=64)
 def _parse_model(name, path, data):
     content = _parse(path, data, file_schema.MODEL)

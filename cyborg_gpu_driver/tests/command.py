@@ -15,7 +15,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import importlib.metadata
 import io
 import logging
 from collections.abc import Callable
@@ -24,6 +26,11 @@ from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator.machine import patch
+
+# Each command looks for its entry points among all installed packages, which
+# do not change while tests run.
+importlib.metadata.entry_points = functools.cache(
+    importlib.metadata.entry_points)
 
 
 class _Output(io.StringIO):

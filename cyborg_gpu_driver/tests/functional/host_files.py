@@ -25,6 +25,9 @@ from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import files as simulator_files
 
+# The same loader, written in C, if PyYAML was built with it.
+_LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)
+
 
 def write_host(directory, gpus):
     """Write a host file; return its path.
@@ -46,18 +49,37 @@ def write_unprepared(directory, name, gpus=None):
         become shared: each server with whole GPUs needs a partition.
     :param gpus: how many of the host's GPUs to keep; None for all.
     """
-    with open(os.path.join(os.path.dirname(simulator_files.__file__), 'hosts',
-                           f'{name}.yaml'), encoding='utf-8') as stream:
-        content = yaml.safe_load(stream)
+    content = _content(name, gpus)
     for gpu in content['gpus']:
         gpu.pop('mig', None)
         gpu.pop('vfs', None)
         if gpu.get('nvlink') == 'switches':
             content['fabric_mode'] = 1
+    return _write(directory, 'host', content)
+
+
+def write_part(directory, name, gpus=2):
+    """Write the file of a host with only its first GPUs; return its path.
+
+    Each GPU makes a command longer, and most tests look at one or two.
+
+    :param name: name of a host that comes with the simulator.
+    """
+    return _write(directory, name, _content(name, gpus))
+
+
+def _content(name, gpus):
+    path = simulator_files.HERE / 'hosts' / f'{name}.yaml'
+    # The loader is a safe one.
+    content = yaml.load(path.read_bytes(), _LOADER)  # noqa: S506
     content['gpus'] = content['gpus'][:gpus]
-    path = os.path.join(directory, 'host.yaml')
+    return content
+
+
+def _write(directory, name, content):
+    path = os.path.join(directory, f'{name}.yaml')
     with open(path, 'w', encoding='utf-8') as stream:
-        yaml.safe_dump(content, stream)
+        json.dump(content, stream)
     return path
 
 

@@ -17,10 +17,12 @@ from __future__ import annotations
 import contextlib
 import json
 
+import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.simulator.machine import patch
 from cyborg_gpu_driver.tests import command
+from cyborg_gpu_driver.tests.functional import host_files
 
 
 class CommandCase(base.BaseTestCase):
@@ -45,6 +47,11 @@ class CommandCase(base.BaseTestCase):
     def rows(self, *arguments):
         """The rows that a command prints as JSON."""
         return json.loads(self.run_program(*arguments, '-f', 'json')[0])
+
+    def part(self, name, gpus=2):
+        """The file of a simulated host with only its first GPUs."""
+        return host_files.write_part(
+            self.useFixture(fixtures.TempDir()).path, name, gpus)
 
     def configure(self, text, directory):
         """Write a configuration file with this text and return its path."""

@@ -47,7 +47,7 @@ class LayoutTest(RenderCase):
     def test_layout_of_a_file(self):
         found = self.found('--layout', self.file, '--name', 'halves')
         self.assertEqual('single', found['strategy'])
-        self.assertEqual({'nvidia.com/gpu': 16}, found['allocatable'])
+        self.assertEqual({'nvidia.com/gpu': 8}, found['allocatable'])
         self.assertEqual(
             [{'devices': 'all', 'mig-enabled': True,
               'mig-devices': {'3g.40gb': 2}}],
@@ -70,7 +70,7 @@ class LayoutTest(RenderCase):
     def test_layout_from_standard_input(self):
         self.addCleanup(setattr, sys, 'stdin', sys.stdin)
         sys.stdin = io.StringIO(layouts.LAYOUTS)
-        self.assertEqual({'nvidia.com/gpu': 16}, self.found(
+        self.assertEqual({'nvidia.com/gpu': 8}, self.found(
             '--layout', '-', '--name', 'halves')['allocatable'])
 
     def test_some_of_the_gpus(self):
@@ -99,12 +99,12 @@ class SeveralTest(RenderCase):
                            '--name', 'off')
         self.assertEqual(['all-disabled', 'halves', 'off'],
                          self.layouts(found))
-        self.assertEqual({'halves': {'nvidia.com/gpu': 16},
-                          'off': {'nvidia.com/gpu': 8}},
+        self.assertEqual({'halves': {'nvidia.com/gpu': 8},
+                          'off': {'nvidia.com/gpu': 4}},
                          found['allocatable'])
         _, errors = self.render('--layout', self.file, '--name', 'halves',
                                 '--name', 'off')
-        self.assertIn('on nodes of off for 8 x nvidia.com/gpu', errors)
+        self.assertIn('on nodes of off for 4 x nvidia.com/gpu', errors)
 
     def test_of_another_host(self):
         directory = os.path.join(self.directory, 'values')

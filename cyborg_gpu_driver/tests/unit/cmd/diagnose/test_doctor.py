@@ -27,6 +27,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 from cyborg_gpu_driver.tests.unit.cmd import base
 
@@ -39,6 +40,7 @@ class DoctorTest(base.CommandCase):
         self.addCleanup(setattr, privileged, '_platform', None)
         self.addCleanup(privileged.privsep.gpu_context.set_client_mode, True)
         self.directory = self.useFixture(fixtures.TempDir()).path
+        self.host = self.part('dgx-a100-80')
         self.config = self.configure(
             '[gpu]\npolicies = p\n'
             '[gpu_policy:p]\nmode = mig\n', self.directory)
@@ -46,7 +48,7 @@ class DoctorTest(base.CommandCase):
     def doctor(self, *arguments, code=0):
         """Run a command and return its rows and its standard error."""
         output, said = self.run_program(
-            '--config-file', self.config, '--simulate', 'dgx-a100-80',
+            '--config-file', self.config, '--simulate', self.host,
             '--state', self.directory + '/state', *arguments, code=code)
         return output and json.loads(output), said
 
@@ -64,7 +66,7 @@ class DoctorTest(base.CommandCase):
         self.assertIn('Placement is not used', said)
 
     def test_what_cannot_be_read_is_not_compared(self):
-        machine = simulator.Machine.load('dgx-a100-80',
+        machine = simulator.Machine.load(self.host,
                                          self.directory + '/state')
         machine.lose_gpu('0000:0f:00.0')
         rows, said = self.compared(code=2)
@@ -77,12 +79,12 @@ class DoctorTest(base.CommandCase):
         machine.unload_library()
         rows, said = self.compared(code=2)
         self.assertIn('no NVML library', said)
-        self.assertEqual(8, len(rows))
+        self.assertEqual(2, len(rows))
         self.assertNotIn('No problem', said)
 
     def test_a_difference_is_listed_with_its_remedy(self):
         self.run_program(
-            '--config-file', self.config, '--simulate', 'dgx-a100-80',
+            '--config-file', self.config, '--simulate', self.host,
             '--state', self.directory + '/state', 'instance', 'create',
             '0000:07:00.0', '1g.10gb')
         for arguments in ((), ('--repair',)):
@@ -142,11 +144,11 @@ class DoctorTest(base.CommandCase):
         self.assertIn('readable for the user of cyborg-agent', row['action'])
 
     def test_all_sections(self):
-        machine = simulator.Machine.load('dgx-a100-80',
+        machine = simulator.Machine.load(self.host,
                                          self.directory + '/state')
         machine.set_health('0000:0f:00.0', uncorrected=2)
         self.run_program(
-            '--config-file', self.config, '--simulate', 'dgx-a100-80',
+            '--config-file', self.config, '--simulate', self.host,
             '--state', self.directory + '/state', 'instance', 'create',
             '0000:07:00.0', '1g.10gb')
         rows, _ = self.doctor('doctor', '-f', 'json', code=1)
@@ -177,7 +179,7 @@ class DoctorTest(base.CommandCase):
             [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
              '--config-file', config, '--simulate', 'h100nvlx2', '--state',
              state, 'doctor', '-f', 'json', '--timeout', '0.5'],
-            capture_output=True, text=True, check=False, timeout=600)
+            capture_output=True, text=True, check=False, timeout=scope.HANG)
         self.assertEqual(2, done.returncode, done.stderr)
         (row,) = json.loads(done.stdout)
         self.assertEqual(
@@ -213,7 +215,7 @@ class DoctorTest(base.CommandCase):
 
     def test_sections_say_what_the_commands_say(self):
         """The doctor reports all that ``check`` and ``health show`` find."""
-        state = ('--config-file', self.config, '--simulate', 'dgx-a100-80',
+        state = ('--config-file', self.config, '--simulate', self.host,
                  '--state', self.directory + '/state')
         output, _ = self.run_program(*state, 'check', '-f', 'json', code=2)
         wanted = dict.fromkeys(
@@ -222,7 +224,7 @@ class DoctorTest(base.CommandCase):
         rows, _ = self.compared(sections=('host',), code=1)
         self.assertEqual([*wanted], [(row['message'], row['action'])
                                   for row in rows])
-        machine = simulator.Machine.load('dgx-a100-80',
+        machine = simulator.Machine.load(self.host,
                                          self.directory + '/state')
         machine.set_health('0000:0f:00.0', uncorrected=2)
         output, _ = self.run_program(*state, 'health', 'show', '-f', 'json',

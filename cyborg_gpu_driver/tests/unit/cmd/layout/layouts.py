@@ -59,9 +59,11 @@ class LayoutCase(base.CommandCase):
     """Commands on one simulated host that keeps its state between them."""
 
     host = 'hgx-h100'
+    gpus = 4
 
     def setUp(self):
         super().setUp()
+        self.host = self.part(self.host, self.gpus)
         self.directory = self.useFixture(fixtures.TempDir()).path
         for name in list(os.environ):
             if name.startswith('MIG_PARTED_'):

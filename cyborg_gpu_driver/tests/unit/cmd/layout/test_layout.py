@@ -106,7 +106,7 @@ class ApplyTest(layouts.LayoutCase):
         self.assertEqual(2, len(self.instances(1)))
 
     def test_skip_reset(self):
-        self.host = 'dgx-a100-80'
+        self.host = self.part('dgx-a100-80', self.gpus)
         self.state += '.a100'
         machine = self.machine()
         with machine.operation(write=True):
@@ -127,13 +127,13 @@ class RefusalTest(layouts.LayoutCase):
     """A refusal has a clear error and exit code 1, and changes nothing."""
 
     def refused(self, arguments, *words):
-        before = [self.instances(index) for index in range(8)]
+        before = [self.instances(index) for index in range(self.gpus)]
         _, errors = self.layout('apply', *arguments, code=1)
         for word in words:
             self.assertIn(word, errors)
         self.assertNotIn('Traceback', errors)
         self.assertEqual(before, [self.instances(index)
-                                  for index in range(8)])
+                                  for index in range(self.gpus)])
 
     def test_bad_files(self):
         for text, word in (
@@ -154,7 +154,7 @@ class RefusalTest(layouts.LayoutCase):
         for name, *words in (
                 ('unknown', '1g.5gb', '1g.10gb'),
                 ('too-much', '3 x 3g.40gb', '2 x 3g.40gb'),
-                ('nowhere', 'no GPU 8', '0 to 7'),
+                ('nowhere', 'no GPU 8', '0 to 3'),
                 ('none', "'none'", 'halves')):
             self.refused(('--layout-file', self.file, '-c', name), *words)
 
@@ -257,7 +257,7 @@ class FileTest(layouts.LayoutCase):
     def test_list_tells_what_suits_the_host(self):
         output, _ = self.layout('list', '--layout-file', self.file)
         lines = dict(line.split(None, 1) for line in output.splitlines())
-        self.assertEqual('0-7: MIG mode off', lines['off'])
+        self.assertEqual('0-3: MIG mode off', lines['off'])
         self.assertEqual('not for this host', lines['unknown'])
         rows = json.loads(self.layout('list', '--layout-file', self.file, '-o',
                                       'json')[0])
