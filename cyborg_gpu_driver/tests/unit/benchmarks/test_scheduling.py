@@ -125,7 +125,8 @@ class ProgramTest(base.BaseTestCase):
     def test_what_falls_short_ends_with_1(self):
         self.addCleanup(setattr, scheduling, 'LIMIT', scheduling.LIMIT)
         scheduling.LIMIT = 1.1
-        code, printed, told = self.run_program()
+        code, printed, told = self.run_program(
+            '--requests', '300', '--role-requests', '450')
         self.assertEqual(1, code)
         self.assertIn('gap closed', printed)
         self.assertIn('of the gap closed is less than 1.10', told)

@@ -32,12 +32,12 @@ class PeerCase(test_command.CheckCase):
     def setUp(self):
         super().setUp()
         self.machine_state = f'{self.directory}/machine'
-        self.peer = simulator.Machine.load('l40sx4', self.machine_state)
+        self.peer = simulator.Machine.load(self.host, self.machine_state)
 
     def facts(self, **changes):
         """Return the document of the peer in its present state."""
         output, _ = self.run_program(
-            '--config-file', self.conf, '--simulate', 'l40sx4', '--state',
+            '--config-file', self.conf, '--simulate', self.host, '--state',
             self.machine_state, 'check', '--peer-facts')
         return {**json.loads(output), 'host': 'gpu2', **changes}
 
@@ -48,7 +48,7 @@ class PeerCase(test_command.CheckCase):
             stream.write(facts if isinstance(facts, str)
                          else json.dumps(facts))
         output, errors = self.run_program(
-            '--config-file', config or self.conf, '--simulate', 'l40sx4',
+            '--config-file', config or self.conf, '--simulate', self.host,
             'check', '--peer', path, *self.nova(self.lines()),
             '-f', 'json', code=code)
         if not output:
@@ -162,6 +162,6 @@ class DocumentTest(PeerCase):
 
     def test_file_that_is_not_there(self):
         _, errors = self.run_program(
-            '--config-file', self.conf, '--simulate', 'l40sx4', 'check',
+            '--config-file', self.conf, '--simulate', self.host, 'check',
             '--peer', '/nowhere/facts', code=1)
         self.assertIn('/nowhere/facts', errors)

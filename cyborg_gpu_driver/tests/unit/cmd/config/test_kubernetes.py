@@ -85,7 +85,8 @@ class LayoutTest(RenderCase):
 
     def test_every_simulated_host_can_be_rendered(self):
         for host in files.names():
-            self.run_program('--simulate', host, 'kubernetes', 'render',
+            self.run_program('--simulate', self.part(host), 'kubernetes',
+                             'render',
                              '--strategy', 'none', '--replicas', '2')
 
 
