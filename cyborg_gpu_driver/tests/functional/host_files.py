@@ -59,11 +59,12 @@ def write_unprepared(directory, name, gpus=None):
 
 
 def write_part(directory, name, gpus=2):
-    """Write the file of a host with only its first GPUs; return its path.
+    """Write the file of a host with only some of its GPUs; return its path.
 
     Each GPU makes a command longer, and most tests look at one or two.
 
     :param name: name of a host that comes with the simulator.
+    :param gpus: how many of its first GPUs to keep, or their addresses.
     """
     return _write(directory, name, _content(name, gpus))
 
@@ -72,7 +73,9 @@ def _content(name, gpus):
     path = simulator_files.HERE / 'hosts' / f'{name}.yaml'
     # The loader is a safe one.
     content = yaml.load(path.read_bytes(), _LOADER)  # noqa: S506
-    content['gpus'] = content['gpus'][:gpus]
+    content['gpus'] = (
+        [gpu for gpu in content['gpus'] if gpu['address'] in gpus]
+        if isinstance(gpus, tuple) else content['gpus'][:gpus])
     return content
 
 

@@ -48,8 +48,10 @@ from cyborg_gpu_driver.nova import handles
 from cyborg_gpu_driver.nova import patches
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.report.content import values
+from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import empty_placement
+from cyborg_gpu_driver.tests.functional import host_files
 
 HOST = 'compute1'
 
@@ -57,30 +59,35 @@ HOST = 'compute1'
 class GpuHost(fixtures.Fixture):
     """A simulated host with its agent and the attach handles it reports.
 
-    :param name: name of the simulated machine.
+    :param name: name or file of the simulated machine.
     :param governing: policies of its GPUs.
     :param vfio_handles: ``[gpu] nova_vfio_handles``.
+    :param gpus: how many GPUs it has if it is known by its name.
     """
 
-    def __init__(self, name, *governing, vfio_handles=False):
+    def __init__(self, name, *governing, vfio_handles=False, gpus=2):
         super().__init__()
         self._name = name
+        self._gpus = gpus
         self._settings = policies.Settings(
             policies=governing, vfio_handles=vfio_handles)
 
     def _setUp(self):
         directory = self.useFixture(fixtures.TempDir()).path
         state = f'{directory}/machine'
+        host = self._name
+        if host in files.names():
+            host = host_files.write_part(directory, host, self._gpus)
         # The agent leaves its own machine under pynvml. Uninstalling this
         # machine removes the agent's as well.
-        self.machine = simulator.Machine.load(self._name, state).install()
+        self.machine = simulator.Machine.load(host, state).install()
         self.addCleanup(self.machine.uninstall)
         self.addCleanup(setattr, privileged, '_platform', None)
         conf = cfg.ConfigOpts()
         gpu_conf.register_opts(conf)
         conf([], default_config_files=[])
         for name, value in (('state_path', directory),
-                            ('simulate', self._name),
+                            ('simulate', host),
                             ('simulate_state', state)):
             conf.set_override(name, value, group='gpu')
         self.sysfs = platform.from_conf(conf).sysfs

@@ -124,7 +124,7 @@ class StockTest(DomainCase):
         host = self.useFixture(base.GpuHost(
             't4x4', policy.Policy(
                 'one', policy.Mode.VGPU, vgpu_types=('T4-2B',),
-                match_numa_node=(0,)), WHOLE))
+                match_numa_node=(0,)), WHOLE, gpus=4))
         self.assert_both_are_attached(host)
 
     def test_nova_makes_an_mdev_that_is_gone(self):
@@ -300,7 +300,7 @@ class OthersTest(DomainCase):
     def test_mdev_and_whole_gpu(self):
         host = self.useFixture(base.GpuHost('t4x4', policy.Policy(
             'one', policy.Mode.VGPU, vgpu_types=('T4-2B',),
-            match_numa_node=(0,)), WHOLE))
+            match_numa_node=(0,)), WHOLE, gpus=4))
         self.extend(host)
         self.assert_both_are_attached(host)
 
@@ -331,7 +331,7 @@ class WhoseTest(DomainCase):
         host = self.useFixture(base.GpuHost(
             't4x4', policy.Policy(
                 'one', policy.Mode.VGPU, vgpu_types=('T4-2B',),
-                match_numa_node=(0,)), WHOLE))
+                match_numa_node=(0,)), WHOLE, gpus=4))
         server = self.instance()
         server.project_id = 'b9a2c1f04d6e4f5f8a7c6b5d4e3f2a10'
         (vgpu, *_), (whole, *_) = host.handles('T4-2B'), host.handles(

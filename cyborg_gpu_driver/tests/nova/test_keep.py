@@ -294,7 +294,7 @@ class WholeHostTest(KeepCase):
         """Servers of one host with one or two whole GPUs, vGPUs or both."""
         gpus = self.useFixture(base.GpuHost('t4x4', policy.Policy(
             'one', policy.Mode.VGPU, vgpu_types=('T4-2B',),
-            match_numa_node=(0,)), WHOLE))
+            match_numa_node=(0,)), WHOLE, gpus=4))
         self.extend(gpus)
         vgpus = iter(gpus.handles('T4-2B'))
         whole = iter(gpus.handles('passthrough'))

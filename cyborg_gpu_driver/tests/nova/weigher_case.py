@@ -15,6 +15,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import types
 import uuid
 
@@ -30,6 +32,7 @@ from nova.scheduler import weights
 from nova.scheduler.client import report
 from nova.tests.functional import fixtures as functional_fixtures
 from oslo_config import cfg
+from placement.tests import fixtures as placement_fixtures
 
 from cyborg_gpu_driver import agent
 from cyborg_gpu_driver.conf import gpu as gpu_conf
@@ -41,6 +44,7 @@ from cyborg_gpu_driver.nova.scheduling import chooser
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.functional import host_files
 
 CONF = nova.conf.CONF
 
@@ -52,6 +56,46 @@ PROFILES = ('1g.10gb', '3g.40gb', '4g.40gb', '7g.80gb')
 """Only a few, because each needs a resource provider."""
 CELL = '9f2c1c44-6b0e-4a43-9f6c-0f0e5d2f7b11'
 VERSION = '1.36'
+_KEPT: dict[tuple, tuple] = {}
+"""What a test finds once the same hosts have published, by these hosts."""
+
+
+class Database(placement_fixtures.Database):
+    """Placement's database, whose tables and standard names are made once."""
+
+    def generate_schema_create_all(self, engine):
+        if () in _KEPT:
+            self.restore(*_KEPT[()])
+        super().generate_schema_create_all(engine)
+        if () not in _KEPT:
+            _KEPT[()] = (self.keep(),)
+
+    def keep(self):
+        """Return a copy of the database."""
+        kept = sqlite3.connect(':memory:')
+        with self._opened() as live:
+            live.backup(kept)
+        return kept
+
+    def restore(self, kept):
+        """Replace the content of the database by that of a copy."""
+        with self._opened() as live:
+            kept.backup(live)
+
+    def _opened(self):
+        return contextlib.closing(sqlite3.connect(
+            self.url.removeprefix('sqlite:///')))
+
+
+class Placement(functional_fixtures.PlacementFixture):
+    """The released Placement on such a database."""
+
+    def _configure_placement(self, conf_fixture):
+        super()._configure_placement(conf_fixture)
+        self.database = self.useFixture(
+            Database(conf_fixture, set_config=True))
+        # The fixture makes no other one.
+        self.db = False
 
 
 class Agent(fixtures.Fixture):
@@ -59,7 +103,7 @@ class Agent(fixtures.Fixture):
 
     :param client: client of Placement.
     :param name: name of the host.
-    :param gpus: addresses of the GPUs that are sliced; the others are off.
+    :param gpus: addresses of its GPUs.
     :param made: URLs of what was already created in Placement.
     :param options: further options of the policy.
     """
@@ -69,24 +113,25 @@ class Agent(fixtures.Fixture):
         self._client = client
         self._made = made
         self._name = name
+        self._gpus = gpus
         self._settings = policies.Settings(policies=(policy.Policy(
             'slices', policy.Mode.MIG,
-            match_address=tuple(map(model.PciAddress.parse, gpus)),
             **{'profiles': PROFILES, **options}),),
             health_events=False)
         self.root = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
 
     def _setUp(self):
         directory = self.useFixture(fixtures.TempDir()).path
+        host = host_files.write_part(directory, 'hgx-h100', self._gpus)
         state = f'{directory}/machine'
-        machine = simulator.Machine.load('hgx-h100', state).install()
+        machine = simulator.Machine.load(host, state).install()
         self.addCleanup(machine.uninstall)
         self.addCleanup(setattr, privileged, '_platform', None)
         conf = cfg.ConfigOpts()
         gpu_conf.register_opts(conf)
         conf([], default_config_files=[])
         for option, value in (('state_path', directory),
-                              ('simulate', 'hgx-h100'),
+                              ('simulate', host),
                               ('simulate_state', state)):
             conf.set_override(option, value, group='gpu')
         self._agent = agent.Agent(conf, self._settings, self._name,
@@ -168,7 +213,7 @@ class WeigherCase(test.TestCase):
 
     def setUp(self):
         super().setUp()
-        self.useFixture(functional_fixtures.PlacementFixture())
+        self.database = self.useFixture(Placement()).database
         # Another test may have read other hosts of the same names.
         chooser.shared.cache_clear()
         self.addCleanup(chooser.shared.cache_clear)
@@ -194,15 +239,33 @@ class WeigherCase(test.TestCase):
         self.hosts = {}
         self.servers = {}
         self._made = set()
+        self._arranged = ()
 
     def host(self, name, *arrangement, gpus=GPUS[:1]):
         """Create a host that has published its GPUs.
+
+        The process keeps what Placement has then, for the next test that
+        creates the same hosts. So create them before anything else changes
+        Placement.
 
         :param arrangement: changes in their order. A profile boots a server.
             A profile after a minus deletes the first server that has it. A
             profile before a question mark is claimed and not bound yet. An
             @ names the GPU, and a tilde at the end another project.
         """
+        self._arranged += ((name, arrangement, gpus),)
+        if self._arranged not in _KEPT:
+            self._create(name, arrangement, gpus)
+            _KEPT[self._arranged] = (
+                self.database.keep(), dict(self.hosts), dict(self.servers),
+                frozenset(self._made))
+        kept, hosts, servers, made = _KEPT[self._arranged]
+        self.database.restore(kept)
+        self.hosts, self.servers, self._made = (
+            dict(hosts), dict(servers), set(made))
+        self.asked.clear()
+
+    def _create(self, name, arrangement, gpus):
         agent_of_host = Agent(self.client, name, gpus, self._made)
         with agent_of_host:
             servers = []
@@ -222,8 +285,6 @@ class WeigherCase(test.TestCase):
         self.hosts[agent_of_host.root] = name
         self.servers[name] = [server for _profile, (server, _handle)
                               in servers]
-        self.asked.clear()
-        return agent_of_host.root
 
     def spec(self, *profiles, servers=1, **extra_specs):
         """A request for servers with one slice of each profile.
