@@ -23,6 +23,7 @@ import logging
 import os
 import pathlib
 import shutil
+import subprocess
 
 import fixtures
 
@@ -42,6 +43,7 @@ from cyborg_gpu_driver.conf import baremetal
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.functional import host_files
 
 MANAGER = 'NvidiaGpuHardwareManager'
 _SILENT = ('udevadm',)
@@ -67,6 +69,17 @@ _UMOUNT = """\
 """
 
 
+class _Popen(subprocess.Popen):
+    """A process that starts without a copy of this large one.
+
+    oslo.concurrency passes a function that restores the handling of SIGPIPE.
+    Popen does the same without it, and then need not fork.
+    """
+
+    def __init__(self, *args, preexec_fn=None, **kwargs):
+        super().__init__(*args, **kwargs)
+
+
 class AgentCase(base.BaseTestCase):
     """A node that runs its ramdisk.
 
@@ -76,6 +89,8 @@ class AgentCase(base.BaseTestCase):
 
     MACHINE: str | None = 'a30x4'
     """The simulated machine, or None to use only the files in ``sysfs``."""
+    GPUS = 4
+    """How many GPUs a simulated machine has at most."""
     DISK = 'disk'
     ROOT = 'disk2'
     """The kernel's name for the second partition of the disk."""
@@ -90,7 +105,7 @@ class AgentCase(base.BaseTestCase):
         self.addCleanup(privileged.privsep.gpu_context.set_client_mode, True)
         if self.MACHINE:
             # Uninstalling it also removes what the agent puts under pynvml.
-            guard = simulator.Machine.load(self.MACHINE).install()
+            guard = simulator.Machine.load('t4x4').install()
             self.addCleanup(guard.uninstall)
         self.disk = self.directory / self.DISK
         self.image = self.directory / self.ROOT
@@ -99,6 +114,8 @@ class AgentCase(base.BaseTestCase):
         self._write_programs()
         self.useFixture(fixtures.EnvironmentVariable(
             'PATH', str(self.programs)))
+        self.useFixture(fixtures.MonkeyPatch(
+            'oslo_concurrency.processutils.subprocess.Popen', _Popen))
         self.conf = self.useFixture(config_fixture.Config(cfg.CONF))
         agent_config.populate_config()
         gpu_conf.register_opts(cfg.CONF)
@@ -117,8 +134,9 @@ class AgentCase(base.BaseTestCase):
     def use(self, name: str) -> None:
         """Become another node, which has just been switched on."""
         state = str(self.directory / f'{name}.json')
-        self.machine = simulator.Machine.load(name, state)
-        self.conf.config(group='gpu', simulate=name, simulate_state=state)
+        path = host_files.write_part(self.directory, name, self.GPUS)
+        self.machine = simulator.Machine.load(path, state)
+        self.conf.config(group='gpu', simulate=path, simulate_state=state)
         self.reboot()
 
     def restart(self) -> None:

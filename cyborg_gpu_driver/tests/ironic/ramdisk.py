@@ -35,13 +35,14 @@ def main(directory: str) -> None:
     os.environ['PATH'] = os.path.join(directory, 'bin')
     # Has the plug-in that describes the other hardware to the agent.
     sys.path.insert(0, os.path.join(directory, 'plugins'))
+    # Only root can keep what Python compiles for the next boot.
+    from ironic_python_agent.cmd import agent
+
     if os.geteuid() == 0:
         nobody.become()
     # Not earlier: a change of user clears this setting.
     leash.put_on(signal.SIGKILL)
     sys.argv[1:] = ['--config-file', os.path.join(directory, 'agent.conf')]
-    from ironic_python_agent.cmd import agent
-
     agent.run()
 
 

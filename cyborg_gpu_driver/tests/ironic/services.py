@@ -40,7 +40,8 @@ from cyborg_gpu_driver.tests.ironic import leash
 
 # Below the ports that Linux uses for outgoing connections (32768 to 60999).
 _PORTS = range(20000, 32768)
-_POLL = 0.2
+# Each look costs Ironic and the test some 40 ms of CPU time.
+_POLL = 0.5
 # Read on import, because a test's own temporary directory is deleted with it.
 TEMPORARY = tempfile.gettempdir()
 """A temporary directory that other users can also read."""

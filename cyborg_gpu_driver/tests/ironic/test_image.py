@@ -33,6 +33,7 @@ class DiskCase(agent_case.AgentCase):
     """A node whose second disk partition is an ext4 file system."""
 
     MACHINE = 'hgx-h100'
+    GPUS = 2
 
     def setUp(self):
         super().setUp()

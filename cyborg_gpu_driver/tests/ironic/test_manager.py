@@ -354,6 +354,7 @@ class VgpuTest(agent_case.AgentCase):
     """A ramdisk with NVIDIA's vGPU host driver."""
 
     MACHINE = 'dgx-a100-40'
+    GPUS = 2
 
     def test_they_go_unless_a_guest_has_one(self):
         gpu = self.machine.gpus[0].address

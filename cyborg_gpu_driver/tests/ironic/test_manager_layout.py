@@ -90,7 +90,7 @@ class StageTest(LayoutCase):
         self.assertEqual({'all-3g.40gb': [{
             'devices': 'all', 'mig-enabled': True,
             'mig-devices': {'3g.40gb': 2}}]}, self.layout())
-        self.assertEqual(['set at each boot'] * 8,
+        self.assertEqual(['set at each boot'] * 4,
                          [item['mig_mode'] for item in done['gpus']])
 
     def test_another_layout_takes_its_place(self):
