@@ -22,10 +22,7 @@ from ironic.tests.unit.objects import utils as obj_utils
 
 from cyborg_gpu_driver.baremetal import history
 from cyborg_gpu_driver.baremetal import steps
-from cyborg_gpu_driver.tests.ironic import base as ironic_base
 
-_HALVES = {'halves': [{'devices': 'all', 'mig-enabled': True,
-                       'mig-devices': {'2g.12gb': 2}}]}
 _GPU = '0000:31:00.0'
 
 
@@ -75,25 +72,3 @@ class EventTest(base.DbTestCase):
                 result or {}) and result['deploy_result'])
             self.assertTrue(text.isprintable(), number)
             self.assertLess(len(text), 2000)
-
-
-class LifeTest(ironic_base.TestCase):
-
-    def test_a_deployment_and_a_cleaning(self):
-        halves = self.layout(_HALVES)
-        node = self.node('a30x4')
-        node.server.set_mig_modes(False)
-        node.inspect()
-        self.check(node.provide(), 'available')
-        self.check(node.deploy(halves), 'active')
-        found = self.baremetal.get(
-            f'/nodes/{node.uuid}/history?detail=true',
-            microversion='1.78').json()['history']
-        events = [item['event'] for item in found
-                  if item['event_type'] == history.EVENT_TYPE]
-        self.assertEqual(
-            ['clear_gpu_partitions', 'reset_gpus', 'verify_gpus',
-             'apply_gpu_layout'],
-            [event.partition(':')[0] for event in events])
-        self.assertIn(f'GPU {_GPU}: wanted 2 x 2g.12gb, mig_mode set now',
-                      events[-1])

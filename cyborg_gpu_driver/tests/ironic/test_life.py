@@ -20,6 +20,8 @@ import pathlib
 import fixtures
 import yaml
 
+from cyborg_gpu_driver.baremetal import history
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.ironic import base
 
 _SLICES = {'slices': [{'devices': 'all', 'mig-enabled': True,
@@ -27,6 +29,10 @@ _SLICES = {'slices': [{'devices': 'all', 'mig-enabled': True,
 _HALVES = {'halves': [
     {'devices': [0, 1], 'mig-enabled': True, 'mig-devices': {'2g.12gb': 2}},
     {'devices': [2, 3], 'mig-enabled': False}]}
+_TENANTS = [(_SLICES, [4] * 4), (_HALVES, [2, 2, 0, 0])][
+    :2 if scope.ALL else 1]
+"""The layouts of a node's tenants, and how many instances each GPU has then.
+"""
 _SEVENTHS = {'sevenths': [{
     'device-filter': '0x233010DE', 'devices': 'all', 'mig-enabled': True,
     'mig-devices': {'1g.10gb': 7}}]}
@@ -50,9 +56,22 @@ class LifeTest(base.TestCase):
             encoding='utf-8')
         return path
 
+    def check_history(self, node):
+        """Check what Ironic's history says of a cleaning and a deployment."""
+        found = self.baremetal.get(
+            f'/nodes/{node.uuid}/history?detail=true',
+            microversion='1.78').json()['history']
+        events = [item['event'] for item in found
+                  if item['event_type'] == history.EVENT_TYPE][-4:]
+        self.assertEqual(
+            ['clear_gpu_partitions', 'reset_gpus', 'verify_gpus',
+             'apply_gpu_layout'],
+            [event.partition(':')[0] for event in events])
+        self.assertIn('mig_mode set now', events[-1])
+
     def test_ampere(self):
         """On Ampere, MIG mode survives reboots: steps turn it on and off."""
-        slices, halves = self.layout(_SLICES), self.layout(_HALVES)
+        traits = [self.layout(layout) for layout, _ in _TENANTS]
         node = self.node('a30x4')
         server = node.server
         server.set_mig_modes(False)
@@ -61,18 +80,17 @@ class LifeTest(base.TestCase):
         server.set_mig_modes(True)
         self.check(node.provide(), 'available')
         self.assertEqual([False] * 4, server.mig_modes())
-        self.check(node.deploy(slices), 'active')
-        self.assertEqual(_SLICES, server.staged_layout())
-        server.boot_system()
-        self.assertEqual([4] * 4, server.instances())
-        self.check(node.undeploy(), 'available')
-        self.assertEqual([False] * 4, server.mig_modes())
-        self.check(node.deploy(halves), 'active')
-        self.assertEqual(_HALVES, server.staged_layout())
-        server.boot_system()
-        self.assertEqual([2, 2, 0, 0], server.instances())
-        self.assertEqual([True, True, False, False], server.mig_modes())
+        for trait, (layout, instances) in zip(traits, _TENANTS, strict=True):
+            self.check(node.deploy(trait), 'active')
+            self.assertEqual(layout, server.staged_layout())
+            self.check_history(node)
+            server.boot_system()
+            self.assertEqual(instances, server.instances())
+            self.assertEqual(list(map(bool, instances)), server.mig_modes())
+            self.check(node.undeploy(), 'available')
+            self.assertEqual([False] * 4, server.mig_modes())
 
+    @scope.only_in_all
     def test_hopper(self):
         """On Hopper, a reboot turns MIG mode off: the image has the layout.
         """
@@ -98,6 +116,7 @@ class LifeTest(base.TestCase):
         node.server.boot_system()
         self.assertEqual([2] * 2, node.server.instances())
 
+    @scope.only_in_all
     def test_without_a_driver(self):
         """A layout that names its boards can be deployed without a driver."""
         sevenths = self.layout(_SEVENTHS)
@@ -113,6 +132,7 @@ class LifeTest(base.TestCase):
         self.check(node.deploy(sevenths), 'active')
         self.assertEqual(_SEVENTHS, node.server.staged_layout())
 
+    @scope.only_in_all
     def test_without_a_gpu(self):
         slices = self.layout(_SLICES)
         node = self.node()
@@ -128,6 +148,7 @@ class LifeTest(base.TestCase):
                       found.last_error)
         self.assertIn('apply_gpu_layout', found.last_error)
 
+    @scope.only_in_all
     def test_an_unhealthy_gpu(self):
         self.layout(_SLICES)
         node = self.node('a30x4')
@@ -149,6 +170,7 @@ class LifeTest(base.TestCase):
         node.mend()
         self.check(node.provide(), 'available')
 
+    @scope.only_in_all
     def test_a_wrong_layout(self):
         """The error explains the problem, and the node remains usable."""
         slices, tenths = self.layout(_SLICES), self.layout(_TENTHS)
