@@ -20,6 +20,7 @@ import random
 import fixtures
 from oslotest import base
 
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.benchmarks import documented
 from cyborg_gpu_driver.tests.unit.benchmarks import test_packing
 
@@ -39,6 +40,7 @@ class RefusalsTest(base.BaseTestCase):
                     for figure in refusals.measure(
                         1, 3.0, ('uniform',), count)}
 
+    @scope.only_in_all
     def test_all_ways(self):
         found = self.measure()
         self.assertEqual((12, 12), (found['requests'].value,
@@ -56,6 +58,7 @@ class RefusalsTest(base.BaseTestCase):
         self.assertEqual([], documented.missing('refusals', refusals.show(
             where, 1, dict.fromkeys(refusals.WAYS, 0), 0)))
 
+    @scope.only_in_all
     def test_more_refusals_than_with_static_slices(self):
         def refuse(side, profile):
             side.refused_with_room += side._has_room(profile)
@@ -75,6 +78,7 @@ class RefusalsTest(base.BaseTestCase):
         error = self.assertRaises(RuntimeError, self.measure, 3)
         self.assertIn('GPU instances: 0 and not', str(error))
 
+    @scope.only_in_all
     def test_an_agent_that_cannot(self):
         bind = refusals.agent_process.AgentProcess.bind
         self.useFixture(fixtures.MonkeyPatch(
@@ -84,6 +88,7 @@ class RefusalsTest(base.BaseTestCase):
         error = self.assertRaises(RuntimeError, self.measure, 3)
         self.assertIn('0000:ff:00.0', str(error))
 
+    @scope.only_in_all
     def test_a_scheduler_that_refuses_everything(self):
         self.useFixture(fixtures.MonkeyPatch(
             'nova_cloud.Cloud.schedule', lambda *asked: None))

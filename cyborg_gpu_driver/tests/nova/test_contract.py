@@ -176,15 +176,11 @@ class StartCommandTest(test.NoDBTestCase):
             capture_output=True, text=True, timeout=scope.HANG,
             env=environment, check=False)
 
-    def test_nova_gets_the_command_line(self):
-        found = self.start('--version')
+    def test_nova_gets_the_command_line_and_keeps_its_own_name(self):
+        found = self.start('--help')
         self.assertEqual(0, found.returncode, found.stderr)
         self.assertIn('attaches vGPUs on virtual functions', found.stderr)
-        self.assertIn(capability.nova_version().split('.')[0],
-                      found.stdout)
-
-    def test_nova_keeps_its_own_name(self):
-        self.assertIn('usage: nova-compute', self.start('--help').stdout)
+        self.assertIn('usage: nova-compute', found.stdout)
 
     def test_unknown_nova_runs_as_it_is(self):
         directory = self.useFixture(fixtures.TempDir()).path

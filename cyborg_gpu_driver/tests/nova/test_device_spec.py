@@ -28,6 +28,7 @@ from nova.pci import devspec
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import device_spec
+from cyborg_gpu_driver.tests import scope
 
 GPU = model.PciAddress.parse('0000:3b:00.0')
 
@@ -69,7 +70,7 @@ class DeviceSpecTest(test.NoDBTestCase):
             lambda domain, bus, slot, function:
             f'{domain}:{bus}:{slot}.{function}' == str(GPU)))
 
-    @hypothesis.settings(max_examples=400, deadline=None)
+    @hypothesis.settings(max_examples=scope.examples(400))
     @hypothesis.given(SPECS, FUNCTIONS)
     def test_both_match_alike(self, spec, function):
         self.assertEqual(self.nova(spec, function),

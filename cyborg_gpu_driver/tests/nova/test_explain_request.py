@@ -24,6 +24,7 @@ from nova.scheduler import utils
 
 from cyborg_gpu_driver.cloud.explain import reasons
 from cyborg_gpu_driver.cloud.explain import request
+from cyborg_gpu_driver.tests import scope
 
 _ACCELERATORS = ('PGPU', 'CUSTOM_NVIDIA_1G_10GB', 'GPU')
 """Classes that Cyborg accepts in a device profile; Nova does not know GPU."""
@@ -112,7 +113,7 @@ class QuestionTest(test.NoDBTestCase):
                       [{'resources:PGPU': '1'}])
 
     def test_any(self):
-        @hypothesis.settings(max_examples=300, deadline=None,
+        @hypothesis.settings(max_examples=scope.examples(300),
                              derandomize=True, database=None)
         @hypothesis.given(_specs, strategies.lists(_group, min_size=1,
                                                    max_size=3))

@@ -20,6 +20,7 @@ from keystoneauth1 import exceptions as keystone_exceptions
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.report.content import traits
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.nova import weigher_case
 
 FIRST, SECOND = weigher_case.GPUS
@@ -59,11 +60,8 @@ class BindTest(IsolationCase):
 
     def test_another_project_is_refused(self):
         self.assertIn('projects a and b', self.refused('b'))
-
-    def test_the_same_project_is_not(self):
+        # The same project is not, and other GPUs are free.
         self.boot('a')
-
-    def test_other_gpus_are_free(self):
         self.boot('b', SECOND)
 
     def test_a_gpu_is_free_again_when_all_have_left(self):
@@ -92,6 +90,15 @@ class BindTest(IsolationCase):
 
 
 class FilterTest(IsolationCase):
+    """Three projects ask in turn for slices.
+
+    ``SIZE`` has the GPUs, how many servers the projects request, and how many
+    Nova refuses with and without isolation. Eight GPUs have 56 slices; with
+    isolation, each project wants 20 of them, on whole GPUs of 7. With two
+    isolated GPUs, none is left for the third project.
+    """
+
+    SIZE = (BOARD, 60, 6, 4) if scope.ALL else (BOARD[:2], 6, 2, 0)
 
     def create(self, agent, filters, project, number):
         """Create a server and return the GPU that it gets, or None."""
@@ -109,27 +116,29 @@ class FilterTest(IsolationCase):
         return None
 
     def creates(self, isolated):
-        """Request 60 servers for three projects.
+        """Request servers for three projects.
 
         :returns: how many Nova refused, and for each GPU the number of
             servers of each project.
         """
-        agent = self.start(*BOARD, isolated=isolated)
+        gpus, servers, *_ = self.SIZE
+        agent = self.start(*gpus, isolated=isolated)
         filters = self.filters()
         found = collections.defaultdict(collections.Counter)
-        for number in range(60):
+        for number in range(servers):
             project = 'abc'[number % 3]
             gpu = self.create(agent, filters, project, number)
             found[gpu][project] += 1
         return sum(found.pop(None, {}).values()), found
 
-    def test_sixty_creates_of_three_projects(self):
+    def test_with_isolation(self):
+        gpus, _servers, expected, _without = self.SIZE
         refused, found = self.creates(isolated=True)
-        self.assertEqual([1] * 8, [len(there) for there in found.values()])
-        # Each project has 20 servers and whole GPUs of 7 slices.
-        self.assertEqual(6, refused)
+        self.assertEqual([1] * len(gpus),
+                         [len(there) for there in found.values()])
+        self.assertEqual(expected, refused)
 
     def test_without_isolation(self):
         refused, found = self.creates(isolated=False)
-        self.assertEqual(4, refused)
+        self.assertEqual(self.SIZE[-1], refused)
         self.assertIn(3, [len(there) for there in found.values()])

@@ -187,11 +187,10 @@ class SingleHostTest(PlacementCase):
         spec = self.spec(SMALL)
         state, = (state for state in self.candidates(spec)
                   if state.host == 'two')
-        found = set()
-        for _ in range(100):
-            found.add(self.passed(spec, [state])[0][1])
+        first = self.passed(spec, [state])[0][1]
         # By chance, one of 2 ** 99 runs fails.
-        self.assertEqual({FIRST, SECOND}, found)
+        self.assertTrue(any(self.passed(spec, [state])[0][1] != first
+                            for _ in range(99)))
 
 
 class StormTest(PlacementCase):

@@ -180,10 +180,12 @@ class StormTest(StormCase):
         found = self.storm([self.spec(SMALL) for _ in range(count)], workers)
         return count - found.count(None)
 
+    @scope.only_in_all
     def test_one_host_with_two_gpus(self):
         self.host('one', gpus=(FIRST, SECOND))
         self.assertEqual(14, self.served())
 
+    @scope.only_in_all
     def test_two_hosts_with_one_gpu(self):
         self.host('one')
         self.host('two')
@@ -191,6 +193,12 @@ class StormTest(StormCase):
 
     def test_several_workers(self):
         # All workers prefer the GPU in use and do not know of each other.
+        self.host('one', *[f'{SMALL}@{FIRST}'] * 5, *[f'{SMALL}@{SECOND}'] * 4,
+                  gpus=(FIRST, SECOND))
+        self.assertEqual(5, self.served(workers=3, count=7))
+
+    @scope.only_in_all
+    def test_many_requests_in_several_workers(self):
         self.host('one', f'{SMALL}@{FIRST}', gpus=(FIRST, SECOND))
         self.assertEqual(13, self.served(workers=5))
 
@@ -224,6 +232,7 @@ class ProjectTest(StormCase):
             found[gpu].append(name)
         return sorted(''.join(sorted(part)) for part in found.values())
 
+    @scope.only_in_all
     def test_isolated_gpus(self):
         with self.isolated:
             self.hosts[self.isolated.root] = 'one'
