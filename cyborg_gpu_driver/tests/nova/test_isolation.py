@@ -59,10 +59,10 @@ class BindTest(IsolationCase):
         return str(error)
 
     def test_another_project_is_refused(self):
-        self.assertIn('projects a and b', self.refused('b'))
         # The same project is not, and other GPUs are free.
         self.boot('a')
         self.boot('b', SECOND)
+        self.assertIn('projects a and b', self.refused('b'))
 
     def test_a_gpu_is_free_again_when_all_have_left(self):
         self.agent.delete(self.server)

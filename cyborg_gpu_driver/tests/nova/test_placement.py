@@ -38,6 +38,8 @@ FAST = 'CUSTOM_FAST'
 
 class PlacementCase(weigher_case.WeigherCase):
 
+    PROFILES = (SMALL, '3g.40gb')
+
     def best(self, spec, states=None):
         """The host and the GPU that Nova claims with the weigher."""
         states = states or self.candidates(spec)

@@ -91,6 +91,8 @@ class SchedulerCase(weigher_case.WeigherCase):
 
 class SchedulerTest(SchedulerCase):
 
+    PROFILES = ('4g.40gb',)
+
     def setUp(self):
         super().setUp()
         self.host('one')
@@ -132,6 +134,8 @@ class SchedulerTest(SchedulerCase):
 
 class StormCase(SchedulerCase):
     """Requests that all choose before the first one claims."""
+
+    PROFILES = (SMALL,)
 
     def setUp(self):
         super().setUp()

@@ -52,8 +52,6 @@ CONF = nova.conf.CONF
 WEIGHER = f'{weigher.__name__}.GpuWeigher'
 FILTER = f'{gpu_filter.__name__}.GpuFilter'
 GPUS = ('0000:18:00.0', '0000:2a:00.0')
-PROFILES = ('1g.10gb', '3g.40gb', '4g.40gb', '7g.80gb')
-"""Only a few, because each needs a resource provider."""
 CELL = '9f2c1c44-6b0e-4a43-9f6c-0f0e5d2f7b11'
 VERSION = '1.36'
 _KEPT: dict[tuple, tuple] = {}
@@ -105,7 +103,7 @@ class Agent(fixtures.Fixture):
     :param name: name of the host.
     :param gpus: addresses of its GPUs.
     :param made: URLs of what was already created in Placement.
-    :param options: further options of the policy.
+    :param options: options of the policy.
     """
 
     def __init__(self, client, name, gpus, made, **options):
@@ -115,9 +113,7 @@ class Agent(fixtures.Fixture):
         self._name = name
         self._gpus = gpus
         self._settings = policies.Settings(policies=(policy.Policy(
-            'slices', policy.Mode.MIG,
-            **{'profiles': PROFILES, **options}),),
-            health_events=False)
+            'slices', policy.Mode.MIG, **options),), health_events=False)
         self.root = str(uuid.uuid5(uuid.NAMESPACE_DNS, name))
 
     def _setUp(self):
@@ -208,6 +204,9 @@ class Agent(fixtures.Fixture):
 class WeigherCase(test.TestCase):
     """Nova's weight handler, with the GPUs that agents have published."""
 
+    PROFILES = ('1g.10gb', '3g.40gb', '4g.40gb', '7g.80gb')
+    """The profiles of its hosts: only a few, as each needs a resource
+    provider."""
     USES_DB = False
     USES_DB_SELF = True
 
@@ -253,7 +252,7 @@ class WeigherCase(test.TestCase):
             profile before a question mark is claimed and not bound yet. An
             @ names the GPU, and a tilde at the end another project.
         """
-        self._arranged += ((name, arrangement, gpus),)
+        self._arranged += ((name, arrangement, gpus, self.PROFILES),)
         if self._arranged not in _KEPT:
             self._create(name, arrangement, gpus)
             _KEPT[self._arranged] = (
@@ -266,7 +265,8 @@ class WeigherCase(test.TestCase):
         self.asked.clear()
 
     def _create(self, name, arrangement, gpus):
-        agent_of_host = Agent(self.client, name, gpus, self._made)
+        agent_of_host = Agent(self.client, name, gpus, self._made,
+                              profiles=self.PROFILES)
         with agent_of_host:
             servers = []
             for step in arrangement:
