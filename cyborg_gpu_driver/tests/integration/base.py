@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import logging
 import time
 import uuid
@@ -30,18 +31,20 @@ from openstack.connection import Connection
 from oslotest import base
 
 from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.osc import explain
 from cyborg_gpu_driver.osc import orphan
 from cyborg_gpu_driver.tests.integration import minicloud
 from cyborg_gpu_driver.tests.unit.osc import running
 
 IMAGE = 'minimal'
 """The public image that minicloud creates."""
-# Nova waits this long for a bind. On a busy machine everything is slow.
-_SERVER_DEADLINE = 300
-SETTLE = 90
-"""Seconds after which nothing may be left: somewhat more than one report."""
+DEADLINE = 900
+"""Seconds after which a test no longer waits. Nothing takes nearly as long,
+even on a busy machine: Nova itself waits for a bind for 300 s at most."""
 HANDLES = 'handles in use'
-_POLL = 0.2
+_POLL, _GROWTH, _LONGEST = 0.2, 1.25, 2.0
+"""Seconds from one look to the next: the first pause, the factor from pause
+to pause, and the longest pause. Each look costs the services time, too."""
 _OF_HOSTS = frozenset({'VCPU', 'MEMORY_MB', 'DISK_GB'})
 """Classes of the compute node's own provider."""
 
@@ -155,8 +158,7 @@ class TestCase(base.BaseTestCase):
             busy = now.task_state is not None or now.status == 'BUILD'
             return None if busy and now.status != 'ERROR' else now
 
-        return self.until(settled, f'server {server.id} is settled',
-                          _SERVER_DEADLINE)
+        return self.until(settled, f'server {server.id} is settled')
 
     def wait_for(self, server: server_module.Server, status: str
                  ) -> server_module.Server:
@@ -177,7 +179,7 @@ class TestCase(base.BaseTestCase):
         """Delete a server and wait until Nova has deleted it."""
         self.admin.compute.delete_server(server)
         self.until(lambda: not self._exists(server),
-                   f'server {server.id} is gone', _SERVER_DEADLINE)
+                   f'server {server.id} is gone')
 
     def arqs(self, server: server_module.Server | None = None
              ) -> list[dict]:
@@ -238,7 +240,7 @@ class TestCase(base.BaseTestCase):
         Some traces disappear a moment after Nova has deleted the server.
         """
         with contextlib.suppress(Late):
-            self.until(lambda: not self.left(), 'nothing is left', SETTLE)
+            self.until(lambda: not self.left(), 'nothing is left')
         self.assertEqual({}, self.left())
         self.assert_nothing_withheld()
 
@@ -248,8 +250,7 @@ class TestCase(base.BaseTestCase):
         A whole GPU must be cleaned first, which the agent's next report
         does.
         """
-        self.until(lambda: not self.withheld(), 'nothing is withheld',
-                   SETTLE)
+        self.until(lambda: not self.withheld(), 'nothing is withheld')
 
     def withheld(self) -> dict[str, dict[str, int]]:
         """Return the reserved amounts, by provider name and by class."""
@@ -263,10 +264,11 @@ class TestCase(base.BaseTestCase):
         return found
 
     def until(self, condition: Callable[[], object], what: str,
-              seconds: float, poll: float = _POLL):
+              seconds: float = DEADLINE, poll: float = _POLL):
         """Call a condition until its result is true, and return the result.
 
-        :param poll: seconds between two calls.
+        :param poll: seconds from the first call to the second. The pauses
+            grow, because each call costs the services time.
         :raises Late: if no result is true in time.
         """
         deadline = time.monotonic() + seconds
@@ -274,7 +276,24 @@ class TestCase(base.BaseTestCase):
             if time.monotonic() > deadline:
                 raise Late(f'not within {seconds} s: {what}')
             time.sleep(poll)
+            poll = min(poll * _GROWTH, _LONGEST)
         return answer
+
+    def explained(self, *arguments: str) -> set[tuple[str, str]]:
+        """Run ``openstack gpu explain`` for a request that no host takes.
+
+        :returns: profile and reason of each obstacle, on any host.
+        """
+        answer = json.loads(running.Openstack(connection.Cloud(
+            self.admin, 'admin')).run(
+                explain.ExplainRequest, *arguments, '-f', 'json', code=1)[0])
+        self.assertFalse(answer['schedulable'])
+        self.assertEqual(set(self.cloud.hosts),
+                         {host['host'] for host in answer['hosts']})
+        return {(candidate['profile'], missing['code'])
+                for host in answer['hosts']
+                for candidate in host['candidates']
+                for missing in candidate['missing'] if missing['blocks']}
 
     def _accelerator(self, host, request, made):
         handle = request['attach_handle_uuid']
@@ -296,7 +315,7 @@ class TestCase(base.BaseTestCase):
                 self._remove(server)
             self.clean_requests()
             self.until(lambda: set(self.left()) <= {HANDLES},
-                       'at most handles are left', SETTLE)
+                       'at most handles are left')
         self.cloud.release_handles()
 
     def clean_requests(self) -> None:

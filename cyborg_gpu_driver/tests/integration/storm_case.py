@@ -17,7 +17,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import json
-import os
 from collections.abc import Callable
 from collections.abc import Iterable
 from concurrent import futures
@@ -32,13 +31,7 @@ from cyborg_gpu_driver.osc.cordons import cordon
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.unit.osc import running
 
-STORMS = int(os.environ.get('CYBORG_GPU_STORMS', '1'))
-"""Number of storms in each test that can have several."""
 AT_ONCE = 20
-DEADLINE = 900
-"""Seconds for twenty servers on a busy machine."""
-REPORTED = 300
-"""Seconds for two reports of an agent, which are a minute apart."""
 _POLL = 1.0
 _SCHEDULER = """
 [filter_scheduler]
@@ -92,7 +85,7 @@ class StormCase(base.TestCase):
             return None if any(server.status == 'BUILD'
                                for server in found) else found
 
-        found = self.until(ended, 'the storm is over', DEADLINE, _POLL)
+        found = self.until(ended, 'the storm is over', poll=_POLL)
         self.assertEqual(asked, {server.id for server in found})
         return ([server for server in found if server.status == 'ACTIVE'],
                 [server for server in found if server.status != 'ACTIVE'])
@@ -125,7 +118,7 @@ class StormCase(base.TestCase):
             list(pool.map(self.admin.compute.delete_server, ids))
         self.until(lambda: not ids & {server.id for server
                                       in self.servers()},
-                   'all are gone', DEADLINE, _POLL)
+                   'all are gone', poll=_POLL)
 
     def assert_only_handles_left(self) -> None:
         """Assert that servers left at most attach handles in use.
@@ -136,7 +129,7 @@ class StormCase(base.TestCase):
         """
         with contextlib.suppress(base.Late):
             self.until(lambda: set(self.left()) <= {base.HANDLES},
-                       'at most handles are left', REPORTED)
+                       'at most handles are left')
         self.cloud.release_handles()
         self.assert_nothing_left()
 
@@ -209,8 +202,7 @@ class GpuCase(StormCase):
             self.wait_closed(gpu)
 
     def wait_closed(self, gpu: str) -> None:
-        self.until(lambda: self.is_closed(gpu), f'GPU {gpu} is closed',
-                   REPORTED)
+        self.until(lambda: self.is_closed(gpu), f'GPU {gpu} is closed')
 
     def wait_open(self, gpu: str) -> None:
         """Wait until all inventories of an unused GPU are available.
@@ -220,7 +212,7 @@ class GpuCase(StormCase):
         """
         self.cloud.restart(self.agent)
         self.until(lambda: not set(self.providers[gpu]) & self.withheld()
-                   .keys(), f'GPU {gpu} is open', REPORTED)
+                   .keys(), f'GPU {gpu} is open')
 
     def is_closed(self, gpu: str) -> bool:
         """Whether all inventories of a GPU are fully reserved."""

@@ -28,7 +28,6 @@ from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.ironic import node as node_module
 from cyborg_gpu_driver.tests.unit.osc import running
 
-# Nova reads Ironic's nodes only periodically.
 _PROFILE = 'metal-slices'
 _TRAIT = names.layout_trait(_PROFILE)
 _LAYOUT = {_PROFILE: [{'devices': 'all', 'mig-enabled': True,
@@ -53,8 +52,7 @@ class BaremetalTest(base.TestCase):
         self.assertEqual('manageable', node.inspect().provision_state)
         flavor = self.make_profile()
         self.assertEqual('available', node.provide().provision_state)
-        self.until(lambda: self.is_offered(node), 'Placement has the node',
-                   scope.HANG)
+        self.until(lambda: self.is_offered(node), 'Placement has the node')
         server = self.create(flavor)
         node.follow(lambda _: self.is_settled(server))
         server = self.wait_for(server, 'ACTIVE')
@@ -68,7 +66,7 @@ class BaremetalTest(base.TestCase):
         self.admin.compute.delete_server(server)
         node.follow(lambda now: now.provision_state == 'available')
         self.assertEqual([False] * 4, hardware.mig_modes())
-        self.until(lambda: not self.left(), 'nothing is left', base.SETTLE)
+        self.until(lambda: not self.left(), 'nothing is left')
 
     def node(self, gpus):
         """Enroll a node with simulated GPUs, which is removed after the test.
@@ -78,7 +76,7 @@ class BaremetalTest(base.TestCase):
         # find no trace of the node.
         self.addCleanup(lambda: self.until(
             lambda: not any(map(self.is_known, there)),
-            'Nova has forgotten the node', scope.HANG))
+            'Nova has forgotten the node'))
         there.append(node_module.enroll(
             self, self.admin.baremetal, self.cloud.ironic_url, gpus,
             self.resource_class))

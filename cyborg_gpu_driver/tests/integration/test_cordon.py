@@ -17,6 +17,7 @@ from __future__ import annotations
 from cyborg_gpu_driver.cloud.moves import fleet
 from cyborg_gpu_driver.osc.cordons import cordon
 from cyborg_gpu_driver.osc.cordons import drain
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import storm_case
 
 _SLICE = 'CUSTOM_NVIDIA_1G_10GB'
@@ -24,14 +25,15 @@ _HALF, _ALL = 'CUSTOM_NVIDIA_3G_40GB', 'CUSTOM_NVIDIA_7G_80GB'
 _WHY = 'a fan is broken'
 
 
+@scope.only_in_all
 class CordonTest(storm_case.GpuCase):
-    """Storms of servers, each after a restart of the services.
+    """A storm of servers after a restart of the services.
 
     No server gets a part of the two GPUs. One is cordoned through the cloud,
     the other one on its host.
     """
 
-    def test_no_server_in_any_storm(self):
+    def test_no_server_in_a_storm(self):
         in_cloud, on_host = self.gpus
         (row,) = self.on_host('gpu', 'cordon', on_host, '--reason', _WHY)
         self.addCleanup(self.on_host, 'gpu', 'uncordon', on_host)
@@ -43,17 +45,15 @@ class CordonTest(storm_case.GpuCase):
         self.assertIn(_WHY, str(row['Cordons']))
 
         flavor = self.flavor_of(_SLICE)
-        for number in range(storm_case.STORMS):
-            with self.subTest(storm=number):
-                self.restart(*self.gpus)
-                active, refused = self.storm(
-                    [(flavor, (self.user1, self.user2)[turn % 2])
-                     for turn in range(storm_case.AT_ONCE)],
-                    lambda: self.assert_unused(*self.gpus))
-                self.assertLess(0, len(active))
-                self.assert_no_host(refused)
-                self.assert_unused(*self.gpus)
-                self.end()
+        self.restart(*self.gpus)
+        active, refused = self.storm(
+            [(flavor, (self.user1, self.user2)[turn % 2])
+             for turn in range(storm_case.AT_ONCE)],
+            lambda: self.assert_unused(*self.gpus))
+        self.assertLess(0, len(active))
+        self.assert_no_host(refused)
+        self.assert_unused(*self.gpus)
+        self.end()
 
         flavor = self.flavor_of(_ALL)
         (row,) = self.rows(cordon.UncordonGpu, in_cloud)
@@ -73,6 +73,7 @@ class CordonTest(storm_case.GpuCase):
             self.host)[gpu].instances))
 
 
+@scope.only_in_all
 class DrainTest(storm_case.GpuCase):
     """Drain a GPU with two servers: one owner consents later than the other.
     """

@@ -14,6 +14,7 @@ from cyborg_gpu_driver.cloud import servers
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.moves import fleet
 from cyborg_gpu_driver.osc.moves import defragment
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.unit.osc import running
 
@@ -21,6 +22,7 @@ _GPUS = 4
 """GPUs with MIG enabled. Each has room for one 4g."""
 
 
+@scope.only_in_all
 class DefragmentTest(base.TestCase):
 
     def test_a_plan_is_carried_out(self):
@@ -51,7 +53,7 @@ class DefragmentTest(base.TestCase):
                 # The agent has not reported the free capacity yet.
                 return None
 
-        self.until(planned, 'there is a plan', base.SETTLE)
+        self.until(planned, 'there is a plan')
         move, room = run('--apply')
         self.assertEqual(('move', movable.id, 'room'), (
             move['Action'], move['Server ID'], room['Action']))

@@ -24,6 +24,7 @@ import fixtures
 from lxml import etree
 from oslo_utils import timeutils
 
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import base
 
 _PROGRAM = 'cyborg_gpu_driver.tests.nova.libvirt_compute'
@@ -41,9 +42,9 @@ instances_path = {instances}
 virt_type = qemu
 cpu_mode = none
 """
-_DEADLINE = 300
 
 
+@scope.only_in_all
 class HostBootTest(base.TestCase):
     """Our nova-compute runs Nova's libvirt driver on a fake libvirt."""
 
@@ -83,7 +84,7 @@ class HostBootTest(base.TestCase):
         # alone.
         self.start_compute()
         self.until(lambda: self.running() == had.keys(),
-                   'all servers run', _DEADLINE)
+                   'all servers run')
         self.assert_attached(had)
         for server in servers:
             self.assertEqual('ACTIVE', self.wait(server).status)
@@ -136,7 +137,7 @@ class HostBootTest(base.TestCase):
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True)
         self.until(lambda: self.reports(self.started),
-                   'nova-compute is up', _DEADLINE)
+                   'nova-compute is up')
 
     def end_compute(self):
         """Kill nova-compute, as if the host lost its power."""

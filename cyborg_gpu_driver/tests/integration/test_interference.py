@@ -25,6 +25,7 @@ import fixtures
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.interference import servers as made
 from cyborg_gpu_driver.osc import interference
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.unit.osc import running
 
@@ -93,6 +94,7 @@ class Guests(fixtures.Fixture):
             self._stop(uuid)
 
 
+@scope.only_in_all
 class InterferenceTest(base.TestCase):
 
     def setUp(self):

@@ -19,19 +19,22 @@ import collections
 from openstack import exceptions
 
 from cyborg_gpu_driver.report.content import traits
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import storm_case
 
 _SLICE = 'CUSTOM_NVIDIA_1G_10GB'
 _POLICY = 'gpu_policy:sliced'
-_WAVES = 3
-"""Waves of twenty requests each, with isolation."""
+_AT_ONCE = 12
+_WAVES = 2
+"""Waves of requests with isolation."""
 
 
+@scope.only_in_all
 class IsolationTest(storm_case.StormCase):
-    """Three projects request sixty servers, and there are 28 slots.
+    """Three projects request servers in waves, and there are 28 slots.
 
-    Before each further wave of twenty, every second server is deleted, so
-    that later servers find GPUs that are full, partly used, and free.
+    Before each further wave, every second server is deleted, so that later
+    servers find GPUs that are full, partly used, and free.
     """
 
     def setUp(self):
@@ -41,7 +44,7 @@ class IsolationTest(storm_case.StormCase):
         self.flavor = self.flavor_of(_SLICE)
         self.use_gpu_scheduler()
 
-    def test_sixty_creates_of_three_projects(self):
+    def test_creates_of_three_projects(self):
         # Without isolation projects share GPUs, so the test can see it.
         self.creates(1)
         self.assertNotEqual(set(), self.shared)
@@ -49,7 +52,7 @@ class IsolationTest(storm_case.StormCase):
         self.isolate()
         refused = self.creates(_WAVES)
         self.assertEqual(set(), self.shared)
-        print(f'Of {_WAVES * storm_case.AT_ONCE} creates of 3 projects '
+        print(f'Of {_WAVES * _AT_ONCE} creates of 3 projects '
               f'{refused} were refused with isolation = project')
 
     def creates(self, waves: int) -> int:
@@ -63,7 +66,7 @@ class IsolationTest(storm_case.StormCase):
             self.delete_all(served[::2])
             refused += self.storm(
                 [(self.flavor, clouds[turn % 3])
-                 for turn in range(storm_case.AT_ONCE)], self.look)[1]
+                 for turn in range(_AT_ONCE)], self.look)[1]
         self.end()
         self.assert_nothing_left()
         return len(refused)
@@ -78,7 +81,7 @@ class IsolationTest(storm_case.StormCase):
             self.cloud.configure(host, _POLICY, isolation=value)
             self.cloud.restart(f'cyborg-agent-{host}')
         self.until(lambda: self.isolated() == {value is not None},
-                   'all hosts are reported', storm_case.REPORTED)
+                   'all hosts are reported')
 
     def isolated(self):
         """Whether the providers of slices have the trait, as a set."""

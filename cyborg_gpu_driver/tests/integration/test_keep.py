@@ -20,10 +20,10 @@ import sys
 
 from openstack import exceptions
 
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.integration import minicloud
 
-_DEADLINE = 300
 _SLICE = 'CUSTOM_NVIDIA_1G_10GB'
 _ASK = """
 import json, sys, types
@@ -41,6 +41,7 @@ json.dump(compute.requests(cyborg).of(
 """What cyborg-gpu-nova-compute does for a server when its host boots."""
 
 
+@scope.only_in_all
 class KeepTest(base.TestCase):
 
     def test_evacuation(self):
@@ -63,13 +64,13 @@ class KeepTest(base.TestCase):
                 microversion='2.14'))
         # Nova changes the server's host a moment after the task ends.
         servers = [self.until(lambda server=server: self.has_come(
-            server, other), f'server {server.id} is on {other}', _DEADLINE)
+            server, other), f'server {server.id} is on {other}')
             for server in servers]
         self.assertEqual(['ACTIVE'] * 3,
                          [server.status for server in servers])
         self.until(lambda: not self.slices(lost)
                    and not self.cloud.claims(lost),
-                   f'nothing is left on {lost}', base.SETTLE)
+                   f'nothing is left on {lost}')
         for server in servers:
             self.assertEqual(self.arqs(server), self.asked_at_boot(server))
 
@@ -82,7 +83,7 @@ class KeepTest(base.TestCase):
         # The next report of the lost host resets its whole GPU.
         self.until(lambda: not any(name.startswith(f'{lost}_gpu_')
                                    for name in self.withheld()),
-                   f'all of {lost} can be had again', _DEADLINE)
+                   f'all of {lost} can be had again')
         for server in servers:
             self.delete(server)
         self.assert_nothing_left()
@@ -96,7 +97,7 @@ class KeepTest(base.TestCase):
     def revive(self, host):
         self.cloud.command('start')
         self.until(lambda: self.force_down(host, False),
-                   'nothing of the evacuated servers is left', base.SETTLE)
+                   'nothing of the evacuated servers is left')
 
     def asked_at_boot(self, server):
         """The accelerator requests that Cyborg shows to Nova's own user."""

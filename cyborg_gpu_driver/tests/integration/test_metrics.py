@@ -20,6 +20,7 @@ import fixtures
 from nova.virt.libvirt import config as libvirt_config
 from prometheus_client import parser
 
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import base
 
 _SLICE = 'CUSTOM_NVIDIA_1G_10GB'
@@ -28,6 +29,7 @@ _MOST = 28
 _WHOSE = ('server', 'project', 'flavor')
 
 
+@scope.only_in_all
 class WhoseTest(base.TestCase):
     """Two projects on one A100.
 

@@ -16,6 +16,7 @@ from openstack import exceptions
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.osc import quota
 from cyborg_gpu_driver.osc import sync
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.unit.osc import running
 
@@ -68,6 +69,7 @@ class QuotaTest(base.TestCase):
         self.delete(server)
         self.assertEqual((1, 0, 1, 'project'), self.show())
 
+    @scope.only_in_all
     def test_sync_leaves_these_limits_alone(self):
         self.set('--default', f'{_GPU}=0')
         self.set(*_PROJECT, f'{_GPU}=1')

@@ -24,10 +24,10 @@ from oslo_utils import timeutils
 
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import base
 
 _SLICE = 'CUSTOM_NVIDIA_1G_10GB'
-_DEADLINE = 300
 _ATTEMPTS = 10
 """Servers that the test requests at most until it sees a bind."""
 _ATTEMPT = 20
@@ -71,7 +71,7 @@ class RestartCase(base.TestCase):
         self.clean_requests()
         with contextlib.suppress(base.Late):
             self.until(lambda: set(self.left()) <= {base.HANDLES},
-                       'at most handles are left', _DEADLINE)
+                       'at most handles are left')
         left = self.left()
         self.assertLessEqual(len(left.pop(base.HANDLES, ())), most)
         self.assertEqual({}, left)
@@ -81,6 +81,7 @@ class RestartCase(base.TestCase):
 
 class AgentTest(RestartCase):
 
+    @scope.only_in_all
     def test_agents_are_restarted(self):
         for host in self.cloud.hosts:
             self.cloud.restart(f'cyborg-agent-{host}')
@@ -104,7 +105,7 @@ class AgentTest(RestartCase):
             dying = [self.create(self.slice, self.admin, host=idle)]
             self.until(
                 lambda: len(self.cloud.handles_in_use()) > handles,
-                'the bind is under way', _DEADLINE)
+                'the bind is under way')
             os.killpg(agents[idle], signal.SIGKILL)
         dying.append(self.killed_in_its_bind(busy, agents[busy]))
 
@@ -144,6 +145,7 @@ class AgentTest(RestartCase):
                    for record in records.glob('*.json'))
 
 
+@scope.only_in_all
 class StormTest(RestartCase):
 
     def test_conductor_and_broker_are_restarted(self):
@@ -167,7 +169,7 @@ class StormTest(RestartCase):
             if server.status == 'ACTIVE':
                 self.assertEqual(1, len(self.accelerators(server)))
         self.until(lambda: self.computes_report(back),
-                   'nova-compute reports again', _DEADLINE)
+                   'nova-compute reports again')
         after = self.boot(self.flavor_of('CUSTOM_NVIDIA_A100_8C'))
         self.assertEqual(1, len(self.accelerators(after)))
         self.delete_all()
@@ -192,6 +194,7 @@ class StormTest(RestartCase):
                 if server.status == 'BUILD']
 
 
+@scope.only_in_all
 class HostTest(RestartCase):
 
     def test_a_host_is_rebooted(self):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import testscenarios
 
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import base
 
 load_tests = testscenarios.load_tests_apply_scenarios
@@ -42,7 +43,7 @@ class ServerLifeTest(base.TestCase):
     shelved server remains empty, and unshelving works nevertheless.
     """
 
-    scenarios = [
+    _scenarios = [
         ('whole GPU', {'groups': [_of('PGPU')], 'kinds': ['whole']}),
         ('vGPU', {'groups': [_of('CUSTOM_NVIDIA_A100_8C')],
                   'kinds': ['vgpu 470']}),
@@ -55,10 +56,12 @@ class ServerLifeTest(base.TestCase):
         ('two profiles', {
             'groups': [_of_slice('1g.10gb'), _of_slice('3g.40gb')],
             'kinds': ['slice 19', 'slice 9']}),
-        ('two modes', {
-            'groups': [_of('PGPU'), _of('CUSTOM_NVIDIA_A100_20C')],
-            'kinds': ['vgpu 472', 'whole']}),
+        ('all modes', {
+            'groups': [_of('PGPU'), _of('CUSTOM_NVIDIA_A100_20C'),
+                       _of_slice('3g.40gb')],
+            'kinds': ['slice 9', 'vgpu 472', 'whole']}),
     ]
+    scenarios = _scenarios if scope.ALL else _scenarios[-1:]
 
     def test_life(self):
         compute = self.admin.compute
@@ -79,9 +82,9 @@ class ServerLifeTest(base.TestCase):
 
         compute.shelve_server(server)
         server = self.until(lambda: self.shelved(server),
-                            'the server is shelved and off its host', 300)
+                            'the server is shelved and off its host')
         self.until(lambda: self.left().keys() == {'servers'},
-                   'only the server itself is left', base.SETTLE)
+                   'only the server itself is left')
         compute.unshelve_server(server)
         server = self.wait_for(server, 'ACTIVE')
         again = self.accelerators(server)

@@ -26,6 +26,7 @@ from cyborg_gpu_driver.osc import capacity
 from cyborg_gpu_driver.osc import profile
 from cyborg_gpu_driver.osc import server as osc_server
 from cyborg_gpu_driver.osc import sync
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.unit.osc import running
 
@@ -113,6 +114,7 @@ class SyncTest(base.TestCase):
                 *state.profiles(cloud), *state.flavors(cloud),
                 *state.limits(cloud, state.limit_scope(cloud)))})
 
+    @scope.only_in_all
     def test_what_can_be_changed_is_changed_in_place(self):
         self.sync(_DEFINITION)
         before = self.named('sync.slice').id
@@ -135,6 +137,7 @@ class SyncTest(base.TestCase):
              len(list(self.admin.compute.get_flavor_access(flavor)))))
         self.assertEqual({}, self.sync(document))
 
+    @scope.only_in_all
     def test_what_a_server_has_stays(self):
         self.sync(_DEFINITION)
         server = self.boot(self.named('sync.slice'))
@@ -154,10 +157,10 @@ class SyncTest(base.TestCase):
             self.changed(('flavors',), []), '--prune')['sync.slice'])
         self.admin.compute.shelve_server(server)
         self.until(lambda: self.wait(server).status in (
-            'SHELVED', 'SHELVED_OFFLOADED'), 'the server is shelved', 120)
+            'SHELVED', 'SHELVED_OFFLOADED'), 'the server is shelved')
         if self.wait(server).status == 'SHELVED':
             self.admin.compute.shelve_offload_server(server)
-        self.until(lambda: not self.arqs(server), 'its ARQs are gone', 120)
+        self.until(lambda: not self.arqs(server), 'its ARQs are gone')
         self.assertEqual(('refuse', ''),
                          self.sync(other, code=1)['sync-slice'])
         self.delete(server)
@@ -168,6 +171,7 @@ class SyncTest(base.TestCase):
                           'sync.slice': ('replace', 'done')},
                          self.sync(bigger))
 
+    @scope.only_in_all
     def test_a_flavor_of_others_is_adopted(self):
         flavor = self.admin.compute.create_flavor(
             name='sync.pair', vcpus=1, ram=64, disk=1)
@@ -179,6 +183,7 @@ class SyncTest(base.TestCase):
         self.assertEqual({}, self.sync(_DEFINITION, '--adopt'))
         self.assertEqual(flavor.id, self.named('sync.pair').id)
 
+    @scope.only_in_all
     def test_as_many_as_are_counted_can_be_booted(self):
         self.sync(_DEFINITION)
 

@@ -15,12 +15,9 @@
 from __future__ import annotations
 
 import collections
-import json
 
-from cyborg_gpu_driver.cloud.api import connection
-from cyborg_gpu_driver.osc import explain
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import base
-from cyborg_gpu_driver.tests.unit.osc import running
 
 _ROOM = {'PGPU': 2, 'CUSTOM_NVIDIA_A100_20C': 4,
          'CUSTOM_NVIDIA_4G_40GB': 4, 'CUSTOM_NVIDIA_3G_40GB': 4}
@@ -36,6 +33,7 @@ _REFUSED = {
 """Reason and label that then block a server, on each GPU with the profile."""
 
 
+@scope.only_in_all
 class FullTest(base.TestCase):
 
     def test_who_comes_too_late_is_refused_and_told_why(self):
@@ -55,23 +53,9 @@ class FullTest(base.TestCase):
                                        'ERROR')
                 self.assertIn('No valid host', server.fault['message'])
                 self.assertEqual([], self.arqs(server))
-                self.assertEqual({(label, reason)}, self.explained(server))
+                self.assertEqual({(label, reason)}, self.explained(
+                    '--server', server.id))
                 servers.append(server)
         for server in servers:
             self.delete(server)
         self.assert_nothing_left()
-
-    def explained(self, server):
-        """The profiles and reasons that ``openstack gpu explain`` shows."""
-        openstack = running.Openstack(
-            connection.Cloud(self.admin, 'admin'))
-        answer = json.loads(openstack.run(
-            explain.ExplainRequest, '--server', server.id, '-f', 'json',
-            code=1)[0])
-        self.assertFalse(answer['schedulable'])
-        self.assertEqual(set(self.cloud.hosts),
-                         {host['host'] for host in answer['hosts']})
-        return {(candidate['profile'], missing['code'])
-                for host in answer['hosts']
-                for candidate in host['candidates']
-                for missing in candidate['missing'] if missing['blocks']}

@@ -23,10 +23,12 @@ from cyborg_gpu_driver.metrics import server
 from cyborg_gpu_driver.metrics.usage import endpoint
 from cyborg_gpu_driver.osc import usage
 from cyborg_gpu_driver.program import audit
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.unit.osc import running
 
 
+@scope.only_in_all
 class UsageTest(base.TestCase):
     """``openstack gpu usage`` with the records and the Nova of a cloud."""
 
@@ -61,7 +63,7 @@ class UsageTest(base.TestCase):
         second = self.boot(flavor, self.user2)
         servers = {first.id, second.id}
         self.until(lambda: servers <= self.assigned(),
-                   'the agents know whose the slices are', base.SETTLE)
+                   'the agents know whose the slices are')
         self.delete(first)
         self.assertEqual(
             {first.id: self.user1.current_project_id,

@@ -90,10 +90,10 @@ def wait_for_devices(cloud: minicloud.Minicloud, device: plan.Device
     One free device is not enough: a server that is unshelved needs a
     different device from the one that it had.
 
-    :raises base.Late: if a GPU has none after :data:`base.SETTLE` seconds.
+    :raises base.Late: if a GPU has none after :data:`base.DEADLINE` seconds.
     """
     placement = cloud.connect('admin').placement
-    deadline = time.monotonic() + base.SETTLE
+    deadline = time.monotonic() + base.DEADLINE
     while len(placement.get('/resource_providers', microversion='1.4', params={
             'resources': f'{device.resource_class}:1'},
             ).json()['resource_providers']) < device.providers:
@@ -108,7 +108,7 @@ def left(cloud: minicloud.Minicloud) -> dict[str, object]:
     Waits, because some traces disappear a moment after Nova has deleted a
     server.
     """
-    deadline = time.monotonic() + base.SETTLE
+    deadline = time.monotonic() + base.DEADLINE
     while (found := _left(cloud)) and time.monotonic() < deadline:
         time.sleep(_POLL)
     return found
