@@ -43,7 +43,7 @@ _REPORT_INTERVAL = 10
 _ANSWER_SECONDS = 300
 """How long a test waits for one answer of a service. The error names the
 request."""
-_DEADLINE = 900
+_DEADLINE = 2000
 """Seconds for a command. The start of a cloud also creates its databases."""
 # Read at import, because each test has its own temporary directory, which is
 # deleted after the test.

@@ -23,7 +23,6 @@ import yaml
 from cyborg_gpu_driver.baremetal.inventory import names
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.osc import baremetal
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.ironic import node as node_module
 from cyborg_gpu_driver.tests.unit.osc import running

@@ -28,7 +28,7 @@ SERVICES = ('cyborg', 'glance', 'ironic', 'nova', 'placement')
 """The users of the project ``service``."""
 USERS = {'user1': 'project1', 'user2': 'project2'}
 """The users without privileges, with the project of each."""
-_TIMEOUT = 120
+_TIMEOUT = 300
 """Seconds after which a client of this cloud gives up on a request."""
 
 _OPENRC = """\

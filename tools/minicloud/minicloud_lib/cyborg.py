@@ -25,6 +25,7 @@ from minicloud_lib import error
 from minicloud_lib import inifile
 from minicloud_lib import nova
 from minicloud_lib import probes
+from minicloud_lib import schemas
 from minicloud_lib import settings as settings_module
 from minicloud_lib import steps
 from minicloud_lib import uwsgi
@@ -32,7 +33,7 @@ from minicloud_lib import uwsgi
 _HOST = 'controller'
 _AGENT = 'minicloud_lib.cyborg_agent'
 _POLL = 0.5
-_REPORT = 300
+_REPORT = 900
 """Seconds until a host's first report must be in Placement."""
 
 
@@ -41,10 +42,11 @@ def parts(settings: settings_module.Settings) -> list:
     agents = [agent(host) for host in settings.hosts]
     return [
         steps.Step('cyborg-files', (), lambda: _configure(settings)),
-        steps.Step('cyborg-schema', ('cyborg-files', 'mariadb'),
-                   lambda: steps.command(settings, 'cyborg-schema', [
-                       steps.binary('cyborg-dbsync'), '--config-file',
-                       str(config), 'upgrade'])),
+        schemas.step(settings, 'cyborg', 'openstack-cyborg',
+                     ('cyborg-files', 'mariadb'),
+                     lambda: steps.command(settings, 'cyborg-schema', [
+                         steps.binary('cyborg-dbsync'), '--config-file',
+                         str(config), 'upgrade'])),
         uwsgi.service(settings, 'cyborg-api', 'cyborg', 'cyborg.wsgi.api',
                       ('cyborg-schema', 'rabbitmq', 'identity'),
                       arguments=f'--config-file {config}',

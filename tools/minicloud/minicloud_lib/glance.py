@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from minicloud_lib import common
 from minicloud_lib import inifile
+from minicloud_lib import schemas
 from minicloud_lib import settings as settings_module
 from minicloud_lib import steps
 from minicloud_lib import uwsgi
@@ -25,10 +26,11 @@ def parts(settings: settings_module.Settings) -> list:
     config = settings.etc('glance', 'glance-api.conf')
     return [
         steps.Step('glance-files', (), lambda: _configure(settings, config)),
-        steps.Step('glance-schema', ('glance-files', 'mariadb'),
-                   lambda: steps.command(settings, 'glance-schema', [
-                       steps.binary('glance-manage'), '--config-file',
-                       str(config), 'db_sync'])),
+        schemas.step(settings, 'glance', 'glance',
+                     ('glance-files', 'mariadb'),
+                     lambda: steps.command(settings, 'glance-schema', [
+                         steps.binary('glance-manage'), '--config-file',
+                         str(config), 'db_sync'])),
         uwsgi.service(
             settings, 'glance', 'glance', 'glance.wsgi.api',
             ('glance-schema',),

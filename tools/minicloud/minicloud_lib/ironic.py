@@ -22,6 +22,7 @@ from __future__ import annotations
 from minicloud_lib import common
 from minicloud_lib import inifile
 from minicloud_lib import probes
+from minicloud_lib import schemas
 from minicloud_lib import settings as settings_module
 from minicloud_lib import steps
 
@@ -40,14 +41,15 @@ def parts(settings: settings_module.Settings) -> list:
     config = settings.etc('ironic', 'ironic.conf')
     return [
         steps.Step('ironic-files', (), lambda: _configure(settings, config)),
-        steps.Step('ironic-schema', ('ironic-files', 'mariadb'),
-                   lambda: steps.command(settings, 'ironic-schema', [
-                       steps.binary('ironic-dbsync'), '--config-file',
-                       str(config), 'create_schema'])),
+        schemas.step(settings, 'ironic', 'ironic',
+                     ('ironic-files', 'mariadb'),
+                     lambda: steps.command(settings, 'ironic-schema', [
+                         steps.binary('ironic-dbsync'), '--config-file',
+                         str(config), 'create_schema'])),
         # Ironic looks for itself in keystone's catalogue.
         steps.Service('ironic', ('ironic-schema', 'identity'),
                       [steps.binary('ironic'), '--config-file', str(config)],
-                      probes.http(settings.url('ironic')), timeout=120),
+                      probes.http(settings.url('ironic'))),
     ]
 
 

@@ -19,6 +19,7 @@ import os
 
 from minicloud_lib import common
 from minicloud_lib import inifile
+from minicloud_lib import schemas
 from minicloud_lib import settings as settings_module
 from minicloud_lib import steps
 from minicloud_lib import uwsgi
@@ -42,9 +43,10 @@ def parts(settings: settings_module.Settings) -> list:
 
     return [
         steps.Step('keystone-files', (), lambda: _configure(settings)),
-        steps.Step('keystone-schema', ('keystone-files', 'mariadb'),
-                   lambda: steps.command(settings, 'keystone-schema',
-                                         [*manage, 'db_sync'])),
+        schemas.step(settings, 'keystone', 'keystone',
+                     ('keystone-files', 'mariadb'),
+                     lambda: steps.command(settings, 'keystone-schema',
+                                           [*manage, 'db_sync'])),
         steps.Step('keystone-bootstrap', ('keystone-schema',), bootstrap),
         uwsgi.service(
             settings, 'keystone', 'keystone', 'keystone.wsgi.api',

@@ -19,12 +19,16 @@ import sys
 from minicloud_lib import common
 from minicloud_lib import inifile
 from minicloud_lib import probes
+from minicloud_lib import schemas
 from minicloud_lib import settings as settings_module
 from minicloud_lib import steps
 from minicloud_lib import uwsgi
 
 _HOST = 'controller'
 _CELL = 'cell1'
+_URL = '{scheme}://{username}:{password}@{hostname}:{port}'
+"""Nova fills in the URLs of its configuration file, so that the mappings of
+cells fit each cloud."""
 BAREMETAL = 'baremetal'
 """The host name of the compute service for Ironic's nodes."""
 _MANAGE = 'minicloud_lib.nova_manage'
@@ -36,8 +40,8 @@ def parts(settings: settings_module.Settings) -> list:
     hosts = [*settings.hosts, *([BAREMETAL] if settings.baremetal else [])]
     return [
         steps.Step('nova-files', (), lambda: _configure(settings)),
-        steps.Step('nova-schema', ('nova-files', 'mariadb'),
-                   lambda: _make_schema(settings)),
+        schemas.step(settings, 'nova', 'nova', ('nova-files', 'mariadb'),
+                     lambda: _make_schema(settings)),
         uwsgi.service(
             settings, 'nova-api', 'nova', 'nova.wsgi.osapi_compute',
             ('nova-schema', 'rabbitmq'),
@@ -137,9 +141,10 @@ def _make_schema(settings):
     _manage(settings, 'nova-schema', (
         ('api_db', 'sync'),
         ('cell_v2', 'map_cell0', '--database_connection',
-         _database(settings, 'nova_cell0')),
+         f'{_URL}/nova_cell0?{{query}}'),
         ('db', 'sync'),
-        ('cell_v2', 'create_cell', '--name', _CELL)))
+        ('cell_v2', 'create_cell', '--name', _CELL, '--database_connection',
+         f'{_URL}/{{path}}?{{query}}', '--transport-url', f'{_URL}/{{path}}')))
 
 
 def _manage(settings, name, commands):

@@ -35,6 +35,8 @@ from minicloud_lib import settings as settings_module
 _PROC = pathlib.Path('/proc')
 _POLL = 0.05
 """Seconds between two checks of a condition."""
+_STARTED = 300
+"""Seconds until a new process must have written its PID file."""
 _GRACE = 15
 """Seconds from SIGTERM to SIGKILL."""
 # The shell's builtins do not fork, so the line describes the shell, which
@@ -100,7 +102,7 @@ def spawn(settings: settings_module.Settings, name: str, command: list[str],
             cwd=settings.data(),
             env=environment(settings.directory, more_environment),
             start_new_session=True)
-    if not _until(lambda: _recorded(settings, name) is not None, 10):
+    if not _until(lambda: _recorded(settings, name) is not None, _STARTED):
         raise error.MinicloudError(
             f'{name} could not be started; see {settings.log(name)}')
 

@@ -31,8 +31,8 @@ from minicloud_lib import settings as settings_module
 
 PYTHON_PATH = str(pathlib.Path(__file__).resolve().parent.parent)
 """The directory of this package, for modules of it that run as programs."""
-_POLL = 0.1
-_OUTPUT_DEADLINE = 300
+_POLL = 0.25
+_OUTPUT_DEADLINE = 900
 """Seconds for a program whose output is read."""
 _TAIL = 15
 """The number of lines of a log that a message quotes."""
@@ -70,7 +70,7 @@ class Service:
     command: list[str]
     probe: probes.Probe
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
-    timeout: int = 300
+    timeout: int = 900
     """Seconds until it must be up."""
 
     def run(self, settings: settings_module.Settings) -> bool:
@@ -124,7 +124,7 @@ def failure(settings: settings_module.Settings, name: str, what: str
 
 def command(settings: settings_module.Settings, name: str,
             arguments: list[str], environment: dict[str, str] | None = None,
-            timeout: int = 300) -> None:
+            timeout: int = 900) -> None:
     """Run a program to its end, with its output in the log ``name``.
 
     The program runs in the same way as a service, so that a wipe finds it.
