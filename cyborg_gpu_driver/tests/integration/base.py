@@ -175,11 +175,13 @@ class TestCase(base.BaseTestCase):
         self.admin.compute.reboot_server(server, 'HARD')
         return self.wait(server)
 
-    def delete(self, server: server_module.Server) -> None:
-        """Delete a server and wait until Nova has deleted it."""
-        self.admin.compute.delete_server(server)
-        self.until(lambda: not self._exists(server),
-                   f'server {server.id} is gone')
+    def delete(self, *servers: server_module.Server) -> None:
+        """Delete servers and wait until Nova has deleted all of them."""
+        for server in servers:
+            self.admin.compute.delete_server(server)
+        for server in servers:
+            self.until(lambda server=server: not self._exists(server),
+                       f'server {server.id} is gone')
 
     def arqs(self, server: server_module.Server | None = None
              ) -> list[dict]:

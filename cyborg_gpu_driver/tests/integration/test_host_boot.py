@@ -90,8 +90,7 @@ class HostBootTest(base.TestCase):
             self.assertEqual('ACTIVE', self.wait(server).status)
         self.assertEqual(had, {server.id: self.accelerators(server)
                                for server in servers})
-        for server in servers:
-            self.delete(server)
+        self.delete(*servers)
         self.assertEqual(set(), self.running())
         self.assert_nothing_left()
 

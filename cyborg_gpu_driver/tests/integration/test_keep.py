@@ -84,8 +84,7 @@ class KeepTest(base.TestCase):
         self.until(lambda: not any(name.startswith(f'{lost}_gpu_')
                                    for name in self.withheld()),
                    f'all of {lost} can be had again')
-        for server in servers:
-            self.delete(server)
+        self.delete(*servers)
         self.assert_nothing_left()
 
     def has_come(self, server, host):

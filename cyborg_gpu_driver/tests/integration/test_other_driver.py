@@ -113,6 +113,5 @@ class OtherDriverTest(base.TestCase):
         """Assert that slices are available again after the next report."""
         self.cloud.restart(_AGENT)
         self.servers.append(self.boot(self.slice, self.admin, host=_HOST))
-        for server in self.servers:
-            self.delete(server)
+        self.delete(*self.servers)
         self.assert_nothing_left()

@@ -41,11 +41,13 @@ class RestartCase(base.TestCase):
         super().setUp()
         self.addCleanup(self.cloud.command, 'start')
         self.slice = self.flavor_of(_SLICE)
-        self.servers = [
-            self.boot(flavor, self.admin, host=host)
+        # No two of these servers need the same GPU.
+        servers = [
+            self.create(flavor, self.admin, host=host)
             for flavor in (self.flavor_of('PGPU'), self.slice,
                            self.flavor_of('CUSTOM_NVIDIA_A100_8C'))
             for host in self.cloud.hosts]
+        self.servers = [self.wait_for(server, 'ACTIVE') for server in servers]
         self.had = self.have()
 
     def have(self):
@@ -54,8 +56,7 @@ class RestartCase(base.TestCase):
                 for server in self.servers}
 
     def delete_all(self):
-        for server in self.admin.compute.servers(all_projects=True):
-            self.delete(server)
+        self.delete(*self.admin.compute.servers(all_projects=True))
 
     def assert_only_handles_left(self, most):
         """Assert that only attach handles are left, which Cyborg has lost.

@@ -85,7 +85,8 @@ class StormTest(storm_case.StormCase):
     def assert_told_why(self, refused):
         """Assert that ``openstack gpu explain`` names what blocks a server.
 
-        This is one refused server of each flavor, and a whole GPU's slice.
+        It is asked about one refused server of each flavor, and about a
+        slice as large as a GPU.
         """
         one = {server.flavor.original_name: server for server in refused}
         self.assertEqual(self.slots.keys(), one.keys())

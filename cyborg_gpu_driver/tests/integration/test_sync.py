@@ -200,6 +200,5 @@ class SyncTest(base.TestCase):
         self.assertEqual((4, 0), (before, room()))
         refused = self.wait(self.create(flavor))
         self.assertEqual('ERROR', refused.status)
-        for server in (*servers, refused):
-            self.delete(server)
+        self.delete(*servers, refused)
         self.assert_nothing_left()

@@ -56,6 +56,5 @@ class FullTest(base.TestCase):
                 self.assertEqual({(label, reason)}, self.explained(
                     '--server', server.id))
                 servers.append(server)
-        for server in servers:
-            self.delete(server)
+        self.delete(*servers)
         self.assert_nothing_left()
