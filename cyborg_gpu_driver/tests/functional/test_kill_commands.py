@@ -33,6 +33,8 @@ class FirstBootTest(kill_case.KillCase):
     """A bare-metal server that goes down during its first boot."""
 
     prepared = False
+    # Odd, so that the host reboots after every other kill.
+    each = 9
     options = {'mode': 'mig'}
 
     def test_first_boot(self):
