@@ -84,6 +84,9 @@ class GpuTestCase(base.TestCase):
     def before_start(self):
         """Begin what must exist before the services of the test's cloud."""
 
+    def before_report(self):
+        """Begin what the agent must find when it starts, at its report."""
+
     def start(self, **overrides):
         """Start the cloud, with more options of cyborg.conf."""
         self.state_path = self.useFixture(fixtures.TempDir()).path
@@ -102,6 +105,7 @@ class GpuTestCase(base.TestCase):
             simulate_state=self.hardware_path, state_path=self.state_path)
         self.cloud = self.use_cloud(host=HOST, simulate=self.machine,
                                     overrides=merged, templates=reported)
+        self.before_report()
         if reported:
             self.cloud.report()
         else:

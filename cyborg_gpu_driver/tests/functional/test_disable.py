@@ -37,14 +37,11 @@ class DisableCase(gpu_cloud.GpuTestCase):
                             'profiles': '1g.10gb, 3g.40gb',
                             'match_address': f'{FIRST}, {SECOND}'}}
 
-    def start(self, **overrides):
-        super().start(**overrides)
+    def before_report(self):
         self.keystone = self.useFixture(keystone.KeystoneFixture(
             cyborg_app.load_app()))
         self.log_in(self.keystone.auth_url)
         self.log = self.useFixture(fixtures.FakeLogger(level='INFO'))
-        self.restart_agent()
-        self.report()
 
     def log_in(self, auth_url):
         self.keystone.write_clouds(here=auth_url)
