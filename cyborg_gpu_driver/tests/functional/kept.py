@@ -139,10 +139,9 @@ def _is_database(path):
 def _root():
     """Return the directory of all files: a temporary one if need be."""
     path = os.path.join(sys.prefix, 'cyborg-gpu-tests')
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError:
-        pass
+    if sys.prefix != sys.base_prefix:
+        with contextlib.suppress(OSError):
+            os.makedirs(path, exist_ok=True)
     if not os.access(path, os.W_OK):
         path = tempfile.mkdtemp(prefix='cyborg-gpu-tests-', dir=_TEMPORARY)
         atexit.register(shutil.rmtree, path, ignore_errors=True)
