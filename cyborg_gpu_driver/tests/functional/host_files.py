@@ -25,9 +25,6 @@ from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import files as simulator_files
 
-# The same loader, written in C, if PyYAML was built with it.
-_LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)
-
 
 def write_host(directory, gpus):
     """Write a host file; return its path.
@@ -49,40 +46,18 @@ def write_unprepared(directory, name, gpus=None):
         become shared: each server with whole GPUs needs a partition.
     :param gpus: how many of the host's GPUs to keep; None for all.
     """
-    content = _content(name, gpus)
+    with open(os.path.join(os.path.dirname(simulator_files.__file__), 'hosts',
+                           f'{name}.yaml'), encoding='utf-8') as stream:
+        content = yaml.safe_load(stream)
     for gpu in content['gpus']:
         gpu.pop('mig', None)
         gpu.pop('vfs', None)
         if gpu.get('nvlink') == 'switches':
             content['fabric_mode'] = 1
-    return _write(directory, 'host', content)
-
-
-def write_part(directory, name, gpus=2):
-    """Write the file of a host with only some of its GPUs; return its path.
-
-    Each GPU makes a command longer, and most tests look at one or two.
-
-    :param name: name of a host that comes with the simulator.
-    :param gpus: how many of its first GPUs to keep, or their addresses.
-    """
-    return _write(directory, name, _content(name, gpus))
-
-
-def _content(name, gpus):
-    path = simulator_files.HERE / 'hosts' / f'{name}.yaml'
-    # The loader is a safe one.
-    content = yaml.load(path.read_bytes(), _LOADER)  # noqa: S506
-    content['gpus'] = (
-        [gpu for gpu in content['gpus'] if gpu['address'] in gpus]
-        if isinstance(gpus, tuple) else content['gpus'][:gpus])
-    return content
-
-
-def _write(directory, name, content):
-    path = os.path.join(directory, f'{name}.yaml')
+    content['gpus'] = content['gpus'][:gpus]
+    path = os.path.join(directory, 'host.yaml')
     with open(path, 'w', encoding='utf-8') as stream:
-        json.dump(content, stream)
+        yaml.safe_dump(content, stream)
     return path
 
 

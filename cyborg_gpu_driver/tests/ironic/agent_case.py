@@ -43,7 +43,7 @@ from cyborg_gpu_driver.conf import baremetal
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator.machine import machine as simulator
-from cyborg_gpu_driver.tests.functional import host_files
+from cyborg_gpu_driver.tests.unit.program import machines
 
 MANAGER = 'NvidiaGpuHardwareManager'
 _SILENT = ('udevadm',)
@@ -134,7 +134,7 @@ class AgentCase(base.BaseTestCase):
     def use(self, name: str) -> None:
         """Become another node, which has just been switched on."""
         state = str(self.directory / f'{name}.json')
-        path = host_files.write_part(self.directory, name, self.GPUS)
+        path = machines.write(self.directory, name, self.GPUS)
         self.machine = simulator.Machine.load(path, state)
         self.conf.config(group='gpu', simulate=path, simulate_state=state)
         self.reboot()

@@ -51,7 +51,7 @@ from cyborg_gpu_driver.report.content import values
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import empty_placement
-from cyborg_gpu_driver.tests.functional import host_files
+from cyborg_gpu_driver.tests.unit.program import machines
 
 HOST = 'compute1'
 
@@ -77,7 +77,7 @@ class GpuHost(fixtures.Fixture):
         state = f'{directory}/machine'
         host = self._name
         if host in files.names():
-            host = host_files.write_part(directory, host, self._gpus)
+            host = machines.write(directory, host, self._gpus)
         # The agent leaves its own machine under pynvml. Uninstalling this
         # machine removes the agent's as well.
         self.machine = simulator.Machine.load(host, state).install()

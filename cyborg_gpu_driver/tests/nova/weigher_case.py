@@ -44,7 +44,7 @@ from cyborg_gpu_driver.nova.scheduling import chooser
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator.machine import machine as simulator
-from cyborg_gpu_driver.tests.functional import host_files
+from cyborg_gpu_driver.tests.unit.program import machines
 
 CONF = nova.conf.CONF
 
@@ -118,7 +118,7 @@ class Agent(fixtures.Fixture):
 
     def _setUp(self):
         directory = self.useFixture(fixtures.TempDir()).path
-        host = host_files.write_part(directory, 'hgx-h100', self._gpus)
+        host = machines.write(directory, 'hgx-h100', self._gpus)
         state = f'{directory}/machine'
         machine = simulator.Machine.load(host, state).install()
         self.addCleanup(machine.uninstall)

@@ -22,7 +22,7 @@ from oslotest import base
 
 from cyborg_gpu_driver.simulator.machine import patch
 from cyborg_gpu_driver.tests import command
-from cyborg_gpu_driver.tests.functional import host_files
+from cyborg_gpu_driver.tests.unit.program import machines
 
 
 class CommandCase(base.BaseTestCase):
@@ -50,7 +50,7 @@ class CommandCase(base.BaseTestCase):
 
     def part(self, name, gpus=2):
         """The file of a simulated host with only its first GPUs."""
-        return host_files.write_part(
+        return machines.write(
             self.useFixture(fixtures.TempDir()).path, name, gpus)
 
     def configure(self, text, directory):

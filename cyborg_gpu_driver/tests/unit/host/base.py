@@ -19,7 +19,7 @@ from oslotest import base
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import platform
-from cyborg_gpu_driver.simulator.machine import machine as machine_module
+from cyborg_gpu_driver.tests.unit.program import machines
 
 
 class LogTestCase(base.BaseTestCase):
@@ -39,13 +39,15 @@ class SimulatedTestCase(LogTestCase):
     """A test case with a machine under pynvml, and its platform."""
 
     MACHINE = 'dgx-a100-80'
+    GPUS: int | None = None
+    """How many GPUs of the machine to keep; None keeps all."""
 
     def setUp(self):
         super().setUp()
         self.use(self.MACHINE)
 
     def use(self, name):
-        self.machine = machine_module.Machine.load(name)
+        self.machine = machines.load(name, gpus=self.GPUS)
         self.platform = platform.open_platform(self.machine)
         self.addCleanup(self.machine.uninstall)
         self.nvml = self.platform.nvml

@@ -16,13 +16,17 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
+
+import yaml
 
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 
 
 def load(name: str, state: str | None = None, gpu: str | None = None,
-         gpus: int = 2) -> simulator.Machine:
+         gpus: int | None = 2) -> simulator.Machine:
     """Return a machine with some GPUs of a host and all other functions.
 
     A second GPU shows what a change of the first one does to others. More
@@ -33,7 +37,7 @@ def load(name: str, state: str | None = None, gpu: str | None = None,
     :param state: file of the state, which processes share; None keeps the
         state in this process.
     :param gpu: address of a GPU to keep; by default the first one.
-    :param gpus: number of GPUs to keep.
+    :param gpus: number of GPUs to keep; None keeps all.
     """
     host = files.load(name)
     tested = [item for item in host.gpus if item.address == gpu]
@@ -45,3 +49,24 @@ def load(name: str, state: str | None = None, gpu: str | None = None,
     # This creates the state file.
     with machine.operation(write=True):
         return machine
+
+
+def write(directory: str, name: str,
+          gpus: int | tuple[str, ...] | None = 2) -> str:
+    """Write the file of a host with some of its GPUs; return its path.
+
+    :param name: name of a host that comes with the simulator.
+    :param gpus: how many of its first GPUs to keep, or their addresses; None
+        keeps all.
+    """
+    with open(files.HERE / 'hosts' / f'{name}.yaml',
+              encoding='utf-8') as stream:
+        content = yaml.safe_load(stream)
+    content['gpus'] = (
+        [gpu for gpu in content['gpus'] if gpu['address'] in gpus]
+        if isinstance(gpus, tuple) else content['gpus'][:gpus])
+    path = os.path.join(directory, f'{name}.yaml')
+    with open(path, 'w', encoding='utf-8') as stream:
+        # JSON is YAML.
+        json.dump(content, stream)
+    return path

@@ -37,9 +37,10 @@ class TestHealth(base.CommandCase):
         self.state = os.path.join(directory, 'machine')
         self.state_path = f'{self.state}.records'
         self.configuration = self.configure('', directory)
-        self.machine = simulator.Machine.load('dgx-a100-80', self.state)
+        host = self.part('dgx-a100-80')
+        self.machine = simulator.Machine.load(host, self.state)
         self.arguments = ('--config-file', self.configuration, '--simulate',
-                          'dgx-a100-80', '--state', self.state, 'health')
+                          host, '--state', self.state, 'health')
 
     def show(self, code):
         found = self.run_program(*self.arguments, 'show', '-f', 'json',
@@ -48,7 +49,7 @@ class TestHealth(base.CommandCase):
 
     def test_healthy(self):
         rows = self.show(0)
-        self.assertEqual(8, len(rows))
+        self.assertEqual(2, len(rows))
         self.assertEqual(
             {'address': _GPU, 'instance': None, 'state': 'ok', 'reasons': [],
              'since': None, 'temperature': 31, 'ecc_uncorrected': 0,
@@ -58,7 +59,7 @@ class TestHealth(base.CommandCase):
     def test_unhealthy_by_what_it_says(self):
         self.machine.set_health(_GPU, uncorrected=2)
         rows = self.show(1)
-        self.assertEqual(['transient'] + ['ok'] * 7,
+        self.assertEqual(['transient', 'ok'],
                          [row['state'] for row in rows])
         self.assertEqual(2, rows[0]['ecc_uncorrected'])
 

@@ -46,6 +46,7 @@ class VgpuCase(base.CommandCase):
         self.state = os.path.join(self.directory, 'machine.json')
         self.records = f'{self.state}.records'
         self.conf = self.configure('', self.directory)
+        self.host = self.part(self.host, 4)
         self.addCleanup(setattr, privileged, '_platform', None)
         self.addCleanup(privileged.privsep.gpu_context.set_client_mode, True)
         self.machine = simulator.Machine.load(self.host, self.state)
