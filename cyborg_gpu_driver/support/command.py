@@ -27,7 +27,6 @@ from cyborg_gpu_driver.support import bundle
 from cyborg_gpu_driver.support import configuration
 from cyborg_gpu_driver.support import parts as parts_module
 from cyborg_gpu_driver.support import redaction
-from cyborg_gpu_driver.support.hardware import anonymous
 
 _NAME = 'cyborg-gpu-support'
 _TIMEOUT = 60.0
@@ -40,11 +39,10 @@ _ANONYMOUS = ('UUIDs, serial numbers and names of the host are replaced; '
 class SupportBundle(command.Command):
     """Write one archive with what a bug report needs.
 
-    The archive contains what NVML and sysfs show of the GPUs, versions, the
-    options without secrets, the output of check, report show and doctor, the
-    records of the GPUs and the end of the agent's log. index.json lists the
-    parts that failed or took too long. The command changes nothing, and sends
-    nothing over the network.
+    The archive contains versions, the options without secrets, the output of
+    check, report show and doctor, the records of the GPUs and the end of the
+    agent's log. index.json lists the parts that failed or took too long. The
+    command changes nothing, and sends nothing over the network.
     """
 
     checks_options = False
@@ -119,7 +117,7 @@ def _redacted(found, conf, with_identifiers):
     if not with_identifiers:
         # All parts at once, so that equal identities stay equal in all
         # parts.
-        contents = anonymous.anonymise(contents)
+        contents = redaction.anonymise(contents)
     return {name: bundle.Part(contents[name]['content'],
                               contents[name]['problem'], part.failed)
             for name, part in found.items()}

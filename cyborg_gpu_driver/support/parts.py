@@ -33,10 +33,9 @@ from cyborg_gpu_driver.cmd.context import machine as cmd_machine
 from cyborg_gpu_driver.cmd.diagnose import check
 from cyborg_gpu_driver.cmd.diagnose import doctor
 from cyborg_gpu_driver.cmd.gpu import report
+from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.support import configuration
-from cyborg_gpu_driver.support.hardware import document
-from cyborg_gpu_driver.support.hardware import library_view
 
 LOG_BYTES = 1 << 20
 """Bytes from the end of the agent's log."""
@@ -64,19 +63,30 @@ def parts(machine: cmd_machine.Machine,
     :param version: the version of this program.
     """
     def seen():
-        return library_view.SeenMachine(read_options(), machine.platform)
+        return _SeenMachine(read_options(), machine.platform)
 
     return {
         'versions': lambda: _versions(machine, version),
         'configuration': lambda: configuration.collect(machine.conf),
         'records': lambda: _records(machine),
-        'hardware': lambda: document.collect(
-            read_options(), machine.platform),
         'check': lambda: _answer(seen(), check.CheckHost),
         'report': lambda: _answer(seen(), report.ShowReport),
         'doctor': lambda: _answer(seen(), _LocalDoctor),
         'agent-log': lambda: _log(machine.conf),
     }
+
+
+class _SeenMachine(cmd_machine.Machine):
+    """The host of a command, on a platform that is open already."""
+
+    def __init__(self, conf: cfg.ConfigOpts, seen: platform.Platform):
+        super().__init__(conf)
+        self._seen = seen
+
+    @property
+    def platform(self) -> platform.Platform:
+        """The platform that the host is read from."""
+        return self._seen
 
 
 class _LocalDoctor(doctor.Doctor):

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Removes secrets and host names from data that is sent to others.
+"""Removes secrets, host names and identities from data that is sent to others.
 
 Pure: the functions take texts and documents, and return them without secrets.
 """
@@ -27,6 +27,7 @@ from oslo_utils import strutils
 
 MASK = '***'
 HOST = 'this-host'
+_UUID = '[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}'
 _LEAST = 4
 """Least characters of a secret: a shorter one matches unrelated texts."""
 _SECRET_NAME = re.compile('pass|secret|token|credential|private|(^|_)key$'
@@ -121,3 +122,41 @@ def _pattern(texts: Iterable[str], words: bool = False
     return re.compile(rf'(?<![A-Za-z0-9-])(?:{pattern})(?![A-Za-z0-9-])'
                       if words
                       else pattern)
+
+
+def anonymise(document: Any) -> Any:
+    """Return the document without identities of boards.
+
+    Each UUID and serial number is replaced by a made-up one. Equal values get
+    the same replacement, so that references remain valid.
+
+    :param document: a value that :func:`json.dumps` accepts.
+    """
+    words = {serial: f'SERIAL-{number}' for number, serial
+             in enumerate(dict.fromkeys(_serials(document)), 1)}
+    uuids: dict[str, int] = {}
+    # The longest first, because one may be the beginning of another.
+    pattern = re.compile('|'.join(
+        [f'(?P<uuid>{_UUID})'] + [
+            rf'(?<![0-9A-Za-z]){re.escape(serial)}(?![0-9A-Za-z])'
+            for serial in sorted(words, key=len, reverse=True)]))
+
+    def other(match):
+        if match['uuid']:
+            number = uuids.setdefault(match['uuid'].lower(), len(uuids) + 1)
+            return f'00000000-0000-4000-8000-{number:012x}'
+        return words[match.group()]
+
+    return _mapped(document, lambda text: pattern.sub(other, text))
+
+
+def _serials(value):
+    """Return the values of the keys "serial", in order."""
+    found = []
+    if isinstance(value, dict):
+        if value.get('serial') and isinstance(value['serial'], str):
+            found.append(value['serial'])
+        value = list(value.values())
+    if isinstance(value, list):
+        found += [serial for item in value for serial in _serials(item)]
+    return found

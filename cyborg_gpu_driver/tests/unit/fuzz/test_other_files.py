@@ -23,7 +23,6 @@ from hypothesis import strategies
 from cyborg_gpu_driver.check import peers
 from cyborg_gpu_driver.cmd.layout import hooks
 from cyborg_gpu_driver.nova import conf_file
-from cyborg_gpu_driver.support.hardware import document
 from cyborg_gpu_driver.tests.unit.fuzz import base
 from cyborg_gpu_driver.tests.unit.fuzz import checks
 from cyborg_gpu_driver.tests.unit.fuzz import oddities
@@ -43,8 +42,6 @@ _VALUES = strategies.one_of(
             '{"address": {"bus": "a{99999999999}"}}', '{"address": "' +
             '(' * 500 + '"}', '{"address": {"bus": "' + '(' * 500 + '"}}',
             '{"vendor_id": "' + '1' * 5000 + '"}', '%(x)s', 'a\n b')))
-_DOCUMENT = {'kind': document.KIND, 'version': document.VERSION,
-             'nvml': [], 'sysfs': {}}
 _PEER = peers.Peer('gpu2', '580.65.06', (peers.Gpu(
     '0000:16:00.0', 'NVIDIA L40S', ('L40S-12Q',), False, False, True, True,
     '26B9185100000003'),))
@@ -152,20 +149,6 @@ class NovaTest(base.FuzzCase):
                                    b'"10de"}\n'))
     def test_any_bytes(self, data):
         self.read(data)
-
-
-class DocumentTest(base.FuzzCase):
-
-    @base.examples(100)
-    @hypothesis.given(base.mutated(_DOCUMENT), base.damaged(
-        json.dumps(_DOCUMENT).encode()))
-    @hypothesis.example(_DOCUMENT, b'[' * 100000)
-    def test_load(self, content, data):
-        path = os.path.join(self.state_path, 'document.json')
-        for written in (json.dumps(content).encode(), data):
-            with open(path, 'wb') as stream:
-                stream.write(written)
-            self.attempt(document.load, path)
 
 
 class PeerTest(base.FuzzCase):

@@ -83,3 +83,23 @@ class RedactorTest(base.BaseTestCase):
             {'***': ['***', 1, None, True, {'a': 'x***'}]},
             redaction.Redactor(['hunter2']).of(
                 {'hunter2': ('hunter2', 1, None, True, {'a': 'xhunter2'})}))
+
+
+class AnonymousTest(base.BaseTestCase):
+
+    def test_a_serial_number_wherever_it_is(self):
+        found = redaction.anonymise({
+            'record': {'serial': '1320021', 'uuid': None},
+            'log': ['board 1320021 is gone', 'XID 13200211']})
+        self.assertEqual(
+            {'record': {'serial': 'SERIAL-1', 'uuid': None},
+             'log': ['board SERIAL-1 is gone', 'XID 13200211']}, found)
+
+    def test_equal_uuids_stay_equal(self):
+        first, second = (f'8f9b4e3a-1111-4222-8333-44445555666{number}'
+                         for number in range(2))
+        made = '00000000-0000-4000-8000-00000000000'
+        self.assertEqual(
+            {f'{made}1': [f'GPU-{made}2', f'MIG-{made}1']},
+            redaction.anonymise({first: [f'GPU-{second}',
+                                         f'MIG-{first.upper()}']}))

@@ -163,12 +163,6 @@ class PackageTest(base.BaseTestCase):
         (fault,) = self.faults()
         self.assertIn('tests/__init__.py is for a clone', fault)
 
-    def test_the_support_bundle_finds_the_hardware_document(self):
-        name = 'cyborg_gpu_driver/support/hardware/document.py'
-        self.assertIn(name, self.wheel)
-        self.wheel.remove(name)
-        self.assertEqual([f'wheel: {name} is missing'], self.faults())
-
     def test_what_is_missing_is_a_fault(self):
         self.wheel.remove('cyborg_gpu_driver/driver.py')
         self.wheel.remove('x-1.data/data/share/man/man1/cyborg-gpu.1')
