@@ -31,6 +31,8 @@ from cyborg_gpu_driver.tests.unit.tools import documents
 from cyborg_gpu_driver.tests.unit.tools import test_checks
 
 PROGRAM = documents.ROOT / 'tools' / 'hardware-check'
+RECORDED = (documents.ROOT / 'cyborg_gpu_driver' / 'tests' / 'data' / 'real'
+            / 'h200-580.159.04.json')
 SITE = """\
 import os
 import sys
@@ -143,7 +145,143 @@ class TestStages(base.BaseTestCase):
         for name in ('nvmlDeviceGetHandleByIndex 3', 'nvmlShutdown',
                      'nvmlInitWithFlags 1', 'nvmlInitWithFlags 2'):
             self.assertIn(name, names)
-        self.assertTrue(all(step['open'] for step in steps))
+
+
+class TestFile(base.BaseTestCase):
+    """--compare and --anonymise of a recorded file."""
+
+    def setUp(self):
+        super().setUp()
+        self.check = test_checks.script('hardware-check')
+        self.path = self.useFixture(fixtures.TempDir()).join('found.json')
+        with open(RECORDED, encoding='utf-8') as stream:
+            self.found = json.load(stream)
+
+    def run_program(self, *arguments):
+        """Return the exit code and the output for the changed record."""
+        with open(self.path, 'w', encoding='utf-8') as stream:
+            json.dump(self.found, stream)
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+            code = self.check.main([*arguments, self.path])
+        return code, out.getvalue()
+
+    def refuted(self):
+        """Return the claims that the changed record refutes."""
+        code, output = self.run_program('--compare')
+        lines = [line for line in output.splitlines()
+                 if line.startswith('REFUTED')]
+        self.assertEqual(int(bool(lines)), code)
+        return [line.split(None, 1)[1].partition(':')[0] for line in lines]
+
+    def test_a_real_board_refutes_nothing(self):
+        self.assertEqual([], self.refuted())
+
+    def steps(self, name):
+        return [step for step in self.found['facts']['descriptors'].values()
+                if step['step'] == name]
+
+    def test_nodes_that_are_open(self):
+        for step in self.steps('nvmlInit'):
+            step['open'].remove('/dev/nvidia0')
+        for name in ('nvmlShutdown', 'nvmlInitWithFlags 2'):
+            for step in self.steps(name):
+                step['open'].append('/dev/nvidia0')
+        self.steps('nvmlEventSetFree')[0]['open'].append('/dev/nvidia0')
+        self.assertEqual(
+            ['nvmlInit opens the node of each GPU',
+             'nvmlShutdown closes all nodes',
+             'an event set keeps no node open once it is free',
+             'nvmlInitWithFlags(NO_GPUS) opens the nodes too, NO_ATTACH '
+             'opens none'], self.refuted())
+
+    def test_what_the_driver_shows(self):
+        (gpu,) = self.found['facts']['driver']['proc/driver/nvidia'][
+            'gpus'].values()
+        gpu.update(unbindLock='0', information='')
+        self.found['facts']['pci']['pci/0000:00:06.0']['values'].pop(
+            'reset_method')
+        self.found['facts']['threads']['one GPU']['wall_together'] = 0.004
+        self.assertEqual(
+            ['only the driver for vGPU hosts has an unbindLock',
+             '/proc/driver/nvidia names each device minor',
+             'calls of several threads on one GPU take turns',
+             'the kernel can reset each GPU'], self.refuted())
+
+    def test_what_nvml_answers(self):
+        refusal = {'code': 4, 'symbol': 'NO_PERMISSION'}
+        for record in self.found['calls']:
+            if record['call'] == 'nvmlDeviceGetGpuInstances':
+                if record['stage'] == 'nobody':
+                    record['error'] = refusal
+            elif record['call'] == 'nvmlInit':
+                record['seconds'] = 31
+            elif record['call'] == 'nvmlDeviceGetRemappedRows':
+                record['error'] = record.pop('result') and refusal
+            elif record['call'] == 'nvmlDeviceGetArchitecture':
+                record['result'] = 7
+        listing = self.found['facts']['smi']['nvidia-smi mig -lgip']
+        listing['out'] = listing['out'].replace('1g.18gb+me      20',
+                                                '1g.18gb+me      21')
+        self.assertEqual(
+            ['a user without rights reads the same about MIG',
+             'MIG mode changes without a reset from Hopper (architecture 9) '
+             'on', 'each call ends within 30 s',
+             'the first session of an idle machine begins within 3.7 s',
+             'nvidia-smi lists the same MIG profiles as NVML',
+             'row remapping, recovery action and module id can be read'],
+            self.refuted())
+
+    def test_a_record_with_nothing_in_it(self):
+        self.found.update(facts={}, calls=[], stages={})
+        code, output = self.run_program('--compare')
+        self.assertEqual(0, code)
+        self.assertEqual({'unknown'}, {
+            line.split()[0] for line in output.splitlines()})
+
+    def test_a_file_of_another_program(self):
+        for content in ({**self.found, 'version': 1}, {}, [], 'text'):
+            self.found = content
+            for option in ('--compare', '--anonymise'):
+                code, output = self.run_program(option)
+                self.assertEqual((2, True), (code, self.path in output))
+
+    def test_a_recorded_file_without_identities(self):
+        gpu = 'GPU-8f9b4e3a-1111-4222-8333-444455556666'
+        self.found.update(
+            hostname='compute7', anonymised=False, calls=[
+                {'stage': 'sweep', 'call': call, 'args': [], 'result': result}
+                for call, result in (
+                    ('nvmlDeviceGetUUID', gpu),
+                    ('nvmlDeviceGetSerial', '1320021'),
+                    ('nvmlDeviceGetPdi', 4711471147114711))],
+            facts={
+                'host': {'kernel': {'release': '6.8.0-acme-7',
+                                    'node': 'compute7'}},
+                'pci': {'pci/0': {'values': {'serial_number': '42-a1'}}},
+                'holders': {'holders': [
+                    {'pid': 4712, 'name': 'acme-train', 'open': []},
+                    {'pid': 4713, 'name': 'nv-hostengine', 'open': []}]},
+                'smi': {'-q -x': f'<serial>1320021</serial><uuid>{gpu}</uuid>'
+                                 '<process_name>acme</process_name>'},
+                'sweep': {'clusterUuid': [0, 0], 'ibGuid': 'cafe'},
+                'driver': {'version': 'Release Build  (joe@acme)'}})
+        code, output = self.run_program('--anonymise')
+        self.assertEqual(0, code)
+        for word in (gpu, '1320021', '4711', '471', 'compute7', 'acme',
+                     '42-a1', 'cafe', 'joe'):
+            self.assertNotIn(word, output)
+        found = json.loads(output[:output.rindex('}') + 1])
+        self.assertTrue(found['anonymised'])
+        # What is the same stays the same, and what is empty stays so.
+        self.assertIn(found['calls'][0]['result'],
+                      found['facts']['smi']['-q -x'])
+        self.assertEqual({'clusterUuid': False, 'ibGuid': True},
+                         found['facts']['sweep'])
+        self.assertEqual('6.8.0', found['facts']['host']['kernel']['release'])
+        self.assertEqual(
+            ['another program', 'nv-hostengine'],
+            [item['name'] for item in found['facts']['holders']['holders']])
 
 
 class TestProgram(base.BaseTestCase):
@@ -181,6 +319,23 @@ class TestProgram(base.BaseTestCase):
             len([record for record in found['calls']
                  if record['call'] == 'nvmlDeviceGetHandleByPciBusId'
                  and record['args'] == ['0000:ff:1f.0']])})
+
+    def test_a_few_stages_and_the_json(self):
+        self.set_host()
+        self.check.STAGES = {name: self.check.STAGES[name]
+                             for name in ('host', 'driver', 'product')}
+        path = self.directory.join('found.json')
+        with contextlib.redirect_stderr(io.StringIO()):
+            code = self.check.main(['--output', path, '--anonymise'])
+        self.assertEqual(0, code)
+        found = self.check.loads(path)
+        self.assertTrue(found['anonymised'])
+        self.assertEqual({'host', 'driver', 'product'}, set(found['stages']))
+        self.assertEqual([None] * 3, [
+            one['last'] for (one,) in found['stages'].values()])
+        self.assertEqual(4, len([
+            record for record in found['calls']
+            if record['call'] == 'nvmlDeviceGetHandleByUUID']))
 
     @scope.only_in_all
     def test_the_whole_program_in_less_than_three_minutes(self):
