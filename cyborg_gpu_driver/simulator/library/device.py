@@ -30,7 +30,7 @@ _VBIOS = {pynvml.NVML_DEVICE_ARCH_VOLTA: '88.00.98.00.01',
           pynvml.NVML_DEVICE_ARCH_TURING: '90.04.96.00.02',
           pynvml.NVML_DEVICE_ARCH_AMPERE: '92.00.45.00.06',
           pynvml.NVML_DEVICE_ARCH_ADA: '95.02.66.00.02',
-          pynvml.NVML_DEVICE_ARCH_HOPPER: '96.00.74.00.1C',
+          pynvml.NVML_DEVICE_ARCH_HOPPER: '96.00.A5.00.1A',
           pynvml.NVML_DEVICE_ARCH_BLACKWELL: '98.02.52.00.01'}
 """In the format of real versions; the same for all boards of an architecture.
 """
@@ -298,9 +298,8 @@ def numa_node_id(library, handle, node):
 
 @symbols.symbol('nvmlDeviceGetMemoryAffinity')
 def memory_affinity(library, handle, size, nodes, scope):
-    node = library.gpu(handle).spec.numa_node
-    if node < 0:
-        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    # Without NUMA, node 0: seen on an H200, driver 580.159.04.
+    node = max(library.gpu(handle).spec.numa_node, 0)
     nodes = memory.target(nodes)
     for position in range(memory.number(size)):
         nodes[position] = (

@@ -45,6 +45,8 @@ _SUPPORTED = (pynvml.nvmlEventTypeSingleBitEccError
               | pynvml.nvmlEventTypePState
               | pynvml.nvmlEventTypeXidCriticalError
               | pynvml.nvmlEventTypeClock)
+_SUPPORTED_BY_HOPPER = pynvml.nvmlEventTypeAll
+"""Seen on an H200, driver 580.159.04."""
 
 
 @dataclasses.dataclass
@@ -102,15 +104,19 @@ def free(library, event_set):
 
 @symbols.symbol('nvmlDeviceGetSupportedEventTypes')
 def supported_types(library, handle, types):
-    library.gpu(handle)
-    memory.put(types, _SUPPORTED)
+    memory.put(types, _supported(library.gpu(handle)))
+
+
+def _supported(gpu):
+    return (_SUPPORTED_BY_HOPPER if gpu.model.architecture
+            == pynvml.NVML_DEVICE_ARCH_HOPPER else _SUPPORTED)
 
 
 @symbols.symbol('nvmlDeviceRegisterEvents')
 def register(library, handle, types, event_set):
     gpu = library.gpu(handle)
     types = memory.number(types)
-    if types & ~_SUPPORTED:
+    if types & ~_supported(gpu):
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     library.events.get(event_set)[gpu.address] = _Registered(
         memory.handle(handle), gpu.state.epoch, types,

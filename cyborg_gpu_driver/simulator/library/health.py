@@ -25,7 +25,14 @@ _CELSIUS = {
     pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: 92,
     pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: 89,
 }
-"""Thresholds of all simulated models; the values are those of an A100."""
+"""The thresholds of an A100, and here of all boards but Hopper's."""
+_CELSIUS_OF_HOPPER = {
+    pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: 95,
+    pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: 89,
+    pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX: 95,
+    pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX: 87,
+}
+"""Seen on an H200, driver 580.159.04."""
 _IDLE_SHARE = 6
 """An idle board draws about its power limit divided by this number."""
 _NO_INSTANCE = 0xffffffff
@@ -43,11 +50,15 @@ def temperature_v(library, handle, value):
 
 @symbols.symbol('nvmlDeviceGetTemperatureThreshold')
 def temperature_threshold(library, handle, threshold, value):
-    library.gpu(handle)
+    gpu = library.gpu(handle)
     number = memory.number(threshold)
-    if number not in _CELSIUS:
+    if not 0 <= number < pynvml.NVML_TEMPERATURE_THRESHOLD_COUNT:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    celsius = _CELSIUS_OF_HOPPER if (
+        gpu.model.architecture == pynvml.NVML_DEVICE_ARCH_HOPPER) else _CELSIUS
+    if number not in celsius:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    memory.put(value, _CELSIUS[number])
+    memory.put(value, celsius[number])
 
 
 @symbols.symbol('nvmlDeviceGetCurrentClocksEventReasons')

@@ -90,8 +90,9 @@ def p2p_status(library, handle, other_handle, index, status):
 def common_ancestor(library, handle, other_handle, level):
     gpu, other = library.gpu(handle), library.gpu(other_handle)
     if gpu is other:
-        value = pynvml.NVML_TOPOLOGY_INTERNAL
-    elif gpu.spec.numa_node == other.spec.numa_node:
+        # Seen on an H200, driver 580.159.04.
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    if gpu.spec.numa_node == other.spec.numa_node:
         value = pynvml.NVML_TOPOLOGY_NODE
     else:
         value = pynvml.NVML_TOPOLOGY_SYSTEM

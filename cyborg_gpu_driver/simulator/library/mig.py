@@ -25,6 +25,8 @@ from cyborg_gpu_driver.simulator.driver import refusal
 
 Refused = refusal.Refused
 _VERSIONS = (2, 3)
+_PROFILES_OF_580 = 17
+"""Driver 580.159.04 says INVALID_ARGUMENT of index 17, seen on an H200."""
 _PEER = 0x1
 """NVML_GPU_INSTANCE_PROFILE_CAPS_P2P."""
 
@@ -57,12 +59,19 @@ def _enumerated(library, handle, number):
     gpu = library.gpu(handle)
     mig = gpu.mig()
     value = memory.number(number)
-    if not 0 <= value < pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT:
+    if not 0 <= value < _profile_count(gpu.machine.host.driver_version):
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     profile = mig.by_enum(value)
     if profile is None:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     return profile
+
+
+def _profile_count(driver_version):
+    """The length of NVML's list of profiles, which grows with the driver."""
+    if int(driver_version.partition('.')[0]) <= 580:
+        return _PROFILES_OF_580
+    return pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT
 
 
 def _fill(info, profile):
@@ -114,6 +123,8 @@ def _fill_versioned(info, profile):
     else:
         info.isP2pSupported = profile.capabilities & _PEER
     info.name = f'MIG {profile.name}'.encode()
+    # Seen on an H200, driver 580.159.04.
+    info.version = 0
 
 
 @symbols.symbol('nvmlDeviceGetGpuInstancePossiblePlacements_v2',
@@ -139,7 +150,20 @@ def put_placements(placements, count, starts, size, kind):
 @symbols.symbol('nvmlDeviceGetGpuInstanceRemainingCapacity', privileged=True)
 def remaining_capacity(library, handle, profile_id, count):
     gpu = library.gpu(handle)
-    memory.put(count, rules.remaining(gpu, memory.number(profile_id)))
+    number = memory.number(profile_id)
+    memory.put(count, rules.profile_by_id(gpu.mig(), number).max_instances
+               if _answers_outside(gpu) else rules.remaining(gpu, number))
+
+
+def _answers_outside(gpu):
+    """Whether a GPU has MIG mode off and still answers about instances.
+
+    Seen on an H200, driver 580.159.04: the capacity of an empty GPU, no
+    instances, and 1 for the field IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE.
+    No public source says it of Ampere.
+    """
+    return (not gpu.state.mig
+            and gpu.model.architecture >= pynvml.NVML_DEVICE_ARCH_HOPPER)
 
 
 @symbols.symbol('nvmlDeviceCreateGpuInstance', writes=True, privileged=True)
@@ -171,7 +195,8 @@ def destroy(library, handle):
 def instances(library, handle, profile_id, array, count):
     gpu = library.gpu(handle)
     number = memory.number(profile_id)
-    rules.profile_by_id(rules.enabled(gpu), number)
+    mig = gpu.mig() if _answers_outside(gpu) else rules.enabled(gpu)
+    rules.profile_by_id(mig, number)
     found = [instance_id for instance_id, instance
              in sorted(gpu.state.instances.items())
              if instance.profile_id == number]
@@ -196,7 +221,8 @@ def put_handles(array, count, values):
 @symbols.symbol('nvmlDeviceGetGpuInstanceById', privileged=True)
 def instance_by_id(library, handle, number, instance):
     gpu = library.gpu(handle)
-    rules.enabled(gpu)
+    if not _answers_outside(gpu):
+        rules.enabled(gpu)
     instance_id = memory.number(number)
     if instance_id not in gpu.state.instances:
         raise Refused(pynvml.NVML_ERROR_NOT_FOUND)

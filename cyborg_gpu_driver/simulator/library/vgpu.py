@@ -64,6 +64,9 @@ def vgpu_type(library, type_id):
 @symbols.symbol('nvmlDeviceGetVirtualizationMode')
 def virtualization_mode(library, handle, mode):
     gpu = library.gpu(handle)
+    if gpu.machine.host.virtual:
+        memory.put(mode, pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH)
+        return
     memory.put(mode, pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE
                if gpu.framework == spec.NO_FRAMEWORK
                else pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VGPU)

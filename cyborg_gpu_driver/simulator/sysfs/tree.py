@@ -227,7 +227,8 @@ class _Builder:
                                    gpu.machine.state.drm_modeset
                                    is not None)}
         entries.update(tree_pci.entries(gpu))
-        if not gpu.model.totalvfs:
+        # An H200 in a virtual machine has no SR-IOV capability.
+        if not gpu.model.totalvfs or gpu.machine.host.virtual:
             return entries
         entries['sriov_totalvfs'] = nodes.File(str(gpu.model.totalvfs))
         entries['sriov_numvfs'] = nodes.File(

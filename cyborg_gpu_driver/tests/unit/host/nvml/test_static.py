@@ -25,8 +25,9 @@ from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host import base
 
 _PROFILE = 'nvmlDeviceGetGpuInstanceProfileInfoV'
-_INDICES = pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT + 1
-"""The calls that read NVML's list of profiles to its end: one fails."""
+_INDICES = 17 + 1
+"""The calls that read the list of profiles of driver 570 to its end: one
+fails."""
 
 
 class AlikeTest(oslo_base.BaseTestCase):

@@ -153,10 +153,20 @@ class TestProfiles(base.MachineTestCase):
         device = self.device()
         self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, get, device,
                          pynvml.NVML_GPU_INSTANCE_PROFILE_8_SLICE)
+        # Where the list ends depends on the driver.
+        last = 0x11
         self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, get, device,
-                         pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT - 1)
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, get, device,
-                         pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT)
+                         last - 1)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, get, device, last)
+        host = dataclasses.replace(files.load(self.host),
+                                   driver_version='595.45.04')
+        with machine_module.Machine(host):
+            pynvml.nvmlInit()
+            device = self.device()
+            self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, get, device,
+                             last)
+            self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, get, device,
+                             pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT)
 
     def test_the_older_structure_has_the_same(self):
         info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(
@@ -322,13 +332,22 @@ class TestModes(base.MachineTestCase):
 
     def test_calls_that_need_mig_mode(self):
         device = self.at(H100)
-        for call in ((pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity,
-                      device, ONE),
-                     (pynvml.nvmlDeviceCreateGpuInstance, device, ONE),
-                     (pynvml.nvmlDeviceGetGpuInstanceById, device, 0),
-                     (self.instances, device, ONE),
+        for call in ((pynvml.nvmlDeviceCreateGpuInstance, device, ONE),
                      (pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device,
                       0)):
+            self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, *call)
+
+    def test_calls_that_need_it_before_hopper(self):
+        device = self.at(H100)
+        capacity = pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity
+        by_id = pynvml.nvmlDeviceGetGpuInstanceById
+        self.assertEqual(7, capacity(device, ONE))
+        self.assertEqual([], self.instances(device, ONE))
+        self.assert_code(pynvml.NVML_ERROR_NOT_FOUND, by_id, device, 0)
+        self.off(A100)
+        device = self.at(A100)
+        for call in ((capacity, device, ONE), (by_id, device, 0),
+                     (self.instances, device, ONE)):
             self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, *call)
 
     def test_calls_that_need_root(self):
