@@ -65,9 +65,10 @@ GPU_OPTS = [
              'libvirt binds it to vfio-pci when a server starts')],
         help='Kernel driver of an idle GPU in passthrough mode. A GPU that '
              'the operator bound to vfio-pci is offered in either case. '
-             'Choose nvidia only if no monitor (DCGM, nvidia-persistenced) '
-             'keeps GPUs open: the nvidia driver does not release a GPU that '
-             'a process has open, and the start of the server then hangs.'),
+             'The nvidia driver does not release a GPU that a process has '
+             'open, and the start of the server then hangs. Choose nvidia '
+             'only on a host without other GPUs and without monitors (DCGM, '
+             'nvidia-persistenced): NVML opens all GPUs, whichever it reads.'),
     cfg.BoolOpt(
         'nova_vfio_handles', default=False, mutable=True,
         help='Whether nova-compute on this host is started as '
@@ -108,10 +109,11 @@ GPU_OPTS = [
         help='Seconds that NVML may take to read or change one GPU, and '
              'that a write to a file of the driver in sysfs may take. A GPU '
              'that takes longer counts as not answering: nothing new is '
-             'created on it until the call has returned. Other GPUs are not '
-             'affected. A change of the MIG mode may take four times as long. '
-             'Choose less than [DEFAULT] rpc_response_timeout, which is how '
-             'long Cyborg waits.'),
+             'created on it until the call has returned. Other GPUs remain '
+             'in use unless the driver lets them wait too. A change of the '
+             'MIG mode may take four times as long. Choose less than '
+             '[DEFAULT] rpc_response_timeout, which is how long Cyborg '
+             'waits.'),
     cfg.IntOpt(
         'bind_timeout', min=1, mutable=True,
         help='Seconds that a bind may take from its arrival. A bind that '

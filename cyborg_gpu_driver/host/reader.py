@@ -131,8 +131,9 @@ class HostReader:
     def openable(self) -> tuple[model.Gpu, ...]:
         """Return the GPUs that NVML may be queried about, from sysfs.
 
-        A query to NVML opens the GPU, and NVIDIA's driver does not release a
-        GPU that is open (:mod:`cyborg_gpu_driver.host.device_node`).
+        A query to NVML opens the GPU, as nvmlInit opens each GPU that is
+        bound to nvidia, and NVIDIA's driver does not release a GPU that is
+        open (:mod:`cyborg_gpu_driver.host.device_node`).
         """
         problems = problems_module.Problems()
         identities = self._identities(problems)

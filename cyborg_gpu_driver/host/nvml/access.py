@@ -12,8 +12,10 @@
 
 """Access to NVML: shared by our processes, or exclusive to one of them.
 
-NVML opens the device node of a GPU when a process asks for its handle, and
-closes it with the last nvmlShutdown of that process. NVIDIA's kernel driver
+NVML opens the device nodes of all GPUs in nvmlInit, opens that of a GPU again
+for a handle, and closes all with the last nvmlShutdown of the process: seen on
+an H200, driver 580.159.04. Only NVML_INIT_FLAG_NO_ATTACH opens none, and then
+there is no handle. NVIDIA's kernel driver
 neither unbinds nor resets a GPU that any process has open
 (nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c). So a process that wants
 to unbind or reset a GPU asks all processes of this library on the machine to
