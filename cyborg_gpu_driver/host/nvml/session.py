@@ -17,10 +17,9 @@ Only this module and :mod:`.library` call pynvml. The first call opens the
 session, in the process that makes the call: the agent forks after it has
 created its drivers, and a session does not survive a fork.
 
-Every call has a deadline and runs in a thread of the GPU that it concerns (see
-:mod:`cyborg_gpu_driver.host.deadline`), so that no call waits here for another
-GPU. The driver makes calls take turns: eight threads on an H200 with driver
-580.159.04 took as long together as one after the other.
+Every call has a deadline and runs in a thread of the GPU that it concerns
+(:mod:`cyborg_gpu_driver.host.deadline`). The driver makes calls on one GPU
+take turns: seen with eight threads on an H200, driver 580.159.04.
 """
 
 from __future__ import annotations
