@@ -283,7 +283,7 @@ class ProgramTest(base.BaseTestCase):
         def acceptance():
             _code, printed, _progress = self.run_program(
                 '-f', 'json', '--gpus', '2', '--load', '0.9', '--mix',
-                'uniform', '--requests', '200', '--seeds', '1')
+                'uniform', '--requests', '1000', '--seeds', '1')
             return [(line['policy'], line['by_profile'])
                     for line in json.loads(printed)['cases']]
 
@@ -312,7 +312,7 @@ class ProgramTest(base.BaseTestCase):
             self.useFixture(fixtures.MonkeyPatch(
                 'packing.LIMITS', {2: limit}))
             code, printed, progress = self.run_program(
-                '--gpus', '2', '--requests', '200', '--seeds', '1')
+                '--gpus', '2', '--requests', '1000', '--seeds', '1')
             self.assertEqual(expected, code)
             self.assertIn(f'limit {limit:.2f}', printed)
             self.assertEqual(bool(expected),
