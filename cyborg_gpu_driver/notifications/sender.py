@@ -19,6 +19,7 @@ this module.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import queue
 import threading
@@ -27,6 +28,8 @@ import oslo_messaging
 from oslo_config import cfg
 from oslo_log import log as logging
 from oslo_versionedobjects import base
+
+from cyborg_gpu_driver.host import threads
 
 LOG = logging.getLogger(__name__)
 
@@ -78,7 +81,9 @@ class Sender:
         """
         if self._is_silent:
             return
-        self._start()
+        # Without a thread the notification waits for the next one.
+        with contextlib.suppress(RuntimeError):
+            self._start()
         try:
             self._waiting.put_nowait((event, payload))
         except queue.Full:
@@ -101,11 +106,8 @@ class Sender:
 
     def _start(self):
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name='cyborg-gpu-notifications',
-                    daemon=True)
-                self._thread.start()
+            self._thread = threads.alive(self._thread, self._run,
+                                         'cyborg-gpu-notifications')
 
     def _run(self):
         try:

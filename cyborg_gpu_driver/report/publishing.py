@@ -17,7 +17,8 @@ capacity when it begins a write, so that the newest state wins. A request that
 arrives during a write makes the thread write once more. A bind waits for the
 write, because what no longer fits has to be closed before Cyborg learns that
 the bind is done. But the bind waits only for a short time, and not at all
-while Placement is known not to answer.
+while Placement is known not to answer. Only if no thread can be started, the
+caller writes.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from collections.abc import Mapping
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import threads
 from cyborg_gpu_driver.host.snapshot import model
 
 LOG = logging.getLogger(__name__)
@@ -135,15 +137,8 @@ class Publisher:
             if address in self._busy:
                 return writing
             self._busy.add(address)
-        try:
-            threading.Thread(
-                target=self._run, args=(address,), daemon=True,
-                name=f'the free capacity of GPU {address}').start()
-        except RuntimeError:
-            # The process has too many threads. A later caller tries again.
-            with self._mutex:
-                self._busy.discard(address)
-            raise
+        threads.begin(self._run, address,
+                      name=f'the free capacity of GPU {address}')
         return writing
 
     def _run(self, address: model.PciAddress) -> None:

@@ -34,6 +34,7 @@ import pynvml
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.host import threads
 from cyborg_gpu_driver.host.nvml import library as nvml_library
 from cyborg_gpu_driver.host.nvml import mig as nvml_mig
 from cyborg_gpu_driver.host.nvml import session as nvml_module
@@ -99,9 +100,8 @@ class Watcher:
             self._wake.set()
             if self._thread is None or not self._thread.is_alive():
                 self._stopping = False
-                self._thread = threading.Thread(
-                    target=self._run, name='cyborg-gpu-events', daemon=True)
-                self._thread.start()
+            self._thread = threads.alive(self._thread, self._run,
+                                         'cyborg-gpu-events')
 
     def stop(self) -> None:
         """End the thread; :meth:`watch` starts a new one."""

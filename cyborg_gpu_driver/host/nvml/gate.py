@@ -30,6 +30,7 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.host import threads
 from cyborg_gpu_driver.host.nvml import access as access_module
 from cyborg_gpu_driver.host.nvml import library as nvml_library
 
@@ -77,11 +78,19 @@ class Gate:
         """Take the shared lock; call this before NVML is opened.
 
         :raises NvmlClosed: if others want NVML closed for too long.
+        :raises RuntimeError: if there is no thread that would close NVML for
+            others, and none can be started now.
         """
-        if self._held is None:
+        took = self._held is None
+        if took:
             self._held = self.access.share()
         self.is_open = True
-        _keepers.look_after(self)
+        try:
+            _keepers.look_after(self)
+        except RuntimeError:
+            if took:
+                self.closed()
+            raise
 
     def closed(self) -> None:
         """Release the shared lock; call this after NVML was closed."""
@@ -250,40 +259,43 @@ class _Keepers:
         with self._mutex:
             if known not in self._gates:
                 self._gates.append(known)
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name='cyborg-gpu-nvml', daemon=True)
-                self._thread.start()
+            self._thread = threads.alive(self._thread, self._run,
+                                         'cyborg-gpu-nvml')
 
     def _run(self) -> None:
-        while True:
-            time.sleep(access_module.POLL)
-            with self._mutex:
-                gates = [gate for gate in (known() for known in self._gates)
-                         if gate is not None and gate.is_open]
-                self._gates = [weakref.ref(gate) for gate in gates]
-                if not gates:
-                    self._thread = None
-                    return
-            close_abandoned()
-            for gate in gates:
-                self._yield(gate)
-            del gates
-
-    def _yield(self, gate: Gate) -> None:
-        """Close a session if others want that. Never raises.
+        """Close sessions for others until none is open. Never raises.
 
         Without this thread, no other process could have NVML to itself.
         """
+        while True:
+            time.sleep(access_module.POLL)
+            with self._tried(None):
+                with self._mutex:
+                    gates = [gate for gate in (
+                        known() for known in self._gates)
+                        if gate is not None and gate.is_open]
+                    self._gates = [weakref.ref(gate) for gate in gates]
+                    if not gates:
+                        self._thread = None
+                        return
+                close_abandoned()
+                for gate in gates:
+                    with self._tried(id(gate)):
+                        gate.yield_to_others()
+                del gate, gates
+
+    @contextlib.contextmanager
+    def _tried(self, about: int | None) -> Iterator[None]:
+        """Log an error of the block once, and go on."""
         try:
-            gate.yield_to_others()
+            yield
         except Exception as error:
             reason = exception.steady(error)
-            if self._said.is_new(reason, about=id(gate)):
+            if self._said.is_new(reason, about=about):
                 LOG.error('An NVML session cannot be closed for another '
                           'process: %s', reason)
         else:
-            self._said.over(about=id(gate))
+            self._said.over(about=about)
 
 
 _keepers = _Keepers()

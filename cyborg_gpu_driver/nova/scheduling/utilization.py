@@ -28,6 +28,7 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.conf import weigher
+from cyborg_gpu_driver.host import threads
 from cyborg_gpu_driver.nova.weighing import utilization
 
 LOG = logging.getLogger(__name__)
@@ -107,10 +108,8 @@ class Utilization:
         if self._thread is not None and self._thread.is_alive():
             return
         with self._starting:
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=self._run, daemon=True, name='gpu-utilization')
-                self._thread.start()
+            self._thread = threads.alive(self._thread, self._run,
+                                         'gpu-utilization')
 
     def _run(self):
         self.ask()

@@ -32,13 +32,14 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver import log_once
+from cyborg_gpu_driver.host import threads
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import cordons as cordon_keeper
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.program.bind import admission
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.bind import making
 from cyborg_gpu_driver.program.bind import partitions
@@ -91,7 +92,7 @@ class Binder:
         self._state_path = transactions.state_path
         self._cloud = cloud
         self._limits = limits
-        self._cordons = cordons
+        self._admission = admission.Admission(cloud, cordons)
         self._audit = audit.Audit(self._state_path)
         self._maker = making.Maker(transactions.machine, host, parts,
                                    records, self._audit, keeper)
@@ -115,10 +116,18 @@ class Binder:
         asked = request.parse(pci_addr, asked_type, ah_uuid)
         with self._turns.turn(asked, seconds) as turn:
             address = self._host.owner(asked.function)
-            self._check_company(address, asked)
+            self._admission.check_servers(address, asked)
+            made = done = None
             try:
                 with self._roles.partitioning(address, asked):
                     made = self._bind(address, turn)
+                    done = True
+            except Exception:
+                # A complete bind must not be answered as failed: Cyborg
+                # would never give its handle back.
+                if not done:
+                    raise
+                LOG.exception('After the bind of handle %s', asked.handle)
             finally:
                 # Also after a refused bind: otherwise Placement promises
                 # the same place to the next server.
@@ -214,7 +223,7 @@ class Binder:
                 if self._maker.is_made(address, turn.asked):
                     return None
                 for gpu in gpus:
-                    self._check_cordons(gpu, turn.asked)
+                    self._admission.check_cordons(gpu, turn.asked)
                 self._roles.take(address, turn)
                 made = self._maker.make(address, turn)
                 if turn.cancelled:
@@ -230,33 +239,8 @@ class Binder:
         finally:
             for handle in defined:
                 # Cyborg does not wait for mdevctl.
-                threading.Thread(
-                    target=self._parts.undefine_mdev, args=(handle,),
-                    daemon=True, name=f'mdevctl undefine {handle}').start()
-
-    def _check_cordons(self, address: model.PciAddress,
-                       asked: request.Request) -> None:
-        """Refuse a bind that Placement promised just before a cordon.
-
-        :raises BindRefused: if the GPU is cordoned.
-        """
-        cordons = self._cordons.of(address)
-        if cordons:
-            raise plan.refusal(asked, f'GPU {address} is cordoned: '
-                               + cordon.text(cordons))
-
-    def _check_company(self, address: model.PciAddress,
-                       asked: request.Request) -> None:
-        """Refuse to put servers of two projects on a GPU that forbids it.
-
-        This needs no lock, because allocations precede binds.
-
-        :raises BindRefused: also if the servers' projects are unknown.
-        """
-        reason = self._cloud.mixed(address, asked.handle)
-        if reason:
-            raise plan.refusal(
-                asked, f'GPU {address} has isolation = project, and {reason}')
+                threads.begin(self._parts.undefine_mdev, handle,
+                              name=f'mdevctl undefine {handle}')
 
     def _finish_change(self, address: model.PciAddress, turn: turns.Turn
                        ) -> None:
@@ -316,12 +300,11 @@ class Binder:
                     LOG.error('Unbind of handle %(handle)s: %(error)s',
                               {'handle': subject.handle, 'error': error})
 
-        thread = threading.Thread(
-            target=run, daemon=True,
-            name=f'the unbind of handle {subject.handle}')
-        thread.start()
-        thread.join(self._limits.unbind)
-        if thread.is_alive():
+        thread = threads.begin(
+            run, name=f'the unbind of handle {subject.handle}')
+        if thread is not None:
+            thread.join(self._limits.unbind)
+        if thread is not None and thread.is_alive():
             late.set()
             raise exception.StepFailed(
                 reason=f'not finished after {self._limits.unbind:g} s. It '

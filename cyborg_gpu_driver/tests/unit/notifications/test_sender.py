@@ -20,6 +20,7 @@ from oslotest import base
 from cyborg_gpu_driver.notifications import payloads
 from cyborg_gpu_driver.notifications import sender
 from cyborg_gpu_driver.tests import scope
+from cyborg_gpu_driver.tests import thread_limit
 from cyborg_gpu_driver.tests.unit.notifications import listening
 
 _THREAD = 'cyborg-gpu-notifications'
@@ -75,6 +76,17 @@ class SenderTest(base.BaseTestCase):
         self.assertNotIn(_THREAD, {thread.name for thread
                                    in threading.enumerate()})
         for _ in range(5):
+            listener.next()
+
+    def test_a_process_with_too_many_threads_sends_later(self):
+        listener = self.useFixture(listening.Listener(self.conf))
+        sending = self.sender()
+        with thread_limit.reached():
+            sending.send(sender.Event.CORDONED, _payload())
+            sending.stop()
+            sending.send(sender.Event.CORDONED, _payload())
+        sending.send(sender.Event.CORDONED, _payload())
+        for _ in range(3):
             listener.next()
 
     def test_without_a_driver_nothing_is_sent(self):

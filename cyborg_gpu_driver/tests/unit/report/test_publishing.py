@@ -14,7 +14,6 @@
 
 import queue
 import threading
-from unittest import mock
 
 import fixtures
 from oslotest import base
@@ -22,6 +21,7 @@ from oslotest import base
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.tests import scope
+from cyborg_gpu_driver.tests import thread_limit
 
 _A = model.PciAddress.parse('0000:07:00.0')
 _B = model.PciAddress.parse('0000:0f:00.0')
@@ -51,14 +51,16 @@ class PublisherTest(base.BaseTestCase):
     def said(self):
         return self.log.output.count('cannot be written')
 
-    def test_a_process_with_too_many_threads_tries_again(self):
-        with mock.patch('threading.Thread.start', autospec=True,
-                        side_effect=RuntimeError("can't start new thread")):
-            self.assertRaises(RuntimeError, self.publisher.ask, _A)
+    def test_without_a_thread_the_caller_writes(self):
+        self.gates[_A].release(2)
+        with thread_limit.reached():
+            self.publisher.publish(_A)
+            self.wait(self.done, _A)
+            self.failing.add(_A)
+            self.publisher.publish(_A)
+        self.assertEqual(1, self.said())
         self.publisher.ask(_A)
         self.wait(self.begun, _A)
-        self.gates[_A].release()
-        self.wait(self.done, _A)
 
     def test_one_that_waits_holds_up_neither_the_caller_nor_another(self):
         self.publisher.ask(_A)

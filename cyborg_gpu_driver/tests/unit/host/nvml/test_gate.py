@@ -27,6 +27,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.nvml import access
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.tests import scope
+from cyborg_gpu_driver.tests import thread_limit
 
 
 class Session(gate.Guarded):
@@ -307,6 +308,34 @@ class GateTest(base.BaseTestCase):
         with gate._keepers._mutex:
             self.in_thread(session.reset).get(timeout=scope.HANG)
         self.assertEqual('alone', self._alone(self.session()))
+
+    def _keeper_ends(self):
+        """Wait until the thread that closes sessions has ended."""
+        thread = gate._keepers._thread
+        if thread is not None:
+            thread.join(scope.HANG)
+
+    def test_without_a_thread_that_closes_it_nothing_is_opened(self):
+        self._keeper_ends()
+        one, other = self.session(), self.session(0)
+        with thread_limit.reached():
+            self.assertRaises(RuntimeError, one.use)
+            with other.alone():
+                self.assertFalse(one.open)
+        one.use()
+        self.assertEqual('alone', self._alone(self.session()))
+        self.assertFalse(one.open)
+
+    def test_a_thread_that_fails_goes_on(self):
+        log = self.useFixture(fixtures.FakeLogger(gate.__name__))
+        failing = self.useFixture(fixtures.MockPatchObject(
+            gate, 'close_abandoned', side_effect=MemoryError('none'))).mock
+        one = self.session()
+        one.use()
+        self._wait_for_calls(failing, 3)
+        failing.side_effect = None
+        self.assertEqual('alone', self._alone(self.session()))
+        self.assertEqual(1, log.output.count('process: none'))
 
     def test_nested(self):
         session = self.session()

@@ -12,6 +12,7 @@
 
 """Binds that come too late, and unbinds that would take too long."""
 
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -20,10 +21,13 @@ import fixtures
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
+from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.bind import binder
 from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.tests import scope
+from cyborg_gpu_driver.tests import thread_limit
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
 _CREATE = 'nvmlDeviceCreateGpuInstanceWithPlacement'
@@ -177,6 +181,39 @@ class LateBindTest(LimitCase):
         self.assertEqual([], self.phases())
 
 
+class CompleteBindTest(LimitCase):
+    """Cyborg would never give back the handle of a bind that failed."""
+
+    policy = policy.Policy('p', policy.Mode.AUTO, roles=(
+        policy.Mode.MIG, policy.Mode.PASSTHROUGH))
+
+    def assert_bound(self):
+        self.assertEqual([journal.Phase.BOUND], self.phases())
+        self.assertEqual(1, len(self.truth()[1]))
+
+    def test_what_follows_it_fails(self):
+        log = self.useFixture(fixtures.FakeLogger(binder.__name__))
+
+        @contextlib.contextmanager
+        def partitioning(address):
+            yield ''
+            raise RuntimeError("can't start new thread")
+
+        self.cloud.partitioning = partitioning
+        self.binder.bind(*self.asked)
+        self.assert_bound()
+        self.assertIn("can't start new thread", log.output)
+
+    def test_no_thread_can_write_to_placement(self):
+        written = []
+        self.cloud.publish = publishing.Publisher(
+            lambda address, generations: written.append(address)).publish
+        with thread_limit.reached('free capacity'):
+            self.binder.bind(*self.asked)
+        self.assert_bound()
+        self.assertEqual([self.address], written)
+
+
 class SlowUnbindTest(LimitCase):
 
     def setUp(self):
@@ -208,6 +245,12 @@ class SlowUnbindTest(LimitCase):
         self.assertEqual([journal.Phase.UNBINDING], self.phases())
         self.release.set()
         self.assert_returned()
+
+    def test_without_a_thread_it_is_done_in_the_callers(self):
+        with thread_limit.reached('unbind'):
+            self.binder.unbind(*self.asked)
+        self.assertEqual(_NOTHING, self.truth())
+        self.assertEqual([], self.phases())
 
     def test_mdevctl_hangs_and_holds_up_no_bind(self):
         asked = threading.Event()

@@ -1,0 +1,82 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Threads that the operating system does not start at once."""
+
+import threading
+from unittest import mock
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver.host import threads
+from cyborg_gpu_driver.tests import thread_limit
+
+_SECONDS = 60
+
+
+class AliveTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.over = threading.Event()
+        self.addCleanup(self.over.set)
+
+    def alive(self, thread):
+        return threads.alive(thread, self.over.wait, 'test')
+
+    def test_one_that_lives_stays(self):
+        thread = self.alive(None)
+        self.assertTrue(thread.daemon)
+        self.assertIs(thread, self.alive(thread))
+
+    def test_one_that_has_ended_is_replaced(self):
+        thread = self.alive(None)
+        self.over.set()
+        thread.join(_SECONDS)
+        self.over.clear()
+        self.assertTrue(self.alive(thread).is_alive())
+
+    def test_one_that_cannot_start_is_started_by_a_later_call(self):
+        with thread_limit.reached():
+            self.assertRaises(RuntimeError, self.alive, None)
+        self.assertTrue(self.alive(None).is_alive())
+
+
+class BeginTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.log = self.useFixture(fixtures.FakeLogger())
+        self.act = mock.Mock(
+            side_effect=lambda *arguments: self.where.append(
+                threading.current_thread()))
+        self.where = []
+
+    def test_in_a_thread_of_its_own(self):
+        thread = threads.begin(self.act, 1, 2, name='test')
+        thread.join(_SECONDS)
+        self.act.assert_called_once_with(1, 2)
+        self.assertEqual([thread], self.where)
+
+    def test_in_the_callers_if_none_can_start(self):
+        with thread_limit.reached():
+            self.assertIsNone(threads.begin(self.act, 1, 2, name='test'))
+        self.act.assert_called_once_with(1, 2)
+        self.assertEqual([threading.current_thread()], self.where)
+
+    def test_the_caller_gets_no_error(self):
+        self.act.side_effect = OSError('no room')
+        with thread_limit.reached():
+            self.assertIsNone(threads.begin(self.act, name='the write'))
+        self.assertIn('the write', self.log.output)
+        self.assertIn('no room', self.log.output)
