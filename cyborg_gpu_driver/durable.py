@@ -23,6 +23,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 from cyborg_gpu_driver import exception
@@ -74,6 +75,37 @@ def read(path: str, kind: str, *versions: int) -> Any:
     :raises JournalUnreadable: if this process cannot read the file.
     :raises JournalError: if the file is of another kind, or damaged.
     """
+    document = _document(path, kind)
+    if document is None:
+        return None
+    if document.get('version') not in versions:
+        raise exception.JournalError(
+            path=path, reason=f'has version {document.get("version")}, but '
+            f'this release reads {" and ".join(map(str, versions))}')
+    if not _is_sound(document):
+        raise exception.JournalError(
+            path=path, reason='does not match its checksum')
+    return document['content']
+
+
+def salvage(path: str, kind: str) -> tuple[Any, bool]:
+    """The content of a file that :func:`read` refuses, of any version.
+
+    :returns: the content, None if nothing can be read; and whether it
+        matches its checksum.
+    :raises JournalUnreadable: if this process cannot read the file.
+    """
+    try:
+        document = _document(path, kind) or {}
+    except exception.JournalUnreadable:
+        raise
+    except exception.JournalError:
+        document = {}
+    return document.get('content'), _is_sound(document)
+
+
+def _document(path: str, kind: str) -> dict[str, Any] | None:
+    """The document of a file, unchecked; None without a file."""
     try:
         with open(path, encoding='utf-8') as stream:
             document = json.load(stream)
@@ -87,15 +119,12 @@ def read(path: str, kind: str, *versions: int) -> Any:
             path=path, reason=f'cannot be read: {error}') from error
     if not isinstance(document, dict) or document.get('kind') != kind:
         raise exception.JournalError(path=path, reason=f'is not a {kind}')
-    if document.get('version') not in versions:
-        raise exception.JournalError(
-            path=path, reason=f'has version {document.get("version")}, but '
-            f'this release reads {" and ".join(map(str, versions))}')
-    if document.get('checksum') != _checksum(
-            _text(document.get('content'))):
-        raise exception.JournalError(
-            path=path, reason='does not match its checksum')
-    return document['content']
+    return document
+
+
+def _is_sound(document: Mapping[str, Any]) -> bool:
+    return document.get('checksum') == _checksum(
+        _text(document.get('content')))
 
 
 def make_directory(path: str) -> None:

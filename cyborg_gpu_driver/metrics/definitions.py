@@ -95,8 +95,8 @@ LABELS = {
               'finished in time; a bind is rolled back, an unbind continues) '
               'or ``error``.',
     'kind': 'The kind of difference, as ``cyborg-gpu doctor`` names it.',
-    'source': 'Source of the cordon: ``operator``, ``cyborg`` or '
-              '``health``.',
+    'source': 'Source of the cordon: ``operator``, ``cyborg``, ``health`` or '
+              '``record``.',
     'who': 'User who cordoned the GPU. Empty if unknown.',
     'reason': 'Why the GPU is cordoned.',
     'version': 'Release of this library.',
@@ -161,7 +161,7 @@ CORDONED = Metric(
 CORDON = Metric(
     'cordon_timestamp_seconds', Kind.GAUGE,
     'Time when the GPU was cordoned; 0 if unknown. One series for each source '
-    'of a cordon: operator, cyborg or health.',
+    'of a cordon: operator, cyborg, health or record.',
     (*_GPU, 'source', 'who', 'reason'))
 HEALTHY = Metric(
     'healthy', Kind.GAUGE,

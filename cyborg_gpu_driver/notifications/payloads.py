@@ -103,7 +103,7 @@ class CordonPayload(_Payload):
     VERSION = '1.1'
 
     fields = {
-        # Source of the cordon: operator, cyborg or health.
+        # Source of the cordon: operator, cyborg, health or record.
         'source': fields.StringField(),
         # User name; empty if that is not known.
         'who': fields.StringField(),

@@ -54,9 +54,12 @@ class Source(enum.Enum):
     """The user who disabled the device in Cyborg, until it is enabled."""
     HEALTH = 'health'
     """The agent, after too many errors of the GPU."""
+    RECORD = 'record'
+    """Whoever found the GPU's record damaged: the record no longer tells
+    whether the GPU was cordoned or unhealthy."""
 
 
-ON_HOST = frozenset({Source.OPERATOR, Source.HEALTH})
+ON_HOST = frozenset({Source.OPERATOR, Source.HEALTH, Source.RECORD})
 """The cordons that an operator lifts on the host."""
 
 
@@ -84,7 +87,9 @@ class Cordon:
     def __str__(self) -> str:
         text = {Source.OPERATOR: 'cordoned on the host',
                 Source.CYBORG: 'disabled in Cyborg',
-                Source.HEALTH: 'cordoned because of its errors'}[self.source]
+                Source.HEALTH: 'cordoned because of its errors',
+                Source.RECORD: 'cordoned because its record was damaged',
+                }[self.source]
         if self.who:
             text += f' by {self.who}'
         if self.since is not None:

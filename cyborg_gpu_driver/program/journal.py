@@ -28,6 +28,7 @@ from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.elastic import role_facts
 from cyborg_gpu_driver.partition.offer import elastic
@@ -237,6 +238,16 @@ class Journal:
     def nvlink(self, gpu: model.PciAddress) -> gpu_record.Nvlink | None:
         """How NVLink connects a GPU; None if unknown."""
         return self._store.peek(gpu).nvlink
+
+    def closed_by_damage(self) -> tuple[model.PciAddress, ...]:
+        """The GPUs that are cordoned because their records were damaged.
+
+        :raises JournalUnreadable: if the directory of the records cannot be
+            read.
+        """
+        return tuple(address for address, record
+                     in self._store.records().items()
+                     if cordon.of(record.cordons, cordon.Source.RECORD))
 
     def keep_nvlink(self, gpu: model.PciAddress, known: gpu_record.Nvlink
                     ) -> None:

@@ -19,7 +19,9 @@ number from 0, and a float is a time in seconds of the epoch, because records
 have no others.
 
 A field that has its default value is left out, so a record can get new
-fields without a new version. Hints may be ``Annotated`` with functions that
+fields without a new version. :func:`parts` ignores fields of a later release,
+and :func:`carried` writes them again: after an upgrade is rolled back and
+repeated, nothing is missing. Hints may be ``Annotated`` with functions that
 check a value. They return the value or raise.
 """
 
@@ -92,52 +94,115 @@ def decode(kind: Any, content: Any) -> Any:
 
     :raises ValueError: if ``content`` is anything else, naming the field.
     """
+    return _decoded(kind, True, content)
+
+
+def parts(kind: type, content: Any) -> tuple[dict[str, Any], dict[str, str]]:
+    """The fields of a dataclass that can be decoded, and what is wrong.
+
+    Fields that this release does not know are ignored at every level.
+
+    :returns: the value by field, and the problem of each other field.
+    :raises ValueError: if ``content`` has no fields.
+    """
+    values, problems = {}, {}
+    for name, hint in _known(kind, False, content).items():
+        try:
+            values[name] = _decoded(hint, False, content[name])
+        except ValueError as error:
+            problems[name] = str(error)
+    return values, problems
+
+
+def carried(kind: Any, before: Any, after: Any) -> Any:
+    """Encoded content with the fields that only a later release knows.
+
+    Members of a list belong together if their first fields are equal.
+
+    :param before: the content that ``after`` replaces.
+    """
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        kind = typing.get_args(kind)[0]
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if type(before) is not type(after) or type(after) not in (dict, list):
+        return after
+    if origin is collections.abc.Mapping:
+        return {key: carried(args[1], before.get(key), item)
+                for key, item in after.items()}
+    if (origin in (tuple, frozenset) and dataclasses.is_dataclass(args[0])
+            and not _is_text(args[0])):
+        first = dataclasses.fields(args[0])[0].name
+        return [carried(args[0], next((
+            old for old in before if type(old) is dict
+            and old.get(first) == item.get(first)), None), item)
+                for item in after]
+    if not dataclasses.is_dataclass(kind) or type(after) is not dict:
+        return after
+    hints = _hints(typing.cast(type, kind))
+    return {**{name: item for name, item in before.items()
+               if name not in hints},
+            **{name: carried(hints[name], before.get(name), item)
+               for name, item in after.items()}}
+
+
+def _decoded(kind: Any, strict: bool, content: Any) -> Any:
     try:
-        return _decoder(kind)(content)
+        return _decoder(kind, strict)(content)
     except (exception.InvalidValue, exception.InvalidPciAddress) as error:
         raise ValueError(str(error)) from error
 
 
 @functools.cache
-def _decoder(kind: Any) -> Decoder:
+def _decoder(kind: Any, strict: bool) -> Decoder:
+    """The decoder of a type.
+
+    :param strict: whether a dataclass with an unknown field is refused.
+    """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        return functools.partial(_checked, _decoder(args[0]),
+        return functools.partial(_checked, _decoder(args[0], strict),
                                  kind.__metadata__)
     if origin in (typing.Union, types.UnionType):
-        return functools.partial(_one_of, args)
+        return functools.partial(_one_of, args, strict)
     if origin is tuple and args[-1] is not Ellipsis:
-        return functools.partial(_fixed, tuple(map(_decoder, args)))
+        return functools.partial(_fixed, tuple(
+            _decoder(arg, strict) for arg in args))
     if origin in (tuple, frozenset):
-        return functools.partial(_several, origin, _decoder(args[0]))
+        return functools.partial(_several, origin, _decoder(args[0], strict))
     if origin is collections.abc.Mapping:
-        return functools.partial(_mapping, *map(_decoder, args))
+        return functools.partial(_mapping, *(
+            _decoder(arg, strict) for arg in args))
     if kind in _PLAIN:
         return _PLAIN[kind]
     if issubclass(kind, enum.Enum):
         return kind
     if _is_text(kind):
         return lambda content: kind.parse(_text(content))
-    return functools.partial(_fields, kind)
+    return functools.partial(_fields, kind, strict)
 
 
-def _fields(kind: type, content: Any) -> Any:
-    if type(content) is not dict:
-        raise ValueError(f'{content!r} is not a {kind.__name__}')
-    hints = _hints(kind)
-    strange = content.keys() - hints.keys()
-    if strange:
-        raise ValueError(f'{kind.__name__} has no field {min(strange)!r}')
+def _fields(kind: type, strict: bool, content: Any) -> Any:
     values = {}
-    for name, item in content.items():
+    for name, hint in _known(kind, strict, content).items():
         try:
-            values[name] = decode(hints[name], item)
+            values[name] = _decoded(hint, strict, content[name])
         except ValueError as error:
             raise ValueError(f'{name}: {error}') from error
     try:
         return kind(**values)
     except TypeError as error:
         raise ValueError(f'{kind.__name__}: {error}') from error
+
+
+def _known(kind: type, strict: bool, content: Any) -> dict[str, Any]:
+    """The hints of the fields that ``content`` has."""
+    if type(content) is not dict:
+        raise ValueError(f'{content!r} is not a {kind.__name__}')
+    hints = _hints(kind)
+    strange = content.keys() - hints.keys()
+    if strict and strange:
+        raise ValueError(f'{kind.__name__} has no field {min(strange)!r}')
+    return {name: hints[name] for name in content if name in hints}
 
 
 @functools.cache
@@ -166,11 +231,11 @@ def _checked(decoded: Decoder, checks: Iterable[Decoder], content: Any
     return value
 
 
-def _one_of(kinds: Iterable[Any], content: Any) -> Any:
+def _one_of(kinds: Iterable[Any], strict: bool, content: Any) -> Any:
     problem: ValueError | None = None
     for kind in kinds:
         try:
-            return decode(kind, content)
+            return _decoded(kind, strict, content)
         except ValueError as error:
             # The first error is of the dataclass or list, and says most. The
             # error of None says nothing.

@@ -17,7 +17,10 @@ and a checksum. The same rules apply to all records:
 
 * A damaged or unreadable file affects one GPU. A read of it raises an error.
   Each report and each restore begins with :meth:`Store.check`, which sets a
-  damaged file aside. Then its claims are rebuilt from the hardware and Cyborg.
+  damaged file aside and keeps each part that can be decoded. Lost claims are
+  rebuilt from the hardware and Cyborg. A GPU whose cordons or health are lost
+  is cordoned until an operator lifts that.
+* A field that only a later release knows is ignored, and written again.
 * Data that must be on the disk before the hardware is touched is written
   through :meth:`Store.gpu`, which raises if it cannot be written.
 * Observations are written through :meth:`Store.keep`. While they cannot be
@@ -44,15 +47,15 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.record import codec
+from cyborg_gpu_driver.record import content as content_module
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import migrate
 from cyborg_gpu_driver.record import pending
 
 LOG = logging.getLogger(__name__)
 
-KIND = 'cyborg-gpu GPU'
-VERSION = 2
+KIND = content_module.KIND
+VERSION = content_module.VERSION
 _SUFFIX = '.json'
 _EMPTY = gpu_record.GpuRecord()
 
@@ -90,7 +93,7 @@ class Store:
         self._state_path = state_path
         self._directory = os.path.join(state_path, 'gpus')
         self._cache: dict[model.PciAddress, tuple] = {}
-        """The mark and record of each file when it was last read."""
+        """The mark, record and content of each file when it was last read."""
         self._pending = pending.Pending()
         self._failed: set[model.PciAddress] = set()
         """The GPUs whose last change is not written."""
@@ -252,15 +255,13 @@ class Store:
             error = self._damage(address)
             if error is not None:
                 kept = durable.keep_aside(path)
+                found = content_module.salvage(path, address)
                 parts = self._pending.of(address)
-                self._write(address, parts.on(
-                    gpu_record.GpuRecord(claims_lost=True)))
+                self._write(address, parts.on(found.record), found.content)
                 self._pending.forget(address, parts)
-                LOG.error(
-                    '%(error)s. The record was moved to %(kept)s. The binds '
-                    'of GPU %(gpu)s are rebuilt from the hardware and Cyborg; '
-                    'compare the GPU with its intended layout.',
-                    {'error': error, 'kept': kept, 'gpu': address})
+                LOG.error('%(error)s. The record was moved to %(kept)s. '
+                          '%(found)s', {'error': error, 'kept': kept,
+                                        'found': found})
 
     def _damage(self, address: model.PciAddress
                 ) -> exception.JournalError | None:
@@ -322,7 +323,9 @@ class Store:
             LOG.error('%(error)s. It is kept as %(kept)s.',
                       {'error': error,
                        'kept': durable.keep_aside(self.path(address))})
-            record = gpu_record.GpuRecord(claims_lost='claims' not in parts)
+            record = dataclasses.replace(
+                content_module.salvage(self.path(address), address).record,
+                claims_lost='claims' not in parts)
         self._write(address, dataclasses.replace(record, **parts))
 
     def _earlier(self) -> migrate.Parts:
@@ -353,26 +356,26 @@ class Store:
         known = self._cache.get(address)
         if known is not None and mark is not None and known[0] == mark:
             return known[1]
-        content = durable.read(path, KIND, VERSION, 1)
-        if content is None:
+        found = content_module.read(path, address)
+        if found is None:
+            self._cache.pop(address, None)
             return _EMPTY
-        try:
-            record = codec.decode(gpu_record.GpuRecord,
-                                  migrate.current(content))
-            if not record.is_of(address):
-                raise ValueError('it belongs to another GPU')
-        except ValueError as error:
-            raise exception.JournalError(
-                path=path, reason=f'is damaged: {error}') from error
         # The mark is from before the read: newer content is read again.
-        self._cache[address] = mark, record
-        return record
+        self._cache[address] = mark, *found
+        return found[0]
 
-    def _write(self, address: model.PciAddress,
-               record: gpu_record.GpuRecord) -> None:
+    def _write(self, address: model.PciAddress, record: gpu_record.GpuRecord,
+               before: Any = None) -> None:
+        """Write a record.
+
+        :param before: the content that it replaces; None for the last one
+            that was read.
+        """
         path = self.path(address)
-        durable.write(path, KIND, VERSION, codec.encode(record))
-        self._cache[address] = durable.mark(path), record
+        if before is None and address in self._cache:
+            before = self._cache[address][2]
+        content = content_module.write(path, record, before)
+        self._cache[address] = durable.mark(path), record, content
 
     def _say(self, what: Hashable, error: object) -> None:
         """Log an error once."""

@@ -49,6 +49,11 @@ class ShowHealth(table.Lister):
         host = machine.reader.snapshot(links=False)
         if host.nvml_problem:
             machine_module.say(f'NVML: {host.nvml_problem}')
+        for address in machine.journal.closed_by_damage():
+            machine_module.say(
+                f'GPU {address} gets no new server: its record was damaged, '
+                'and its earlier errors may be lost. If it is in order: '
+                f'cyborg-gpu gpu uncordon {address}')
         statuses = machine.health.statuses(host)
         self._code = diagnosis.exit_code(diagnosis.of_health(statuses))
         return (('address', 'instance', 'state', 'reasons', 'since',

@@ -193,6 +193,13 @@ class Reconciler:
                     else usages.get(gpu.address, ()))
         return (*(differences.unusable(address, why.reason, why.remedy)
                   for address, why in unknown.items()),
+                *(differences.unusable(
+                    address, 'its record was damaged, so it gets no new '
+                    'server: earlier cordons and errors of it may be lost',
+                    'see whether the GPU is in order, then "cyborg-gpu gpu '
+                    f'uncordon {address}"')
+                  for address in self._journal.closed_by_damage()
+                  if address not in unknown),
                 *differences.absent(before, host),
                 *differences.earlier(self._cloud.earlier(host)),
                 *(item for facts in compared.values() if facts is not None

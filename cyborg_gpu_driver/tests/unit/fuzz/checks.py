@@ -258,8 +258,7 @@ def record_file(state_path):
     record = attempt(records.read, ADDRESS)
     if record is None:
         records.check()
-        hold(store.Store(state_path).read(ADDRESS)
-             == gpu_record.GpuRecord(claims_lost=True), state_path)
+        hold(store.Store(state_path).read(ADDRESS).is_of(ADDRESS), state_path)
         return
     records.put(ADDRESS, fixed=gpu_record.FixedVgpus(
         instances=frozenset({spec.MigInstanceSpec(

@@ -72,6 +72,15 @@ class StoreCase(base.BaseTestCase):
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write(content)
 
+    def assert_lost(self, address):
+        """Assert that nothing is left but ``FIXED``, and the GPU is closed."""
+        found = self.again().read(address)
+        self.assertEqual([cordon.Source.RECORD],
+                         [item.source for item in found.cordons])
+        self.assertEqual(
+            gpu_record.GpuRecord(claims_lost=True, fixed=FIXED),
+            dataclasses.replace(found, cordons=()))
+
 
 class StoreTest(StoreCase):
 
@@ -318,8 +327,7 @@ class UnwritableTest(StoreCase):
         self.damage()
         self.assertEqual(FIXED, self.records.peek(ADDRESS).fixed)
         self.records.check()
-        self.assertEqual(gpu_record.GpuRecord(claims_lost=True, fixed=FIXED),
-                         self.again().read(ADDRESS))
+        self.assert_lost(ADDRESS)
 
 
 class OwnedTest(base.BaseTestCase):
@@ -446,8 +454,7 @@ class EarlierReleaseTest(StoreCase):
         path = os.path.join(self.state_path, 'fixed.json')
         os.rename(f'{path}.migrated-1', path)
         self.damage(OTHER)
-        self.assertEqual(gpu_record.GpuRecord(claims_lost=True, fixed=FIXED),
-                         self.again().read(OTHER))
+        self.assert_lost(OTHER)
 
     def test_a_damaged_journal_is_kept_and_its_claims_are_looked_for(self):
         path = os.path.join(self.state_path, 'journal.json')

@@ -1,0 +1,146 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a damaged record, or one of a later release, still tells."""
+
+import dataclasses
+import json
+
+from cyborg_gpu_driver import durable
+from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.record import content
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import health as health_record
+from cyborg_gpu_driver.tests.unit.record import test_store
+
+_ADDRESS = test_store.ADDRESS
+_FULL = gpu_record.GpuRecord(
+    claims=(test_store.claim(1), test_store.claim(2)),
+    fixed=test_store.FIXED, layout=test_store.LAYOUT,
+    cordons=(cordon.Cordon(cordon.Source.OPERATOR, 1.0, 'ann', 'fan'),),
+    health=health_record.HealthRecord('boot', None, (
+        health.Condition('XID_79', 1.0, 1.0),)))
+
+
+class _ContentCase(test_store.StoreCase):
+
+    def setUp(self):
+        super().setUp()
+        with self.records.gpu(_ADDRESS) as draft:
+            draft.record = _FULL
+        self.path = self.records.path(_ADDRESS)
+
+    def raw(self):
+        return durable.read(self.path, content.KIND, content.VERSION)
+
+    def change(self, change, version=content.VERSION):
+        """Change the file as another release would write it."""
+        found = self.raw()
+        change(found)
+        durable.write(self.path, content.KIND, version, found)
+
+    def sources(self):
+        return [item.source for item in self.again().read(_ADDRESS).cordons]
+
+    def found(self):
+        """The record as an agent has it after a report has begun."""
+        records = self.again()
+        records.check()
+        return records.read(_ADDRESS)
+
+
+class LaterReleaseTest(_ContentCase):
+
+    def test_unknown_fields_stay_wherever_they_are(self):
+        def change(found):
+            found['colour'] = 'blue'
+            found['claims'][1]['tenant'] = {'name': 'x'}
+            found['cordons'][0]['until'] = 7
+            found['layout']['layout']['instances'][0]['speed'] = 3
+            found['health']['conditions'][0]['serial'] = [1]
+
+        self.change(change)
+        later = self.raw()
+        self.assertEqual(_FULL, self.found())
+        self.assertNotIn('moved', self.log.output)
+        # This release changes what it knows, and puts it back.
+        records = self.again()
+        records.put(_ADDRESS, errors=3, claims=(
+            test_store.claim(3), *reversed(_FULL.claims)))
+        records.put(_ADDRESS, errors=0, claims=_FULL.claims)
+        self.assertEqual(later, self.raw())
+
+    def test_what_goes_takes_its_unknown_fields_along(self):
+        self.change(lambda found: found['claims'][0].update(tenant='x'))
+        self.again().put(_ADDRESS, claims=_FULL.claims[1:])
+        self.assertNotIn('tenant', json.dumps(self.raw()))
+
+    def test_a_later_version_loses_nothing_that_can_be_read(self):
+        self.change(lambda found: found.update(colour='blue'), 3)
+        self.assertEqual(_FULL, self.found())
+        self.assertEqual('blue', self.raw()['colour'])
+        self.assertEqual(_FULL, self.again().read(_ADDRESS))
+
+
+class PartTest(_ContentCase):
+
+    def lose(self, **parts):
+        self.change(lambda found: found.update(parts))
+        return self.found()
+
+    def test_a_layout(self):
+        self.assertEqual(dataclasses.replace(_FULL, layout=None),
+                         self.lose(layout=7))
+        self.assertIn('lost: layout.', self.log.output)
+
+    def test_claims(self):
+        found = self.lose(claims=[{'handle': 'x'}])
+        self.assertEqual(dataclasses.replace(
+            _FULL, claims=(), claims_lost=True), found)
+        self.assertIn('rebuilt', self.log.output)
+
+    def test_cordons(self):
+        found = self.lose(cordons=[{'source': 'moon'}])
+        self.assertEqual([cordon.Source.RECORD], self.sources())
+        self.assertEqual(_FULL, dataclasses.replace(
+            found, cordons=_FULL.cordons))
+        self.assertIn('gpu uncordon', self.log.output)
+
+    def test_health(self):
+        found = self.lose(health={'boot': 3})
+        self.assertIsNone(found.health)
+        self.assertEqual([cordon.Source.OPERATOR, cordon.Source.RECORD],
+                         self.sources())
+
+    def test_a_wrong_checksum_keeps_only_what_closes_the_gpu(self):
+        with open(self.path, encoding='utf-8') as stream:
+            text = stream.read()
+        with open(self.path, 'w', encoding='utf-8') as stream:
+            stream.write(text.replace('"fan"', '"fun"'))
+        found = self.found()
+        self.assertEqual(_FULL.health, found.health)
+        self.assertEqual([cordon.Source.OPERATOR, cordon.Source.RECORD],
+                         self.sources())
+        self.assertEqual(gpu_record.GpuRecord(claims_lost=True),
+                         dataclasses.replace(found, health=None, cordons=()))
+
+    def test_the_record_of_another_gpu(self):
+        durable.write(self.records.path(test_store.OTHER), content.KIND,
+                      content.VERSION, self.raw())
+        records = self.again()
+        records.check()
+        found = records.read(test_store.OTHER)
+        self.assertEqual([cordon.Source.RECORD],
+                         [item.source for item in found.cordons])
+        self.assertEqual(gpu_record.GpuRecord(claims_lost=True),
+                         dataclasses.replace(found, cordons=()))
