@@ -82,8 +82,9 @@ RESET_XIDS = {
     173: 'fatal failure of a link to the CPU',
     175: 'error of the memory subsystem',
 }
-"""XIDs after which the catalogue asks for a reset or a restart. Every other
-error ends with its program, and clean checks heal it."""
+"""XIDs after which the catalogue asks for a reset or a restart. They close the
+whole GPU until then. Every other error ends with its program, and clean checks
+heal it."""
 
 LOST = 'LOST'
 NOT_ANSWERING = 'NOT_ANSWERING'
@@ -209,7 +210,14 @@ def counts(xid: int, ignored: Collection[int] = ()) -> bool:
 def noted(conditions: tuple[Condition, ...], xid: int, now: float,
           placement: model.Placement | None = None,
           instance_id: int | None = None) -> tuple[Condition, ...]:
-    """Return the conditions after an XID that counts."""
+    """Return the conditions after an XID that counts.
+
+    An XID after which the GPU has to be reset concerns the whole GPU,
+    whatever instance the driver names: the next instance at that place, and
+    each other one, is on the same hardware.
+    """
+    if xid in RESET_XIDS:
+        placement = instance_id = None
     code = f'{_XID}{xid}'
     known = next((item for item in conditions if item.code == code
                   and item.placement == placement), None)
@@ -227,11 +235,22 @@ def seen(conditions: tuple[Condition, ...], facts: health_facts.Facts,
          now: float) -> tuple[Condition, ...]:
     """Return the conditions, with those that the GPU's answers show."""
     codes = set(_codes(facts))
+    conditions = tuple(map(_of_gpu, conditions))
     kept = tuple(dataclasses.replace(item, clean=0)
                  if item.code in codes else item for item in conditions)
     known = {item.code for item in conditions}
     return kept + tuple(Condition(code, now, now)
                         for code in _codes(facts) if code not in known)
+
+
+def _of_gpu(item: Condition) -> Condition:
+    """Return a condition of the whole GPU if only a reset ends it.
+
+    Earlier releases have recorded it for an instance.
+    """
+    if item.xid not in RESET_XIDS:
+        return item
+    return dataclasses.replace(item, placement=None, instance_id=None)
 
 
 def checked(conditions: tuple[Condition, ...], facts: health_facts.Facts,

@@ -112,7 +112,8 @@ class HealthKeeper:
         """Note an error at once; called by the watcher's thread.
 
         An error that names a GPU instance makes only that one unhealthy, if
-        an instance with that id still exists.
+        an instance with that id still exists and no reset is needed
+        (:func:`.partition.health.noted`).
         """
         if not health.counts(event.xid, self._ignored):
             return

@@ -213,8 +213,26 @@ class HealingTest(base.BaseTestCase):
         self.assertTrue(_after_checks(conditions, _CLEAN, 99))
         self.assertEqual(conditions, health.after_reset(conditions))
 
+    def test_an_error_that_needs_a_reset_concerns_the_whole_gpu(self):
+        for xid in health.RESET_XIDS:
+            conditions = health.noted((), xid, _NOW, _PLACE, 3)
+            self.assertTrue(health.judge(conditions).is_unhealthy, xid)
+            self.assertEqual(frozenset(),
+                             health.unhealthy_placements(conditions))
+            # The slice is destroyed; other slices come and go.
+            conditions = health.without_instance(conditions, _PLACE)
+            conditions = health.checked(conditions, _OLD_DRIVER, 1, _NOW, ())
+            self.assertTrue(health.judge(conditions).is_unhealthy, xid)
+            self.assertEqual((), health.after_reset(conditions))
+
+    def test_one_that_an_earlier_release_has_recorded_for_an_instance(self):
+        earlier = health.Condition('XID_95', _NOW, _NOW, placement=_PLACE,
+                                   instance_id=3)
+        found = health.checked((earlier,), _OLD_DRIVER, 1, _NOW, ())
+        self.assertTrue(health.judge(found).is_unhealthy)
+
     def test_an_instance_takes_what_it_had_with_it(self):
-        conditions = health.noted((), 95, _NOW, _PLACE, 3)
+        conditions = health.noted((), 94, _NOW, _PLACE, 3)
         conditions = health.noted(conditions, 79, _NOW)
         for live, left in (({(3, _PLACE)}, 2), (None, 2),
                            ({(4, _PLACE)}, 1), (set(), 1)):

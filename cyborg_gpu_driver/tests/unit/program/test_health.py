@@ -159,7 +159,7 @@ class EventsTest(KeeperCase):
 
     def test_an_instance_is_unhealthy_alone_until_it_is_destroyed(self):
         instance = self.cut(self.first, 5, 2, 2)
-        self.event(95, instance=instance.instance_id)
+        self.event(94, instance=instance.instance_id)
         self.assertEqual([self.first], self.changed)
         self.assertEqual({model.Placement(2, 2)},
                          self.keeper.unhealthy_instances(self.first))
@@ -172,11 +172,22 @@ class EventsTest(KeeperCase):
 
     def test_an_instance_that_was_made_anew_between_two_checks(self):
         instance = self.cut(self.first, 5, 2, 2)
-        self.event(95, instance=instance.instance_id)
+        self.event(94, instance=instance.instance_id)
         self.keeper.instance_gone(self.first, model.Placement(0, 2))
         self.assertTrue(self.keeper.unhealthy_instances(self.first))
         self.keeper.instance_gone(self.first, instance.placement)
         self.assertFalse(self.keeper.unhealthy_instances(self.first))
+
+    def test_an_instance_whose_error_needs_a_reset_closes_the_gpu(self):
+        instance = self.cut(self.first, 5, 2, 2)
+        self.event(95, instance=instance.instance_id)
+        self.assertEqual([self.first], self.changed)
+        self.assertEqual('XID_95', self.trait())
+        self.nvml.destroy_gpu_instance(self.device(), instance.instance_id)
+        self.keeper.instance_gone(self.first, instance.placement)
+        self.assertTrue(self.check()[self.first].is_unhealthy)
+        self.keeper.reset_done(self.first)
+        self.assertFalse(self.check()[self.first].is_unhealthy)
 
     def test_an_instance_that_there_is_not_stands_for_the_gpu(self):
         self.event(95, instance=42)
@@ -287,7 +298,7 @@ class ChecksTest(KeeperCase):
         self.event(94)
         self.machine.set_health(self.name, celsius=95)
         instance = self.cut(self.second, 5, 2, 2)
-        self.event(95, self.second, instance.instance_id)
+        self.event(94, self.second, instance.instance_id)
         stored = open(self.path, encoding='utf-8').read()
         first, second = self.start().statuses(self.reader.snapshot())[:2]
         self.assertEqual(2, len(first.verdict.reasons))
