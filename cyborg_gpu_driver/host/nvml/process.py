@@ -19,12 +19,13 @@ from collections.abc import Collection
 from collections.abc import Iterable
 from typing import Any
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.nvml import library as nvml_library
 from cyborg_gpu_driver.host.nvml import session as nvml_module
 from cyborg_gpu_driver.host.snapshot import model
 
-_COMPUTE = 'nvmlDeviceGetComputeRunningProcesses_v3'
-_GRAPHICS = 'nvmlDeviceGetGraphicsRunningProcesses_v3'
+_COMPUTE = 'nvmlDeviceGetComputeRunningProcesses'
+_GRAPHICS = 'nvmlDeviceGetGraphicsRunningProcesses'
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -47,17 +48,40 @@ def processes(nvml: nvml_module.NvmlSession, device: Any,
     Makes one call per kind of process, or two if there are any.
 
     :param graphics: also read graphics processes, not only compute.
-    :returns: no processes if the driver does not report them.
-    :raises NvmlError: if they cannot be read.
+    :raises NvmlError: if they cannot be read, or the driver does not tell
+        them. Then the GPU may be in use.
     """
     found = set()
     for kind in (_COMPUTE, _GRAPHICS) if graphics else (_COMPUTE,):
-        for entry in nvml.optional(kind, device) or ():
+        for entry in _entries(nvml, kind, device):
             found.add(Process(
                 entry.pid, nvml_library.known(entry.gpuInstanceId),
                 nvml_library.known(entry.computeInstanceId)))
     return tuple(sorted(found, key=lambda item: (
         item.pid, item.instance_id or 0, item.compute_id or 0)))
+
+
+def _entries(nvml: nvml_module.NvmlSession, kind: str, device: Any
+             ) -> Collection[Any]:
+    """The processes of one kind, by the newest function that there is.
+
+    A board without graphics does not support the query for graphics. In all
+    other cases no answer does not mean that there are no processes.
+
+    :raises NvmlError: if there is no answer.
+    """
+    try:
+        try:
+            return nvml.call(f'{kind}_v3', device)
+        except exception.NvmlError as error:
+            if error.symbol != 'FUNCTION_NOT_FOUND':
+                raise
+        # Drivers before 510 have only this one (nvml.h of CUDA 11.6).
+        return nvml.call(f'{kind}_v2', device)
+    except exception.NvmlError as error:
+        if kind == _GRAPHICS and error.symbol == 'NOT_SUPPORTED':
+            return ()
+        raise
 
 
 def memory(nvml: nvml_module.NvmlSession,
@@ -80,7 +104,7 @@ def memory(nvml: nvml_module.NvmlSession,
             device = nvml.device(address)
             used = {entry.pid: entry.usedGpuMemory
                     for kind in (_COMPUTE, _GRAPHICS)
-                    for entry in nvml.optional(kind, device) or ()
+                    for entry in _entries(nvml, kind, device)
                     if entry.pid in pids and entry.usedGpuMemory is not None}
         if used:
             found = (found or 0) + sum(used.values())

@@ -116,7 +116,8 @@ def retired_pages_pending(library, handle, pending):
     memory.put(pending, gpu.state.remapped[2])
 
 
-@symbols.symbol('nvmlDeviceGetComputeRunningProcesses_v3')
+@symbols.symbol('nvmlDeviceGetComputeRunningProcesses_v2',
+                'nvmlDeviceGetComputeRunningProcesses_v3')
 def compute_processes(library, handle, count, infos):
     gpu, ids = library.device(handle)
     library.check_usage(gpu, ids)
@@ -135,7 +136,8 @@ def _or_none(number):
     return _NO_INSTANCE if number is None else number
 
 
-@symbols.symbol('nvmlDeviceGetGraphicsRunningProcesses_v3',
+@symbols.symbol('nvmlDeviceGetGraphicsRunningProcesses_v2',
+                'nvmlDeviceGetGraphicsRunningProcesses_v3',
                 'nvmlDeviceGetMPSComputeRunningProcesses_v3')
 def other_processes(library, handle, count, infos):
     library.check_usage(*library.device(handle))
