@@ -78,7 +78,10 @@ class HostReader:
         with self._mutex:
             self._chronicle.tell({
                 'The machine': host.problems,
-                **{f'GPU {gpu.address}': gpu.problems for gpu in host.gpus}})
+                **{f'GPU {gpu.address}': gpu.problems for gpu in host.gpus},
+                **{f'Virtual function {function.address}': (function.problem,)
+                   for gpu in host.gpus for function in gpu.vfs
+                   if function.problem}})
             if links:
                 self._peers = {gpu.address: gpu.nvlink_peers
                                for gpu in host.gpus}

@@ -195,7 +195,9 @@ def _vgpu_facts(gpu):
          'current_type': item.current_vgpu_type,
          'creatable_types': _creatable(item),
          'gpu_instance_id': item.gpu_instance_id,
-         'placement_id': item.placement_id} for item in gpu.vfs])
+         'placement_id': item.placement_id,
+         **({'problem': item.problem} if item.problem else {})}
+        for item in gpu.vfs])
     yield 'vgpu_types', columns.Structure([
         {'type': item.mdev_type_id, 'name': item.name,
          'framebuffer_mib': item.framebuffer_mib,

@@ -289,9 +289,9 @@ class VirtualFunction:
     creatable_types: tuple[int, ...] | None = None
     """``nvidia/creatable_vgpu_types``, which each vGPU changes, if read."""
     gpu_instance_id: int | None = None
-    """``nvidia/gpu_instance_id`` of the vGPU on this function, if any."""
     placement_id: int | None = None
-    """``nvidia/placement_id`` of the vGPU on this function, if any."""
+    """The files of these names below ``nvidia``; None without a vGPU."""
+    problem: str = ''  # Why it could not be read; then it takes no vGPU.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -82,7 +82,7 @@ class FunctionReader:
             subsystem_device_id=identity.subsystem_device_id,
             numa_node=identity.numa_node, iommu_group=group, driver=driver,
             sriov_totalvfs=identity.sriov_totalvfs, sriov_numvfs=numvfs,
-            vfs=tuple(self._bare_function(function, index, problems)
+            vfs=tuple(self._bare_function(function, index)
                       for index, function in enumerate(virtual)),
             physfn=identity.physfn)
 
@@ -107,39 +107,43 @@ class FunctionReader:
         vfs = []
         sample: tuple[model.MdevType, ...] = ()
         for function in gpu.vfs:
-            with problems.noted(f'virtual function {function.address}'):
-                function = self._with_vgpu(gpu.address, function, mdevs)
+            noted = problems_module.Problems()
+            with noted.noted('mdevs'):
+                function = dataclasses.replace(
+                    function, mdevs=mdevs.get(function.address, ()))
+                function = self._with_vgpu(gpu.address, function)
                 if counted:
                     function = self._counted(function, sample)
                     if not (function.mdevs or detail):
                         sample = function.mdev_types
-            vfs.append(function)
+            vfs.append(_with_problems(function, noted))
+        vfs = self._with_vendors(vfs, detail)
+        if vfs and all(function.problem for function in vfs):
+            # Otherwise the others tell what the GPU has and can have.
+            problems.add(f'virtual function {vfs[0].address}: '
+                         f'{vfs[0].problem}')
         return dataclasses.replace(
-            gpu, vfs=self._with_vendors(vfs, problems, detail),
-            mdev_types=on_gpu,
+            gpu, vfs=tuple(vfs), mdev_types=on_gpu,
             mdevs=mdevs.get(gpu.address, ()),
             framework=_framework(on_gpu, vfs))
 
     def _with_vgpu(self, gpu: model.PciAddress,
-                   function: model.VirtualFunction, mdevs: Mdevs
-                   ) -> model.VirtualFunction:
+                   function: model.VirtualFunction) -> model.VirtualFunction:
         types = self._tree.types(gpu, function.address)
         return dataclasses.replace(
-            function, mdev_types=types,
-            mdevs=mdevs.get(function.address, ()),
-            current_vgpu_type=None if types else
+            function, mdev_types=types, current_vgpu_type=None if types else
             self._tree.current_vgpu_type(function.address))
 
     def _with_vendors(self, functions: Iterable[model.VirtualFunction],
-                      problems: problems_module.Problems, detail: bool
-                      ) -> tuple[model.VirtualFunction, ...]:
+                      detail: bool) -> list[model.VirtualFunction]:
         """Return the functions with what the vendor's VFIO driver reports.
 
         A function that has a vGPU takes no other, whatever its list says.
         """
         found, sample = [], None
         for function in functions:
-            with problems.noted(f'virtual function {function.address}'):
+            noted = problems_module.Problems()
+            with noted.noted('vGPUs'):
                 if function.current_vgpu_type:
                     function = self._with_outputs(function)
                 elif function.current_vgpu_type == 0:
@@ -147,8 +151,8 @@ class FunctionReader:
                         sample = self._tree.creatable_types(function.address)
                     function = dataclasses.replace(function,
                                                    creatable_types=sample)
-            found.append(function)
-        return tuple(found)
+            found.append(_with_problems(function, noted))
+        return found
 
     def _with_outputs(self, function: model.VirtualFunction
                       ) -> model.VirtualFunction:
@@ -196,25 +200,32 @@ class FunctionReader:
             self._virtual[address] = found
         return self._virtual[address]
 
-    def _bare_function(self, address: model.PciAddress, index: int,
-                       problems: problems_module.Problems
+    def _bare_function(self, address: model.PciAddress, index: int
                        ) -> model.VirtualFunction:
         driver: str | None = None
         group: int | None = None
-        with problems.noted(f'virtual function {address}'):
+        noted = problems_module.Problems()
+        with noted.noted('driver'):
             driver = self._bus.driver(address)
             if self._binding.get(address) != driver:
                 self._binding[address] = driver
                 self._groups.pop(address, None)
                 self._tree.forget_function(address)
             group = self._group(address)
-        return model.VirtualFunction(address=address, index=index,
-                                     driver=driver, iommu_group=group)
+        return _with_problems(model.VirtualFunction(
+            address=address, index=index, driver=driver, iommu_group=group),
+            noted)
 
     def _group(self, address: model.PciAddress) -> int | None:
         if address not in self._groups:
             self._groups[address] = self._bus.iommu_group(address)
         return self._groups[address]
+
+
+def _with_problems(function: model.VirtualFunction,
+                   noted: problems_module.Problems) -> model.VirtualFunction:
+    return dataclasses.replace(function, problem='; '.join(
+        dict.fromkeys(filter(None, (function.problem, *noted.all())))))
 
 
 def _framework(on_gpu: Collection[model.MdevType],

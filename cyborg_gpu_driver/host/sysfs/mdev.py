@@ -35,8 +35,7 @@ DEVICES = ('bus', 'mdev', 'devices')
 _TYPES = 'mdev_supported_types'
 _MAX_INSTANCE = re.compile(r'\bmax_instance=(\d{1,9})\b', re.ASCII)
 _FRAMEBUFFER = re.compile(r'\bframebuffer=(\d{1,9})M\b', re.ASCII)
-_CREATABLE_HEAD = re.compile(r'ID\s*:\s*vGPU Name')
-_CREATABLE = re.compile(r'(\d{1,9})\s*:\s*\S.*', re.ASCII)
+_CREATABLE = re.compile(r'\s*(\d{1,9})\s*(?::|$)', re.ASCII)
 _NUMBER = re.compile(r'\d{1,10}', re.ASCII)
 _NONE = frozenset({0xffff, 0xffffffff})
 """NVML's numbers for no placement and for no GPU instance (nvml.h)."""
@@ -139,21 +138,19 @@ class MdevTree:
         """vGPU types that can be created on a function of vendor VFIO now.
 
         :returns: None if the function has no such file.
+        NVIDIA shows the table with a line "ID : vGPU Name" (vGPU software
+        documentation) and without it (README of kubevirt-gpu-device-plugin).
+        Only the ids are needed. Lines without one are ignored.
+
         :raises SysfsError: if it cannot be read.
-        :raises InvalidValue: if it is not a table of numbers and names.
         """
         text = self._sysfs.read_optional(
             *pci.DEVICES, str(function), 'nvidia', 'creatable_vgpu_types')
         if not text:
             return None if text is None else ()
-        head, *lines = (line.strip() for line in text.splitlines())
-        found = [match for match in map(_CREATABLE.fullmatch, lines) if match]
-        if (_CREATABLE_HEAD.fullmatch(head) is None
-                or len(found) != len(lines)):
-            raise exception.InvalidValue(
-                what='creatable_vgpu_types', value=text,
-                expected='expected lines of "ID : vGPU Name"')
-        return tuple(sorted(int(match[1]) for match in found))
+        return tuple(sorted({int(match[1]) for match
+                             in map(_CREATABLE.match, text.splitlines())
+                             if match}))
 
     def vgpu_output(self, function: model.PciAddress, name: str
                     ) -> int | None:

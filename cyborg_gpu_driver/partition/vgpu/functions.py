@@ -89,12 +89,15 @@ def empty(gpu: model.Gpu, own: Collection[model.PciAddress],
           type_id: str | None = None) -> tuple[model.VirtualFunction, ...]:
     """Return the functions of an offer that can take a vGPU, one each.
 
+    A function that could not be read takes none. The driver counts what is
+    on it: the lists of the other functions have only what fits beside it.
+
     :param own: the functions that the offer's handles name.
     :param type_id: the type of the vGPU, ``nvidia-474``. A function that
         was read and does not accept this type now is left out.
     """
     return tuple(function for function in gpu.vfs
-                 if function.address in own
+                 if function.address in own and not function.problem
                  and not function.mdevs and not function.current_vgpu_type
                  and _takes(gpu, function, type_id))
 
