@@ -51,6 +51,7 @@ from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
+from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import cordons as report_cordons
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import earlier
@@ -263,12 +264,13 @@ class Agent:
         self._say_empty(host)
         host = self._make_ready(host)
         verdicts = self._examine(host)
+        entries = self._journal.entries()
         decided = self._node.withdrawal.decide(
             host, self._build, self._node.ignored(host),
-            {entry.gpu for entry in self._journal.entries()},
+            {entry.gpu for entry in entries},
             {address for address, verdict in verdicts.items()
              if verdict.is_unhealthy} | set(self._node.cordons.known()),
-            self._earlier.known)
+            self._earlier.known, capacity.owned(entries, self._node.hostname))
         self._node.cleaner.look(self._node.wholes(decided.devices), {
             device.address for device in decided.devices if device.stub})
         if self._node.resetter.done:
@@ -331,8 +333,8 @@ class Agent:
                  ) -> dict[model.PciAddress, health.Verdict]:
         """The health of every GPU; starts to watch for their errors.
 
-        A GPU in passthrough mode is not watched: to watch it, the agent
-        would have to keep it open, and libvirt could not take it.
+        A GPU in passthrough mode is not watched: the agent would have to keep
+        it open, and libvirt could not take it.
         """
         if self._settings.health_events:
             self._watcher.watch(gpu.address for gpu in host.gpus
@@ -368,9 +370,8 @@ class Agent:
             item.provider for item in decided.draining)
         there = None
         try:
-            draining = (*decided.draining,
-                        *self._earlier.draining(
-                            self._node.ignored(self._host.host())))
+            draining = (*decided.draining, *self._earlier.draining(
+                self._node.ignored(self._host.host())))
             providers = (*decided.providers,
                          *(item.provider for item in draining))
             if not providers:
@@ -389,9 +390,8 @@ class Agent:
 
     def _say_empty(self, host: model.Host) -> None:
         if not host.gpus:
-            self._say('This host has no NVIDIA GPU'
-                      + (f' ({host.nvml_problem})' if host.nvml_problem
-                         else '') + '; nothing is reported.')
+            why = host.nvml_problem and f' ({host.nvml_problem})' or ''
+            self._say(f'This host has no NVIDIA GPU{why}; it reports nothing.')
 
     def _say(self, message: str) -> None:
         """Log a condition once, until a report does not find it any more."""

@@ -62,6 +62,7 @@ from cyborg_gpu_driver.program.steps import reset
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import claims
+from cyborg_gpu_driver.report import memory
 from cyborg_gpu_driver.report import provider_tree
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report import withdrawal
@@ -360,11 +361,13 @@ class Node(host_parts.HostParts, services.Services):
         Nothing else computes ``reserved``, so the agent and a repair write
         the same values. Providers that are :attr:`draining` are left out.
         """
+        gpu = self.live.gpu(address)
+        unread = memory.is_unread(self.state_path, self.live.host(), gpu)
         return tuple(
             item for item in self.promised(
-                address, self.live.offers(self.live.gpu(address)),
+                address, self.live.offers(gpu),
                 journal.owned(self.journal.entries(address)),
-                self.health.unhealthy(address) is not None)
+                unread or self.health.unhealthy(address) is not None)
             if item.provider not in self.draining)
 
     def promised(self, address: model.PciAddress,

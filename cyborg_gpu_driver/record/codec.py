@@ -130,7 +130,7 @@ def carried(kind: Any, before: Any, after: Any) -> Any:
         return {key: carried(args[1], before.get(key), item)
                 for key, item in after.items()}
     if (origin in (tuple, frozenset) and dataclasses.is_dataclass(args[0])
-            and not _is_text(args[0])):
+            and not hasattr(args[0], 'parse')):
         first = dataclasses.fields(args[0])[0].name
         return [carried(args[0], next((
             old for old in before if type(old) is dict

@@ -115,7 +115,8 @@ def salvage(path: str, address: model.PciAddress) -> Salvaged:
             # Any value may be wrong. Keep what only closes the GPU.
             values = {name: found[name] for name in _CLOSING & found.keys()}
     record = gpu_record.GpuRecord(**values)
-    if 'claims' in lost:
+    if not lost.isdisjoint({'claims', 'reported'}):
+        # Without the last report, Cyborg's handles are not known either.
         record = dataclasses.replace(record, claims_lost=True)
     if not lost.isdisjoint(_CLOSING):
         record = dataclasses.replace(record, cordons=cordon.added(

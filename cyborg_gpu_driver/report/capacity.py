@@ -14,13 +14,29 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable
 from collections.abc import Mapping
 
+from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.report.content import names
+
+
+def owned(claims: Iterable[gpu_record.Claim], hostname: str
+          ) -> Mapping[str, int]:
+    """How many units of each provider are bound through Cyborg.
+
+    :param hostname: the host name in the providers' names.
+    """
+    return collections.Counter(
+        names.provider_uuid(names.provider_name(
+            hostname, partition_offers.Offer(
+                claim.gpu, '', policy.Mode.VGPU, claim.profile, 1)))
+        for claim in claims)
 
 
 def inventories(offers: Iterable[partition_offers.Offer],

@@ -26,6 +26,8 @@ from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.report.content import values
 
@@ -60,6 +62,16 @@ def untrusted(gpu: model.Gpu, known: gpu_record.Reported | None,
     if library_missing and (known is None or known.facts.uuid is None):
         return ''
     return 'the nvidia driver is bound, but NVML does not list the GPU'
+
+
+def is_unread(state_path: str, host: model.Host, gpu: model.Gpu) -> bool:
+    """Whether nothing can be bound on a GPU, because it cannot be read.
+
+    :param state_path: ``[gpu] state_path``.
+    """
+    return bool(untrusted(
+        gpu, store.of(state_path).peek(gpu.address).reported,
+        host.library_missing))
 
 
 def remember(gpu: model.Gpu, device: values.ReportedDevice,
@@ -113,6 +125,14 @@ def withdrawn(known: gpu_record.Reported, device: values.ReportedDevice | None
            for item in (device.deployables if device else ())}
     return tuple(sorted(uuid for uuid, provider in known.providers.items()
                         if now.get(uuid) != provider))
+
+
+def drained(before: gpu_record.Reported, dropped: Iterable[str]
+            ) -> list[reserved.Inventory]:
+    return [reserved.Inventory(uuid, before.providers[uuid].resource_class,
+                               before.providers[uuid].total,
+                               before.providers[uuid].total)
+            for uuid in dropped]
 
 
 def _provider(deployable: values.ReportedDeployable

@@ -18,8 +18,10 @@ import dataclasses
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 
+import os_resource_classes as orc
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
@@ -36,6 +38,7 @@ from cyborg_gpu_driver.report.content import values
 
 LOG = logging.getLogger(__name__)
 
+_NONE: Mapping[str, int] = {}
 _LEFT = 'GPU %(gpu)s stays as it was reported to Cyborg: %(reason)s'
 _WAITING = 'GPU %(gpu)s is not reported yet: %(reason)s'
 
@@ -98,6 +101,9 @@ class _Look:
     """Why the GPU is not reported until it is idle."""
     left: tuple[str, ...] = ()
     """Providers to withdraw. Placement must not promise them any more."""
+    unread: bool = False
+    """Whether the GPU, or its record, cannot be read. Nothing can be bound on
+    such a GPU."""
 
     def sent(self, address: model.PciAddress,
              before: gpu_record.Reported | None) -> Sent:
@@ -134,9 +140,13 @@ class Withdrawal:
                ignored: Collection[model.PciAddress],
                claimed: Collection[model.PciAddress],
                unhealthy: Collection[model.PciAddress] = (),
-               earlier: Collection[reconcile.Earlier] | None = ()
-               ) -> Decision:
+               earlier: Collection[reconcile.Earlier] | None = (),
+               owned: Mapping[str, int] = _NONE) -> Decision:
         """Make the report of ``host``.
+
+        What Cyborg still offers of a GPU that cannot be read is reserved,
+        whatever the reason, because a bind would fail. Only if Placement or
+        Cyborg does not answer, everything stays as it was.
 
         :param make: builds one GPU's device.
         :param ignored: GPUs that the operator excluded.
@@ -145,6 +155,7 @@ class Withdrawal:
             they cannot be read any more.
         :param earlier: the providers that servers have through Cyborg's own
             driver; None if they are not known.
+        :param owned: how many units of each provider are bound.
         :raises JournalUnreadable: if the record of earlier reports cannot
             be read now.
         """
@@ -162,15 +173,12 @@ class Withdrawal:
                         present.get(address), before, make, ignored,
                         address in claimed, host.library_missing))
             device, reason, left = look.device, look.reason, look.left
-            if before is not None and left:
-                draining.extend(_drained(before, left))
-                leaving.add(address)
+            if before is not None:
+                draining.extend(self._closed(before, look,
+                                             address in unhealthy, owned))
+                leaving.update([address] if left else ())
             if reason:
                 self._say(address, reason, _LEFT)
-                # Also close what Cyborg still offers of an unhealthy GPU.
-                draining.extend(
-                    _drained(before, memory.withdrawn(before, device))
-                    if before and address in unhealthy else ())
             elif look.waiting or device is not None:
                 self._say(address, look.waiting, _WAITING)
             # Also if nothing may be withdrawn now: the providers that the
@@ -236,17 +244,40 @@ class Withdrawal:
         """Decide what to report of one GPU, and what prevents it."""
         device: values.ReportedDevice | None = None
         reason = waiting = ''
+        unread = False
         left: list[str] = []
         if gpu is not None and gpu.address not in ignored:
             reason = memory.untrusted(gpu, before, library_missing)
-            if not reason:
+            unread = bool(reason)
+            if not unread:
                 gpu = memory.complete(gpu, before)
                 device = make(gpu)
         if device is not None and device.busy:
             waiting, device = self._without_busy_news(device, before)
         if not reason and before is not None:
             reason, left = self._withdrawn(before, device, claimed)
-        return _Look(gpu, device, reason, waiting, tuple(left))
+        return _Look(gpu, device, reason, waiting, tuple(left), unread)
+
+    def _closed(self, before: gpu_record.Reported, look: _Look,
+                unhealthy: bool, owned: Mapping[str, int]
+                ) -> Iterator[reserved.Inventory]:
+        """The inventories of a GPU that must not be promised any more.
+
+        A server that has a whole GPU has no claim on it.
+        """
+        yield from memory.drained(before, look.left)
+        if look.reason and unhealthy:
+            # Also close what Cyborg still offers.
+            yield from memory.drained(
+                before, memory.withdrawn(before, look.device))
+        for uuid, known in (before.providers.items()
+                            if look.unread and not unhealthy else ()):
+            held = owned.get(uuid, 0) or int(
+                known.resource_class == orc.PGPU
+                and bool(self.held_by(uuid)))
+            yield reserved.Inventory(
+                uuid, known.resource_class, known.total,
+                build.reserved(known.total, held, 0))
 
     def _withdrawn(self, before: gpu_record.Reported,
                    device: values.ReportedDevice | None, claimed: bool
@@ -344,7 +375,7 @@ def _unknown(why: unknown_claims.Unknown | None) -> _Look | None:
     known.
     """
     return None if why is None else _Look(
-        None, None, f'{why.reason}; {why.remedy}', '')
+        None, None, f'{why.reason}; {why.remedy}', '', unread=True)
 
 
 def _not_ours(address: model.PciAddress, before: gpu_record.Reported | None,
@@ -362,11 +393,3 @@ def _not_ours(address: model.PciAddress, before: gpu_record.Reported | None,
         reason = '' if address not in {item.gpu for item in earlier} else (
             "a server has it through Cyborg's own driver")
     return _Look(None, None, reason, '') if reason else None
-
-
-def _drained(before: gpu_record.Reported, dropped: Iterable[str]
-             ) -> list[reserved.Inventory]:
-    return [reserved.Inventory(uuid, before.providers[uuid].resource_class,
-                               before.providers[uuid].total,
-                               before.providers[uuid].total)
-            for uuid in dropped]

@@ -35,8 +35,13 @@ class NvmlTest(outages.OutageCase):
         world = self.world()
         world.unload_library(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
         self.assert_said_once('of different versions')
-        self.assertEqual(self.both, self.everything())
-        self.assert_bind_fails()
+        self.assertEqual(self.both['gpus'], self.everything()['gpus'])
+        # What cannot be created now is promised to nobody.
+        self.assertEqual(
+            {'1g.10gb': 1, '2g.20gb': 0, '3g.40gb': 1},
+            {label: total - reserved for label, (total, reserved)
+             in self.reserved().items()})
+        self.assertRaises(nova_part.NoCandidates, self.cloud.bind, self.goes)
         self.cloud.unbind(self.going)
         self.assertEqual([*self.mdevs()],
                          [self.staying.arqs[0]['attach_handle_uuid']])
@@ -50,6 +55,31 @@ class NvmlTest(outages.OutageCase):
         self.assert_all_right()
         self.assertEqual('580.95.05', self.driver._running()
                          ._host.host().driver_version)
+
+
+class PartlyReadTest(outages.OutageCase):
+
+    def test_a_call_fails_on_a_gpu_that_is_healthy_otherwise(self):
+        """nvidia-smi shows ERR! in its column: nvmlDeviceGetMigMode fails."""
+        faults = pynvml.nvmlLib.machine.faults
+        faults.fail('nvmlDeviceGetMigMode', pynvml.NVML_ERROR_UNKNOWN,
+                    times=None, address=self.gpu)
+        self.addCleanup(faults.clear)
+        self.assert_said_once('stays as it was reported')
+        self.assertEqual(
+            {'1g.10gb': 1, '2g.20gb': 0, '3g.40gb': 1},
+            {label: total - reserved for label, (total, reserved)
+             in self.reserved().items()})
+        self.assertRaises(nova_part.NoCandidates, self.cloud.bind, self.goes)
+        self.cloud.unbind(self.going)
+        self.cloud.report()
+        self.assertEqual(
+            {'1g.10gb': 0, '2g.20gb': 0, '3g.40gb': 1},
+            {label: total - reserved for label, (total, reserved)
+             in self.reserved().items()})
+        faults.clear()
+        self.cloud.report()
+        self.assert_all_right()
 
 
 class LostGpuTest(outages.OutageCase):

@@ -63,10 +63,11 @@ class WithdrawalTest(base.BaseTestCase):
             self.state_path, self.placement.keeper())
 
     def decide(self, *gpus, make=_device, ignored=(), claimed=(),
-               library_missing=False, earlier=(), unhealthy=()):
+               library_missing=False, earlier=(), unhealthy=(),
+               owned=None):
         decision = self.withdrawal.decide(
             model.Host(gpus=gpus, library_missing=library_missing), make,
-            ignored, set(claimed), unhealthy, earlier)
+            ignored, set(claimed), unhealthy, earlier, owned or {})
         return decision, {device.address: device
                           for device in decision.devices}
 
@@ -110,12 +111,46 @@ class WithdrawalTest(base.BaseTestCase):
     def test_an_unhealthy_gpu_that_is_left_alone_is_promised_to_nobody(self):
         known = {item.provider_uuid for item
                  in self.report(_GPU)[_ADDRESS].deployables}
-        for unhealthy, draining in (((), set()), ((_ADDRESS,), known)):
-            decision = self.withdrawal.decide(
-                model.Host(gpus=(_UNSEEN,)), _device, (), set(), unhealthy)
-            self.assertTrue(decision.devices[0].stub)
-            self.assertEqual(draining, {item.provider for item
-                                        in decision.draining})
+        decision = self.withdrawal.decide(
+            model.Host(gpus=(_UNSEEN,)), _device, (), set(), (_ADDRESS,))
+        self.assertTrue(decision.devices[0].stub)
+        self.assertEqual(known, {item.provider for item
+                                 in decision.draining})
+
+    def unread(self, gpu=_UNSEEN, **kwargs):
+        """How much is reserved by provider while a GPU cannot be read."""
+        decision, devices = self.decide(gpu, **kwargs)
+        self.assertTrue(devices[_ADDRESS].stub)
+        return {item.provider: (item.total, item.reserved)
+                for item in decision.draining}
+
+    def test_what_cannot_be_read_is_promised_to_nobody(self):
+        one, two = (item.provider_uuid for item
+                    in self.report(_GPU)[_ADDRESS].deployables)
+        for gpu in (_UNSEEN, dataclasses.replace(
+                _GPU, problems=('MIG mode: UNKNOWN',))):
+            self.assertEqual({one: (2, 2), two: (2, 2)}, self.unread(gpu))
+            # What servers have is theirs: a migration writes it again.
+            self.assertEqual({one: (2, 1), two: (2, 2)},
+                             self.unread(gpu, owned={one: 1}))
+        self.assertEqual((), self.decide(_GPU)[0].draining)
+
+    def test_while_placement_is_silent_nothing_is_closed(self):
+        self.report(_GPU)
+        decision, devices = self.decide(_GPU, earlier=None)
+        self.assertEqual((), decision.draining)
+
+    def test_a_whole_gpu_that_cannot_be_read_stays_its_servers(self):
+        def whole(gpu):
+            return build.device(gpu, [offers.Offer(
+                gpu.address, 'p', policy.Mode.PASSTHROUGH, 'whole', 1,
+                vgpu_type_id='', parents=(gpu.address,))], 'host')
+
+        (uuid,) = (item.provider_uuid for item
+                   in self.report(_GPU, make=whole)[_ADDRESS].deployables)
+        self.assertEqual({uuid: (1, 1)}, self.unread(make=whole))
+        self.placement.used.add(uuid)
+        self.assertEqual({uuid: (1, 0)}, self.unread(make=whole))
 
     def test_without_library_a_gpu_never_seen_is_whole(self):
         devices = self.report(_UNSEEN, library_missing=True)
