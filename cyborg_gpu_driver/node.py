@@ -308,11 +308,7 @@ class Node(host_parts.HostParts, services.Services):
                                          item.resource_class)
 
     def mixed(self, address: model.PciAddress, handle: str) -> str:
-        """Why a GPU must not get the server of an attach handle.
-
-        :returns: ``''`` if all servers on the GPU then belong to one
-            project, or if its policy does not require that.
-        """
+        """Why a GPU must not get the server of an attach handle."""
         governing = self.settings.policy_for(self.live.gpu(address))
         if governing is None or not governing.isolated:
             return ''
@@ -321,6 +317,11 @@ class Node(host_parts.HostParts, services.Services):
         others = sum(entry.handle != handle
                      for entry in self.journal.entries(address))
         return claims.mixed(self.tree, self.hostname, address, others + 1)
+
+    def allocated(self, item: offer.Offer) -> Mapping[str, int] | None:
+        """How many units of an offer each server has in Placement."""
+        return None if self.tree is None else claims.allocated(
+            self.tree, self.hostname, item)
 
     def servable(self, gpu: model.Gpu) -> tuple[offer.Offer, ...]:
         """A GPU's offers; one that cannot be served names its problem."""
@@ -361,8 +362,9 @@ class Node(host_parts.HostParts, services.Services):
         Nothing else computes ``reserved``, so the agent and a repair write
         the same values. Providers that are :attr:`draining` are left out.
         """
-        gpu = self.live.gpu(address)
-        unread = memory.is_unread(self.state_path, self.live.host(), gpu)
+        host = self.live.host()
+        gpu = host.gpu(address)
+        unread = memory.is_unread(self.state_path, host, gpu)
         return tuple(
             item for item in self.promised(
                 address, self.live.offers(gpu),

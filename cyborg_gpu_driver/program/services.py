@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.partition.offer import offers
 
 
@@ -69,6 +70,14 @@ class Services:
             if the GPU may have servers of several projects.
         """
         return ''
+
+    def allocated(self, item: offer.Offer) -> Mapping[str, int] | None:
+        """How many units of an offer each server has in Placement.
+
+        :returns: by a text that names the server and the provider; None if
+            that is unknown.
+        """
+        return None
 
     @contextlib.contextmanager
     def partitioning(self, address: model.PciAddress) -> Iterator[str]:

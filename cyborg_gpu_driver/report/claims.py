@@ -18,8 +18,10 @@ from collections.abc import Iterable
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import provider_tree
+from cyborg_gpu_driver.report.content import names
 
 
 def of_reports(state_path: str, address: model.PciAddress) -> str:
@@ -91,6 +93,21 @@ def mixed(tree: provider_tree.ProviderTree, hostname: str,
     if len(projects) > 1:
         return 'it has servers of projects ' + ' and '.join(sorted(projects))
     return ''
+
+
+def allocated(tree: provider_tree.ProviderTree, hostname: str,
+              item: offer.Offer) -> dict[str, int] | None:
+    """How many units of an offer each server has; one request.
+
+    :param hostname: name of the compute node's provider.
+    :returns: by provider and server; None if there is no such provider.
+    :raises Exception: if Placement does not answer.
+    """
+    uuid = names.provider_uuid(names.provider_name(hostname, item))
+    found = tree.get(f'/resource_providers/{uuid}/allocations')
+    return None if found is None else {
+        f'{uuid} {server}': sum(allocation['resources'].values())
+        for server, allocation in found['allocations'].items()}
 
 
 def _parts(tree: provider_tree.ProviderTree, providers: Iterable[str]

@@ -141,7 +141,7 @@ class ReservedKeeper:
         """
         ours = self._own[provider]
         found = self._tree.get(f'/resource_providers/{provider}/allocations')
-        return found and cleaning.Seen(
+        return None if found is None else cleaning.Seen(
             tuple(sorted(found['allocations'])),
             found['resource_provider_generation'], ours)
 

@@ -92,7 +92,7 @@ class Binder:
         self._state_path = transactions.state_path
         self._cloud = cloud
         self._limits = limits
-        self._admission = admission.Admission(cloud, cordons)
+        self._admission = admission.Admission(host, cloud, cordons)
         self._audit = audit.Audit(self._state_path)
         self._maker = making.Maker(transactions.machine, host, parts,
                                    records, self._audit, keeper)
@@ -126,6 +126,7 @@ class Binder:
                 # A complete bind must not be answered as failed: Cyborg
                 # would never give its handle back.
                 if not done:
+                    self._admission.over(asked.handle)
                     raise
                 LOG.exception('After the bind of handle %s', asked.handle)
             finally:
@@ -163,6 +164,7 @@ class Binder:
         """
         asked = request.parse(pci_addr, asked_type, ah_uuid)
         self._turns.cancel(asked.handle)
+        self._admission.over(asked.handle)
         try:
             entry = self._journal.get(asked.handle)
         except exception.JournalError:

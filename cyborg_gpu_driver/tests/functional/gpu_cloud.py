@@ -189,6 +189,10 @@ class GpuTestCase(base.TestCase):
         finally:
             tree._client = client
 
+    def without_allocations(self):
+        """Let this agent bind handles that no server has claimed."""
+        self.driver._running()._node.allocated = lambda item: None
+
     def hardware(self, gpu=None):
         """Return the state of a simulated GPU."""
         with open(self.hardware_path, encoding='utf-8') as stream:

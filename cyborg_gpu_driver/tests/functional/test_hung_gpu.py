@@ -94,6 +94,7 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
 
     def asked(self, gpu):
         """Return the arguments of each bind of one of a GPU's slices."""
+        self.without_allocations()
         agent = self.driver._running()
         (offer,) = agent._host.offers(agent._host.gpu(
             model.PciAddress.parse(gpu)))

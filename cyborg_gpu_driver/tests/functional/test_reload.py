@@ -164,6 +164,7 @@ class ReloadTest(gpu_cloud.GpuTestCase):
         self.configure(gpu_policy_slices={'profiles': _LARGE})
         # The change takes effect with the next report.
         self.driver.discover()
+        self.without_allocations()
         self.errors = []
 
         def bind():

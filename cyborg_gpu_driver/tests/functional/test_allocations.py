@@ -1,0 +1,81 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Requests for accelerators of servers that have claimed none."""
+
+import uuid
+
+import fixtures
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.demo import client
+from cyborg_gpu_driver.program.bind import admission
+from cyborg_gpu_driver.tests.functional import test_mig
+
+
+class AllocationTest(test_mig.OneGpuCase):
+
+    overrides = {
+        **test_mig.OneGpuCase.overrides,
+        'gpu_policy:one': {
+            **test_mig.OneGpuCase.overrides['gpu_policy:one'],
+            'profiles': '1g.10gb'}}
+
+    def setUp(self):
+        super().setUp()
+        self.slices = self.profile('CUSTOM_NVIDIA_1G_10GB')
+        provider = self.cloud.placement.providers()[self.name('1g.10gb')]
+        self.provider = provider['uuid']
+
+    def steal(self):
+        """Ask for a slice as a user of an old Cyborg can: without Nova."""
+        server = str(uuid.uuid4())
+        bindings = {arq['uuid']: {
+            'hostname': self.cloud.nova.host, 'instance_uuid': server,
+            'device_rp_uuid': self.provider}
+            for arq in self.cloud.cyborg.create_arqs(self.slices)}
+        error = self.assertRaises(client.ApiError, self.cloud.cyborg.bind,
+                                  bindings)
+        self.assertIn('no allocation', str(error))
+        self.cloud.cyborg.delete_arqs(instance=server)
+
+    def test_a_request_without_an_allocation_gets_nothing(self):
+        self.steal()
+        self.assertEqual([], self.placements())
+        servers = [self.cloud.bind(self.slices) for _ in range(2)]
+        bound = self.placements()
+        self.steal()
+        self.assertEqual(bound, self.placements())
+        # The room is left for those that have an allocation.
+        servers += [self.cloud.bind(self.slices) for _ in range(5)]
+        self.assertEqual(7, len(self.placements()))
+        for server in servers:
+            self.cloud.unbind(server)
+        self.report()
+        self.assertEqual(self.untouched, self.everything())
+
+    def test_a_bind_goes_on_while_placement_is_silent(self):
+        log = self.useFixture(fixtures.FakeLogger(admission.__name__))
+        agent = self.driver._running()
+        (device,) = agent.report()
+        handles = [(str(handle.address), handle.asked_type,
+                    str(uuid.uuid4()))
+                   for handle in device.deployables[0].handles[:2]]
+        self.assertRaises(exception.BindRefused, self.driver.bind,
+                          *handles[0])
+        with self.no_placement():
+            for each in handles:
+                self.driver.bind(*each)
+        self.assertEqual(2, len(self.placements()))
+        self.assertEqual(1, log.output.count('Binds go on'))
+        for each in handles:
+            self.driver.unbind(*each)

@@ -1,0 +1,124 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Binds of servers that have no allocation in Placement."""
+
+import threading
+
+import fixtures
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.program.bind import admission
+from cyborg_gpu_driver.tests import thread_limit
+from cyborg_gpu_driver.tests.unit.program.bind import binder_case
+
+_SECONDS = 60
+
+
+class AllocationTest(binder_case.BinderCase):
+
+    def setUp(self):
+        super().setUp()
+        self.log = self.useFixture(fixtures.FakeLogger(admission.__name__))
+        self.asked = []
+        self.units = {}
+        self.cloud.allocated = self.allocated
+        self.restart()
+
+    def allocated(self, item):
+        self.asked.append(item.profile)
+        return self.units
+
+    def bind(self, number, profile='1g.5gb'):
+        self.binder.bind(*self.handle(profile, number))
+
+    def assert_refused(self, number):
+        before = self.truth()
+        error = self.assertRaises(exception.BindRefused, self.bind, number)
+        self.assertIn('no allocation', str(error))
+        self.assertEqual(before, self.truth())
+        self.assertEqual(len(before[1]), len(self.journal.entries()))
+
+    def test_each_bind_needs_a_unit_of_its_own(self):
+        self.assert_refused(0)
+        self.units = {'a': 1, 'b': 2}
+        for number in range(3):
+            self.bind(number)
+        self.assert_refused(3)
+        # Cyborg repeats a bind: its own unit counts.
+        self.bind(1)
+        self.assertEqual(['1g.5gb'] * 6, self.asked)
+
+    def test_a_unit_is_free_again_after_an_unbind(self):
+        self.units = {'a': 1}
+        self.bind(0)
+        self.assert_refused(1)
+        self.binder.unbind(*self.handle('1g.5gb', 0))
+        self.bind(1)
+
+    def test_a_bind_that_failed_holds_no_unit(self):
+        self.units = {'a': 1}
+        self.stranger(0, 0, 8)
+        self.assertRaises(exception.BindRefused, self.bind, 0)
+        self.assertEqual({}, self.binder._admission._units)
+
+    def test_a_handle_whose_server_is_gone_holds_no_other_up(self):
+        """Cyborg may have lost the unbind of the first server."""
+        self.units = {'a': 1}
+        self.bind(0)
+        self.units = {'b': 1}
+        self.bind(1)
+
+    def test_handles_of_an_earlier_process_hold_no_other_up(self):
+        self.units = {'a': 1, 'b': 1}
+        self.bind(0)
+        self.restart()
+        self.bind(1)
+
+    def test_unknown(self):
+        self.units = None
+        self.bind(0)
+
+    def test_an_error_is_said_once_and_binds_go_on(self):
+        def fail(item):
+            raise ConnectionError('no route')
+
+        self.cloud.allocated = fail
+        for number in range(2):
+            self.bind(number)
+        self.assertEqual(1, self.log.output.count('Binds go on'))
+        self.assertIn('no route', self.log.output)
+        self.cloud.allocated = self.allocated
+        self.assert_refused(2)
+
+    def test_who_does_not_answer_is_waited_for_once(self):
+        self.patch(admission, '_SECONDS', 0.1)
+        over = threading.Event()
+        self.addCleanup(over.set)
+
+        def hang(item):
+            self.asked.append(item.profile)
+            over.wait(_SECONDS)
+            return {}
+
+        self.cloud.allocated = hang
+        for number in range(3):
+            self.bind(number)
+        self.assertEqual(1, len(self.asked))
+        self.assertEqual(1, self.log.output.count('Binds go on'))
+        over.set()
+        self.binder._admission._stuck.join(_SECONDS)
+        self.assert_refused(3)
+
+    def test_without_a_thread(self):
+        with thread_limit.reached('the allocation of'):
+            self.assert_refused(0)
