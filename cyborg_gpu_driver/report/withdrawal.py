@@ -161,8 +161,9 @@ class Withdrawal:
         """
         self._silent = False
         known = self._known()
-        kept, devices, offered, draining = {}, [], {}, []
-        leaving = set()
+        kept, devices, offered = {}, [], {}
+        draining: list[reserved.Inventory] = []
+        leaving: set[model.PciAddress] = set()
         present = {gpu.address: gpu for gpu in host.gpus}
         unknown = unknown_claims.of(self._state_path)
         for address in sorted({*present, *known, *unknown}):
