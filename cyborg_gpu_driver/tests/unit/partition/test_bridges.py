@@ -1,0 +1,77 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Groups of GPUs that bridges connect, on boards cabled in any way."""
+
+import itertools
+
+from oslotest import base
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import nvlink
+
+_GPUS = [model.PciAddress(0, bus, 0, 0) for bus in range(0x10, 0x18)]
+
+
+def _groups(*links, number=8):
+    """The groups of linked GPUs, as tuples of their numbers, by size."""
+    peers = {gpu: set() for gpu in _GPUS[:number]}
+    for one, other in links:
+        peers[_GPUS[one]].add(_GPUS[other])
+        peers[_GPUS[other]].add(_GPUS[one])
+    found = {}
+    for group in nvlink.of_bridges(peers):
+        found.setdefault(len(group.members), []).append(
+            tuple(map(_GPUS.index, group.members)))
+    alone = found.pop(1)
+    assert len(alone) == number
+    return found
+
+
+class BridgesTest(base.BaseTestCase):
+
+    def test_bridges_of_two_and_of_four(self):
+        self.assertEqual({2: [(0, 1), (2, 3)]}, _groups((0, 1), (2, 3)))
+        self.assertEqual(
+            {4: [(0, 1, 2, 3)], 2: [(0, 1), (2, 3)]},
+            _groups(*itertools.combinations(range(4), 2)))
+
+    def test_a_dgx_1(self):
+        """Two boards of four, and a link from each GPU to the other board.
+
+        See "nvidia-smi topo -m" in NVIDIA/nccl issue 671.
+        """
+        self.assertEqual(
+            {4: [(0, 1, 2, 3), (4, 5, 6, 7)],
+             2: [(0, 1), (2, 3), (4, 5), (6, 7)]},
+            _groups(*itertools.combinations(range(4), 2),
+                    *itertools.combinations(range(4, 8), 2),
+                    *((gpu, gpu + 4) for gpu in range(4))))
+
+    def test_a_broken_link_leaves_what_is_healthy(self):
+        links = {*itertools.combinations(range(4), 2)} - {(0, 3)}
+        self.assertEqual({3: [(0, 1, 2)], 2: [(0, 1), (2, 3)]},
+                         _groups(*links))
+        self.assertEqual({2: [(0, 1), (2, 3)]},
+                         _groups((0, 1), (1, 2), (2, 3)))
+
+    def test_a_gpu_that_is_missing_makes_no_new_groups(self):
+        peers = {gpu: set(_GPUS[:4]) - {gpu} for gpu in _GPUS[:3]}
+        self.assertEqual({1}, {len(group.members) for group
+                               in nvlink.of_bridges(peers)})
+
+    def test_a_link_that_only_one_end_shows(self):
+        self.assertEqual((nvlink.Group((_GPUS[0],)), nvlink.Group(
+            (_GPUS[1],))), nvlink.of_bridges(
+                {_GPUS[0]: [_GPUS[1]], _GPUS[1]: []}))
+        self.assertEqual((nvlink.Group((_GPUS[0],)),), nvlink.of_bridges(
+            {_GPUS[0]: [_GPUS[1]]}))
