@@ -77,6 +77,9 @@ class ProfileName:
     def parse(cls, text: str) -> ProfileName:
         """Read a name as ``nvidia-smi mig`` prints it, without ``MIG``.
 
+        A compute instance that fills its GPU instance has no name of its
+        own, but mig-parted lists ``1c.1g.5gb`` too (known_configs.go).
+
         :raises InvalidValue: with what is expected.
         """
         match = _PROFILE.fullmatch(text) if isinstance(text, str) else None
@@ -90,9 +93,10 @@ class ProfileName:
         if listed != sorted(set(listed)):
             raise _invalid_profile(
                 text, 'attributes must be unique and in alphabetical order')
+        compute, slices = match['compute'], match['slices']
         return cls(
-            compute=int(match['compute']) if match['compute'] else None,
-            slices=int(match['slices']), memory_gb=int(match['memory']),
+            compute=int(compute) if compute and int(compute) != int(slices)
+            else None, slices=int(slices), memory_gb=int(match['memory']),
             attributes=frozenset(listed))
 
     def __str__(self) -> str:

@@ -131,13 +131,17 @@ def wanted(gpu: model.Gpu, enabled: bool, devices: Mapping[str, int]
             expected=(condition.obstacle(gpu)
                       or f'{gpu.model or gpu.device_id} does not support MIG')
             + '; leave it out, or give mig-enabled: false')
-    found = []
+    found: dict[str, WantedDevices] = {}
     for text, count in devices.items():
         if count:
-            found.append(_devices(gpu, text, count))
+            item = _devices(gpu, text, count)
+            # 1g.5gb and 1c.1g.5gb are the same.
+            known = found.get(item.name)
+            found[item.name] = dataclasses.replace(
+                item, count=count + (known.count if known else 0))
     return Wanted(enabled, tuple(sorted(
-        found, key=lambda entry: (-entry.profile.slices, entry.profile.name,
-                                  -entry.slices))))
+        found.values(), key=lambda entry: (
+            -entry.profile.slices, entry.profile.name, -entry.slices))))
 
 
 def device_name(profile: model.GpuInstanceProfile, slices: int) -> str:

@@ -42,7 +42,7 @@ _FILTER = {
         'description': 'one or a list of "0xDDDDVVVV", '
                        + _BOARD['description'],
         'examples': _BOARD['examples'],
-        'anyOf': [_BOARD, schema.listing(_BOARD, 1), {'enum': ['', None]}]}}
+        'anyOf': [_BOARD, schema.listing(_BOARD), {'enum': ['', None]}]}}
 DEVICES = schema.mapping(_CHOICE, _FILTER)
 """The keys of an item that select GPUs."""
 

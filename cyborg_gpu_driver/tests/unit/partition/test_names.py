@@ -74,8 +74,8 @@ class TestProfileName(base.BaseTestCase):
                      '1g.010gb', '1g.10GB', ' 1g.10gb', '1g.10gb\n',
                      'MIG 1g.10gb', '1g.10gb+', '1g.10gb-', '1g.10gb+me+gfx',
                      '1g.10gb+me,', '1g.10gb+me,gfx', '1g.10gb+me,me',
-                     '1g.10gb+nvl', '1g.10gb-gfx', '3c.3g.20gb',
-                     '4c.3g.20gb', '0c.3g.20gb', '\u0661g.10gb', None):
+                     '1g.10gb+nvl', '1g.10gb-gfx', '4c.3g.20gb',
+                     '0c.3g.20gb', '\u0661g.10gb', None):
             error = self.assertRaises(exception.InvalidValue,
                                       names.ProfileName.parse, text)
             self.assertEqual(str(text), error.kwargs['value'])
@@ -84,10 +84,14 @@ class TestProfileName(base.BaseTestCase):
         for text, expected in (('1g', 'SLICESg.MEMORYgb'),
                                ('1g.10gb+nvl', '+me, +me.all, +gfx, -me'),
                                ('1g.10gb+me,gfx', 'alphabetical'),
-                               ('3c.3g.20gb', 'smaller')):
+                               ('4c.3g.20gb', 'smaller')):
             error = self.assertRaises(exception.InvalidValue,
                                       names.ProfileName.parse, text)
             self.assertIn(expected, str(error))
+
+    def test_one_that_fills_its_gpu_instance_has_the_name_of_that(self):
+        for text in ('1c.1g.5gb', '3c.3g.20gb', '7c.7g.40gb'):
+            self.assertEqual(text[3:], str(names.ProfileName.parse(text)))
 
     def test_never_more_and_less(self):
         error = self.assertRaises(

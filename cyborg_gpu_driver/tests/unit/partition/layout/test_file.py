@@ -68,6 +68,11 @@ class LayoutFileTestCase(base.BaseTestCase):
         self.assertIn('some.yaml', str(error))
         return str(error)
 
+    def test_an_empty_filter_is_none(self):
+        entry = self.parse(one('{device-filter: [], devices: all, '
+                               'mig-enabled: false}')).entry()
+        self.assertEqual((), entry.sections[0].devices.boards)
+
     def test_a_file_is_read(self):
         found = self.parse(TEXT)
         self.assertEqual(('everything-off', 'everything-empty', 'tenths',
@@ -218,8 +223,8 @@ class LayoutFileTestCase(base.BaseTestCase):
                  'give {} for none at all'),
                 (f'{{{on}{{1g.5gb.me: 1}}}}', ".mig-devices: found key "
                  "'1g.5gb.me'; expected SLICESg.MEMORYgb such as 1g.10gb"),
-                (f'{{{on}{{3c.3g.20gb: 1}}}}', '.mig-devices: found key '
-                 "'3c.3g.20gb'; a compute instance has its own name only if")):
+                (f'{{{on}{{4c.3g.20gb: 1}}}}', '.mig-devices: found key '
+                 "'4c.3g.20gb'; a compute instance has its own name only if")):
             self.assertIn(f'some.yaml: mig-configs.mine[0]{words}',
                           self.refused(one(item)), item)
         self.assertIn("key '1g.5gb' appears twice", self.refused(
