@@ -33,6 +33,7 @@ from cyborg_gpu_driver.host import platform as platform_module
 from cyborg_gpu_driver.host import problems as problems_module
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import gpu as nvml_gpu
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model
@@ -114,8 +115,9 @@ class HostReader:
         :raises StepFailed: if a part of the GPU cannot be read.
         """
         gpu = self.gpu(address)
-        if gpu.problems:
-            raise exception.StepFailed(reason='; '.join(gpu.problems))
+        doubts = condition.doubts(gpu)
+        if doubts:
+            raise exception.StepFailed(reason='; '.join(doubts))
         return gpu
 
     def owner(self, function: model.PciAddress) -> model.PciAddress | None:

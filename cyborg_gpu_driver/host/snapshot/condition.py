@@ -61,6 +61,17 @@ def state(gpu: model.Gpu) -> str:
     return OK
 
 
+def doubts(gpu: model.Gpu) -> tuple[str, ...]:
+    """What could not be read of a GPU and of its virtual functions.
+
+    A function that was not read may have a vGPU. So whoever takes a GPU for
+    idle, or a vGPU for gone, asks this.
+    """
+    return (*gpu.problems, *(
+        f'virtual function {function.address}: {function.problem}'
+        for function in gpu.vfs if function.problem))
+
+
 def is_away(gpu: model.Gpu) -> bool:
     """Whether NVML cannot, or must not, read the GPU.
 

@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition import spec
@@ -71,7 +72,7 @@ class Facts:
 def compare(facts: Facts) -> tuple[reconcile.Difference, ...]:
     """All differences between two sources about one GPU."""
     found = [*_layout(facts)]
-    if facts.gpu.problems:
+    if condition.doubts(facts.gpu):
         return tuple(found)
     for entry in facts.entries:
         found.extend(_of_entry(facts, entry))
@@ -94,7 +95,7 @@ def could_find(facts: Facts | None, kind: reconcile.Kind) -> bool:
         return True
     if facts is None:
         return False
-    if facts.gpu.problems:
+    if condition.doubts(facts.gpu):
         return kind is reconcile.Kind.LAYOUT_CHANGE
     if kind in _OF_REQUESTS:
         return facts.claims is not None

@@ -32,6 +32,7 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition.change import action
@@ -173,8 +174,9 @@ class Preparer:
 
         :param is_unread: whether the GPU is also to take its roles in turn.
         """
-        if gpu.problems:
-            return '; '.join(gpu.problems)
+        doubts = condition.doubts(gpu)
+        if doubts:
+            return '; '.join(doubts)
         actions = {step.action for step in steps}
         unhealthy = self._health.unhealthy(gpu.address)
         if action.Action.BIND_VFIO in actions and unhealthy:

@@ -34,6 +34,7 @@ from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.fabric import config
 from cyborg_gpu_driver.host.fabric import reader
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import fabric
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import nvlink
@@ -234,7 +235,7 @@ class FabricKeeper:
 
     def _may_have_vgpus(self, address: model.PciAddress) -> bool:
         gpu = self._host.refresh_gpu(address)
-        return bool(gpu.vgpus or gpu.problems)
+        return bool(gpu.vgpus or condition.doubts(gpu))
 
     def _modules(self) -> dict[model.PciAddress, int]:
         found = {}

@@ -28,6 +28,7 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host import usage
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.change import action
@@ -160,8 +161,9 @@ class Keeper:
             now = next((item for item in self._on(gpu)
                         if item.vgpu.name == found.vgpu.name), None)
             if now is None:
-                if gpu.problems:
-                    raise _kept(found, '; '.join(gpu.problems))
+                doubts = condition.doubts(gpu)
+                if doubts:
+                    raise _kept(found, '; '.join(doubts))
                 return ()
             if now.vgpu.type_id != found.vgpu.type_id:
                 raise _kept(found, f'it was a {found.vgpu.type_id} and is '

@@ -123,7 +123,12 @@ class KeeperTest(base.BaseTestCase):
             store.of(self.path).check()
             # This works even while Cyborg does not answer.
             self.keeper.note_disabled(None)
-            self.assertEqual((PLAIN,), self.again().of(ONE))
+            found = self.again().of(ONE)
+            self.assertEqual((PLAIN,), found[:1])
+            self.assertEqual([cordon.Source.RECORD],
+                             [item.source for item in found[1:]])
+        self.again().lift(ONE)
+        self.assertEqual((PLAIN,), self.again().of(ONE))
 
     def test_changes(self):
         self.disable()

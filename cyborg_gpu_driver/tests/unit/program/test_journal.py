@@ -174,7 +174,7 @@ class JournalTest(base.BaseTestCase):
                              ('vfio', 1), ('vfio', None),
                              ('vgpu_placement', -1),
                              ('vgpu_placement', '0'), ('boot', 1),
-                             ('repeats', -1), ('unheard_of', 1)):
+                             ('repeats', -1)):
             durable.write(self.path, store.KIND, store.VERSION, {
                 'claims': [dict(good, **{field: value})]})
             self.assertRaises(exception.JournalError, self.journal.entries,

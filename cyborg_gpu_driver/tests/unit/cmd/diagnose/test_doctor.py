@@ -24,6 +24,7 @@ import fixtures
 
 from cyborg_gpu_driver.cmd.diagnose import doctor
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.program import cordons
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator.machine import machine as simulator
@@ -129,8 +130,13 @@ class DoctorTest(base.CommandCase):
         # The same record also contains the health of the GPU.
         (row,), _ = self.compared(sections=('health',), code=2)
         self.assertIn(path, row['message'])
-        _, said = self.compared('--repair')
+        _, said = self.compared('--repair', code=1)
         self.assertIn('The journal of binds was rebuilt.', said)
+        # An operator has to say that the GPU is in order.
+        (row,), _ = self.compared(sections=('records',), code=1)
+        self.assertIn('gpu uncordon 0000:07:00.0', str(row))
+        cordons.CordonKeeper(os.path.dirname(os.path.dirname(path))).lift(
+            model.PciAddress.parse('0000:07:00.0'))
         self.compared(sections=('health', 'gpus', 'records', 'cloud'))
 
     def test_a_record_of_a_gpu_that_is_missing(self):
