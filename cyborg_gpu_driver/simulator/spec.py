@@ -214,6 +214,15 @@ class Host:
     for a machine whose NVLinks do not lead to other machines."""
 
     @property
+    def vgpu_driver(self) -> bool:
+        """Whether the driver is that of vGPU software for hosts."""
+        return any(gpu.framework != NO_FRAMEWORK for gpu in self.gpus)
+
+    def driver_since(self, *version: int) -> bool:
+        """Whether the driver has this version or a later one."""
+        return tuple(map(int, self.driver_version.split('.'))) >= version
+
+    @property
     def has_switches(self) -> bool:
         """Whether NVLinks lead to NVSwitches."""
         return any(self.gpu(peer) is None for gpu in self.gpus

@@ -135,6 +135,9 @@ class Holder:
     pid: int
     """0 for a kernel module, -1 for a process that cannot be seen."""
     name: str
+    hidden: bool = False
+    """Whether only the driver's usage count knows it: the GPU is attached to
+    a descriptor of /dev/nvidiactl, or exported as a dma-buf."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,6 +207,14 @@ class Gpu:
     another one."""
     outsiders: list[Holder] = dataclasses.field(default_factory=list)
     """Simulated processes that have the node open."""
+    leaked: int = 0
+    """Uses that no process can end any more."""
+    locked: bool = False
+    """Whether the driver refuses to open the GPU (unbindLock)."""
+    daemon: bool = False
+    """Whether nvidia-persistenced has the node open."""
+    returned: bool = False
+    """Whether the GPU was unbound since nvidia-persistenced started."""
     heterogeneous: bool = False
     scheduler: Scheduler = dataclasses.field(default_factory=Scheduler)
     remapped: list[int] = dataclasses.field(
@@ -221,7 +232,7 @@ class Gpu:
     """Correctable, nonfatal, fatal errors of its PCIe link (AER)."""
     lanes: int = LANES
     """PCIe lanes in use."""
-    persistence: bool = True
+    persistence: bool = False
     """Whether the driver keeps the GPU initialized while it is not open."""
     celsius: int = 31
     recovery: int | None = pynvml.NVML_GPU_RECOVERY_ACTION_NONE
@@ -291,6 +302,8 @@ class State:
     fabric: Fabric = dataclasses.field(default_factory=Fabric)
     drm_modeset: bool | None = None
     """The parameter of the module nvidia_drm; None if it is not loaded."""
+    persistenced: bool = False
+    """Whether nvidia-persistenced runs."""
     confidential_computing: str = ''
     """Mode of all GPUs: on, devtools, or empty for off."""
     xids: list[Xid] = dataclasses.field(default_factory=list)
@@ -312,6 +325,11 @@ def first(host: spec.Host) -> State:
             function.address: Function(function.driver)
             for function in host.functions},
         fabric_manager=host.has_switches or None,
+        # nv_drm_modeset_module_param in nvidia-drm-os-interface.c of NVIDIA's
+        # open kernel modules is true from 595.44 on. vGPU software for hosts
+        # comes without nvidia_drm.
+        drm_modeset=(None if host.vgpu_driver or host.wsl
+                     else host.driver_since(595, 44)),
         fabric=Fabric(mode=host.fabric_mode, configured=host.fabric_mode))
 
 

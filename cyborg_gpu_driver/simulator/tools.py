@@ -98,9 +98,10 @@ def fabric_manager(machine) -> Callable[..., str]:
 
 
 def nvidia_smi(machine) -> Callable[..., str]:
-    """Return a stand-in for nvidia-smi, with only ``--gpu-reset -i GPU``.
+    """Return a stand-in for nvidia-smi.
 
-    The output is as in NVIDIA/NVSentinel#1690 and NVIDIA/mig-parted#181. The
+    It has only ``--gpu-reset -i GPU`` and ``-i GPU -pm 0|1``. The output of
+    a reset is as in NVIDIA/NVSentinel#1690 and NVIDIA/mig-parted#181. The
     exit statuses are those of nvidia-smi's manual page.
 
     :returns: a function of nvidia-smi's arguments; it raises
@@ -118,6 +119,9 @@ def nvidia_smi(machine) -> Callable[..., str]:
             case ('--gpu-reset' | '-r', option) if option.startswith(
                     '--id='):
                 name = option.removeprefix('--id=')
+            case ('-i' | '--id', name, '-pm' | '--persistence-mode',
+                  '0' | '1' as mode):
+                return _set_persistence(machine, name, mode == '1', fail)
             case _:
                 raise fail(2, f'Invalid combination of input arguments: '
                               f'{" ".join(arguments)}')
@@ -134,6 +138,25 @@ def nvidia_smi(machine) -> Callable[..., str]:
             raise fail(255, _reset_refusal(name, error)) from error
         return f'GPU {name} was successfully reset.\nAll done.\n'
     return run
+
+
+def _set_persistence(machine, name, enable, fail):
+    word = 'Enabled' if enable else 'Disabled'
+    if not machine.privileged:
+        raise fail(4, f'Unable to set persistence mode for GPU {name}: '
+                      'Insufficient Permissions')
+    try:
+        changed = machine.smi_persistence(name, enable)
+    except FileNotFoundError as error:
+        raise _not_installed('nvidia-smi') from error
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise fail(6, 'No devices were found') from error
+        raise fail(255, f'Unable to set persistence mode for GPU {name}: '
+                        'Unknown Error') from error
+    return (f'{word} persistence mode for GPU {name}.\n' if changed else
+            f'Persistence mode is already {word} for GPU {name}.\n'
+            ) + 'All done.\n'
 
 
 def _reset_refusal(name, error):

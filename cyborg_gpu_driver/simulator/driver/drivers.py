@@ -156,10 +156,12 @@ class Drivers:
 
         nvidia: nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c of
         NVIDIA's open kernel modules. It removes the GPU from the list that
-        open() searches, then waits until no process has the GPU open.
+        open() searches, then waits until the usage count is 0. If the count
+        has leaked, it waits until the machine starts again.
         vfio-pci: vfio_unregister_group_dev in drivers/vfio/vfio_main.c.
         """
-        held = gpu.held() if gpu.bound else bool(gpu.state.vfio)
+        held = bool(gpu.state.vfio) if not gpu.bound else (
+            gpu.used() if gpu.drm_lets_go else gpu.held())
         if held and not gpu.state.removing:
             gpu.state.removing = True
             self._machine.state.blocked.append(state_module.BlockedUnbind(
@@ -197,6 +199,7 @@ def unbound(gpu: gpu_module.Gpu) -> None:
         state.vfs = 0
         gpu.driver_leaves()
         gpu.remove_node()
+        state.returned = True
     state.driver = None
     state.removing = False
 

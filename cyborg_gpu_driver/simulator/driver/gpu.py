@@ -22,6 +22,9 @@ from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.driver import refusal
 
+PERSISTENCED = state_module.Holder(812, 'nvidia-persiste')
+"""The process of nvidia-persistenced, with its name as the kernel has it."""
+
 
 class Gpu:
     """One GPU. Use it only within an operation on its machine."""
@@ -92,11 +95,30 @@ class Gpu:
         return bool(self.state.processes or self.state.vgpus)
 
     def held(self) -> bool:
-        """Whether a process or kernel module has the device node open."""
-        return bool(self.state.outsiders or self.state.processes
-                    or any(vgpu.guest for vgpu in self.state.vgpus)
-                    or self.bound and (self.machine.state.drm_modeset
-                                       or self.machine.opens.held(self)))
+        """Whether the driver's usage count of the GPU is not 0.
+
+        The count is that of nv_open_device in kernel-open/nvidia/nv.c of
+        NVIDIA's open kernel modules.
+        """
+        return self.used() or bool(
+            self.bound and self.machine.state.drm_modeset)
+
+    def used(self) -> bool:
+        """As :meth:`held`, but for the module nvidia_drm."""
+        state = self.state
+        return bool(state.outsiders or state.processes or state.leaked
+                    or state.daemon
+                    or any(vgpu.guest for vgpu in state.vgpus)
+                    or self.bound and self.machine.opens.held(self))
+
+    @property
+    def drm_lets_go(self) -> bool:
+        """Whether an unbind makes nvidia_drm let go of the GPU.
+
+        nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c calls
+        nvidia_modeset_remove from 580.105.08 on, before it waits.
+        """
+        return self.machine.host.driver_since(580, 105, 8)
 
     def held_by_others(self) -> bool:
         """Whether the device node has a holder other than this process."""
@@ -107,7 +129,11 @@ class Gpu:
         """Return the holders of the device node."""
         if not self.bound:
             return []
-        found = [*self.machine.opens.holders(self), *self.state.outsiders]
+        found = [*self.machine.opens.holders(self),
+                 *(holder for holder in self.state.outsiders
+                   if not holder.hidden)]
+        if self.state.daemon:
+            found.append(PERSISTENCED)
         known = {holder.pid for holder in found}
         found += [state_module.Holder(process.pid, 'python3')
                   for process in self.state.processes
@@ -120,7 +146,10 @@ class Gpu:
 
     def remove_node(self) -> None:
         """Remove the device node, as the driver does when it is unbound."""
-        self.state.outsiders.clear()
+        state = self.state
+        state.outsiders.clear()
+        state.leaked = 0
+        state.locked = state.daemon = False
         self.machine.opens.remove(self)
 
     def harm(self, mistake: str) -> None:
@@ -142,6 +171,7 @@ class Gpu:
         """
         self._forget_users()
         self.state.ecc = [0, 0]
+        self.state.persistence = False
         if self.model.mig is not None and not self.model.mig.needs_reset:
             self.state.mig = self.state.pending = False
         self.forget_settings()

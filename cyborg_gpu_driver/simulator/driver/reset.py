@@ -30,6 +30,9 @@ def by_driver(gpu: gpu_module.Gpu) -> None:
     """Reset a GPU as ``nvidia-smi --gpu-reset`` does.
 
     A pending MIG mode becomes current; instances and handles are gone.
+    nvidia-persistenced is no obstacle, because nvidia-smi asks it through its
+    socket ("You can leave the nvidia-persistenced service running", Fabric
+    Manager User Guide).
 
     :raises OSError: ENODEV if the GPU is not bound to NVIDIA's driver; EIO
         if it is lost; EBUSY while its device node is open
@@ -40,8 +43,12 @@ def by_driver(gpu: gpu_module.Gpu) -> None:
         _fail(errno.ENODEV)
     if gpu.unreachable:
         _fail(errno.EIO)
-    if gpu.held() or gpu.busy() or gpu.state.vfs:
-        _fail(errno.EBUSY)
+    daemon, gpu.state.daemon = gpu.state.daemon, False
+    try:
+        if gpu.held() or gpu.busy() or gpu.state.vfs:
+            _fail(errno.EBUSY)
+    finally:
+        gpu.state.daemon = daemon
     if not fabric_allows(gpu):
         _fail(errno.ENOTCONN)
     done(gpu)

@@ -308,7 +308,8 @@ def memory_affinity(library, handle, size, nodes, scope):
 
 @symbols.symbol('nvmlDeviceGetPersistenceMode')
 def persistence_mode(library, handle, mode):
-    memory.put(mode, int(library.gpu(handle).state.persistence))
+    state = library.gpu(handle).state
+    memory.put(mode, int(state.persistence or state.daemon))
 
 
 @symbols.symbol('nvmlDeviceSetPersistenceMode', writes=True,
@@ -319,6 +320,7 @@ def set_persistence_mode(library, handle, mode):
     if value not in (pynvml.NVML_FEATURE_DISABLED,
                      pynvml.NVML_FEATURE_ENABLED):
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    # This does not reach nvidia-persistenced; only nvidia-smi does.
     gpu.state.persistence = bool(value)
 
 

@@ -221,10 +221,13 @@ class Library:
     def handle_of(self, gpu: gpu_module.Gpu) -> int:
         """Return a handle of a GPU, and open the GPU's device node.
 
-        :raises Refused: GPU_IS_LOST if the GPU fell off the bus.
+        :raises Refused: GPU_IS_LOST if the GPU fell off the bus; UNKNOWN if
+            the driver refuses to open it (ENODEV of nv_open_device).
         """
         if gpu.unreachable:
             raise Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
+        if gpu.state.locked:
+            raise Refused(pynvml.NVML_ERROR_UNKNOWN)
         self.machine.opens.open(gpu)
         return self._value('gpu', gpu.address, gpu.state.epoch)
 

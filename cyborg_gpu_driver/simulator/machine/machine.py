@@ -46,6 +46,8 @@ from cyborg_gpu_driver.simulator.machine import patch
 from cyborg_gpu_driver.simulator.machine import store
 from cyborg_gpu_driver.simulator.machine import users as machine_users
 from cyborg_gpu_driver.simulator.sysfs import sysfs
+from cyborg_gpu_driver.simulator.sysfs import tree
+from cyborg_gpu_driver.simulator.sysfs import tree_proc
 
 names = files.names
 
@@ -74,7 +76,8 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
         self.drivers = drivers.Drivers(self)
         self.library = library.Library(self)
         self._fabric_library = fabric_library.Library(self)
-        self.os = sysfs.SimulatedOs(self)
+        self.os = sysfs.SimulatedOs(self, sysfs.ROOT, tree.build(self))
+        self.proc = sysfs.SimulatedOs(self, '/proc', tree_proc.build(self))
         self._patches: list[patch.Patch] = []
 
     @classmethod
@@ -203,6 +206,33 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
                     raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
                 reset.by_driver(gpu)
 
+    def smi_persistence(self, name: str, enable: bool) -> bool:
+        """Set the persistence mode of a GPU with nvidia-smi.
+
+        nvidia-smi asks nvidia-persistenced if that runs, otherwise NVML. The
+        daemon cannot open a GPU that was unbound since it started
+        (NVIDIA/k8s-dra-driver-gpu#1037).
+
+        :param name: as for :meth:`smi_reset`.
+        :returns: whether the mode has changed.
+        :raises OSError: ENXIO if there is no such GPU; EIO if the daemon
+            cannot open it; the code of a fault of the name ``nvidia-smi``.
+        """
+        with self.operation(write=True):
+            gpu = self._named(name)
+            with self._tool('nvidia-smi', gpu and gpu.address):
+                if gpu is None:
+                    raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+                state = gpu.state
+                before = state.persistence, state.daemon
+                if not self.state.persistenced:
+                    state.persistence = enable
+                elif enable and state.returned:
+                    raise OSError(errno.EIO, os.strerror(errno.EIO))
+                else:
+                    state.daemon = enable
+                return before != (state.persistence, state.daemon)
+
     def _named(self, name):
         """The GPU that a user of nvidia-smi names; None if there is none."""
         gpus = self.library.visible()
@@ -235,7 +265,9 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
                 state.vfio.clear()
                 state.aer = [0, 0, 0]
                 state.removing = state.guest = state.managed = False
-                state.lost = state.dead = False
+                state.lost = state.dead = state.persistence = False
+                state.daemon = self.state.persistenced and gpu.bound
+                state.returned = False
                 state.vfs = 0
                 if gpu.model.mig is not None:
                     state.pending = (state.pending

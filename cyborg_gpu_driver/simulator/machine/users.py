@@ -15,6 +15,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 import uuid
 from typing import Any
 
@@ -39,13 +41,18 @@ class Users:
             return tuple((holder.pid, holder.name)
                          for holder in self.gpu(address).holders())
 
-    def add_holder(self, address: str, pid: int, name: str) -> None:
+    def add_holder(self, address: str, pid: int, name: str,
+                   hidden: bool = False) -> None:
         """Let a simulated process open a GPU's device node.
 
         NVML does not list the process, because it computes nothing. Examples
-        are nvidia-persistenced, DCGM (nv-hostengine) and nvsm.
+        are DCGM (nv-hostengine) and nvsm.
 
+        :param hidden: attach the GPU to another descriptor of the process, of
+            /dev/nvidiactl or of a dma-buf (NV_ESC_ATTACH_GPUS_TO_FD in
+            kernel-open/nvidia/nv.c, nv-dmabuf.c). proc does not show it.
         :raises SimulationError: if the GPU is not bound to NVIDIA's driver.
+        :raises OSError: ENODEV while the driver refuses to open the GPU.
         """
         gpu = self.gpu(address)
         with self.operation(write=True):
@@ -53,7 +60,10 @@ class Users:
                 raise exception.SimulationError(
                     name=self.host.name, reason=f'{address} has no device '
                     "node: it is not bound to NVIDIA's driver")
-            gpu.state.outsiders.append(state_module.Holder(pid, name))
+            if gpu.state.locked:
+                raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+            gpu.state.outsiders.append(
+                state_module.Holder(pid, name, hidden))
 
     def remove_holder(self, pid: int) -> None:
         """Let a simulated process close all device nodes."""
@@ -62,6 +72,30 @@ class Users:
                 gpu.state.outsiders = [
                     holder for holder in gpu.state.outsiders
                     if holder.pid != pid]
+
+    def leak_use(self, address: str, count: int = 1) -> None:
+        """Let the driver forget to end some uses of a GPU.
+
+        Then no process has the GPU open, but an unbind waits until the
+        machine starts again (NVIDIA/open-gpu-kernel-modules#1119, #1374).
+        """
+        with self.operation(write=True):
+            self.gpu(address).state.leaked += count
+
+    def start_persistenced(self) -> None:
+        """Start nvidia-persistenced, which opens all GPUs by default."""
+        with self.operation(write=True):
+            self.state.persistenced = True
+            for gpu in self.gpus:
+                gpu.state.daemon = gpu.bound
+                gpu.state.returned = False
+
+    def stop_persistenced(self) -> None:
+        """Stop nvidia-persistenced, which closes all GPUs."""
+        with self.operation(write=True):
+            self.state.persistenced = False
+            for gpu in self.gpus:
+                gpu.state.daemon = False
 
     def load_drm(self, modeset: bool = True) -> None:
         """Load the kernel module nvidia_drm.

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""An object that replaces :mod:`os` for paths below ``/sys``.
+"""An object that replaces :mod:`os` for paths below ``/sys`` or ``/proc``.
 
 The object has the few functions that
 :mod:`cyborg_gpu_driver.host.sysfs.files` calls, and raises OSError as the
@@ -26,7 +26,6 @@ from typing import Any
 from typing import NoReturn
 
 from cyborg_gpu_driver.simulator.sysfs import nodes
-from cyborg_gpu_driver.simulator.sysfs import tree
 
 ROOT = '/sys'
 _FIRST_DESCRIPTOR = 1 << 20
@@ -36,11 +35,15 @@ _LONGEST = 4096
 
 
 class SimulatedOs:
-    """The system calls on a machine's sysfs."""
+    """The system calls on one tree of files of a machine.
 
-    def __init__(self, machine):
+    :param place: where the tree is mounted.
+    """
+
+    def __init__(self, machine, place: str, root: nodes.Directory):
         self._machine = machine
-        self._root = tree.build(machine)
+        self._place = place
+        self._root = root
         self._open = {}
         self._next = _FIRST_DESCRIPTOR
 
@@ -113,7 +116,7 @@ class SimulatedOs:
             fault = self._machine.faults.read(path, place)
             if fault:
                 _fail(fault.code, path)
-            depth = place.count('/') - ROOT.count('/') - 1
+            depth = place.count('/') - self._place.count('/') - 1
             return '../' * depth + node.target()
 
     def stat(self, path: str) -> os.stat_result:
@@ -138,14 +141,15 @@ class SimulatedOs:
 
     def _find(self, path, follow=True):
         path = os.fspath(path)
-        if path != ROOT and not path.startswith(ROOT + '/'):
+        place = self._place
+        if path != place and not path.startswith(place + '/'):
             _fail(errno.ENOENT, path)
         try:
             parts, node = nodes.find(
-                self._root, path[len(ROOT):], follow)
+                self._root, path[len(place):], follow)
         except OSError as error:
             _fail(error.errno, path)
-        return '/'.join((ROOT, *parts)), node
+        return '/'.join((place, *parts)), node
 
     def _file(self, descriptor):
         try:

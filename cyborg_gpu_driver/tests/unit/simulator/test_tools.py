@@ -211,9 +211,9 @@ class TestNvidiaSmi(ToolsTestCase):
         self.device()
         self.assert_in_use()
         self.pend()
-        self.machine.add_holder(self.gpu, 812, 'nvidia-persistenced')
+        self.machine.add_holder(self.gpu, 913, 'nv-hostengine')
         self.assert_in_use()
-        self.machine.remove_holder(812)
+        self.machine.remove_holder(913)
         self.machine.load_drm()
         self.assert_in_use()
         self.machine.unload_drm()
@@ -223,6 +223,14 @@ class TestNvidiaSmi(ToolsTestCase):
         self.assertEqual(1, self.mode())
         self.reset()
         self.assertEqual(0, self.mode())
+
+    def test_it_asks_nvidia_persistenced_to_close_the_gpu(self):
+        self.machine.start_persistenced()
+        self.pend()
+        self.reset()
+        self.assertEqual(0, self.mode())
+        self.assertEqual(((812, 'nvidia-persiste'),),
+                         self.machine.holders(self.gpu))
 
     def test_ampere_on_nvswitches_needs_a_fabric_manager(self):
         self.pend()
@@ -261,3 +269,32 @@ class TestNvidiaSmi(ToolsTestCase):
     def test_wrong_arguments(self):
         for arguments in ((), ('-L',), ('--gpu-reset',)):
             self.assertEqual(2, self.refused(self.run_tool, *arguments)[1])
+
+    def persist(self, mode):
+        return self.run_tool('-i', self.gpu, '-pm', mode)
+
+    def test_persistence_mode_without_the_daemon(self):
+        pynvml.nvmlShutdown()
+        for mode, word in (('1', 'Enabled'), ('0', 'Disabled')):
+            self.assertIn(f'{word} persistence mode', self.persist(mode))
+            self.assertIn(f'already {word}', self.persist(mode))
+        self.machine.privileged = False
+        self.assertEqual(4, self.refused(self.persist, '0')[1])
+
+    def test_persistence_mode_of_the_daemon(self):
+        pynvml.nvmlShutdown()
+        self.machine.start_persistenced()
+        self.persist('0')
+        self.assertEqual((), self.machine.holders(self.gpu))
+        self.persist('1')
+        self.assertEqual(1, len(self.machine.holders(self.gpu)))
+
+    def test_the_daemon_cannot_open_a_gpu_that_came_back(self):
+        pynvml.nvmlShutdown()
+        self.machine.start_persistenced()
+        self.machine.sriov_manage(self.gpu, enable=False)
+        for driver in ('vfio-pci', 'nvidia'):
+            self.machine.bind_driver(self.gpu, driver)
+        self.assertEqual(255, self.refused(self.persist, '1')[1])
+        self.machine.start_persistenced()
+        self.persist('1')

@@ -67,11 +67,21 @@ class ConfidentialComputingTest(base.MachineTestCase):
 
 
 class PersistenceTest(base.MachineTestCase):
+    def mode(self):
+        return pynvml.nvmlDeviceGetPersistenceMode(self.device())
+
+    def test_nvml_does_not_reach_the_daemon(self):
+        self.machine.start_persistenced()
+        pynvml.nvmlDeviceSetPersistenceMode(self.device(), 0)
+        self.assertEqual(1, self.mode())
+        self.machine.stop_persistenced()
+        self.assertEqual(0, self.mode())
+
     def test_it_is_on_until_it_is_turned_off(self):
         device = self.device()
-        self.assertEqual(1, pynvml.nvmlDeviceGetPersistenceMode(device))
-        pynvml.nvmlDeviceSetPersistenceMode(device, 0)
-        self.assertEqual(0, pynvml.nvmlDeviceGetPersistenceMode(device))
+        for mode in (1, 0):
+            pynvml.nvmlDeviceSetPersistenceMode(device, mode)
+            self.assertEqual(mode, self.mode())
         self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
                          pynvml.nvmlDeviceSetPersistenceMode, device, 2)
 

@@ -1,0 +1,160 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The usage count of a GPU in NVIDIA's driver, and what shows it."""
+
+import dataclasses
+import errno
+import threading
+
+import pynvml
+
+from cyborg_gpu_driver.host.sysfs import files
+from cyborg_gpu_driver.simulator import spec
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
+from cyborg_gpu_driver.tests.unit.simulator import base
+
+_GPU = '0000:17:00.0'
+_LONG = 60
+"""Seconds after which a test that waits has failed."""
+
+
+class UsageTestCase(base.MachineTestCase):
+    host = 'h100nvlx2'
+
+    def setUp(self):
+        super().setUp()
+        pynvml.nvmlShutdown()
+        self.machine.sriov_manage('ALL', enable=False)
+        self.proc = files.Sysfs('/proc', os_module=self.machine.proc)
+
+    def place(self, name):
+        return ('driver', 'nvidia', 'gpus', _GPU, name)
+
+    def read(self, name):
+        return self.proc.read_optional(*self.place(name))
+
+    def lock(self, value='1'):
+        self.proc.write(value, *self.place('unbindLock'))
+        return self.read('unbindLock')
+
+    def users(self):
+        """Yield after a start of each kind of use, and end it."""
+        machine = self.machine
+        pynvml.nvmlInit()
+        self.at(_GPU)
+        yield 'NVML'
+        pynvml.nvmlShutdown()
+        for hidden in (False, True):
+            machine.add_holder(_GPU, 913, 'nv-hostengine', hidden)
+            self.assertEqual(int(not hidden), len(machine.holders(_GPU)))
+            yield f'hidden={hidden}'
+            machine.remove_holder(913)
+        machine.start_persistenced()
+        yield 'nvidia-persistenced'
+        machine.stop_persistenced()
+        machine.load_drm()
+        yield 'nvidia_drm'
+        machine.unload_drm()
+        machine.leak_use(_GPU)
+        self.assertEqual((), machine.holders(_GPU))
+        yield 'leak'
+
+
+class UnbindLockTest(UsageTestCase):
+    def test_granted_to_an_unused_gpu_only(self):
+        for user in self.users():
+            self.assertEqual('0', self.lock(), user)
+
+    def test_it_keeps_the_gpu_closed_until_it_is_given_back(self):
+        self.assertEqual('0', self.read('unbindLock'))
+        self.assertEqual('1', self.lock())
+        error = self.assertRaises(OSError, self.machine.add_holder, _GPU, 1,
+                                  'late')
+        self.assertEqual(errno.ENODEV, error.errno)
+        pynvml.nvmlInit()
+        self.addCleanup(pynvml.nvmlShutdown)
+        self.assert_code(pynvml.NVML_ERROR_UNKNOWN, self.at, _GPU)
+        self.assertEqual('0', self.lock('0'))
+        self.at(_GPU)
+
+    def test_gone_with_the_binding(self):
+        self.lock()
+        self.machine.bind_driver(_GPU, 'vfio-pci')
+        self.assertIsNone(self.read('unbindLock'))
+        self.machine.bind_driver(_GPU, 'nvidia')
+        self.assertEqual('0', self.read('unbindLock'))
+
+    def test_other_text(self):
+        self.assert_errno(errno.EINVAL, self.lock, 'x')
+
+    def test_only_the_driver_of_vgpu_hosts_has_it(self):
+        self.use(machine_module.Machine.load('h100nvlx2-595'))
+        self.proc = files.Sysfs('/proc', os_module=self.machine.proc)
+        self.assertIsNone(self.read('unbindLock'))
+        self.assertIn('Device Minor: \t 0', self.read('information'))
+
+
+class PowerTest(UsageTestCase):
+    def memory(self):
+        return self.read('power').rpartition(':')[2].strip()
+
+    def test_unknown_unless_the_driver_has_the_gpu_initialized(self):
+        self.assertEqual('?', self.memory())
+        for user in self.users():
+            self.assertEqual('Active', self.memory(), user)
+
+    def test_persistence_mode_keeps_it_initialized(self):
+        pynvml.nvmlInit()
+        pynvml.nvmlDeviceSetPersistenceMode(self.at(_GPU), 1)
+        pynvml.nvmlShutdown()
+        self.assertEqual('Active', self.memory())
+        self.assertEqual('1', self.lock())
+
+
+class UnbindTest(UsageTestCase):
+    def unbind(self):
+        self.sysfs.write(_GPU, 'bus', 'pci', 'drivers', 'nvidia', 'unbind')
+
+    def test_with_a_leaked_use_it_never_ends(self):
+        self.machine.leak_use(_GPU)
+        looks = threading.Semaphore(0)
+        go_on = threading.Event()
+        self.addCleanup(go_on.set)
+
+        def pause(seconds):
+            looks.release()
+            go_on.wait(_LONG)
+        self.machine.pause = pause
+        threading.Thread(target=self.unbind, daemon=True).start()
+        self.assertTrue(looks.acquire(timeout=_LONG))
+        blocked, = self.machine.blocked_unbinds
+        self.assertEqual((_GPU, []), (blocked.address, blocked.holders))
+        self.machine.reboot()
+
+    def test_the_display_module_lets_go_from_580_105_on(self):
+        self.use(machine_module.Machine.load('h100nvlx2-595'))
+        pynvml.nvmlShutdown()
+        self.assertEqual(((0, 'nvidia_drm'),), self.machine.holders(_GPU))
+        self.unbind()
+        self.assertEqual((), self.machine.blocked_unbinds)
+
+    def test_driver_versions(self):
+        for version, since in (('580.65.06', False), ('580.95.05', False),
+                               ('580.105.08', True), ('590.44.01', True)):
+            host = self.machine.host
+            self.assertIs(since, spec.Host.driver_since(
+                _with(host, version), 580, 105, 8), version)
+
+
+def _with(host, version):
+    return dataclasses.replace(host, driver_version=version)
