@@ -10,12 +10,15 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Finds what has a GPU open, by its device node ``/dev/nvidia<N>``.
+"""Whether a GPU is in use, and who has its device node open.
 
-When a GPU is unbound, NVIDIA's kernel driver waits until no process has the
-node open (nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c of NVIDIA's open
-kernel modules). It does not reset a GPU that is open. NVML lists only the
-processes that have a context on the GPU, so this module reads proc instead.
+When a GPU is unbound, NVIDIA's kernel driver waits until its usage count is 0
+(nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c of NVIDIA's open kernel
+modules), with some versions for ever. Only the driver knows the count: proc
+does not show uses that have leaked (NVIDIA/open-gpu-kernel-modules#1119), nor
+GPUs that are attached to another descriptor (NV_ESC_ATTACH_GPUS_TO_FD in
+kernel-open/nvidia/nv.c, nv-dmabuf.c). So the driver decides, and proc only
+names the processes. NVML lists only processes with a context on the GPU.
 """
 
 from __future__ import annotations
@@ -38,11 +41,19 @@ _MINOR = 'Device Minor:'
 _FABRIC_MANAGER = 'nv-fabricmanager'
 _NAME_LIMIT = 15
 """TASK_COMM_LEN of linux/sched.h, without the NUL."""
+_MAJOR = 195
+"""NV_MAJOR_DEVICE_NUMBER in kernel-open/common/inc/nv.h."""
+_GPUS = ('driver', 'nvidia', 'gpus')
+_MEMORY = 'Video Memory:'
+_UNINITIALIZED = '?'
+_LETS_GO = (580, 105, 8)
+"""The first driver whose remove callback makes nvidia_drm let go of the GPU
+(nvidia_modeset_remove in kernel-open/nvidia/nv-pci.c; not in 580.95.05)."""
 
 
 def holders(machine: platform.Platform, address: model.PciAddress,
             proc: str = '/proc') -> tuple[Holder, ...]:
-    """Return the holders that keep a GPU from being unbound or reset.
+    """Return those who have a GPU open, as far as the machine shows them.
 
     This process may be one of them.
 
@@ -67,6 +78,45 @@ def holders(machine: platform.Platform, address: model.PciAddress,
     return found + _display(machine, address)
 
 
+def is_unused(machine: platform.Platform, address: model.PciAddress) -> bool:
+    """Whether the driver without unbindLock says that a GPU is unused.
+
+    The driver initializes a GPU at its first use, and shuts it down after the
+    last one unless persistence mode is on (nv_open_device and nv_stop_device
+    in kernel-open/nvidia/nv.c). As long as it is not initialized, the file
+    ``power`` has question marks (rm_get_power_info in dynamic-power.c).
+
+    nvidia_drm with modeset=1 keeps the GPU initialized. A newer driver makes
+    it let go in the course of the unbind, so it is no reason to refuse. But it
+    hides whether there is another use, so nobody may have the node open.
+
+    :param machine: with the persistence mode of the GPU off.
+    :raises UsageUnknown: if the driver does not say it, or if it is unknown
+        who has the node open.
+    :raises SysfsError: if a file cannot be read.
+    """
+    text = machine.proc.read_optional(*_GPUS, str(address), 'power')
+    for line in (text or '').splitlines():
+        if line.startswith(_MEMORY):
+            break
+    else:
+        raise exception.UsageUnknown(
+            what=f'GPU {address}', reason='the driver does not say whether '
+            f'it is in use: {"/".join((machine.proc.root, *_GPUS))}/{address}'
+            f'/power has no line "{_MEMORY}"')
+    if line.removeprefix(_MEMORY).strip() == _UNINITIALIZED:
+        return True
+    return (bool(_display(machine, address)) and _lets_go(machine)
+            and holders(machine, address) == _display(machine, address))
+
+
+def _lets_go(machine: platform.Platform) -> bool:
+    """Whether an unbind makes nvidia_drm let go of the GPU."""
+    version = machine.sysfs.read_optional('module', 'nvidia', 'version') or ''
+    return tuple(int(part) for part in version.split('.')
+                 if part.isdigit()) >= _LETS_GO
+
+
 def fabric_manager_runs(machine: platform.Platform, proc: str = '/proc'
                         ) -> bool:
     """Whether NVIDIA's fabric manager runs on this machine."""
@@ -82,14 +132,15 @@ def _openers(machine: platform.Platform, address: model.PciAddress, proc: str
     minor = _minor(address, proc)
     try:
         return tuple((pid, open_files.process_name(pid, proc)) for pid
-                     in open_files.openers(proc, (f'/nvidia{minor}',)))
+                     in open_files.device_openers(
+                         proc, 'nvidia', os.makedev(_MAJOR, minor)))
     except OSError as error:
         raise exception.UsageUnknown(
             what=f'GPU {address}',
             reason=f'{error.filename}: {error.strerror}') from error
 
 
-def _minor(address: model.PciAddress, proc: str) -> int | None:
+def _minor(address: model.PciAddress, proc: str) -> int:
     """Return the number of the GPU's device node.
 
     NVML would have to open the GPU to report it. The driver writes it to

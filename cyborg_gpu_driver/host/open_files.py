@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable
 from collections.abc import Iterator
 
@@ -33,10 +34,38 @@ def openers(proc: str, nodes: tuple[str, ...]) -> tuple[int, ...]:
     the mounts of the process.
 
     :param proc: where proc is mounted.
-    :param nodes: ends of paths, such as ``/nvidia0``.
+    :param nodes: ends of paths, such as ``/vfio/41``.
     :raises OSError: if a process cannot be inspected, or processes of other
         PID namespaces are not visible.
     """
+    return _openers(proc, lambda place, path: path.endswith(nodes))
+
+
+def device_openers(proc: str, prefix: str, number: int) -> tuple[int, ...]:
+    """Return the ids of processes with an open device node of a number.
+
+    A container may have the node under the name of another node of its kind
+    (``--device /dev/nvidia3:/dev/nvidia0``), so the name does not say which
+    device it is. Files of other names are left alone: stat of a file on a
+    network file system may never return.
+
+    :param prefix: how names of this kind of nodes begin.
+    :param number: as in ``st_rdev``.
+    :raises OSError: as :func:`openers`.
+    """
+    def is_node(place: str, path: str) -> bool:
+        if not path.rpartition('/')[2].startswith(prefix):
+            return False
+        try:
+            found = os.stat(place)
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        return stat.S_ISCHR(found.st_mode) and found.st_rdev == number
+    return _openers(proc, is_node)
+
+
+def _openers(proc: str, is_node: Callable[[str, str], bool]
+             ) -> tuple[int, ...]:
     try:
         namespace = os.readlink(f'{proc}/self/ns/pid')
     except FileNotFoundError:
@@ -49,8 +78,8 @@ def openers(proc: str, nodes: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(sorted(
         int(pid) for pid in os.listdir(proc)
         if pid.isdigit() and any(
-            link.removesuffix(' (deleted)').endswith(nodes)
-            for link in _open_files(f'{proc}/{pid}/fd'))))
+            is_node(place, path.removesuffix(' (deleted)'))
+            for place, path in _open_files(f'{proc}/{pid}/fd'))))
 
 
 def lock_holders(kind: str, is_file: Callable[[str], bool],
@@ -89,14 +118,18 @@ def process_name(pid: int, proc: str = '/proc') -> str:
         return '?'
 
 
-def _open_files(place: str) -> Iterator[str]:
-    """Yield the paths of a process's open files; none if it has ended."""
+def _open_files(place: str) -> Iterator[tuple[str, str]]:
+    """Yield a process's open files; none if it has ended.
+
+    :returns: for each file, its link in proc and its path.
+    """
     try:
         descriptors = os.listdir(place)
     except (FileNotFoundError, ProcessLookupError):
         return
     for descriptor in descriptors:
+        link = f'{place}/{descriptor}'
         try:
-            yield os.readlink(f'{place}/{descriptor}')
+            yield link, os.readlink(link)
         except (FileNotFoundError, ProcessLookupError):
             continue

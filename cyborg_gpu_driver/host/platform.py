@@ -18,6 +18,7 @@ import ctypes
 import dataclasses
 import functools
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,9 @@ class Platform:
     sysfs: sysfs.Sysfs
     nvml: nvml.NvmlSession
     simulated: bool = False
+    proc: sysfs.Sysfs = dataclasses.field(
+        default_factory=lambda: sysfs.Sysfs('/proc'))
+    """The files of NVIDIA's driver in proc."""
     sriov_manage: str | Callable[[str, bool], str] = (
         '/usr/lib/nvidia/sriov-manage')
     """Path of NVIDIA's script. A simulated machine has a callable instead. It
@@ -75,6 +79,8 @@ class Platform:
     nv_fabricmanager: str | Callable[..., str] = 'nv-fabricmanager'
     """Name or path of the fabric manager, or a callable with its arguments,
     which raises FileNotFoundError if the fabric manager is not installed."""
+    sleep: Callable[[float], object] = time.sleep
+    """Called between two attempts at something that may pass."""
     driver_timeout: float = 60.0
     """Seconds that a kernel driver may take to unbind or to bind a GPU."""
     libvirt: Callable[[], Any] = domains.connect

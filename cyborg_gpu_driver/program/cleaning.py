@@ -244,7 +244,7 @@ class Cleaner:
         if known.state is _State.DIRTY and seen is not None:
             self._clean(tenancy, whole, known, seen)
         elif known.state is _State.FREE:
-            self._warn_of_no_reset(address)
+            self._warn_of_no_reset(whole.gpu)
 
     def _tell(self, address: model.PciAddress,
               before: cleaning.Known | None, known: cleaning.Known,
@@ -310,8 +310,9 @@ class Cleaner:
         return cleaning.Known(_State.FREE, generation=closed.generation,
                               ours=closed.ours)
 
-    def _warn_of_no_reset(self, address: model.PciAddress) -> None:
-        if (not self._resetter.can_reset(address)
+    def _warn_of_no_reset(self, gpu: model.Gpu) -> None:
+        address = gpu.address
+        if (not self._resetter.can_reset(gpu)
                 and self._said.is_new('no reset', (address, 'reset'))):
             LOG.warning('GPU %s cannot be reset: once its next server has '
                         'released it, it will not be offered again, unless '

@@ -50,6 +50,8 @@ def open_platform(machine: str | machine_module.Machine,
         nvml=nvml.NvmlSession(
             load=_no_library, wsl=machine.host.wsl,
             shared=_ACCESS.setdefault(machine, access.Access())),
+        proc=sysfs.Sysfs('/proc', os_module=machine.proc),
+        sleep=lambda seconds: None,
         simulated=True, sriov_manage=tools.sriov_manage(machine),
         mdevctl=tools.mdevctl(machine), vfio_holders=machine.vfio_holders,
         nvidia_smi=tools.nvidia_smi(machine),

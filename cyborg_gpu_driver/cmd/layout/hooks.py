@@ -17,7 +17,7 @@
       pre-apply-mode:
         - workdir: /etc/gpu
           command: /usr/bin/systemctl
-          args: [stop, nvidia-persistenced]
+          args: [stop, nvidia-dcgm]
           envs: {LANG: C}
 
 A command runs without a shell, with its arguments unchanged, for at most

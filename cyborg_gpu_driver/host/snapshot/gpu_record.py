@@ -68,6 +68,8 @@ class Record:
     released: bool = False
     """It is in passthrough mode while it is bound to ``nvidia``: no process of
     this library may open it."""
+    persistence: bool = False
+    """Whether persistence mode was on, which an unbind ends."""
     health: Health | None = None
     link_width: int | None = None
     """PCIe lanes while it was idle."""

@@ -13,9 +13,10 @@
 """Privileged operations on the kernel driver of a whole GPU.
 
 As in :mod:`cyborg_gpu_driver.program.privileged.mig`, each operation checks
-its arguments again. A GPU is unbound from its driver only while no process
-has it open: NVIDIA's driver would wait for the process, forever in some
-versions (nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c).
+its arguments again. A GPU is unbound only if its driver has consented, or
+while no process has its VFIO device open: the driver would wait for its users
+(nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c of NVIDIA's open kernel
+modules, vfio_unregister_group_dev in drivers/vfio/vfio_main.c of Linux).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from cyborg_gpu_driver.host import device_node
 from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import pci
+from cyborg_gpu_driver.program.privileged import consent
 from cyborg_gpu_driver.program.privileged import holders as holders_module
 from cyborg_gpu_driver.program.privileged import mig as privileged
 
@@ -82,21 +84,24 @@ def bind(address: str, driver: str) -> None:
     _check_loaded(gpu, driver)
     others = _others(gpu, driver)
     former = _driver(gpu)
-    if former != driver:
-        _check_idle(gpu)
-    _override(gpu, driver)
+    was_persistent = False
+    if former == driver:
+        _override(gpu, driver)
+    else:
+        was_persistent = _take(gpu, former, driver)
     try:
         if former != driver:
-            _unbind(gpu, former)
             _bind(gpu, driver)
         for other in others:
             _follow(other, driver)
     except exception.DriverStuck:
         raise
     except exception.GpuDriverError as error:
+        state = _taken_back(gpu, former)
+        if was_persistent and _driver(gpu) == drivers.NVIDIA:
+            persist(gpu)
         raise exception.DriverError(
-            address=gpu, reason=str(error),
-            state=_taken_back(gpu, former)) from error
+            address=gpu, reason=str(error), state=state) from error
 
 
 @privsep.slow_entrypoint
@@ -114,8 +119,11 @@ def reset(address: str) -> None:
     """
     gpu = nvidia_gpu(address)
     former = _driver(gpu)
-    _check_idle(gpu)
-    _unbind(gpu, former)
+    if not _exists(gpu, 'reset'):
+        raise exception.DriverError(
+            address=gpu, reason='the kernel has no way to reset it (no file '
+            '"reset" in sysfs)', state='nothing was changed')
+    was_persistent = _take(gpu, former, former)
     try:
         _apart(gpu, 'the kernel did not reset it',
                privileged.machine().sysfs.write, '1', *pci.DEVICES, str(gpu),
@@ -129,6 +137,24 @@ def reset(address: str) -> None:
         # since then.
         _override(gpu, former)
     _bind(gpu, former)
+    if was_persistent:
+        persist(gpu)
+
+
+def persist(gpu: model.PciAddress) -> None:
+    """Turn persistence mode on for a GPU that came back to NVIDIA's driver.
+
+    NVML does it, because nvidia-persistenced cannot open such a GPU
+    (enableGPUPersistenceMode in k8s-dra-driver-gpu). The GPU works without
+    it, only slower after an idle time, so an error is only logged.
+    """
+    nvml = privileged.machine().nvml
+    try:
+        with nvml.lent():
+            nvml.call('nvmlDeviceSetPersistenceMode', nvml.device(gpu), 1)
+    except exception.NvmlError as error:
+        LOG.warning('GPU %(gpu)s: persistence mode cannot be turned on: '
+                    '%(error)s', {'gpu': gpu, 'error': error})
 
 
 def nvidia_gpu(address: str) -> model.PciAddress:
@@ -143,27 +169,38 @@ def nvidia_gpu(address: str) -> model.PciAddress:
     return parsed
 
 
-def refuse_held(gpu: model.PciAddress) -> None:
-    """Ensure that no process has a GPU open, including this process.
+def _take(gpu: model.PciAddress, former: str | None, driver: str | None
+          ) -> bool:
+    """Unbind a GPU that is not in use.
 
-    :raises GpuInUse: naming what has it open.
-    :raises UsageUnknown, SysfsError: if that cannot be found out.
+    :param driver: the driver to which it is bound afterwards.
+    :returns: whether persistence mode was on.
+    :raises GpuInUse, UsageUnknown, SysfsError, DriverStuck: nothing was
+        changed but persistence mode.
     """
-    privileged.machine().nvml.reset()
-    found = device_node.holders(privileged.machine(), gpu)
-    if found:
-        raise exception.GpuInUse(
-            gpu=gpu, reason='open in ' + holders_module.describe(found))
-
-
-def _check_idle(gpu: model.PciAddress) -> None:
-    """Ensure that the GPU can be unbound from its driver at once."""
-    refuse_held(gpu)
     functions = pci.PciBus(privileged.machine().sysfs).numvfs(gpu)
     if functions:
         raise exception.GpuInUse(
             gpu=gpu, reason=f'it has {functions} virtual functions '
             f'(sriov-manage -d {gpu} removes them)')
+    if former != drivers.NVIDIA:
+        found = device_node.holders(privileged.machine(), gpu)
+        if found:
+            raise exception.GpuInUse(
+                gpu=gpu, reason='open in ' + holders_module.describe(found))
+        _override(gpu, driver)
+        _unbind(gpu, former)
+        return False
+    was_persistent = consent.end_persistence(gpu)
+    try:
+        with consent.given(gpu):
+            _override(gpu, driver)
+            _unbind(gpu, former)
+    except exception.GpuDriverError:
+        if was_persistent:
+            persist(gpu)
+        raise
+    return was_persistent
 
 
 def _check_loaded(gpu: model.PciAddress, driver: str) -> None:

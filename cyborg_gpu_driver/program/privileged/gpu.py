@@ -27,7 +27,9 @@ from cyborg_gpu_driver.host.nvml import session as nvml_session
 from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.privileged import child
+from cyborg_gpu_driver.program.privileged import consent
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
+from cyborg_gpu_driver.program.privileged import holders
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.privileged import sriov
 
@@ -92,8 +94,15 @@ def set_virtual_functions(address: str, enable: bool) -> None:
         raise exception.SriovError(
             address=gpu,
             reason='sriov-manage would destroy the existing GPU instances')
-    privileged_driver.refuse_held(gpu)
-    sriov.manage(str(gpu), enable, machine.sriov_manage)
+    # sriov-manage asks the driver for unbindLock itself.
+    was_persistent = consent.end_persistence(gpu)
+    try:
+        sriov.manage(str(gpu), enable, machine.sriov_manage, machine.sleep)
+    except exception.SriovError as error:
+        raise _refused(gpu) or error from error
+    finally:
+        if was_persistent:
+            privileged_driver.persist(gpu)
 
 
 @privsep.entrypoint
@@ -181,16 +190,42 @@ def reset_by_driver(address: str) -> bool:
         in time.
     """
     gpu = privileged_driver.nvidia_gpu(address)
-    privileged_driver.refuse_held(gpu)
+    privileged.machine().nvml.reset()
     try:
         child.run(_RESET_SECONDS, privileged.machine().nvidia_smi,
                   '--gpu-reset', '-i', str(gpu))
     except FileNotFoundError:
         return False
     except child.Failed as error:
-        raise exception.StepFailed(
+        raise _refused(gpu) or exception.StepFailed(
             reason=f'nvidia-smi did not reset it: {error}') from error
     return True
+
+
+@privsep.entrypoint
+def persist(address: str) -> None:
+    """Turn persistence mode on for a GPU that is back at NVIDIA's driver.
+
+    The caller has exclusive use of NVML.
+    """
+    privileged_driver.persist(privileged_driver.nvidia_gpu(address))
+
+
+def _refused(gpu: model.PciAddress) -> exception.GpuInUse | None:
+    """Why one of NVIDIA's programs refused a GPU, if somebody has it open.
+
+    nvidia-persistenced is not the reason: the programs ask it to close the
+    GPU ("You can leave the nvidia-persistenced service running", Fabric
+    Manager User Guide on nvidia-smi -r).
+    """
+    try:
+        found = [holder for holder in device_node.holders(
+            privileged.machine(), gpu) if holder[1] != holders.PERSISTENCED]
+    except (exception.UsageUnknown, exception.SysfsError):
+        return None
+    return exception.GpuInUse(
+        gpu=gpu, reason='open in ' + holders.describe(found)
+    ) if found else None
 
 
 @privsep.entrypoint

@@ -19,18 +19,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+PERSISTENCED = 'nvidia-persiste'
+"""The process of nvidia-persistenced."""
 _REMEDIES = {
-    'nvidia-persiste': 'stop the unit nvidia-persistenced, or run '
-                       'nvidia-smi -pm 0',
+    PERSISTENCED: 'nvidia-smi could not ask it to close the GPU; install '
+                  'nvidia-smi, and give a container '
+                  '/run/nvidia-persistenced',
     'nv-hostengine': 'stop the unit nvidia-dcgm, or dcgm',
     'dcgm-exporter': 'stop dcgm-exporter',
     'nvsm_core': 'stop the unit nvsm',
     'nvsm': 'stop the unit nvsm',
     'nv-fabricmanage': 'it closes GPUs that nvidia-smi resets; if it does '
                        'not, stop the unit nvidia-fabricmanager',
-    'nvidia_drm': 'it drives a display with modeset=1; set options '
-                  'nvidia_drm modeset=0 in modprobe.d and run modprobe -r '
-                  'nvidia_drm',
+    'nvidia_drm': 'it drives a display with modeset=1; use driver 580.105.08 '
+                  'or later, or set options nvidia_drm modeset=0 in '
+                  'modprobe.d and run modprobe -r nvidia_drm',
     'qemu-system-x86': 'a guest has it; delete the server, or wait until '
                        'the guest ends',
     'nvidia-smi': 'it ends by itself, unless it runs in a loop',

@@ -18,6 +18,7 @@ the mode is read again each time (nvmlDeviceGetMigMode).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
 from oslo_log import log as logging
@@ -34,10 +35,6 @@ LOG = logging.getLogger(__name__)
 
 _BUSY = 'IN_USE'
 _RESTART = 'RESET_REQUIRED'
-_CHANGES_AT_ONCE = frozenset({'hopper', 'blackwell'})
-"""Architectures that change their mode without a reset (MIG User Guide,
-Enable MIG Mode). On these, NVML reports users that are in the way. An unknown
-architecture is assumed to need a reset."""
 _REASONS = (exception.GpuInUse, exception.NvmlHeld, exception.StepFailed,
             exception.DriverError, exception.UsageUnknown)
 """Why a GPU is neither changed nor reset."""
@@ -72,9 +69,6 @@ def switch(machine: platform.Platform, gpu: model.Gpu, enable: bool,
 def _switch(machine: platform.Platform, gpu: model.Gpu, enable: bool,
             may_reset: bool) -> bool:
     """As :func:`switch`; the caller has exclusive use of NVML."""
-    if may_reset and gpu.architecture not in _CHANGES_AT_ONCE:
-        machine.nvml.reset()
-        reset.refuse_held(gpu.address)
     status = _set(machine, gpu, enable)
     current, pending = _read(machine, gpu)
     if current == enable:
@@ -89,7 +83,13 @@ def _switch(machine: platform.Platform, gpu: model.Gpu, enable: bool,
         raise _blocked(gpu, enable, 'the mode takes effect when this machine '
                        'is restarted, because it cannot reset its GPUs', ())
     machine.nvml.reset()
-    reset.once(machine, gpu.address)
+    try:
+        reset.once(machine, gpu.address)
+    except _REASONS:
+        # A pending mode would take effect at any later reset.
+        with contextlib.suppress(exception.NvmlError):
+            _set(machine, gpu, current)
+        raise
     if _read(machine, gpu)[0] != enable:
         raise _blocked(gpu, enable,
                        'the GPU was reset, but its mode is the same', ())

@@ -12,8 +12,8 @@
 
 """Handing a whole GPU over: its record, and the driver to which it is bound.
 
-The nvidia driver does not release a GPU that a process has open: its remove
-callback waits until the last process closes it (nv_pci_remove_helper in
+The nvidia driver does not release a GPU that is in use: its remove callback
+waits until the last use ends (nv_pci_remove_helper in
 kernel-open/nvidia/nv-pci.c of NVIDIA's open kernel modules). libvirt triggers
 that callback when it binds a GPU to vfio-pci for a server. So this module
 reads, records and closes a GPU, and binds it to vfio-pci, before a server can
@@ -37,6 +37,7 @@ from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
+from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.steps import blockers
 
 _BESIDE = (None, 'pcieport', 'pci-stub')
@@ -68,6 +69,9 @@ def bind(machine: platform.Platform, address: model.PciAddress,
     """
     with machine.nvml.alone():
         privileged_driver.bind(str(address), driver)
+        record = machine.records.get(address)
+        if driver == drivers.NVIDIA and record and record.persistence:
+            privileged_gpu.persist(str(address))
 
 
 def release(machine: platform.Platform, gpu: model.Gpu) -> None:
@@ -121,11 +125,14 @@ def keep(machine: platform.Platform, gpu: model.Gpu, **done: object) -> None:
     if verdict.is_unhealthy:
         raise exception.StepFailed(
             reason='it is unhealthy: ' + '; '.join(verdict.reasons))
+    persistence = machine.nvml.optional(
+        'nvmlDeviceGetPersistenceMode', machine.nvml.device(gpu.address))
     seen = pci_health.read(machine.sysfs, gpu.address)
     machine.records.put(gpu.address, gpu_record.of(
         gpu, machine.boot_id(), now, machine.nvml.driver_version(),
         health=gpu_record.Health(verdict.state.value, verdict.reasons, now),
-        link_width=seen.width, aer_fatal=seen.fatal, **done))
+        persistence=bool(persistence), link_width=seen.width,
+        aer_fatal=seen.fatal, **done))
 
 
 def blockers_of(machine: platform.Platform, gpu: model.Gpu,

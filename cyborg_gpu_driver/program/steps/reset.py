@@ -14,9 +14,9 @@
 
 A reset through sysfs has no checks: the kernel resets a function even if it
 is in use (pci_reset_function), and does not notify NVIDIA's driver. So
-nvidia-smi asks the driver to reset the GPU, if nvidia-smi is installed.
-Otherwise the GPU is unbound, reset and bound again. Neither is done while a
-process has the GPU open.
+nvidia-smi asks the driver to reset the GPU, if nvidia-smi is installed, and
+refuses if the GPU is in use. Otherwise the GPU is unbound with the consent of
+its driver, reset and bound again.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LOG = logging.getLogger(__name__)
 
 
 def once(machine: platform.Platform, address: model.PciAddress) -> str:
-    """Reset a GPU that no process has open, and check that it answers.
+    """Reset a GPU that is not in use, and check that it answers.
 
     :returns: how it was reset: ``nvidia-smi``, or the kernel's method.
     :raises GpuInUse: naming the processes that have it open; it was not
@@ -60,7 +60,6 @@ def once(machine: platform.Platform, address: model.PciAddress) -> str:
     :raises UsageUnknown, SysfsError: if the machine cannot be examined.
     """
     with machine.nvml.alone():
-        refuse_held(address)
         method = _reset(machine, address)
         _check_answers(machine, address)
     return method
@@ -86,12 +85,12 @@ def _reset(machine: platform.Platform, address: model.PciAddress) -> str:
         _check_fabric(switches)
         if privileged_gpu.reset_by_driver(str(address)):
             return 'nvidia-smi'
-    if switches:
-        raise exception.StepFailed(
-            reason='only nvidia-smi can reset a GPU on NVSwitches, and it '
-            + (f'needs the GPU bound to {drivers.NVIDIA}, but it is bound to '
-               f'{driver or "no driver"}' if driver != drivers.NVIDIA
-               else 'is not installed ([gpu] nvidia_smi)'))
+        if switches:
+            raise exception.StepFailed(
+                reason="only nvidia-smi can reset a GPU of NVIDIA's driver on "
+                'NVSwitches, and it is not installed ([gpu] nvidia_smi)')
+    # The hypervisor resets the GPUs of guests, on NVSwitches too (Fabric
+    # Manager User Guide, on the life cycle of a guest).
     privileged_driver.reset(str(address))
     return machine.sysfs.read_optional(*pci.DEVICES, str(address),
                                        'reset_method') or 'sysfs'
@@ -141,10 +140,11 @@ class Resetter:
         self.done: set[model.PciAddress] = set()
         """GPUs that were reset; the caller clears the set."""
 
-    def can_reset(self, address: model.PciAddress) -> bool:
-        """Whether the kernel knows a way to reset the GPU."""
-        return self._machine.sysfs.exists(*pci.DEVICES, str(address),
-                                          'reset')
+    def can_reset(self, gpu: model.Gpu) -> bool:
+        """Whether nvidia-smi or the kernel can reset the GPU."""
+        return (drivers.NVIDIA in (gpu.driver, gpu.bound_from)
+                or self._machine.sysfs.exists(
+                    *pci.DEVICES, str(gpu.address), 'reset'))
 
     def reset(self, gpu: model.Gpu,
               begin: Callable[[], None]) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class Resetter:
         :raises NvmlHeld, DriverError: as :func:`once`.
         """
         address = gpu.address
-        self._check_possible(address)
+        self._check_possible(gpu)
         self._open(gpu, begin)
         before = self._check_idle(address)
         if before.uuid is not None and gpu.uuid not in (None, before.uuid):
@@ -196,8 +196,8 @@ class Resetter:
         elif gpu.released:
             passthrough.reopen(self._machine, gpu)
 
-    def _check_possible(self, address: model.PciAddress) -> None:
-        if not self.can_reset(address):
+    def _check_possible(self, gpu: model.Gpu) -> None:
+        if not self.can_reset(gpu):
             raise exception.StepFailed(
                 reason='the kernel has no way to reset it (no file "reset" '
                 'in sysfs); [gpu] clean_whole_gpus = false offers it '

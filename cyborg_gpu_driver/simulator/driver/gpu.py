@@ -121,9 +121,15 @@ class Gpu:
         return self.machine.host.driver_since(580, 105, 8)
 
     def held_by_others(self) -> bool:
-        """Whether the device node has a holder other than this process."""
-        return self.held() and any(holder.pid != os.getpid()
-                                   for holder in self.holders())
+        """Whether anything but this process and nvidia-persistenced uses it.
+
+        The daemon is left out because libnvidia-ml knows its socket, as
+        nvidia-smi does.
+        """
+        return bool(
+            any(holder.pid != os.getpid() for holder in self.holders()
+                if holder != PERSISTENCED) or self.state.leaked
+            or any(holder.hidden for holder in self.state.outsiders))
 
     def holders(self) -> list[state_module.Holder]:
         """Return the holders of the device node."""

@@ -63,6 +63,13 @@ class HoldersTest(base.BaseTestCase):
         for number, file in enumerate(files):
             (place / 'fd' / str(number)).symlink_to(file)
 
+    def add_node(self, pid, name, node, device):
+        """Add a process with a device open under the name of a node."""
+        link = self.proc / f'of-{pid}' / node
+        link.parent.mkdir()
+        link.symlink_to(device)
+        self.add_process(pid, name, link)
+
     def holders(self):
         return device_node.holders(
             platform.Platform(sysfs.Sysfs(str(self.sys)),
@@ -74,8 +81,15 @@ class HoldersTest(base.BaseTestCase):
         self.assertEqual((), self.holders())
 
     def test_by_the_number_that_the_driver_gave(self):
-        self.add_process(9, 'nvidia-persiste', '/dev/null', '/dev/nvidia1')
-        self.add_process(8, 'python', '/host/dev/nvidia1 (deleted)')
+        # The number of /dev/null is 1:3. A container may have renamed the
+        # node, and may have another GPU's node under this name.
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.host.device_node._MAJOR', 1))
+        self.information.write_text(_INFORMATION[:-2] + '3\n')
+        self.add_node(9, 'nvidia-persiste', 'nvidia3', '/dev/null')
+        self.add_node(8, 'python', 'nvidia0', '/dev/null')
+        self.add_node(7, 'other', 'nvidia3', '/dev/zero')
+        self.add_process(6, 'other', '/dev/null')
         self.assertEqual(((8, 'python'), (9, 'nvidia-persiste')),
                          self.holders())
 

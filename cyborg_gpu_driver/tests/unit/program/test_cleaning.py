@@ -418,8 +418,15 @@ class ObstacleTest(CleaningCase):
         self.assertIs(_STATE.STUCK, self.state())
         self.assertIn('memory errors', self.evidence()['reason'])
 
+    def test_nvidia_smi_needs_no_way_of_the_kernel_to_reset_it(self):
+        self.hide_reset()
+        self.use_up()
+        self.assertFalse(self.look())
+        self.assertIs(_STATE.FREE, self.state())
+
     def test_a_gpu_that_the_kernel_cannot_reset(self):
         self.hide_reset()
+        self.machine.bind_driver(self.address, 'vfio-pci')
         self.assertFalse(self.look())
         self.assertFalse(self.look())
         self.assertEqual(1, self.log.output.count('cannot be reset'))

@@ -18,6 +18,7 @@ import threading
 
 import pynvml
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.sysfs import files
 from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
@@ -135,11 +136,16 @@ class UnbindTest(UsageTestCase):
             looks.release()
             go_on.wait(_LONG)
         self.machine.pause = pause
-        threading.Thread(target=self.unbind, daemon=True).start()
+        thread = threading.Thread(target=self.assertRaises, args=(
+            exception.SysfsError, self.unbind), daemon=True)
+        thread.start()
         self.assertTrue(looks.acquire(timeout=_LONG))
         blocked, = self.machine.blocked_unbinds
         self.assertEqual((_GPU, []), (blocked.address, blocked.holders))
         self.machine.reboot()
+        go_on.set()
+        thread.join(_LONG)
+        self.assertFalse(thread.is_alive())
 
     def test_the_display_module_lets_go_from_580_105_on(self):
         self.use(machine_module.Machine.load('h100nvlx2-595'))

@@ -42,10 +42,20 @@ class DriverTest(base.BaseTestCase):
         self.kernel.function(_AUDIO, 'snd_hda_intel', kind='0x040300')
         self.held = ()
         self.guests = ()
+        self.proc = self.useFixture(fixtures.TempDir()).path
+        self.say_memory('?')
         self.use(platform.Platform(
             sysfs.Sysfs(self.kernel.root, self.kernel), nvml.NvmlSession(),
+            proc=sysfs.Sysfs(self.proc), sleep=lambda seconds: None,
             gpu_holders=lambda address: self.held,
             vfio_holders=lambda address: self.guests, driver_timeout=30))
+
+    def say_memory(self, state):
+        """Set what the driver of a host without vGPU software says."""
+        place = f'{self.proc}/driver/nvidia/gpus/{_GPU}'
+        os.makedirs(place, exist_ok=True)
+        with open(f'{place}/power', 'w', encoding='ascii') as stream:
+            stream.write(f'Runtime D3 status:  ?\nVideo Memory:  {state}\n')
 
     def use(self, machine):
         self.machine = machine
@@ -102,13 +112,36 @@ class DriverTest(base.BaseTestCase):
                           ('drivers/vfio-pci/bind', _GPU)],
                          self.kernel.written)
 
+    def test_the_driver_decides_and_not_what_proc_shows(self):
+        self.held = ((4711, 'python'),)
+        privileged_driver.reset(_GPU)
+        self.kernel.written.clear()
+        self.held = ()
+        self.say_memory('Active')
+        self.assertIn('no process has its device node open', self.refused(
+            exception.GpuInUse, privileged_driver.reset, _GPU))
+        os.unlink(f'{self.proc}/driver/nvidia/gpus/{_GPU}/power')
+        self.assertIn('the driver does not say', self.refused(
+            exception.UsageUnknown, privileged_driver.reset, _GPU))
+
+    def test_without_names_the_driver_decides(self):
+        def unseen(address):
+            raise exception.UsageUnknown(what=address, reason='hidden')
+        self.use(dataclasses.replace(self.machine, gpu_holders=unseen))
+        privileged_driver.reset(_GPU)
+        self.kernel.written.clear()
+        self.say_memory('Active')
+        self.assertIn('who uses it is unknown', self.refused(
+            exception.GpuInUse, privileged_driver.reset, _GPU))
+
     def test_nothing_is_taken_from_who_has_it_open(self):
         self.held = ((812, 'nvidia-persiste'), (4711, 'python'))
+        self.say_memory('Active')
         for call, arguments in ((privileged_driver.bind, ('vfio-pci',)),
                                 (privileged_driver.reset, ())):
             said = self.refused(exception.GpuInUse, call, _GPU, *arguments)
-            self.assertIn('process 812 (nvidia-persiste): stop the unit '
-                          'nvidia-persistenced', said)
+            self.assertIn('process 812 (nvidia-persiste): nvidia-smi could '
+                          'not ask it', said)
             self.assertIn('process 4711 (python)', said)
 
     def test_nothing_is_taken_from_a_guest(self):
@@ -124,8 +157,17 @@ class DriverTest(base.BaseTestCase):
         self.kernel.file('module/nvidia_drm/parameters/modeset', 'Y')
         self.assertEqual((), tuple(privileged_driver.holders(_GPU)))
         self.kernel.file(f'bus/pci/devices/{_GPU}/drm/card0/dev', '226:0')
+        self.say_memory('Active')
         self.assertIn('kernel module nvidia_drm: ', self.refused(
             exception.GpuInUse, privileged_driver.reset, _GPU))
+        self.kernel.file('module/nvidia/version', '580.95.05')
+        self.refused(exception.GpuInUse, privileged_driver.reset, _GPU)
+        # This driver makes the module let go, but hides others behind it.
+        self.kernel.file('module/nvidia/version', '580.105.08')
+        self.held = ((4711, 'python'),)
+        self.refused(exception.GpuInUse, privileged_driver.reset, _GPU)
+        self.held = ()
+        privileged_driver.reset(_GPU)
         self.kernel.file('module/nvidia_drm/parameters/modeset', 'N')
         self.assertEqual((), tuple(privileged_driver.holders(_GPU)))
 
@@ -185,12 +227,10 @@ class DriverTest(base.BaseTestCase):
         self.assertEqual('(null)', self.machine.sysfs.read(
             'bus', 'pci', 'devices', _GPU, 'driver_override'))
 
-    def test_a_gpu_that_cannot_be_reset_goes_back_to_its_driver(self):
+    def test_a_gpu_that_cannot_be_reset_stays_at_its_driver(self):
         os.unlink(f'{self.kernel.root}/bus/pci/devices/{_GPU}/reset')
-        error = self.assertRaises(exception.DriverError,
-                                  privileged_driver.reset, _GPU)
-        self.assertIn('it was not reset', str(error))
-        self.assertEqual('nvidia', self.kernel.driver(_GPU))
+        self.assertIn('no way to reset it', self.refused(
+            exception.DriverError, privileged_driver.reset, _GPU))
 
     def _with_a_driver_that_hangs_at(self, name):
         self.kernel.hangs_at = name
@@ -244,7 +284,8 @@ class DriverTest(base.BaseTestCase):
         os.mkfifo(path)
         self.use(platform.Platform(
             sysfs.Sysfs(self.kernel.root), self.machine.nvml,
-            gpu_holders=lambda address: (), driver_timeout=0.5))
+            proc=self.machine.proc, gpu_holders=lambda address: (),
+            driver_timeout=0.5))
         self.assertRaises(exception.DriverStuck, privileged_driver.reset,
                           _GPU)
         # This read ends the child that was left behind.

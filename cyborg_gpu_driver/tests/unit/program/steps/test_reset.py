@@ -118,8 +118,7 @@ class ResetTest(ResetCase):
         self.assertEqual(0, self.machine.calls['nvidia-smi'])
 
     def test_holders_are_named(self):
-        for name, remedy in (('nvidia-persiste', 'nvidia-persistenced'),
-                             ('nv-hostengine', 'nvidia-dcgm'),
+        for name, remedy in (('nv-hostengine', 'nvidia-dcgm'),
                              ('something', '(something)')):
             self.machine.add_holder(_GPU, 815, name)
             self.refused(exception.GpuInUse, remedy)
@@ -130,8 +129,26 @@ class ResetTest(ResetCase):
     def test_the_display_module_is_a_holder(self):
         self.machine.load_drm()
         self.refused(exception.GpuInUse, 'kernel module nvidia_drm')
+        self.without_smi()
+        self.refused(exception.GpuInUse, 'kernel module nvidia_drm')
         self.machine.unload_drm()
         self.reset()
+
+    def test_the_daemon_is_left_to_nvidia_smi(self):
+        self.machine.start_persistenced()
+        self.assertEqual('nvidia-smi', self.reset())
+        self.without_smi()
+        self.refused(exception.GpuInUse,
+                     'process 812 (nvidia-persiste): nvidia-smi could not')
+
+    def test_persistence_mode_outlives_a_reset_without_nvidia_smi(self):
+        self.without_smi()
+        with self.platform.nvml.kept():
+            device = self.platform.nvml.device(self.address)
+            self.platform.nvml.call('nvmlDeviceSetPersistenceMode', device, 1)
+        self.reset()
+        with self.machine.operation():
+            self.assertTrue(self.machine.gpu(_GPU).state.persistence)
 
     def test_what_nvidia_smi_says_is_told(self):
         self.machine.faults.fail('nvidia-smi', errno.EBUSY)
@@ -179,8 +196,14 @@ class SwitchTest(ResetCase):
         self.host('h100-80', '22a3')
         self.without_smi()
         self.refused(exception.StepFailed, 'is not installed')
-        self.machine.bind_driver(_GPU, 'vfio-pci')
-        self.refused(exception.StepFailed, 'needs the GPU bound to nvidia')
+
+    def test_the_gpus_of_guests_are_reset_by_the_kernel(self):
+        for board, switch in (('a100-40', '1af1'), ('h100-80', '22a3')):
+            self.host(board, switch)
+            self.machine.bind_driver(_GPU, 'vfio-pci')
+            self.assertEqual('flr bus', self.reset())
+            self.assertEqual('vfio-pci', self.state()[0])
+            self.whole()
 
 
 class ModeTest(ResetCase):
@@ -211,6 +234,13 @@ class ModeTest(ResetCase):
                                      gpu_holders=lambda address: ()))
         self.refused(exception.ModeBlocked, 'In use by another client',
                      self.switch)
+
+    def test_the_daemon_is_no_obstacle(self):
+        self.machine.start_persistenced()
+        for enable in (True, False):
+            self.assertTrue(self.switch(enable))
+        self.assertEqual(((812, 'nvidia-persiste'),),
+                         self.machine.holders(_GPU))
 
     def test_a_mode_that_is_left_pending(self):
         self.machine.add_holder(_GPU, 815, 'nv-hostengine')
