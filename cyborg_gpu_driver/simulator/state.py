@@ -318,10 +318,13 @@ class State:
 
 def first(host: spec.Host) -> State:
     """Return the state in which a machine starts."""
+    # nvidia-persistenced(1): by default, it turns persistence mode on for all
+    # devices when it starts. WSL has no such daemon.
     return State(gpus={
         gpu.address: Gpu(driver=gpu.driver, mig=gpu.mig, pending=gpu.mig,
-                         vfs=gpu.vfs)
-        for gpu in host.gpus}, functions={
+                         vfs=gpu.vfs,
+                         daemon=gpu.driver == 'nvidia' and not host.wsl)
+        for gpu in host.gpus}, persistenced=not host.wsl, functions={
             function.address: Function(function.driver)
             for function in host.functions},
         fabric_manager=host.has_switches or None,

@@ -51,15 +51,14 @@ def given(gpu: model.PciAddress) -> Iterator[None]:
     :raises GpuInUse: naming the users of the GPU as far as possible.
     :raises UsageUnknown, SysfsError: if the driver does not answer.
     """
-    _ask(gpu)
+    ask(gpu)
     try:
         yield
     except exception.DriverStuck:
         # The unbind may still go on.
         raise
     except exception.GpuDriverError:
-        if _has_lock(gpu):
-            _lock(gpu, '0')
+        give_back(gpu)
         raise
 
 
@@ -105,7 +104,14 @@ def users(gpu: model.PciAddress) -> str:
             'use. If this remains, restart the host')
 
 
-def _ask(gpu: model.PciAddress) -> None:
+def give_back(gpu: model.PciAddress) -> None:
+    """Let others open a GPU again."""
+    if _has_lock(gpu):
+        _lock(gpu, '0')
+
+
+def ask(gpu: model.PciAddress) -> None:
+    """Ask the driver for its consent, as :func:`given`."""
     machine = privileged.machine()
     machine.nvml.reset()
     for attempt in range(_ATTEMPTS):

@@ -97,11 +97,25 @@ def bind(address: str, driver: str) -> None:
     except exception.DriverStuck:
         raise
     except exception.GpuDriverError as error:
-        state = _taken_back(gpu, former)
-        if was_persistent and _driver(gpu) == drivers.NVIDIA:
-            persist(gpu)
         raise exception.DriverError(
-            address=gpu, reason=str(error), state=state) from error
+            address=gpu, reason=str(error),
+            state=_taken_back(gpu, former, was_persistent)) from error
+
+
+@privsep.slow_entrypoint
+def release(address: str) -> None:
+    """Ensure that an unbind of a GPU by another program would not wait.
+
+    Persistence mode is off afterwards.
+
+    :raises GpuInUse: if the GPU is in use.
+    :raises UsageUnknown, SysfsError, DriverStuck: if the driver does not
+        answer.
+    """
+    gpu = nvidia_gpu(address)
+    consent.end_persistence(gpu)
+    consent.ask(gpu)
+    consent.give_back(gpu)
 
 
 @privsep.slow_entrypoint
@@ -131,7 +145,7 @@ def reset(address: str) -> None:
     except exception.SysfsError as error:
         raise exception.DriverError(
             address=gpu, reason=f'it was not reset: {error}',
-            state=_taken_back(gpu, former)) from error
+            state=_taken_back(gpu, former, was_persistent)) from error
     if former == drivers.VFIO_PCI:
         # The tool that bound it to vfio-pci may have cleared the override
         # since then.
@@ -324,13 +338,15 @@ def _apart(function: model.PciAddress | str, late: str,
             'wait until the host is restarted; see its log') from error
 
 
-def _taken_back(gpu: model.PciAddress, former: str | None) -> str:
+def _taken_back(gpu: model.PciAddress, former: str | None,
+                was_persistent: bool) -> str:
     """Bind a GPU to its former driver; return its state as text."""
     try:
         if _driver(gpu) != former:
-            _unbind(gpu, _driver(gpu))
-            _override(gpu, former)
+            _take(gpu, _driver(gpu), former)
             _bind(gpu, former)
+            if was_persistent:
+                persist(gpu)
     except exception.GpuDriverError as error:
         return (f'it could not be given back to its former driver, '
                 f'{former or "none"} ({error})')

@@ -69,8 +69,15 @@ def bind(machine: platform.Platform, address: model.PciAddress,
     """
     with machine.nvml.alone():
         privileged_driver.bind(str(address), driver)
-        record = machine.records.get(address)
-        if driver == drivers.NVIDIA and record and record.persistence:
+    if driver == drivers.NVIDIA:
+        _persist(machine, address)
+
+
+def _persist(machine: platform.Platform, address: model.PciAddress) -> None:
+    """Turn persistence mode on again if it was on before."""
+    record = machine.records.get(address)
+    if record is not None and record.persistence:
+        with machine.nvml.alone():
             privileged_gpu.persist(str(address))
 
 
@@ -82,6 +89,7 @@ def release(machine: platform.Platform, gpu: model.Gpu) -> None:
     (Documentation/driver-api/vfio.rst of the kernel).
 
     :raises StepFailed: as :func:`hand_over`, or naming such a function.
+    :raises GpuInUse: naming the users of the GPU; libvirt would wait for them.
     :raises SysfsError: if its IOMMU group cannot be read.
     :raises JournalError: if its record cannot be written.
     """
@@ -94,9 +102,14 @@ def release(machine: platform.Platform, gpu: model.Gpu) -> None:
                 'so no server can have the GPU: bind that function to '
                 'vfio-pci at boot, or set passthrough_driver to vfio-pci')
     keep(machine, gpu, released=True)
-    with machine.nvml.alone():
-        # All processes have closed it; NVML leaves it out when opened again.
-        pass
+    try:
+        with machine.nvml.alone():
+            # All processes have closed it; NVML leaves it out when opened
+            # again.
+            privileged_driver.release(str(gpu.address))
+    except exception.GpuDriverError:
+        reopen(machine, gpu)
+        raise
 
 
 def reopen(machine: platform.Platform, gpu: model.Gpu) -> None:
@@ -108,6 +121,7 @@ def reopen(machine: platform.Platform, gpu: model.Gpu) -> None:
     if record is not None:
         machine.records.put(gpu.address, dataclasses.replace(
             record, released=False))
+        _persist(machine, gpu.address)
 
 
 def keep(machine: platform.Platform, gpu: model.Gpu, **done: object) -> None:

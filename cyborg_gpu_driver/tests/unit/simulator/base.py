@@ -40,6 +40,8 @@ class MachineTestCase(base.BaseTestCase):
         """Work on another machine, or on the same one in another state."""
         self.machine = machine.install()
         self.addCleanup(machine.uninstall)
+        # These tests have NVML, programs and the kernel to themselves.
+        machine.stop_persistenced()
         self.sysfs = sysfs.Sysfs('/sys', os_module=machine.os)
         pynvml.nvmlInit()
 

@@ -95,6 +95,7 @@ class TestOpens(OpensTestCase):
 
     def test_the_end_of_the_process_closes_all(self):
         machine = machine_module.Machine.load(self.host)
+        machine.stop_persistenced()
         with machine:
             pynvml.nvmlInit()
             self.device()

@@ -52,6 +52,7 @@ class TestPlatform(base.BaseTestCase):
 
     def test_programs_and_open_devices(self):
         opened = self.open('l40sx4')
+        opened.nvidia_smi('-i', '0000:16:00.0', '-pm', '0')
         opened.sriov_manage('0000:16:00.0', False)
         self.assertEqual('0', opened.sysfs.read(
             'bus', 'pci', 'devices', '0000:16:00.0', 'sriov_numvfs'))

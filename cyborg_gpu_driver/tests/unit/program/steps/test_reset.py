@@ -71,6 +71,7 @@ class ResetCase(base.BaseTestCase):
 
     def without_smi(self):
         self.machine.faults.fail('nvidia-smi', errno.ENOENT, times=None)
+        self.machine.stop_persistenced()
 
     def reset(self):
         return reset.once(self.platform, self.address)
@@ -135,9 +136,9 @@ class ResetTest(ResetCase):
         self.reset()
 
     def test_the_daemon_is_left_to_nvidia_smi(self):
-        self.machine.start_persistenced()
         self.assertEqual('nvidia-smi', self.reset())
         self.without_smi()
+        self.machine.start_persistenced()
         self.refused(exception.GpuInUse,
                      'process 812 (nvidia-persiste): nvidia-smi could not')
 
@@ -236,7 +237,6 @@ class ModeTest(ResetCase):
                      self.switch)
 
     def test_the_daemon_is_no_obstacle(self):
-        self.machine.start_persistenced()
         for enable in (True, False):
             self.assertTrue(self.switch(enable))
         self.assertEqual(((812, 'nvidia-persiste'),),

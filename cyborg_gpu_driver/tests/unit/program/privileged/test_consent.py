@@ -1,0 +1,289 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""No GPU is unbound without the consent of its driver."""
+
+import contextlib
+import dataclasses
+import errno
+import random
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import gpu_record
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.program.privileged import driver as privileged_driver
+from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.program.steps import passthrough
+from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
+
+_GPU = '0000:31:00.0'
+_HOST = f"""\
+driver_version: '%s'
+gpus:
+  - {{model: %s, address: '{_GPU}', framework: %s}}
+"""
+_VGPU = ('570.124.03', 'a100-40', 'vendor-vfio')
+_PLAIN = ('580.95.05', 'a100-40', 'none')
+_NEW = ('595.45.04', 'h100-nvl', 'none')
+_ROUNDS = 1000 if scope.ALL else 60
+_SEED = 20
+
+
+class Records(gpu_record.Records):
+    """Records in memory."""
+
+    def __init__(self):
+        self._kept = {}
+
+    def get(self, address):
+        return self._kept.get(address)
+
+    def put(self, address, record):
+        self._kept[address] = record
+
+
+class ConsentCase(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.program.privileged.mig._platform', None))
+        self.address = model.PciAddress.parse(_GPU)
+
+    def host(self, version, board, framework):
+        path = f'{self.directory}/{version}.yaml'
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write(_HOST % (version, board, framework))
+        self.machine = simulator.Machine.load(path)
+        self.platform = dataclasses.replace(
+            platform.open_platform(self.machine), records=Records())
+        self.addCleanup(self.machine.uninstall)
+        self.addCleanup(self.platform.nvml.reset)
+        self.use()
+
+    def use(self, **parts):
+        """Use a platform with other parts."""
+        privileged.run_here(dataclasses.replace(self.platform, **parts))
+
+    def bind(self, driver):
+        passthrough.bind(self.platform, self.address, driver)
+
+    def refused(self, words, error=exception.GpuInUse):
+        raised = self.assertRaises(error, self.bind, 'vfio-pci')
+        self.assertIn(words, str(raised))
+        self.check_untouched()
+
+    def check_untouched(self):
+        self.assertEqual('nvidia', self.state().driver)
+        self.assertFalse(self.state().locked)
+        self.assertEqual((), self.machine.blocked_unbinds)
+
+    def state(self):
+        with self.machine.operation():
+            return self.machine.gpu(_GPU).state
+
+    def is_persistent(self):
+        state = self.state()
+        return state.persistence or state.daemon
+
+
+class ConsentTest(ConsentCase):
+
+    def test_on_a_default_host(self):
+        for host in (_VGPU, _PLAIN, _NEW):
+            self.host(*host)
+            for driver in ('vfio-pci', 'nvidia', 'vfio-pci'):
+                self.bind(driver)
+                self.assertEqual(driver, self.state().driver)
+            self.assertEqual((), self.machine.blocked_unbinds)
+
+    def test_what_proc_does_not_show(self):
+        for host in (_VGPU, _PLAIN):
+            self.host(*host)
+            self.machine.add_holder(_GPU, 815, 'cuda', hidden=True)
+            self.refused('no process has its device node open')
+            self.machine.remove_holder(815)
+            self.machine.leak_use(_GPU)
+            self.refused('restart the host')
+
+    def test_the_driver_is_asked_five_times(self):
+        self.host(*_VGPU)
+        self.machine.add_holder(_GPU, 815, 'nv-hostengine')
+        waits = []
+
+        def sleep(seconds):
+            waits.append(seconds)
+            if len(waits) == 3:
+                self.machine.remove_holder(815)
+        self.use(sleep=sleep)
+        self.bind('vfio-pci')
+        self.assertEqual([1, 2, 3], waits)
+        self.bind('nvidia')
+        self.machine.add_holder(_GPU, 815, 'nv-hostengine')
+        self.refused('process 815 (nv-hostengine): stop the unit')
+        self.assertEqual([1, 2, 3, 1, 2, 3, 4], waits)
+
+    def test_the_lock_is_given_back(self):
+        self.host(*_VGPU)
+        self.machine.faults.fail_write('*/driver_override', errno.EIO)
+        self.refused('driver_override', exception.SysfsError)
+
+    def test_a_gpu_that_is_not_reset_goes_back(self):
+        self.host(*_VGPU)
+        self.machine.faults.fail_write('*/reset', errno.EIO)
+        error = self.assertRaises(exception.DriverError,
+                                  privileged_driver.reset, _GPU)
+        self.assertIn('its driver is nvidia, as before', str(error))
+        self.check_untouched()
+        self.assertTrue(self.is_persistent())
+
+    def test_not_even_to_take_it_back(self):
+        self.host(*_VGPU)
+        self.bind('vfio-pci')
+        write = self.machine.os.write
+
+        def leak_and_fail(descriptor, data):
+            write(descriptor, data)
+            if self.state().driver == 'nvidia':
+                self.machine.leak_use(_GPU)
+                raise OSError(errno.EIO, 'no')
+        self.machine.os.write = leak_and_fail
+        error = self.assertRaises(exception.DriverError, self.bind, 'nvidia')
+        self.assertIn('could not be given back', str(error))
+        self.check_untouched()
+
+    def test_an_old_display_module(self):
+        self.host(*_PLAIN)
+        self.machine.load_drm()
+        self.refused('kernel module nvidia_drm')
+
+    def test_a_new_one_needs_a_look_at_the_processes(self):
+        self.host(*_NEW)
+        self.machine.add_holder(_GPU, 815, 'nv-hostengine')
+        self.refused('process 815 (nv-hostengine)')
+
+        def unseen(address):
+            raise exception.UsageUnknown(what=address, reason='hidden')
+        self.machine.remove_holder(815)
+        self.use(gpu_holders=unseen)
+        self.refused('hidden', exception.UsageUnknown)
+        self.machine.unload_drm()
+        self.bind('vfio-pci')
+
+
+class PersistenceTest(ConsentCase):
+
+    def keep(self, persistence):
+        self.platform.records.put(self.address, gpu_record.Record(
+            ids=(None,) * 4, boot='', time=0.0, persistence=persistence))
+
+    def test_on_again_when_the_gpu_is_back(self):
+        for persistence in (True, False):
+            self.host(*_VGPU)
+            self.keep(persistence)
+            self.bind('vfio-pci')
+            self.assertFalse(self.is_persistent())
+            self.bind('nvidia')
+            self.assertEqual(persistence, self.is_persistent())
+            self.bind('vfio-pci')
+
+    def test_on_again_after_a_refusal(self):
+        self.host(*_VGPU)
+        self.machine.leak_use(_GPU)
+        self.refused('restart the host')
+        self.assertTrue(self.is_persistent())
+
+    def test_without_nvidia_smi_the_daemon_stays(self):
+        self.host(*_VGPU)
+        self.machine.faults.fail('nvidia-smi', errno.ENOENT, times=None)
+        self.refused('(nvidia-persiste): nvidia-smi could not ask it')
+        self.machine.stop_persistenced()
+        self.bind('vfio-pci')
+
+    def test_virtual_functions(self):
+        self.host(*_VGPU)
+        privileged_gpu.set_virtual_functions(_GPU, True)
+        self.assertTrue(self.is_persistent())
+        self.assertNotEqual(0, self.state().vfs)
+        self.machine.add_holder(_GPU, 815, 'nv-hostengine')
+        self.assertRaises(exception.GpuInUse,
+                          privileged_gpu.set_virtual_functions, _GPU, False)
+        self.machine.remove_holder(815)
+        privileged_gpu.set_virtual_functions(_GPU, False)
+        self.assertEqual(0, self.state().vfs)
+
+
+class RandomTest(ConsentCase):
+    """Leaked uses, late openers and renamed nodes, in any order."""
+
+    def test_no_unbind_starts_that_the_driver_did_not_allow(self):
+        chance = random.Random(_SEED)
+        results = [self.round(number, chance) for number in range(_ROUNDS)]
+        self.assertEqual({True, False}, set(results))
+
+    def prepare(self, number, chance):
+        """Bind the GPU of some machine to NVIDIA's driver."""
+        if number % 20 == 0:
+            self.host(*(_VGPU, _PLAIN)[number // 20 % 2])
+        if self.state().leaked and chance.random() < 0.5:
+            self.machine.reboot()
+        if self.state().driver != 'nvidia':
+            self.bind('nvidia')
+
+    def round(self, number, chance):
+        """Bind a GPU while others use it; return whether it was bound."""
+        self.prepare(number, chance)
+        machine = self.machine
+        kind = chance.choice(('nobody', 'open', 'renamed', 'late', 'leak'))
+        if kind == 'leak':
+            machine.leak_use(_GPU)
+        elif kind != 'nobody':
+            machine.add_holder(_GPU, 900, 'user', hidden=kind == 'renamed')
+
+        def between_two_questions(seconds):
+            if kind == 'late':
+                machine.add_holder(_GPU, 901, 'late', hidden=True)
+            machine.remove_holder(900)
+        self.use(sleep=between_two_questions)
+        in_use = kind == 'late' or bool(self.state().leaked)
+        try:
+            self.bind('vfio-pci')
+        except exception.GpuInUse:
+            self.assertTrue(in_use)
+            self.check_untouched()
+        else:
+            self.assertFalse(in_use)
+            self.assertEqual((), machine.blocked_unbinds)
+        for pid in (900, 901):
+            machine.remove_holder(pid)
+        return not in_use
+
+    def test_the_lock_keeps_late_openers_out(self):
+        self.host(*_VGPU)
+        simulated = self.machine.proc
+        write = simulated.write
+
+        def then_open(descriptor, data):
+            done = write(descriptor, data)
+            with contextlib.suppress(OSError):
+                self.machine.add_holder(_GPU, 901, 'late')
+            return done
+        simulated.write = then_open
+        self.bind('vfio-pci')
+        self.assertEqual((), self.machine.blocked_unbinds)
