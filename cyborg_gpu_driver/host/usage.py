@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import open_files
@@ -27,6 +28,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import mdev
 from cyborg_gpu_driver.host.sysfs import pci
 
+_NODES = '/dev/vfio'
 _NO_PLACEMENT = 0xffff
 """NVML_INVALID_VGPU_PLACEMENT_ID, which pynvml lacks."""
 
@@ -168,7 +170,8 @@ def vfio_holders(machine: platform.Platform, device: model.PciAddress | str,
     :returns: process ids. A process that has the group open may use another
         function of the group. An mdev has a group of its own.
     :raises UsageUnknown: if a process cannot be inspected, or there may be
-        processes that are not visible.
+        processes that are not visible, and the kernel does not say that
+        nobody has the group open.
     :raises SysfsError: if the device cannot be read.
     """
     if machine.vfio_holders is not None:
@@ -183,9 +186,31 @@ def vfio_holders(machine: platform.Platform, device: model.PciAddress | str,
     try:
         return open_files.openers(proc, tuple(devices)) if devices else ()
     except OSError as error:
+        if group is not None and _is_closed(machine, group):
+            return ()
         raise exception.UsageUnknown(
             what=device, reason=f'{error.filename}: {error.strerror}'
         ) from error
+
+
+def _is_closed(machine: platform.Platform, group: str) -> bool:
+    """Whether the kernel says that nobody has a VFIO group or device open.
+
+    The kernel lets one process at a time open a group, and none while a
+    device of the group is open (vfio_group_fops_open in drivers/vfio/group.c
+    of Linux). False if it does not say so.
+    """
+    number = machine.sysfs.read_optional('class', 'vfio', group, 'dev')
+    try:
+        descriptor = os.open(f'{_NODES}/{group}', os.O_RDWR | os.O_CLOEXEC)
+        try:
+            found = os.fstat(descriptor).st_rdev
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return False
+    # A container may have the node of a group that is gone.
+    return number == f'{os.major(found)}:{os.minor(found)}'
 
 
 def refuse_open(machine: platform.Platform, vgpu: model.PciAddress | str

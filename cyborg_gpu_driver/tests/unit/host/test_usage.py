@@ -133,6 +133,35 @@ class ProcTest(base.SimulatedTestCase):
         self._link('self/ns/pid', 'pid:[4026532201]')
         self.assertIn('PID namespace', self.refused())
 
+    def test_the_kernel_knows_what_a_container_does_not_see(self):
+        self._link('self/ns/pid', 'pid:[4026532201]')
+        nodes = os.path.join(self.root, 'dev')
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.host.usage._NODES', nodes))
+        os.mkdir(nodes)
+        self.refused()
+        os.symlink('/dev/null', os.path.join(nodes, '58'))
+        self.refused()
+        place = os.path.join(self.root, 'sys/class/vfio/58')
+        os.makedirs(place)
+        for number, is_closed in (('1:5', False), ('1:3', True)):
+            with open(os.path.join(place, 'dev'), 'w',
+                      encoding='ascii') as stream:
+                stream.write(number + '\n')
+            if is_closed:
+                self.assertEqual((), self.holders())
+            else:
+                self.refused()
+        busy = OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        real = os.open
+
+        def refuse(path, *arguments, **named):
+            if str(path).startswith(nodes):
+                raise busy
+            return real(path, *arguments, **named)
+        self.useFixture(fixtures.MonkeyPatch('os.open', refuse))
+        self.refused()
+
     def test_without_namespaces(self):
         os.unlink(os.path.join(self.proc, 'self/ns/pid'))
         self.process(30, '/dev/vfio/58')
