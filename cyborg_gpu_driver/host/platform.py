@@ -37,6 +37,7 @@ from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.record import boards
 
 NAMESPACE = 'cyborg_gpu_driver.platform'
+_Files = sysfs.Sysfs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +47,7 @@ class Platform:
     sysfs: sysfs.Sysfs
     nvml: nvml.NvmlSession
     simulated: bool = False
-    proc: sysfs.Sysfs = dataclasses.field(
-        default_factory=lambda: sysfs.Sysfs('/proc'))
+    proc: _Files = dataclasses.field(default_factory=lambda: _Files('/proc'))
     """The files of NVIDIA's driver in proc."""
     sriov_manage: str | Callable[[str, bool], str] = (
         '/usr/lib/nvidia/sriov-manage')

@@ -70,6 +70,9 @@ class Record:
     this library may open it."""
     persistence: bool = False
     """Whether persistence mode was on, which an unbind ends."""
+    ecc: bool | None = None
+    """Whether ECC was on, or about to be; None on a board without ECC. A guest
+    can change it."""
     health: Health | None = None
     link_width: int | None = None
     """PCIe lanes while it was idle."""

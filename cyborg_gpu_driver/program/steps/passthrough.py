@@ -30,6 +30,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.health import pci as pci_health
 from cyborg_gpu_driver.host.health import reader as host_health
+from cyborg_gpu_driver.host.nvml import modes
 from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model
@@ -139,13 +140,16 @@ def keep(machine: platform.Platform, gpu: model.Gpu, **done: object) -> None:
     if verdict.is_unhealthy:
         raise exception.StepFailed(
             reason='it is unhealthy: ' + '; '.join(verdict.reasons))
-    persistence = machine.nvml.optional(
-        'nvmlDeviceGetPersistenceMode', machine.nvml.device(gpu.address))
+    with machine.nvml.kept():
+        persistence = machine.nvml.optional(
+            'nvmlDeviceGetPersistenceMode', machine.nvml.device(gpu.address))
+        ecc = modes.ecc(machine.nvml, gpu.address)
     seen = pci_health.read(machine.sysfs, gpu.address)
     machine.records.put(gpu.address, gpu_record.of(
         gpu, machine.boot_id(), now, machine.nvml.driver_version(),
         health=gpu_record.Health(verdict.state.value, verdict.reasons, now),
-        persistence=bool(persistence), link_width=seen.width,
+        persistence=bool(persistence), ecc=ecc and ecc.pending,
+        link_width=seen.width,
         aer_fatal=seen.fatal, **done))
 
 

@@ -33,6 +33,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.health import pci as pci_health
 from cyborg_gpu_driver.host.nvml import gate
+from cyborg_gpu_driver.host.nvml import modes
 from cyborg_gpu_driver.host.nvml import process as nvml_process
 from cyborg_gpu_driver.host.nvml import traces as nvml_traces
 from cyborg_gpu_driver.host.snapshot import drivers
@@ -168,12 +169,18 @@ class Resetter:
                 reason=f'NVML shows {before.uuid} where {gpu.uuid} was')
         begin()
         began = time.monotonic()
+        wanted = self._restore_ecc(gpu)
         method = once(self._machine, address)
         seconds = round(time.monotonic() - began, 3)
         self._health.reset_done(address)
         self.done.add(address)
         after = self._traces(address)
         reason = cleaning.remains(before, after)
+        if wanted is not None and not reason:
+            found = self._ecc(address)
+            if found is None or found.enabled != wanted:
+                reason = ('its ECC mode is not what it was before the server '
+                          'had it')
         if reason:
             raise exception.StepFailed(reason=reason)
         if pci_health.read(self._machine.sysfs, address).reachable is False:
@@ -183,6 +190,29 @@ class Resetter:
         return {'method': method, 'seconds': seconds,
                 'before': dataclasses.asdict(before),
                 'after': dataclasses.asdict(after)}
+
+    def _restore_ecc(self, gpu: model.Gpu) -> bool | None:
+        """Set the ECC mode that a GPU had before it was handed over.
+
+        A guest can change the mode. The board keeps it over resets and
+        restarts, in its InfoROM, and it takes effect at the next reset
+        (nvmlDeviceSetEccMode in nvml.h).
+
+        :returns: the mode; None if it is not known.
+        """
+        record = self._machine.records.get(gpu.address)
+        if record is None or not (gpu.released
+                                  or gpu.bound_from == drivers.NVIDIA):
+            return None
+        found = self._ecc(gpu.address)
+        if (found is not None and record.ecc is not None
+                and found.pending != record.ecc):
+            privileged_gpu.set_ecc_mode(str(gpu.address), record.ecc)
+        return record.ecc
+
+    @gate.series
+    def _ecc(self, address: model.PciAddress) -> modes.Ecc | None:
+        return modes.ecc(self._machine.nvml, address)
 
     def _open(self, gpu: model.Gpu, begin: Callable[[], object]) -> None:
         """Let NVML see a GPU that this library took from the nvidia driver.

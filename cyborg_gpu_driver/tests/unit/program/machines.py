@@ -21,6 +21,7 @@ import os
 
 import yaml
 
+from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 
@@ -70,3 +71,16 @@ def write(directory: str, name: str,
         # JSON is YAML.
         json.dump(content, stream)
     return path
+
+
+class Records(gpu_record.Records):
+    """Records in memory."""
+
+    def __init__(self):
+        self._kept = {}
+
+    def get(self, address):
+        return self._kept.get(address)
+
+    def put(self, address, record):
+        self._kept[address] = record

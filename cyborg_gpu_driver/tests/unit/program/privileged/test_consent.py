@@ -30,6 +30,7 @@ from cyborg_gpu_driver.program.steps import passthrough
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
+from cyborg_gpu_driver.tests.unit.program import machines
 
 _GPU = '0000:31:00.0'
 _HOST = f"""\
@@ -42,19 +43,6 @@ _PLAIN = ('580.95.05', 'a100-40', 'none')
 _NEW = ('595.45.04', 'h100-nvl', 'none')
 _ROUNDS = 1000 if scope.ALL else 60
 _SEED = 20
-
-
-class Records(gpu_record.Records):
-    """Records in memory."""
-
-    def __init__(self):
-        self._kept = {}
-
-    def get(self, address):
-        return self._kept.get(address)
-
-    def put(self, address, record):
-        self._kept[address] = record
 
 
 class ConsentCase(base.BaseTestCase):
@@ -72,7 +60,7 @@ class ConsentCase(base.BaseTestCase):
             stream.write(_HOST % (version, board, framework))
         self.machine = simulator.Machine.load(path)
         self.platform = dataclasses.replace(
-            platform.open_platform(self.machine), records=Records())
+            platform.open_platform(self.machine), records=machines.Records())
         self.addCleanup(self.machine.uninstall)
         self.addCleanup(self.platform.nvml.reset)
         self.use()

@@ -25,9 +25,11 @@ from cyborg_gpu_driver.host.nvml import access
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.steps import mig_mode
+from cyborg_gpu_driver.program.steps import passthrough
 from cyborg_gpu_driver.program.steps import reset
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.unit.program import machines
 
 _GPU = '0000:31:00.0'
 _HOST = f"""\
@@ -258,3 +260,44 @@ class ModeTest(ResetCase):
         self.host('h100-80')
         self.machine.add_holder(_GPU, 815, 'nv-hostengine')
         self.assertTrue(self.switch())
+
+
+class Keeper:
+    """Knows of no problems that a reset cures."""
+
+    def reset_done(self, address):
+        pass
+
+
+class TenantTest(ResetCase):
+    """What a tenant leaves on a GPU that the agent handed over."""
+
+    def setUp(self):
+        super().setUp()
+        self.use(dataclasses.replace(self.platform,
+                                     records=machines.Records()))
+        self.resetter = reset.Resetter(self.platform, Keeper())
+        (gpu,) = self.reader.snapshot().gpus
+        passthrough.hand_over(self.platform, gpu)
+
+    def clean(self):
+        (gpu,) = self.reader.snapshot().gpus
+        self.assertEqual('nvidia', gpu.bound_from)
+        self.resetter.reset(gpu, lambda: None)
+
+    def ecc(self):
+        with self.machine.operation():
+            return self.machine.gpu(_GPU).state.ecc_modes
+
+    def test_the_ecc_mode_is_restored(self):
+        self.machine.set_ecc_mode(_GPU, False)
+        self.clean()
+        self.assertEqual([True, True], self.ecc())
+
+    def test_an_ecc_mode_that_cannot_be_restored(self):
+        self.machine.set_ecc_mode(_GPU, False)
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.program.privileged.gpu.set_ecc_mode',
+            lambda address, enable: None))
+        error = self.assertRaises(exception.StepFailed, self.clean)
+        self.assertIn('ECC mode', str(error))
