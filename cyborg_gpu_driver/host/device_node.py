@@ -46,9 +46,6 @@ _MAJOR = 195
 _GPUS = ('driver', 'nvidia', 'gpus')
 _MEMORY = 'Video Memory:'
 _UNINITIALIZED = '?'
-_LETS_GO = (580, 105, 8)
-"""The first driver whose remove callback makes nvidia_drm let go of the GPU
-(nvidia_modeset_remove in kernel-open/nvidia/nv-pci.c; not in 580.95.05)."""
 
 
 def holders(machine: platform.Platform, address: model.PciAddress,
@@ -106,15 +103,21 @@ def is_unused(machine: platform.Platform, address: model.PciAddress) -> bool:
             f'/power has no line "{_MEMORY}"')
     if line.removeprefix(_MEMORY).strip() == _UNINITIALIZED:
         return True
-    return (bool(_display(machine, address)) and _lets_go(machine)
-            and holders(machine, address) == _display(machine, address))
+    return only_display_uses(machine, address)
 
 
-def _lets_go(machine: platform.Platform) -> bool:
-    """Whether an unbind makes nvidia_drm let go of the GPU."""
-    version = machine.sysfs.read_optional('module', 'nvidia', 'version') or ''
-    return tuple(int(part) for part in version.split('.')
-                 if part.isdigit()) >= _LETS_GO
+def only_display_uses(machine: platform.Platform, address: model.PciAddress,
+                      besides: str | None = None) -> bool:
+    """Whether only nvidia_drm has a GPU open, which an unbind then ends.
+
+    :param besides: name of a process that may have it open too.
+    :raises UsageUnknown, SysfsError: if it is unknown who has it open.
+    """
+    display = _display(machine, address)
+    version = machine.sysfs.read_optional('module', 'nvidia', 'version')
+    return (bool(display) and drivers.releases_display(version)
+            and display == tuple(holder for holder in holders(
+                machine, address) if holder[1] != besides))
 
 
 def fabric_manager_runs(machine: platform.Platform, proc: str = '/proc'

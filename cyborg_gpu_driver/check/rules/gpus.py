@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from cyborg_gpu_driver.check import facts as facts_module
 from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
@@ -123,6 +124,8 @@ def modules(facts: facts_module.Facts) -> Iterator[result.Finding]:
             yield result.warning(
                 result.HOST, f'{name} is loaded: after a reboot it may bind a '
                 'GPU before the right driver does', _BLACKLIST.format(name))
+    if drivers.releases_display(facts.host.driver_version):
+        return
     for gpu, governing in facts.governed():
         if (_DISPLAY in loaded and gpu.architecture == 'ampere'
                 and any(step.action in _MIG_STEPS for step in _steps(
@@ -131,7 +134,7 @@ def modules(facts: facts_module.Facts) -> Iterator[result.Finding]:
                 gpu.address, f'{_DISPLAY} is loaded: the GPU cannot be reset, '
                 'so its MIG mode cannot be changed',
                 f'Run "modprobe -r {_DISPLAY}", and blacklist it in '
-                '/etc/modprobe.d')
+                '/etc/modprobe.d; or install driver 580.105.08 or later')
 
 
 def nvml(facts: facts_module.Facts) -> Iterator[result.Finding]:

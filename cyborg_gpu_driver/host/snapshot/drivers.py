@@ -16,6 +16,10 @@ from __future__ import annotations
 
 NVIDIA = 'nvidia'
 VFIO_PCI = 'vfio-pci'
+_RELEASES_DISPLAY = (580, 105, 8)
+"""The first version whose remove callback makes nvidia_drm let go of the GPU
+(nvidia_modeset_remove in kernel-open/nvidia/nv-pci.c of NVIDIA's open kernel
+modules; not in 580.95.05)."""
 
 
 def is_vfio(driver: str | None) -> bool:
@@ -25,3 +29,12 @@ def is_vfio(driver: str | None) -> bool:
     nvgrace_gpu_vfio_pci.
     """
     return driver is not None and 'vfio' in driver
+
+
+def releases_display(version: str | None) -> bool:
+    """Whether an unbind from NVIDIA's driver makes nvidia_drm let go.
+
+    :param version: of the driver; None if it is unknown.
+    """
+    return tuple(int(part) for part in (version or '').split('.')
+                 if part.isdigit()) >= _RELEASES_DISPLAY

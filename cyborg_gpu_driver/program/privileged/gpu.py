@@ -18,6 +18,8 @@ its arguments again and makes one change.
 
 from __future__ import annotations
 
+import contextlib
+
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.host import deadline
@@ -184,7 +186,8 @@ def reset_by_driver(address: str) -> bool:
 
     No library has a call for it. The caller has exclusive use of NVML.
 
-    :returns: False if nvidia-smi is not installed.
+    :returns: False if nvidia-smi cannot do it: it is not installed, or
+        nvidia_drm has the GPU open, which only an unbind ends.
     :raises GpuInUse: if the GPU is in use; it was not reset.
     :raises StepFailed: with the output of nvidia-smi, or if it does not end
         in time.
@@ -197,6 +200,10 @@ def reset_by_driver(address: str) -> bool:
     except FileNotFoundError:
         return False
     except child.Failed as error:
+        with contextlib.suppress(exception.UsageUnknown):
+            if device_node.only_display_uses(
+                    privileged.machine(), gpu, holders.PERSISTENCED):
+                return False
         raise _refused(gpu) or exception.StepFailed(
             reason=f'nvidia-smi did not reset it: {error}') from error
     return True

@@ -135,7 +135,11 @@ class ModulesTest(GpuCase):
         self.says_nothing(
             gpus.modules, self.facts(SLICES, loaded=loaded, mig=ON),
             self.facts(SLICES, loaded=loaded, architecture='hopper'),
-            self.facts(VGPUS, loaded=loaded))
+            self.facts(VGPUS, loaded=loaded),
+            self.facts(SLICES, loaded=loaded,
+                       host={'driver_version': '580.105.08'}))
+        self.warns('580.105.08', gpus.modules(self.facts(
+            SLICES, loaded=loaded, host={'driver_version': '580.95.05'})))
 
     def test_nothing_to_say(self):
         self.says_nothing(

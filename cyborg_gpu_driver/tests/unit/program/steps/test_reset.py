@@ -33,7 +33,7 @@ from cyborg_gpu_driver.tests.unit.program import machines
 
 _GPU = '0000:31:00.0'
 _HOST = f"""\
-driver_version: '550.144.02'
+driver_version: '%s'
 virtual: %s
 gpus:
   - {{model: %s, address: '{_GPU}', nvlink: %s}}
@@ -54,11 +54,12 @@ class ResetCase(base.BaseTestCase):
         self.address = model.PciAddress.parse(_GPU)
         self.host()
 
-    def host(self, board='a100-40', switch=None, virtual=False):
+    def host(self, board='a100-40', switch=None, virtual=False,
+             version='550.144.02'):
         path = f'{self.directory}/{board}-{switch}-{virtual}.yaml'
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write(textwrap.dedent(_HOST) % (
-                str(virtual).lower(), board,
+                version, str(virtual).lower(), board,
                 'switches' if switch else '[]',
                 _SWITCH % switch if switch else ''))
         self.machine = simulator.Machine.load(path)
@@ -136,6 +137,14 @@ class ResetTest(ResetCase):
         self.refused(exception.GpuInUse, 'kernel module nvidia_drm')
         self.machine.unload_drm()
         self.reset()
+
+    def test_a_display_module_that_lets_go(self):
+        self.host('h100-nvl', version='595.45.04')
+        self.machine.load_drm()
+        self.assertEqual('flr bus', self.reset())
+        self.whole()
+        self.machine.add_holder(_GPU, 815, 'nv-hostengine')
+        self.refused(exception.GpuInUse, 'process 815')
 
     def test_the_daemon_is_left_to_nvidia_smi(self):
         self.assertEqual('nvidia-smi', self.reset())
@@ -237,6 +246,12 @@ class ModeTest(ResetCase):
                                      gpu_holders=lambda address: ()))
         self.refused(exception.ModeBlocked, 'In use by another client',
                      self.switch)
+
+    def test_a_display_module_that_lets_go(self):
+        self.host(version='595.45.04')
+        self.machine.load_drm()
+        self.assertTrue(self.switch())
+        self.whole()
 
     def test_the_daemon_is_no_obstacle(self):
         for enable in (True, False):
