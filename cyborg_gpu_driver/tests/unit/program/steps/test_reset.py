@@ -287,11 +287,14 @@ class Keeper:
 class TenantTest(ResetCase):
     """What a tenant leaves on a GPU that the agent handed over."""
 
-    def setUp(self):
-        super().setUp()
+    def host(self, *arguments, **named):
+        super().host(*arguments, **named)
         self.use(dataclasses.replace(self.platform,
                                      records=machines.Records()))
         self.resetter = reset.Resetter(self.platform, Keeper())
+        self.hand_over()
+
+    def hand_over(self):
         (gpu,) = self.reader.snapshot().gpus
         passthrough.hand_over(self.platform, gpu)
 
@@ -303,6 +306,20 @@ class TenantTest(ResetCase):
     def ecc(self):
         with self.machine.operation():
             return self.machine.gpu(_GPU).state.ecc_modes
+
+    def test_one_after_another_on_a_default_host(self):
+        for board, version in (('a100-40', '550.144.02'),
+                               ('a100-40', '580.65.06'),
+                               ('h100-nvl', '595.45.04')):
+            self.host(board, version=version)
+            for _ in range(2):
+                self.machine.attach_whole(_GPU)
+                self.machine.detach_whole(_GPU)
+                self.clean()
+                with self.machine.operation():
+                    self.assertTrue(self.machine.gpu(_GPU).state.persistence)
+                self.hand_over()
+            self.whole()
 
     def test_the_ecc_mode_is_restored(self):
         self.machine.set_ecc_mode(_GPU, False)
