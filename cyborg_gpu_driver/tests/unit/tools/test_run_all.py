@@ -66,7 +66,7 @@ Captured traceback:
       File "tests.py", line 1, in test_other
     KeyError: 'x'
 
-{0} tests.OtherTest.test_all [0.0s] ... SKIPPED: tools/test all runs it
+{0} tests.OtherTest.test_all ... SKIPPED: tools/test all runs it
 ======
 Totals
 ======
