@@ -32,8 +32,10 @@ _VBIOS = {pynvml.NVML_DEVICE_ARCH_VOLTA: '88.00.98.00.01',
           pynvml.NVML_DEVICE_ARCH_ADA: '95.02.66.00.02',
           pynvml.NVML_DEVICE_ARCH_HOPPER: '96.00.A5.00.1A',
           pynvml.NVML_DEVICE_ARCH_BLACKWELL: '98.02.52.00.01'}
-"""In the format of real versions; the same for all boards of an architecture.
-"""
+"""In the format of real versions, by architecture. That of Hopper was seen on
+an H200, driver 580.159.04."""
+_VBIOS_OF = {'h100-80': '96.00.DA.00.0C'}
+"""Of one model: seen on an H100, driver 580.159.04."""
 _BUS_ID = re.compile('(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):'
                      '([0-9a-fA-F]{1,2})(?:[.]([0-7]))?')
 
@@ -272,8 +274,9 @@ def architecture(library, handle, value):
 
 @symbols.symbol('nvmlDeviceGetVbiosVersion')
 def vbios_version(library, handle, buffer, length):
-    memory.put_text(buffer, memory.number(length),
-                    _VBIOS[library.gpu(handle).model.architecture])
+    model = library.gpu(handle).model
+    memory.put_text(buffer, memory.number(length), _VBIOS_OF.get(
+        model.name, _VBIOS[model.architecture]))
 
 
 @symbols.symbol('nvmlDeviceGetBrand')

@@ -35,8 +35,8 @@ DATA = documents.ROOT / 'cyborg_gpu_driver' / 'tests' / 'data' / 'real'
 _STAGES = ('product', 'mig', 'sweep', 'links', 'vgpu')
 """The stages that are compared.
 
-Not among them is "nobody", of a user without rights: an H200 answers him about
-GPU instances as it answers root. The simulator refuses, as nvml.h says.
+Not among them is "nobody", of a user without rights: both boards answer him
+about GPU instances as they answer root. The simulator refuses, as nvml.h says.
 """
 
 _STATES = frozenset({
