@@ -18,7 +18,6 @@ import os
 
 from oslo_config import cfg
 
-from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 
@@ -55,20 +54,6 @@ GPU_OPTS = [
              'vGPUs, and binds a GPU in passthrough mode to vfio-pci. If '
              'false, the operator does all of this. Without policies, the '
              'agent only binds vfio-pci.'),
-    cfg.StrOpt(
-        'passthrough_driver', default=drivers.VFIO_PCI, mutable=True,
-        choices=[
-            (drivers.VFIO_PCI,
-             'the agent binds a GPU to vfio-pci before it offers it'),
-            (drivers.NVIDIA,
-             'a GPU that is bound to nvidia is offered as it is, and '
-             'libvirt binds it to vfio-pci when a server starts')],
-        help='Kernel driver of an idle GPU in passthrough mode. A GPU that '
-             'the operator bound to vfio-pci is offered in either case. '
-             'The nvidia driver does not release a GPU that a process has '
-             'open, and the start of the server then hangs. Choose nvidia '
-             'only on a host without other GPUs and without monitors (DCGM, '
-             'nvidia-persistenced): NVML opens all GPUs, whichever it reads.'),
     cfg.BoolOpt(
         'nova_vfio_handles', default=False, mutable=True,
         help='Whether nova-compute on this host is started as '
@@ -230,8 +215,8 @@ POLICY_OPTS = [
              'Placement until the GPU is idle again. Options of mode mig '
              'and mode vgpu apply in their role; vgpu_types then names the '
              'types of both. With passthrough, an idle GPU is kept bound to '
-             'passthrough_driver, and the first bind of a vGPU changes its '
-             'driver and mode, for which bind_timeout must be long enough.'),
+             'vfio-pci, and the first bind of a vGPU changes its driver and '
+             'mode, for which bind_timeout must be long enough.'),
     cfg.ListOpt(
         'profiles', default=[], mutable=True,
         help='Mode mig: GPU instance profiles to offer, as nvidia-smi mig '

@@ -63,8 +63,6 @@ class Settings:
     """``[gpu] nova_vfio_handles``."""
     prepare: bool = True
     """``[gpu] prepare``."""
-    passthrough_driver: str = drivers.VFIO_PCI
-    """``[gpu] passthrough_driver``."""
     clean_whole_gpus: bool = True
     """``[gpu] clean_whole_gpus``."""
     health_events: bool = True
@@ -99,7 +97,7 @@ class Settings:
 
         If the operator configured no policies, a GPU is offered as it was
         found, and only its driver is changed. Without ``[gpu] prepare`` the
-        driver is not changed either: the agent at most closes the GPU.
+        driver is not changed either.
 
         :param role: the role that a GPU in mode auto has by its claims, or
             is to take; None if it is idle. Ignored for other modes.
@@ -109,20 +107,17 @@ class Settings:
             return readiness.Wants()
         if governing.mode is policy.Mode.AUTO:
             return self._wants_in_role(gpu, governing, role)
-        wanted = readiness.wants(gpu, governing, self.passthrough_driver)
-        if self.prepare and self.policies is not None:
-            return wanted
-        wanted = readiness.driver_only(gpu, wanted)
-        if self.prepare:
-            return wanted
-        return dataclasses.replace(wanted, driver=None)
+        if not self.prepare:
+            return readiness.Wants()
+        wanted = readiness.wants(gpu, governing)
+        return (readiness.driver_only(gpu, wanted) if self.policies is None
+                else wanted)
 
     def _wants_in_role(self, gpu: model.Gpu, governing: policy.Policy,
                        asked: policy.Mode | None) -> readiness.Wants:
         role = (asked or roles.in_force(gpu, ())
                 or roles.resting(gpu, governing))
-        wanted = readiness.wants(gpu, governing.in_role(role),
-                                 self.passthrough_driver)
+        wanted = readiness.wants(gpu, governing.in_role(role))
         if (role in roles.PARTITIONED and gpu.in_pci_sysfs
                 and drivers.is_vfio(gpu.driver)):
             # Only the nvidia driver can partition a GPU, so it must be bound
@@ -153,7 +148,6 @@ def read(conf: cfg.ConfigOpts) -> Settings:
         policies=tuple(_policy(conf, name) for name in names) or None,
         ignored_addresses=addresses, ignored_uuids=uuids,
         vfio_handles=conf.gpu.nova_vfio_handles, prepare=conf.gpu.prepare,
-        passthrough_driver=conf.gpu.passthrough_driver,
         clean_whole_gpus=conf.gpu.clean_whole_gpus,
         health_events=conf.gpu.health_events,
         health_clean_checks=conf.gpu.health_clean_checks,

@@ -16,8 +16,8 @@ A fault of a GPU costs the details of that GPU, never the snapshot. GPUs are
 read in parallel, so a GPU that does not answer in time delays no other. What
 may change is read for each snapshot. What cannot be read is left out and
 reported as a problem; it is never taken from an earlier snapshot. Only a GPU
-that NVML is not queried about, because it is bound to another driver or in
-passthrough mode, has the facts of its record.
+that NVML is not queried about, because it is bound to another driver, has the
+facts of its record.
 """
 
 from __future__ import annotations
@@ -133,12 +133,12 @@ class HostReader:
         return (identity.physfn if identity.physfn in identities
                 else identity.address)
 
-    def openable(self) -> tuple[model.Gpu, ...]:
-        """Return the GPUs that NVML may be queried about, from sysfs.
+    def bound(self) -> tuple[model.Gpu, ...]:
+        """Return the GPUs that are bound to nvidia, from sysfs.
 
-        A query to NVML opens the GPU, as nvmlInit opens each GPU that is
-        bound to nvidia, and NVIDIA's driver does not release a GPU that is
-        open (:mod:`cyborg_gpu_driver.host.device_node`).
+        An NVML session opens all of them, and NVIDIA's driver does not
+        release a GPU that is open
+        (:mod:`cyborg_gpu_driver.host.device_node`).
         """
         problems = problems_module.Problems()
         identities = self._identities(problems)
@@ -147,20 +147,7 @@ class HostReader:
                 self._functions.bare(identity, problems)
                 for identity in identities.values()
                 if identity.physfn not in identities)
-            if self._is_openable(gpu, self._recorded(gpu)))
-
-    def is_openable(self, gpu: model.Gpu) -> bool:
-        """Whether NVML may still be queried about a GPU of :meth:`openable`.
-
-        Reads only the GPU's record again. Call this with the session open: a
-        process that then releases the GPU waits until the session is closed.
-        """
-        return self._is_openable(gpu, self._recorded(gpu))
-
-    @staticmethod
-    def _is_openable(gpu: model.Gpu, recorded: model.Gpu | None) -> bool:
-        return (recorded is None and gpu.physfn is None
-                and gpu.driver == drivers.NVIDIA)
+            if _is_nvidias(gpu))
 
     def _identities(self, problems: problems_module.Problems
                     ) -> dict[model.PciAddress, pci.Identity]:
@@ -210,9 +197,9 @@ class HostReader:
             for reason in (*identity.problems, *unlisted):
                 problems.add(reason)
             gpu = self._functions.bare(identity, problems)
-            recorded = self._recorded(gpu)
-            readings[gpu.address] = nvml_gpu.Reading(recorded or gpu)
-            if with_nvml and self._is_openable(gpu, recorded):
+            readings[gpu.address] = nvml_gpu.Reading(
+                self._recorded(gpu) or gpu)
+            if with_nvml and _is_nvidias(gpu):
                 asked.append(gpu)
         for reading in self._gpus.complete(asked, detail):
             readings[reading.gpu.address] = reading
@@ -221,16 +208,11 @@ class HostReader:
 
     def _recorded(self, gpu: model.Gpu) -> model.Gpu | None:
         """The GPU with its recorded facts; None if there are none to use."""
-        record = None
-        if gpu.physfn is None:
-            record = self._records.get(gpu.address)
-        if record is None:
+        if gpu.physfn is not None or gpu.driver == drivers.NVIDIA:
             return None
-        boot = self.boot_id()
-        if gpu.driver != drivers.NVIDIA or (
-                record.released and gpu_record.holds(record, gpu, boot)):
-            return gpu_record.complete(gpu, record, boot)
-        return None
+        record = self._records.get(gpu.address)
+        return (None if record is None
+                else gpu_record.complete(gpu, record, self.boot_id()))
 
     def _finished(self, reading: nvml_gpu.Reading, mdevs: functions.Mdevs,
                   problems: problems_module.Problems, detail: bool
@@ -287,3 +269,7 @@ class HostReader:
                 gpu, nvlink_peers=tuple(sorted(peers - {gpu.address})),
                 problems=problems[gpu.address].all()))
         return tuple(found)
+
+
+def _is_nvidias(gpu: model.Gpu) -> bool:
+    return gpu.physfn is None and gpu.driver == drivers.NVIDIA

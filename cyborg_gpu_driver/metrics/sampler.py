@@ -16,11 +16,11 @@ A scrape takes the latest sample of each GPU and does not wait. The sampler
 queries the GPUs in parallel, each in its own thread with a deadline, so that a
 GPU that hangs does not delay others (:mod:`cyborg_gpu_driver.host.deadline`).
 
-An NVML query opens the GPU's device node, and NVIDIA's kernel driver does not
-release a GPU whose node is open: nv_pci_remove_helper of
+An NVML session opens all GPUs that are bound to nvidia, and NVIDIA's kernel
+driver does not release an open GPU: nv_pci_remove_helper of
 kernel-open/nvidia/nv-pci.c in NVIDIA's open kernel modules waits until its
-usage count is 0. Therefore the sampler does not query a GPU that the agent
-has released for a server, and closes its NVML session whenever another
+usage count is 0. Therefore the sampler queries no GPU while one that a server
+may get whole is bound to nvidia, and closes its session whenever another
 process of this library wants exclusive access to NVML
 (:mod:`cyborg_gpu_driver.host.nvml.access`).
 """
@@ -28,7 +28,6 @@ process of this library wants exclusive access to NVML
 from __future__ import annotations
 
 import dataclasses
-import functools
 import threading
 import time
 from collections.abc import Callable
@@ -117,11 +116,11 @@ class Sampler:
         rounds.start(self.round, 'samples')
 
     def round(self) -> None:
-        """Query each GPU that may be opened, once.
+        """Query each GPU that NVML sees, once, if all may be opened.
 
         Never raises because of hardware or other processes.
         """
-        gpus = self._openable()
+        gpus = self._readable()
         with self._mutex:
             self._known = {gpu.address: self._known.get(gpu.address, _Known())
                            for gpu in gpus}
@@ -146,7 +145,7 @@ class Sampler:
                     known.stale, known.failed)
         return found
 
-    def _openable(self) -> tuple[model.Gpu, ...]:
+    def _readable(self) -> tuple[model.Gpu, ...]:
         if (not self._machine.simulated
                 and not self._machine.nvml.gate.access.is_shared()):
             self._say('locks', 'No GPU is queried: the files of cyborg-agent '
@@ -154,34 +153,40 @@ class Sampler:
                       'could not have a GPU closed')
             return ()
         self._said.over('locks')
-        return tuple(gpu for gpu in self._host.openable()
-                     if self._may_open(gpu))
+        gpus = self._host.bound()
+        for gpu in gpus:
+            reason = self._reserved(gpu)
+            if reason:
+                self._say('reserved', f'No GPU is queried, because that opens '
+                          f'all that are bound to nvidia: GPU {gpu.address} '
+                          f'{reason}')
+                self._machine.nvml.reset()
+                return ()
+        self._said.over('reserved')
+        return gpus
 
-    def _may_open(self, gpu: model.Gpu) -> bool:
-        """Whether a GPU may be opened.
+    def _reserved(self, gpu: model.Gpu) -> str:
+        """Why a GPU must not be opened; empty if it may be.
 
-        The sampler must not open a GPU whose record cannot be read, or one
-        that was reported as a whole GPU: after a reboot Nova may start its
-        server before the agent releases the GPU again. A GPU in mode auto may
-        be a whole one while nothing is bound on it.
+        A GPU must not be opened if it was reported as a whole GPU: after a
+        reboot Nova may start its server before the agent has bound the GPU to
+        vfio-pci. A GPU in mode auto may be a whole one while nothing is bound
+        on it.
         """
         try:
             record = self._store.read(gpu.address)
         except exception.JournalError as error:
-            self._say(gpu.address,
-                      f'GPU {gpu.address} is not queried: {error}')
-            return False
+            return f'may be a whole one: {error}'
         mode = record.reported.mode if record.reported else None
         if mode in {whole.value for whole in policy.WHOLE} or (
                 mode == policy.Mode.AUTO.value and not record.claims):
-            return False
-        return self._host.is_openable(gpu)
+            return 'is a whole one and not bound to vfio-pci yet'
+        return ''
 
     def _sample(self, gpu: model.Gpu) -> None:
         address, begun = gpu.address, self._clock()
         try:
-            sample = self._telemetry.read(
-                address, functools.partial(self._may_open, gpu))
+            sample = self._telemetry.read(address)
         except exception.NvmlClosed as error:
             LOG.debug('GPU %s is not queried: %s', address, error)
             return
@@ -192,7 +197,7 @@ class Sampler:
                 known, failed=known.failed + 1))
             return
         if sample is None:
-            # The GPU may not be opened any more: it may be on offer now.
+            # There is no NVML now.
             self._note(address, lambda known: dataclasses.replace(
                 known, sample=None))
             return

@@ -34,7 +34,7 @@ from cyborg_gpu_driver.partition.change import action
 Action = action.Action
 
 
-HARMLESS = frozenset({Action.BIND_VFIO, Action.RELEASE})
+HARMLESS = frozenset({Action.BIND_VFIO})
 """Steps that take nothing from a shut-off server that has the GPU. The server
 needs them to start again."""
 
@@ -54,13 +54,9 @@ class Wants:
     this is the scheduler of each GPU instance that vGPUs share."""
     driver: str | None = None
     """``nvidia``, or ``vfio-pci`` for any driver that serves guests."""
-    released: bool = False
-    """Whether the GPU is offered while it is bound to nvidia: then no process
-    of this library may have it open."""
 
 
-def wants(gpu: model.Gpu, policy: policies.Policy,
-          passthrough_driver: str = drivers.VFIO_PCI) -> Wants:
+def wants(gpu: model.Gpu, policy: policies.Policy) -> Wants:
     """Return what ``policy`` needs of ``gpu``.
 
     For a GPU that NVML does not see, only the driver matters: a setting that
@@ -68,13 +64,11 @@ def wants(gpu: model.Gpu, policy: policies.Policy,
     this library took it from there. In MIG mode NVML does not report whether
     a GPU can mix sizes, so the GPU is assumed to be able until MIG mode is
     off.
-
-    :param passthrough_driver: ``[gpu] passthrough_driver``.
     """
     if gpu.physfn is not None or not gpu.in_pci_sysfs:
         return Wants()
     if policy.mode in policies.WHOLE:
-        return _passthrough(gpu, passthrough_driver)
+        return _passthrough(gpu)
     if policy.mode is policies.Mode.OFF:
         return Wants()
     if not gpu.visible_to_nvml:
@@ -84,8 +78,7 @@ def wants(gpu: model.Gpu, policy: policies.Policy,
 
 def driver_only(gpu: model.Gpu, wanted: Wants) -> Wants:
     """Return what is wanted if nothing but the driver may be changed."""
-    return Wants() if carved_up(gpu) else Wants(
-        driver=wanted.driver, released=wanted.released)
+    return Wants() if carved_up(gpu) else Wants(driver=wanted.driver)
 
 
 def carved_up(gpu: model.Gpu) -> str:
@@ -106,20 +99,13 @@ def carved_up(gpu: model.Gpu) -> str:
 
 def steps(gpu: model.Gpu, wanted: Wants) -> tuple[action.Step, ...]:
     """Return the ordered steps from the state of ``gpu`` to what is wanted."""
-    if gpu.released and not wanted.released:
-        # Nothing else is known until NVML may be queried again.
-        return (action.Step(Action.REOPEN),)
     if wanted.driver == drivers.NVIDIA and gpu.driver != drivers.NVIDIA:
         return (action.Step(Action.BIND_NVIDIA),)
     modes = _modes(gpu, wanted)
-    hand = []
-    if (wanted.driver == drivers.VFIO_PCI
-            and not drivers.is_vfio(gpu.driver)):
-        hand.append(Action.BIND_VFIO)
-    if wanted.released and not gpu.released:
-        hand.append(Action.RELEASE)
+    hand = (wanted.driver == drivers.VFIO_PCI
+            and not drivers.is_vfio(gpu.driver))
     return (*map(action.Step, modes), *_schedulers(gpu, wanted, modes),
-            *map(action.Step, hand))
+            *([action.Step(Action.BIND_VFIO)] if hand else ()))
 
 
 def actions(gpu: model.Gpu, wanted: Wants) -> tuple[Action, ...]:
@@ -180,19 +166,16 @@ def _schedulers(gpu: model.Gpu, wanted: Wants, modes: Collection[Action]
         yield action.Step(Action.SCHEDULER, scheduler=wanted.scheduler)
 
 
-def _passthrough(gpu: model.Gpu, driver: str) -> Wants:
-    if gpu.driver != drivers.NVIDIA:
-        # A GPU without a driver is not in use. A driver other than NVIDIA's
-        # may drive a console; the operator decides about it.
-        return Wants(driver=drivers.VFIO_PCI) if gpu.driver is None and (
-            driver == drivers.VFIO_PCI) else Wants()
-    if gpu.released:
-        # The last reading before the release: no MIG mode, no functions.
-        return Wants(driver=driver, released=driver == drivers.NVIDIA)
-    if not gpu.visible_to_nvml:
+def _passthrough(gpu: model.Gpu) -> Wants:
+    if gpu.driver is None:
+        # A GPU without a driver is not in use.
+        return Wants(driver=drivers.VFIO_PCI)
+    if gpu.driver != drivers.NVIDIA or not gpu.visible_to_nvml:
+        # A driver other than NVIDIA's may drive a console; the operator
+        # decides about it.
         return Wants()
-    return Wants(mig=_mig(gpu, False), vfs=_vfs(gpu, False), driver=driver,
-                 released=driver == drivers.NVIDIA)
+    return Wants(mig=_mig(gpu, False), vfs=_vfs(gpu, False),
+                 driver=drivers.VFIO_PCI)
 
 
 def _vgpu(gpu: model.Gpu, policy: policies.Policy) -> Wants:

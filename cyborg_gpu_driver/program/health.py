@@ -201,7 +201,7 @@ class HealthKeeper:
     def _ask(self, gpu: model.Gpu, host: model.Host) -> health_facts.Facts:
         if gpu.physfn is not None:
             return _NOTHING
-        if gpu.in_pci_sysfs and (gpu.released or gpu.driver != drivers.NVIDIA):
+        if gpu.in_pci_sysfs and gpu.driver != drivers.NVIDIA:
             return self._ask_pci(gpu)
         if host.nvml_problem is not None:
             return _NOTHING

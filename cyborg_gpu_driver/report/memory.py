@@ -56,8 +56,7 @@ def untrusted(gpu: model.Gpu, known: gpu_record.Reported | None,
     """
     if gpu.problems:
         return '; '.join(gpu.problems)
-    if (gpu.visible_to_nvml or gpu.released
-            or gpu.driver != drivers.NVIDIA):
+    if gpu.visible_to_nvml or gpu.driver != drivers.NVIDIA:
         return ''
     if library_missing and (known is None or known.facts.uuid is None):
         return ''

@@ -255,12 +255,6 @@ def _to_do(facts, gpu, steps):
 
 
 def _steps(facts, gpu, governing):
-    """Return the steps that remain to be done on the GPU itself.
-
-    This omits the steps in which the agent closes and opens the GPU in NVML,
-    because they do not change the GPU.
-    """
-    return [step for step in readiness.steps(gpu, readiness.wants(
-        gpu, roles.governs(governing, gpu),
-        facts.settings.passthrough_driver))
-        if step.action in _BY_HAND]
+    """Return the steps that remain to be done."""
+    return readiness.steps(gpu, readiness.wants(
+        gpu, roles.governs(governing, gpu)))

@@ -22,7 +22,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import uuid
-from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -130,18 +129,15 @@ class TelemetryReader:
         self._nvml = nvml
         self._known: dict[model.PciAddress, _Known] = {}
 
-    def read(self, address: model.PciAddress, may_open: Callable[[], bool]
-             ) -> telemetry.Sample | None:
+    def read(self, address: model.PciAddress) -> telemetry.Sample | None:
         """Read the metrics of the GPU at ``address``.
 
-        :param may_open: whether the GPU may be opened. It is called while
-            the session is open and cannot be closed for other processes.
-        :returns: None if the GPU must not, or NVML cannot, be opened.
+        :returns: None if NVML cannot be opened.
         :raises NvmlClosed: if another process wants NVML closed.
         :raises NvmlError: if the GPU does not answer.
         """
         with self._nvml.kept(0), self._nvml.about(address):
-            if self._nvml.problem() is not None or not may_open():
+            if self._nvml.problem() is not None:
                 return None
             try:
                 return self._read(address)

@@ -29,7 +29,6 @@ PARTLY = 'partly unreadable'
 UNSEEN = 'not seen by NVML'
 NO_ANSWER = 'no answer'
 NEEDS_RESET = 'needs a reset'
-RELEASED = 'passthrough'
 FUNCTION = 'virtual function'
 _FAILURES = {
     # nvml.h: "The GPU has fallen off the bus or has otherwise become
@@ -49,8 +48,6 @@ def state(gpu: model.Gpu) -> str:
     """
     if not _is_nvidias(gpu):
         return f'bound to {gpu.driver}' if gpu.driver else 'no driver'
-    if gpu.released:
-        return RELEASED
     if gpu.physfn is not None:
         return FUNCTION
     if not gpu.visible_to_nvml:
@@ -75,11 +72,9 @@ def doubts(gpu: model.Gpu) -> tuple[str, ...]:
 def is_away(gpu: model.Gpu) -> bool:
     """Whether NVML cannot, or must not, read the GPU.
 
-    Another driver or none is bound to it, it is in passthrough mode and no
-    process of this host may open it, or it is not a physical GPU.
+    Another driver or none is bound to it, or it is not a physical GPU.
     """
-    return (gpu.released or gpu.physfn is not None
-            or not _is_nvidias(gpu))
+    return gpu.physfn is not None or not _is_nvidias(gpu)
 
 
 def is_failed(gpu: model.Gpu) -> bool:
@@ -97,9 +92,6 @@ def obstacle(gpu: model.Gpu) -> str:
         return (f'it is bound to {gpu.driver}, not to the {drivers.NVIDIA} '
                 'driver' if gpu.driver
                 else f'the {drivers.NVIDIA} driver is not bound to it')
-    if gpu.released:
-        return ('it is in passthrough mode, and no process of this host may '
-                'open it')
     if gpu.physfn is not None:
         return f'it is a virtual function of {gpu.physfn}'
     if gpu.visible_to_nvml and (gpu.mig is not None or not gpu.problems):

@@ -12,8 +12,8 @@
 
 """The record of a GPU that NVML cannot be queried about.
 
-A GPU in passthrough mode is bound to vfio-pci, where NVML does not see
-it, or must at least not be opened. Its record keeps what NVML reported before.
+A GPU in passthrough mode is bound to vfio-pci, where NVML does not see it. Its
+record keeps what NVML reported before.
 Only the code that binds the GPU writes the record, under the GPU's lock.
 """
 
@@ -22,7 +22,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model as host_model
 
 _OF_MODEL = ('model', 'architecture', 'memory_mib')
@@ -65,9 +64,6 @@ class Record:
     bound_from: str | None = None
     """The driver that it had before this library bound it to vfio-pci;
     None if this library did not bind it."""
-    released: bool = False
-    """It is in passthrough mode while it is bound to ``nvidia``: no process of
-    this library may open it."""
     persistence: bool = False
     """Whether persistence mode was on, which an unbind ends."""
     ecc: bool | None = None
@@ -111,9 +107,7 @@ def complete(gpu: host_model.Gpu, record: Record, boot: str) -> host_model.Gpu:
     if holds(record, gpu, boot):
         names += _OF_BOARD
         known.update(
-            nvlink_peers=record.nvlink_peers, released=record.released,
-            bound_from=(None if gpu.driver == drivers.NVIDIA
-                        else record.bound_from))
+            nvlink_peers=record.nvlink_peers, bound_from=record.bound_from)
     return dataclasses.replace(gpu, **known, **{
         name: getattr(record, name) for name in names})
 

@@ -328,8 +328,6 @@ class Gpu:
     """When NVML reported the recorded facts; None: just now."""
     bound_from: str | None = None
     """Its driver before this library bound it to vfio-pci, if it did."""
-    released: bool = False
-    """Offered whole on ``nvidia``: none of our processes may open it."""
     nvml_failure: str | None = None
     """Error that ended its reading: ``GPU_IS_LOST``, ... (nvmlReturn_t)."""
     sriov_totalvfs: int = 0

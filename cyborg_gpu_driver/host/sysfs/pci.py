@@ -190,16 +190,6 @@ class PciBus:
         return number(self._sysfs.link_name(
             *DEVICES, str(address), 'iommu_group'), 'iommu_group')
 
-    def group_members(self, group: int | None) -> tuple[str, ...]:
-        """Addresses of the functions in an IOMMU group; none without group.
-
-        :raises SysfsError: if they cannot be listed.
-        """
-        if group is None:
-            return ()
-        return tuple(self._sysfs.listdir('kernel', 'iommu_groups',
-                                         str(group), 'devices'))
-
     def numvfs(self, address: model.PciAddress) -> int:
         """Return how many virtual functions are enabled.
 

@@ -31,7 +31,6 @@ class Action(enum.Enum):
     """The kind of a step. The values are for programs."""
 
     BIND_NVIDIA = 'bind-nvidia'
-    REOPEN = 'reopen-nvml'
     DISABLE_FUNCTIONS = 'disable-virtual-functions'
     """``sriov-manage -d``."""
     ENABLE_MIG = 'enable-mig'
@@ -55,12 +54,10 @@ class Action(enum.Enum):
     fmActivateFabricPartition for whole GPUs."""
     DEACTIVATE_PARTITION = 'deactivate-nvswitch-partition'
     BIND_VFIO = 'bind-vfio'
-    RELEASE = 'close-nvml'
 
 
 _WORDS = {
     Action.BIND_NVIDIA: 'bind it to nvidia',
-    Action.REOPEN: 'open it in NVML again',
     Action.DISABLE_FUNCTIONS: 'disable virtual functions',
     Action.ENABLE_MIG: 'turn MIG mode on',
     Action.DISABLE_MIG: 'turn MIG mode off',
@@ -77,7 +74,6 @@ _WORDS = {
     Action.ACTIVATE_PARTITION: 'activate NVSwitch partition',
     Action.DEACTIVATE_PARTITION: 'deactivate NVSwitch partition',
     Action.BIND_VFIO: 'bind it to vfio-pci',
-    Action.RELEASE: 'close it in NVML',
 }
 """Descriptions of the actions for people."""
 

@@ -88,7 +88,7 @@ def gpu_in_role(gpu: model.Gpu, role: policies.Mode, known: RoleFacts
     vendor = known.framework is model.Framework.VENDOR_VFIO
     sliced = role is policies.Mode.MIG
     return dataclasses.replace(
-        gpu, driver=drivers.NVIDIA, visible_to_nvml=True, released=False,
+        gpu, driver=drivers.NVIDIA, visible_to_nvml=True,
         sriov_numvfs=len(known.functions),
         vfs=tuple(model.VirtualFunction(
             address, index, drivers.NVIDIA, None,

@@ -52,11 +52,11 @@ class State:
 
 
 def offers(gpu: model.Gpu, policy: policies.Policy, states: Iterable[State],
-           driver: str | None = None) -> Iterator[offer.Offer]:
+           must_be_bound: bool = False) -> Iterator[offer.Offer]:
     """Yield one offer for each group that ``gpu`` leads and the policy names.
 
     :param states: the groups that the GPU is in.
-    :param driver: ``[gpu] passthrough_driver``.
+    :param must_be_bound: see :func:`.passthrough.offers`.
     """
     states = tuple(states)
     sizes = policy.nvlink_sizes
@@ -79,7 +79,7 @@ def offers(gpu: model.Gpu, policy: policies.Policy, states: Iterable[State],
             continue
         problem = _problem(gpu, state)
         busy = '' if problem else '; '.join(filter(None, (
-            _busy(member, driver) for member in state.members)))
+            _busy(member, must_be_bound) for member in state.members)))
         taken = any(member.claim for member in state.members)
         yield offer.Offer(
             gpu=gpu.address, policy=policy.name, mode=policy.mode,
@@ -107,8 +107,8 @@ def _problem(gpu: model.Gpu, state: State) -> str:
     return ''
 
 
-def _busy(member: Member, driver: str | None) -> str:
+def _busy(member: Member, must_be_bound: bool) -> str:
     if member.gpu is None or member.claim:
         return ''
-    reason = passthrough.busy_with(member.gpu, driver)
+    reason = passthrough.busy_with(member.gpu, must_be_bound)
     return reason and f'GPU {member.gpu.address}: {reason}'

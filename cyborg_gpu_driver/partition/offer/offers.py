@@ -38,7 +38,7 @@ UNKNOWN = elastic.Situation()
 
 def offers(gpu: model.Gpu, policy: policies.Policy,
            held: Sequence[Held] = (), vfio_handles: bool = False,
-           passthrough_driver: str | None = None,
+           must_be_bound: bool = False,
            situation: Situation = UNKNOWN,
            groups: Sequence[offer_nvlink.State] = ()) -> tuple[Offer, ...]:
     """Return what ``gpu`` offers under the policy that governs it.
@@ -50,20 +50,20 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
         known; each vGPU once.
     :param vfio_handles: ``[gpu] nova_vfio_handles``: whether handles can be
         bound to virtual functions of vendor VFIO.
-    :param passthrough_driver: ``[gpu] passthrough_driver``; with None the
-        GPU's current driver does not matter.
+    :param must_be_bound: whether a server needs a whole GPU bound to vfio-pci
+        now; otherwise this shows what the GPU could offer.
     :param situation: of a GPU in mode auto.
     :param groups: mode nvlink: the groups that the GPU is in.
     """
     if policy.mode is policies.Mode.AUTO:
         return tuple(elastic.offers(
             gpu, policy, situation, held, lambda picture, rules, there:
-            offers(picture, rules, there, vfio_handles, passthrough_driver)))
+            offers(picture, rules, there, vfio_handles, must_be_bound)))
     if policy.mode is policies.Mode.NVLINK:
         return tuple(offer_nvlink.offers(gpu, policy, groups,
-                                         passthrough_driver))
+                                         must_be_bound))
     if policy.mode is policies.Mode.PASSTHROUGH:
-        return tuple(passthrough.offers(gpu, policy, passthrough_driver))
+        return tuple(passthrough.offers(gpu, policy, must_be_bound))
     if policy.mode is policies.Mode.VGPU:
         return tuple(offer_vgpu.offers(gpu, policy, vfio_handles))
     if policy.mode is policies.Mode.MIG:

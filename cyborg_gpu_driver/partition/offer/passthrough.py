@@ -24,18 +24,18 @@ from cyborg_gpu_driver.partition.offer import offer
 
 
 def offers(gpu: model.Gpu, policy: policies.Policy,
-           driver: str | None = None) -> Iterator[offer.Offer]:
+           must_be_bound: bool = False) -> Iterator[offer.Offer]:
     """Yield the offer of the whole GPU; a carved-up GPU has a problem.
 
     If libvirt cannot take the GPU, or processes of this machine use it, the
     GPU is offered, but none can be created now. That state ends at some
     time, and the handle must remain.
 
-    :param driver: ``[gpu] passthrough_driver``; None requires no driver, to
-        show what a GPU could offer.
+    :param must_be_bound: whether a server needs it bound to vfio-pci now;
+        otherwise this shows what the GPU could offer.
     """
     problem = readiness.carved_up(gpu)
-    busy = '' if problem else busy_with(gpu, driver)
+    busy = '' if problem else busy_with(gpu, must_be_bound)
     yield offer.Offer(
         gpu=gpu.address, policy=policy.name, mode=policy.mode,
         profile=offer.PASSTHROUGH, total=1,
@@ -43,17 +43,14 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
         parents=(gpu.address,), problem=problem, busy=busy)
 
 
-def busy_with(gpu: model.Gpu, driver: str | None) -> str:
+def busy_with(gpu: model.Gpu, must_be_bound: bool = False) -> str:
     """Return why a whole GPU cannot be used for the moment; or ``''``.
 
-    :param driver: see :func:`offers`.
+    :param must_be_bound: see :func:`offers`.
     """
     if gpu.processes:
         return f'{gpu.processes} process(es) of this machine use it'
-    if driver is None or drivers.is_vfio(gpu.driver):
+    if not must_be_bound or drivers.is_vfio(gpu.driver):
         return ''
-    if driver == drivers.NVIDIA:
-        return ('' if gpu.released or gpu.driver != drivers.NVIDIA
-                else 'NVML has not read and released it yet')
     return (f'bound to {gpu.driver}; it will be offered when it is bound to '
             'vfio-pci' if gpu.driver else 'not bound to vfio-pci yet')

@@ -151,7 +151,7 @@ class LiveHost:
             gpu.address, (gpu, held, situation, states),
             lambda: () if policy is None else partition_offers.offers(
                 gpu, policy, held, self._settings.vfio_handles,
-                self._settings.passthrough_driver, situation, states))
+                True, situation, states))
 
     def board(self, address: model.PciAddress
               ) -> tuple[model.PciAddress, ...]:

@@ -223,7 +223,7 @@ def _wants(policy: readiness.Wants, gpu: model.Gpu,
             and scheduler[0] is model.SchedulerPolicy.FIXED_SHARE):
         scheduler = None
     return readiness.Wants(_mig(policy.mig, gpu, saved, claims), vfs, mixed,
-                           scheduler, released=gpu.released)
+                           scheduler)
 
 
 def _mig(policy: bool | None, gpu: model.Gpu,

@@ -103,22 +103,6 @@ def bind(address: str, driver: str) -> None:
 
 
 @privsep.slow_entrypoint
-def release(address: str) -> None:
-    """Ensure that an unbind of a GPU by another program would not wait.
-
-    Persistence mode is off afterwards.
-
-    :raises GpuInUse: if the GPU is in use.
-    :raises UsageUnknown, SysfsError, DriverStuck: if the driver does not
-        answer.
-    """
-    gpu = nvidia_gpu(address)
-    consent.end_persistence(gpu)
-    consent.ask(gpu)
-    consent.give_back(gpu)
-
-
-@privsep.slow_entrypoint
 def reset(address: str) -> None:
     """Unbind a GPU from its driver, reset it, and bind it again.
 

@@ -355,7 +355,6 @@ def _refused(reason: str) -> exception.StepFailed:
 _Taken = Callable[[Executor, action.Step], None]
 _ACTIONS: dict[action.Action, _Taken] = {
     action.Action.BIND_NVIDIA: lambda self, _step: self._bind_nvidia(),
-    action.Action.REOPEN: lambda self, _step: self._hand(passthrough.reopen),
     action.Action.DISABLE_FUNCTIONS:
         lambda self, _step: self._switch_functions(False),
     action.Action.ENABLE_MIG: lambda self, _step: self._switch_mig(True),
@@ -375,5 +374,4 @@ _ACTIONS: dict[action.Action, _Taken] = {
     action.Action.DEACTIVATE_PARTITION: Executor._deactivate,
     action.Action.BIND_VFIO:
         lambda self, _step: self._hand(passthrough.hand_over),
-    action.Action.RELEASE: lambda self, _step: self._hand(passthrough.release),
 }

@@ -22,7 +22,6 @@ request it.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Collection
 
@@ -34,16 +33,11 @@ from cyborg_gpu_driver.host.nvml import modes
 from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
 from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.steps import blockers
-
-_BESIDE = (None, 'pcieport', 'pci-stub')
-"""Drivers, beside those of VFIO, that do not manage the DMA of their functions
-(driver_managed_dma of struct pci_driver in include/linux/pci.h)."""
 
 
 def hand_over(machine: platform.Platform, gpu: model.Gpu) -> None:
@@ -56,7 +50,7 @@ def hand_over(machine: platform.Platform, gpu: model.Gpu) -> None:
     :raises DriverError, SysfsError: if the machine refuses it.
     """
     if gpu.driver == drivers.NVIDIA:
-        keep(machine, gpu, bound_from=gpu.driver)
+        _keep(machine, gpu)
     bind(machine, gpu.address, drivers.VFIO_PCI)
 
 
@@ -82,53 +76,9 @@ def _persist(machine: platform.Platform, address: model.PciAddress) -> None:
             privileged_gpu.persist(str(address))
 
 
-def release(machine: platform.Platform, gpu: model.Gpu) -> None:
-    """Keep all processes of this library from opening a GPU.
-
-    libvirt then takes only the GPU for a server. VFIO refuses a guest an
-    IOMMU group in which a function is bound to another driver
-    (Documentation/driver-api/vfio.rst of the kernel).
-
-    :raises StepFailed: as :func:`hand_over`, or naming such a function.
-    :raises GpuInUse: naming the users of the GPU; libvirt would wait for them.
-    :raises SysfsError: if its IOMMU group cannot be read.
-    :raises JournalError: if its record cannot be written.
-    """
-    for name in pci.PciBus(machine.sysfs).group_members(gpu.iommu_group):
-        driver = machine.sysfs.link_name(*pci.DEVICES, name, 'driver')
-        if (name != str(gpu.address) and driver not in _BESIDE
-                and not drivers.is_vfio(driver)):
-            raise exception.StepFailed(
-                reason=f'{name} is in its IOMMU group and bound to {driver}, '
-                'so no server can have the GPU: bind that function to '
-                'vfio-pci at boot, or set passthrough_driver to vfio-pci')
-    keep(machine, gpu, released=True)
-    try:
-        with machine.nvml.alone():
-            # All processes have closed it; NVML leaves it out when opened
-            # again.
-            privileged_driver.release(str(gpu.address))
-    except exception.GpuDriverError:
-        reopen(machine, gpu)
-        raise
-
-
-def reopen(machine: platform.Platform, gpu: model.Gpu) -> None:
-    """Undo :func:`release`.
-
-    :raises JournalError: if its record cannot be written.
-    """
-    record = machine.records.get(gpu.address)
-    if record is not None:
-        machine.records.put(gpu.address, dataclasses.replace(
-            record, released=False))
-        _persist(machine, gpu.address)
-
-
-def keep(machine: platform.Platform, gpu: model.Gpu, **done: object) -> None:
+def _keep(machine: platform.Platform, gpu: model.Gpu) -> None:
     """Record what NVML and PCI report of a GPU.
 
-    :param done: ``bound_from`` or ``released`` of its record.
     :raises StepFailed: if NVML says that it is unhealthy, or does not answer.
     :raises JournalError: if its record cannot be written.
     """
@@ -149,8 +99,7 @@ def keep(machine: platform.Platform, gpu: model.Gpu, **done: object) -> None:
         gpu, machine.boot_id(), now, machine.nvml.driver_version(),
         health=gpu_record.Health(verdict.state.value, verdict.reasons, now),
         persistence=bool(persistence), ecc=ecc and ecc.pending,
-        link_width=seen.width,
-        aer_fatal=seen.fatal, **done))
+        link_width=seen.width, aer_fatal=seen.fatal, bound_from=gpu.driver))
 
 
 def blockers_of(machine: platform.Platform, gpu: model.Gpu,

@@ -203,8 +203,7 @@ class Resetter:
         :returns: the mode; None if it is not known.
         """
         record = self._machine.records.get(gpu.address)
-        if record is None or not (gpu.released
-                                  or gpu.bound_from == drivers.NVIDIA):
+        if record is None or gpu.bound_from != drivers.NVIDIA:
             return None
         found = self._ecc(gpu.address)
         if (found is not None and record.ecc is not None
@@ -225,8 +224,6 @@ class Resetter:
         if gpu.bound_from == drivers.NVIDIA:
             begin()
             passthrough.bind(self._machine, gpu.address, drivers.NVIDIA)
-        elif gpu.released:
-            passthrough.reopen(self._machine, gpu)
 
     def _check_possible(self, gpu: model.Gpu) -> None:
         if not self.can_reset(gpu):

@@ -62,7 +62,6 @@ class WholeCase(gpu_cloud.GpuTestCase):
     """Acts as root if this process is not root's."""
     driver_at_boot = 'nvidia'
     audio_at_boot = 'snd_hda_intel'
-    passthrough_driver = 'vfio-pci'
     gpu = A40
 
     def setUp(self):
@@ -74,11 +73,6 @@ class WholeCase(gpu_cloud.GpuTestCase):
         if not os.path.exists(self.machine):
             write_host(self.machine, self.driver_at_boot,
                        self.audio_at_boot)
-        self.overrides = {'gpu': {
-            'passthrough_driver': self.passthrough_driver,
-            **self.overrides.get('gpu', {})},
-            **{group: options for group, options in self.overrides.items()
-               if group != 'gpu'}}
         super().setUp()
         self.whole = self.profile('PGPU')
 
@@ -292,48 +286,6 @@ class OperatorsAloneTest(WholeCase):
             self.assertEqual('nvidia', self.driver_of(address))
         self.assertIn('bound to nvidia; it will be offered '
                       'when', self.log.output)
-
-
-class StayTest(WholeCase):
-    """``passthrough_driver = nvidia``: libvirt binds the GPU."""
-
-    passthrough_driver = 'nvidia'
-    audio_at_boot = 'vfio-pci'
-
-    def test_offered_on_nvidia_and_held_by_nobody(self):
-        self.assertEqual({T4, A40, A100}, self.offered())
-        for address in (T4, A40, A100):
-            self.assertEqual('nvidia', self.driver_of(address))
-        self.assert_nobody_holds(T4, A40, A100)
-        self.assertIn('CUSTOM_GPU_MEMORY_80GB', self.traits(A100))
-
-    def test_libvirt_takes_it_and_it_comes_back(self):
-        for _ in range(2):
-            server, address = self.boot()
-            self.report()
-            self.delete(server, address)
-            self.report()
-            self.assertEqual({T4, A40, A100}, self.offered())
-            self.assertEqual('nvidia', self.driver_of(address))
-            self.assert_nobody_holds(T4, A40, A100)
-        self.assert_unharmed()
-
-    @scope.only_in_all
-    def test_another_start_of_the_agent_opens_none(self):
-        self.end_agent()
-        self.report()
-        self.assert_nobody_holds(T4, A40, A100)
-        self.assertEqual({T4, A40, A100}, self.offered())
-
-
-class StayWithAudioTest(WholeCase):
-
-    passthrough_driver = 'nvidia'
-
-    def test_what_no_guest_can_have_is_not_offered(self):
-        self.assertEqual({T4, A100}, self.offered())
-        self.assertIn(f'{AUDIO} is in its IOMMU group and bound to '
-                      'snd_hda_intel', self.log.output)
 
 
 class RoundsTest(WholeCase):

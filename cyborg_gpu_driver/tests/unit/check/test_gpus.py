@@ -257,8 +257,6 @@ class ReadyTest(GpuCase):
         self.fails('driverctl set-override 0000:16:00.0 vfio-pci',
                    gpus.ready(self.facts(WHOLE, vfs=(),
                                          settings={'prepare': False})))
-        self.says_nothing(gpus.ready, self.facts(
-            WHOLE, vfs=(), settings={'passthrough_driver': 'nvidia'}))
 
     def test_a_gpu_goes_back_to_nvidia(self):
         self.fails('driverctl set-override 0000:16:00.0 nvidia', gpus.ready(

@@ -178,8 +178,8 @@ class MutableTest(base.BaseTestCase):
     def test_settings_hold_what_can_change_and_no_more(self):
         others = {
             'policies': 'one', 'ignored_devices': '0000:3b:00.0',
-            'prepare': 'false', 'passthrough_driver': 'nvidia',
-            'nova_vfio_handles': 'true', 'clean_whole_gpus': 'false',
+            'prepare': 'false', 'nova_vfio_handles': 'true',
+            'clean_whole_gpus': 'false',
             'health_events': 'false', 'health_clean_checks': '9',
             'health_cordon_errors': '9', 'health_ignored_xids': '7',
             'bind_timeout': '9',

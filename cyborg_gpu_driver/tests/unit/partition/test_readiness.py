@@ -54,11 +54,6 @@ def handed_over(**fields):
                    'bound_from': 'nvidia', 'told_at': 1.0, **fields})
 
 
-def released(**fields):
-    return handed_over(**{'driver': 'nvidia', 'bound_from': None,
-                          'released': True, **fields})
-
-
 def taken(gpu, step, wanted):
     """The GPU as a step leaves it on real hardware."""
     if step is Step.BIND_VFIO:
@@ -239,8 +234,8 @@ class TestSteps(base.BaseTestCase):
 
 class TestDriver(base.BaseTestCase):
 
-    def wants(self, gpu, mode='passthrough', driver='vfio-pci'):
-        return readiness.wants(gpu, rules(mode), driver)
+    def wants(self, gpu, mode='passthrough'):
+        return readiness.wants(gpu, rules(mode))
 
     def steps(self, *arguments):
         return readiness.actions(arguments[0], self.wants(*arguments))
@@ -264,7 +259,6 @@ class TestDriver(base.BaseTestCase):
     def test_without_a_driver_it_is_bound(self):
         gpu = handed_over(driver=None, bound_from=None)
         self.assertEqual((Step.BIND_VFIO,), self.steps(gpu))
-        self.assertEqual((), self.steps(gpu, 'passthrough', 'nvidia'))
 
     def test_another_driver_is_left_alone(self):
         gpu = handed_over(driver='nouveau', bound_from=None)
@@ -273,19 +267,6 @@ class TestDriver(base.BaseTestCase):
 
     def test_what_nvml_cannot_read_is_left_alone(self):
         self.assertEqual((), self.steps(a100(visible_to_nvml=False)))
-
-    def test_a_gpu_that_stays_on_nvidia_is_closed(self):
-        self.assertEqual((Step.RELEASE,),
-                         self.steps(a100(), 'passthrough', 'nvidia'))
-        self.assertEqual((), self.steps(released(), 'passthrough', 'nvidia'))
-        # A guest has the GPU, or the operator bound it.
-        self.assertEqual((), self.steps(handed_over(), 'passthrough',
-                                        'nvidia'))
-
-    def test_it_is_opened_again_for_anything_else(self):
-        for arguments in (('mig',), ('vgpu',), ('passthrough', 'vfio-pci')):
-            self.assertEqual((Step.REOPEN,),
-                             self.steps(released(), *arguments))
 
     def test_what_nothing_else_may_be_changed_of(self):
         for gpu, expected in (

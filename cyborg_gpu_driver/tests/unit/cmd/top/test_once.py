@@ -29,7 +29,6 @@ from cyborg_gpu_driver.cmd.top import frame as frames
 from cyborg_gpu_driver.cmd.top import load as loads
 from cyborg_gpu_driver.cmd.top import source
 from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.host.snapshot import gpu_record as boards
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.snapshot import telemetry
 from cyborg_gpu_driver.metrics import state
@@ -289,23 +288,8 @@ class SourceTest(base.CommandCase):
             found.hostname, found.time, len(found.blocks), found.messages))
         self.assertFalse(self.view.platform.nvml.gate.is_open)
         for block in found.blocks:
-            self.assertEqual((), self.machine.holders(
-                str(block.gpu.address)))
-
-    def test_what_is_on_offer_for_passthrough_is_not_opened(self):
-        gpu = self.source.read().blocks[0].gpu
-        self.view.platform.records.put(gpu.address, boards.of(
-            gpu, self.view.platform.boot_id(), 1.0, '580.0', released=True))
-        self.machine.reset_calls()
-        opened = []
-        self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.simulator.machine.opens.Opens.open',
-            lambda _self, item: opened.append(item.address)))
-        block = self.source.read().blocks[0]
-        self.assertTrue(block.gpu.released)
-        self.assertEqual(gpu.model, block.gpu.model)
-        self.assertTrue(opened)
-        self.assertNotIn(str(gpu.address), opened)
+            self.assertNotIn(os.getpid(), dict(self.machine.holders(
+                str(block.gpu.address))))
 
     def test_nothing_is_written(self):
         self.source.read()

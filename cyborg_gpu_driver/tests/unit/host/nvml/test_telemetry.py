@@ -32,7 +32,7 @@ class _Case(base.SimulatedTestCase):
         self.telemetry = nvml_telemetry.TelemetryReader(self.nvml)
 
     def sample(self, address=None):
-        return self.telemetry.read(address or self.first, lambda: True)
+        return self.telemetry.read(address or self.first)
 
     def values(self, address=None):
         """Values by quantity and labels."""

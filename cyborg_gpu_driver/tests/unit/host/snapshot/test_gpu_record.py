@@ -145,35 +145,6 @@ class CompletionTest(RecordTestCase):
                          (now.model, now.visible_to_nvml, now.bound_from))
 
 
-class ReleasedTest(RecordTestCase):
-    """GPUs in passthrough mode while they are bound to nvidia."""
-
-    def opened(self):
-        """The addresses of GPUs for which NVML gave a handle."""
-        return {address for address in self.addresses
-                if address in self.nvml._session.devices}
-
-    def test_it_is_not_opened(self):
-        gpu = self.reader.snapshot().gpu(self.first)
-        self.keep(gpu, released=True)
-        self.nvml.reset()
-        self.calls()
-        host = self.new_reader().snapshot()
-        now = host.gpu(self.first)
-        self.assertEqual((gpu.model, gpu.uuid, True, False), (
-            now.model, now.uuid, now.released, now.visible_to_nvml))
-        self.assertEqual(set(self.addresses[1:]), self.opened())
-        # That call would open every GPU.
-        self.assertNotIn('nvmlDeviceGetHandleByIndex_v2', self.calls())
-
-    def test_it_is_read_once_after_a_reboot(self):
-        gpu = self.reader.snapshot().gpu(self.first)
-        self.keep(gpu, released=True)
-        self.machine.reboot()
-        now = self.seen()
-        self.assertEqual((False, True), (now.released, now.visible_to_nvml))
-
-
 class FileTest(RecordTestCase):
 
     def setUp(self):

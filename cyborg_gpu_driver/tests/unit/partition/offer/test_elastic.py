@@ -56,7 +56,7 @@ class OffersTest(base.BaseTestCase):
 
     def offers(self, now, *claimed, by_role=BY_ROLE, rules=RULES):
         return {item.profile: item for item in offers.offers(
-            now, rules, passthrough_driver='vfio-pci',
+            now, rules, must_be_bound=True,
             situation=offers.Situation(frozenset(claimed), by_role))}
 
     def creatable(self, *arguments, **options):
@@ -136,7 +136,7 @@ class SettledTest(base.BaseTestCase):
 
     def creatable(self, **known):
         found = offers.offers(
-            at_rest(), RULES, passthrough_driver='vfio-pci',
+            at_rest(), RULES, must_be_bound=True,
             situation=offers.Situation(frozenset(), BY_ROLE))
         return {item.profile: item.creatable for item in elastic.settled(
             found, **{'is_taken': False, 'is_partitioning': False, **known})}

@@ -119,21 +119,16 @@ class TestPassthrough(base.BaseTestCase):
         self.assertIn('partitioned', offer.problem)
 
     def test_libvirt_must_be_able_to_take_it(self):
-        for driver, fields, said in (
-                ('vfio-pci', {}, 'bound to nvidia; '),
-                ('vfio-pci', {'driver': 'nouveau'}, 'bound to nouveau; '),
-                ('vfio-pci', {'driver': None}, 'not bound to vfio-pci'),
-                ('vfio-pci', {'driver': 'vfio-pci'}, ''),
-                ('vfio-pci', {'driver': 'nvgrace_gpu_vfio_pci'}, ''),
-                ('vfio-pci', {'released': True}, 'bound to nvidia; '),
-                ('nvidia', {}, 'NVML has not read'),
-                ('nvidia', {'released': True}, ''),
-                ('nvidia', {'driver': 'vfio-pci'}, ''),
-                ('nvidia', {'driver': None}, ''),
-                (None, {}, '')):
+        for must, fields, said in (
+                (True, {}, 'bound to nvidia; '),
+                (True, {'driver': 'nouveau'}, 'bound to nouveau; '),
+                (True, {'driver': None}, 'not bound to vfio-pci'),
+                (True, {'driver': 'vfio-pci'}, ''),
+                (True, {'driver': 'nvgrace_gpu_vfio_pci'}, ''),
+                (False, {}, '')):
             offer, = offers.offers(
                 boards.gpu((), **{'mig': None, **fields}), WHOLE,
-                passthrough_driver=driver)
+                must_be_bound=must)
             self.assertTrue(offer.busy.startswith(said), offer.busy)
             self.assertEqual((bool(said), '', int(not said)), (
                 bool(offer.busy), offer.problem, offer.creatable))

@@ -385,29 +385,6 @@ class AmpereTest(group_case.GroupCase):
         self.assertEqual(15, len(self.free()))
 
 
-class ReleasedTest(group_case.GroupCase):
-    """GPUs that stay bound to nvidia until libvirt takes them."""
-
-    gpu_options = {'passthrough_driver': 'nvidia'}
-
-    def test_bind_and_unbind(self):
-        self.assertEqual(set(GROUPS), self.free())
-        handle = self.bind(5, 7)
-        members = self.offer(5, 7).members
-        for address in members:
-            self.world.attach_whole(str(address))
-        self.report()
-        self.assert_sound()
-        for address in members:
-            self.world.detach_whole(str(address))
-        self.running.binder.unbind(*handle)
-        self.report()
-        self.report()
-        self.assert_sound()
-        self.assertEqual(set(GROUPS), self.free())
-        self.assertEqual((), self.world.blocked_unbinds)
-
-
 class UnknownSizeTest(group_case.GroupCase):
 
     host = 'h100nvlx2'
