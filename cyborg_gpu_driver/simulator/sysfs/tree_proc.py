@@ -24,6 +24,22 @@ import os
 from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
 from cyborg_gpu_driver.simulator.sysfs import nodes
 
+_POWER = """\
+Runtime D3 status:          {0}
+Video Memory:               {1}
+
+GPU Hardware Support:
+ Video Memory Self Refresh: {2}
+ Video Memory Off:          {2}
+
+S0ix Power Management:
+ Platform Support:          {2}
+ Status:                    {3}
+
+Notebook Dynamic Boost:     {2}
+"""
+"""The file as an H100 and an H200 with driver 580.159.04 show it."""
+
 
 def build(machine) -> nodes.Directory:
     """Return the root of a machine's tree."""
@@ -54,11 +70,10 @@ def _power(gpu: gpu_module.Gpu) -> str:
     to the end of the last one, and in persistence mode also after that
     (nv_start_device and nv_stop_device in kernel-open/nvidia/nv.c).
     """
-    attached = gpu.held() or gpu.state.persistence
-    return ('Runtime D3 status:          '
-            f'{"Disabled by default" if attached else "?"}\n'
-            'Video Memory:               '
-            f'{"Active" if attached else "?"}\n')
+    if gpu.held() or gpu.state.persistence:
+        return _POWER.format('Disabled by default', 'Active', 'Not Supported',
+                             'Disabled')
+    return _POWER.format('?', '?', '?', '?')
 
 
 def _lock(gpu: gpu_module.Gpu, text: str) -> None:

@@ -107,7 +107,9 @@ class UnbindLockTest(UsageTestCase):
 
 class PowerTest(UsageTestCase):
     def memory(self):
-        return self.read('power').rpartition(':')[2].strip()
+        lines = self.read('power').splitlines()
+        return dict(line.split(':') for line in lines if line)[
+            'Video Memory'].strip()
 
     def test_unknown_unless_the_driver_has_the_gpu_initialized(self):
         self.assertEqual('?', self.memory())
