@@ -65,7 +65,8 @@ def _open_until(library, found):
     """Open the GPUs that NVML checks until it finds the requested one.
 
     nvml.h of nvmlDeviceGetHandleBySerial and of nvmlDeviceGetHandleByUUID:
-    NVML may initialize additional GPUs as it searches for the target GPU.
+    NVML may initialize additional GPUs as it searches for the target GPU. This
+    matters for GPUs that were bound to nvidia after the session started.
     """
     for gpu in library.visible():
         if not gpu.unreachable:

@@ -175,10 +175,12 @@ class Library:
         return (self._sessions > 0 and self._process == os.getpid()
                 and self._boot == self.machine.state.boot)
 
-    def start(self) -> None:
-        """Start a session (nvmlInit).
+    def start(self, attach: bool = True) -> None:
+        """Start a session (nvmlInit), and open the device nodes of all GPUs.
 
         Sessions nest. A fork or a reboot ends all sessions.
+
+        :param attach: unless NVML_INIT_FLAG_NO_ATTACH was given.
         """
         state = self.machine.state
         if state.nvml:
@@ -190,6 +192,11 @@ class Library:
             self.events.clear()
             self.machine.opens.close()
         self._process, self._boot = here
+        if attach and not self._sessions:
+            # Seen on an H100 and an H200, driver 580.159.04.
+            for gpu in self.visible():
+                if not (gpu.unreachable or gpu.state.locked):
+                    self.machine.opens.open(gpu)
         self._sessions += 1
 
     def stop(self) -> None:

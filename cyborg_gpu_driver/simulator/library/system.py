@@ -27,7 +27,8 @@ _TEXTS = {
 
 @symbols.symbol('nvmlInitWithFlags')
 def init_with_flags(library, flags):
-    library.start()
+    library.start(attach=not memory.number(flags)
+                  & pynvml.NVML_INIT_FLAG_NO_ATTACH)
 
 
 @symbols.symbol('nvmlInit_v2')

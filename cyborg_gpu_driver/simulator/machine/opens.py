@@ -12,9 +12,10 @@
 
 """Device nodes that processes have open: ``/dev/nvidia0`` and so on.
 
-NVML opens the node of a GPU when a caller requests a handle of the GPU, and
-keeps the node open until the last session of the process ends (nvml.h:
-nvmlInit_v2 and nvmlDeviceGetHandleByIndex_v2). The kernel counts these opens.
+NVML opens the nodes of all GPUs when the first session of a process starts,
+that of a GPU again when a caller requests a handle of the GPU, and closes all
+when the last session ends: seen on an H100 and an H200, driver 580.159.04. The
+kernel counts these opens.
 
 A machine with a state file has a real file for each node, and a process that
 opens the node opens that file. So the real kernel counts the opens: a process

@@ -44,7 +44,6 @@ from cyborg_gpu_driver.simulator.machine import machine
 
 machine.Machine.load('dgx-a100-40', sys.argv[1]).install()
 pynvml.nvmlInit()
-pynvml.nvmlDeviceGetHandleByIndex(0)
 print('open', flush=True)
 sys.stdin.read()
 """
@@ -56,40 +55,62 @@ class OpensTestCase(base.MachineTestCase):
 
 
 class TestOpens(OpensTestCase):
-    """What nvml.h says about the calls that initialize a GPU."""
+    """Which calls open and close the nodes of GPUs."""
 
     def assert_open(self, *addresses):
         self.assertEqual(list(addresses), [
             gpu.address for gpu in self.machine.gpus
             if self.pids(gpu.address) == [os.getpid()]])
 
-    def test_a_session_opens_none(self):
+    def test_a_session_opens_all(self):
+        self.assert_open(*(gpu.address for gpu in self.machine.gpus))
+
+    def test_a_session_that_attaches_none_opens_none(self):
+        pynvml.nvmlShutdown()
+        pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_ATTACH)
         self.assertEqual(8, pynvml.nvmlDeviceGetCount())
         self.assert_open()
 
-    def test_a_handle_opens_its_gpu(self):
-        self.device(1)
-        self.at(_THIRD)
-        self.assert_open(_SECOND, _THIRD)
+    def test_a_gpu_that_cannot_be_reached_is_left_out(self):
+        pynvml.nvmlShutdown()
+        self.machine.lose_gpu(_SECOND)
+        self.machine.sriov_manage(_THIRD, enable=False)
+        self.machine.bind_driver(_THIRD, 'vfio-pci')
+        pynvml.nvmlInit()
+        self.assert_open(*(gpu.address for gpu in self.machine.gpus
+                           if gpu.address not in (_SECOND, _THIRD)))
+
+    def test_a_gpu_that_comes_later_is_opened_for_its_handle(self):
+        self.come_later(_FIRST, _SECOND, _THIRD)
+        self.assertEqual([], self.pids(_SECOND))
+        self.at(_SECOND)
+        self.assertEqual(([], [os.getpid()], []), tuple(map(
+            self.pids, (_FIRST, _SECOND, _THIRD))))
+
+    def come_later(self, *addresses):
+        """Bind GPUs to nvidia again, after the session has started."""
+        pynvml.nvmlShutdown()
+        for address in addresses:
+            self.machine.sriov_manage(address, enable=False)
+            self.machine.bind_driver(address, 'vfio-pci')
+        pynvml.nvmlInit()
+        for address in addresses:
+            self.machine.bind_driver(address, 'nvidia')
 
     def test_a_search_opens_those_before(self):
         uuid = self.machine.gpu(_SECOND).spec.uuid
+        self.come_later(_FIRST, _SECOND, _THIRD)
         pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        self.assert_open(_FIRST, _SECOND)
+        self.assertEqual([], self.pids(_THIRD))
+        self.assertEqual([os.getpid()], self.pids(_FIRST))
         pynvml.nvmlDeviceGetHandleBySerial(
             self.machine.gpu(_THIRD).spec.serial)
-        self.assert_open(_FIRST, _SECOND, _THIRD)
-
-    def test_a_search_for_nothing_opens_all(self):
-        self.assert_code(pynvml.NVML_ERROR_NOT_FOUND,
-                         pynvml.nvmlDeviceGetHandleByUUID, 'GPU-none')
-        self.assert_open(*(gpu.address for gpu in self.machine.gpus))
+        self.assertEqual([os.getpid()], self.pids(_THIRD))
 
     def test_the_last_session_closes_all(self):
         pynvml.nvmlInit()
-        self.device()
         pynvml.nvmlShutdown()
-        self.assert_open(_FIRST)
+        self.assertEqual([os.getpid()], self.pids(_FIRST))
         pynvml.nvmlShutdown()
         self.assert_open()
 
@@ -98,20 +119,18 @@ class TestOpens(OpensTestCase):
         machine.stop_persistenced()
         with machine:
             pynvml.nvmlInit()
-            self.device()
             self.assertEqual(1, len(machine.holders(_FIRST)))
         self.assertEqual((), machine.holders(_FIRST))
 
     def test_a_reboot_closes_all(self):
-        self.device()
         self.machine.add_holder(_FIRST, 812, 'nvidia-persistenced')
         self.machine.reboot()
         self.assertEqual((), self.machine.holders(_FIRST))
         pynvml.nvmlInit()
-        self.device()
-        self.assert_open(_FIRST)
+        self.assertEqual([os.getpid()], self.pids(_FIRST))
 
     def test_outsiders(self):
+        pynvml.nvmlShutdown()
         self.machine.add_holder(_FIRST, 812, 'nvidia-persistenced')
         self.machine.add_holder(_FIRST, 913, 'nv-hostengine')
         self.machine.add_holder(_SECOND, 913, 'nv-hostengine')
@@ -119,14 +138,17 @@ class TestOpens(OpensTestCase):
         self.assertEqual(((812, 'nvidia-persistenced'),),
                          self.machine.holders(_FIRST))
         self.assertEqual((), self.machine.holders(_SECOND))
+        pynvml.nvmlInit()
         self.assertEqual([], pynvml.nvmlDeviceGetComputeRunningProcesses(
             self.device()))
 
     def test_a_process_that_computes_is_a_holder(self):
+        pynvml.nvmlShutdown()
         self.machine.add_process(_FIRST, 4711)
         self.assertEqual([4711], self.pids(_FIRST))
 
     def test_nobody_holds_what_has_no_node(self):
+        pynvml.nvmlShutdown()
         self.machine.sriov_manage(_FIRST, enable=False)
         self.machine.bind_driver(_FIRST, 'vfio-pci')
         self.assertEqual((), self.machine.holders(_FIRST))
@@ -134,6 +156,7 @@ class TestOpens(OpensTestCase):
                           _FIRST, 812, 'nvidia-persistenced')
 
     def test_display_module(self):
+        pynvml.nvmlShutdown()
         parameter = ('module', 'nvidia_drm', 'parameters', 'modeset')
         self.assertFalse(self.sysfs.exists(*parameter))
         self.machine.load_drm(modeset=False)
@@ -147,6 +170,7 @@ class TestOpens(OpensTestCase):
         self.assertEqual((), self.machine.holders(_FIRST))
 
     def test_platform(self):
+        pynvml.nvmlShutdown()
         opened = platform.open_platform(self.machine)
         self.addCleanup(self.machine.uninstall)
         self.machine.add_holder(_FIRST, 812, 'nvidia-persistenced')
@@ -171,6 +195,7 @@ class TestSharedOpens(OpensTestCase):
         os.chmod(directory, 0o755)
         self.path = os.path.join(directory, 'state.json')
         self.use(machine_module.Machine.load(self.host, self.path))
+        pynvml.nvmlShutdown()
 
     def start(self):
         process = subprocess.Popen(
@@ -211,10 +236,9 @@ class TestSharedOpens(OpensTestCase):
     def test_another_process(self):
         process = self.start()
         self.assertEqual([process.pid], self.pids(_FIRST))
-        self.device()
+        pynvml.nvmlInit()
         self.assertEqual({process.pid, os.getpid()},
                          set(self.pids(_FIRST)))
-        self.assertEqual([], self.pids(_SECOND))
 
     def test_another_process_keeps_the_gpu(self):
         self.machine.sriov_manage(_FIRST, enable=False)
@@ -247,6 +271,7 @@ class TestSharedOpens(OpensTestCase):
     def test_another_process_keeps_a_mig_mode_pending(self):
         self.machine.sriov_manage(_FIRST, enable=False)
         process = self.start()
+        pynvml.nvmlInit()
         device = self.at(_FIRST)
         self.assertEqual(pynvml.NVML_ERROR_IN_USE,
                          pynvml.nvmlDeviceSetMigMode(device, 0))
@@ -265,7 +290,7 @@ class TestSharedOpens(OpensTestCase):
         self.assertEqual([], self.pids(_FIRST))
 
     def test_a_child_has_what_its_parent_had(self):
-        self.device()
+        pynvml.nvmlInit()
         child = self.fork(lambda: None)
         pynvml.nvmlShutdown()
         self.assertEqual([child], self.pids(_FIRST))
@@ -273,11 +298,13 @@ class TestSharedOpens(OpensTestCase):
         self.assertEqual([], self.pids(_FIRST))
 
     def test_a_child_closes_only_its_own(self):
-        self.device()
+        self.machine.sriov_manage(_SECOND, enable=False)
+        self.machine.bind_driver(_SECOND, 'vfio-pci')
+        pynvml.nvmlInit()
+        self.machine.bind_driver(_SECOND, 'nvidia')
 
         def session():
             pynvml.nvmlInit()
-            self.device(1)
             pynvml.nvmlShutdown()
         child = self.fork(session)
         pynvml.nvmlShutdown()
@@ -285,7 +312,7 @@ class TestSharedOpens(OpensTestCase):
         self.assertEqual([], self.pids(_SECOND))
 
     def test_a_program_that_is_executed_has_nothing(self):
-        self.device()
+        pynvml.nvmlInit()
         process = subprocess.Popen(['cat'], stdin=subprocess.PIPE)
         self.addCleanup(process.communicate)
         pynvml.nvmlShutdown()
@@ -298,10 +325,9 @@ class TestSharedOpens(OpensTestCase):
         def session():
             os.setuid(65534)
             pynvml.nvmlInit()
-            self.device()
         child = self.fork(session)
         self.assertEqual([child], self.pids(_FIRST))
-        self.device()
+        pynvml.nvmlInit()
         self.assertEqual({child, os.getpid()}, set(self.pids(_FIRST)))
 
     def test_a_reboot_closes_what_others_have(self):
