@@ -14,13 +14,13 @@
 
 NVML opens the device nodes of all GPUs in nvmlInit, opens that of a GPU again
 for a handle, and closes all with the last nvmlShutdown of the process: seen on
-an H200, driver 580.159.04. Only NVML_INIT_FLAG_NO_ATTACH opens none, and then
-there is no handle. NVIDIA's kernel driver
-neither unbinds nor resets a GPU that any process has open
-(nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c). So a process that wants
-to unbind or reset a GPU asks all processes of this library on the machine to
-close NVML: cyborg-agent with its event watcher, the daemon of oslo.privsep,
-and commands that run beside them.
+an H100 and an H200, driver 580.159.04. Only NVML_INIT_FLAG_NO_ATTACH opens
+none, and then there is no handle. NVIDIA's kernel driver neither unbinds nor
+resets a GPU that any process has open (nv_pci_remove_helper in
+kernel-open/nvidia/nv-pci.c). So a process that wants to unbind or reset a GPU
+asks all processes of this library on the machine to close NVML: cyborg-agent
+with its event watcher, the daemon of oslo.privsep, and commands that run
+beside them.
 
 Two files are locked (flock), so that a dead process requests and holds
 nothing:

@@ -339,8 +339,7 @@ class GpuReader:
         seen = list(seen)
         try:
             count = self._nvml.device_count()
-            # NVML counts each GPU that is bound to its driver. Listing them
-            # opens them, even a GPU that no process may open.
+            # NVML counts each GPU that is bound to its driver.
             if count <= sum(gpu.visible_to_nvml or gpu.driver == drivers.NVIDIA
                             for gpu in seen):
                 return ()

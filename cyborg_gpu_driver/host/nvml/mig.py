@@ -41,7 +41,8 @@ class MigCalls:
     def mig_mode(self, device: Any) -> tuple[bool, bool]:
         """Return the current and the pending MIG mode.
 
-        :raises NvmlError: NOT_SUPPORTED if the GPU has no MIG.
+        :raises NvmlError: maybe NOT_SUPPORTED if MIG mode is off. An H100
+            and an H200 with driver 580.159.04 then have none.
         """
         current, pending = self.call('nvmlDeviceGetMigMode', device)
         return bool(current), bool(pending)
@@ -64,7 +65,7 @@ class MigCalls:
         Makes one call, and one per instance.
 
         :param limit: the profile's ``max_instances``, if it is known.
-        :raises NvmlError: NOT_SUPPORTED if MIG mode is off.
+        :raises NvmlError: NOT_SUPPORTED if the GPU has no MIG.
         """
         return tuple(sorted(
             self._instance(handle)

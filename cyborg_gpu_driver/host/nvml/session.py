@@ -19,7 +19,7 @@ created its drivers, and a session does not survive a fork.
 
 Every call has a deadline and runs in a thread of the GPU that it concerns
 (:mod:`cyborg_gpu_driver.host.deadline`). The driver makes calls on one GPU
-take turns: seen with eight threads on an H200, driver 580.159.04.
+take turns: seen on an H100 and an H200, driver 580.159.04.
 """
 
 from __future__ import annotations

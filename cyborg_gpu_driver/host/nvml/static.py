@@ -240,8 +240,8 @@ class StaticReader:
         """Return the placements, or none if this user may not read them.
 
         nvml.h says that only root may read them while MIG mode is off. An
-        H200 with driver 580.159.04 answers everybody. Who is refused can
-        still offer such a GPU as a whole.
+        H100 and an H200 with driver 580.159.04 answer everybody. Who is
+        refused can still offer such a GPU as a whole.
         """
         try:
             return self._placements(device, profile_id)

@@ -302,7 +302,7 @@ def numa_node_id(library, handle, node):
 
 @symbols.symbol('nvmlDeviceGetMemoryAffinity')
 def memory_affinity(library, handle, size, nodes, scope):
-    # Without NUMA, node 0: seen on an H200, driver 580.159.04.
+    # Without NUMA, node 0: seen on an H100 and an H200, driver 580.159.04.
     node = max(library.gpu(handle).spec.numa_node, 0)
     nodes = memory.target(nodes)
     for position in range(memory.number(size)):

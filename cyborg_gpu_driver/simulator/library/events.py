@@ -46,7 +46,7 @@ _SUPPORTED = (pynvml.nvmlEventTypeSingleBitEccError
               | pynvml.nvmlEventTypeXidCriticalError
               | pynvml.nvmlEventTypeClock)
 _SUPPORTED_BY_HOPPER = pynvml.nvmlEventTypeAll
-"""Seen on an H200, driver 580.159.04."""
+"""Seen on an H100 and an H200, driver 580.159.04."""
 
 
 @dataclasses.dataclass

@@ -32,7 +32,7 @@ _CELSIUS_OF_HOPPER = {
     pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX: 95,
     pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX: 87,
 }
-"""Seen on an H200, driver 580.159.04."""
+"""Seen on an H100 and an H200, driver 580.159.04."""
 _IDLE_SHARE = 6
 """An idle board draws about its power limit divided by this number."""
 _NO_INSTANCE = 0xffffffff

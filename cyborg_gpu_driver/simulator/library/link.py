@@ -90,7 +90,7 @@ def p2p_status(library, handle, other_handle, index, status):
 def common_ancestor(library, handle, other_handle, level):
     gpu, other = library.gpu(handle), library.gpu(other_handle)
     if gpu is other:
-        # Seen on an H200, driver 580.159.04.
+        # Seen on an H100 and an H200, driver 580.159.04.
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     if gpu.spec.numa_node == other.spec.numa_node:
         value = pynvml.NVML_TOPOLOGY_NODE

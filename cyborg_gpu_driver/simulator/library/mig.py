@@ -26,7 +26,8 @@ from cyborg_gpu_driver.simulator.driver import refusal
 Refused = refusal.Refused
 _VERSIONS = (2, 3)
 _PROFILES_OF_580 = 17
-"""Driver 580.159.04 says INVALID_ARGUMENT of index 17, seen on an H200."""
+"""Driver 580.159.04 says INVALID_ARGUMENT of index 17, seen on an H100 and an
+H200."""
 _PEER = 0x1
 """NVML_GPU_INSTANCE_PROFILE_CAPS_P2P."""
 
@@ -123,7 +124,7 @@ def _fill_versioned(info, profile):
     else:
         info.isP2pSupported = profile.capabilities & _PEER
     info.name = f'MIG {profile.name}'.encode()
-    # Seen on an H200, driver 580.159.04.
+    # Seen on an H100 and an H200, driver 580.159.04.
     info.version = 0
 
 
@@ -158,8 +159,9 @@ def remaining_capacity(library, handle, profile_id, count):
 def _answers_outside(gpu):
     """Whether a GPU has MIG mode off and still answers about instances.
 
-    Seen on an H200, driver 580.159.04: the capacity of an empty GPU, no
-    instances, and 1 for the field IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE.
+    Seen on an H100 and an H200, driver 580.159.04: the capacity of an empty
+    GPU, no instances, and 1 for the field
+    IS_MIG_MODE_INDEPENDENT_MIG_QUERY_CAPABLE.
     No public source says it of Ampere.
     """
     return (not gpu.state.mig
