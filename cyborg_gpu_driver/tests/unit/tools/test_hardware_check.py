@@ -198,12 +198,13 @@ class TestFile(base.BaseTestCase):
     def test_what_the_driver_shows(self):
         (gpu,) = self.found['facts']['driver']['proc/driver/nvidia'][
             'gpus'].values()
-        gpu.update(unbindLock='0', information='')
+        gpu.update(unbindLock='0', information='', power='')
         self.found['facts']['pci']['pci/0000:00:06.0']['values'].pop(
             'reset_method')
         self.found['facts']['threads']['one GPU']['wall_together'] = 0.004
         self.assertEqual(
             ['only the driver for vGPU hosts has an unbindLock',
+             'the driver says in the file power whether it uses video memory',
              '/proc/driver/nvidia names each device minor',
              'calls of several threads on one GPU take turns',
              'the kernel can reset each GPU'], self.refuted())
