@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import collections
 import re
 from collections.abc import Iterator
 
@@ -29,6 +28,7 @@ from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.partition.elastic import role as roles
 from cyborg_gpu_driver.partition.offer import offers
+from cyborg_gpu_driver.partition.offer import passthrough
 
 _NVIDIA = 'nvidia'
 _OTHERS = ('nouveau', 'nova_core', 'nvidiafb')
@@ -187,18 +187,19 @@ def iommu(facts: facts_module.Facts) -> Iterator[result.Finding]:
             'to a server',
             'Enable VT-d or AMD-Vi in the firmware settings; on Intel, boot '
             'with intel_iommu=on')
-    groups = collections.defaultdict(list)
     for gpu, governing in needing:
-        if not policy.WHOLE.isdisjoint(governing.modes):
-            groups[gpu.iommu_group].append(gpu.address)
-    groups.pop(None, None)
-    for group, members in groups.items():
-        if len(members) > 1:
+        if gpu in lacking or policy.WHOLE.isdisjoint(governing.modes):
+            continue
+        # A group of NVLink goes to one server.
+        reason = passthrough.unassignable(
+            gpu, gpu.nvlink_peers if policy.Mode.NVLINK in governing.modes
+            else ())
+        if reason:
             yield result.failure(
-                members[0], f'in IOMMU group {group} with '
-                f'{", ".join(map(str, members[1:]))}: they can only be '
-                'assigned to a server together',
-                'Enable ACS in the firmware settings')
+                gpu.address, f'it cannot be assigned to a server: {reason}',
+                'Bind the other functions of its board to vfio-pci at boot '
+                '(driverctl set-override); for another device, enable ACS in '
+                'the firmware settings or use another slot')
 
 
 def _needs_iommu(gpu, governing):

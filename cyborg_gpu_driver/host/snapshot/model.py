@@ -23,6 +23,7 @@ import enum
 import re
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import whole
 
 _ADDRESS = re.compile(
     r'(?P<domain>[0-9a-fA-F]{4,8}):(?P<bus>[0-9a-fA-F]{2}):'
@@ -185,10 +186,8 @@ class MdevType:
     ``available`` is None if this snapshot did not read it.
     """
 
-    type_id: str
-    """``nvidia-474``."""
-    name: str
-    """Last word of ``name``: ``A100-1-5C``."""
+    type_id: str  # ``nvidia-474``
+    name: str  # Last word of ``name``: ``A100-1-5C``.
     available: int | None
     max_instances: int | None = None
     """``max_instance`` in ``description``, if it is there."""
@@ -305,8 +304,7 @@ class Gpu:
     vendor_id: str
     """Four lower-case hexadecimal digits, ``10de``; so is ``device_id``."""
     device_id: str
-    class_code: str
-    """``0302``."""
+    class_code: str  # ``0302``
     subsystem_vendor_id: str | None = None
     subsystem_device_id: str | None = None
     model: str | None = None
@@ -319,6 +317,8 @@ class Gpu:
     numa_node: int | None = None
     """None if the kernel reports -1."""
     iommu_group: int | None = None
+    neighbours: tuple[whole.Neighbour, ...] | None = ()
+    """The other functions in its IOMMU group; None: they were not read."""
     driver: str | None = None
     """Bound kernel driver: ``nvidia``, ``vfio-pci``, None."""
     in_pci_sysfs: bool = True

@@ -60,7 +60,7 @@ class FunctionReader:
              problems: problems_module.Problems) -> model.Gpu:
         """Return a GPU without its vGPUs and without NVML's facts."""
         address = identity.address
-        driver, numvfs, group = None, 0, None
+        driver, numvfs, group, neighbours = None, 0, None, None
         virtual: tuple[model.PciAddress, ...] = ()
         with problems.noted('driver'):
             driver = self._bus.driver(address)
@@ -70,6 +70,7 @@ class FunctionReader:
         self._renew(address, (driver, numvfs))
         with problems.noted('iommu_group'):
             group = self._group(address)
+            neighbours = self._bus.neighbours(address, group)
         with problems.noted('virtual functions'):
             virtual = self._virtual_functions(address, numvfs)
             if len(virtual) < numvfs:
@@ -80,7 +81,8 @@ class FunctionReader:
             device_id=identity.device_id, class_code=identity.class_code,
             subsystem_vendor_id=identity.subsystem_vendor_id,
             subsystem_device_id=identity.subsystem_device_id,
-            numa_node=identity.numa_node, iommu_group=group, driver=driver,
+            numa_node=identity.numa_node, iommu_group=group,
+            neighbours=neighbours, driver=driver,
             sriov_totalvfs=identity.sriov_totalvfs, sriov_numvfs=numvfs,
             vfs=tuple(self._bare_function(function, index)
                       for index, function in enumerate(virtual)),

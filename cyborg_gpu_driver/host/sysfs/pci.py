@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import problems as problems_module
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.snapshot import whole
 from cyborg_gpu_driver.host.sysfs import files as sysfs_module
 
 DEVICES = ('bus', 'pci', 'devices')
@@ -189,6 +190,28 @@ class PciBus:
         """
         return number(self._sysfs.link_name(
             *DEVICES, str(address), 'iommu_group'), 'iommu_group')
+
+    def group_members(self, group: int | None) -> tuple[str, ...]:
+        """Addresses of the functions in an IOMMU group; none without group.
+
+        :raises SysfsError: if they cannot be listed.
+        """
+        if group is None:
+            return ()
+        return tuple(self._sysfs.listdir('kernel', 'iommu_groups',
+                                         str(group), 'devices'))
+
+    def neighbours(self, address: model.PciAddress, group: int | None
+                   ) -> tuple[whole.Neighbour, ...]:
+        """Return the other functions in the IOMMU group of a function.
+
+        :raises SysfsError: if they cannot be read.
+        """
+        return tuple(
+            whole.Neighbour(name, self._hex(name, 'class')[:4],
+                            self._sysfs.link_name(*DEVICES, name, 'driver'))
+            for name in sorted(self.group_members(group))
+            if name != str(address))
 
     def numvfs(self, address: model.PciAddress) -> int:
         """Return how many virtual functions are enabled.

@@ -79,7 +79,8 @@ def offers(gpu: model.Gpu, policy: policies.Policy, states: Iterable[State],
             continue
         problem = _problem(gpu, state)
         busy = '' if problem else '; '.join(filter(None, (
-            _busy(member, must_be_bound) for member in state.members)))
+            _busy(member, must_be_bound, group.members)
+            for member in state.members)))
         taken = any(member.claim for member in state.members)
         yield offer.Offer(
             gpu=gpu.address, policy=policy.name, mode=policy.mode,
@@ -107,8 +108,9 @@ def _problem(gpu: model.Gpu, state: State) -> str:
     return ''
 
 
-def _busy(member: Member, must_be_bound: bool) -> str:
+def _busy(member: Member, must_be_bound: bool,
+          together: Iterable[model.PciAddress]) -> str:
     if member.gpu is None or member.claim:
         return ''
-    reason = passthrough.busy_with(member.gpu, must_be_bound)
+    reason = passthrough.busy_with(member.gpu, must_be_bound, [*together])
     return reason and f'GPU {member.gpu.address}: {reason}'

@@ -14,10 +14,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from collections.abc import Iterator
 
 from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.snapshot import whole
 from cyborg_gpu_driver.partition import policy as policies
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition.offer import offer
@@ -43,14 +45,30 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
         parents=(gpu.address,), problem=problem, busy=busy)
 
 
-def busy_with(gpu: model.Gpu, must_be_bound: bool = False) -> str:
+def busy_with(gpu: model.Gpu, must_be_bound: bool = False,
+              together: Collection[model.PciAddress] = ()) -> str:
     """Return why a whole GPU cannot be used for the moment; or ``''``.
 
     :param must_be_bound: see :func:`offers`.
+    :param together: GPUs that the same server gets.
     """
     if gpu.processes:
         return f'{gpu.processes} process(es) of this machine use it'
+    group = unassignable(gpu, together)
+    if group:
+        return group
     if not must_be_bound or drivers.is_vfio(gpu.driver):
         return ''
     return (f'bound to {gpu.driver}; it will be offered when it is bound to '
             'vfio-pci' if gpu.driver else 'not bound to vfio-pci yet')
+
+
+def unassignable(gpu: model.Gpu,
+                 together: Collection[model.PciAddress] = ()) -> str:
+    """Return why its IOMMU group keeps a GPU from guests; or ``''``.
+
+    :param together: GPUs that the same server gets.
+    """
+    return whole.obstacle(
+        str(gpu.address), gpu.iommu_group, gpu.neighbours,
+        follow=not drivers.is_vfio(gpu.driver), together=[*map(str, together)])

@@ -30,6 +30,7 @@ from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.host import device_node
 from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.snapshot import whole
 from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.program.privileged import consent
 from cyborg_gpu_driver.program.privileged import holders as holders_module
@@ -38,7 +39,6 @@ from cyborg_gpu_driver.program.privileged import mig as privileged
 LOG = logging.getLogger(__name__)
 
 _DRIVERS = ('bus', 'pci', 'drivers')
-_GROUPS = ('kernel', 'iommu_groups')
 _DISPLAY = ('0x0300', '0x0302')
 _BRIDGE = '0x0604'
 _NONE = '(null)'
@@ -211,31 +211,20 @@ def _check_loaded(gpu: model.PciAddress, driver: str) -> None:
 def _others(gpu: model.PciAddress, driver: str) -> list[str]:
     """The other functions of the board that have to be bound with the GPU.
 
-    :raises DriverError: if a function of another board is in its IOMMU
-        group, because a guest would get that too.
+    :raises DriverError: if its IOMMU group keeps it from guests.
     """
     board = [name for name in privileged.machine().sysfs.listdir(
         *pci.DEVICES) if name != str(gpu) and _board(name) == _board(gpu)
         and not _exists(name, 'physfn')]
     if driver != drivers.VFIO_PCI:
         return board
-    group = privileged.machine().sysfs.link_name(
-        *pci.DEVICES, str(gpu), 'iommu_group')
-    if group is None:
-        raise exception.DriverError(
-            address=gpu, reason='it is in no IOMMU group: turn on the IOMMU '
-            '(in the firmware, and intel_iommu=on for the kernel)',
-            state='nothing was changed')
-    for name in privileged.machine().sysfs.listdir(*_GROUPS, group,
-                                                   'devices'):
-        if (name == str(gpu) or name in board
-                or (_read(name, 'class') or '').startswith(_BRIDGE)
-                or _driver(name) in (None, drivers.VFIO_PCI)):
-            continue
-        raise exception.DriverError(
-            address=gpu, reason=f'{name} (driver {_driver(name)}) is in the '
-            f'same IOMMU group, {group}, but is not part of the GPU: the '
-            'slot needs access control (ACS)', state='nothing was changed')
+    bus = pci.PciBus(privileged.machine().sysfs)
+    group = bus.iommu_group(gpu)
+    reason = whole.obstacle(str(gpu), group, bus.neighbours(gpu, group),
+                            follow=True)
+    if reason:
+        raise exception.DriverError(address=gpu, reason=reason,
+                                    state='nothing was changed')
     return [name for name in board
             if not (_read(name, 'class') or '').startswith(_BRIDGE)]
 

@@ -23,6 +23,7 @@ from cyborg_gpu_driver.check.rules import gpus
 from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.snapshot import whole
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.tests.unit.check import case
 
@@ -39,6 +40,7 @@ WHOLE = policy.Policy('w', policy.Mode.PASSTHROUGH)
 VGPUS = policy.Policy('v', policy.Mode.VGPU, vgpu_types=('A100-40C',))
 SLICES = policy.Policy('s', policy.Mode.MIG)
 OFF = policy.Policy('o', policy.Mode.OFF)
+GROUPS = policy.Policy('g', policy.Mode.NVLINK)
 
 
 class GpuCase(case.FindingCase):
@@ -184,10 +186,22 @@ class IommuTest(GpuCase):
             WHOLE, iommu_group=None, framework=model.Framework.MDEV_PF)))
 
     def test_group_that_is_shared(self):
-        second = dataclasses.replace(GPU, address=TWO)
-        found = self.fails('IOMMU group 4 with 0000:38:00.0',
-                           gpus.iommu(self.facts(WHOLE, second)))
+        second = whole.Neighbour(str(TWO), '0302', 'vfio-pci')
+        found = self.fails('GPU 0000:38:00.0 is in the same IOMMU group, 4',
+                           gpus.iommu(self.facts(WHOLE, neighbours=(second,))))
         self.assertEqual(str(ONE), found.subject)
+        self.says_nothing(gpus.iommu, self.facts(
+            GROUPS, neighbours=(second,), nvlink_peers=(TWO,)))
+
+    def test_function_that_the_host_uses(self):
+        usb = whole.Neighbour('0000:16:00.2', '0c03', 'xhci_hcd')
+        self.fails('0000:16:00.2 (driver xhci_hcd)', gpus.iommu(self.facts(
+            WHOLE, neighbours=(usb,), driver='vfio-pci')))
+        self.says_nothing(gpus.iommu, self.facts(WHOLE, neighbours=(usb,)))
+        disk = whole.Neighbour('0000:17:00.0', '0108', 'nvme')
+        self.fails('0000:17:00.0 (driver nvme)', gpus.iommu(self.facts(
+            WHOLE, neighbours=(disk,))))
+        self.says_nothing(gpus.iommu, self.facts(VGPUS, neighbours=(disk,)))
 
     def test_nothing_to_say(self):
         second = dataclasses.replace(GPU, address=TWO)

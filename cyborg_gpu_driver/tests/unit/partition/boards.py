@@ -160,7 +160,7 @@ def gpu(profiles, live=(), enabled=True, **fields):
     return model.Gpu(**{
         'address': model.PciAddress(0, 7, 0, 0), 'vendor_id': '10de',
         'device_id': '20b2', 'class_code': '0302', 'driver': 'nvidia',
-        'visible_to_nvml': True,
+        'iommu_group': 41, 'visible_to_nvml': True,
         'mig': model.Mig(enabled=enabled, pending=enabled,
                          profiles=profiles, instances=tuple(instances)),
         **fields})

@@ -73,72 +73,11 @@ def by_profile(gpu, rules):
     return {offer.profile: offer for offer in offers.offers(gpu, rules)}
 
 
-class TestPassthrough(base.BaseTestCase):
-
-    def test_whole(self):
-        gpu = boards.gpu((), mig=None)
-        self.assertEqual((offers.Offer(
-            PF, 'whole', policy.Mode.PASSTHROUGH, 'passthrough', total=1,
-            in_use=0, creatable=1, parents=(PF,)),),
-            offers.offers(gpu, WHOLE))
-
-    def test_mig_capable_is_whole_while_mig_is_off(self):
-        offer, = offers.offers(boards.gpu(boards.A30, enabled=False), WHOLE)
-        self.assertEqual(('', 1), (offer.problem, offer.creatable))
-
-    def test_carved_up(self):
-        for fields, said in (
-                ({'mig': model.Mig(True, True)}, 'MIG mode is on'),
-                ({'vfs': boards.vfs(4)}, '4 virtual function(s)'),
-                ({'sriov_numvfs': 3}, '3 virtual function(s)'),
-                ({'mdevs': (model.Mdev('u', PF, 'nvidia-1'),)}, '1 vGPU(s)'),
-                ({'vfs': boards.vfs(2, used=['nvidia-1'])}, '1 vGPU(s)'),
-                ({'physfn': PF}, 'a virtual function of 0000:07:00.0'),
-                ({'in_pci_sysfs': False}, 'not on the PCI bus')):
-            gpu = boards.gpu((), **{'mig': None, **fields})
-            offer, = offers.offers(gpu, WHOLE)
-            self.assertIn(said, offer.problem)
-            self.assertEqual((1, 0), (offer.total, offer.creatable))
-
-    def test_a_vgpu_of_any_framework_is_in_the_way(self):
-        function = dataclasses.replace(boards.vfs(1)[0],
-                                       current_vgpu_type=1145)
-        offer, = offers.offers(
-            boards.gpu((), mig=None, vfs=(function,)), WHOLE)
-        self.assertIn('1 vGPU(s)', offer.problem)
-
-    def test_busy(self):
-        gpu = boards.gpu((), mig=None, processes=2)
-        offer, = offers.offers(gpu, WHOLE)
-        self.assertEqual(
-            (1, 0, '', '2 process(es) of this machine use it'),
-            (offer.total, offer.creatable, offer.problem, offer.busy))
-        offer, = offers.offers(
-            dataclasses.replace(gpu, vfs=boards.vfs(1)), WHOLE)
-        self.assertEqual((0, ''), (offer.creatable, offer.busy))
-        self.assertIn('partitioned', offer.problem)
-
-    def test_libvirt_must_be_able_to_take_it(self):
-        for must, fields, said in (
-                (True, {}, 'bound to nvidia; '),
-                (True, {'driver': 'nouveau'}, 'bound to nouveau; '),
-                (True, {'driver': None}, 'not bound to vfio-pci'),
-                (True, {'driver': 'vfio-pci'}, ''),
-                (True, {'driver': 'nvgrace_gpu_vfio_pci'}, ''),
-                (False, {}, '')):
-            offer, = offers.offers(
-                boards.gpu((), **{'mig': None, **fields}), WHOLE,
-                must_be_bound=must)
-            self.assertTrue(offer.busy.startswith(said), offer.busy)
-            self.assertEqual((bool(said), '', int(not said)), (
-                bool(offer.busy), offer.problem, offer.creatable))
+class TestMig(base.BaseTestCase):
 
     def test_off(self):
         self.assertEqual((), offers.offers(
             a100(), policy.Policy('none', policy.Mode.OFF)))
-
-
-class TestMig(base.BaseTestCase):
 
     def test_empty_a100(self):
         found = by_profile(a100(), MIG)

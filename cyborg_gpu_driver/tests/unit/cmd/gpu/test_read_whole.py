@@ -1,0 +1,70 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What the read-only commands say of whole GPUs."""
+
+import fixtures
+import yaml
+
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+_CONFIGURATION = """
+[gpu]
+policies = whole
+state_path = {0}
+[gpu_policy:whole]
+mode = passthrough
+"""
+_USB, _DISK, _FREE = (f'0000:4{number}:00.0' for number in range(1, 4))
+_HOST = {
+    'driver_version': '580.95.05',
+    'gpus': [
+        {'model': 't4', 'driver': 'vfio-pci', 'address': _USB},
+        {'model': 't4', 'driver': 'vfio-pci', 'address': _DISK,
+         'iommu_group': 77},
+        {'model': 't4', 'driver': 'vfio-pci', 'address': _FREE}],
+    'functions': [
+        {'address': _USB.replace('.0', '.2'), 'vendor': '10de',
+         'device': '1ad8', 'class': '0c0330', 'driver': 'xhci_hcd'},
+        {'address': '0000:50:00.0', 'vendor': '144d', 'device': 'a808',
+         'class': '010802', 'driver': 'nvme', 'iommu_group': 77}]}
+
+
+class BoundAtBootTest(base.CommandCase):
+    """GPUs that the operator bound to vfio-pci."""
+
+    def setUp(self):
+        super().setUp()
+        place = self.useFixture(fixtures.TempDir()).path
+        with open(f'{place}/host.yaml', 'w', encoding='utf-8') as stream:
+            yaml.safe_dump(_HOST, stream)
+        self.options = (
+            '--config-file',
+            self.configure(_CONFIGURATION.format(place), place),
+            '--simulate', f'{place}/host.yaml')
+
+    def test_what_no_guest_can_have_is_not_reported(self):
+        for command in ('offer', 'list'), ('report', 'show'):
+            rows = {row['address']: row
+                    for row in self.rows(*self.options, *command)}
+            self.assertEqual(
+                {_USB: 'no', _DISK: 'no', _FREE: 'yes'},
+                {address: row['reported'] for address, row in rows.items()})
+            self.assertIn('xhci_hcd', rows[_USB]['problem'])
+            self.assertIn('nvme', rows[_DISK]['problem'])
+
+    def test_check_says_so(self):
+        output = self.run_program(*self.options, 'check', '-f', 'json',
+                                  code=2)[0]
+        self.assertEqual({_USB, _DISK}, {
+            row['subject'] for row in yaml.safe_load(output)
+            if row['check'] == 'IOMMU'})
