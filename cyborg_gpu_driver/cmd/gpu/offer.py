@@ -18,6 +18,7 @@ from cyborg_gpu_driver.cmd.context import machine as cmd_machine
 from cyborg_gpu_driver.cmd.output import columns
 from cyborg_gpu_driver.cmd.output import table
 from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.report import memory
 from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.report.content import traits
 
@@ -55,8 +56,10 @@ _NAMES = ('address', 'profile', 'resource_class', 'total', 'in_use',
 
 
 def _rows(machine, gpu, everything):
-    """Yield a row for each offer of a GPU; one row if the GPU has failed."""
-    if condition.is_failed(gpu):
+    """Yield a row for each offer of a GPU; one row if the agent cannot bind
+    anything on it, because it cannot be read.
+    """
+    if memory.is_unread(machine.state_path, machine.host, gpu):
         if machine.settings.policy_for(gpu) or everything:
             yield _row(str(gpu.address), columns.Optional(None),
                        columns.Optional(None), 0, 0, 0, 'no',

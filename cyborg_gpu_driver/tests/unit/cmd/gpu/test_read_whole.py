@@ -15,6 +15,10 @@
 import fixtures
 import yaml
 
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _CONFIGURATION = """
@@ -68,3 +72,42 @@ class BoundAtBootTest(base.CommandCase):
         self.assertEqual({_USB, _DISK}, {
             row['subject'] for row in yaml.safe_load(output)
             if row['check'] == 'IOMMU'})
+
+
+class WithoutLibraryTest(base.CommandCase):
+    """A machine or container without NVML's library (libnvidia-ml)."""
+
+    def setUp(self):
+        super().setUp()
+        self.place = self.useFixture(fixtures.TempDir()).path
+        state = f'{self.place}/machine'
+        self.options = (
+            '--config-file',
+            self.configure(_CONFIGURATION.format(self.place).replace(
+                '[gpu]', f'[gpu]\nsimulate = t4x4\nsimulate_state = {state}'),
+                self.place))
+        self.world = simulator.Machine.load('t4x4', state)
+        self.gpu = self.rows(*self.options, 'gpu', 'list')[0]['address']
+
+    def reported(self, command):
+        return {row['address']: row['reported'] for row
+                in self.rows(*self.options, *command)}
+
+    def test_commands_say_what_the_agent_does(self):
+        self.world.bind_driver(self.gpu, 'vfio-pci')
+        was, = (row for row in self.rows(*self.options, 'report', 'show')
+                if row['address'] == self.gpu)
+        self.assertEqual('yes', was['reported'])
+        store.of(self.place).put(
+            model.PciAddress.parse(self.gpu), reported=gpu_record.Reported(
+                device_id='1eb8', mode='passthrough',
+                facts=gpu_record.ReportedFacts(), providers={
+                    was['provider_uuid']: gpu_record.ReportedProvider(
+                        'PGPU', 1, '')}))
+        self.world.bind_driver(self.gpu, 'nvidia')
+        self.world.unload_library()
+        for command in ('offer', 'list'), ('report', 'show'):
+            found = self.reported(command)
+            self.assertEqual('yes', found.pop(self.gpu), command)
+            # Cyborg gets no new provider of a GPU that is not free.
+            self.assertEqual({'no'}, set(found.values()))
