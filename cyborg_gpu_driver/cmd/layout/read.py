@@ -160,8 +160,12 @@ class ExportLayout(layout_options.LayoutCommand):
                           if index not in left_out)
         now = [gpu if index in left_out else context.current(gpu)
                for index, gpu in enumerate(context.gpus)]
-        _write_file(self, parsed_args, layout_state.export(
-            now, parsed_args.config_label, left_out=left_out))
+        file = layout_state.export(now, parsed_args.config_label,
+                                   left_out=left_out)
+        layout_state.check_described(now, file, {
+            index: context.transactions.in_use(gpu)
+            for index, gpu in enumerate(now) if index not in left_out})
+        _write_file(self, parsed_args, file)
 
 
 class GenerateLayouts(layout_options.LayoutCommand):

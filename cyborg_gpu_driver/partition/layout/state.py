@@ -27,6 +27,7 @@ from cyborg_gpu_driver.partition.change import plan as change_plan
 from cyborg_gpu_driver.partition.change import target
 from cyborg_gpu_driver.partition.layout import devices as layout_devices
 from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.partition.layout import schema as layout_schema
 
 _NOBODY: Mapping[model.Placement, str] = {}
 
@@ -102,6 +103,26 @@ def export(gpus: Sequence[model.Gpu], name: str = 'current',
         for (enabled, counts), indices in alike.items())
     return layout_file.LayoutFile(
         (layout_file.Entry(source, name, sections),), source)
+
+
+def check_described(gpus: Sequence[model.Gpu], file: layout_file.LayoutFile,
+                    in_use: Mapping[int, Mapping[model.Placement, str]]
+                    ) -> None:
+    """Check that an exported layout is in effect on the GPUs it came from.
+
+    A layout file describes neither a GPU instance without compute instances
+    nor a mode change that is pending.
+
+    :param file: of :func:`export`.
+    :param in_use: by index, as for :func:`differences`.
+    :raises LayoutError: naming what the file cannot describe.
+    """
+    for index, wanted in file.entry().for_host(gpus).items():
+        found = differences(gpus[index], wanted, in_use.get(index, _NOBODY))
+        if found:
+            raise layout_schema.place(file.source, f'GPU {index}').error(
+                'a layout file cannot describe it: ' + '; '.join(found),
+                'apply a layout to it, or complete or undo the change')
 
 
 def _instances(gpu: model.Gpu

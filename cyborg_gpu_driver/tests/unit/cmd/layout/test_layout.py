@@ -250,6 +250,17 @@ class FileTest(layouts.LayoutCase):
             'run this as root' in (row['problem'] or '')
             for row in rows[:3]])
 
+    def test_export_is_what_assert_accepts(self):
+        """An instance without compute instance: nvidia-smi mig -cgi."""
+        self.apply('mixed')
+        machine = self.machine()
+        with machine.operation(write=True):
+            next(iter(machine.gpus[0].state.instances.values())
+                 ).compute.clear()
+        output, errors = self.layout('export', code=1)
+        self.assertEqual('', output)
+        self.assertIn('has no compute instance', ' '.join(errors.split()))
+
     def test_export_in_json(self):
         content = json.loads(self.layout('export', '-o', 'json')[0])
         self.assertEqual('v1', content['version'])

@@ -15,6 +15,7 @@ import dataclasses
 
 from oslotest import base
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition.change import target
 from cyborg_gpu_driver.partition.layout import file as layout_file
@@ -127,3 +128,17 @@ class ExportTestCase(base.BaseTestCase):
         empty = boards.gpu(boards.A100_40, [('3g.20gb', 0)])
         found = layout_state.export([empty]).entry()
         self.assertEqual({'3g.20gb': 1}, found.sections[0].mig_devices)
+
+    def test_what_a_file_cannot_describe(self):
+        empty = boards.gpu(boards.A100_40, [('3g.20gb', 0)])
+        leaving = dataclasses.replace(gpu(), mig=dataclasses.replace(
+            gpu().mig, pending=False))
+        used = {0: {model.Placement(0, 4): 'mdev 1'}}
+        for item, text in ((empty, '3g.20gb at 0:4 has no compute instance'),
+                           (leaving, 'off is pending')):
+            error = self.assertRaises(
+                exception.LayoutError, layout_state.check_described, [item],
+                layout_state.export([item]), {})
+            self.assertIn(text, str(error))
+        layout_state.check_described([empty], layout_state.export([empty]),
+                                     used)
