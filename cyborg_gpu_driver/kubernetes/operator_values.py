@@ -111,7 +111,8 @@ class Values:
         if text is None:
             return ()
         source = f'{self.source}, migManager.config.data.{_MIG_FILE}'
-        entries = layout_file.LayoutFile.parse(text, source).entries
+        file = layout_file.LayoutFile.parse(text, source)
+        entries = tuple(map(file.entry, file.names))
         for entry in entries:
             if entry.name == DISABLED and any(
                     section.mig_enabled for section in entry.sections):

@@ -110,6 +110,11 @@ def entry_of(value: Any, gpus: Sequence[model.Gpu] = (),
     """
     place = layout_schema.place(source)
     if isinstance(value, str):
+        files = tuple(files)
+        for document in files:
+            if value in document.unreadable:
+                # Not a generated layout of the same name.
+                return document.entry(value)
         entries = known(gpus, files)
         if value not in entries:
             raise place.error(f'no layout {value!r}', 'there are '

@@ -49,7 +49,7 @@ class ListLayouts(layout_options.LayoutCommand):
     def take_action(self, parsed_args):
         file = layout_options.read_file(parsed_args)
         gpus = self.context().gpus
-        rows = [_suits(entry, gpus) for entry in file.entries]
+        rows = [_suits(file, name, gpus) for name in file.names]
         if parsed_args.output_format != 'text':
             self.write_value(rows, parsed_args.output_format)
             return
@@ -243,12 +243,12 @@ def _unreachable(context):
     return found
 
 
-def _suits(entry: layout_file.Entry, gpus):
+def _suits(file: layout_file.LayoutFile, name, gpus):
     """Return the GPUs of this host that an entry applies to, as a row."""
-    row = {'name': entry.name, 'gpus': {}, 'problem': None}
+    row = {'name': name, 'gpus': {}, 'problem': None}
     try:
         row['gpus'] = {index: str(wanted) for index, wanted
-                       in entry.for_host(gpus).items()}
+                       in file.entry(name).for_host(gpus).items()}
         if not row['gpus']:
             row['problem'] = 'matches no GPU of this host'
     except exception.LayoutError as error:

@@ -206,35 +206,49 @@ class LayoutFile:
     entries: tuple[Entry, ...]
     source: str = 'layout'
     """The file's name, for error messages."""
+    unreadable: Mapping[str, exception.LayoutError] = dataclasses.field(
+        default_factory=dict, compare=False)
+    """Entries that cannot be read, by name, and why. mig-parted may read
+    them. They matter only to whoever asks for them."""
 
     @classmethod
     def parse(cls, text: str, source: str) -> LayoutFile:
         """Read a file's text.
 
         :param source: the file's name, for error messages.
-        :raises LayoutError: naming file, entry and item.
+        :raises LayoutError: if it is no layout file.
         """
         place = layout_schema.place(source)
         content = layout_yaml.plain(text, place)
-        layout_schema.check(content, layout_schema.LAYOUT_FILE, place)
+        layout_schema.check(content, layout_schema.ENTRIES, place)
         place = place.below(layout_schema.ROOT)
-        return cls(tuple(
-            Entry.parse(name, items, place.below(name))
-            for name, items in content[layout_schema.ROOT].items()), source)
+        entries, unreadable = [], {}
+        for name, items in content[layout_schema.ROOT].items():
+            try:
+                layout_schema.check(items, layout_schema.ITEMS,
+                                    place.below(name))
+                entries.append(Entry.parse(name, items, place.below(name)))
+            except exception.LayoutError as error:
+                unreadable[name] = error
+        return cls(tuple(entries), source, unreadable)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the entries."""
-        return tuple(entry.name for entry in self.entries)
+        """The names of the entries, also of those that cannot be read."""
+        return (*(entry.name for entry in self.entries), *self.unreadable)
 
     def entry(self, name: str | None = None) -> Entry:
         """Return the entry of that name; without a name, the only entry.
 
-        :raises LayoutError: listing the entries of the file.
+        :raises LayoutError: why it cannot be read, or listing the entries of
+            the file.
         """
+        if name is None and len(self.names) == 1:
+            (name,) = self.names
+        if name is not None and name in self.unreadable:
+            raise self.unreadable[name]
         for entry in self.entries:
-            if entry.name == name or (
-                    name is None and len(self.entries) == 1):
+            if entry.name == name:
                 return entry
         raise layout_schema.place(self.source, layout_schema.ROOT).error(
             'the file has several entries; choose one' if name is None

@@ -84,7 +84,10 @@ def layouts(text, gpus=()):
     file = attempt(layout_file.LayoutFile.parse, text, 'file')
     if file is None:
         return
-    hold(file == layout_file.LayoutFile.parse(file.dump(), 'file'), text)
+    if file.entries:
+        hold(file == layout_file.LayoutFile.parse(file.dump(), 'file'), text)
+    for name in file.unreadable:
+        hold(attempt(file.entry, name) is None, text)
     for entry in file.entries:
         for section in entry.sections:
             hold(isinstance(section.to_dict()['mig-enabled'], bool), section)

@@ -68,6 +68,14 @@ class LayoutsTest(base.BaseTestCase):
         return {name for name in self.applicable(gpus, file())
                 if name in file().names}
 
+    def test_an_entry_that_cannot_be_read_hides_a_generated_one(self):
+        bad = file('version: v1\nmig-configs: {all-disabled: [], '
+                   'good: [{devices: all, mig-enabled: false}]}')
+        self.assertEqual('good', layouts.entry_of('good', (), [bad]).name)
+        error = self.assertRaises(exception.LayoutError, layouts.entry_of,
+                                  'all-disabled', (), [bad])
+        self.assertIn('mine.yaml', str(error))
+
     def test_all_generated_suit(self):
         for name, count in (('hgx-h100', 19), ('dgx-a100-40', 19),
                             ('a30x4', 9), ('rtxpro6000x8', 15),

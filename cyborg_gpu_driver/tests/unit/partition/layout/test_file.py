@@ -64,7 +64,8 @@ class LayoutFileTestCase(base.BaseTestCase):
 
     def refused(self, text):
         error = self.assertRaises(
-            exception.LayoutError, self.parse, text)
+            exception.LayoutError, lambda: [*map(
+                (file := self.parse(text)).entry, file.names)])
         self.assertIn('some.yaml', str(error))
         return str(error)
 
@@ -163,6 +164,22 @@ class LayoutFileTestCase(base.BaseTestCase):
                 ('a: [', 'not YAML'),
                 ('!!python/object:os.system {}', 'not YAML')):
             self.assertIn(words, self.refused(text), text)
+
+    def test_a_bad_entry_fails_alone(self):
+        for bad in ('1', '[]', '[{}]', '[{devices: all, mig-enabled: 7}]',
+                    '[{devices: all, mig-enabled: true}]',
+                    '[{devices: all, mig-enabled: true, mig-devices: {x: 1}}]',
+                    '[{devices: all, mig-enabled: false, new-key: 1}]'):
+            text = TEXT + f'  bad: {bad}\n'
+            file = self.parse(text)
+            self.assertEqual(self.parse(TEXT).entry('tenths'),
+                             file.entry('tenths'))
+            self.assertEqual('bad', file.names[-1])
+            for name in ('bad', None):
+                error = self.assertRaises(exception.LayoutError, file.entry,
+                                          name)
+                self.assertIn('bad', str(error))
+        self.refused(f'version: v1\nmig-configs: {{bad: {bad}}}')
 
     def test_a_bad_item_is_refused(self):
         on = 'devices: all, mig-enabled: true, mig-devices: '
