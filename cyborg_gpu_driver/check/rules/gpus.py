@@ -66,6 +66,17 @@ def offered(facts: facts_module.Facts) -> Iterator[result.Finding]:
             result.HOST, 'no NVIDIA GPU was found',
             'Run "lspci -d 10de:". If it lists no GPU, check the firmware '
             'settings and the slot')
+    for device in sorted(
+            {*map(str, facts.settings.ignored_addresses),
+             *facts.settings.ignored_uuids}
+            - {str(gpu.address) for gpu in facts.host.gpus}
+            - {gpu.uuid.lower() for gpu in facts.host.gpus if gpu.uuid}):
+        yield result.warning(
+            result.HOST, f'[gpu] ignored_devices has {device}, which is no '
+            'GPU of this host that can be identified',
+            'Compare it with "cyborg-gpu gpu list": a GPU that it should '
+            'name may be offered. Use the PCI address of a GPU whose UUID '
+            'NVML does not return')
     for gpu in facts.host.gpus:
         if (facts.settings.policy_for(gpu) is None
                 and not facts.settings.ignores(gpu)):

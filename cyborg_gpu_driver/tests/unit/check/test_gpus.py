@@ -176,6 +176,20 @@ class NvmlTest(GpuCase):
                           self.facts(OFF, problems=('x',)))
 
 
+class IgnoredTest(GpuCase):
+
+    def test_device_that_matches_no_gpu(self):
+        for there in ({'ignored_addresses': frozenset({ONE})},
+                      {'ignored_uuids': frozenset({'gpu-1'})}):
+            self.says_nothing(gpus.offered, self.facts(
+                WHOLE, settings=there, uuid='GPU-1'))
+        for absent, text in (
+                ({'ignored_addresses': frozenset({TWO})}, str(TWO)),
+                ({'ignored_uuids': frozenset({'gpu-typo'})}, 'gpu-typo')):
+            self.warns(f'ignored_devices has {text}', gpus.offered(
+                self.facts(WHOLE, settings=absent, uuid='GPU-1')))
+
+
 class IommuTest(GpuCase):
 
     def test_no_group(self):
