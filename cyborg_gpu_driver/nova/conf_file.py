@@ -22,6 +22,7 @@ from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.nova import device_spec
+from cyborg_gpu_driver.nova import pci_config
 
 _UNREADABLE = (cfg.Error, OSError, ValueError, OverflowError, RecursionError)
 """The errors that oslo.config or the parser raises for a file: RecursionError
@@ -37,13 +38,15 @@ class NovaConf:
     device_spec: tuple[device_spec.DeviceSpec, ...] = ()
     report_in_placement: bool = False
     enabled_mdev_types: tuple[str, ...] = ()
+    post_copy: bool = False
+    """``[libvirt] live_migration_permit_post_copy``."""
 
 
 def read(paths: Sequence[str]) -> NovaConf:
     """Read nova.conf; a later file overrides an earlier one.
 
-    Names and deprecated names are those of nova/conf/pci.py and
-    nova/conf/devices.py of Nova 34.
+    Names and deprecated names are those of nova/conf/pci.py,
+    nova/conf/devices.py and nova/conf/libvirt.py of Nova 34.
 
     :raises InvalidValue: if a file or its content cannot be read.
     """
@@ -57,6 +60,8 @@ def read(paths: Sequence[str]) -> NovaConf:
     conf.register_opt(
         cfg.ListOpt('enabled_mdev_types', default=[],
                     deprecated_name='enabled_vgpu_types'), group='devices')
+    conf.register_opt(cfg.BoolOpt(pci_config.POST_COPY, default=False),
+                      group='libvirt')
     try:
         conf([], project='nova', default_config_files=list(paths),
              default_config_dirs=[])
@@ -64,7 +69,8 @@ def read(paths: Sequence[str]) -> NovaConf:
             paths=tuple(paths),
             device_spec=device_spec.parse(conf.pci.device_spec),
             report_in_placement=conf.pci.report_in_placement,
-            enabled_mdev_types=tuple(conf.devices.enabled_mdev_types))
+            enabled_mdev_types=tuple(conf.devices.enabled_mdev_types),
+            post_copy=conf.libvirt[pci_config.POST_COPY])
     except _UNREADABLE as error:
         raise exception.InvalidValue(
             what='nova.conf', value=', '.join(paths),

@@ -36,6 +36,12 @@ LIVE_MIGRATABLE = 'live_migratable'
 Nova does not live-migrate a server that has the function."""
 
 
+POST_COPY = 'live_migration_permit_post_copy'
+"""An option of ``[libvirt]``. QEMU refuses post-copy with VFIO devices, so
+Nova's page on vGPUs wants it to be False (Live migration in
+doc/source/admin/virtual-gpu.rst of Nova)."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Assigned:
     """A virtual function and the vGPU that it carries or will carry."""
@@ -73,6 +79,8 @@ class PciConfig:
         if self.in_placement:
             found['pci']['report_in_placement'] = True
             found['filter_scheduler'] = {'pci_in_placement': True}
+        if self._migrates:
+            found['libvirt'] = {POST_COPY: False}
         return found
 
     def dump(self) -> str:
@@ -86,7 +94,13 @@ class PciConfig:
             lines.append(f'device_spec = {json.dumps(spec)}')
         lines.append('# On every host of nova-api and nova-compute')
         lines += [f'alias = {json.dumps(alias)}' for alias in self.alias]
+        if self._migrates:
+            lines += ['[libvirt]', f'{POST_COPY} = False']
         return '\n'.join((*lines, ''))
+
+    @property
+    def _migrates(self) -> bool:
+        return any(item.live_migratable for item in self.assigned)
 
 
 def build(assigned: Iterable[Assigned], in_placement: bool = True

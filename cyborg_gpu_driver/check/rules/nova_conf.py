@@ -60,6 +60,14 @@ def _left(facts, nova_has):
             result.HOST, problem,
             'Change fixed_vgpus or nova.conf as the details say')
         return
+    if facts.nova.post_copy and any(
+            item.live_migratable for item in facts.nova.device_spec):
+        yield result.failure(
+            result.HOST, f'[libvirt] {pci_config.POST_COPY} is true, and a '
+            '[pci] device_spec says live_migratable: QEMU refuses post-copy '
+            'with a vGPU, so a live migration may fail while it runs',
+            f'Set [libvirt] {pci_config.POST_COPY} = False on every compute '
+            'host')
     for gpu, assigned in nova_has:
         found = [_assigned(facts, item, in_placement) for item in assigned]
         found += _strays(facts, gpu, {item.function for item in assigned})

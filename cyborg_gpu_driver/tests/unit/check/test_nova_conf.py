@@ -114,6 +114,23 @@ class LeftTest(NovaCase):
             nova_conf.pci_devices(self.saying(facts, False)))
         self.assertEqual(lines[1]['address'], found.subject)
 
+    def test_post_copy(self):
+        lines = self.lines()
+        given = self.facts(*lines)
+        given = dataclasses.replace(given, nova=dataclasses.replace(
+            given.nova, post_copy=True))
+        self.check(result.Code.SUCCESS, '2 virtual',
+                   nova_conf.pci_devices(given))
+        for line in lines:
+            line['live_migratable'] = 'yes'
+        given = self.facts(*lines)
+        self.check(result.Code.SUCCESS, '2 virtual',
+                   nova_conf.pci_devices(given))
+        found, _ = nova_conf.pci_devices(dataclasses.replace(
+            given, nova=dataclasses.replace(given.nova, post_copy=True)))
+        self.assertEqual(result.Code.FAILURE, found.code)
+        self.assertIn('live_migration_permit_post_copy is true', found.details)
+
     def saying(self, facts, supported):
         return dataclasses.replace(facts, migrations={
             FIRST: migration.Migration(supported)})

@@ -37,11 +37,15 @@ class ReadTest(base.BaseTestCase):
         found = self.read('[pci]\ndevice_spec = {"vendor_id": "10de"}\n'
                           'device_spec = {"vendor_id": "8086"}\n'
                           'report_in_placement = true\n'
-                          '[devices]\nenabled_mdev_types = nvidia-1,x\n')
+                          '[devices]\nenabled_mdev_types = nvidia-1,x\n'
+                          '[libvirt]\n'
+                          'live_migration_permit_post_copy = true\n')
         self.assertEqual(['10de', '8086'],
                          [entry.vendor_id for entry in found.device_spec])
         self.assertTrue(found.report_in_placement)
         self.assertEqual(('nvidia-1', 'x'), found.enabled_mdev_types)
+        self.assertTrue(found.post_copy)
+        self.assertFalse(self.read('').post_copy)
 
     def test_defaults(self):
         found = self.read('')

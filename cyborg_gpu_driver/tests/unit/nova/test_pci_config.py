@@ -128,6 +128,18 @@ class OutputTest(base.BaseTestCase):
         self.assertEqual('0000:16:00.4',
                          found['pci']['device_spec'][0]['address'])
 
+    def test_post_copy_is_off_where_servers_migrate(self):
+        item = assigned('0000:16:00.4')
+        option = 'live_migration_permit_post_copy'
+        found = pci_config.build([item])
+        self.assertNotIn(option, found.dump())
+        self.assertNotIn('libvirt', found.to_dict())
+        found = pci_config.build([dataclasses.replace(
+            item, live_migratable=True)])
+        self.assertEqual(['[libvirt]', f'{option} = False'],
+                         found.dump().splitlines()[-2:])
+        self.assertEqual({option: False}, found.to_dict()['libvirt'])
+
     def test_without_placement_the_filter_is_named(self):
         found = pci_config.build([assigned('0000:16:00.4')], False)
         self.assertIn('PciPassthroughFilter', found.dump())
