@@ -188,16 +188,20 @@ class KillCase(base.BaseTestCase):
 
         return self._fork(run, number)
 
-    def command(self, *arguments, number=None):
-        """Run ``cyborg-gpu`` as :meth:`process` runs work."""
+    def command(self, *arguments, number=None, code=0):
+        """Run ``cyborg-gpu`` as :meth:`process` runs work.
+
+        :param code: the exit code at the end.
+        """
         _import_commands()
         return self._fork(lambda: main.main(
-            ['--config-file', self.config_path, *arguments]), number)
+            ['--config-file', self.config_path, *arguments]), number, code)
 
-    def _fork(self, work, number):
-        """Fork a process; whether it reaches its end, which must be success.
+    def _fork(self, work, number, expected=0):
+        """Fork a process; whether it reaches its end.
 
         :param work: returns the exit code of the process.
+        :param expected: the exit code at the end.
         """
         reading, writing = os.pipe()
         pid = os.fork()
@@ -222,7 +226,8 @@ class KillCase(base.BaseTestCase):
         if os.WIFSIGNALED(status):
             self.assertEqual(signal.SIGKILL, os.WTERMSIG(status))
             return False
-        self.assertEqual(0, os.WEXITSTATUS(status), 'see standard error')
+        self.assertEqual(expected, os.WEXITSTATUS(status),
+                         'see standard error')
         self.steps = int(steps)
         return True
 

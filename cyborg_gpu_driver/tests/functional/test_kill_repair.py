@@ -102,7 +102,8 @@ class JournalTest(RepairCase):
 
         def work(number=None):
             if self.by_doctor:
-                return self.command(*_REPAIR, number=number)
+                # The cordon of the GPU is not for doctor to lift.
+                return self.command(*_REPAIR, number=number, code=1)
             return self.process(lambda running: running.report(), number)
 
         def check():
@@ -110,6 +111,7 @@ class JournalTest(RepairCase):
             self.assertIn(
                 f'{kill_case.GPU}.json.unusable-1',
                 os.listdir(os.path.join(self.state_path, 'gpus')))
+            self.assertEqual(1, len(self.records.closed_by_damage()))
             self.is_bound()
 
         self.sweep(prepare, work, check)
