@@ -148,6 +148,12 @@ class GpuTestCase(base.TestCase):
         return command.run('--config-file', self.cloud.cloud.config_path,
                            *arguments)
 
+    def uncordon(self, gpu=None):
+        """Open a GPU whose record was damaged, as an operator would."""
+        code, output, errors = self.command('gpu', 'uncordon',
+                                            gpu or self.gpu)
+        self.assertEqual(0, code, output + errors)
+
     @property
     def driver(self):
         """The driver under test, as the agent has loaded it."""

@@ -72,9 +72,7 @@ class EndsTest(test_elastic.ElasticCase):
     def test_a_lost_record_of_an_idle_gpu(self):
         host_files.damage(self.state_path, self.gpu)
         self.end_agent()
-        for _ in range(3):
-            self.report()
-        self.assertEqual(test_elastic.IDLE, self.reserved())
+        self.assert_opened_by_an_operator()
 
     def test_a_lost_record_keeps_the_role(self):
         server = self.cloud.bind(self.slice)
@@ -88,8 +86,15 @@ class EndsTest(test_elastic.ElasticCase):
         self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
                           self.whole)
         self.cloud.unbind(server)
+        self.assert_opened_by_an_operator()
+
+    def assert_opened_by_an_operator(self):
+        """Check that only that opens a GPU whose record was lost."""
         for _ in range(3):
             self.report()
+        self.assert_closed(*test_elastic.IDLE)
+        self.uncordon()
+        self.report()
         self.assertEqual(test_elastic.IDLE, self.reserved())
 
 

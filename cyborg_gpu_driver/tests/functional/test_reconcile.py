@@ -366,6 +366,13 @@ class LostJournalTest(ReconcileCase):
 
     def come_back(self):
         self.assert_named_once(self.reports(), '3 handles on 1 GPUs')
+        # An operator has to look at the GPU before it gets more servers.
+        self.assertEqual({'1g.10gb': (7, 7), '3g.40gb': (2, 2)},
+                         self.reserved())
+        rows, _ = self.doctor(code=1)
+        self.assertEqual({'bad-record'}, set(rows))
+        self.uncordon()
+        self.report()
         self.assertEqual(self.bound['placement'],
                          self.cloud.placement.snapshot())
         self.doctor()
@@ -388,6 +395,7 @@ class LostJournalTest(ReconcileCase):
         self.assert_named_once(self.reports(), '3 handles on 1 GPUs')
         for server in self.servers:
             self.cloud.unbind(server)
+        self.uncordon()
         self.report()
         self.assertEqual(self.untouched, self.everything())
 
@@ -406,6 +414,7 @@ class LostJournalTest(ReconcileCase):
             self.world.stop_guest(handle)
         for server in self.servers:
             self.cloud.unbind(server)
+        self.uncordon()
         self.clean()
 
     @scope.only_in_all
@@ -414,12 +423,13 @@ class LostJournalTest(ReconcileCase):
         self.cloud.report()
         for server in self.servers:
             self.cloud.unbind(server)
+        self.uncordon()
         self.clean()
 
     @scope.only_in_all
     def test_the_command_makes_it_again(self):
         self.lose('{')
-        self.doctor('--repair')
+        self.doctor('--repair', code=1)
         self.assertEqual(len(self.bound['journal']), len(self.journal()))
 
 
@@ -444,4 +454,5 @@ class LostVfioJournalTest(ReconcileCase):
         self.assertEqual([dict(bound, foreign_ids=[], since=None)],
                          self.journal())
         self.cloud.unbind(server)
+        self.uncordon()
         self.clean()
