@@ -200,7 +200,9 @@ class UnreadableTest(outages.OutageCase):
     def test_the_journal(self):
         with self.unreadable(f'gpus/{self.gpu}.json'):
             self.assert_said_once('stays as it was reported')
-            self.assertRaises(nova_part.BindFailed, self.cloud.bind,
+            self.assertEqual({'1g.10gb': (7, 7), '2g.20gb': (3, 3),
+                              '3g.40gb': (2, 2)}, self.reserved())
+            self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
                               self.goes)
             self.cloud.unbind(self.going)
             self.cloud.report()
