@@ -138,7 +138,7 @@ class Cleaner:
         if gpu.mig is not None:
             status = self._ramdisk.applier.apply(
                 gpu, target.Wanted(mig), apply.Options(
-                    may_reset=self._ramdisk.resetter.can_reset(gpu.address)))
+                    may_reset=self._ramdisk.resetter.can_reset(gpu)))
         return {'before': before, 'after': _cut(self._read(gpu)),
                 'status': status.value}
 

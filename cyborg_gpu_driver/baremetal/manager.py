@@ -140,7 +140,7 @@ class NvidiaGpuHardwareManager(hardware.HardwareManager):
                     if inspected or ramdisk.may_have_gpus(CONF) else [])
         recorded = faults.recorded_modes(_properties(node))
         resettable = [gpu.address for gpu in host.gpus
-                      if self._ramdisk.resetter.can_reset(gpu.address)]
+                      if self._ramdisk.resetter.can_reset(gpu)]
         found = []
         for name, step in candidates.items():
             obstacle = steps.obstacle(name, host, resettable, inspected,

@@ -43,7 +43,7 @@ def obstacle(step: str, host: model.Host,
     """Return why a node cannot be offered a step, for people; or ``''``.
 
     :param host: without the GPUs that the operator wants left alone.
-    :param resettable: GPUs that the kernel can reset.
+    :param resettable: GPUs that can be reset.
     :param inspected: whether the last inspection found GPUs.
     :param ecc_recorded: whether the last inspection recorded ECC modes.
     """
