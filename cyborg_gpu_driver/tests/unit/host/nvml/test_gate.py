@@ -309,14 +309,10 @@ class GateTest(base.BaseTestCase):
             self.in_thread(session.reset).get(timeout=scope.HANG)
         self.assertEqual('alone', self._alone(self.session()))
 
-    def _keeper_ends(self):
-        """Wait until the thread that closes sessions has ended."""
-        thread = gate._keepers._thread
-        if thread is not None:
-            thread.join(scope.HANG)
-
     def test_without_a_thread_that_closes_it_nothing_is_opened(self):
-        self._keeper_ends()
+        # Sessions of other tests may keep the thread of the process alive.
+        self.useFixture(fixtures.MonkeyPatch(
+            f'{gate.__name__}._keepers', gate._Keepers()))
         one, other = self.session(), self.session(0)
         with thread_limit.reached():
             self.assertRaises(RuntimeError, one.use)

@@ -28,6 +28,7 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.offer import offer
+from cyborg_gpu_driver.program import cordons
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.reconcile import rebuild
 from cyborg_gpu_driver.record import store
@@ -263,6 +264,8 @@ class RebuilderTest(binder_case.BinderCase):
 
     def test_what_was_bound_meanwhile_stays(self):
         self.lose()
+        # The GPU is closed until the operator lifts the cordon.
+        cordons.CordonKeeper(self.state_path).lift(self.address)
         self.binder.bind(*self.handle('1g.5gb', 5))
         (entry,) = self.journal.entries()
         self.rebuilder.rebuild()
