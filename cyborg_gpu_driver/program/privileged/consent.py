@@ -104,10 +104,12 @@ def users(gpu: model.PciAddress) -> str:
             'use. If this remains, restart the host')
 
 
-def give_back(gpu: model.PciAddress) -> None:
-    """Let others open a GPU again."""
-    if _has_lock(gpu):
+def give_back(gpu: model.PciAddress) -> bool:
+    """Let others open a GPU again; return whether they could not."""
+    was_given = _has_lock(gpu) and _is_locked(gpu)
+    if was_given:
         _lock(gpu, '0')
+    return was_given
 
 
 def ask(gpu: model.PciAddress) -> None:
@@ -127,6 +129,10 @@ def _is_granted(gpu: model.PciAddress) -> bool:
         return device_node.is_unused(privileged.machine(), gpu)
     _lock(gpu, '1')
     # A lock that is not granted is no error of the write.
+    return _is_locked(gpu)
+
+
+def _is_locked(gpu: model.PciAddress) -> bool:
     return privileged.machine().proc.read(*_place(gpu)) == '1'
 
 

@@ -103,6 +103,18 @@ def bind(address: str, driver: str) -> None:
 
 
 @privsep.slow_entrypoint
+def reopen(address: str) -> bool:
+    """Let a GPU be opened again after an unbind that was not made.
+
+    The caller ensures that no other process is about to unbind it.
+
+    :returns: whether the driver had let nobody open it.
+    :raises SysfsError, DriverStuck: if the driver does not answer.
+    """
+    return consent.give_back(nvidia_gpu(address))
+
+
+@privsep.slow_entrypoint
 def reset(address: str) -> None:
     """Unbind a GPU from its driver, reset it, and bind it again.
 

@@ -126,6 +126,10 @@ class Preparer:
             self._settings.prepare
             and self._records.read(gpu.address).change is not None
             and self._transactions.recover(gpu, locks.REPORT_SECONDS))
+        if passthrough.was_cut_off(self._machine, gpu):
+            with self._transactions.lock(gpu.address):
+                rolled_back |= passthrough.roll_back(
+                    self._machine, self._reader.gpu(gpu.address))
         if rolled_back:
             gpu = self._reader.gpu(gpu.address)
         unread = self._role_reader.missing(gpu)

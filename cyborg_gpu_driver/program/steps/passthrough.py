@@ -76,6 +76,32 @@ def _persist(machine: platform.Platform, address: model.PciAddress) -> None:
             privileged_gpu.persist(str(address))
 
 
+def roll_back(machine: platform.Platform, gpu: model.Gpu) -> bool:
+    """Let a GPU be opened if a hand-over died just before the unbind.
+
+    From its consent on, the driver opens the GPU for nobody until the unbind
+    (:mod:`cyborg_gpu_driver.program.privileged.consent`). A GPU that was never
+    handed over is not touched: a tool of the operator may be about to unbind
+    it. The caller holds the GPU's lock.
+
+    :returns: whether it was so.
+    :raises NvmlHeld: naming a process of this library that does not close it.
+    :raises SysfsError, DriverStuck: if the driver does not answer.
+    """
+    return was_cut_off(machine, gpu) and _unlock(machine, gpu.address)
+
+
+def was_cut_off(machine: platform.Platform, gpu: model.Gpu) -> bool:
+    """Whether the hand-over of a GPU may have died."""
+    return (gpu.driver == drivers.NVIDIA and not gpu.visible_to_nvml
+            and machine.records.get(gpu.address) is not None)
+
+
+def _unlock(machine: platform.Platform, address: model.PciAddress) -> bool:
+    with machine.nvml.alone():
+        return privileged_driver.reopen(str(address))
+
+
 def _keep(machine: platform.Platform, gpu: model.Gpu) -> None:
     """Record what NVML and PCI report of a GPU.
 

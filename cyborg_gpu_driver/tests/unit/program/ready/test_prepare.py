@@ -26,6 +26,7 @@ from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.program.steps import passthrough
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.program.ready import ready_case
@@ -430,3 +431,28 @@ class PrivilegedTest(ready_case.ReadyCase):
                 (privileged_gpu.set_scheduler, (address, 'equal-share',
                                                 '1'))):
             self.assertRaises(exception.InvalidValue, call, *arguments)
+
+
+class HandOverTest(ready_case.ReadyCase):
+    """The driver has consented to an unbind, and the process is gone."""
+
+    def lock(self):
+        with self.machine.operation(write=True):
+            self.state().locked = True
+        self.platform.nvml.reset()
+
+    def test_it_begins_again(self):
+        self.govern('passthrough')
+        self.assertEqual(['BIND_VFIO'], self.steps())
+        passthrough.bind(self.platform, self.address, 'nvidia')
+        self.lock()
+        outcome = self.prepare()
+        self.assertEqual('', outcome.reason)
+        self.assertTrue(outcome.rolled_back)
+        self.assertEqual('vfio-pci', self.gpu().driver)
+
+    def test_of_another_tool(self):
+        self.govern('passthrough')
+        self.lock()
+        self.assertFalse(self.prepare().rolled_back)
+        self.assertTrue(self.state().locked)
