@@ -70,6 +70,7 @@ class RefusalsTest(base.BaseTestCase):
             [name for name, figure in self.measure().items()
              if figure.is_exceeded])
 
+    @scope.only_in_all
     def test_an_agent_that_makes_nothing(self):
         self.useFixture(fixtures.MonkeyPatch(
             'agent_process.AgentProcess.bind', lambda *asked: None))

@@ -18,6 +18,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.benchmarks import test_packing
 
 test_packing.program('figures')
@@ -34,6 +35,7 @@ class LayoutCallsTest(base.BaseTestCase):
         self.directory = pathlib.Path(
             self.useFixture(fixtures.TempDir()).path)
 
+    @scope.only_in_all
     def test_limits(self):
         measured = [*layout_calls.measure(self.directory)]
         limited = [figure for figure in measured if figure.limit is not None]

@@ -247,6 +247,7 @@ class ProgramTest(base.BaseTestCase):
             code = packing.main([*arguments])
         return code, printed.getvalue(), progress.getvalue()
 
+    @scope.only_in_all
     def test_json(self):
         code, printed, progress = self.run_program(
             '-f', 'json', '--gpus', '2', '--load', '0.9', '--mix',
@@ -307,6 +308,7 @@ class ProgramTest(base.BaseTestCase):
         total, = packing.summaries(lines[:3])
         self.assertIsNone(total['limit'])
 
+    @scope.only_in_all
     def test_a_missed_limit_is_an_error(self):
         for limit, expected in ((-9.0, 0), (1.01, 1)):
             self.useFixture(fixtures.MonkeyPatch(

@@ -23,6 +23,7 @@ startup = test_packing.program('startup')
 
 class StartupTest(base.BaseTestCase):
 
+    @scope.only_in_all
     def test_each_command(self):
         limits = dict(scope.some(startup.LIMITS.items(), each=20))
         self.useFixture(fixtures.MonkeyPatch('startup.LIMITS', limits))
