@@ -87,12 +87,19 @@ class LayoutTraitsTest(HookCase):
         self.option(layout_files=[str(self.directory / 'none.yaml')])
         self.refused(self.data, '[gpu_baremetal] layout_files', 'none.yaml')
 
-    def test_file_that_is_malformed(self):
+    def test_entry_that_is_malformed(self):
         path = self.directory / 'layouts.yaml'
         path.write_text(FILE.replace('mig-enabled: true', 'mig-on: true', 1))
         self.option(layout_files=[str(path)])
-        self.refused(self.data, str(path), 'mig-configs.training[0]: unknown '
-                     "key 'mig-on'; known keys: devices, mig-enabled")
+        self.process(self.data)
+        self.assertEqual(19, len(self.layouts))
+        self.assertNotIn(LAYOUT + 'TRAINING', self.layouts)
+
+    def test_file_that_is_malformed(self):
+        path = self.directory / 'layouts.yaml'
+        path.write_text('mig-configs: [')
+        self.option(layout_files=[str(path)])
+        self.refused(self.data, str(path), 'not YAML')
 
     def test_deploy_templates(self):
         self.add_template(LAYOUT + 'HALVES', {'halves': HALVES})

@@ -43,6 +43,7 @@ class TestSriovManage(ToolsTestCase):
         return len(self.machine.gpu(address).vfs())
 
     def test_both_ways(self):
+        pynvml.nvmlShutdown()
         self.assertIn(f'Enabling VFs on {self.other}',
                       self.run_tool(self.other, True))
         self.assertEqual(20, self.vfs(self.other))
@@ -83,6 +84,7 @@ class TestSriovManage(ToolsTestCase):
         self.assertEqual(0, self.vfs(self.other))
 
     def test_no_lock_now_and_then(self):
+        pynvml.nvmlShutdown()
         self.machine.faults.fail('sriov-manage', errno.EBUSY, times=2)
         for _ in range(2):
             self.assertIn('unbindLock', self.refused(
@@ -100,6 +102,7 @@ class TestSriovManage(ToolsTestCase):
         self.assertRaises(FileNotFoundError, self.run_tool, self.other, True)
 
     def test_it_may_fail_after_its_work(self):
+        pynvml.nvmlShutdown()
         self.machine.faults.fail('sriov-manage', errno.EIO, after=True)
         self.refused(self.run_tool, self.other, True)
         self.assertEqual(20, self.vfs(self.other))
