@@ -283,12 +283,9 @@ def claimed(entries: Iterable[Entry]) -> frozenset[policy.Mode]:
 
 
 def owned(entries: Iterable[Entry]) -> collections.Counter[str]:
-    """How many handles are bound with each profile.
-
-    A group counts only on its first GPU, which offers it.
-    """
+    """How many handles are bound with each profile."""
     return collections.Counter(entry.profile for entry in entries
-                               if entry.phase is Phase.BOUND and entry.leads)
+                               if entry.is_owned)
 
 
 def on_each(entry: Entry, **changes: Any) -> tuple[Entry, ...]:

@@ -124,6 +124,14 @@ class Claim(_OfBoot):
         return self.gpu == self.gpus[0]
 
     @property
+    def is_owned(self) -> bool:
+        """Whether it takes one unit of what its GPU offers.
+
+        A group counts only on its first GPU, which offers it.
+        """
+        return self.phase is Phase.BOUND and self.leads
+
+    @property
     def is_mdev(self) -> bool:
         """Whether the vGPU is an mdev, which has the handle's UUID."""
         return not self.vfio and not self.members

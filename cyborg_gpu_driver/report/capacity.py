@@ -36,7 +36,7 @@ def owned(claims: Iterable[gpu_record.Claim], hostname: str
         names.provider_uuid(names.provider_name(
             hostname, partition_offers.Offer(
                 claim.gpu, '', policy.Mode.VGPU, claim.profile, 1)))
-        for claim in claims)
+        for claim in claims if claim.is_owned)
 
 
 def inventories(offers: Iterable[partition_offers.Offer],

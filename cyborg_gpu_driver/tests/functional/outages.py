@@ -73,6 +73,11 @@ class OutageCase(test_mig.OneGpuCase):
         """Return the simulated machine, to change it from outside."""
         return simulator.Machine.load(self.machine, self.hardware_path)
 
+    def promised(self):
+        """Return how many units Placement promises or has, by profile."""
+        return {label: total - reserved for label, (total, reserved)
+                in self.reserved().items()}
+
     def lines(self):
         """Return the warnings and errors logged since the last call."""
         lines = self.log.output.splitlines()

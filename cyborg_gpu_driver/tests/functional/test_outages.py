@@ -38,14 +38,15 @@ class NvmlTest(outages.OutageCase):
         self.assertEqual(self.both['gpus'], self.everything()['gpus'])
         # What cannot be created now is promised to nobody.
         self.assertEqual(
-            {'1g.10gb': 1, '2g.20gb': 0, '3g.40gb': 1},
-            {label: total - reserved for label, (total, reserved)
-             in self.reserved().items()})
+            {'1g.10gb': 1, '2g.20gb': 0, '3g.40gb': 1}, self.promised())
         self.assertRaises(nova_part.NoCandidates, self.cloud.bind, self.goes)
         self.cloud.unbind(self.going)
         self.assertEqual([*self.mdevs()],
                          [self.staying.arqs[0]['attach_handle_uuid']])
         self.assert_said_once('Could not remove everything that handle')
+        # What waits for its removal is no room either.
+        self.assertEqual({'1g.10gb': 0, '2g.20gb': 0, '3g.40gb': 1},
+                         self.promised())
         world.unload_library(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
         self.assert_said_once()
         machine = pynvml.nvmlLib.machine
@@ -67,16 +68,12 @@ class PartlyReadTest(outages.OutageCase):
         self.addCleanup(faults.clear)
         self.assert_said_once('stays as it was reported')
         self.assertEqual(
-            {'1g.10gb': 1, '2g.20gb': 0, '3g.40gb': 1},
-            {label: total - reserved for label, (total, reserved)
-             in self.reserved().items()})
+            {'1g.10gb': 1, '2g.20gb': 0, '3g.40gb': 1}, self.promised())
         self.assertRaises(nova_part.NoCandidates, self.cloud.bind, self.goes)
         self.cloud.unbind(self.going)
         self.cloud.report()
         self.assertEqual(
-            {'1g.10gb': 0, '2g.20gb': 0, '3g.40gb': 1},
-            {label: total - reserved for label, (total, reserved)
-             in self.reserved().items()})
+            {'1g.10gb': 0, '2g.20gb': 0, '3g.40gb': 1}, self.promised())
         faults.clear()
         self.cloud.report()
         self.assert_all_right()
