@@ -390,7 +390,7 @@ class Agent:
 
     def _say_empty(self, host: model.Host) -> None:
         if not host.gpus:
-            why = host.nvml_problem and f' ({host.nvml_problem})' or ''
+            why = f' ({host.nvml_problem})' if host.nvml_problem else ''
             self._say(f'This host has no NVIDIA GPU{why}; it reports nothing.')
 
     def _say(self, message: str) -> None:

@@ -129,9 +129,10 @@ def of_bridges(peers: Mapping[model.PciAddress, Collection[model.PciAddress]]
     while size > 1:
         groups = _apart(rest, linked, size)
         found |= groups
+        if size == 2:
+            break
         # Below the largest size, only halves of it, and pairs.
-        size = size - 1 if not groups and size > 2 else (
-            max(size // 2, 2) if size > 2 else 1)
+        size = max(size // 2, 2) if groups else size - 1
     return tuple(sorted(found))
 
 

@@ -128,6 +128,7 @@ def withdrawn(known: gpu_record.Reported, device: values.ReportedDevice | None
 
 def drained(before: gpu_record.Reported, dropped: Iterable[str]
             ) -> list[reserved.Inventory]:
+    """The inventories of providers of which nothing may be promised."""
     return [reserved.Inventory(uuid, before.providers[uuid].resource_class,
                                before.providers[uuid].total,
                                before.providers[uuid].total)

@@ -271,8 +271,9 @@ class Withdrawal:
             # Also close what Cyborg still offers.
             yield from memory.drained(
                 before, memory.withdrawn(before, look.device))
-        for uuid, known in (before.providers.items()
-                            if look.unread and not unhealthy else ()):
+        if not look.unread or unhealthy:
+            return
+        for uuid, known in before.providers.items():
             held = owned.get(uuid, 0) or int(
                 known.resource_class == orc.PGPU
                 and bool(self.held_by(uuid)))

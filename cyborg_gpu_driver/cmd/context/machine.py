@@ -72,8 +72,9 @@ class Machine(host_view.HostView, node.Node):
             found = () if governing is None else offers.offers(
                 gpu, governing, plan.held(gpu, self.entries(gpu),
                                           self.platform.boot_id()),
-                self.settings.vfio_handles, True, self.situation(gpu),
-                self._groups(gpu, governing))
+                self.settings.vfio_handles, must_be_bound=True,
+                situation=self.situation(gpu),
+                groups=self._groups(gpu, governing))
         if all(offer.mode is policy.Mode.PASSTHROUGH for offer in found):
             return found
         return build.servable(found, self.mdev_problem)

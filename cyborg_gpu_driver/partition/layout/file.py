@@ -220,7 +220,7 @@ class LayoutFile:
         """
         place = layout_schema.place(source)
         content = layout_yaml.plain(text, place)
-        layout_schema.check(content, layout_schema.ENTRIES, place)
+        layout_schema.check(content, layout_schema.LAYOUT_FILE, place)
         place = place.below(layout_schema.ROOT)
         entries, unreadable = [], {}
         for name, items in content[layout_schema.ROOT].items():

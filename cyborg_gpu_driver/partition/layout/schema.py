@@ -56,20 +56,12 @@ _ITEM = schema.mapping({**_CHOICE, 'mig-enabled': schema.TRUTH}, {
         'additionalProperties': schema.integer(0)}})
 ITEMS = schema.listing(_ITEM, 1)
 """The items of one entry."""
-
-
-def _file(entry: schema.Schema) -> schema.Schema:
-    return schema.mapping({
-        'version': {'const': VERSION},
-        ROOT: {
-            'type': 'object', 'minProperties': 1,
-            'description': 'at least one entry, NAME: [...]',
-            'additionalProperties': entry}})
-
-
-LAYOUT_FILE = _file(ITEMS)
-ENTRIES = _file({})
-"""A layout file whose entries are not checked."""
+LAYOUT_FILE = schema.mapping({
+    'version': {'const': VERSION},
+    ROOT: {
+        'type': 'object', 'minProperties': 1,
+        'description': 'at least one entry, NAME: [...]'}})
+"""A layout file. Each entry is checked by itself, with :data:`ITEMS`."""
 
 
 def place(source: str, path: str = '') -> schema.Place:

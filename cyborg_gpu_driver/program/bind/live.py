@@ -151,7 +151,7 @@ class LiveHost:
             gpu.address, (gpu, held, situation, states),
             lambda: () if policy is None else partition_offers.offers(
                 gpu, policy, held, self._settings.vfio_handles,
-                True, situation, states))
+                must_be_bound=True, situation=situation, groups=states))
 
     def board(self, address: model.PciAddress
               ) -> tuple[model.PciAddress, ...]:

@@ -35,7 +35,7 @@ _SCHEMAS = (
     definition_schema.DEFINITION, file_schema.HOST, file_schema.MODEL,
     hooks.HOOKS_FILE, inventory_schema.INVENTORY,
     inventory_schema.PCI_DEVICES, inventory_schema.PCI_GPU,
-    layout_schema.DEVICES, layout_schema.LAYOUT_FILE,
+    layout_schema.DEVICES, layout_schema.ITEMS, layout_schema.LAYOUT_FILE,
     operator_values.VALUES, plugin_schema.PLUGIN_CONFIG)
 _FLAVOR = schema.mapping({
     'name': schema.matching('[a-z]+', 'lower-case letters', 'gpu'),
