@@ -19,7 +19,9 @@ import dataclasses
 import json
 import os
 
+import fixtures
 import yaml
+from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.simulator import files
@@ -71,6 +73,28 @@ def write(directory: str, name: str,
         # JSON is YAML.
         json.dump(content, stream)
     return path
+
+
+class MachineCase(base.BaseTestCase):
+    """Tests that run privileged operations on a machine in this process."""
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.program.privileged.mig._platform', None))
+
+    def simulate(self, name: str, content: str) -> None:
+        """Simulate the machine of a host file.
+
+        :param name: of the file, without suffix.
+        :param content: of the file.
+        """
+        path = os.path.join(self.directory, f'{name}.yaml')
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write(content)
+        self.machine = simulator.Machine.load(path)
+        self.addCleanup(self.machine.uninstall)
 
 
 class Records(gpu_record.Records):

@@ -17,9 +17,6 @@ import dataclasses
 import errno
 import random
 
-import fixtures
-from oslotest import base
-
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model
@@ -28,7 +25,6 @@ from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.steps import passthrough
 from cyborg_gpu_driver.simulator import platform
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.program import machines
 
@@ -45,23 +41,16 @@ _ROUNDS = 1000 if scope.ALL else 60
 _SEED = 20
 
 
-class ConsentCase(base.BaseTestCase):
+class ConsentCase(machines.MachineCase):
 
     def setUp(self):
         super().setUp()
-        self.directory = self.useFixture(fixtures.TempDir()).path
-        self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.program.privileged.mig._platform', None))
         self.address = model.PciAddress.parse(_GPU)
 
     def host(self, version, board, framework):
-        path = f'{self.directory}/{version}.yaml'
-        with open(path, 'w', encoding='utf-8') as stream:
-            stream.write(_HOST % (version, board, framework))
-        self.machine = simulator.Machine.load(path)
+        self.simulate(version, _HOST % (version, board, framework))
         self.platform = dataclasses.replace(
             platform.open_platform(self.machine), records=machines.Records())
-        self.addCleanup(self.machine.uninstall)
         self.addCleanup(self.platform.nvml.reset)
         self.use()
 

@@ -17,7 +17,6 @@ import errno
 import textwrap
 
 import fixtures
-from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import reader
@@ -28,7 +27,6 @@ from cyborg_gpu_driver.program.steps import mig_mode
 from cyborg_gpu_driver.program.steps import passthrough
 from cyborg_gpu_driver.program.steps import reset
 from cyborg_gpu_driver.simulator import platform
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.program import machines
 
 _GPU = '0000:31:00.0'
@@ -43,28 +41,22 @@ _SWITCH = ("{address: '0000:c1:00.0', vendor: 10de, device: '%s', "
            "class: '068000', driver: nvidia-nvswitch}")
 
 
-class ResetCase(base.BaseTestCase):
+class ResetCase(machines.MachineCase):
     """One Ampere board."""
 
     def setUp(self):
         super().setUp()
-        self.directory = self.useFixture(fixtures.TempDir()).path
-        self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.program.privileged.mig._platform', None))
         self.address = model.PciAddress.parse(_GPU)
         self.host()
 
     def host(self, board='a100-40', switch=None, virtual=False,
              version='550.144.02'):
-        path = f'{self.directory}/{board}-{switch}-{virtual}.yaml'
-        with open(path, 'w', encoding='utf-8') as stream:
-            stream.write(textwrap.dedent(_HOST) % (
+        self.simulate(
+            f'{board}-{switch}-{virtual}', textwrap.dedent(_HOST) % (
                 version, str(virtual).lower(), board,
                 'switches' if switch else '[]',
                 _SWITCH % switch if switch else ''))
-        self.machine = simulator.Machine.load(path)
         self.use(platform.open_platform(self.machine))
-        self.addCleanup(self.machine.uninstall)
 
     def use(self, machine):
         self.platform = machine
