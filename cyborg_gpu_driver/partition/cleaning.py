@@ -23,6 +23,8 @@ from __future__ import annotations
 import dataclasses
 import enum
 
+from cyborg_gpu_driver.host.snapshot import gpu_record
+
 _MEMORY_SHARE = 64
 """On an idle GPU, less than one part in this many of the memory is in use.
 The driver's own use is some megabytes, and NVML does not count all of it."""
@@ -153,6 +155,47 @@ def remains(before: Traces, after: Traces) -> str:
         return ('the reset did not clear its count of memory errors, so the '
                 'GPU was not reset')
     return ''
+
+
+def changed(address: str, before: gpu_record.Modes,
+            now: gpu_record.Modes) -> str:
+    """Return which mode a server has changed for good; or ``''``.
+
+    :param address: of the GPU.
+    :param before: the modes that it had before the server.
+    """
+    for name, is_same in (('ECC', before.ecc in (None, now.ecc)),
+                          ('MIG', before.mig is now.mig)):
+        if not is_same:
+            return (f'its {name} mode is not what it was before the server '
+                    'had it')
+    was, mode = before.confidential_computing, now.confidential_computing
+    if was is not None and mode != was:
+        return (f'confidential computing is {mode}, and was {was} before the '
+                f'server had it: {_by_tools(address, was)}')
+    return ''
+
+
+def shut(address: str, before: gpu_record.Modes) -> str:
+    """Return why the driver may not open a GPU after a server; or ``''``.
+
+    A driver outside of a confidential guest refuses a GPU with confidential
+    computing (confComputeConstructEngine in conf_compute.c of NVIDIA's open
+    kernel modules), and says so only in the kernel log.
+
+    :param before: the modes that it had before the server.
+    """
+    was = before.confidential_computing
+    if was is None:
+        return ''
+    return ('if the kernel log says "CPU does not support confidential '
+            f'compute", a server has turned it on: {_by_tools(address, was)}')
+
+
+def _by_tools(address: str, mode: str) -> str:
+    return (f"NVML cannot change it; NVIDIA's gpu-admin-tools can, with "
+            f'"nvidia_gpu_tools.py --devices {address.partition(":")[2]} '
+            f'--set-cc-mode={mode} --reset-after-cc-mode-switch"')
 
 
 def in_use(traces: Traces) -> str:

@@ -14,6 +14,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import store
@@ -36,6 +38,14 @@ class Boards(gpu_record.Records):
             ) -> None:
         """Keep a new record of a board.
 
+        A server that has had the GPU since it was clean may have changed the
+        modes, so the earlier ones are kept.
+
         :raises JournalError: if it cannot be written to the disk.
         """
+        before = self._store.peek(address)
+        if (before.board is not None and before.board.uuid == record.uuid
+                and (before.claims or before.tenancy is not None
+                     and before.tenancy.withheld)):
+            record = dataclasses.replace(record, modes=before.board.modes)
         self._store.put(address, board=record)

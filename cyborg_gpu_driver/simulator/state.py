@@ -225,6 +225,9 @@ class Gpu:
     ecc_modes: list[bool] = dataclasses.field(
         default_factory=lambda: [True, True])
     """Whether ECC is on now, and whether it is on after the next reset."""
+    confidential: bool = False
+    """Whether a guest has turned confidential computing on in the board,
+    which keeps it over resets and restarts."""
     migration: bool = True
     """Whether vGPUs can be live-migrated. No public source says which boards'
     firmware refuses it; RmEnableKvmVgpuMigration is on by default."""

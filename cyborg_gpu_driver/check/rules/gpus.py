@@ -239,6 +239,13 @@ def ready(facts: facts_module.Facts) -> Iterator[result.Finding]:
                 'idle, or reboot')
         elif steps:
             yield _to_do(facts, gpu, steps)
+        elif (drivers.is_vfio(gpu.driver) and gpu.bound_from is None
+                and policy.Mode.PASSTHROUGH in governing.modes
+                and facts.settings.clean_whole_gpus):
+            yield result.skipped(
+                gpu.address, 'whether a server has changed its MIG mode, ECC '
+                'mode or confidential computing for good, because the '
+                'operator has bound it to vfio-pci')
         if governing.mode is policy.Mode.AUTO:
             for complaint in offers.check_policy(
                     gpu, governing, facts.by_role.get(gpu.address, {})):

@@ -13,9 +13,10 @@
 """Modes of a GPU that outlive its tenant, and its place in the fabric.
 
 ECC mode is in the board's InfoROM and takes effect at the next reset
-(nvmlDeviceSetEccMode in nvml.h). In NVML, confidential computing is a mode of
-the system that NVML only reports; NVIDIA's gpu-admin-tools set it through PCI
-(their README, "--set-cc-mode").
+(nvmlDeviceSetEccMode in nvml.h). On Ampere, so is MIG mode (MIG User Guide,
+"Enable MIG Mode"). In NVML, confidential computing is a mode of the system
+that NVML only reports; NVIDIA's gpu-admin-tools set it through PCI (their
+README, "--set-cc-mode").
 
 In a rack such as GB200 NVL72, NVLinks lead from machine to machine. GPUs reach
 each other through them if they are in the same cluster and clique
@@ -33,6 +34,7 @@ import pynvml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.nvml import session as nvml_session
+from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model
 
 _FABRIC_VERSIONS = (3, 2)
@@ -60,6 +62,25 @@ def ecc(nvml: nvml_session.NvmlSession, address: model.PciAddress
     modes = nvml.optional('nvmlDeviceGetEccMode', nvml.device(address))
     return modes and Ecc(*(mode == pynvml.NVML_FEATURE_ENABLED
                            for mode in modes))
+
+
+def kept(nvml: nvml_session.NvmlSession, address: model.PciAddress
+         ) -> tuple[gpu_record.Modes, gpu_record.Modes]:
+    """Return the modes of a GPU that outlive a guest: now, and after a reset.
+
+    :raises NvmlError: if NVML does not report one of them.
+    """
+    memory = ecc(nvml, address)
+    try:
+        slices = nvml.mig_mode(nvml.device(address))
+    except exception.NvmlError as error:
+        if error.symbol != 'NOT_SUPPORTED':
+            raise
+        slices = (False, False)
+    mode = confidential_computing(nvml)
+    return (
+        gpu_record.Modes(memory.enabled if memory else None, slices[0], mode),
+        gpu_record.Modes(memory.pending if memory else None, slices[1], mode))
 
 
 def confidential_computing(nvml: nvml_session.NvmlSession) -> str | None:

@@ -44,6 +44,17 @@ class Health:
 
 
 @dataclasses.dataclass(frozen=True)
+class Modes:
+    """What a guest can change and no reset undoes."""
+
+    ecc: bool | None = None
+    """None on a board without ECC."""
+    mig: bool = False
+    confidential_computing: str | None = None
+    """``off``, ``on`` or ``devtools``; None on a board without it."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Record:
     """One GPU as NVML last reported it, and what was done with it since."""
 
@@ -66,9 +77,8 @@ class Record:
     None if this library did not bind it."""
     persistence: bool = False
     """Whether persistence mode was on, which an unbind ends."""
-    ecc: bool | None = None
-    """Whether ECC was on, or about to be; None on a board without ECC. A guest
-    can change it."""
+    modes: Modes = Modes()
+    """Its modes for the guest."""
     health: Health | None = None
     link_width: int | None = None
     """PCIe lanes while it was idle."""

@@ -22,6 +22,7 @@ request it.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Collection
 
@@ -119,12 +120,13 @@ def _keep(machine: platform.Platform, gpu: model.Gpu) -> None:
     with machine.nvml.kept():
         persistence = machine.nvml.optional(
             'nvmlDeviceGetPersistenceMode', machine.nvml.device(gpu.address))
-        ecc = modes.ecc(machine.nvml, gpu.address)
+        at_once, later = modes.kept(machine.nvml, gpu.address)
     seen = pci_health.read(machine.sysfs, gpu.address)
     machine.records.put(gpu.address, gpu_record.of(
         gpu, machine.boot_id(), now, machine.nvml.driver_version(),
         health=gpu_record.Health(verdict.state.value, verdict.reasons, now),
-        persistence=bool(persistence), ecc=ecc and ecc.pending,
+        persistence=bool(persistence),
+        modes=dataclasses.replace(at_once, ecc=later.ecc),
         link_width=seen.width, aer_fatal=seen.fatal, bound_from=gpu.driver))
 
 

@@ -37,6 +37,7 @@ from cyborg_gpu_driver.host.nvml import modes
 from cyborg_gpu_driver.host.nvml import process as nvml_process
 from cyborg_gpu_driver.host.nvml import traces as nvml_traces
 from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.partition import cleaning
@@ -44,6 +45,7 @@ from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
 from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.privileged import holders
+from cyborg_gpu_driver.program.privileged import mig as privileged_mig
 from cyborg_gpu_driver.program.steps import passthrough
 
 LOG = logging.getLogger(__name__)
@@ -164,14 +166,21 @@ class Resetter:
         """
         address = gpu.address
         self._check_possible(gpu)
-        self._open(gpu, begin)
-        before = self._check_idle(address)
+        record = self._machine.records.get(address)
+        # It may be at nvidia again, after a reset that did not finish.
+        wanted = (record.modes if record is not None
+                  and record.bound_from == drivers.NVIDIA else None)
+        before = self._opened(gpu, begin, wanted)
+        if before.driver != drivers.NVIDIA:
+            # The operator has bound it, and NVML cannot read its modes.
+            wanted = None
         if before.uuid is not None and gpu.uuid not in (None, before.uuid):
             raise exception.StepFailed(
                 reason=f'NVML shows {before.uuid} where {gpu.uuid} was')
         begin()
         began = time.monotonic()
-        wanted = self._restore_ecc(gpu)
+        if wanted is not None:
+            self._restore(gpu, wanted)
         method = once(self._machine, address)
         seconds = round(time.monotonic() - began, 3)
         self._health.reset_done(address)
@@ -179,10 +188,8 @@ class Resetter:
         after = self._traces(address)
         reason = cleaning.remains(before, after)
         if wanted is not None and not reason:
-            found = self._ecc(address)
-            if found is None or found.enabled != wanted:
-                reason = ('its ECC mode is not what it was before the server '
-                          'had it')
+            reason = cleaning.changed(str(address), wanted,
+                                      self._modes(address)[0])
         if reason:
             raise exception.StepFailed(reason=reason)
         if pci_health.read(self._machine.sysfs, address).reachable is False:
@@ -193,27 +200,40 @@ class Resetter:
                 'before': dataclasses.asdict(before),
                 'after': dataclasses.asdict(after)}
 
-    def _restore_ecc(self, gpu: model.Gpu) -> bool | None:
-        """Set the ECC mode that a GPU had before it was handed over.
+    def _opened(self, gpu: model.Gpu, begin: Callable[[], None],
+                wanted: gpu_record.Modes | None) -> cleaning.Traces:
+        """The traces of a GPU that NVML sees, and that nothing uses.
 
-        A guest can change the mode. The board keeps it over resets and
-        restarts, in its InfoROM, and it takes effect at the next reset
-        (nvmlDeviceSetEccMode in nvml.h).
-
-        :returns: the mode; None if it is not known.
+        :param wanted: the modes that it had before its server, if known.
         """
-        record = self._machine.records.get(gpu.address)
-        if record is None or gpu.bound_from != drivers.NVIDIA:
-            return None
-        found = self._ecc(gpu.address)
-        if (found is not None and record.ecc is not None
-                and found.pending != record.ecc):
-            privileged_gpu.set_ecc_mode(str(gpu.address), record.ecc)
-        return record.ecc
+        try:
+            self._open(gpu, begin)
+            return self._check_idle(gpu.address)
+        except exception.NvmlError as error:
+            hint = wanted and cleaning.shut(str(gpu.address), wanted)
+            if not hint:
+                raise
+            raise exception.StepFailed(reason=f'{error}; {hint}') from error
+
+    def _restore(self, gpu: model.Gpu, wanted: gpu_record.Modes) -> None:
+        """Set the modes that a GPU had before it was handed over.
+
+        A guest can change them, and they take effect at the next reset
+        (:mod:`cyborg_gpu_driver.host.nvml.modes`). Only MIG mode may take
+        effect at once, with a reset by NVML.
+        """
+        address = str(gpu.address)
+        now, pending = self._modes(gpu.address)
+        if wanted.ecc is not None and pending.ecc is not wanted.ecc:
+            privileged_gpu.set_ecc_mode(address, wanted.ecc)
+        if {now.mig, pending.mig} != {wanted.mig}:
+            with self._machine.nvml.alone():
+                privileged_mig.set_mig_mode(address, wanted.mig)
 
     @gate.series
-    def _ecc(self, address: model.PciAddress) -> modes.Ecc | None:
-        return modes.ecc(self._machine.nvml, address)
+    def _modes(self, address: model.PciAddress
+               ) -> tuple[gpu_record.Modes, gpu_record.Modes]:
+        return modes.kept(self._machine.nvml, address)
 
     def _open(self, gpu: model.Gpu, begin: Callable[[], object]) -> None:
         """Let NVML see a GPU that this library took from the nvidia driver.

@@ -54,6 +54,16 @@ class Gpu:
         return self.state.lost or self.state.dead or self.state.removing
 
     @property
+    def refused(self) -> bool:
+        """Whether the driver does not open the GPU.
+
+        confComputeConstructEngine in conf_compute.c of NVIDIA's open kernel
+        modules: NV_ERR_INVALID_OPERATION if confidential computing is on in
+        the board, and this machine is no confidential guest itself.
+        """
+        return self.state.locked or self.state.confidential
+
+    @property
     def framework(self) -> str:
         """The vGPU framework (spec.FRAMEWORKS); ``none`` unless bound."""
         return self.spec.framework if self.bound else spec.NO_FRAMEWORK

@@ -195,7 +195,7 @@ class Library:
         if attach and not self._sessions:
             # Seen on an H100 and an H200, driver 580.159.04.
             for gpu in self.visible():
-                if not (gpu.unreachable or gpu.state.locked):
+                if not (gpu.unreachable or gpu.refused):
                     self.machine.opens.open(gpu)
         self._sessions += 1
 
@@ -229,11 +229,11 @@ class Library:
         """Return a handle of a GPU, and open the GPU's device node.
 
         :raises Refused: GPU_IS_LOST if the GPU fell off the bus; UNKNOWN if
-            the driver refuses to open it (ENODEV of nv_open_device).
+            the driver refuses to open it (the error of nv_open_device).
         """
         if gpu.unreachable:
             raise Refused(pynvml.NVML_ERROR_GPU_IS_LOST)
-        if gpu.state.locked:
+        if gpu.refused:
             raise Refused(pynvml.NVML_ERROR_UNKNOWN)
         self.machine.opens.open(gpu)
         return self._value('gpu', gpu.address, gpu.state.epoch)

@@ -85,6 +85,25 @@ class HardwareFaults:
         with self.operation(write=True):
             self.gpu(address).state.ecc_modes = [enabled, enabled]
 
+    def set_mig_mode(self, address: str) -> None:
+        """Turn MIG mode on in a guest that has a whole GPU of Ampere.
+
+        The board keeps the mode in its InfoROM (MIG User Guide, "Enable MIG
+        Mode"), for the next guest too (NVIDIA/gpu-admin-tools#2).
+        """
+        with self.operation(write=True):
+            state = self.gpu(address).state
+            state.mig = state.pending = True
+
+    def turn_on_confidential_computing(self, address: str) -> None:
+        """Turn it on in a guest that has a whole GPU.
+
+        The board keeps the mode over resets until gpu-admin-tools, which need
+        only the PCI function, change it (their README).
+        """
+        with self.operation(write=True):
+            self.gpu(address).state.confidential = True
+
     def set_migration(self, address: str, supported: bool) -> None:
         """Set whether a GPU's driver supports live migration of vGPUs."""
         with self.operation(write=True):

@@ -60,7 +60,7 @@ class Users:
                 raise exception.SimulationError(
                     name=self.host.name, reason=f'{address} has no device '
                     "node: it is not bound to NVIDIA's driver")
-            if gpu.state.locked:
+            if gpu.refused:
                 raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
             gpu.state.outsiders.append(
                 state_module.Holder(pid, name, hidden))

@@ -273,9 +273,19 @@ class ReadyTest(GpuCase):
     def test_nothing_to_say(self):
         self.says_nothing(
             gpus.ready, self.facts(SLICES, mig=ON), self.facts(VGPUS),
-            self.facts(WHOLE, vfs=(), driver='vfio-pci',
+            self.facts(WHOLE, vfs=(), driver='vfio-pci', bound_from='nvidia',
                        visible_to_nvml=False), self.facts(OFF, mig=ON),
             self.facts(VGPUS, mig=None))
+
+    def test_what_a_server_leaves_cannot_be_read(self):
+        operators = {'vfs': (), 'driver': 'vfio-pci',
+                     'visible_to_nvml': False}
+        (found,) = gpus.ready(self.facts(WHOLE, **operators))
+        self.assertIs(result.Code.SKIPPED, found.code)
+        self.assertIn('ECC mode', found.details)
+        self.assertEqual(0, result.exit_code([found]))
+        self.says_nothing(gpus.ready, self.facts(
+            WHOLE, settings={'clean_whole_gpus': False}, **operators))
 
     def test_a_whole_gpu_is_to_be_bound(self):
         gpu = self.facts(WHOLE, vfs=())

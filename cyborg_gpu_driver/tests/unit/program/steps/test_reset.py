@@ -292,7 +292,6 @@ class TenantTest(ResetCase):
 
     def clean(self):
         (gpu,) = self.reader.snapshot().gpus
-        self.assertEqual('nvidia', gpu.bound_from)
         self.resetter.reset(gpu, lambda: None)
 
     def ecc(self):
@@ -318,10 +317,45 @@ class TenantTest(ResetCase):
         self.clean()
         self.assertEqual([True, True], self.ecc())
 
-    def test_an_ecc_mode_that_cannot_be_restored(self):
+    def test_the_ecc_mode_is_restored_in_the_second_try(self):
         self.machine.set_ecc_mode(_GPU, False)
-        self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.program.privileged.gpu.set_ecc_mode',
-            lambda address, enable: None))
+        self.machine.faults.fail('nvmlDeviceGetUUID', 999)
+        self.assertRaises(exception.NvmlError, self.clean)
+        self.assertEqual([False, False], self.ecc())
+        self.clean()
+        self.assertEqual([True, True], self.ecc())
+
+    def test_the_mig_mode_is_restored(self):
+        self.machine.set_mig_mode(_GPU)
+        self.clean()
+        with self.machine.operation():
+            state = self.machine.gpu(_GPU).state
+            self.assertEqual((False, False), (state.mig, state.pending))
+
+    def test_a_mode_that_cannot_be_restored(self):
+        for name, leave in (
+                ('ECC', lambda: self.machine.set_ecc_mode(_GPU, False)),
+                ('MIG', lambda: self.machine.set_mig_mode(_GPU))):
+            self.host()
+            leave()
+            self.useFixture(fixtures.MonkeyPatch(
+                'cyborg_gpu_driver.program.privileged.'
+                + {'ECC': 'gpu', 'MIG': 'mig'}[name]
+                + f'.set_{name.lower()}_mode', lambda address, enable: None))
+            error = self.assertRaises(exception.StepFailed, self.clean)
+            self.assertIn(f'{name} mode', str(error))
+
+    def test_confidential_computing_closes_the_gpu(self):
+        self.host('h100-80')
+        self.machine.turn_on_confidential_computing(_GPU)
+        for _ in range(2):
+            error = self.assertRaises(exception.StepFailed, self.clean)
+            self.assertIn('nvidia_gpu_tools.py --devices 31:00.0 '
+                          '--set-cc-mode=off', str(error))
+
+    def test_confidential_computing_of_a_confidential_guest(self):
+        self.host('h100-80')
+        self.machine.set_confidential_computing('on')
         error = self.assertRaises(exception.StepFailed, self.clean)
-        self.assertIn('ECC mode', str(error))
+        self.assertIn('confidential computing is on, and was off',
+                      str(error))

@@ -1,0 +1,53 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What is kept of a board while NVML cannot be asked."""
+
+import dataclasses
+
+from cyborg_gpu_driver.host.snapshot import gpu_record
+from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.record import boards
+from cyborg_gpu_driver.tests.unit.record import test_store
+
+ADDRESS = test_store.ADDRESS
+_GIVEN = gpu_record.Modes(ecc=True)
+_LEFT = gpu_record.Modes(ecc=False)
+
+
+class ModesTest(test_store.StoreCase):
+    """A GPU is handed over, has a server, and is handed over again."""
+
+    def modes(self, uuid='GPU-1', **parts):
+        kept = boards.Boards(self.state_path)
+        record = gpu_record.Record((None,) * 4, 'boot', 1.0, uuid='GPU-1',
+                                   modes=_GIVEN)
+        kept.put(ADDRESS, record)
+        self.records.put(ADDRESS, **parts)
+        kept.put(ADDRESS, dataclasses.replace(
+            record, uuid=uuid, modes=_LEFT))
+        return kept.get(ADDRESS).modes
+
+    def test_a_clean_gpu(self):
+        self.assertEqual(_LEFT, self.modes())
+        self.assertEqual(_LEFT, self.modes(
+            tenancy=cleaning.Known(cleaning.State.FREE)))
+
+    def test_a_server_has_had_it(self):
+        for state in (cleaning.State.USED, cleaning.State.STUCK):
+            self.assertEqual(_GIVEN, self.modes(
+                tenancy=cleaning.Known(state)))
+            self.assertEqual(_LEFT, self.modes(
+                'GPU-2', tenancy=cleaning.Known(state)))
+
+    def test_a_server_has_its_group(self):
+        self.assertEqual(_GIVEN, self.modes(claims=(test_store.claim(),)))
