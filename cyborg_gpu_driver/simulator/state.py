@@ -272,6 +272,8 @@ class Fabric:
     """FM_CMD_UNIX_SOCKET_PATH."""
     version: str = ''
     """Version of the fabric manager; empty if it is the driver's."""
+    restarted: bool = False
+    """Whether it was started with ``--restart``."""
     waiting: bool = False
     """Whether it waits for the list of active partitions."""
     starts: int = 0

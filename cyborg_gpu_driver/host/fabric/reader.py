@@ -139,11 +139,25 @@ def _mode(machine: platform.Platform) -> tuple[fabric.Mode | None, str]:
         return None, str(error)
 
 
+def _failed(machine: platform.Platform) -> tuple[str, ...]:
+    """Return the devices whose NVLinks have failed, as far as reported.
+
+    A fabric manager that was started with ``--restart`` never reports them
+    ("Getting a List of Devices with Failed NVLinks" in the user guide).
+    """
+    try:
+        return machine.fabric.failed_devices()
+    except exception.FabricError as error:
+        if error.symbol != 'NOT_SUPPORTED':
+            raise
+    return ()
+
+
 def _asked(machine: platform.Platform) -> dict[str, Any]:
     """Return what the fabric manager itself reports."""
     try:
         found = (*machine.fabric.partitions(), *machine.fabric.unsupported())
-        failed = machine.fabric.failed_devices()
+        failed = _failed(machine)
     except exception.GpuDriverError as error:
         return {'problem': str(error)}
     return {'failed': failed, 'partitions': tuple(

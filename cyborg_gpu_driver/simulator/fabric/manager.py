@@ -74,7 +74,8 @@ class Manager:
         self._machine.state.fabric_manager = True
         fabric.starts += 1
         fabric.mode = fabric.configured
-        fabric.waiting = restart and fabric.mode != BARE_METAL
+        fabric.restarted = restart and fabric.mode != BARE_METAL
+        fabric.waiting = fabric.restarted
         if fabric.waiting:
             return
         for number in list(fabric.active):
@@ -100,8 +101,12 @@ class Manager:
         return tuple(filter(self._is_excluded, self._all()))
 
     def failed(self) -> None:
-        """Check that the fabric manager can report failed NVLinks."""
-        if self.state.waiting:
+        """Check that the fabric manager can report failed NVLinks.
+
+        It cannot if it was started with ``--restart``, whatever follows
+        ("Getting a List of Devices with Failed NVLinks" in the user guide).
+        """
+        if self.state.restarted:
             raise refusal.Refused(NOT_SUPPORTED)
 
     def activate(self, number: int) -> None:

@@ -74,6 +74,12 @@ class FabricTest(base.CommandCase):
         self.assertEqual({4: handle}, {
             row['partition']: row['owner'] for row in rows if row['owner']})
 
+    def test_a_fabric_manager_that_was_restarted(self):
+        self.machine.start_fabric_manager(restart=True)
+        with self.machine.operation(write=True):
+            self.machine.state.fabric.waiting = False
+        self.assertEqual(15, len(self.rows(*self.host, 'gpu', 'fabric')))
+
     def test_for_people(self):
         output, _ = self.run_program(*self.host, 'gpu', 'fabric')
         self.assertLessEqual(max(map(len, output.splitlines())), 80)
