@@ -23,6 +23,7 @@ from cyborg_gpu_driver.check.rules import access
 STOCK = 'nova-compute'
 OURS = 'cyborg-gpu-nova-compute'
 AGENT = 'cyborg-agent'
+API = 'cyborg-api'
 _LIMIT = 1 << 16
 
 
@@ -53,7 +54,7 @@ def running(proc: str = '/proc') -> Running | None:
     found = {}
     for name in sorted(filter(str.isdigit, names), key=int):
         command = _command(f'{proc}/{name}/cmdline')
-        if command in (STOCK, OURS, AGENT):
+        if command in (STOCK, OURS, AGENT, API):
             found.setdefault(command, f'{proc}/{name}/status')
     return Running(frozenset(found),
                    _user(found[AGENT]) if AGENT in found else None)

@@ -43,6 +43,8 @@ class Cyborg:
     """Whether ``[placement]`` has credentials."""
     helper_command: str | None = None
     """``[cyborg_gpu_privileged] helper_command``."""
+    api: tuple[str, int] = ('127.0.0.1', 6666)
+    """``[api] host_ip`` and ``port``."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +62,8 @@ class Nova:
 def cyborg(conf: cfg.ConfigOpts) -> Cyborg:
     """Read the files of ``cyborg.conf`` that this program started with.
 
-    Names and defaults are those of cyborg/conf/agent.py (Cyborg 17),
-    keystonemiddleware and oslo.privsep.
+    Names and defaults are those of cyborg/conf/agent.py and
+    cyborg/conf/api.py (Cyborg 17), keystonemiddleware and oslo.privsep.
 
     :param conf: parsed, with ``[DEFAULT] host`` registered.
     :raises InvalidValue: if an option cannot be read.
@@ -69,6 +71,9 @@ def cyborg(conf: cfg.ConfigOpts) -> Cyborg:
     conf.register_opts([
         cfg.ListOpt('enabled_drivers', default=['fake_driver']),
         cfg.StrOpt('resource_provider_name')], group='agent')
+    conf.register_opts([
+        cfg.HostAddressOpt('host_ip', default='127.0.0.1'),
+        cfg.PortOpt('port', default=6666)], group='api')
     conf.register_opt(cfg.ListOpt('service_token_roles',
                                   default=['service']),
                       group='keystone_authtoken')
@@ -82,7 +87,8 @@ def cyborg(conf: cfg.ConfigOpts) -> Cyborg:
             service_roles=tuple(
                 conf.keystone_authtoken.service_token_roles),
             has_placement_user=_has_user(conf.placement),
-            helper_command=conf.cyborg_gpu_privileged.helper_command)
+            helper_command=conf.cyborg_gpu_privileged.helper_command,
+            api=(conf.api.host_ip, conf.api.port))
     except (cfg.Error, ValueError) as error:
         raise _invalid('cyborg.conf', list(validation.files(conf)),
                        error) from error

@@ -16,11 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cyborg_gpu_driver.check import facts as facts_module
+from cyborg_gpu_driver.check import processes
 from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.host.snapshot import fabric as fabric_module
 from cyborg_gpu_driver.partition import policy
 
 _NVIDIA = 'nvidia'
+_ANY = ('0.0.0.0', '::')
+"""Addresses that include each address of the host."""
 _CONFIG = ('Set FABRIC_MODE={0} in fabricmanager.cfg and restart the unit '
            'nvidia-fabricmanager while no server uses a GPU')
 _START = ('Run "systemctl enable --now nvidia-fabricmanager" and read its '
@@ -40,6 +43,7 @@ def manager(facts: facts_module.Facts) -> Iterator[result.Finding]:
     modes = fabric and _modes(facts, fabric)
     if not fabric or not modes:
         return
+    yield from _port(facts, fabric)
     if fabric.installed is False:
         yield result.failure(
             result.HOST, 'the machine has NVSwitches, but no fabric manager '
@@ -54,6 +58,31 @@ def manager(facts: facts_module.Facts) -> Iterator[result.Finding]:
     yield from _version(facts, fabric)
     yield from _mode(fabric, modes)
     yield from _partitions(facts, fabric)
+
+
+def _port(facts, fabric):
+    """Whether the fabric manager and cyborg-api want the same port.
+
+    Both have 127.0.0.1:6666 by default (FM_CMD_PORT_NUMBER of nv_fm_types.h,
+    cyborg/conf/api.py of Cyborg 17). The one that starts second fails.
+    """
+    if (facts.cyborg is None or fabric.address is None
+            or fabric.address.startswith('/')):
+        return
+    host, _, number = fabric.address.rpartition(':')
+    listens, port = facts.cyborg.api
+    if int(number) != port or listens not in (host, *_ANY):
+        return
+    text = ('the fabric manager and cyborg-api both listen on '
+            f'{fabric.address}: only one of them can run on this host')
+    running = facts.machine and facts.machine.running
+    if running and processes.API in running.commands:
+        yield result.failure(
+            result.HOST, text, 'Set FM_CMD_UNIX_SOCKET_PATH or '
+            'FM_CMD_PORT_NUMBER in fabricmanager.cfg, or [api] port in '
+            'cyborg.conf, and restart both')
+    else:
+        yield result.success(result.HOST, text)
 
 
 def _modes(facts, fabric):

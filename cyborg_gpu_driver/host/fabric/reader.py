@@ -52,10 +52,9 @@ def look(machine: platform.Platform, host: model.Host
             and not _any_on_switches(machine, modules)):
         return None
     version, installed = _version(machine)
-    mode, mode_problem = _mode(machine)
     return fabric.Fabric(
-        modules, device_node.fabric_manager_runs(machine), mode,
-        mode_problem, version, installed, **_asked(machine))
+        modules, device_node.fabric_manager_runs(machine), version=version,
+        installed=installed, **_configured(machine), **_asked(machine))
 
 
 def module_on_switches(machine: platform.Platform,
@@ -132,11 +131,13 @@ def _version(machine: platform.Platform
     return (found[1] if found else None), True
 
 
-def _mode(machine: platform.Platform) -> tuple[fabric.Mode | None, str]:
+def _configured(machine: platform.Platform) -> dict[str, Any]:
+    """Return what the fabric manager's configuration says."""
     try:
-        return config_module.read(machine.fabric_config).mode, ''
+        found = config_module.read(machine.fabric_config)
     except exception.FabricError as error:
-        return None, str(error)
+        return {'mode_problem': str(error)}
+    return {'mode': found.mode, 'address': found.address}
 
 
 def _failed(machine: platform.Platform) -> tuple[str, ...]:

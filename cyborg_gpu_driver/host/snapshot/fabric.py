@@ -84,6 +84,8 @@ class Fabric:
     """None if its configuration cannot be read."""
     mode_problem: str = ''
     """Why ``mode`` is None."""
+    address: str | None = None
+    """Where it listens: address and port, or path; None if unknown."""
     version: str | None = None
     """Version of the installed nv-fabricmanager; None if unknown."""
     installed: bool | None = None

@@ -16,6 +16,9 @@ from __future__ import annotations
 import dataclasses
 
 from cyborg_gpu_driver.check import facts
+from cyborg_gpu_driver.check import machine
+from cyborg_gpu_driver.check import processes
+from cyborg_gpu_driver.check import services
 from cyborg_gpu_driver.check.rules import fabric as rules
 from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.conf import policies
@@ -92,6 +95,26 @@ class FabricTest(case.FindingCase):
             self.fails('FABRIC_MODE=1', self.find(LINKED, mode=mode))
         self.assertEqual([], self.find(
             LINKED, mode=fabric.Mode.SHARED_NVSWITCH))
+
+    def test_cyborg_api_has_its_port(self):
+        def find(address='127.0.0.1:6666', api=('127.0.0.1', 6666),
+                 commands=('cyborg-api',)):
+            return list(rules.manager(facts.Facts(
+                model.Host((GPU,), driver_version='550.144.02'),
+                policies.Settings((VGPUS,)),
+                cyborg=services.Cyborg('host', api=api),
+                machine=machine.Machine(running=processes.Running(
+                    frozenset(commands))),
+                fabric=dataclasses.replace(GOOD, address=address))))
+
+        for host in ('127.0.0.1', '0.0.0.0', '::'):
+            self.check(result.Code.FAILURE, 'FM_CMD_PORT_NUMBER',
+                       find(api=(host, 6666)))
+        self.check(result.Code.SUCCESS, '127.0.0.1:6666', find(commands=()))
+        for other in ({'address': '127.0.0.1:6667'}, {'address': '/run/fm'},
+                      {'address': None}, {'api': ('10.0.0.1', 6666)},
+                      {'api': ('::1', 6666)}):
+            self.assertEqual([], find(**other))
 
     def test_the_mode_is_not_known(self):
         self.check(result.Code.SKIPPED, 'fabric_manager_config',

@@ -67,6 +67,11 @@ class RunningTest(ProcCase):
         self.run_()
         self.check()
 
+    def test_the_api(self):
+        self.run_('/usr/bin/python3', '/usr/bin/cyborg-api')
+        self.assertEqual({'cyborg-api'},
+                         processes.running(self.proc).commands)
+
     def test_process_that_ends_meanwhile(self):
         os.mkdir(f'{self.proc}/77')
         self.check()

@@ -48,13 +48,14 @@ class CyborgTest(FileCase):
     def test_everything(self):
         self.assertEqual(
             services.Cyborg('h.x', 'h.y', ('a', 'b'), ('r', 's'), True,
-                            'sudo p'),
+                            'sudo p', ('::', 7)),
             self.read('[DEFAULT]\nhost = h.x\n[agent]\n'
                       'resource_provider_name = h.y\n'
                       'enabled_drivers = a, b\n[keystone_authtoken]\n'
                       'service_token_roles = r,s\n[placement]\n'
                       'auth_section = other\n[cyborg_gpu_privileged]\n'
-                      'helper_command = sudo p\n'))
+                      'helper_command = sudo p\n[api]\nhost_ip = ::\n'
+                      'port = 7\n'))
 
     def test_credentials_and_roles(self):
         found = self.read('[placement]\nauth_type = password\n'
