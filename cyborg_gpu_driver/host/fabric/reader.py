@@ -63,11 +63,22 @@ def module_on_switches(machine: platform.Platform,
 
     :raises NvmlError: if NVML cannot be queried.
     """
+    module, on_switches = baseboard(machine, address)
+    return module if on_switches else None
+
+
+def baseboard(machine: platform.Platform, address: model.PciAddress
+              ) -> tuple[int | None, bool]:
+    """Module id of a GPU that NVML knows, and whether it is on NVSwitches.
+
+    :returns: None as the id of a GPU that is not on a baseboard.
+    :raises NvmlError: if NVML cannot be queried.
+    """
     device = machine.nvml.device(address)
     module = machine.nvml.optional('nvmlDeviceGetModuleId', device)
-    if not module or not _ends_at_switch(machine, device):
-        return None
-    return int(module)
+    if not module:
+        return None, False
+    return int(module), _ends_at_switch(machine, device)
 
 
 def _modules(machine: platform.Platform, host: model.Host

@@ -72,6 +72,10 @@ class Record:
     driver_version: str | None = None
     has_mig: bool = False
     nvlink_peers: tuple[host_model.PciAddress, ...] = ()
+    module: int | None = None
+    """NVML's module id on a baseboard; None on no baseboard."""
+    on_switches: bool = False
+    """Whether its NVLinks lead to NVSwitches."""
     bound_from: str | None = None
     """The driver that it had before this library bound it to vfio-pci;
     None if this library did not bind it."""

@@ -23,6 +23,7 @@ import dataclasses
 from collections.abc import Iterable
 from collections.abc import Iterator
 
+from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import policy as policies
@@ -63,8 +64,11 @@ def offers(gpu: model.Gpu, policy: policies.Policy, states: Iterable[State],
     if not states:
         yield offer.nothing(
             gpu, policy, policy.mode.value, 'it is not known which GPUs '
-            'NVLink connects to it: see the row NVSwitches of "cyborg-gpu '
-            'check"')
+            'NVLink connects to it: ' + (
+                'it was bound to vfio-pci before NVML could tell; leave it '
+                'bound to nvidia, and the agent binds it'
+                if drivers.is_vfio(gpu.driver) and gpu.bound_from is None
+                else 'see the row NVSwitches of "cyborg-gpu check"'))
     there = {len(state.group.members) for state in states}
     for size in sizes if states else ():
         if size not in there:

@@ -32,6 +32,7 @@ from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.fabric import reader
 from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import gpu_record as boards
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.program import journal
@@ -114,26 +115,41 @@ class NvlinkKeeper:
 
     def _learn_modules(self, gpus: Mapping[model.PciAddress, model.Gpu]
                        ) -> None:
-        """Ask NVML for the module id of each GPU that is bound to nvidia."""
+        """Learn the module id of each GPU."""
         for address, gpu in gpus.items():
-            if not gpu.visible_to_nvml or gpu.driver != drivers.NVIDIA:
-                continue
             try:
-                slot = self._machine.nvml.optional(
-                    'nvmlDeviceGetModuleId',
-                    self._machine.nvml.device(address))
-                module = reader.module_on_switches(self._machine, address)
+                found = self._baseboard(gpu)
             except exception.NvmlError as error:
                 LOG.debug('GPU %(gpu)s: %(error)s',
                           {'gpu': address, 'error': error})
                 continue
-            if slot and module is None and not gpu.nvlink_peers:
+            if found is None:
+                continue
+            module, on_switches = found
+            if module and not on_switches and not gpu.nvlink_peers:
                 # The GPU is on a baseboard, and NVML does not say which kind.
                 continue
             known = self._journal.nvlink(address)
             self._journal.keep_nvlink(address, gpu_record.Nvlink(
-                self._machine.boot_id(), module,
+                self._machine.boot_id(), module if on_switches else None,
                 known.groups if known else ()))
+
+    def _baseboard(self, gpu: model.Gpu) -> tuple[int | None, bool] | None:
+        """Module id of a GPU, and whether it is on NVSwitches.
+
+        NVML tells it while the GPU is bound to nvidia. Then the record of its
+        hand-over, by the agent or by "cyborg-gpu gpu prepare", has it.
+
+        :returns: None if it was not read since the boot.
+        :raises NvmlError: if NVML cannot be queried.
+        """
+        if gpu.visible_to_nvml and gpu.driver == drivers.NVIDIA:
+            return reader.baseboard(self._machine, gpu.address)
+        record = self._machine.records.get(gpu.address)
+        if record is None or not boards.holds(record, gpu,
+                                              self._machine.boot_id()):
+            return None
+        return record.module, record.on_switches
 
     def _modules(self, gpus: Iterable[model.PciAddress]
                  ) -> dict[model.PciAddress, int]:

@@ -28,6 +28,7 @@ from collections.abc import Collection
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.fabric import reader as fabric
 from cyborg_gpu_driver.host.health import pci as pci_health
 from cyborg_gpu_driver.host.health import reader as host_health
 from cyborg_gpu_driver.host.nvml import modes
@@ -121,11 +122,12 @@ def _keep(machine: platform.Platform, gpu: model.Gpu) -> None:
         persistence = machine.nvml.optional(
             'nvmlDeviceGetPersistenceMode', machine.nvml.device(gpu.address))
         at_once, later = modes.kept(machine.nvml, gpu.address)
+        module, on_switches = fabric.baseboard(machine, gpu.address)
     seen = pci_health.read(machine.sysfs, gpu.address)
     machine.records.put(gpu.address, gpu_record.of(
         gpu, machine.boot_id(), now, machine.nvml.driver_version(),
         health=gpu_record.Health(verdict.state.value, verdict.reasons, now),
-        persistence=bool(persistence),
+        persistence=bool(persistence), module=module, on_switches=on_switches,
         modes=dataclasses.replace(at_once, ecc=later.ecc),
         link_width=seen.width, aer_fatal=seen.fatal, bound_from=gpu.driver))
 

@@ -333,6 +333,30 @@ class KeepTest(group_case.GroupCase):
             self.assertEqual(before, self.journal.entries())
 
 
+class PreparedTest(group_case.GroupCase):
+    """GPUs that "cyborg-gpu gpu prepare" has bound before any report."""
+
+    def begin(self, reports=True):
+        super().begin(False)
+        for gpu in self.running.live.host().gpus:
+            outcome = self.running.preparer.prepare(gpu)
+            self.assertEqual('', outcome.reason)
+        super().begin(reports)
+
+    def test_they_keep_their_groups(self):
+        self.assertEqual(set(GROUPS), self.free())
+
+
+class PreparedBridgeTest(PreparedTest):
+
+    host = 'h100nvlx2'
+
+    def test_they_keep_their_groups(self):
+        self.assertEqual([1, 1, 2], sorted(
+            len(offer.members) for offer in self.offers()
+            if offer.creatable))
+
+
 class BridgeTest(group_case.GroupCase):
     """Two GPUs with a bridge, and no NVSwitch."""
 

@@ -1,0 +1,35 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Offers of groups of GPUs; more tests are beside those of their binds."""
+
+from oslotest import base
+
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import offers
+from cyborg_gpu_driver.tests.unit.partition import boards
+
+_LINKED = policy.Policy('linked', policy.Mode.NVLINK)
+
+
+class UnknownTest(base.BaseTestCase):
+
+    def test_what_to_do_about_it(self):
+        for fields, words in (
+                ({'driver': 'nvidia'}, 'the row NVSwitches'),
+                ({'driver': 'vfio-pci', 'bound_from': 'nvidia'},
+                 'the row NVSwitches'),
+                ({'driver': 'vfio-pci'}, 'leave it bound to nvidia')):
+            (offer,) = offers.offers(
+                boards.gpu((), mig=None, **fields), _LINKED)
+            self.assertEqual(0, offer.total)
+            self.assertIn(words, offer.problem)
