@@ -261,6 +261,11 @@ POLICY_OPTS = [
         'vgpu_time_slice', min=1, mutable=True,
         help='Time slice of vgpu_scheduler, in microseconds. If unset, '
              "NVIDIA's driver chooses it."),
+    cfg.BoolOpt(
+        'nvlink_not_isolated', default=False, mutable=True,
+        help='Mode passthrough: whether to offer GPUs on NVSwitches although '
+             'FABRIC_MODE is 0. Then the NVLinks of all GPUs are one fabric, '
+             'and a server is not isolated from the GPUs of other servers.'),
     cfg.ListOpt(
         'nvlink_sizes', default=[], mutable=True,
         item_type=cfg.types.Integer(min=1, max=16),

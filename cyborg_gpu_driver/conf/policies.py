@@ -37,6 +37,7 @@ _ROLES = tuple(item.value for item in (
 _ONLY_IN = {
     (policy.Mode.MIG.value,): ('profiles',),
     (policy.Mode.VGPU.value,): ('mixed_sizes',),
+    (policy.Mode.PASSTHROUGH.value,): ('nvlink_not_isolated',),
     (policy.Mode.NVLINK.value,): ('nvlink_sizes',),
     (policy.Mode.VGPU.value, policy.Mode.MIG.value): (
         'vgpu_types', 'max_instances', 'fixed_vgpus', 'vgpu_scheduler',
@@ -207,6 +208,7 @@ def _policy(conf, name):
         time_slice=_nanoseconds(values.vgpu_time_slice),
         isolated=values.isolation == _PROJECT,
         roles=tuple(policy.Mode(role) for role in values.roles),
+        nvlink_not_isolated=values.nvlink_not_isolated,
         nvlink_sizes=tuple(sorted(set(values.nvlink_sizes))))
 
 

@@ -27,14 +27,17 @@ import dataclasses
 import threading
 from collections.abc import Iterable
 from collections.abc import Mapping
+from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import platform as platform_module
 from cyborg_gpu_driver.host import problems as problems_module
+from cyborg_gpu_driver.host.fabric import config as fabric_config
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import gpu as nvml_gpu
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import fabric
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import functions
@@ -52,15 +55,16 @@ class HostReader:
     def __init__(self, platform: platform_module.Platform):
         self._nvml = platform.nvml
         self._records = platform.records
+        self._fabric_config = platform.fabric_config
         self.boot_id = platform.boot_id
         self._bus = pci.PciBus(platform.sysfs)
         self._functions = functions.FunctionReader(
             self._bus, mdev.MdevTree(platform.sysfs))
         self._gpus = nvml_gpu.GpuReader(platform.nvml)
         self._chronicle = problems_module.Chronicle()
-        self._peers: dict[model.PciAddress,
-                          tuple[model.PciAddress, ...]] = {}
-        """The NVLink peers of each GPU, from the last snapshot with links."""
+        self._links: dict[model.PciAddress, dict[str, Any]] = {}
+        """The facts about NVLink of each GPU, from the last snapshot with
+        links."""
         self._mutex = threading.Lock()
 
     @gate.series
@@ -84,8 +88,9 @@ class HostReader:
                    for gpu in host.gpus for function in gpu.vfs
                    if function.problem}})
             if links:
-                self._peers = {gpu.address: gpu.nvlink_peers
-                               for gpu in host.gpus}
+                self._links = {gpu.address: {
+                    'nvlink_peers': gpu.nvlink_peers,
+                    'nvlink_open': gpu.nvlink_open} for gpu in host.gpus}
         return host
 
     @gate.series
@@ -105,8 +110,7 @@ class HostReader:
         mdevs = self._functions.mdevs(problems)
         (gpu,) = self._gpus_of([identity], mdevs, problems.all(), False,
                                self._nvml.problem() is None)
-        return dataclasses.replace(gpu, nvlink_peers=self._peers.get(
-            address, gpu.nvlink_peers))
+        return dataclasses.replace(gpu, **self._links.get(address, {}))
 
     def complete_gpu(self, address: model.PciAddress) -> model.Gpu:
         """Like :meth:`gpu`, but raise if a part of the GPU is missing.
@@ -177,7 +181,7 @@ class HostReader:
             gpus.extend(self._hidden_gpus(
                 self._gpus.hidden(gpus, unidentified), detail))
         return model.Host(
-            gpus=self._with_peers(gpus) if links else tuple(sorted(
+            gpus=self._with_links(gpus) if links else tuple(sorted(
                 gpus, key=lambda gpu: gpu.address)),
             driver_version=self._driver_version(problems, nvml_problem),
             nvml_problem=nvml_problem,
@@ -241,8 +245,8 @@ class HostReader:
                 return self._gpus.driver_version()
         return None
 
-    def _with_peers(self, gpus: list[model.Gpu]) -> tuple[model.Gpu, ...]:
-        """Set the NVLink peers of each GPU, now that all GPUs are known.
+    def _with_links(self, gpus: list[model.Gpu]) -> tuple[model.Gpu, ...]:
+        """Set the facts about NVLink, now that all GPUs are known.
 
         GPUs on NVSwitches are peers of each other: within one machine the
         switches reach every GPU on them. A link to a GPU that is bound to
@@ -261,14 +265,43 @@ class HostReader:
         switched = {address for address, (_, on_switch) in links.items()
                     if on_switch}
         found = []
+        reason = self._open_reason()
         for gpu in sorted(gpus, key=lambda gpu: gpu.address):
             ends, on_switch = links.get(gpu.address, ((), False))
+            is_open = on_switch or reason and self._may_be_on_switches(
+                gpu, bool(ends))
             peers = {*ends, *(switched if on_switch else ()),
                      *gpu.nvlink_peers, *remembered[gpu.address]} & present
             found.append(dataclasses.replace(
                 gpu, nvlink_peers=tuple(sorted(peers - {gpu.address})),
+                nvlink_open=reason if is_open else '',
                 problems=problems[gpu.address].all()))
         return tuple(found)
+
+    def _open_reason(self) -> str:
+        """Why the NVSwitches do not keep guests apart; empty if they do.
+
+        Only the modes 1 and 2 start with routing that prevents communication
+        between GPUs ("Virtualization Models" in the fabric manager's user
+        guide).
+        """
+        try:
+            mode = fabric_config.read(self._fabric_config).mode
+        except exception.FabricError as error:
+            return f'FABRIC_MODE is not known: {error}'
+        return ('FABRIC_MODE is 0' if mode is fabric.Mode.BARE_METAL else '')
+
+    def _may_be_on_switches(self, gpu: model.Gpu, has_ends: bool) -> bool:
+        """Whether a GPU may be on NVSwitches that no active NVLink shows.
+
+        :param has_ends: whether its NVLinks lead elsewhere.
+        """
+        record = (None if gpu.told_at is None
+                  else self._records.get(gpu.address))
+        if record is not None:
+            return record.module is not None and (
+                record.on_switches or not record.nvlink_peers)
+        return self._bus.has_nvswitches and not has_ends
 
 
 def _is_nvidias(gpu: model.Gpu) -> bool:

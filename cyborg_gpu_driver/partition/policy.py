@@ -83,6 +83,9 @@ class Policy:
     project."""
     roles: tuple[Mode, ...] = ()
     """Mode auto: what an idle GPU may become."""
+    nvlink_not_isolated: bool = False
+    """Mode passthrough: whether to offer a GPU whose NVLinks may reach GPUs of
+    other servers."""
     nvlink_sizes: tuple[int, ...] = ()
     """Mode nvlink: the sizes of the groups that are offered, in GPUs. Empty
     offers groups of every size."""

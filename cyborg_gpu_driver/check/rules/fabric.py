@@ -57,6 +57,7 @@ def manager(facts: facts_module.Facts) -> Iterator[result.Finding]:
         return
     yield from _version(facts, fabric)
     yield from _mode(fabric, modes)
+    yield from _isolation(facts)
     yield from _partitions(facts, fabric)
 
 
@@ -125,13 +126,34 @@ def _mode(fabric, modes):
             'of whole GPUs can be activated for mode nvlink',
             _CONFIG.format(fabric_module.Mode.SHARED_NVSWITCH.value))
     if (policy.Mode.PASSTHROUGH in modes
-            and fabric.mode is not fabric_module.Mode.SHARED_NVSWITCH):
+            and fabric.mode is fabric_module.Mode.VGPU):
         yield result.warning(
             result.HOST, f'FABRIC_MODE is {fabric.mode.value}: a whole GPU '
             'starts CUDA only in a server that disables NVLink',
             _CONFIG.format(fabric_module.Mode.SHARED_NVSWITCH.value)
             + ', or disable NVLink in the image '
             '(NVreg_NvLinkDisable=1 for the module nvidia)')
+
+
+def _isolation(facts):
+    """Check that no server reaches the GPUs of another one through NVLink."""
+    for gpu, governing in facts.governed():
+        if not gpu.nvlink_open or (policy.Mode.PASSTHROUGH
+                                   not in governing.modes):
+            continue
+        if governing.nvlink_not_isolated:
+            yield result.warning(
+                gpu.address, f'{gpu.nvlink_open}, and nvlink_not_isolated '
+                f'is set in [gpu_policy:{governing.name}]: its NVLinks may '
+                'reach the GPUs of other servers',
+                'Disable NVLink in the image (NVreg_NvLinkDisable=1 for the '
+                'module nvidia), and trust the servers')
+        else:
+            yield result.failure(
+                gpu.address, f'{gpu.nvlink_open}: its NVLinks may reach the '
+                'GPUs of other servers, so it is not offered alone',
+                'Use mode nvlink. '
+                + _CONFIG.format(fabric_module.Mode.SHARED_NVSWITCH.value))
 
 
 def _partitions(facts, fabric):

@@ -348,6 +348,8 @@ class Gpu:
     processes: int = 0
     """Processes of this machine that use it, as far as NVML reports."""
     nvlink_peers: tuple[PciAddress, ...] = ()
+    nvlink_open: str = ''
+    """Why its NVLinks may reach GPUs of other guests; empty: they do not."""
     problems: tuple[str, ...] = ()
     """What could not be read, as text; empty on a healthy GPU."""
 

@@ -91,6 +91,8 @@ class PciBus:
     def __init__(self, sysfs: sysfs_module.Sysfs):
         self._sysfs = sysfs
         self._known: dict[str, Identity | None] = {}
+        self.has_nvswitches = False
+        """Whether :meth:`functions` has found an NVSwitch."""
 
     def functions(self, problems: problems_module.Problems
                   ) -> tuple[Identity, ...]:
@@ -129,6 +131,7 @@ class PciBus:
         if self._hex(name, 'vendor') != _NVIDIA:
             return None
         class_code = self._hex(name, 'class')[:4]
+        self.has_nvswitches |= class_code == _BRIDGE
         if class_code not in _DISPLAY:
             return None
         found = problems_module.Problems()

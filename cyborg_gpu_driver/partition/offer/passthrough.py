@@ -38,6 +38,10 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
     """
     problem = readiness.carved_up(gpu)
     busy = '' if problem else busy_with(gpu, must_be_bound)
+    if not problem and gpu.nvlink_open and not policy.nvlink_not_isolated:
+        busy = (f'{gpu.nvlink_open}, so its NVLinks may reach the GPUs of '
+                'other servers: use mode nvlink with FABRIC_MODE=1, or set '
+                'nvlink_not_isolated in the policy')
     yield offer.Offer(
         gpu=gpu.address, policy=policy.name, mode=policy.mode,
         profile=offer.PASSTHROUGH, total=1,

@@ -86,9 +86,17 @@ class FabricTest(case.FindingCase):
             self.fails('FABRIC_MODE=2', self.find(mode=mode))
 
     def test_whole_gpus_need_theirs(self):
-        for mode in (fabric.Mode.BARE_METAL, fabric.Mode.VGPU):
-            self.check(result.Code.WARNING, 'FABRIC_MODE=1',
-                       self.find(WHOLE, mode=mode))
+        self.check(result.Code.WARNING, 'FABRIC_MODE=1', self.find(
+            WHOLE, mode=fabric.Mode.VGPU))
+
+    def test_whole_gpus_must_be_isolated(self):
+        gpu = dataclasses.replace(GPU, nvlink_open='FABRIC_MODE is 0')
+        mode = fabric.Mode.BARE_METAL
+        self.fails('not offered alone', self.find(WHOLE, gpu, mode=mode))
+        self.check(result.Code.WARNING, 'nvlink_not_isolated', self.find(
+            dataclasses.replace(WHOLE, nvlink_not_isolated=True), gpu,
+            mode=mode))
+        self.assertEqual([], self.find(SLICES, gpu, mode=mode))
 
     def test_groups_need_it_as_well(self):
         for mode in (fabric.Mode.BARE_METAL, fabric.Mode.VGPU):

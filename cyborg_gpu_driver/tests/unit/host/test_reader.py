@@ -101,6 +101,28 @@ class StaticTest(base.SimulatedTestCase):
                 [other.address for other in gpus if other is not gpu],
                 list(gpu.nvlink_peers))
 
+    def test_gpus_on_nvswitches_that_isolate_nobody(self):
+        def open_links():
+            return [gpu.nvlink_open for gpu in self.reader.snapshot().gpus]
+
+        self.use('hgx-h100')
+        self.assertEqual([''] * 8, open_links())
+        self.machine.configure_fabric_manager(mode=0)
+        self.assertEqual(['FABRIC_MODE is 0'] * 8, open_links())
+        self.assertEqual('FABRIC_MODE is 0', self.reader.gpu(
+            self.reader.snapshot().gpus[0].address).nvlink_open)
+        # Nothing is known of a GPU that was bound at boot.
+        self.machine.stop_persistenced()
+        self.nvml.reset()
+        self.machine.sriov_manage('ALL', False)
+        self.machine.bind_driver(self.machine.gpus[0].address, 'vfio-pci')
+        self.assertEqual(['FABRIC_MODE is 0'] * 8, open_links())
+        self.machine.remove_fabric_manager()
+        for reason in open_links():
+            self.assertIn('FABRIC_MODE is not known', reason)
+        self.use('h100nvlx2')
+        self.assertEqual([''] * 2, open_links())
+
     def test_gpus_without_nvlink_have_no_peers(self):
         self.use('l40sx4')
         self.assertEqual({()}, {gpu.nvlink_peers

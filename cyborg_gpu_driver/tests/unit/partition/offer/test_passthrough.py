@@ -71,6 +71,16 @@ class TestPassthrough(base.BaseTestCase):
         self.assertEqual((0, ''), (offer.creatable, offer.busy))
         self.assertIn('partitioned', offer.problem)
 
+    def test_its_nvlinks_must_be_isolated(self):
+        gpu = boards.gpu((), mig=None, nvlink_open='FABRIC_MODE is 0')
+        offer, = offers.offers(gpu, WHOLE)
+        self.assertEqual((1, 0, ''), (offer.total, offer.creatable,
+                                      offer.problem))
+        self.assertIn('nvlink_not_isolated', offer.busy)
+        offer, = offers.offers(gpu, dataclasses.replace(
+            WHOLE, nvlink_not_isolated=True))
+        self.assertEqual((1, ''), (offer.creatable, offer.busy))
+
     def test_its_iommu_group_must_be_viable(self):
         turing = whole.Neighbour('0000:07:00.2', '0c03', 'xhci_hcd')
         storage = whole.Neighbour('0000:0a:00.0', '0108', 'nvme')
