@@ -98,10 +98,11 @@ class FabricTest(base.CommandCase):
 
         self.machine.configure_fabric_manager(version='535.104.05')
         self.machine.stop_fabric_manager()
-        (row,) = self.run_check(conf)
+        port, row = self.run_check(conf)
+        self.assertIn('cyborg-api', port['details'])
         self.assertIn('does not run', row['details'])
         self.machine.start_fabric_manager()
-        (row,) = self.run_check(conf)
+        _, row = self.run_check(conf)
         self.assertIn('535.104.05', row['details'])
 
     def run_check(self, conf):
