@@ -225,6 +225,8 @@ class Gpu:
     ecc_modes: list[bool] = dataclasses.field(
         default_factory=lambda: [True, True])
     """Whether ECC is on now, and whether it is on after the next reset."""
+    stale: bool = False
+    """Whether it keeps data of partitions of an earlier fabric manager."""
     confidential: bool = False
     """Whether a guest has turned confidential computing on in the board,
     which keeps it over resets and restarts."""

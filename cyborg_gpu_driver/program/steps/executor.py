@@ -40,6 +40,7 @@ from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.program.steps import mig_mode
 from cyborg_gpu_driver.program.steps import passthrough
+from cyborg_gpu_driver.program.steps import reset
 from cyborg_gpu_driver.program.steps import vfio
 
 LOG = logging.getLogger(__name__)
@@ -298,9 +299,11 @@ class Executor:
         passthrough.bind(self._machine, self._snapshot().address,
                          drivers.NVIDIA)
 
-    def _hand(self, how: Callable[[platform.Platform, model.Gpu], None]
-              ) -> None:
-        how(self._machine, self._snapshot())
+    def _bind_vfio(self) -> None:
+        gpu = self._snapshot()
+        if gpu.driver == drivers.NVIDIA:
+            reset.clear_partitions(self._machine, gpu.address)
+        passthrough.hand_over(self._machine, gpu)
 
 
 def _check_scheduler(now: model.Scheduler | None,
@@ -372,6 +375,5 @@ _ACTIONS: dict[action.Action, _Taken] = {
     action.Action.CREATE_VGPU: Executor._create_vgpu,
     action.Action.ACTIVATE_PARTITION: Executor._activate,
     action.Action.DEACTIVATE_PARTITION: Executor._deactivate,
-    action.Action.BIND_VFIO:
-        lambda self, _step: self._hand(passthrough.hand_over),
+    action.Action.BIND_VFIO: lambda self, _step: self._bind_vfio(),
 }

@@ -31,18 +31,22 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.fabric import config
+from cyborg_gpu_driver.host.fabric import reader
 from cyborg_gpu_driver.host.health import pci as pci_health
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import modes
 from cyborg_gpu_driver.host.nvml import process as nvml_process
 from cyborg_gpu_driver.host.nvml import traces as nvml_traces
 from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import fabric
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
+from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
 from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.privileged import holders
 from cyborg_gpu_driver.program.privileged import mig as privileged_mig
@@ -66,6 +70,32 @@ def once(machine: platform.Platform, address: model.PciAddress) -> str:
         method = _reset(machine, address)
         _check_answers(machine, address)
     return method
+
+
+def clear_partitions(machine: platform.Platform, address: model.PciAddress
+                     ) -> None:
+    """Reset a GPU that keeps partitions of an earlier fabric manager.
+
+    From NVLink 5 on, the GPUs on NVSwitches have to be reset after the fabric
+    manager has started with FABRIC_MODE=1 (NVIDIA/gpu-driver-container#909).
+    Their NVSwitches are not PCI functions of the host.
+
+    :param address: of a GPU that is bound to nvidia.
+    :raises FabricError: if the fabric manager does not answer yet.
+    :raises GpuInUse, NvmlHeld, StepFailed, DriverError: as :func:`once`.
+    """
+    try:
+        mode = config.read(machine.fabric_config).mode
+    except exception.FabricError:
+        return
+    if (mode is not fabric.Mode.SHARED_NVSWITCH
+            or pci.PciBus(machine.sysfs).nvswitches()):
+        return
+    with machine.nvml.kept():
+        if reader.module_on_switches(machine, address) is None:
+            return
+    privileged_fabric.read_partitions()
+    once(machine, address)
 
 
 def refuse_held(address: model.PciAddress) -> None:

@@ -98,7 +98,7 @@ def done(gpu: gpu_module.Gpu) -> None:
     """Set the state of a GPU after a reset."""
     gpu.clear()
     gpu.state.resets += 1
-    gpu.state.dead = False
+    gpu.state.dead = gpu.state.stale = False
     gpu.state.mig = gpu.state.pending
 
 

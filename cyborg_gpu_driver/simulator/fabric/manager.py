@@ -81,6 +81,12 @@ class Manager:
         for number in list(fabric.active):
             self._cut_off(number, 'fabric manager started under a guest')
         fabric.active.clear()
+        if (fabric.mode == SHARED and self._architecture
+                >= pynvml.NVML_DEVICE_ARCH_BLACKWELL):
+            # From NVLink 5 on, GPUs have to be reset after this start
+            # (NVIDIA/gpu-driver-container#909).
+            for gpu in self._machine.gpus:
+                gpu.state.stale = gpu.on_switches
         fabric.excluded = [
             gpu.address for gpu in self._machine.gpus
             if self.is_ampere and gpu.on_switches and (
@@ -162,6 +168,9 @@ class Manager:
         if (self.is_ampere and len(wanted.gpus) > 1
                 and any(self.gpu(one).state.mig for one in wanted.gpus)):
             raise refusal.Refused(GENERIC_ERROR)
+        for gpu in map(self.gpu, wanted.gpus):
+            if gpu.state.stale:
+                gpu.harm('not reset after the fabric manager has started')
         self.state.active[str(number)] = functions
 
     def _need(self, *modes):

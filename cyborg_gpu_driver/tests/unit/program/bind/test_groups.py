@@ -17,6 +17,7 @@ import json
 import logging
 
 import fixtures
+import yaml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
@@ -331,6 +332,43 @@ class KeepTest(group_case.GroupCase):
             self.report()
             self.assert_sound()
             self.assertEqual(before, self.journal.entries())
+
+
+class BlackwellTest(group_case.GroupCase):
+    """GPUs with NVLink 5, whose NVSwitches are not functions of the host."""
+
+    def begin(self, reports=True):
+        with open(self.host_path, encoding='utf-8') as stream:
+            content = yaml.safe_load(stream)
+        content['driver_version'] = '580.65.06'
+        content['nvswitches'] = [{
+            'address': '0000:0b:00.0', 'vendor': '15b3', 'device': '1021',
+            'class': '020700', 'driver': 'mlx5_core'}]
+        for gpu in content['gpus']:
+            gpu['model'] = 'b200'
+        with open(self.host_path, 'w', encoding='utf-8') as stream:
+            yaml.safe_dump(content, stream)
+        super().begin(reports=False)
+        self.world.start_fabric_manager()
+        if reports:
+            self.report()
+
+    def test_gpus_are_reset_after_the_fabric_manager_has_started(self):
+        handle = self.bind(1, 2)
+        self.assert_sound()
+        self.running.binder.unbind(*handle)
+        self.report()
+        self.bind(1, 2)
+        self.assert_sound()
+
+    def test_they_wait_for_the_fabric_manager(self):
+        self.world.stop_fabric_manager()
+        self.world.reboot()
+        self.begin(reports=False)
+        self.world.stop_fabric_manager()
+        gpu = self.running.live.refresh().gpus[0]
+        outcome = self.running.preparer.prepare(gpu)
+        self.assertIn('the fabric manager cannot be reached', outcome.reason)
 
 
 class PreparedTest(group_case.GroupCase):
