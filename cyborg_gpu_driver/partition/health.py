@@ -89,6 +89,7 @@ heal it."""
 LOST = 'LOST'
 NOT_ANSWERING = 'NOT_ANSWERING'
 REMAP_FAILED = 'REMAP_FAILED'
+DEAD_FUNCTION = 'DEAD_FUNCTION'
 _XID = 'XID_'
 _CODE = re.compile('XID_[0-9]{1,9}|(?!XID_)[A-Z][A-Z0-9_]{,99}', re.ASCII)
 _PERMANENT = frozenset({REMAP_FAILED})
@@ -106,6 +107,8 @@ _TEXTS = {
     health_facts.UNREACHABLE: 'its PCI configuration space cannot be read',
     health_facts.FATAL: 'fatal PCIe errors since NVML was last queried',
     health_facts.LANES: 'its PCIe link has lost lanes',
+    DEAD_FUNCTION: 'servers on one of its virtual functions do not come up; '
+                   'disabling and enabling the functions may cure it',
     'NEEDS_GPU_RESET': 'the driver asks for a reset',
     'NEEDS_NODE_REBOOT': 'the driver asks for a restart of the machine',
     'NEEDS_DRAIN_P2P': 'the driver asks to stop its NVLink traffic',
@@ -231,6 +234,23 @@ def noted(conditions: tuple[Condition, ...], xid: int, now: float,
     return tuple(again if item is known else item for item in conditions)
 
 
+def with_dead_function(conditions: Iterable[Condition], now: float
+                       ) -> tuple[Condition, ...]:
+    """Return the conditions of a GPU with a virtual function that is dead.
+
+    Cyborg gives out the first free handle, whatever the agent reports, so the
+    function cannot be set aside alone.
+    """
+    return (*without_dead_function(conditions),
+            Condition(DEAD_FUNCTION, now, now))
+
+
+def without_dead_function(conditions: Iterable[Condition]
+                          ) -> tuple[Condition, ...]:
+    """Return the conditions that remain with new virtual functions."""
+    return tuple(item for item in conditions if item.code != DEAD_FUNCTION)
+
+
 def seen(conditions: tuple[Condition, ...], facts: health_facts.Facts,
          now: float) -> tuple[Condition, ...]:
     """Return the conditions, with those that the GPU's answers show."""
@@ -339,7 +359,7 @@ def unhealthy_placements(conditions: Iterable[Condition]
 
 def _heals(item: Condition, facts: health_facts.Facts) -> bool:
     """Whether a clean check counts towards the end of a condition."""
-    if item.code in _PERMANENT:
+    if item.code in (*_PERMANENT, DEAD_FUNCTION):
         return False
     if item.code in _TOLD_BY and getattr(facts, _TOLD_BY[item.code]) is None:
         return False

@@ -148,6 +148,23 @@ class HealthKeeper:
             self._change(address, lambda known: dataclasses.replace(
                 known, conditions=health.after_reset(known.conditions)))
 
+    def function_died(self, address: model.PciAddress) -> None:
+        """Note that a virtual function of a GPU serves no guest."""
+        self._change(address, lambda known: dataclasses.replace(
+            known, conditions=health.with_dead_function(
+                known.conditions, self._clock())))
+
+    def has_dead_function(self, address: model.PciAddress) -> bool:
+        """Whether the virtual functions of a GPU have to be made anew."""
+        return any(item.code == health.DEAD_FUNCTION
+                   for item in self._conditions(address))
+
+    def functions_renewed(self, address: model.PciAddress) -> None:
+        """Forget a dead function: the GPU's functions were made anew."""
+        self._change(address, lambda known: dataclasses.replace(
+            known, conditions=health.without_dead_function(
+                known.conditions)))
+
     def replaced(self, address: model.PciAddress) -> bool:
         """Forget a GPU's health and errors: an operator says it is healthy.
 

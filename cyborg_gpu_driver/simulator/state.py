@@ -225,6 +225,8 @@ class Gpu:
     ecc_modes: list[bool] = dataclasses.field(
         default_factory=lambda: [True, True])
     """Whether ECC is on now, and whether it is on after the next reset."""
+    wedged: list[str] = dataclasses.field(default_factory=list)
+    """Virtual functions on which no guest can use its vGPU any more."""
     stale: bool = False
     """Whether it keeps data of partitions of an earlier fabric manager."""
     confidential: bool = False

@@ -51,6 +51,8 @@ from cyborg_gpu_driver.program.steps import transaction
 
 LOG = logging.getLogger(__name__)
 
+CAME_UP_SECONDS = 10.0
+"""A server that gives its vGPU back earlier never came up."""
 _Subject = TypeVar('_Subject', journal.Entry, request.Request)
 
 
@@ -98,6 +100,9 @@ class Binder:
                                    records, self._audit, keeper)
         self._roles = role_taker.RoleTaker(host, transactions, cloud)
         self._turns = running or turns.Turns(limits.clock)
+        self._health = keeper
+        self._failed: set[model.PciAddress] = set()
+        """Virtual functions whose last server never came up."""
         self._kept = log_once.LogOnce()
         """By handle: why its leftovers could not be removed."""
 
@@ -175,12 +180,37 @@ class Binder:
             self._soon(self._remove_unrecorded, asked)
             return
         making.check_same(entry, asked)
+        self._note_end(entry)
         # The unbind continues even if the journal cannot be written.
         with contextlib.suppress(exception.JournalError):
             self._journal.give_back(asked.handle)
         if entry.members:  # Resets of GPUs take longer than Cyborg waits.
             self._cloud.publish(entry.gpu)
         self._soon(self._return, entry)
+
+    def _note_end(self, entry: journal.Entry) -> None:
+        """Close the GPU if no server comes up on a virtual function.
+
+        A guest that is killed in its first seconds can leave a function of
+        vendor VFIO on which no guest can use its vGPU, although each vGPU is
+        created without an error (kernel/hypeman#321, #462). Nova gives the
+        handle of a server that does not come up back within seconds. Once may
+        have any reason, twice in a row counts.
+        """
+        if (not entry.vfio or entry.since is None
+                or entry.phase is not journal.Phase.BOUND):
+            return
+        function = entry.function
+        if self._journal.clock() - entry.since >= CAME_UP_SECONDS:
+            self._failed.discard(function)
+        elif function not in self._failed:
+            self._failed.add(function)
+        else:
+            self._failed.discard(function)
+            LOG.warning('GPU %(gpu)s: two servers in a row did not come up '
+                        'on its virtual function %(function)s',
+                        {'gpu': entry.gpu, 'function': function})
+            self._health.function_died(entry.gpu)
 
     def recover(self) -> None:
         """Finish what dead processes and unbinds left. Never raises."""

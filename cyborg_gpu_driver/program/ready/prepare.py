@@ -105,7 +105,7 @@ class Preparer:
 
         :param gpu: of a snapshot that was taken just now.
         """
-        steps = readiness.steps(gpu, self._wants(gpu))
+        steps = readiness.steps(gpu, self._wants_anew(gpu)(gpu))
         return Outcome(gpu.address, steps,
                        self._in_the_way(gpu, steps) if steps else '')
 
@@ -133,7 +133,8 @@ class Preparer:
         if rolled_back:
             gpu = self._reader.gpu(gpu.address)
         unread = self._role_reader.missing(gpu)
-        if not unread and not readiness.steps(gpu, self._wants(gpu)):
+        if not unread and not readiness.steps(
+                gpu, self._wants_anew(gpu)(gpu)):
             return Outcome(gpu.address, rolled_back=rolled_back)
         with (self._cloud.partitioning(gpu.address) if unread
               else contextlib.nullcontext('')) as reason:
@@ -151,7 +152,8 @@ class Preparer:
         :returns: why the steps cannot be taken, or ``''``.
         """
         now = self._reader.complete_gpu(address)
-        steps = readiness.steps(now, self._wants(now))
+        wants = self._wants_anew(now)
+        steps = readiness.steps(now, wants(now))
         reason = self._in_the_way(now, steps, is_unread)
         if not reason:
             if is_unread:
@@ -160,11 +162,36 @@ class Preparer:
             # was taken for it.
             last: list[action.Step] = []
             try:
-                taking.take(self._machine, self._reader, now, self._wants,
-                            last)
+                taking.take(self._machine, self._reader, now, wants, last)
             finally:
                 taken.extend(last)
+            if self._health.has_dead_function(address) and any(
+                    step.action is action.Action.DISABLE_FUNCTIONS
+                    for step in taken):
+                self._health.functions_renewed(address)
         return reason
+
+    def _wants_anew(self, gpu: model.Gpu
+                    ) -> Callable[[model.Gpu], readiness.Wants]:
+        """What the policy needs of a GPU, first without dead functions.
+
+        Only ``sriov-manage -d`` and ``-e`` cure a dead function
+        (kernel/hypeman#321).
+
+        :param gpu: the GPU before the first step.
+        """
+        if (not gpu.vfs or not self._health.has_dead_function(gpu.address)
+                or not self._settings.prepare
+                or self._settings.policies is None):
+            return self._wants
+        gone = False
+
+        def wants(now: model.Gpu) -> readiness.Wants:
+            nonlocal gone
+            gone |= not now.vfs
+            return self._wants(now) if gone else readiness.Wants(vfs=False)
+
+        return wants
 
     def _wants(self, gpu: model.Gpu) -> readiness.Wants:
         """What the policy needs of a GPU, in the GPU's current role."""

@@ -176,6 +176,7 @@ class Gpu:
     def clear(self) -> None:
         """Remove the state that does not outlive a reset."""
         self._forget_users()
+        self.state.wedged.clear()
         self.state.heal()
         self.forget_settings()
 

@@ -46,4 +46,5 @@ def manage(gpu: gpu_module.Gpu, enable: bool, count: int | None,
     wanted = total if count is None else min(count, total)
     gpu.state.vfs = wanted if enable else 0
     gpu.state.instances.clear()
+    gpu.state.wedged.clear()
     gpu.forget_settings()

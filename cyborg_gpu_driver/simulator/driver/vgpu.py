@@ -174,5 +174,7 @@ def start_guest(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu,
         have that placement, EBUSY if another vGPU overlaps.
     """
     placements.check(gpu, vgpu)
+    if vgpu.function in gpu.state.wedged:
+        gpu.harm(f'a guest on the dead function {vgpu.function}')
     vgpu.guest = True
     vgpu.holders.append(pid)

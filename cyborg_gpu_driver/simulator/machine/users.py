@@ -173,6 +173,20 @@ class Users:
                 found.vm = ''
                 found.holders.pop()
 
+    def kill_guest(self, vgpu: str) -> None:
+        """Kill a virtual machine with SIGKILL in its first seconds.
+
+        Its virtual function serves no guest any more. Nothing shows that:
+        writes to current_vgpu_type succeed, there is no XID and no message on
+        the host. sriov-manage cures it (kernel/hypeman#321, #462: L40S, driver
+        580, Linux 6.8).
+        """
+        self.stop_guest(vgpu)
+        with self.operation(write=True):
+            gpu, found = self._vgpu(vgpu)
+            if found.function not in gpu.state.wedged:
+                gpu.state.wedged.append(found.function)
+
     def work(self, address: str, **meters: Any) -> None:
         """Set how busy a GPU is.
 

@@ -79,6 +79,9 @@ class GpuTestCase(base.TestCase):
         # process. Uninstalling this machine ends that with the test.
         guard = simulator.Machine.load(self.machine).install()
         self.addCleanup(guard.uninstall)
+        # All servers of a test end within seconds.
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.program.bind.binder.CAME_UP_SECONDS', 0.0))
         self.start()
 
     def before_start(self):

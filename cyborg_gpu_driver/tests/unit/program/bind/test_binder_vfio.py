@@ -228,6 +228,47 @@ class MigTest(VfioCase):
             rules.destroy(gpu, number)
 
 
+class DeadFunctionTest(VfioCase):
+    """A guest that is killed in its first seconds."""
+
+    gpu = '0000:31:00.0'
+
+    def setUp(self):
+        super().setUp()
+        self.now = 1000.0
+        self.journal.clock = lambda: self.now
+
+    def serve(self, seconds, number=0, die=True):
+        handle = self.handle('1g.10gb', number)
+        self.binder.bind(*handle)
+        self.machine.start_guest(handle[0])
+        self.now += seconds
+        if die:
+            self.machine.kill_guest(handle[0])
+        else:
+            self.machine.stop_guest(handle[0])
+        self.binder.unbind(*handle)
+
+    def reasons(self):
+        verdict = self.binder._health.unhealthy(self.address)
+        return '' if verdict is None else verdict.reasons[0]
+
+    def test_once_may_have_any_reason(self):
+        self.serve(2.0)
+        self.serve(2.0, number=1)
+        self.assertEqual('', self.reasons())
+
+    def test_twice_closes_the_gpu(self):
+        self.serve(2.0)
+        self.serve(2.0)
+        self.assertIn('virtual functions do not come up', self.reasons())
+
+    def test_a_server_that_came_up(self):
+        for seconds in (2.0, 60.0, 2.0):
+            self.serve(seconds, die=False)
+        self.assertEqual('', self.reasons())
+
+
 class OwnershipTest(VfioCase):
     """A function in use, or of another owner by now, remains as it is."""
 

@@ -100,6 +100,30 @@ class StepsTest(ready_case.ReadyCase):
         self.assertEqual((False, 0), self.is_now())
         self.assertEqual(['ENABLE_MIG', 'ENABLE_FUNCTIONS'], self.steps())
 
+    def test_dead_functions_are_made_anew(self):
+        self.use('l40sx4')
+        self.govern('vgpu', vgpu_types=('L40S-12Q',))
+        self.steps()
+        keeper = self.preparer._health
+        keeper.function_died(self.address)
+        self.machine.add_process(str(self.address), 4711)
+        self.assertIn('4711', self.prepare().reason)
+        self.assertTrue(keeper.has_dead_function(self.address))
+        self.machine.remove_process(4711)
+        self.now += 3600
+        self.assertEqual(['DISABLE_FUNCTIONS', 'ENABLE_FUNCTIONS'],
+                         self.steps())
+        self.assertIsNone(keeper.unhealthy(self.address))
+        self.assertEqual([], self.steps())
+
+    def test_dead_functions_of_a_gpu_that_is_not_prepared(self):
+        self.use('l40sx4')
+        self.machine.sriov_manage(str(self.address))
+        self.settings = policies.Settings()
+        self.start()
+        self.preparer._health.function_died(self.address)
+        self.assertEqual([], self.steps())
+
     def test_gpus_without_sriov_need_nothing(self):
         self.use('t4x4')
         self.govern('vgpu', vgpu_types=('T4-2B',))
