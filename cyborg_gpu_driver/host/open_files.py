@@ -22,6 +22,8 @@ from collections.abc import Iterator
 
 _WHOLE_MACHINE = 'pid:[4026531836]'
 """The first PID namespace (PROC_PID_INIT_INO in linux/proc_ns.h)."""
+OTHERS_HIDDEN = ('only the processes of one PID namespace are visible; run '
+                 "this in the host's PID namespace")
 _LOOKS = 3
 """How many times the list of locks is read. The kernel returns it in parts, so
 a line can be missed when other locks are released at the same time."""
@@ -72,9 +74,7 @@ def _openers(proc: str, is_node: Callable[[str, str], bool]
         # A kernel without namespaces shows all processes.
         namespace = _WHOLE_MACHINE
     if namespace != _WHOLE_MACHINE:
-        raise OSError(errno.EXDEV, 'only the processes of one PID namespace '
-                      "are visible; run this in the host's PID namespace",
-                      proc)
+        raise OSError(errno.EXDEV, OTHERS_HIDDEN, proc)
     return tuple(sorted(
         int(pid) for pid in os.listdir(proc)
         if pid.isdigit() and any(

@@ -147,6 +147,7 @@ class _Reader:
             nvml_version=f'{cuda_version // 1000}.{driver_version}',
             cuda_version=cuda_version, wsl=wsl, gpus=gpus,
             functions=functions, virtual=content.get('virtual', False),
+            container=content.get('container', False),
             fabric_mode=content.get('fabric_mode', 0),
             clique=content.get('clique'))
 

@@ -18,6 +18,8 @@ import errno
 import os
 import weakref
 
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import open_files
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.nvml import access
 from cyborg_gpu_driver.host.nvml import session as nvml
@@ -53,17 +55,39 @@ def open_platform(machine: str | machine_module.Machine,
         proc=sysfs.Sysfs('/proc', os_module=machine.proc),
         sleep=lambda seconds: None,
         simulated=True, sriov_manage=tools.sriov_manage(machine),
-        mdevctl=tools.mdevctl(machine), vfio_holders=machine.vfio_holders,
+        mdevctl=tools.mdevctl(machine),
+        vfio_holders=lambda name: _vfio_holders(machine, name),
         nvidia_smi=tools.nvidia_smi(machine),
-        gpu_holders=lambda address: tuple(
-            (pid, name) for pid, name in machine.holders(address) if pid),
-        fabric_manager=lambda: machine.fabric_manager_runs,
+        gpu_holders=lambda address: _gpu_holders(machine, address),
+        fabric_manager=lambda: (machine.fabric_manager_runs
+                                and not machine.host.container),
         fabric_config=machine.fabric_config,
         load_fabric=machine.load_fabric_library,
         nv_fabricmanager=tools.fabric_manager(machine),
         libvirt=lambda: libvirt.Connection(machine),
         boot_id=lambda: machine.boot_id,
         is_root=lambda: machine.privileged)
+
+
+def _gpu_holders(machine, address):
+    """Find processes as host.device_node does in proc."""
+    if machine.host.container:
+        raise _others_hidden(f'GPU {address}')
+    return tuple((pid, name) for pid, name in machine.holders(address) if pid)
+
+
+def _vfio_holders(machine, name):
+    """Find processes as host.usage does, which asks the kernel in a container.
+    """
+    found = machine.vfio_holders(name)
+    if found and machine.host.container:
+        raise _others_hidden(name)
+    return found
+
+
+def _others_hidden(what):
+    return exception.UsageUnknown(
+        what=what, reason=f'/proc: {open_files.OTHERS_HIDDEN}')
 
 
 def _no_library(path):

@@ -207,6 +207,9 @@ class Host:
     virtual: bool = False
     """Whether the machine is a virtual machine that got the GPUs by PCI
     passthrough. It cannot reset them."""
+    container: bool = False
+    """Whether this library runs in a PID namespace of its own, where it does
+    not see the processes of the machine."""
     fabric_mode: int = 0
     """FABRIC_MODE of the fabric manager."""
     clique: str | None = None

@@ -72,6 +72,8 @@ class GpuTestCase(base.TestCase):
     """
     hardware_directory: str | None = None
     """Directory of the simulator's state file; state_path unless given."""
+    root = None
+    """A root_beside.Root, if this process is not root's."""
 
     def setUp(self):
         super().setUp()
@@ -135,13 +137,24 @@ class GpuTestCase(base.TestCase):
 
     def restore(self):
         """Run what the systemd unit runs before nova-compute starts."""
-        command = subprocess.run(
-            [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
-             '--config-file', self.cloud.cloud.config_path,
-             'layout', 'restore'], capture_output=True, text=True,
-            check=False)
-        self.assertEqual(0, command.returncode,
-                         command.stdout + command.stderr)
+        arguments = ('--config-file', self.cloud.cloud.config_path,
+                     'layout', 'restore')
+        if self.root is not None:
+            code, said = self.root.command(*arguments)
+        else:
+            done = subprocess.run(
+                [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
+                 *arguments], capture_output=True, text=True, check=False)
+            code, said = done.returncode, done.stdout + done.stderr
+        self.assertEqual(0, code, said)
+
+    def happen(self, act, *arguments):
+        """Call a method of the simulated machine, with root's rights."""
+        if self.root is not None:
+            self.root.world(act, *arguments)
+        else:
+            getattr(simulator.Machine.load(self.machine, self.hardware_path),
+                    act)(*arguments)
 
     def command(self, *arguments):
         """Run ``cyborg-gpu`` on this host.

@@ -82,7 +82,6 @@ class BesideTest(gpu_cloud.GpuTestCase):
                  'gpu_policy:slices': {'mode': 'mig', 'match_address':
                                        gpu_cloud.GpuTestCase.gpu,
                                        'profiles': '3g.40gb'}}
-    root: Root
 
     def setUp(self):
         super().setUp()

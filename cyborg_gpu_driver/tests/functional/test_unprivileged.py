@@ -13,31 +13,20 @@
 """An agent without privileges, with the daemon of oslo.privsep."""
 
 import os
-import shutil
-import subprocess
-import sys
 import unittest
 
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
-from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import test_modes
 from cyborg_gpu_driver.tests.functional import test_whole
 from cyborg_gpu_driver.tests.functional import unprivileged
 
-_TESTS = 'cyborg_gpu_driver.tests.functional.'
-
 
 class UnprivilegedTest(base.BaseTestCase):
-    """Functional tests, with all of the cloud running as another user.
-
-    The tests of one machine run on it one after the other. They change it
-    only through the driver.
-    """
+    """Functional tests, with all of the cloud running as another user."""
 
     def setUp(self):
         super().setUp()
@@ -48,28 +37,10 @@ class UnprivilegedTest(base.BaseTestCase):
     def begin(self):
         """Make a directory for a new machine, which nothing has changed."""
         self.directory = self.useFixture(fixtures.TempDir()).path
-        os.chmod(self.directory, 0o755)
-        self.own = os.path.join(self.directory, 'user')
-        os.mkdir(self.own)
+        unprivileged.begin(self.directory)
 
     def run_tests(self, machine, *names):
-        """Run tests as ``nobody.USER``.
-
-        :param names: names of tests, relative to this package.
-        """
-        world = simulator.Machine.load(
-            machine, os.path.join(self.directory, 'hardware.json'))
-        self.assertTrue(world.privileged)
-        templates = os.path.join(self.own, 'templates')
-        shutil.copytree(
-            os.path.dirname(functional.make_templates().cyborg), templates)
-        done = subprocess.run(
-            [sys.executable, '-m', unprivileged.__name__, self.directory,
-             machine, *(_TESTS + name for name in names)],
-            env={**os.environ, 'TMPDIR': self.own, 'OS_LOG_CAPTURE': '1',
-                 functional.TEMPLATES: templates},
-            capture_output=True, text=True, check=False,
-            timeout=scope.HANG)
+        done = unprivileged.run(self.directory, machine, *names)
         self.assertEqual(0, done.returncode, done.stderr)
 
     def test_nothing_goes_past_the_daemon(self):

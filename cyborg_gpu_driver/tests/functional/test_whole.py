@@ -58,8 +58,6 @@ _ROUNDS = 25
 class WholeCase(gpu_cloud.GpuTestCase):
     """Three GPUs, one of which has an audio function."""
 
-    root = None
-    """Acts as root if this process is not root's."""
     driver_at_boot = 'nvidia'
     audio_at_boot = 'snd_hda_intel'
     gpu = A40
@@ -80,13 +78,6 @@ class WholeCase(gpu_cloud.GpuTestCase):
     def world(self):
         """The simulated machine, to change it from outside."""
         return simulator.Machine.load(self.machine, self.hardware_path)
-
-    def happen(self, act, *arguments):
-        """Call a method of the simulated machine, with root's rights."""
-        if self.root is not None:
-            self.root.world(act, *arguments)
-        else:
-            getattr(self.world, act)(*arguments)
 
     def driver_of(self, address):
         return self.world.drivers.of(address)

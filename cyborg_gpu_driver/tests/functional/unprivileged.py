@@ -25,6 +25,8 @@ copy.
 
 import errno
 import os
+import shutil
+import subprocess
 import sys
 import unittest
 
@@ -37,11 +39,12 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import nobody
+from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import root_beside
-from cyborg_gpu_driver.tests.functional import test_whole
 
 _GPU = model.PciAddress.parse('0000:07:00.0')
 
@@ -82,6 +85,36 @@ class ClosedTest(base.BaseTestCase):
             self.assertIn('Permission denied', error.stderr)
 
 
+def begin(directory: str) -> None:
+    """Prepare a directory for :func:`run`."""
+    os.chmod(directory, 0o755)
+    os.mkdir(os.path.join(directory, 'user'))
+
+
+def run(directory: str, machine: str, *names: str
+        ) -> subprocess.CompletedProcess:
+    """Run tests as ``nobody.USER`` in a process of their own.
+
+    :param machine: the simulated machine, which the tests run on one after
+        the other. They change it only through the driver.
+    :param names: names of tests, relative to this package.
+    """
+    # Root creates the state file.
+    simulator.Machine.load(machine, os.path.join(directory, 'hardware.json'))
+    own = os.path.join(directory, 'user')
+    templates = os.path.join(own, 'templates')
+    if not os.path.exists(templates):
+        shutil.copytree(
+            os.path.dirname(functional.make_templates().cyborg), templates)
+    return subprocess.run(
+        [sys.executable, '-m', 'cyborg_gpu_driver.tests.functional.'
+         'unprivileged', directory, machine,
+         *(f'cyborg_gpu_driver.tests.functional.{name}' for name in names)],
+        env={**os.environ, 'TMPDIR': own, 'OS_LOG_CAPTURE': '1',
+             functional.TEMPLATES: templates},
+        capture_output=True, text=True, check=False, timeout=scope.HANG)
+
+
 def main(directory: str, machine: str, *names: str) -> bool:
     """Run the tests of these names; return whether they passed."""
     own = os.path.join(directory, 'user')
@@ -95,7 +128,7 @@ def main(directory: str, machine: str, *names: str) -> bool:
     root = root_beside.Root(directory, machine)
     privsep.gpu_context.start(priv_context.Method.FORK)
     functional.make_templates()
-    root_beside.BesideTest.root = test_whole.WholeCase.root = root
+    gpu_cloud.GpuTestCase.root = root
     nobody.give(own)
     nobody.become()
     gpu_cloud.GpuTestCase.hardware_directory = directory
