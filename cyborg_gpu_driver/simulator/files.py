@@ -19,6 +19,7 @@ import hashlib
 import os
 import pathlib
 import uuid
+from typing import Any
 
 import pynvml
 import yaml
@@ -100,19 +101,31 @@ def _read(path, digest):
     return data
 
 
-def _parse(path, data, what):
+def _parse(path, data, what, base=None):
     """Return the checked content of a file.
 
     The files that are installed with the library are not checked here,
     because the library's tests check them.
+
+    :param base: content of the file that has what this one lacks.
     """
-    place = schema.Place(str(path))
-    try:
-        value = yaml.load(data, _LOADER)
-    except yaml.YAMLError as error:
-        raise place.error(f'not YAML: {error}', 'correct it there') from error
+    value = dict(_load(path, data))
+    if value.pop('like', None) is not None:
+        value = merged(_load(None, base), value)
     if path.parent.parent != HERE:
-        schema.check(value, what, place)
+        schema.check(value, what, schema.Place(str(path)))
+    return value
+
+
+def merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a model that is like another one.
+
+    :param base: content of the other model's file.
+    :param own: what differs; ``mig`` needs only the keys that differ.
+    """
+    value = {**base, **own}
+    if 'mig' in own and 'mig' in base:
+        value['mig'] = {**base['mig'], **own['mig']}
     return value
 
 
@@ -239,7 +252,15 @@ def _peers(value, place, model, switches):
 
 
 def _model(name, path, digest):
-    return _parse_model(name, path, _read(path, digest))
+    data = _read(path, digest)
+    like = _load(path, data).get('like')
+    base = None
+    if like is not None:
+        place = schema.Place(str(path)).below('like')
+        if like not in model_names():
+            raise place.wrong(like, 'one of ' + ', '.join(model_names()))
+        base = _read(HERE / 'models' / f'{like}.yaml', digest)
+    return _parse_model(name, path, data, base)
 
 
 # One process may create many machines of a few hosts and models.
@@ -249,8 +270,21 @@ def _parse_host(path, data):
 
 
 @functools.lru_cache(maxsize=64)
-def _parse_model(name, path, data):
-    content = _parse(path, data, file_schema.MODEL)
+def _load(path, data):
+    """Return the content of a file, which must be YAML of a mapping."""
+    place = schema.Place(str(path))
+    try:
+        value = yaml.load(data, _LOADER)
+    except yaml.YAMLError as error:
+        raise place.error(f'not YAML: {error}', 'correct it there') from error
+    if not isinstance(value, dict):
+        raise place.wrong(value, 'a mapping')
+    return value
+
+
+@functools.lru_cache(maxsize=64)
+def _parse_model(name, path, data, base):
+    content = _parse(path, data, file_schema.MODEL, base)
     place = schema.Place(str(path))
     mig = _mig(content.get('mig'), place.below('mig'))
     vgpu_types = tuple(

@@ -71,8 +71,12 @@ class TestShippedHosts(simulator_base.MachineTestCase):
             paths = sorted((files.HERE / kind).glob('*.yaml'))
             self.assertTrue(paths)
             for path in paths:
-                schema.check(yaml.safe_load(path.read_text('utf-8')), what,
-                             schema.Place(str(path)))
+                content = yaml.safe_load(path.read_text('utf-8'))
+                like = content.pop('like', None)
+                if like is not None:
+                    other = path.with_stem(like).read_text('utf-8')
+                    content = files.merged(yaml.safe_load(other), content)
+                schema.check(content, what, schema.Place(str(path)))
 
     def test_made_up_identities_never_change_and_never_meet(self):
         uuids = [gpu.uuid for name in machine.names()
@@ -157,6 +161,22 @@ class TestFilesOfOnesOwn(base.BaseTestCase):
         host = machine.Machine.load(self.write(
             HOST.replace('model: t4', 'model: mine.yaml'))).host
         self.assertEqual('mine', host.gpus[0].model.name)
+
+    def test_a_model_like_another_one(self):
+        self.write('{like: a30, product: Mine, mig: {needs_reset: false}}',
+                   'mine.yaml')
+        path = self.write(HOST.replace('model: t4', 'model: mine.yaml'))
+        before = files.load_model('a30')
+        mine = machine.Machine.load(path).host.gpus[0].model
+        self.assertEqual(
+            ('Mine', False, before.memory_mib, before.mig.profiles),
+            (mine.product, mine.mig.needs_reset, mine.memory_mib,
+             mine.mig.profiles))
+        self.write('{like: a31}', 'mine.yaml')
+        error = self.assertRaises(exception.DocumentError,
+                                  machine.Machine.load, path)
+        self.assertIn("mine.yaml: like: found 'a31'; expected one of a10, ",
+                      str(error))
 
     def test_unknown_name(self):
         error = self.assertRaises(exception.SimulationError,

@@ -15,18 +15,22 @@
 import math
 import re
 
+import pynvml
 from oslotest import base
 
 from cyborg_gpu_driver.simulator import files
 
 DEVICES = {
     'a10': '2236', 'a100-40': '20b0', 'a100-40-pcie': '20f1',
-    'a100-80': '20b2', 'a100-80-pcie': '20b5', 'a16': '25b6',
-    'a30': '20b7', 'a40': '2235',
-    'b200': '2901', 'b300': '3182', 'h100-80': '2330', 'h100-nvl': '2321',
-    'h200-141': '2335', 'h200-nvl': '233b', 'l4': '27b8', 'l40s': '26b9',
+    'a100-80': '20b2', 'a100-80-pcie': '20b5', 'a16': '25b6', 'a2': '25b6',
+    'a30': '20b7', 'a40': '2235', 'a800': '20f3',
+    'b200': '2901', 'b300': '3182', 'gb200': '2941', 'gb300': '31c2',
+    'gh200': '2342', 'h100-80': '2330', 'h100-96': '2339',
+    'h100-nvl': '2321', 'h100-pcie': '2331', 'h20': '2329',
+    'h200-141': '2335', 'h200-nvl': '233b', 'h800': '2324', 'l20': '26ba',
+    'l4': '27b8', 'l40': '26b5', 'l40s': '26b9', 'rtx-6000-ada': '26b1',
     'rtx-a6000': '2230', 'rtx-pro-6000': '2bb5', 't4': '1eb8',
-    'v100': '1db6'}
+    'v100': '1db6', 'v100-sxm2-16': '1db1', 'v100-sxm2-32': '1db5'}
 """PCI ids, from the README of NVIDIA's open kernel modules and pci.ids."""
 
 TYPES = {
@@ -48,25 +52,38 @@ TYPES = {
                      1054: 'A100D-1-20C'},
     'a16': {709: 'A16-1B', 711: 'A16-1Q', 715: 'A16-16Q', 716: 'A16-1A',
             720: 'A16-16A', 721: 'A16-4C', 723: 'A16-16C'},
+    'a2': {742: 'A2-1B', 744: 'A2-1Q', 748: 'A2-16Q', 749: 'A2-1A',
+           753: 'A2-16A', 754: 'A2-4C', 756: 'A2-16C'},
     'a30': {684: 'A30-4C', 688: 'A30-24C', 689: 'A30-1-6C',
             691: 'A30-4-24C', 708: 'A30-1-6CME',
             1052: 'A30-2-12CME'},
     'a40': {555: 'A40-1B', 556: 'A40-2B', 557: 'A40-1Q', 566: 'A40-48Q',
             567: 'A40-1A', 576: 'A40-48A', 581: 'A40-4C', 587: 'A40-48C'},
+    'a800': {994: 'A800DX-1-10CME', 995: 'A800DX-1-10C',
+             999: 'A800DX-7-80C', 1058: 'A800DX-1-20C'},
     'b200': {2151: 'B200X-1-23CME', 2152: 'B200X-1-23C',
              2157: 'B200X-7-180C'},
     'b300': {2258: 'B300X-1-34C', 2259: 'B300X-1-34CME',
              2264: 'B300X-7-269C'},
     'h100-80': {1130: 'H100XM-1-10CME', 1132: 'H100XM-1-20C',
                 1136: 'H100XM-7-80C'},
+    'gh200': {1196: 'GH200-1-12CME', 1202: 'GH200-7-96C'},
+    'h100-96': {1291: 'H100XL-1-12CME', 1293: 'H100XL-1-24C',
+                1297: 'H100XL-7-94C'},
     'h100-nvl': {1061: 'H100L-1-12CME', 1063: 'H100L-1-24C',
                  1067: 'H100L-7-94C'},
+    'h100-pcie': {821: 'H100-1-10C', 825: 'H100-7-80C',
+                  993: 'H100-1-10CME', 1059: 'H100-1-20C'},
+    'h20': {1397: 'H20-1-12CME', 1399: 'H20-1-24C', 1403: 'H20-7-96C'},
     'h200-141': {1413: 'H200X-1-18CME', 1414: 'H200X-1-18C',
                  1419: 'H200X-7-141C', 1428: 'H200X-141C'},
     'h200-nvl': {1429: 'H200-1-18CME', 1431: 'H200-1-35C',
                  1435: 'H200-7-141C'},
+    'h800': {1276: 'H800XM-1-10CME', 1278: 'H800XM-1-20C',
+             1282: 'H800XM-7-80C'},
     'l40s': {1145: 'L40S-1B', 1147: 'L40S-1Q', 1156: 'L40S-48Q',
              1157: 'L40S-1A', 1166: 'L40S-48A'},
+    'rtx-6000-ada': {941: 'RTX6000-Ada-1Q', 950: 'RTX6000-Ada-48Q'},
     'rtx-a6000': {522: 'RTXA6000-1B', 524: 'RTXA6000-1Q',
                   533: 'RTXA6000-48Q', 543: 'RTXA6000-48A',
                   548: 'RTXA6000-4C', 554: 'RTXA6000-48C'},
@@ -76,16 +93,21 @@ TYPES = {
            234: 'T4-16Q', 319: 'T4-4C', 321: 'T4-16C'},
     'v100': {180: 'V100D-1Q', 185: 'V100D-32Q', 191: 'V100D-32A',
              192: 'V100D-1B', 218: 'V100D-2B4', 314: 'V100D-32C'},
+    'v100-sxm2-16': {116: 'V100X-1Q', 120: 'V100X-16Q', 125: 'V100X-16A',
+                     162: 'V100X-2B', 221: 'V100X-2B4', 304: 'V100X-16C'},
+    'v100-sxm2-32': {194: 'V100DX-1Q', 199: 'V100DX-32Q', 205: 'V100DX-32A',
+                     207: 'V100DX-2B', 219: 'V100DX-2B4',
+                     318: 'V100DX-32C'},
 }
 """The first and last id of each series in a public listing, and of MIG-backed
 types in g_vgpu_resman_specific.h of NVIDIA's open kernel modules."""
 
-NO_LISTING = {'l4'}
+NO_LISTING = {'l20', 'l4', 'l40'}
 MADE_UP = 9000
 """Type ids from this number on are the simulator's own."""
 
 NAME = re.compile(
-    r'[A-Z]+[0-9]*[A-Z]*(?:-(?P<slices>\d))?-(?P<gb>\d+)'
+    r'[A-Z]+[0-9]*[A-Z]*(?:-Ada)?(?:-(?P<slices>\d))?-(?P<gb>\d+)'
     r'(?P<series>[ABCQ])(?P<suffix>ME|4)?', re.ASCII)
 CLASSES = {'A': 'NVS', 'B': 'NVS', 'C': 'Compute', 'Q': 'Quadro'}
 MOST = 32
@@ -122,7 +144,8 @@ class ModelsTest(base.BaseTestCase):
             self.assertEqual(listed, {
                 number: kinds.get(number) for number in listed}, model.name)
             self.assertEqual(model.name in NO_LISTING,
-                             min(kinds) >= MADE_UP, model.name)
+                             bool(kinds) and min(kinds) >= MADE_UP,
+                             model.name)
 
     def test_profiles_are_those_of_public_listings(self):
         """``nvidia-smi mig -lgip`` of a B200: NVIDIA/mig-parted#166, #187."""
@@ -164,6 +187,8 @@ class ModelsTest(base.BaseTestCase):
         for model in self.models:
             kinds = [kind for kind in model.vgpu_types
                      if kind.profile_id is None]
+            if not kinds:
+                continue
             whole = max(kind.framebuffer_mib for kind in kinds)
             for kind in kinds:
                 expected = FEWER.get(kind.name, min(
@@ -191,11 +216,13 @@ class ModelsTest(base.BaseTestCase):
     def test_every_vgpu_has_a_function_to_lie_on(self):
         for model in self.models:
             if model.totalvfs:
-                self.assertLessEqual(
-                    max(kind.max_instances for kind in model.vgpu_types),
-                    model.totalvfs, model.name)
+                for kind in model.vgpu_types:
+                    self.assertLessEqual(kind.max_instances, model.totalvfs,
+                                         model.name)
             else:
-                self.assertIn(model.name, ('t4', 'v100'))
+                self.assertIn(model.architecture, (
+                    pynvml.NVML_DEVICE_ARCH_VOLTA,
+                    pynvml.NVML_DEVICE_ARCH_TURING))
 
     def test_instances_fit_the_grid_and_the_engines(self):
         for model in self.models:
