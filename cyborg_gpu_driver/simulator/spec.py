@@ -210,6 +210,12 @@ class Host:
     container: bool = False
     """Whether this library runs in a PID namespace of its own, where it does
     not see the processes of the machine."""
+    keeps_mig: bool = True
+    """Whether MIG mode and instances are back after a reset and after an
+    unbind. RM keeps them for each PCI address while nvidia.ko is loaded
+    (kmigmgrRestoreFromPersistence in kernel_mig_manager.c and the persistent
+    instances of gpu_mgr.c in NVIDIA's open kernel modules). The MIG user guide
+    says that they do not outlive a reset, nor Hopper's mode an unbind."""
     fabric_mode: int = 0
     """FABRIC_MODE of the fabric manager."""
     clique: str | None = None

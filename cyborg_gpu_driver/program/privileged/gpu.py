@@ -84,7 +84,8 @@ def set_virtual_functions(address: str, enable: bool) -> None:
     """Create all virtual functions of a GPU, or remove them.
 
     :raises SriovError: if NVIDIA's sriov-manage refused it, or if the GPU
-        has GPU instances, which sriov-manage would destroy.
+        has GPU instances: sriov-manage unbinds the driver meanwhile, and
+        NVIDIA does not promise that they outlive that.
     """
     privileged.check_truth('virtual functions', enable)
     gpu = privileged_driver.nvidia_gpu(address)
@@ -95,7 +96,7 @@ def set_virtual_functions(address: str, enable: bool) -> None:
     if has_instances:
         raise exception.SriovError(
             address=gpu,
-            reason='sriov-manage would destroy the existing GPU instances')
+            reason='sriov-manage may destroy the existing GPU instances')
     # sriov-manage asks the driver for unbindLock itself.
     was_persistent = consent.end_persistence(gpu)
     try:

@@ -12,8 +12,10 @@
 
 """The layouts that the GPUs of a host need after a reboot.
 
-GPU instances never survive a reboot, and on most GPUs the MIG mode does not
-either. A GPU's record keeps the layout that an operator applied. The layouts
+GPU instances do not survive a reboot, and on most GPUs the MIG mode does not
+either. A boot configuration of the driver may create others
+(RmMIGBootConfiguration in nvrm_registry.h of NVIDIA's open kernel modules,
+since 570). A GPU's record keeps the layout that an operator applied. The layouts
 can also be written to a file and read from one.
 """
 

@@ -89,7 +89,7 @@ def of_preparing(machine: platform.Platform, gpu: model.Gpu,
     """What keeps a GPU from being made ready for another use, for people.
 
     GPU instances prevent it even if they are idle, because a change of the
-    mode or of the virtual functions would destroy them.
+    mode or of the virtual functions may destroy them.
 
     :param gpu: of a snapshot that was taken just now.
     :param entries: of the bind journal, for this GPU.

@@ -181,25 +181,35 @@ class Gpu:
         self.forget_settings()
 
     def driver_leaves(self) -> None:
-        """Remove the state that does not outlive an unbind of the driver.
-
-        Hopper and later lose MIG mode. Ampere keeps the mode in its InfoROM
-        (MIG user guide, "Enable MIG Mode").
-        """
+        """Remove the state that does not outlive an unbind of the driver."""
         self._forget_users()
         self.state.ecc = [0, 0]
         self.state.persistence = False
-        if self.model.mig is not None and not self.model.mig.needs_reset:
-            self.state.mig = self.state.pending = False
+        if not self.machine.host.keeps_mig:
+            self.forget_mode()
         self.forget_settings()
 
+    def forget_mode(self) -> None:
+        """End MIG mode where only the driver keeps it.
+
+        Ampere keeps the mode in its InfoROM (MIG user guide, "Enable MIG
+        Mode").
+        """
+        if self.model.mig is not None and not self.model.mig.needs_reset:
+            self.state.mig = self.state.pending = False
+
     def _forget_users(self):
-        self.state.instances.clear()
         self.state.processes.clear()
         self.state.vgpus.clear()
 
     def forget_settings(self) -> None:
         """Reset the settings that the driver keeps only while it is bound."""
+        if not (self.machine.host.keeps_mig
+                and self.state.mig and self.state.pending):
+            self.state.instances.clear()
+        for instance in self.state.instances.values():
+            # The driver creates it again, with the same ids.
+            instance.serial = self.machine.state.number()
         self.state.heterogeneous = False
         self.state.scheduler = state_module.Scheduler()
         self.state.epoch += 1

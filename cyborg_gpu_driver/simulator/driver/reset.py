@@ -29,7 +29,7 @@ _OFF_THE_BUS = 79
 def by_driver(gpu: gpu_module.Gpu) -> None:
     """Reset a GPU as ``nvidia-smi --gpu-reset`` does.
 
-    A pending MIG mode becomes current; instances and handles are gone.
+    A pending MIG mode becomes current, and handles are dead.
     nvidia-persistenced is no obstacle, because nvidia-smi asks it through its
     socket ("You can leave the nvidia-persistenced service running", Fabric
     Manager User Guide).

@@ -26,7 +26,7 @@ def manage(gpu: gpu_module.Gpu, enable: bool, count: int | None,
 
     A GPU that already has virtual functions, or none, as requested does not
     change. Otherwise the driver is unbound for a moment: handles die, and the
-    state that only the driver keeps is lost, including GPU instances.
+    state that only the driver keeps is lost.
 
     :param count: how many; None for all that the model has.
     :param unless_open: refuse while a process has the GPU open, as the
@@ -45,6 +45,5 @@ def manage(gpu: gpu_module.Gpu, enable: bool, count: int | None,
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
     wanted = total if count is None else min(count, total)
     gpu.state.vfs = wanted if enable else 0
-    gpu.state.instances.clear()
     gpu.state.wedged.clear()
     gpu.forget_settings()

@@ -182,7 +182,7 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
 
         This is a shortcut for tests; nvidia-smi does :meth:`smi_reset`.
 
-        A pending MIG mode becomes current; instances and handles are gone.
+        A pending MIG mode becomes current, and handles are dead.
 
         :raises OSError: EBUSY while processes, vGPUs or VFs use the GPU.
         """
@@ -259,6 +259,7 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
             for gpu in self.gpus:
                 state = gpu.state
                 gpu.clear()
+                state.instances.clear()
                 gpu.remove_node()
                 state.driver = gpu.spec.driver
                 state.override = None
@@ -284,8 +285,8 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
 
         It unbinds the GPU from its driver meanwhile, so that handles die.
 
-        Idle GPU instances, mixed-size mode and the scheduler's setting are
-        lost. A GPU that already has the requested state does not change.
+        Mixed-size mode and the scheduler's setting are lost. A GPU that
+        already has the requested state does not change.
 
         :param address: a GPU's address, or ``ALL``, which skips GPUs without
             SR-IOV.

@@ -12,6 +12,7 @@
 
 """sriov-manage, mdevctl and nvidia-smi of a simulated machine."""
 
+import dataclasses
 import errno
 
 import pynvml
@@ -51,16 +52,18 @@ class TestSriovManage(ToolsTestCase):
         self.assertEqual(0, self.vfs(self.other))
         self.assertEqual(2, self.machine.calls['sriov-manage'])
 
-    def test_it_wipes_instances(self):
+    def test_instances(self):
         self.create(self.at(self.gpu), 19)
         self.run_tool(self.gpu, True)
         self.assertEqual([13], self.instances(self.at(self.gpu), 19))
-        for enable in (False, True):
+        for keeps, enable in ((True, False), (True, True), (False, False)):
+            self.machine.host = dataclasses.replace(
+                self.machine.host, keeps_mig=keeps)
             pynvml.nvmlShutdown()
             self.run_tool(self.gpu, enable)
             pynvml.nvmlInit()
-            self.assertEqual([], self.instances(self.at(self.gpu), 19))
-            self.create(self.at(self.gpu), 19)
+            self.assertEqual([13] if keeps else [],
+                             self.instances(self.at(self.gpu), 19))
 
     def test_it_refuses_while_anyone_has_the_gpu_open(self):
         self.at(self.other)

@@ -12,6 +12,7 @@
 
 """Applying layouts: what is kept, what is refused, and who is in the way."""
 
+import dataclasses
 import errno
 import os
 import uuid
@@ -131,8 +132,12 @@ class ApplyTest(layouts.LayoutCase):
 
     def test_gpu_that_was_reset_since_the_snapshot(self):
         self.apply(_3g_40gb=1)
-        self.machine.reset_gpu(str(self.address))
-        self.assertIs(apply.Status.CHANGED, self.apply(_3g_40gb=1))
+        for keeps, status in ((True, apply.Status.UNCHANGED),
+                              (False, apply.Status.CHANGED)):
+            self.machine.host = dataclasses.replace(
+                self.machine.host, keeps_mig=keeps)
+            self.machine.reset_gpu(str(self.address))
+            self.assertIs(status, self.apply(_3g_40gb=1))
 
     def _without_mig(self):
         state = self.saved()

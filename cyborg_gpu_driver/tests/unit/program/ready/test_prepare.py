@@ -437,7 +437,7 @@ class PrivilegedTest(ready_case.ReadyCase):
             error = self.assertRaises(
                 exception.SriovError, privileged_gpu.set_virtual_functions,
                 str(self.address), enable)
-            self.assertIn('would destroy', str(error))
+            self.assertIn('may destroy', str(error))
         self.assertEqual((True, 20), self.is_now())
         with self.machine.operation():
             self.assertEqual(1, len(self.state().instances))

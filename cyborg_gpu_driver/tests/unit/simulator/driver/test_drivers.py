@@ -130,19 +130,26 @@ class TestBinding(DriversTestCase):
         self.probe(_GPU)
         self.assertIsNone(self.driver(_GPU))
 
-    def test_what_the_driver_knew_is_gone(self):
-        pynvml.nvmlInit()
-        self.create(self.at(_GPU), 19)
-        pynvml.nvmlDeviceSetMigMode(self.at(_OTHER), 1)
-        pynvml.nvmlShutdown()
-        for gpu in (_GPU, _OTHER):
-            self.unbind(gpu, 'nvidia')
-            self.bind(gpu, 'nvidia')
-        pynvml.nvmlInit()
-        self.assertEqual([], self.instances(self.at(_GPU), 19))
-        self.assertEqual([1, 1], pynvml.nvmlDeviceGetMigMode(self.at(_GPU)))
-        self.assertEqual([0, 0],
-                         pynvml.nvmlDeviceGetMigMode(self.at(_OTHER)))
+    def test_what_the_driver_keeps(self):
+        for keeps in (True, False):
+            self.machine.host = dataclasses.replace(
+                self.machine.host, keeps_mig=keeps)
+            pynvml.nvmlInit()
+            self.create(self.at(_GPU), 19)
+            pynvml.nvmlDeviceSetMigMode(self.at(_OTHER), 1)
+            pynvml.nvmlShutdown()
+            for gpu in (_GPU, _OTHER):
+                self.unbind(gpu, 'nvidia')
+                self.bind(gpu, 'nvidia')
+            pynvml.nvmlInit()
+            self.assertEqual(
+                [13] if keeps else [], self.instances(self.at(_GPU), 19))
+            self.assertEqual([1, 1],
+                             pynvml.nvmlDeviceGetMigMode(self.at(_GPU)))
+            self.assertEqual([keeps, keeps],
+                             pynvml.nvmlDeviceGetMigMode(self.at(_OTHER)))
+            pynvml.nvmlShutdown()
+            self.machine.reboot()
 
     def test_virtual_functions_are_harmed(self):
         self.machine.sriov_manage(_OTHER)

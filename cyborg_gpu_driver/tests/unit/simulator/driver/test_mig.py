@@ -303,15 +303,28 @@ class TestModes(base.MachineTestCase):
         self.machine.add_process(H100, 7)
         self.assertRaises(OSError, self.machine.reset_gpu, H100)
 
-    def test_a_reset_ends_handles_and_instances(self):
+    def test_a_reset_ends_handles_and_restores_instances(self):
         self.machine.sriov_manage(A100, enable=False)
-        device = self.at(A100)
-        _, _, instance = self.create(device, ONE)
+        for keeps in (True, False):
+            self.machine.host = dataclasses.replace(
+                self.machine.host, keeps_mig=keeps)
+            device = self.at(A100)
+            number, _, instance = self.create(device, ONE)
+            self.machine.reset_gpu(A100)
+            self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                             pynvml.nvmlDeviceGetMigMode, device)
+            self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                             pynvml.nvmlGpuInstanceGetInfo, instance)
+            self.assertEqual([number] if keeps else [],
+                             self.instances(self.at(A100), ONE))
+
+    def test_a_reset_that_ends_the_mode_ends_instances(self):
+        self.machine.sriov_manage(A100, enable=False)
+        self.create(self.at(A100), ONE)
+        with self.machine.operation(write=True):
+            self.machine.gpu(A100).state.pending = False
         self.machine.reset_gpu(A100)
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                         pynvml.nvmlDeviceGetMigMode, device)
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                         pynvml.nvmlGpuInstanceGetInfo, instance)
+        pynvml.nvmlDeviceSetMigMode(self.at(A100), 1)
         self.assertEqual([], self.instances(self.at(A100), ONE))
 
     def test_a_reboot_keeps_the_mode_on_ampere_alone(self):
