@@ -55,9 +55,12 @@ from cyborg_gpu_driver.program.steps import passthrough
 LOG = logging.getLogger(__name__)
 
 
-def once(machine: platform.Platform, address: model.PciAddress) -> str:
+def once(machine: platform.Platform, address: model.PciAddress,
+         was_guests: bool = False) -> str:
     """Reset a GPU that is not in use, and check that it answers.
 
+    :param was_guests: whether it is bound to nvidia only for the time between
+        two guests.
     :returns: how it was reset: ``nvidia-smi``, or the kernel's method.
     :raises GpuInUse: naming the processes that have it open; it was not
         reset.
@@ -67,7 +70,7 @@ def once(machine: platform.Platform, address: model.PciAddress) -> str:
     :raises UsageUnknown, SysfsError: if the machine cannot be examined.
     """
     with machine.nvml.alone():
-        method = _reset(machine, address)
+        method = _reset(machine, address, was_guests)
         _check_answers(machine, address)
     return method
 
@@ -110,7 +113,8 @@ def refuse_held(address: model.PciAddress) -> None:
             gpu=address, reason='open in ' + holders.describe(found))
 
 
-def _reset(machine: platform.Platform, address: model.PciAddress) -> str:
+def _reset(machine: platform.Platform, address: model.PciAddress,
+           was_guests: bool) -> str:
     driver = pci.PciBus(machine.sysfs).driver(address)
     switches = pci.PciBus(machine.sysfs).nvswitches()
     LOG.info('Resetting GPU %s', address)
@@ -118,7 +122,7 @@ def _reset(machine: platform.Platform, address: model.PciAddress) -> str:
         _check_fabric(switches)
         if privileged_gpu.reset_by_driver(str(address)):
             return 'nvidia-smi'
-        if switches:
+        if switches and not was_guests:
             raise exception.StepFailed(
                 reason="only nvidia-smi can reset a GPU of NVIDIA's driver on "
                 'NVSwitches, and it is not installed ([gpu] nvidia_smi), or '
@@ -211,7 +215,8 @@ class Resetter:
         began = time.monotonic()
         if wanted is not None:
             self._restore(gpu, wanted)
-        method = once(self._machine, address)
+        method = once(self._machine, address,
+                      gpu.bound_from == drivers.NVIDIA)
         seconds = round(time.monotonic() - began, 3)
         self._health.reset_done(address)
         self.done.add(address)

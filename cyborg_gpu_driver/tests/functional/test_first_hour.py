@@ -25,6 +25,7 @@ import itertools
 import json
 import logging
 import os
+import re
 import sys
 import unittest
 from typing import Any
@@ -188,9 +189,11 @@ class FirstHourTest(gpu_cloud.GpuTestCase):
 
     def assert_refused(self, words):
         self.assertEqual({}, self.offer())
-        said = {line for line in self.log.output.splitlines()
-                if 'WARNING' in line or words in line}
-        self.assertTrue(any(words in line for line in said), self.log.output)
+        lines = self.log.output.splitlines()
+        said = {re.sub(r'GPU [0-9a-f:.]+', 'GPU', line) for line in lines
+                if 'does not match its policy' in line}
+        self.assertEqual(1, len(said), said)
+        self.assertIn(words, *said)
         self.assert_unharmed()
 
     def assert_clean(self, before):

@@ -209,6 +209,15 @@ class SwitchTest(ResetCase):
             self.assertEqual('vfio-pci', self.state()[0])
             self.whole()
 
+    def test_between_two_guests_the_display_module_is_no_obstacle(self):
+        self.host('h100-80', '22a3', version='595.45.04')
+        self.machine.load_drm()
+        self.refused(exception.StepFailed, 'or nvidia_drm has the GPU open')
+        self.assertEqual('flr bus', reset.once(
+            self.platform, self.address, was_guests=True))
+        self.assertEqual('nvidia', self.state()[0])
+        self.whole()
+
 
 class ModeTest(ResetCase):
 
