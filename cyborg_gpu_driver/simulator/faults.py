@@ -19,6 +19,11 @@ import fnmatch
 import time
 from collections.abc import Callable
 
+VANISHES = 'instance-vanishes'
+"""A GPU instance is not there although its creation has succeeded, as people
+report of ``nvidia-smi mig -cgi`` (edpm-ansible,
+edpm_nvidia_mig_apply.service.j2)."""
+
 
 @dataclasses.dataclass
 class Fault:
@@ -64,7 +69,7 @@ class Faults:
 
         :param symbol: such as ``nvmlDeviceCreateGpuInstanceWithPlacement``;
             globs are allowed; ``sriov-manage`` and ``mdevctl`` stand for
-            those programs.
+            those programs, and :data:`VANISHES` for a new GPU instance.
         :param code: nvmlReturn_t; for a program an errno: ENOENT if it is
             not installed, EBUSY or EAGAIN for sriov-manage's unbindLock.
         :param nth: the first call from now on that fails.
@@ -104,6 +109,12 @@ class Faults:
             fault for fault in self._symbols
             if fnmatch.fnmatchcase(symbol, fault.pattern)
             and fault.address in (None, address))
+
+    def vanishes(self, address: str) -> bool:
+        """Whether a GPU instance that was just created vanishes."""
+        return bool(self._strike(
+            fault for fault in self._symbols if fault.pattern == VANISHES
+            and fault.address in (None, address)))
 
     def write(self, *paths: str) -> Fault | None:
         return self._strike(_on_paths(self._writes, paths))

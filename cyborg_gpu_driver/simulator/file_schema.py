@@ -63,6 +63,7 @@ HOST = schema.mapping({'driver_version': _TEXT}, {
     'wsl': schema.TRUTH,
     'virtual': schema.TRUTH,
     'container': schema.TRUTH,
+    'dcgm': schema.TRUTH,
     'keeps_mig': schema.TRUTH,
     'fabric_mode': {'enum': [0, 1, 2]},
     'clique': schema.matching(

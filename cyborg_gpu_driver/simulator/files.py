@@ -161,6 +161,7 @@ class _Reader:
             cuda_version=cuda_version, wsl=wsl, gpus=gpus,
             functions=functions, virtual=content.get('virtual', False),
             container=content.get('container', False),
+            dcgm=content.get('dcgm', False),
             keeps_mig=content.get('keeps_mig', True),
             fabric_mode=content.get('fabric_mode', 0),
             clique=content.get('clique'))

@@ -210,6 +210,8 @@ class Host:
     container: bool = False
     """Whether this library runs in a PID namespace of its own, where it does
     not see the processes of the machine."""
+    dcgm: bool = False
+    """Whether DCGM runs: nv-hostengine has every GPU open."""
     keeps_mig: bool = True
     """Whether MIG mode and instances are back after a reset and after an
     unbind. RM keeps them for each PCI address while nvidia.ko is loaded

@@ -140,6 +140,10 @@ class Holder:
     a descriptor of /dev/nvidiactl, or exported as a dma-buf."""
 
 
+HOSTENGINE = Holder(913, 'nv-hostengine')
+"""The process of DCGM."""
+
+
 @dataclasses.dataclass(frozen=True)
 class BlockedUnbind:
     """An unbind that had to wait for holders."""
@@ -332,7 +336,8 @@ def first(host: spec.Host) -> State:
     return State(gpus={
         gpu.address: Gpu(driver=gpu.driver, mig=gpu.mig, pending=gpu.mig,
                          vfs=gpu.vfs,
-                         daemon=gpu.driver == 'nvidia' and not host.wsl)
+                         daemon=gpu.driver == 'nvidia' and not host.wsl,
+                         outsiders=openers(host, gpu))
         for gpu in host.gpus}, persistenced=not host.wsl, functions={
             function.address: Function(function.driver)
             for function in host.functions},
@@ -343,6 +348,11 @@ def first(host: spec.Host) -> State:
         drm_modeset=(None if host.vgpu_driver or host.wsl
                      else host.driver_since(595, 44)),
         fabric=Fabric(mode=host.fabric_mode, configured=host.fabric_mode))
+
+
+def openers(host: spec.Host, gpu: spec.Gpu) -> list[Holder]:
+    """Return the processes that open a GPU when the machine starts."""
+    return ([HOSTENGINE] if host.dcgm and gpu.driver == 'nvidia' else [])
 
 
 def to_json(state: State) -> dict[str, Any]:

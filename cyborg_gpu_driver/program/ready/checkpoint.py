@@ -15,8 +15,8 @@
 GPU instances do not survive a reboot, and on most GPUs the MIG mode does not
 either. A boot configuration of the driver may create others
 (RmMIGBootConfiguration in nvrm_registry.h of NVIDIA's open kernel modules,
-since 570). A GPU's record keeps the layout that an operator applied. The layouts
-can also be written to a file and read from one.
+since 570). A GPU's record keeps the layout that an operator applied. The
+layouts can also be written to a file and read from one.
 """
 
 from __future__ import annotations

@@ -172,8 +172,8 @@ def _answers_outside(gpu):
 def create(library, handle, profile_id, instance):
     gpu = library.gpu(handle)
     memory.target(instance)
-    memory.put_handle(instance, library.instance_handle(
-        gpu, rules.create(gpu, memory.number(profile_id))))
+    _put_created(library, gpu, instance, rules.create(
+        gpu, memory.number(profile_id)))
 
 
 @symbols.symbol('nvmlDeviceCreateGpuInstanceWithPlacement', writes=True,
@@ -182,9 +182,14 @@ def create_with_placement(library, handle, profile_id, placement, instance):
     gpu = library.gpu(handle)
     memory.target(instance)
     placement = memory.target(placement)
-    memory.put_handle(instance, library.instance_handle(
-        gpu, rules.create(gpu, memory.number(profile_id),
-                          (placement.start, placement.size))))
+    _put_created(library, gpu, instance, rules.create(
+        gpu, memory.number(profile_id), (placement.start, placement.size)))
+
+
+def _put_created(library, gpu, instance, instance_id):
+    memory.put_handle(instance, library.instance_handle(gpu, instance_id))
+    if library.machine.faults.vanishes(gpu.address):
+        rules.destroy(gpu, instance_id)
 
 
 @symbols.symbol('nvmlGpuInstanceDestroy', writes=True, privileged=True)

@@ -268,6 +268,7 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
                 state.removing = state.guest = state.managed = False
                 state.lost = state.dead = state.persistence = False
                 state.daemon = self.state.persistenced and gpu.bound
+                state.outsiders = state_module.openers(self.host, gpu.spec)
                 state.returned = False
                 state.vfs = 0
                 if gpu.model.mig is not None:

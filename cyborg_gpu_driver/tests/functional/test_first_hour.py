@@ -58,6 +58,7 @@ class Hour:
     :param framework: how the kernel makes vGPUs.
     :param gpus: how many GPUs; several are on an NVSwitch.
     :param conf: options of ``[gpu]``.
+    :param dcgm: whether DCGM runs.
     """
 
     model: str
@@ -66,13 +67,15 @@ class Hour:
     framework: str = 'none'
     gpus: int = 1
     conf: dict[str, Any] = dataclasses.field(default_factory=dict)
+    dcgm: bool = False
 
     def host(self, version: str, container: bool) -> dict[str, Any]:
         """Return the content of the host's file."""
         link = {'nvlink': 'switches'} if self.gpus > 1 else {}
         return {
             'driver_version': version, 'cuda_version': 13000,
-            'container': container, 'fabric_mode': int(self.gpus > 1),
+            'container': container, 'dcgm': self.dcgm,
+            'fabric_mode': int(self.gpus > 1),
             'nvswitches': [_SWITCH] if link else [],
             'gpus': [{'model': self.model, 'address': address, **link,
                       'framework': self.framework}
@@ -84,10 +87,10 @@ _SLICES = {'mode': 'mig', 'profiles': '3g.40gb'}
 HOURS = {
     'whole_h100_pcie': Hour('h100-pcie', _WHOLE),
     'whole_a100': Hour('a100-80-pcie', _WHOLE),
-    'mig_a100': Hour('a100-80-pcie', _SLICES, 'CUSTOM_NVIDIA_3G_40GB',
-                     'mdev'),
     'mig_h100': Hour('h100-pcie', _SLICES, 'CUSTOM_NVIDIA_3G_40GB',
                      'vendor-vfio', conf=_VFIO),
+    'mig_a100': Hour('a100-80-pcie', _SLICES, 'CUSTOM_NVIDIA_3G_40GB',
+                     'mdev'),
     'vgpu_a40_mdev': Hour('a40', {'mode': 'vgpu', 'vgpu_types': 'A40-24Q'},
                           'CUSTOM_NVIDIA_A40_24Q', 'mdev'),
     'vgpu_l40s_vfio': Hour('l40s', {'mode': 'vgpu', 'vgpu_types': 'L40S-24Q'},
@@ -99,15 +102,17 @@ HOURS = {
     'groups_hgx_h100': Hour(
         'h100-80', {'mode': 'nvlink', 'nvlink_sizes': '2'},
         'CUSTOM_NVIDIA_NVLINK_2_H100_80GB_HBM3', gpus=4),
+    'whole_l40s_dcgm': Hour('l40s', _WHOLE, dcgm=True),
 }
+_LOOK = "run this in the host's PID namespace"
 REFUSED = {
     # nvidia_drm has the GPU open by default, and hides other uses of it.
-    ('whole_h100_pcie', '595', 'namespace'):
-        "run this in the host's PID namespace",
-    ('whole_a100', '595', 'namespace'):
-        "run this in the host's PID namespace",
-    ('groups_hgx_h100', '595', 'namespace'):
-        "run this in the host's PID namespace",
+    ('whole_h100_pcie', '595', 'namespace'): _LOOK,
+    ('whole_a100', '595', 'namespace'): _LOOK,
+    ('groups_hgx_h100', '595', 'namespace'): _LOOK,
+    **{('whole_l40s_dcgm', version, way):
+       _LOOK if way == 'namespace' else 'stop the unit nvidia-dcgm'
+       for version, way in itertools.product(_DRIVERS, _WAYS)},
 }
 """What the operator is told to change where nothing can be offered."""
 _CASES = [(name, version, way) for (version, way), name in itertools.product(

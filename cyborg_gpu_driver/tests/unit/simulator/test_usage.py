@@ -105,6 +105,21 @@ class UnbindLockTest(UsageTestCase):
         self.assertIn('Device Minor: \t 0', self.read('information'))
 
 
+class DcgmTest(base.MachineTestCase):
+    host = 'h100nvlx2-595'
+
+    def test_it_has_every_gpu_open_from_the_start_on(self):
+        host = dataclasses.replace(self.machine.host, dcgm=True)
+        self.use(machine_module.Machine(host))
+        self.machine.reboot()
+        self.machine.unload_drm()
+        for gpu in self.machine.gpus:
+            self.assertIn((913, 'nv-hostengine'),
+                          self.machine.holders(gpu.address))
+        self.machine.remove_holder(913)
+        self.assertEqual((), self.machine.holders(_GPU))
+
+
 class PowerTest(UsageTestCase):
     def memory(self):
         lines = self.read('power').splitlines()

@@ -28,6 +28,7 @@ from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
 _CODES = (pynvml.NVML_ERROR_UNKNOWN, pynvml.NVML_ERROR_IN_USE,
@@ -62,6 +63,20 @@ class FailingBindTest(binder_case.BinderCase):
                         tried += 1
                         self._one(before, symbol, nth, code, after)
         self.assertGreater(tried, 20)
+
+    def test_an_instance_that_is_not_there_after_its_creation(self):
+        before = self.truth()
+        self.machine.faults.fail(faults.VANISHES, 0, times=None)
+        self.assertFalse(self.attempt())
+        self.binder.recover()
+        self.live.refresh()
+        self.assertEqual(before, self.truth())
+        self.assert_quiet()
+        # A bind reads the instance back, and tries again once.
+        self.machine.faults.clear()
+        self.machine.faults.fail(faults.VANISHES, 0)
+        self.assertTrue(self.attempt())
+        self.assertEqual(1, len(self.truth()[0]))
 
     def _one(self, before, symbol, nth, code, after):
         where = (symbol, nth, code, after)

@@ -233,6 +233,22 @@ class RandomTest(ConsentCase):
     def round(self, number, chance):
         """Bind a GPU while others use it; return how that ended."""
         self.prepare(number, chance)
+        kind = self.disturb(chance)
+        expected = ('in use' if kind == 'late' or self.state().leaked
+                    else 'fault' if kind == 'fault' else 'bound')
+        found = self.try_to_bind()
+        self.assertEqual(expected, found)
+        if found == 'bound':
+            self.assertEqual((), self.machine.blocked_unbinds)
+        else:
+            self.check_untouched()
+        self.machine.faults.clear()
+        for pid in (900, 901):
+            self.machine.remove_holder(pid)
+        return found
+
+    def disturb(self, chance):
+        """Let something be in the way of a bind; return what it is."""
         machine = self.machine
         kinds = ['nobody', 'open', 'late', 'fault']
         # Beside nvidia_drm with modeset=1, proc alone shows other uses.
@@ -252,24 +268,16 @@ class RandomTest(ConsentCase):
                 machine.add_holder(_GPU, 901, 'late', hidden=can_hide)
             machine.remove_holder(900)
         self.use(sleep=between_two_questions)
-        expected = ('in use' if kind == 'late' or self.state().leaked
-                    else 'fault' if kind == 'fault' else 'bound')
+        return kind
+
+    def try_to_bind(self):
         try:
             self.bind('vfio-pci')
-            found = 'bound'
         except exception.GpuInUse:
-            found = 'in use'
+            return 'in use'
         except exception.SysfsError:
-            found = 'fault'
-        self.assertEqual(expected, found)
-        if found == 'bound':
-            self.assertEqual((), machine.blocked_unbinds)
-        else:
-            self.check_untouched()
-        machine.faults.clear()
-        for pid in (900, 901):
-            machine.remove_holder(pid)
-        return found
+            return 'fault'
+        return 'bound'
 
     def test_the_lock_keeps_late_openers_out(self):
         self.host(*_VGPU)

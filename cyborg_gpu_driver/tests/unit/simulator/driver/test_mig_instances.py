@@ -16,6 +16,7 @@ import ctypes
 
 import pynvml
 
+from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
@@ -74,6 +75,16 @@ class TestInstances(base.MachineTestCase):
                              self.create, device, ONE, start, size)
         self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.create,
                          device, FOUR, 4, 4)
+
+    def test_one_that_vanishes_after_its_creation(self):
+        self.machine.faults.fail(faults.VANISHES, 0, nth=2)
+        device = self.device()
+        self.create(device, ONE)
+        handle = pynvml.nvmlDeviceCreateGpuInstance(device, ONE)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         pynvml.nvmlGpuInstanceGetInfo, handle)
+        self.assertEqual([13], self.instances(device, ONE))
+        self.create(device, ONE)
 
     def test_no_room_anywhere(self):
         device = self.device()
