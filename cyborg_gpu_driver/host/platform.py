@@ -34,6 +34,7 @@ from cyborg_gpu_driver.host.nvml import access
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.sysfs import files as sysfs
+from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.record import boards
 
 NAMESPACE = 'cyborg_gpu_driver.platform'
@@ -86,6 +87,8 @@ class Platform:
     libvirt: Callable[[], Any] = domains.connect
     """Opens a read-only connection with libvirt's Python module. A simulated
     machine has the parts of a connection that are used here."""
+    module_aliases: Callable[[], str] = pci.module_aliases
+    """Returns which functions the kernel's modules are for (modules.alias)."""
     boot_id: Callable[[], str] = health.boot_id
     """Returns an id that differs for each boot of the machine."""
     is_root: Callable[[], bool] = lambda: os.geteuid() == 0

@@ -64,6 +64,7 @@ def open_platform(machine: str | machine_module.Machine,
         fabric_config=machine.fabric_config,
         load_fabric=machine.load_fabric_library,
         nv_fabricmanager=tools.fabric_manager(machine),
+        module_aliases=lambda: '',
         libvirt=lambda: libvirt.Connection(machine),
         boot_id=lambda: machine.boot_id,
         is_root=lambda: machine.privileged)

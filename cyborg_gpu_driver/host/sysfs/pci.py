@@ -15,11 +15,14 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
+import os
 import re
 from collections.abc import Iterable
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import problems as problems_module
+from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.snapshot import whole
 from cyborg_gpu_driver.host.sysfs import files as sysfs_module
@@ -32,6 +35,7 @@ _UNREADABLE = '0000'
 _VIRTUAL = re.compile(r'virtfn([0-9]{1,5})', re.ASCII)
 _BRIDGE = '0680'
 """Other bridge device: the class of NVSwitches."""
+_VFIO_ALIAS = re.compile(r'^alias vfio_(pci:\S+) (\S+)$', re.ASCII | re.M)
 HOPPER_NVSWITCHES = frozenset(f'22a{digit:x}' for digit in range(8))
 """Device ids of the NVSwitches of Hopper (nvswitch_ls10_device_ids in
 src/common/nvswitch/kernel/nvswitch.c of NVIDIA's open kernel modules). Later
@@ -55,6 +59,17 @@ class Identity:
     """False if ``physfn`` was not read: it may be a virtual function."""
     sriov_totalvfs: int
     problems: tuple[str, ...] = ()
+
+
+def module_aliases() -> str:
+    """Return the text of modules.alias of the running kernel; '' without it.
+    """
+    try:
+        with open(f'/lib/modules/{os.uname().release}/modules.alias',
+                  encoding='utf-8', errors='replace') as stream:
+            return stream.read()
+    except OSError:
+        return ''
 
 
 def board(sysfs: sysfs_module.Sysfs, address: model.PciAddress
@@ -175,6 +190,25 @@ class PciBus:
         :raises SysfsError: if it cannot be read.
         """
         return self._sysfs.link_name(*DEVICES, str(address), 'driver')
+
+    def vfio_driver(self, address: model.PciAddress, aliases: str) -> str:
+        """The driver that gives a function to guests.
+
+        Single boards have one of their own: the memory of a Grace board is
+        not behind its BARs (nvgrace_gpu_vfio_pci in drivers/vfio/pci of
+        Linux). Such a driver has an alias with the ids of its functions, and
+        vfio-pci one for all functions. The alias with the fewest wildcards
+        counts, as in libvirt (virPCIDeviceFindBestVFIOVariant).
+
+        :param aliases: see :func:`module_aliases`.
+        :raises SysfsError: if the function cannot be read.
+        """
+        name = self._sysfs.read_optional(*DEVICES, str(address), 'modalias')
+        found = [(pattern.count('*'), module) for pattern, module in
+                 _VFIO_ALIAS.findall(aliases)
+                 if fnmatch.fnmatchcase(name or '', pattern)]
+        module = min(found)[1] if found else ''
+        return drivers.VFIO_PCI if module in ('', 'vfio_pci') else module
 
     def nvswitches(self) -> frozenset[str]:
         """Device ids of the NVSwitches of this machine.

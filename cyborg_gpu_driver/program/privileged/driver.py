@@ -69,7 +69,8 @@ def bind(address: str, driver: str) -> None:
     they return to the drivers that the kernel has for them. A function with
     the right driver is not touched.
 
-    :param driver: ``nvidia`` or ``vfio-pci``.
+    :param driver: ``nvidia``, or ``vfio-pci``, which stands for the driver
+        that the kernel has for giving the board to guests.
     :raises GpuInUse: if the GPU is in use; nothing was changed.
     :raises DriverStuck: if the kernel does not return in time.
     :raises DriverError: if it cannot be bound to that driver. Then it is
@@ -81,17 +82,20 @@ def bind(address: str, driver: str) -> None:
             what='driver', value=driver,
             expected=f'expected {drivers.NVIDIA} or {drivers.VFIO_PCI}')
     gpu = nvidia_gpu(address)
-    _check_loaded(gpu, driver)
+    machine = privileged.machine()
+    own = driver if driver == drivers.NVIDIA else pci.PciBus(
+        machine.sysfs).vfio_driver(gpu, machine.module_aliases())
+    _check_loaded(gpu, own)
     others = _others(gpu, driver)
     former = _driver(gpu)
     was_persistent = False
-    if former == driver:
-        _override(gpu, driver)
+    if former == own:
+        _override(gpu, own)
     else:
-        was_persistent = _take(gpu, former, driver)
+        was_persistent = _take(gpu, former, own)
     try:
-        if former != driver:
-            _bind(gpu, driver)
+        if former != own:
+            _bind(gpu, own)
         for other in others:
             _follow(other, driver)
     except exception.DriverStuck:
@@ -142,7 +146,7 @@ def reset(address: str) -> None:
         raise exception.DriverError(
             address=gpu, reason=f'it was not reset: {error}',
             state=_taken_back(gpu, former, was_persistent)) from error
-    if former == drivers.VFIO_PCI:
+    if drivers.is_vfio(former):
         # The tool that bound it to vfio-pci may have cleared the override
         # since then.
         _override(gpu, former)
@@ -262,7 +266,7 @@ def _override(function: model.PciAddress | str, driver: str | None) -> None:
     late = 'another bind or unbind of it did not end'
     place = (*pci.DEVICES, str(function), 'driver_override')
     now = _apart(function, late, sysfs.read_optional, *place) or _NONE
-    wanted = drivers.VFIO_PCI if driver == drivers.VFIO_PCI else _NONE
+    wanted = driver if driver and drivers.is_vfio(driver) else _NONE
     if now != wanted:
         _apart(function, late, sysfs.write,
                '\n' if wanted == _NONE else wanted, *place)

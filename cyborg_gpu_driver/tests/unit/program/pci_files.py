@@ -42,7 +42,8 @@ class PciFiles:
         self.lets_go = threading.Event()
         self.lets_go.set()
         self._names = {}
-        for name in ('nvidia', 'vfio-pci', 'snd_hda_intel', 'mlx5_core'):
+        for name in ('nvidia', 'vfio-pci', 'nvgrace_gpu_vfio_pci',
+                     'snd_hda_intel', 'mlx5_core'):
             for file in ('bind', 'unbind'):
                 self.file(f'bus/pci/drivers/{name}/{file}')
         self.file('bus/pci/drivers_probe')

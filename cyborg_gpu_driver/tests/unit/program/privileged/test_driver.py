@@ -30,6 +30,11 @@ from cyborg_gpu_driver.tests.unit.program import pci_files
 
 _GPU = '0000:3b:00.0'
 _AUDIO = '0000:3b:00.1'
+_ALIASES = """\
+alias pci:v000010DEd*sv*sd*bc03sc02i00* nvidia
+alias vfio_pci:v*d*sv*sd*bc*sc*i* vfio_pci
+alias vfio_pci:v000010DEd00002342sv*sd*bc*sc*i* nvgrace_gpu_vfio_pci
+"""
 
 
 class DriverTest(base.BaseTestCase):
@@ -95,6 +100,25 @@ class DriverTest(base.BaseTestCase):
         self.assertEqual(['nvidia', 'snd_hda_intel'],
                          [self.kernel.driver(_GPU),
                           self.kernel.driver(_AUDIO)])
+
+    def test_a_board_with_a_driver_of_its_own(self):
+        self.use(dataclasses.replace(
+            self.machine, module_aliases=lambda: _ALIASES))
+        for device, driver in (('2342', 'nvgrace_gpu_vfio_pci'),
+                               ('2330', 'vfio-pci')):
+            self.kernel.function(
+                _GPU, 'nvidia', modalias='pci:v000010DEd0000'
+                f'{device}sv000010DEsd00001809bc03sc02i00')
+            privileged_driver.bind(_GPU, 'vfio-pci')
+            self.assertEqual(driver, self.kernel.driver(_GPU))
+            self.assertEqual('vfio-pci', self.kernel.driver(_AUDIO))
+            self.assertIn((f'devices/{_GPU}/driver_override', driver),
+                          self.kernel.written)
+            privileged_driver.reset(_GPU)
+            self.assertEqual(driver, self.kernel.driver(_GPU))
+            privileged_driver.bind(_GPU, 'nvidia')
+            self.assertEqual((f'devices/{_GPU}/driver_override', ''),
+                             self.kernel.written[-6])
 
     def test_a_gpu_is_reset_only_while_it_has_no_driver(self):
         privileged_driver.reset(_GPU)
