@@ -26,6 +26,7 @@ from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.simulator import libvirt
 from cyborg_gpu_driver.simulator import tools
+from cyborg_gpu_driver.simulator.driver import drivers
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.simulator.sysfs import sysfs as simulated
 
@@ -64,7 +65,7 @@ def open_platform(machine: str | machine_module.Machine,
         fabric_config=machine.fabric_config,
         load_fabric=machine.load_fabric_library,
         nv_fabricmanager=tools.fabric_manager(machine),
-        module_aliases=lambda: '',
+        module_aliases=lambda: drivers.ALIASES,
         libvirt=lambda: libvirt.Connection(machine),
         boot_id=lambda: machine.boot_id,
         is_root=lambda: machine.privileged)

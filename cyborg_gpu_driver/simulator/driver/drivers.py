@@ -27,10 +27,30 @@ from cyborg_gpu_driver.simulator.driver import refusal
 
 NVIDIA = 'nvidia'
 VFIO = 'vfio-pci'
-_ALWAYS = (NVIDIA, VFIO)
+GRACE = 'nvgrace_gpu_vfio_pci'
+_GRACE_BOARDS = ('2342', '2345', '2348', '2941', '31c2')
+"""nvgrace_gpu_vfio_pci_table in drivers/vfio/pci/nvgrace-gpu/main.c of Linux.
+"""
+_ALWAYS = (NVIDIA, VFIO, GRACE)
 """Modules that are loaded on every machine."""
 _LONGEST = 4094
 """Characters of a driver_override: a page less two."""
+
+
+ALIASES = 'alias vfio_pci:v*d*sv*sd*bc*sc*i* vfio_pci\n' + ''.join(
+    f'alias vfio_pci:v000010DEd0000{device.upper()}sv*sd*bc*sc*i* {GRACE}\n'
+    for device in _GRACE_BOARDS)
+"""What modules.alias of the kernel says of VFIO."""
+
+
+def is_vfio(driver: str | None) -> bool:
+    """Whether a driver gives functions to guests."""
+    return driver in (VFIO, GRACE)
+
+
+def for_guests(gpu: gpu_module.Gpu) -> str:
+    """The driver that gives a GPU, with its memory, to guests."""
+    return GRACE if gpu.model.device in _GRACE_BOARDS else VFIO
 
 
 class Drivers:

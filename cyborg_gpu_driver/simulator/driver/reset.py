@@ -75,7 +75,7 @@ def by_kernel(gpu: gpu_module.Gpu) -> None:
         raise refusal.Waits()
     if state.vfio or any(vgpu.guest for vgpu in state.vgpus):
         gpu.harm('reset under a guest')
-    if state.driver in (None, drivers.VFIO):
+    if state.driver is None or drivers.is_vfio(state.driver):
         done(gpu)
         return
     gpu.harm(f'reset under the driver {state.driver}')

@@ -103,10 +103,13 @@ class DriverBinding:
         with self.operation(write=True):
             if gpu.state.vfio:
                 raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-            managed = gpu.state.driver != drivers.VFIO
+            managed = not drivers.is_vfio(gpu.state.driver)
+        wanted = drivers.for_guests(gpu)
         if managed:
-            self._rebind(gpu, drivers.VFIO)
+            self._rebind(gpu, wanted)
         with self.operation(write=True):
+            if gpu.state.driver != wanted:
+                gpu.harm(f'given to a guest without {wanted}')
             if not self._viable(gpu):
                 raise OSError(errno.EPERM, os.strerror(errno.EPERM))
             gpu.state.managed = managed
@@ -156,5 +159,5 @@ class DriverBinding:
         Documentation/driver-api/vfio.rst: each function of the group must be
         bound to vfio-pci or to no driver.
         """
-        return all(self.drivers.of(address) in (drivers.VFIO, None)
-                   for address in self.os.group_of(gpu.address))
+        return all(driver is None or drivers.is_vfio(driver) for driver in map(
+            self.drivers.of, self.os.group_of(gpu.address)))

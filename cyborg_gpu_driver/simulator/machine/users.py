@@ -261,7 +261,7 @@ class Users:
         if not self._is_whole(name):
             return self._vgpu(name)[1].holders
         state = self.gpu(name).state
-        if state.driver != drivers.VFIO:
+        if not drivers.is_vfio(state.driver):
             raise exception.SimulationError(
                 name=self.host.name, reason=f'vfio-pci does not have {name}')
         return state.vfio

@@ -273,6 +273,12 @@ def _identity(vendor, device, class_code, subsystem_vendor,
         'subsystem_vendor': nodes.File(f'0x{subsystem_vendor}'),
         'subsystem_device': nodes.File(f'0x{subsystem_device}'),
         'numa_node': nodes.File(str(numa_node)),
+        'modalias': nodes.File('pci:' + ''.join(
+            key + value.upper() for key, value in (
+                ('v0000', vendor), ('d0000', device),
+                ('sv0000', subsystem_vendor), ('sd0000', subsystem_device),
+                ('bc', class_code[:2]), ('sc', class_code[2:4]),
+                ('i', class_code[4:])))),
     }
 
 

@@ -33,6 +33,7 @@ from typing import Any
 import fixtures
 
 from cyborg_gpu_driver.partition import nvlink
+from cyborg_gpu_driver.simulator.driver import drivers
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import base as functional
@@ -87,10 +88,10 @@ _SLICES = {'mode': 'mig', 'profiles': '3g.40gb'}
 HOURS = {
     'whole_h100_pcie': Hour('h100-pcie', _WHOLE),
     'whole_a100': Hour('a100-80-pcie', _WHOLE),
-    'mig_h100': Hour('h100-pcie', _SLICES, 'CUSTOM_NVIDIA_3G_40GB',
-                     'vendor-vfio', conf=_VFIO),
     'mig_a100': Hour('a100-80-pcie', _SLICES, 'CUSTOM_NVIDIA_3G_40GB',
                      'mdev'),
+    'mig_h100': Hour('h100-pcie', _SLICES, 'CUSTOM_NVIDIA_3G_40GB',
+                     'vendor-vfio', conf=_VFIO),
     'vgpu_a40_mdev': Hour('a40', {'mode': 'vgpu', 'vgpu_types': 'A40-24Q'},
                           'CUSTOM_NVIDIA_A40_24Q', 'mdev'),
     'vgpu_l40s_vfio': Hour('l40s', {'mode': 'vgpu', 'vgpu_types': 'L40S-24Q'},
@@ -103,12 +104,14 @@ HOURS = {
         'h100-80', {'mode': 'nvlink', 'nvlink_sizes': '2'},
         'CUSTOM_NVIDIA_NVLINK_2_H100_80GB_HBM3', gpus=4),
     'whole_l40s_dcgm': Hour('l40s', _WHOLE, dcgm=True),
+    'whole_gh200': Hour('gh200', _WHOLE),
 }
 _LOOK = "run this in the host's PID namespace"
 REFUSED = {
     # nvidia_drm has the GPU open by default, and hides other uses of it.
     ('whole_h100_pcie', '595', 'namespace'): _LOOK,
     ('whole_a100', '595', 'namespace'): _LOOK,
+    ('whole_gh200', '595', 'namespace'): _LOOK,
     ('groups_hgx_h100', '595', 'namespace'): _LOOK,
     **{('whole_l40s_dcgm', version, way):
        _LOOK if way == 'namespace' else 'stop the unit nvidia-dcgm'
@@ -211,7 +214,8 @@ class FirstHourTest(gpu_cloud.GpuTestCase):
             state = self.hardware(address)
             self.assertEqual(([], {}), (state.vgpus, state.instances))
             if self.hour.framework == 'none':
-                self.assertEqual('vfio-pci', state.driver)
+                self.assertEqual(drivers.for_guests(self.world().gpu(address)),
+                                 state.driver)
 
     def assert_unharmed(self):
         world = self.world()

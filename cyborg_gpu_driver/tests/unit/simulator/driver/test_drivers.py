@@ -115,6 +115,21 @@ class TestBinding(DriversTestCase):
         self.probe(_GPU)
         self.assertIsNone(self.driver(_GPU))
 
+    def test_a_board_with_grace_needs_a_driver_of_its_own(self):
+        host = self.machine.host
+        gpu = dataclasses.replace(host.gpu(_GPU), vfs=0,
+                                  model=files.load_model('gh200'))
+        for driver, damage in (('nvgrace_gpu_vfio_pci', 0), ('vfio-pci', 1)):
+            self.use(machine_module.Machine(
+                dataclasses.replace(host, gpus=(gpu,))))
+            self.machine.unload_drm()
+            pynvml.nvmlShutdown()
+            self.override(_GPU, driver)
+            self.unbind(_GPU, 'nvidia')
+            self.bind(_GPU, driver)
+            self.machine.attach_whole(_GPU)
+            self.assertEqual(damage, len(self.machine.damage))
+
     def test_a_gpu_given_to_vfio_at_boot(self):
         self.assertEqual('vfio-pci', self.driver(_VFIO_GPU))
         self.unbind(_VFIO_GPU, 'vfio-pci')
