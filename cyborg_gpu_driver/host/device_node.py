@@ -122,12 +122,17 @@ def only_display_uses(machine: platform.Platform, address: model.PciAddress,
 
 def fabric_manager_runs(machine: platform.Platform, proc: str = '/proc'
                         ) -> bool:
-    """Whether NVIDIA's fabric manager runs on this machine."""
+    """Whether NVIDIA's fabric manager runs on this machine.
+
+    Where its process would not be visible, it is taken for running: nvidia-smi
+    and libnvfm say if it is not.
+    """
     if machine.fabric_manager is not None:
         return machine.fabric_manager()
-    return any(open_files.process_name(int(pid), proc)
-               == _FABRIC_MANAGER[:_NAME_LIMIT]
-               for pid in os.listdir(proc) if pid.isdigit())
+    return not open_files.shows_all(proc) or any(
+        open_files.process_name(int(pid), proc)
+        == _FABRIC_MANAGER[:_NAME_LIMIT]
+        for pid in os.listdir(proc) if pid.isdigit())
 
 
 def _openers(machine: platform.Platform, address: model.PciAddress, proc: str

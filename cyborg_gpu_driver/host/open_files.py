@@ -68,18 +68,22 @@ def device_openers(proc: str, prefix: str, number: int) -> tuple[int, ...]:
 
 def _openers(proc: str, is_node: Callable[[str, str], bool]
              ) -> tuple[int, ...]:
-    try:
-        namespace = os.readlink(f'{proc}/self/ns/pid')
-    except FileNotFoundError:
-        # A kernel without namespaces shows all processes.
-        namespace = _WHOLE_MACHINE
-    if namespace != _WHOLE_MACHINE:
+    if not shows_all(proc):
         raise OSError(errno.EXDEV, OTHERS_HIDDEN, proc)
     return tuple(sorted(
         int(pid) for pid in os.listdir(proc)
         if pid.isdigit() and any(
             is_node(place, path.removesuffix(' (deleted)'))
             for place, path in _open_files(f'{proc}/{pid}/fd'))))
+
+
+def shows_all(proc: str) -> bool:
+    """Whether the processes of all PID namespaces are visible."""
+    try:
+        return os.readlink(f'{proc}/self/ns/pid') == _WHOLE_MACHINE
+    except FileNotFoundError:
+        # A kernel without namespaces shows all processes.
+        return True
 
 
 def lock_holders(kind: str, is_file: Callable[[str], bool],

@@ -61,7 +61,7 @@ def open_platform(machine: str | machine_module.Machine,
         nvidia_smi=tools.nvidia_smi(machine),
         gpu_holders=lambda address: _gpu_holders(machine, address),
         fabric_manager=lambda: (machine.fabric_manager_runs
-                                and not machine.host.container),
+                                or machine.host.container),
         fabric_config=machine.fabric_config,
         load_fabric=machine.load_fabric_library,
         nv_fabricmanager=tools.fabric_manager(machine),

@@ -120,6 +120,13 @@ class HoldersTest(base.BaseTestCase):
                                     nvml.NvmlSession())
         self.assertFalse(device_node.fabric_manager_runs(
             machine, str(self.proc)))
+        # In a PID namespace of its own, this is left to NVIDIA's programs.
+        namespace = self.proc / 'self' / 'ns'
+        namespace.mkdir(parents=True)
+        (namespace / 'pid').symlink_to('pid:[4026532412]')
+        self.assertTrue(device_node.fabric_manager_runs(
+            machine, str(self.proc)))
+        (namespace / 'pid').unlink()
         # The kernel keeps fifteen characters of a process name.
         self.add_process(6, 'nv-fabricmanager'[:15])
         self.assertTrue(device_node.fabric_manager_runs(

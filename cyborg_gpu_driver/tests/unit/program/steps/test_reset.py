@@ -190,6 +190,10 @@ class SwitchTest(ResetCase):
         self.assertEqual('nvidia-smi', self.reset())
         self.machine.stop_fabric_manager()
         self.refused(exception.StepFailed, 'fabric manager is not running')
+        # nvidia-smi knows it where the process would not be visible.
+        self.machine.host = dataclasses.replace(self.machine.host,
+                                                container=True)
+        self.refused(exception.StepFailed, 'Fabric Manager is not running')
 
     def test_hopper_does_not(self):
         self.host('h100-80', '22a3')
