@@ -21,7 +21,6 @@ import itertools
 import json
 import os
 import tempfile
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
@@ -68,20 +67,20 @@ def mark(path: str) -> tuple[int, ...] | None:
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def read(path: str, kind: str, *versions: int) -> Any:
+def read(path: str, kind: str, version: int) -> Any:
     """The content that :func:`write` put there; None without a file.
 
-    :param versions: the versions that the caller reads, the newest first.
+    :param version: the version that the caller reads.
     :raises JournalUnreadable: if this process cannot read the file.
     :raises JournalError: if the file is of another kind, or damaged.
     """
     document = _document(path, kind)
     if document is None:
         return None
-    if document.get('version') not in versions:
+    if document.get('version') != version:
         raise exception.JournalError(
             path=path, reason=f'has version {document.get("version")}, but '
-            f'this release reads {" and ".join(map(str, versions))}')
+            f'this release reads {version}')
     if not _is_sound(document):
         raise exception.JournalError(
             path=path, reason='does not match its checksum')
@@ -163,16 +162,6 @@ def leftovers(path: str) -> list[str]:
     return glob.glob(f'{glob.escape(path)}.*{_NEW}')
 
 
-def set_aside(path: str, suffix: str = 'unusable') -> str:
-    """Rename a file out of the way.
-
-    :param suffix: the suffix of its new name, before a number.
-    :returns: its new path.
-    :raises JournalError: if it cannot be moved.
-    """
-    return _aside(path, suffix, os.replace, 'cannot be moved aside')
-
-
 def keep_aside(path: str) -> str:
     """Keep a copy of an unusable file, which remains until it is replaced.
 
@@ -184,17 +173,12 @@ def keep_aside(path: str) -> str:
     for kept in glob.glob(f'{glob.escape(path)}.unusable-*'):
         if mark(kept) == mark(path):
             return kept
-    return _aside(path, 'unusable', os.link, 'cannot be kept aside')
-
-
-def _aside(path: str, suffix: str, act: Callable[[str, str], None],
-           refusal: str) -> str:
-    kept = _unused(f'{path}.{suffix}')
+    kept = _unused(f'{path}.unusable')
     try:
-        act(path, kept)
+        os.link(path, kept)
     except OSError as error:
         raise exception.JournalError(
-            path=path, reason=f'{refusal}: {error}') from error
+            path=path, reason=f'cannot be kept aside: {error}') from error
     return kept
 
 

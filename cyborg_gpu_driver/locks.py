@@ -97,14 +97,6 @@ def record(state_path: str, address: model.PciAddress
     return _record(state_path, f'record-{address}')
 
 
-def migration(state_path: str) -> contextlib.AbstractContextManager:
-    """Hold all records during the migration of an earlier release's records.
-
-    :raises LockTimeout, JournalError: as :func:`gpu`.
-    """
-    return _record(state_path, 'migration')
-
-
 def audit(state_path: str) -> contextlib.AbstractContextManager:
     """Hold the audit log while a line is added to it.
 

@@ -105,7 +105,7 @@ def _set(task, found, files):
     node = task.node
     current = set(objects.TraitList.get_by_node_id(
         task.context, node.id).get_trait_names())
-    before = node_module.written(node.properties, current, found, files)
+    before = node_module.written(node.properties, current)
     wanted = node_module.traits(
         current, found, before, files, _templates(task.context),
         CONF[baremetal.GROUP].layout_traits == baremetal.ALL)

@@ -255,22 +255,11 @@ def seen(conditions: tuple[Condition, ...], facts: health_facts.Facts,
          now: float) -> tuple[Condition, ...]:
     """Return the conditions, with those that the GPU's answers show."""
     codes = set(_codes(facts))
-    conditions = tuple(map(_of_gpu, conditions))
     kept = tuple(dataclasses.replace(item, clean=0)
                  if item.code in codes else item for item in conditions)
     known = {item.code for item in conditions}
     return kept + tuple(Condition(code, now, now)
                         for code in _codes(facts) if code not in known)
-
-
-def _of_gpu(item: Condition) -> Condition:
-    """Return a condition of the whole GPU if only a reset ends it.
-
-    Earlier releases have recorded it for an instance.
-    """
-    if item.xid not in RESET_XIDS:
-        return item
-    return dataclasses.replace(item, placement=None, instance_id=None)
 
 
 def checked(conditions: tuple[Condition, ...], facts: health_facts.Facts,

@@ -100,10 +100,6 @@ class Journal:
 
         :raises JournalError: if the claims on a GPU are not known.
         """
-        lost = self._store.lost_journal()
-        if lost is not None:
-            raise exception.JournalError(path=lost,
-                                         reason=unknown_claims.LOST)
         found: list[Entry] = []
         for address in self._store.addresses():
             # One look, because another process may write the record.

@@ -30,10 +30,9 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import gpu as gpu_record
-from cyborg_gpu_driver.record import migrate
 
 KIND = 'cyborg-gpu GPU'
-VERSION = 2
+VERSION = 1
 _CLOSING = frozenset({'cordons', 'health'})
 """Parts that say why a GPU gets no new server."""
 
@@ -67,11 +66,10 @@ def read(path: str, address: model.PciAddress
     :raises JournalUnreadable: if this process cannot read the file.
     :raises JournalError: if the record is damaged.
     """
-    content = durable.read(path, KIND, VERSION, 1)
+    content = durable.read(path, KIND, VERSION)
     if content is None:
         return None
     try:
-        content = migrate.current(content)
         values, problems = codec.parts(gpu_record.GpuRecord, content)
         for name, problem in problems.items():
             raise ValueError(f'{name}: {problem}')
@@ -105,7 +103,6 @@ def salvage(path: str, address: model.PciAddress) -> Salvaged:
     values: dict[str, Any] = {}
     lost = {field.name for field in dataclasses.fields(gpu_record.GpuRecord)}
     with contextlib.suppress(ValueError):
-        content = migrate.current(content)
         found, problems = codec.parts(gpu_record.GpuRecord, content)
         if not gpu_record.GpuRecord(**found).is_of(address):
             content = None

@@ -54,7 +54,7 @@ class _OfBoot:
     """A record that belongs to one boot of the machine."""
 
     boot: str | None
-    """None in records of earlier releases."""
+    """None if it is not known."""
 
     def is_past(self, boot: str) -> bool:
         """Whether the machine was restarted since.
@@ -97,8 +97,8 @@ class Claim(_OfBoot):
     """Placement id of the vGPU on a GPU of mixed sizes."""
     boot: str | None = None
     """Boot id of the machine when the instance was made. GPU instances do
-    not outlive a boot, and their ids are reused (MIG User Guide). None in
-    records of earlier releases."""
+    not outlive a boot, and their ids are reused (MIG User Guide). None if it
+    is not known since a lost record was rebuilt."""
     fabric_partition: int | None = None
     """NVSwitch partition that is active for the claim. None if it needs none,
     or if it is not known since a lost record was rebuilt."""
@@ -109,7 +109,7 @@ class Claim(_OfBoot):
     repair that has found no request for it checks that this is unchanged."""
     since: float | None = None
     """When the bind was complete, in seconds of the epoch. None before that,
-    in records of earlier releases, and after a lost record was rebuilt."""
+    and after a lost record was rebuilt."""
     until: float | None = None
     """When Cyborg gave the handle back; not before ``since``."""
 
@@ -249,8 +249,7 @@ class Change(_OfBoot):
     problem: str | None = None
     """Why the rollback did not finish; None if it was not tried."""
     boot: str | None = None
-    """Boot id of the machine when the change began. None in records of
-    earlier releases."""
+    """Boot id of the machine when the change began."""
 
     def __str__(self) -> str:
         if self.problem:

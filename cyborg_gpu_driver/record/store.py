@@ -49,7 +49,6 @@ from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import content as content_module
 from cyborg_gpu_driver.record import gpu as gpu_record
-from cyborg_gpu_driver.record import migrate
 from cyborg_gpu_driver.record import pending
 
 LOG = logging.getLogger(__name__)
@@ -98,7 +97,6 @@ class Store:
         self._failed: set[model.PciAddress] = set()
         """The GPUs whose last change is not written."""
         self._said = log_once.LogOnce()
-        self._migrated = False
 
     def path(self, address: model.PciAddress) -> str:
         """The file of a GPU's record."""
@@ -110,9 +108,7 @@ class Store:
         :raises JournalUnreadable: if this process cannot read the file.
         :raises JournalError: if the record is damaged.
         """
-        earlier = self._earlier().get(address, {})
-        return self._pending.of(address).on(dataclasses.replace(
-            self._read(address), **earlier))
+        return self._pending.of(address).on(self._read(address))
 
     def peek(self, address: model.PciAddress) -> gpu_record.GpuRecord:
         """Like :meth:`read`; if the file is unusable, only what is in memory.
@@ -130,7 +126,6 @@ class Store:
 
         :raises JournalUnreadable: if the directory cannot be read.
         """
-        earlier = self._earlier()
         try:
             names = os.listdir(self._directory)
         except FileNotFoundError:
@@ -142,7 +137,7 @@ class Store:
         return tuple(sorted({
             *(address for address in map(_address, names)
               if address is not None),
-            *self._pending.addresses(), *earlier}))
+            *self._pending.addresses()}))
 
     def records(self) -> dict[model.PciAddress, gpu_record.GpuRecord]:
         """All records by GPU, each read with :meth:`peek`.
@@ -161,7 +156,6 @@ class Store:
         :raises JournalError: if the record is damaged, or cannot be locked
             or written.
         """
-        self._migrate()
         with locks.record(self._state_path, address):
             before = self._read(address)
             parts = self._pending.of(address)
@@ -227,10 +221,8 @@ class Store:
         A record that this process cannot read stays: others may be able to
         read it. Records that stay are logged once.
 
-        :raises JournalError: if the directory cannot be read, or files of an
-            earlier release cannot be migrated.
+        :raises JournalUnreadable: if the directory cannot be read.
         """
-        self._migrate()
         for address in self.addresses():
             try:
                 if self._damage(address) is not None:
@@ -246,7 +238,6 @@ class Store:
 
         :raises JournalError: if the record cannot be set aside.
         """
-        self._migrate()
         path = self.path(address)
         with locks.record(self._state_path, address):
             for left in durable.leftovers(path):
@@ -282,62 +273,11 @@ class Store:
 
         :raises JournalError: if its record cannot be read.
         """
-        if os.path.exists(self.path(address)):
-            return self.read(address).claims_lost
-        return self.lost_journal() is not None
-
-    def lost_journal(self) -> str | None:
-        """The damaged journal of an earlier release; None if none is left.
-
-        The claims on GPUs without a record have to be rebuilt from it.
-        """
-        return next(iter(migrate.lost_claims(self._state_path)), None)
+        return self.read(address).claims_lost
 
     def has_lost(self) -> bool:
         """Whether the claims of any GPU have to be rebuilt."""
-        return self.lost_journal() is not None or any(
-            record.claims_lost for record in self.records().values())
-
-    def settle(self) -> None:
-        """Note that the claims of all GPUs have been rebuilt.
-
-        :raises JournalError: if that cannot be written.
-        """
-        migrate.settle(self._state_path)
-
-    def _migrate(self) -> None:
-        """Migrate the files of earlier releases, once."""
-        if self._migrated:
-            return
-        if migrate.is_pending(self._state_path):
-            with locks.migration(self._state_path):
-                migrate.run(self._state_path, self._take_over)
-        self._migrated = True
-
-    def _take_over(self, address: model.PciAddress, parts: dict[str, Any]
-                   ) -> None:
-        error = self._damage(address)
-        if error is None:
-            record = self._read(address)
-        else:
-            LOG.error('%(error)s. It is kept as %(kept)s.',
-                      {'error': error,
-                       'kept': durable.keep_aside(self.path(address))})
-            record = dataclasses.replace(
-                content_module.salvage(self.path(address), address).record,
-                claims_lost='claims' not in parts)
-        self._write(address, dataclasses.replace(record, **parts))
-
-    def _earlier(self) -> migrate.Parts:
-        """The data of earlier releases, while it cannot be migrated."""
-        if self._migrated:
-            return {}
-        try:
-            self._migrate()
-        except exception.JournalError:
-            # For example in an operator's command without root privileges.
-            return migrate.read(self._state_path)
-        return {}
+        return any(record.claims_lost for record in self.records().values())
 
     def _look(self, address: model.PciAddress
               ) -> tuple[gpu_record.GpuRecord, bool]:

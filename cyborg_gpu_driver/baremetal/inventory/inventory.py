@@ -135,7 +135,7 @@ def parse(value: Any) -> Inventory:
         driver_version=_line(value['driver_version']),
         nvml_problem=_line(value['nvml_problem']),
         problems=tuple(map(_line, value['problems'])),
-        confidential_computing=value.get('confidential_computing'))
+        confidential_computing=value['confidential_computing'])
 
 
 def from_pci(value: Any) -> Inventory:
@@ -216,7 +216,7 @@ def _gpu(item, place):
                                item['nvlink_peers'])),
         problems=tuple(map(_line, item['problems'])), **values), (
             None if item['health'] is None else tuple(item['health'])
-        ), item.get('ecc'), item.get('nvlink_clique')
+        ), item['ecc'], item['nvlink_clique']
 
 
 def _mig(item, place):

@@ -41,7 +41,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal.inventory import earlier
 from cyborg_gpu_driver.baremetal.inventory import inventory as inventory_module
 from cyborg_gpu_driver.baremetal.inventory import layouts
 from cyborg_gpu_driver.baremetal.inventory import modes
@@ -76,22 +75,18 @@ class Traits:
     """Why a deploy template's layout cannot be used, by its name."""
 
 
-def written(properties: Mapping[str, Any], current: Iterable[str],
-            inventory: inventory_module.Inventory,
-            files: Iterable[layout_file.LayoutFile] = ()) -> frozenset[str]:
+def written(properties: Mapping[str, Any], current: Iterable[str]
+            ) -> frozenset[str]:
     """Return the traits of a node that its last inspection wrote.
 
     :param properties: the node's.
     :param current: the node's traits.
-    :param files: the operator's layout files.
     """
     summary = properties.get(PROPERTY)
-    if not isinstance(summary, Mapping):
+    if not (isinstance(summary, Mapping)
+            and isinstance(summary.get(TRAITS), list)):
         return frozenset()
-    if isinstance(summary.get(TRAITS), list):
-        return frozenset(current).intersection(map(str, summary[TRAITS]))
-    return earlier.written(summary, current,
-                           layouts.known(inventory.gpus, files))
+    return frozenset(current).intersection(map(str, summary[TRAITS]))
 
 
 def traits(current: Iterable[str], inventory: inventory_module.Inventory,

@@ -48,16 +48,9 @@ def _line(text):
 FORMATS = {'line': _line, 'pci-address': model.PciAddress.parse}
 
 
-def _record(required: dict[str, Any], later: dict[str, Any] | None = None
-            ) -> dict[str, Any]:
-    """Return the schema of an object that has at least these keys.
-
-    :param later: keys that earlier releases did not send.
-    """
-    return schema.mapping(
-        required, {key: schema.nullable(value)
-                   for key, value in (later or {}).items()},
-        closed=False)
+def _record(required: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object that has at least these keys."""
+    return schema.mapping(required, {}, closed=False)
 
 
 def _several(items):
@@ -115,13 +108,13 @@ _GPU = _record({
         'profiles': _several(_PROFILE)})),
     'nvlink_peers': _several(_ADDRESS),
     'problems': _several(_TEXT),
-    'health': schema.nullable(_several(_CODE))}, {
+    'health': schema.nullable(_several(_CODE)),
     # Whether ECC is on, or will be after the next restart.
-    'ecc': schema.TRUTH,
-    'nvlink_clique': schema.matching(
+    'ecc': schema.nullable(schema.TRUTH),
+    'nvlink_clique': schema.nullable(schema.matching(
         '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}[.][0-9]{1,10}',
         'the UUID of an NVLink cluster, a dot and the number of a clique',
-        '51d4ba7b-6d2a-4b39-9e4b-1c4a4bd0f1a2.3')})
+        '51d4ba7b-6d2a-4b39-9e4b-1c4a4bd0f1a2.3'))})
 INVENTORY = _record({
     'version': {
         'type': 'integer', 'const': VERSION,
@@ -130,9 +123,9 @@ INVENTORY = _record({
     'driver_version': _OPTIONAL_TEXT,
     'nvml_problem': _OPTIONAL_TEXT,
     'problems': _several(_TEXT),
-    'gpus': _several(_GPU)}, {
-    'confidential_computing': {'type': 'string',
-                               'enum': ['off', 'on', 'devtools', None]}})
+    'gpus': _several(_GPU),
+    'confidential_computing': schema.nullable({
+        'type': 'string', 'enum': ['off', 'on', 'devtools', None]})})
 PCI_DEVICES = {'type': 'array', 'description':
                'the list of the collector pci-devices'}
 PCI_GPU = _record({

@@ -168,11 +168,10 @@ def _restored(context, gpu, saved):
 
 def _add_checkpoint(parser):
     parser.add_argument(
-        '--checkpoint-file', metavar='FILE',
+        '-f', '--checkpoint-file', metavar='FILE',
         default=os.environ.get(layout_options.CHECKPOINT),
         help='the file (default: the records of the GPUs in [gpu] '
              'state_path)')
-    layout_options.add_deprecated(parser, '-f', instead='--checkpoint-file')
 
 
 def _check_directory(path):

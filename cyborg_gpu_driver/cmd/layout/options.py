@@ -12,10 +12,10 @@
 
 """Options of the ``layout`` commands.
 
-The options and environment variables of mig-parted work too, with two
-exceptions. Its ``-f`` names a file, but ``-f`` is a format everywhere else in
-this program, so here it is deprecated. ``--config-file`` is an option of this
-program that names cyborg.conf.
+The options and environment variables of mig-parted work too, with one
+exception: ``--config-file`` is an option of this program that names
+cyborg.conf. Here ``-f`` names a file, as in mig-parted; in other commands it
+is the format of the output.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ import yaml
 from cliff import command
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cmd.context import machine
 from cyborg_gpu_driver.cmd.context import node_context
 from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.partition.layout import file as layout_file
@@ -76,46 +75,17 @@ class LayoutCommand(command.Command):
             self.write(yaml.safe_dump(value, sort_keys=False))
 
 
-class _Deprecated(argparse.Action):
-    """Stores a value, and prints which option to use instead.
-
-    :param instead: the option to use instead.
-    """
-
-    def __init__(self, *args, instead, **kwargs):
-        super().__init__(*args, **kwargs)
-        self._instead = instead
-
-    def __call__(self, parser, namespace, values, option_string=None):
-        machine.say(f'{option_string} FILE is deprecated; use '
-                    f'{self._instead} FILE.')
-        setattr(namespace, self.dest, values)
-
-
-def add_deprecated(parser: argparse.ArgumentParser, name: str, instead: str
-                   ) -> None:
-    """Add an earlier name of an option that takes a file.
-
-    :param instead: the current option, which ``parser`` already has.
-    """
-    parser.add_argument(
-        name, action=_Deprecated, instead=instead, metavar='FILE',
-        dest=instead.strip('-').replace('-', '_'),
-        default=argparse.SUPPRESS, help=f'deprecated: use {instead}')
-
-
 def add_file(parser: argparse.ArgumentParser) -> None:
-    """Add ``--layout-file``."""
+    """Add ``-f``, ``--layout-file``."""
     parser.add_argument(
-        '--layout-file', metavar='FILE',
+        '-f', '--layout-file', metavar='FILE',
         default=os.environ.get(CONFIG_FILE),
         help="layout file in mig-parted's format; - is standard input "
              f'(default: ${CONFIG_FILE})')
-    add_deprecated(parser, '-f', instead='--layout-file')
 
 
 def add_entry(parser: argparse.ArgumentParser) -> None:
-    """Add ``--layout-file`` and ``-c`` for one entry of a layout file."""
+    """Add ``-f`` and ``-c`` for one entry of a layout file."""
     add_file(parser)
     parser.add_argument(
         '-c', '--selected-config', metavar='NAME',

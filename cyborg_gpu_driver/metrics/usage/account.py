@@ -87,7 +87,7 @@ def _assigned(found: Mapping[tuple[str, float], document.Usage],
     """Return the usages, with server and project if a line names them.
 
     Cyborg gives a handle to one server after another. So a line has the time
-    of the bind; for a line of an earlier release, the time of the line counts.
+    of the bind; without it, the time of the line counts.
     """
     begins: dict[str, list[float]] = {}
     for handle, since in sorted(found):

@@ -24,7 +24,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterable
-from typing import Any
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
@@ -32,11 +31,10 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import gpu as gpu_record
-from cyborg_gpu_driver.record import migrate
 from cyborg_gpu_driver.record import store
 
 _KIND = 'cyborg-gpu checkpoint'
-_VERSION = 2
+_VERSION = 1
 
 
 def saved(gpu: model.Gpu, record: gpu_record.GpuRecord, boot: str
@@ -87,10 +85,11 @@ def read(file: str) -> tuple[gpu_record.SavedLayout, ...]:
 
     :raises JournalError: if it cannot be read, or is another kind of file.
     """
-    content = durable.read(file, _KIND, _VERSION, 1)
+    content = durable.read(file, _KIND, _VERSION)
     try:
-        return tuple(map(_layout, content or ()))
-    except (KeyError, TypeError, ValueError) as error:
+        return tuple(codec.decode(gpu_record.SavedLayout, item)
+                     for item in content or ())
+    except (TypeError, ValueError) as error:
         raise exception.JournalError(
             path=file, reason=f'is damaged: {error!r}') from error
 
@@ -103,9 +102,3 @@ def write(file: str, gpus: Iterable[gpu_record.SavedLayout]) -> None:
     durable.write(os.path.abspath(file), _KIND, _VERSION, [
         codec.encode(item)
         for item in sorted(gpus, key=lambda item: item.gpu)])
-
-
-def _layout(item: Any) -> gpu_record.SavedLayout:
-    if 'layout' in item:
-        return codec.decode(gpu_record.SavedLayout, item)
-    return migrate.saved_layout(item)

@@ -77,7 +77,6 @@ class Rebuilder:
         rebuilt.
 
         :returns: the GPUs whose claims were rebuilt.
-        :raises JournalError: if it cannot be written that all are rebuilt.
         """
         lost = [gpu for gpu in self._host.host().gpus
                 if self._is_lost(gpu.address)]
@@ -97,8 +96,6 @@ class Rebuilder:
                         'The claims on GPU %(gpu)s are not rebuilt: '
                         '%(error)s. Each report tries again.',
                         {'gpu': gpu.address, 'error': error})
-        if not skipped:
-            self._store.settle()
         self._say_found(found, claims)
         self._said.keep({tuple(found), *skipped} if skipped else ())
         return list(found)

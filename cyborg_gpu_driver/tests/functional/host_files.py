@@ -15,11 +15,9 @@
 import dataclasses
 import json
 import os
-import shutil
 
 import yaml
 
-from cyborg_gpu_driver import durable
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import store
@@ -76,15 +74,3 @@ def damage(state_path, gpu, content='{'):
     with open(path, 'w', encoding='utf-8') as stream:
         stream.write(content)
     return path
-
-
-def as_earlier_release(state_path):
-    """Convert the records to the format of the previous release."""
-    records = store.Store(state_path).records()
-    for name, kind, content in (
-            ('journal.json', 'cyborg-gpu journal', journal(state_path)),
-            ('reported.json', 'cyborg-gpu report', {
-                str(address): codec.encode(record.reported)
-                for address, record in records.items() if record.reported})):
-        durable.write(os.path.join(state_path, name), kind, 1, content)
-    shutil.rmtree(os.path.join(state_path, 'gpus'))

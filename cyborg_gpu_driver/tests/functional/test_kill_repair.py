@@ -118,32 +118,6 @@ class JournalTest(RepairCase):
         self.say('journal made again', 3)
 
 
-class MigrationTest(RepairCase):
-    """The first process takes over the files of an earlier release."""
-
-    def test_a_report(self):
-        def prepare():
-            self.bind()
-            # Another process knows nothing of the records.
-            self.records = None
-            host_files.as_earlier_release(self.state_path)
-
-        def work(number=None):
-            return self.process(lambda running: running.report(), number)
-
-        def check():
-            work()
-            self.assertEqual(
-                ['journal.json.migrated-1', 'reported.json.migrated-1'],
-                sorted(name for name in os.listdir(self.state_path)
-                       if 'migrated' in name))
-            self.records = journal.Journal(self.state_path)
-            self.is_bound()
-
-        self.sweep(prepare, work, check)
-        self.say('files of an earlier release taken over', 10)
-
-
 class DoctorTest(RepairCase):
 
     def test_an_unbind_that_did_not_end(self):

@@ -173,19 +173,6 @@ class AgainTest(HookCase):
         self.process(self.data)
         self.assertEqual(set(), self.traits)
 
-    def test_of_an_earlier_release(self):
-        """An earlier release did not record which traits it wrote."""
-        self.process(self.data)
-        properties = self.node.properties
-        del properties['nvidia_gpus']['traits']
-        self.node.properties = properties
-        self.node.save()
-        self.add_traits('CUSTOM_NVIDIA_A100')
-        self.data['nvidia_gpus']['gpus'] = []
-        self.process(self.data)
-        self.assertEqual({'CUSTOM_NVIDIA_A100'},
-                         self.traits - self.layouts - {'CUSTOM_GPU_HEALTHY'})
-
     def test_same_again(self):
         self.process(self.data)
         before = (self.traits, self.node.properties)

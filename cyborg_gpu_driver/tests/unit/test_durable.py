@@ -143,24 +143,17 @@ class DurableTest(base.BaseTestCase):
                                   self.path, 'thing', 1, 1)
         self.assertIn('state_path', str(error))
 
-    def test_files_set_aside_are_all_kept(self):
-        for number in (1, 2):
-            durable.write(self.path, 'thing', 1, number)
-            kept = durable.set_aside(self.path)
-            self.assertEqual(number, durable.read(kept, 'thing', 1))
-        self.assertFalse(os.path.exists(self.path))
-
     @unittest.skipIf(os.geteuid(), 'only root can give files away')
     def test_what_root_writes_belongs_to_whom_the_directory_does(self):
         os.chown(self.directory, 4711, 4712)
         durable.write(self.path, 'thing', 1, 1)
-        with locks.migration(self.directory):
+        with locks.audit(self.directory):
             pass
         found = {(os.stat(path).st_uid, os.stat(path).st_gid)
                  for path in (self.path, os.path.dirname(self.path),
                               os.path.join(self.directory, 'locks'),
                               os.path.join(self.directory, 'locks',
-                                           'cyborg-gpu-migration'))}
+                                           'cyborg-gpu-audit'))}
         self.assertEqual({(4711, 4712)}, found)
 
     @unittest.skipIf(os.geteuid(), 'only root can give files away')

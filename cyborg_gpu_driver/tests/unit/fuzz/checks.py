@@ -53,7 +53,6 @@ from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.ready import checkpoint
 from cyborg_gpu_driver.record import gpu as gpu_record
-from cyborg_gpu_driver.record import migrate
 from cyborg_gpu_driver.record import store
 
 ADDRESS = model.PciAddress.parse('0000:07:00.0')
@@ -299,15 +298,6 @@ def _parts(record):
                  record)
 
 
-def earlier_file(state_path):
-    """A file of an earlier release is migrated, or kept as unusable."""
-    records = store.Store(state_path)
-    records.check()
-    hold(not migrate.is_pending(state_path), state_path)
-    for address, record in records.records().items():
-        hold(record.is_of(address), record)
-
-
 def checkpoint_file(state_path):
     """Read a checkpoint that an operator has written."""
     path = os.path.join(state_path, 'a.json')
@@ -331,15 +321,7 @@ def first_boot_file(state_path):
 
 STATE_FILES = {
     f'gpus/{ADDRESS}.json': (store.KIND, store.VERSION, record_file),
-    'journal.json': ('cyborg-gpu journal', 1, earlier_file),
-    'checkpoint.json': ('cyborg-gpu checkpoint', 1, earlier_file),
     'a.json': ('cyborg-gpu checkpoint', 1, checkpoint_file),
-    f'changes/{ADDRESS}.json': ('cyborg-gpu layout change', 1, earlier_file),
-    'fixed.json': ('cyborg-gpu fixed vGPUs', 1, earlier_file),
-    'health.json': ('cyborg-gpu health', 1, earlier_file),
-    'cleaning.json': ('cyborg-gpu cleaning', 1, earlier_file),
-    'reported.json': ('cyborg-gpu report', 1, earlier_file),
-    'disabled.json': ('cyborg-gpu disabled', 1, earlier_file),
 }
 """By name: the kind and version of each file, and the function to check it."""
 

@@ -43,23 +43,17 @@ _ENTRIES = [{
     'vfio': bool(number % 2), 'vgpu_placement': None, 'boot': 'one',
     'repeats': 0}
     for number, phase in enumerate(journal.Phase)]
-_ARRANGED = {'enabled': True, 'pending': False, 'instances': [
-    {'profile_id': 19, **_PLACE, 'compute': [[0, 1], [1, 1]]}]}
-_CHECKPOINT = [{'gpu': _GPU, 'device_id': '20b0', 'vfs': True, **_ARRANGED},
+_LAYOUT = {'enabled': True, 'pending': False, 'instances': [
+    {'profile_id': 19, 'placement': _PLACE, 'compute': [[0, 1], [1, 1]]}]}
+_CHECKPOINT = [{'gpu': _GPU, 'device_id': '20b0', 'vfs': True,
+                'layout': _LAYOUT},
                {'gpu': '0000:0f:00.0', 'device_id': '20b0', 'vfs': False,
-                **_ARRANGED}]
-_CHANGE = {'gpu': _GPU, 'before': _ARRANGED, 'steps': ['a', 'b'], 'at': 1,
-           'touched': [{'profile_id': 19, **_PLACE}], 'problem': None}
-_FIXED = [{'gpu': _GPU, 'types': {'0000:07:00.4': 'nvidia-1145'},
-           'instances': [{'profile_id': 19, **_PLACE}]}]
+                'layout': _LAYOUT}]
 _GPU_RECORD = {
     'claims': _ENTRIES, 'claims_lost': False,
     'fixed': {'types': {'0000:07:00.4': 'nvidia-1145'}, 'instances': [
         {'profile_id': 19, 'placement': _PLACE, 'compute': [[0, 1]]}]},
-    'layout': {'gpu': _GPU, 'device_id': '20b0', 'vfs': True, 'layout': {
-        'enabled': True, 'pending': False, 'instances': [
-            {'profile_id': 19, 'placement': _PLACE,
-             'compute': [[0, 1], [1, 1]]}]}},
+    'layout': _CHECKPOINT[0],
     'change': {'gpu': _GPU, 'before': {'enabled': True, 'pending': True},
                'steps': ['a', 'b'], 'at': 1, 'touched': [
                    {'profile_id': 19, 'placement': _PLACE}],
@@ -74,21 +68,6 @@ _GPU_RECORD = {
                 'reason': ''},
     'cordons': [{'source': 'cyborg', 'since': 1.0, 'who': 'ann',
                  'reason': 'a fan'}]}
-_CONDITION = {'code': 'XID_79', 'first': 1.0, 'last': 2.5, 'count': 1,
-              'clean': 0, 'placement': _PLACE, 'instance_id': 7}
-_HEALTH = [{'gpu': _GPU, 'boot': 'one', 'uuid': 'GPU-1', 'ailments': [
-    _CONDITION, {**_CONDITION, 'code': 'ECC', 'placement': None,
-                 'instance_id': None}]}]
-_KNOWN = {'state': 'used', 'tenants': ['one'], 'generation': 7,
-          'reason': ''}
-_CLEANING = {_GPU: _KNOWN, '0000:0f:00.0': {
-    **_KNOWN, 'state': 'free', 'tenants': [], 'generation': None}}
-_REPORTED = {_GPU: {
-    'device_id': '20b2', 'mode': 'mig',
-    'facts': {'model': 'A100', 'uuid': 'GPU-1', 'memory_mib': 81920},
-    'providers': {'7f3b1c0e-5b6a-4d0f-9a53-0d4d8e1f2a3b': {
-        'resource_class': 'CUSTOM_NVIDIA_1G_10GB', 'total': 2,
-        'handles': 'abc'}}}}
 _RECORD = {'time': '2026-01-01T00:00:00+00:00', 'gpu': _GPU,
            'what': 'bound', 'subject': '', 'evidence': {'type': 'a'}}
 
@@ -99,27 +78,17 @@ class StateFileTest(base.FuzzCase):
     def check(self, name, content):
         checks.state_file(self.state_path, name, content)
 
-    @base.examples(250)
-    @hypothesis.given(base.mutated(_ENTRIES))
-    def test_journal(self, content):
-        self.check('journal.json', content)
-
     @base.examples(150)
     @hypothesis.given(base.mutated(_CHECKPOINT))
     def test_checkpoint(self, content):
-        self.check('checkpoint.json', content)
         self.check('a.json', content)
-
-    @base.examples(250)
-    @hypothesis.given(base.mutated(_CHANGE))
-    @hypothesis.example({**_CHANGE, 'at': math.inf})
-    @hypothesis.example({**_CHANGE, 'touched': [
-        {'profile_id': 19, 'start': -1, 'size': 2}]})
-    def test_change_record(self, content):
-        self.check(f'changes/{_GPU}.json', content)
 
     @base.examples(400)
     @hypothesis.given(base.mutated(_GPU_RECORD))
+    @hypothesis.example({'change': {**_GPU_RECORD['change'], 'at': math.inf}})
+    @hypothesis.example({'health': {'conditions': [
+        {'code': 'XID_79', 'first': 10 ** 400, 'last': math.nan}]}})
+    @hypothesis.example({'tenancy': {'state': 'used', 'generation': True}})
     def test_record(self, content):
         self.check(f'gpus/{_GPU}.json', content)
 
@@ -136,37 +105,6 @@ class StateFileTest(base.FuzzCase):
                     directory, stranger.replace('/', '_')), 'wb').close()
         for found in records.addresses():
             self.assertIn(f'{found}.json', os.listdir(directory))
-
-    @base.examples(150)
-    @hypothesis.given(base.mutated(_FIXED))
-    def test_fixed_vgpus(self, content):
-        self.check('fixed.json', content)
-
-    @base.examples(250)
-    @hypothesis.given(base.mutated(_HEALTH))
-    @hypothesis.example([{**_HEALTH[0], 'ailments': [
-        {**_CONDITION, 'first': 10 ** 400}]}])
-    @hypothesis.example([{**_HEALTH[0], 'ailments': [
-        {**_CONDITION, 'first': math.nan}]}])
-    def test_health(self, content):
-        self.check('health.json', content)
-
-    @base.examples(250)
-    @hypothesis.given(base.mutated(_CLEANING))
-    @hypothesis.example({_GPU: {**_KNOWN, 'generation': True}})
-    @hypothesis.example({'0000:7:0.0': _KNOWN})
-    def test_whole_gpus(self, content):
-        self.check('cleaning.json', content)
-
-    @base.examples(100)
-    @hypothesis.given(base.mutated(_REPORTED))
-    def test_reports(self, content):
-        self.check('reported.json', content)
-
-    @base.examples(50)
-    @hypothesis.given(base.mutated([_GPU, '0000:0f:00.0']))
-    def test_disabled(self, content):
-        self.check('disabled.json', content)
 
     @base.examples(250)
     @hypothesis.given(base.mutated(_RECORD), base.damaged(
@@ -194,12 +132,8 @@ class StateFileTest(base.FuzzCase):
         for read in (
                 lambda: store.Store(self.state_path).read(_ADDRESS),
                 lambda: checkpoint.read(
-                    os.path.join(self.state_path, 'health.json')),
-                lambda: checkpoint.read(
-                    os.path.join(self.state_path, 'cleaning.json'))):
-            # The store moves the files of earlier releases aside.
-            for name in (path, 'journal.json', 'checkpoint.json',
-                         'fixed.json', 'health.json', 'cleaning.json'):
+                    os.path.join(self.state_path, 'a.json'))):
+            for name in (path, 'a.json'):
                 with open(os.path.join(self.state_path, name),
                           'wb') as stream:
                     stream.write(data)

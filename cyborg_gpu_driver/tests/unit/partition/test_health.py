@@ -225,12 +225,6 @@ class HealingTest(base.BaseTestCase):
             self.assertTrue(health.judge(conditions).is_unhealthy, xid)
             self.assertEqual((), health.after_reset(conditions))
 
-    def test_one_that_an_earlier_release_has_recorded_for_an_instance(self):
-        earlier = health.Condition('XID_95', _NOW, _NOW, placement=_PLACE,
-                                   instance_id=3)
-        found = health.checked((earlier,), _OLD_DRIVER, 1, _NOW, ())
-        self.assertTrue(health.judge(found).is_unhealthy)
-
     def test_an_instance_takes_what_it_had_with_it(self):
         conditions = health.noted((), 94, _NOW, _PLACE, 3)
         conditions = health.noted(conditions, 79, _NOW)

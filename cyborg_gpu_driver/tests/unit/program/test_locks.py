@@ -165,7 +165,7 @@ class LockTest(base.BaseTestCase):
              '(in this process) holds'], said.lines)
 
     def test_who_may_only_read_keeps_nobody_out(self):
-        for hold in (self.gpu, self.all_records):
+        for hold in (self.gpu, self.record):
             with hold():
                 pass
         names = []
@@ -179,18 +179,15 @@ class LockTest(base.BaseTestCase):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.locks._RECORD_SECONDS', 0.0))
-        for hold in (self.gpu, self.all_records):
+        for hold in (self.gpu, self.record):
             with hold():
                 pass
 
-    def all_records(self):
-        return locks.migration(self.state_path)
+    def record(self):
+        return locks.record(self.state_path, _GPU)
 
     def test_a_record_is_waited_for_too(self):
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.locks._RECORD_SECONDS', 0.0))
-        for record in (locks.migration,
-                       lambda path: locks.record(path, _GPU)):
-            with record(self.state_path):
-                self.assertRaises(exception.LockTimeout,
-                                  record(self.state_path).__enter__)
+        with self.record():
+            self.assertRaises(exception.LockTimeout, self.record().__enter__)

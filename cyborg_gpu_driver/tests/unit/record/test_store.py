@@ -14,7 +14,6 @@
 
 import dataclasses
 import errno
-import json
 import os
 import threading
 import uuid
@@ -22,18 +21,12 @@ import uuid
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
-from cyborg_gpu_driver.host.snapshot import gpu_record as boards
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import cordon
-from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import gpu as gpu_record
-from cyborg_gpu_driver.record import health as health_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import scope
 
@@ -44,7 +37,6 @@ FIXED = gpu_record.FixedVgpus(
     frozenset({spec.MigInstanceSpec(model.Placement(0, 4), 9)}))
 LAYOUT = gpu_record.SavedLayout(ADDRESS, '20b0', True, spec.MigLayout(
     True, True, (spec.MigInstanceSpec(model.Placement(4, 4), 9, ((0, 3),)),)))
-_DISABLED = cordon.Cordon(cordon.Source.CYBORG)
 CHANGE = gpu_record.Change(ADDRESS, spec.MigLayout(False, False))
 
 
@@ -146,16 +138,6 @@ class StoreTest(StoreCase):
 
     def test_stores_of_one_directory_are_shared(self):
         self.assertIs(store.of(self.state_path), store.of(self.state_path))
-
-    def test_a_record_of_the_first_version_is_the_boards(self):
-        durable.write(self.records.path(ADDRESS), store.KIND, 1, {
-            'ids': ['10de', '20b0', None, None], 'boot': 'one', 'time': 1.0})
-        board = boards.Record(('10de', '20b0', None, None), 'one', 1.0)
-        self.assertEqual(gpu_record.GpuRecord(board=board),
-                         self.records.read(ADDRESS))
-        self.records.put(ADDRESS, fixed=FIXED)
-        self.assertEqual(gpu_record.GpuRecord(board=board, fixed=FIXED),
-                         self.again().read(ADDRESS))
 
 
 class DamageTest(StoreCase):
@@ -292,29 +274,6 @@ class UnwritableTest(StoreCase):
             self.assertEqual(1, records.read(address).errors)
         self.assertEqual(1, self.log.output.count('kept in memory'))
 
-    def test_a_record_of_a_release_without_cordons(self):
-        for disabled, cordons in ((True, (_DISABLED,)), (False, ())):
-            durable.write(self.records.path(OTHER), store.KIND, store.VERSION,
-                          {'disabled': disabled, 'errors': 2})
-            self.assertEqual(
-                gpu_record.GpuRecord(cordons=cordons, errors=2),
-                self.again().read(OTHER))
-        durable.write(self.records.path(OTHER), store.KIND, store.VERSION,
-                      {'disabled': 1})
-        self.assertRaises(exception.JournalError, self.again().read, OTHER)
-
-    def test_a_record_of_a_release_with_other_words_for_health(self):
-        condition = health.Condition('XID_79', 1.0, 2.0)
-        durable.write(self.records.path(OTHER), store.KIND, store.VERSION, {
-            'sickness': {'boot': 'one', 'uuid': 'GPU-1',
-                         'ailments': [codec.encode(condition)]}})
-        self.assertEqual(
-            gpu_record.GpuRecord(health=health_record.HealthRecord(
-                'one', 'GPU-1', (condition,))), self.again().read(OTHER))
-        durable.write(self.records.path(OTHER), store.KIND, store.VERSION,
-                      {'sickness': 1})
-        self.assertRaises(exception.JournalError, self.again().read, OTHER)
-
     def test_what_has_to_be_written_ahead_is_refused(self):
         with locks.record(self.state_path, ADDRESS):
             self.assertRaises(exception.LockTimeout, self.records.put,
@@ -352,135 +311,3 @@ class ChangeTest(base.BaseTestCase):
                 CHANGE, steps=('one', 'two'), at=at)))
         self.assertIn('no room', str(dataclasses.replace(
             CHANGE, problem='no room')))
-
-
-class EarlierReleaseTest(StoreCase):
-    """Files of earlier releases, migrated by whichever process is first."""
-
-    files = {
-        'journal.json': ('cyborg-gpu journal', [{
-            'handle': claim().handle, 'gpu': str(ADDRESS),
-            'function': str(ADDRESS), 'mdev_type': 'nvidia-474',
-            'profile': '1g.5gb', 'phase': 'bound', 'profile_id': 19,
-            'placement': {'start': 1, 'size': 1}, 'instance_id': None,
-            'foreign_ids': []}]),
-        'fixed.json': ('cyborg-gpu fixed vGPUs', [{
-            'gpu': str(OTHER), 'types': {'0000:07:00.4': 'nvidia-1'},
-            'instances': [{'profile_id': 9, 'start': 0, 'size': 4}]}]),
-        'checkpoint.json': ('cyborg-gpu checkpoint', [{
-            'gpu': str(ADDRESS), 'device_id': '20b0', 'vfs': True,
-            'enabled': True, 'pending': True, 'instances': [{
-                'profile_id': 9, 'start': 4, 'size': 4,
-                'compute': [[0, 3]]}]}]),
-        f'changes/{ADDRESS}.json': ('cyborg-gpu layout change', {
-            'gpu': str(ADDRESS), 'before': {
-                'enabled': False, 'pending': False, 'instances': []},
-            'steps': [], 'at': 0, 'touched': [], 'problem': None}),
-        'health.json': ('cyborg-gpu health', [{
-            'gpu': str(OTHER), 'boot': 'one', 'uuid': None, 'ailments': [{
-                'code': 'XID_79', 'first': 1.0, 'last': 2.0, 'count': 1,
-                'clean': 0, 'placement': None, 'instance_id': None}]}]),
-        'cleaning.json': ('cyborg-gpu cleaning', {str(ADDRESS): {
-            'state': 'used', 'tenants': ['a'], 'generation': None,
-            'reason': ''}}),
-        'reported.json': ('cyborg-gpu report', {str(ADDRESS): {
-            'device_id': '20b0', 'mode': 'mig', 'facts': {'uuid': 'GPU-1'},
-            'providers': {'p': {'resource_class': 'c', 'total': 1,
-                                'handles': 'd'}}}}),
-        'disabled.json': ('cyborg-gpu disabled', [str(OTHER)])}
-
-    def setUp(self):
-        super().setUp()
-        for name, (kind, content) in self.files.items():
-            durable.write(os.path.join(self.state_path, name), kind, 1,
-                          content)
-        self.expected = {
-            ADDRESS: gpu_record.GpuRecord(
-                claims=(claim(),), layout=LAYOUT, change=CHANGE,
-                tenancy=cleaning.Known(cleaning.State.USED, ('a',)),
-                reported=gpu_record.Reported(
-                    '20b0', 'mig', gpu_record.ReportedFacts(uuid='GPU-1'),
-                    {'p': gpu_record.ReportedProvider('c', 1, 'd')})),
-            OTHER: gpu_record.GpuRecord(
-                fixed=FIXED, cordons=(_DISABLED,),
-                health=health_record.HealthRecord(
-                    'one', None, (health.Condition('XID_79', 1.0, 2.0),)))}
-
-    def left(self):
-        return sorted(
-            os.path.relpath(os.path.join(directory, name), self.state_path)
-            for directory, _, names in os.walk(self.state_path)
-            for name in names if '/locks' not in directory)
-
-    def test_they_are_taken_over_once_and_kept(self):
-        self.assertEqual(self.expected, self.records.records())
-        self.assertEqual(
-            sorted([*(f'{name}.migrated-1' for name in self.files),
-                    f'gpus/{ADDRESS}.json', f'gpus/{OTHER}.json']),
-            self.left())
-        self.assertEqual(self.expected, self.again().records())
-
-    def test_the_first_read_has_what_is_taken_over(self):
-        self.assertEqual(self.expected[ADDRESS], self.records.read(ADDRESS))
-
-    def test_the_board_stays(self):
-        durable.write(self.records.path(OTHER), store.KIND, 1, {
-            'ids': [None] * 4, 'boot': 'one', 'time': 1.0})
-        self.assertEqual('one', self.records.read(OTHER).board.boot)
-        self.assertEqual(FIXED, self.records.read(OTHER).fixed)
-
-    def test_without_leave_to_write_they_are_read(self):
-        self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.locks._RECORD_SECONDS', 0.0))
-        with locks.migration(self.state_path):
-            self.assertEqual(self.expected, self.records.records())
-            self.assertRaises(exception.LockTimeout, self.records.put,
-                              ADDRESS, change=None)
-        self.assertEqual(sorted(self.files), self.left())
-        self.records.put(ADDRESS, change=None)
-        self.assertIsNone(self.again().read(ADDRESS).change)
-        self.assertEqual((claim(),), self.again().read(ADDRESS).claims)
-
-    def test_a_process_that_ends_meanwhile(self):
-        # The records are written, but two old files are not renamed yet.
-        self.records.records()
-        for name in ('fixed.json', 'checkpoint.json'):
-            path = os.path.join(self.state_path, name)
-            os.rename(f'{path}.migrated-1', path)
-        self.assertEqual(self.expected, self.again().records())
-
-    def test_a_record_that_was_damaged_before_the_rest_was_migrated(self):
-        self.records.records()
-        path = os.path.join(self.state_path, 'fixed.json')
-        os.rename(f'{path}.migrated-1', path)
-        self.damage(OTHER)
-        self.assert_lost(OTHER)
-
-    def test_a_damaged_journal_is_kept_and_its_claims_are_looked_for(self):
-        path = os.path.join(self.state_path, 'journal.json')
-        with open(path, 'w', encoding='utf-8') as stream:
-            json.dump({'kind': 'x'}, stream)
-        third = model.PciAddress.parse('0000:47:00.0')
-        self.records.check()
-        for records in (self.records, self.again()):
-            self.assertTrue(records.has_lost())
-            self.assertEqual([True] * 3, [
-                records.is_lost(gpu) for gpu in (ADDRESS, OTHER, third)])
-        self.assertIn('nothing in it is used', self.log.output)
-        for address in (ADDRESS, OTHER):
-            self.records.put(address, claims_lost=False)
-        self.records.settle()
-        self.assertFalse(self.again().has_lost())
-        self.assertFalse(self.again().is_lost(third))
-        self.assertIn('journal.json.lost-1.unusable-1', self.left())
-        self.assertEqual(LAYOUT, self.again().read(ADDRESS).layout)
-
-    def test_another_damaged_file_costs_what_it_had(self):
-        path = os.path.join(self.state_path, 'fixed.json')
-        with open(path, 'w', encoding='utf-8') as stream:
-            stream.write('{')
-        self.assertFalse(self.records.has_lost())
-        self.assertIn('fixed.json.unusable-1', self.left())
-        self.assertEqual({**self.expected, OTHER: dataclasses.replace(
-            self.expected[OTHER], fixed=gpu_record.FixedVgpus())},
-            self.records.records())

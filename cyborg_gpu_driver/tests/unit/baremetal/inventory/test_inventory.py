@@ -61,12 +61,6 @@ class CliquesTest(base.BaseTestCase):
         self.assertIsNone(found.clique)
         self.assertEqual(self.clique, self.parse(*[self.clique] * 4).clique)
 
-    def test_of_an_earlier_ramdisk(self):
-        sent = inspected.sent(self.host)
-        for gpu in sent['gpus']:
-            del gpu['nvlink_clique']
-        self.assertEqual({}, inventory.parse(sent).cliques)
-
     def test_what_is_malformed(self):
         for text in ('', self.clique.upper(), f'{self.clique}0',
                      self.clique.replace('.', '-')):
@@ -92,13 +86,6 @@ class ModesTest(base.BaseTestCase):
                           found.confidential_computing))
         self.assertEqual(found, modes.recorded(
             {'modes': found.to_dict()}))
-
-    def test_of_an_earlier_ramdisk(self):
-        sent = inspected.sent(self.host)
-        del sent['confidential_computing']
-        for gpu in sent['gpus']:
-            del gpu['ecc']
-        self.assertEqual(modes.Modes(), inventory.parse(sent).modes)
 
     def test_what_is_malformed(self):
         sent = inspected.sent(self.host)

@@ -143,10 +143,10 @@ class WrittenTest(NodeCase):
             'CUSTOM_GPU_SICK_BAY', 'CUSTOM_NVIDIA_20B2')
 
     def written(self, summary, *current):
-        return node.written({node.PROPERTY: summary}, current, self.h100)
+        return node.written({node.PROPERTY: summary}, current)
 
     def test_never_inspected(self):
-        self.assertEqual(frozenset(), node.written({}, H100, self.h100))
+        self.assertEqual(frozenset(), node.written({}, H100))
 
     def test_recorded(self):
         self.assertEqual(
@@ -154,23 +154,9 @@ class WrittenTest(NodeCase):
             self.written({node.TRAITS: ['CUSTOM_GPU_COUNT_8', 'X']},
                          'CUSTOM_GPU_COUNT_8', *self.MINE))
 
-    def test_by_an_earlier_release(self):
-        theirs = H100 - {names.HEALTHY} | {
-            LAYOUT + 'ALL_BALANCED', 'CUSTOM_GPU_SICK_XID_79',
-            'CUSTOM_GPU_SICK_REMAP_FAILED'}
-        summary = node.summary(self.h100)
-        self.assertEqual(theirs, self.written(
-            summary, *theirs, *self.MINE, LAYOUT + 'MINE'))
-
-    def test_memory_as_it_was_rounded_then(self):
-        for mib, text in ((46068, '45GB'), (512, '512MB')):
-            trait = f'CUSTOM_GPU_MEMORY_{text}'
-            self.assertEqual({trait}, self.written(
-                {'boards': [{'memory_mib': mib}]}, trait))
-
     def test_property_that_is_broken(self):
-        for summary in (None, 7, [], {}, {'boards': 7, 'count': 'x'},
-                        {'boards': [7, {'device_id': 7, 'model': []}]}):
+        for summary in (None, 7, [], {}, {node.TRAITS: 'X'},
+                        node.summary(self.h100)):
             self.assertEqual(frozenset(),
                              self.written(summary, *self.MINE))
 

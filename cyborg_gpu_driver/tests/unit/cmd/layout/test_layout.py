@@ -55,18 +55,13 @@ class ApplyTest(layouts.LayoutCase):
         self.layout('apply', '--layout-file', '-', '-c', 'halves')
         self.assert_layout('halves')
 
-    def test_a_file_by_mig_parteds_option(self):
-        _, errors = self.layout('plan', '-f', self.file, '-c', 'halves')
-        self.assertIn('-f FILE is deprecated; use --layout-file FILE.',
-                      errors)
-        _, errors = self.layout('plan', '--layout-file', self.file, '-c',
-                                'halves', '--format', 'json')
-        self.assertNotIn('deprecated', errors)
+    def test_a_file_by_the_long_option(self):
+        short = self.layout('plan', '-f', self.file, '-c', 'halves')
+        self.assertEqual(short, self.layout(
+            'plan', '--layout-file', self.file, '-c', 'halves'))
         path = os.path.join(os.path.dirname(self.file), 'checkpoint.json')
-        for words in ('checkpoint', 'restore'):
-            _, errors = self.layout(words, '-f', path)
-            self.assertIn('-f FILE is deprecated; use --checkpoint-file FILE.',
-                          errors)
+        self.layout('checkpoint', '-f', path)
+        self.layout('restore', '--checkpoint-file', path)
 
     def test_options_from_mig_parteds_environment(self):
         self.useFixture(fixtures.EnvironmentVariable(

@@ -14,7 +14,6 @@
 
 import dataclasses
 import itertools
-import os
 import uuid
 
 import fixtures
@@ -284,19 +283,6 @@ class RebuilderTest(binder_case.BinderCase):
             f'{self.address} is locked: MainThread'))
         self.assertTrue(self.journal.check())
         self.assertEqual([self.address], self.rebuilder.rebuild())
-
-    def test_a_damaged_journal_of_an_earlier_release_is_done_with(self):
-        for entry in self.bound.values():
-            self.binder.unbind(str(entry.function), entry.mdev_type,
-                               entry.handle)
-        self.lose()
-        os.unlink(store.of(self.state_path).path(self.address))
-        with open(os.path.join(self.state_path, 'journal.json.lost-1'), 'w',
-                  encoding='utf-8'):
-            pass
-        self.assertTrue(self.journal.check())
-        self.assertIn(self.address, self.rebuilder.rebuild())
-        self.assertFalse(self.journal.check())
 
     def test_a_record_that_cannot_be_read_is_not_rebuilt(self):
         self.lose()
