@@ -80,11 +80,6 @@ class _Node(node.Node):
         self.drift = drift.Drift(tree, hostname)
         self.sender = sender.Sender(conf, hostname)
 
-    def take_over(self, before: node.Node) -> None:
-        super().take_over(before)
-        if isinstance(before, _Node):
-            self.sender = before.sender
-
     def requests(self) -> reconcile.Claims | None:
         self.claims = self._requests.read()
         return self.claims
@@ -171,22 +166,17 @@ class Agent:
     :param placement: creates a client of Placement.
     :param mdev_problem: why no handle of type MDEV can be served; ``''`` if
         all can.
-    :param before: the agent of this process that had other settings. That
-        agent makes no further report.
     """
 
     def __init__(self, conf: cfg.ConfigOpts, settings: policies.Settings,
                  hostname: str, placement: Callable[[], Any],
-                 mdev_problem: str = '', before: Agent | None = None):
+                 mdev_problem: str = ''):
         self._tree = provider_tree.ProviderTree(placement)
         self._node = _Node(conf, settings, hostname, self._tree,
                            mdev_problem)
-        if before is not None:
-            self._node.take_over(before._node)
         if self._node.platform.is_root():
             self._node.act_here()
-        self._observer: observer.Observer = observer.Observer(
-            self._node, None if before is None else before._observer)
+        self._observer = observer.Observer(self._node)
         self._conf = conf
         self._settings = settings
         self._host = self._node.live
@@ -284,13 +274,9 @@ class Agent:
             for device in unhealthy.of(decided.devices, verdicts)
             if self._is_used(device)}), there, decided.leaving)
 
-    def retire(self) -> None:
-        """Stop all work between two reports; binds may still run."""
-        self._watcher.stop()
-
     def stop(self) -> None:
         """Stop all work between two reports, and close NVML."""
-        self.retire()
+        self._watcher.stop()
         self._node.sender.stop()
         self._node.platform.nvml.reset()
 

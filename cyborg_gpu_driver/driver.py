@@ -15,12 +15,9 @@
 from __future__ import annotations
 
 import atexit
-import collections
-import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 from cyborg.accelerator.drivers.gpu import base
@@ -34,7 +31,6 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.conf import reload
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.program.planning import request
@@ -43,7 +39,6 @@ from cyborg_gpu_driver.report import objects
 LOG = logging.getLogger(__name__)
 
 _IN_TREE = 'nvidia_gpu_driver'
-_SETTINGS = 'settings'
 _PLACEMENT_TIMEOUT = 20
 """Seconds for one answer. A bind ends with a write to Placement, and Cyborg
 waits ``[DEFAULT] rpc_response_timeout``, 60 seconds, for the bind."""
@@ -54,7 +49,9 @@ class GPUDriver(base.GPUDriver):
 
     The agent creates the driver in its master process, then calls
     :meth:`discover` in a forked one. So the constructor opens nothing of the
-    machine.
+    machine. It reads the configuration once: a restart of the agent, which
+    servers do not notice, applies a change. A worker that the master process
+    replaces keeps the settings of the start.
 
     :raises InvalidConfiguration: if ``[gpu]`` or a policy is wrong, or
         ``[placement]`` has no credentials; the agent then does not start.
@@ -66,16 +63,8 @@ class GPUDriver(base.GPUDriver):
         self._conf = cfg.CONF
         gpu_conf.register_opts(self._conf)
         _check_placement(self._conf.placement)
-        self._files = reload.Watch(self._conf)
-        self._wanted = policies.read(self._conf)
-        """The last valid settings of the configuration files."""
-        self._settings = self._wanted
-        """The settings of the agent."""
-        self._mutex = threading.Condition()
-        self._calls: collections.Counter[agent.Agent] = collections.Counter()
-        """The number of binds and unbinds that have not returned, by the
-        agent that carries them out. An agent with former settings finishes
-        its calls."""
+        self._settings = policies.read(self._conf)
+        self._mutex = threading.Lock()
         self._agent: agent.Agent | None = None
         self._process: int | None = None
         self._failure = log_once.LogOnce()
@@ -101,12 +90,10 @@ class GPUDriver(base.GPUDriver):
             report. But an empty list would delete all devices of this driver.
         """
         try:
-            self._reload()
             reported = objects.driver_devices(
                 self._running().report_changes())
         except Exception as error:
-            self._say('The GPUs cannot be reported: %s. Cyborg keeps the '
-                      'last report.', error)
+            self._say(error)
         else:
             self._failure.over()
             return reported
@@ -125,12 +112,12 @@ class GPUDriver(base.GPUDriver):
         if running is not None:
             running.stop()
 
-    def _say(self, message: str, error: Exception, about: str | None = None
-             ) -> None:
+    def _say(self, error: Exception) -> None:
         reason = exception.steady(error)
-        if self._failure.is_new(reason, about):
-            LOG.error(message, reason, exc_info=not isinstance(
-                error, exception.GpuDriverError))
+        if self._failure.is_new(reason):
+            LOG.error('The GPUs cannot be reported: %s. Cyborg keeps the '
+                      'last report.', reason, exc_info=not isinstance(
+                          error, exception.GpuDriverError))
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """Create what an MDEV handle stands for; called by the hooks.
@@ -139,17 +126,17 @@ class GPUDriver(base.GPUDriver):
             changed.
         """
         asked = request.parse(pci_addr, asked_type, ah_uuid)
-        with self._call() as running:
-            if self._is_in_trees(running, asked.function):
-                cyborg_hooks.original('create_mdev_privileged')(
-                    pci_addr, asked_type, ah_uuid)
-                return
-            try:
-                running.bind(pci_addr, asked_type, ah_uuid)
-            except exception.GpuDriverError as error:
-                LOG.error('Bind of handle %(handle)s failed: %(error)s',
-                          {'handle': ah_uuid, 'error': error})
-                raise
+        running = self._running()
+        if self._is_in_trees(running, asked.function):
+            cyborg_hooks.original('create_mdev_privileged')(
+                pci_addr, asked_type, ah_uuid)
+            return
+        try:
+            running.bind(pci_addr, asked_type, ah_uuid)
+        except exception.GpuDriverError as error:
+            LOG.error('Bind of handle %(handle)s failed: %(error)s',
+                      {'handle': ah_uuid, 'error': error})
+            raise
 
     def unbind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """Remove what an MDEV handle stands for; called by the hooks.
@@ -160,12 +147,12 @@ class GPUDriver(base.GPUDriver):
         """
         try:
             asked = request.parse(pci_addr, asked_type, ah_uuid)
-            with self._call() as running:
-                if self._is_in_trees(running, asked.function):
-                    cyborg_hooks.original('remove_mdev_privileged')(
-                        pci_addr, asked_type, ah_uuid)
-                    return
-                running.unbind(pci_addr, asked_type, ah_uuid)
+            running = self._running()
+            if self._is_in_trees(running, asked.function):
+                cyborg_hooks.original('remove_mdev_privileged')(
+                    pci_addr, asked_type, ah_uuid)
+                return
+            running.unbind(pci_addr, asked_type, ah_uuid)
         except exception.GpuDriverError as error:
             LOG.error('Unbind of handle %(handle)r: %(error)s',
                       {'handle': ah_uuid, 'error': error})
@@ -176,65 +163,11 @@ class GPUDriver(base.GPUDriver):
         """This process's agent, created at its first use."""
         with self._mutex:
             if self._agent is None or self._process != os.getpid():
-                self._wanted = self._files.changed() or self._wanted
-                self._agent = self._make(self._wanted)
-                self._settings = self._wanted
+                self._agent = agent.Agent(
+                    self._conf, self._settings, self._conf.host,
+                    self._placement, self._mdev_problem)
                 self._process = os.getpid()
             return self._agent
-
-    def _make(self, settings: policies.Settings,
-              before: agent.Agent | None = None) -> agent.Agent:
-        return agent.Agent(
-            self._conf, settings, self._conf.host, self._placement,
-            self._mdev_problem, before)
-
-    @contextlib.contextmanager
-    def _call(self) -> Iterator[agent.Agent]:
-        """The agent that carries out one call of Cyborg until it ends."""
-        with self._mutex:
-            running = self._running()
-            self._calls[running] += 1
-        try:
-            yield running
-        finally:
-            with self._mutex:
-                self._calls[running] -= 1
-                self._calls += collections.Counter()  # Drops zero counts.
-                self._mutex.notify_all()
-
-    def _reload(self) -> None:
-        """Apply changed configuration files.
-
-        A call under way ends with the settings with which it began. Each
-        later call has the new settings. A report waits for the calls under
-        way, because they write to Placement what the former settings offer.
-        """
-        with self._mutex:
-            before = self._running()
-            settings = self._wanted = self._files.changed() or self._wanted
-            if settings == self._settings:
-                self._failure.over(_SETTINGS)
-                return
-            try:
-                self._agent = self._make(settings, before)
-            except Exception as error:
-                self._say('The changed configuration is not used yet: %s. '
-                          'The former policies stay in effect, and the next '
-                          'report tries again.', error, _SETTINGS)
-                return
-            self._settings = settings
-        self._failure.over(_SETTINGS)
-        LOG.info('The configuration files have changed. The policies are '
-                 'now: %s', ', '.join(item.name for item in
-                                      settings.policies or ()) or 'none')
-        before.retire()
-        with self._mutex:
-            if not self._mutex.wait_for(lambda: not self._calls[before],
-                                        before.bind_timeout):
-                LOG.warning('A bind or unbind that began before the '
-                            'configuration changed did not end within %g s. '
-                            'The next report corrects Placement.',
-                            before.bind_timeout)
 
     def _placement(self) -> placement_client.PlacementClient:
         """Cyborg's Placement client, which waits no longer than a bind may.

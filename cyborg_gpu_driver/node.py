@@ -100,16 +100,6 @@ class Node(host_parts.HostParts, services.Services):
         self.draining: frozenset[str] = frozenset()
         """UUIDs of providers that offer no more capacity."""
 
-    def take_over(self, before: Node) -> None:
-        """Replace a node that had other settings.
-
-        Keep the parts that belong to the process and not to the settings:
-        the NVML session, and the binds that have not ended, because an
-        unbind must be able to cancel them.
-        """
-        self.platform = before.platform
-        self.turns = before.turns
-
     @property
     def hostname(self) -> str:
         """Name of the compute node's resource provider."""

@@ -28,14 +28,14 @@ _ANSWER_SECONDS = 10
 
 GPU_OPTS = [
     cfg.ListOpt(
-        'policies', default=[], mutable=True,
+        'policies', default=[],
         help='Names of the [gpu_policy:NAME] groups, in order. The first '
              'policy that matches a GPU governs it. A GPU that no policy '
              'matches is not offered. If the list is empty, a GPU in MIG mode '
              'with virtual functions is offered by its MIG profiles, and '
              'every other GPU as a whole.'),
     cfg.ListOpt(
-        'ignored_devices', default=[], mutable=True,
+        'ignored_devices', default=[],
         help='PCI addresses or UUIDs of GPUs that the driver neither reports '
              'nor changes.'),
     cfg.StrOpt(
@@ -47,7 +47,7 @@ GPU_OPTS = [
              'report and the locks. It must survive a reboot and belong to '
              'the user that runs cyborg-agent.'),
     cfg.BoolOpt(
-        'prepare', default=True, mutable=True,
+        'prepare', default=True,
         help='Whether the agent makes idle GPUs ready for their policy, at '
              'its start and in each report: it sets the MIG mode, virtual '
              'functions, mixed-size mode and vGPU scheduler, creates fixed '
@@ -55,37 +55,37 @@ GPU_OPTS = [
              'false, the operator does all of this. Without policies, the '
              'agent only binds vfio-pci.'),
     cfg.BoolOpt(
-        'nova_vfio_handles', default=False, mutable=True,
+        'nova_vfio_handles', default=False,
         help='Whether nova-compute on this host is started as '
              'cyborg-gpu-nova-compute. vGPUs on kernels without mdev (vendor '
              'VFIO) are then created at bind. Otherwise the agent creates the '
              "fixed_vgpus at its start, and Nova's own PCI code assigns "
              'them.'),
     cfg.BoolOpt(
-        'clean_whole_gpus', default=True, mutable=True,
+        'clean_whole_gpus', default=True,
         help='Whether to reset a GPU in passthrough mode after each server, '
              'and to offer it again only when the reset has succeeded and its '
              'memory is found clean. If false, the GPU is offered again at '
              'once, as the server left it. A GPU that the kernel cannot reset '
              'needs false.'),
     cfg.BoolOpt(
-        'health_events', default=True, mutable=True,
+        'health_events', default=True,
         help='Whether to listen for error events of NVML (XIDs), so that the '
              'driver stops offering a GPU as soon as it becomes unhealthy. If '
              'false, only each report checks health.'),
     cfg.IntOpt(
-        'health_clean_checks', default=5, min=1, mutable=True,
+        'health_clean_checks', default=5, min=1,
         help='Number of consecutive reports without a problem after which '
              'an unhealthy GPU counts as healthy again.'),
     cfg.IntOpt(
-        'health_cordon_errors', default=0, min=0, mutable=True,
+        'health_cordon_errors', default=0, min=0,
         help='Number of errors after which the driver cordons a GPU: it gets '
              'no new server until an operator uncordons it, even when it is '
              'healthy again. Errors count from the last "cyborg-gpu gpu '
              'uncordon" or "cyborg-gpu health clear" on. 0 never cordons a '
              'GPU.'),
     cfg.ListOpt(
-        'health_ignored_xids', default=[], mutable=True,
+        'health_ignored_xids', default=[],
         item_type=cfg.types.Integer(min=1),
         help='XIDs that never make a GPU unhealthy, in addition to XIDs of '
              "applications and those that NVIDIA's catalogue says to ignore."),
@@ -100,7 +100,7 @@ GPU_OPTS = [
              '[DEFAULT] rpc_response_timeout, which is how long Cyborg '
              'waits.'),
     cfg.IntOpt(
-        'bind_timeout', min=1, mutable=True,
+        'bind_timeout', min=1,
         help='Seconds that a bind may take from its arrival. A bind that '
              'takes longer, because a command holds the GPU or NVML is slow, '
              'is refused or rolled back. Choose less than [DEFAULT] '
@@ -109,7 +109,7 @@ GPU_OPTS = [
              'unset, it is half of rpc_response_timeout in the configuration '
              'of the agent.'),
     cfg.IntOpt(
-        'full_report_interval', default=600, min=0, mutable=True,
+        'full_report_interval', default=600, min=0,
         help='Seconds after which a report describes a GPU to Cyborg in full '
              'although nothing about it has changed. The reports in between '
              'say only that the GPU is unchanged, which costs the database of '
@@ -157,7 +157,7 @@ GPU_OPTS = [
              'asked as the user of [placement]. If the user also has the role '
              'service, the requests of deleted servers are deleted.'),
     cfg.IntOpt(
-        'orphan_grace', default=300, min=0, mutable=True,
+        'orphan_grace', default=300, min=0,
         help='Seconds to wait before an apparent leftover counts as one: '
              'before a bound handle without an accelerator request is '
              'unbound, before the request of a deleted server is deleted, and '
@@ -176,23 +176,23 @@ GPU_OPTS = [
 
 POLICY_OPTS = [
     cfg.ListOpt(
-        'match_address', default=[], mutable=True,
+        'match_address', default=[],
         help='PCI addresses of the GPUs that the policy matches, such as '
              '0000:3b:00.0.'),
     cfg.ListOpt(
-        'match_uuid', default=[], mutable=True,
+        'match_uuid', default=[],
         help='UUIDs of the GPUs that the policy matches, such as GPU-4f2c...'),
     cfg.ListOpt(
-        'match_model', default=[], mutable=True,
+        'match_model', default=[],
         help='Glob patterns of the model names that the policy matches, as '
              'NVML gives them (*A100*), or of four-digit PCI device ids '
              '(20b?).'),
     cfg.ListOpt(
-        'match_numa_node', mutable=True,
+        'match_numa_node',
         default=[], item_type=cfg.types.Integer(min=0),
         help='NUMA nodes of the GPUs that the policy matches.'),
     cfg.StrOpt(
-        'mode', mutable=True,
+        'mode',
         choices=[
             (policy.Mode.PASSTHROUGH.value,
              'the whole GPU to one server, resource class PGPU'),
@@ -208,7 +208,7 @@ POLICY_OPTS = [
             (policy.Mode.OFF.value, 'not offered')],
         help='How the GPUs of this policy are offered. Required.'),
     cfg.ListOpt(
-        'roles', default=[], mutable=True,
+        'roles', default=[],
         help='Mode auto: two or more of passthrough, mig and vgpu. An idle '
              'GPU is offered in all of them at once. The first server that '
              'gets a part of it decides its role; all else is reserved in '
@@ -218,25 +218,25 @@ POLICY_OPTS = [
              'vfio-pci, and the first bind of a vGPU changes its driver and '
              'mode, for which bind_timeout must be long enough.'),
     cfg.ListOpt(
-        'profiles', default=[], mutable=True,
+        'profiles', default=[],
         help='Mode mig: GPU instance profiles to offer, as nvidia-smi mig '
              '-lgip names them (1g.10gb, 3g.40gb). If empty, the profiles of '
              'vgpu_types are offered, or without vgpu_types every profile '
              'that can back a vGPU.'),
     cfg.ListOpt(
-        'vgpu_types', default=[], mutable=True,
+        'vgpu_types', default=[],
         help='Mode vgpu: vGPU types to offer, by name (T4-2B) or mdev type '
              '(nvidia-231). Mode mig: MIG-backed vGPU types. A type that '
              'fills its GPU instance backs the profile. A type that shares '
              'its GPU instance with others (DC-1-8Q) is offered by its own '
              'name.'),
     cfg.DictOpt(
-        'max_instances', default={}, mutable=True,
+        'max_instances', default={},
         help='vGPU types with the highest number of each on one GPU, such as '
              'A40-4Q:6. Required for a type only if neither NVML nor sysfs '
              'says how many fit.'),
     cfg.DictOpt(
-        'fixed_vgpus', default={}, mutable=True,
+        'fixed_vgpus', default={},
         help='For kernels without mdev (vendor VFIO), unless '
              'nova_vfio_handles is set: vGPU types with the number of each to '
              'create on each GPU, such as L40S-12Q:4. The agent creates them '
@@ -245,12 +245,12 @@ POLICY_OPTS = [
              'on each GPU. "cyborg-gpu nova config" writes the lines that '
              'nova.conf needs.'),
     cfg.BoolOpt(
-        'mixed_sizes', default=False, mutable=True,
+        'mixed_sizes', default=False,
         help='Mode vgpu: whether one GPU may have vGPUs of several '
              'framebuffer sizes at the same time (heterogeneous mode). Fewer '
              'vGPUs of some sizes fit then.'),
     cfg.StrOpt(
-        'vgpu_scheduler', mutable=True,
+        'vgpu_scheduler',
         choices=[item.value for item in model.SchedulerPolicy],
         help='Mode vgpu: scheduler by which vGPUs share the GPU. Mode mig: '
              'scheduler of each GPU instance that several vGPUs share, set '
@@ -258,7 +258,7 @@ POLICY_OPTS = [
              'unset, the scheduler is not changed. mixed_sizes excludes '
              'fixed-share.'),
     cfg.IntOpt(
-        'vgpu_time_slice', min=1, mutable=True,
+        'vgpu_time_slice', min=1,
         help='Time slice of vgpu_scheduler, in microseconds. If unset, '
              "NVIDIA's driver chooses it."),
     cfg.BoolOpt(
@@ -267,14 +267,14 @@ POLICY_OPTS = [
              'FABRIC_MODE is 0. Then the NVLinks of all GPUs are one fabric, '
              'and a server is not isolated from the GPUs of other servers.'),
     cfg.ListOpt(
-        'nvlink_sizes', default=[], mutable=True,
+        'nvlink_sizes', default=[],
         item_type=cfg.types.Integer(min=1, max=16),
         help='Mode nvlink: sizes of the groups of GPUs to offer, such as 2,4. '
              'If empty, the groups of every size that the NVSwitches or the '
              'bridges of the board connect are offered: 1, 2, 4 and 8 on a '
              'board with eight GPUs.'),
     cfg.StrOpt(
-        'isolation', default='none', mutable=True,
+        'isolation', default='none',
         choices=[
             ('none', 'servers of all projects share a GPU'),
             ('project', 'a GPU with servers of one project gets no server '

@@ -50,10 +50,6 @@ _ONLY_IN = {
 class Settings:
     """What the operator decided about this host's GPUs.
 
-    It holds the value of every option that can change without a restart,
-    and no other. Code that runs in the agent reads those options here, so
-    that it never sees a mixture of an old and a new configuration.
-
     ``policies`` is None if none is configured.
     """
 

@@ -80,16 +80,6 @@ def invalid(group: str, option: str, found: Any, reason: str
         group=group, option=option, value=found, reason=reason)
 
 
-def where(conf: cfg.ConfigOpts, group: str, option: str) -> Sequence[str]:
-    """The last file that assigns an option; all files if none does."""
-    found: list[str] = []
-    for path, content in sections(conf):
-        for section, assigned in content.items():
-            if section.lower() == group.lower() and option in assigned:
-                found = [path]
-    return found or list(files(conf))
-
-
 def _check_names(conf, known, policies):
     folded = {group.lower(): group for group in known}
     for path, content in sections(conf):

@@ -42,16 +42,13 @@ class Observer:
     """Watches one agent.
 
     :param node: the agent's (:class:`cyborg_gpu_driver.node.Node`).
-    :param before: the observer of the agent before its settings changed; its
-        counts continue.
     """
 
-    def __init__(self, node: Any, before: Observer | None = None):
+    def __init__(self, node: Any):
         self._node = node
         self._state_path = node.state_path
         self._audit = audit.Audit(self._state_path)
-        self._keeper = (before._keeper if before is not None
-                        else state.Keeper(self._state_path, node.hostname))
+        self._keeper = state.Keeper(self._state_path, node.hostname)
 
     def call(self, operation: str
              ) -> contextlib.AbstractContextManager[None]:
