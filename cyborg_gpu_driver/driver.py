@@ -200,9 +200,6 @@ def _stop(reference: weakref.ReferenceType[GPUDriver]) -> None:
 def _check_placement(group: cfg.ConfigOpts.GroupAttr) -> None:
     """Check that ``[placement]`` has credentials.
 
-    Before Cyborg 16 the agent itself did not use Placement
-    (cyborg/agent/manager.py), and a file without credentials was sufficient.
-
     :raises InvalidConfiguration: if it has none.
     """
     if not (group.auth_type or group.auth_section):

@@ -229,8 +229,7 @@ class Node(host_parts.HostParts, services.Services):
         """Cleans whole GPUs that servers have released."""
         return cleaning.Cleaner(
             self.resetter, self.state_path, self._keeper,
-            audit.Audit(self.state_path), self.settings.clean_whole_gpus,
-            closes_used=reserved.takes_over_capacity())
+            audit.Audit(self.state_path), self.settings.clean_whole_gpus)
 
     @property
     def _keeper(self) -> reserved.ReservedKeeper | None:
@@ -372,10 +371,9 @@ class Node(host_parts.HostParts, services.Services):
         :param owned: how many of each profile are bound through Cyborg.
         :param unhealthy: whether the GPU gets no new server.
         """
-        offers = elastic.settled(offers, self.cleaner.is_taken(offers),
+        offers = elastic.settled(offers, self.cleaner.withholds(offers),
                                  self.turns.is_partitioning(address))
-        withheld = (unhealthy and not self.cleaner.stays_open(offers)
-                    or self.cleaner.withholds(offers))
+        withheld = unhealthy or self.cleaner.withholds(offers)
         return capacity.inventories(
             map(self._fit, offers), owned, self.hostname, withheld,
             bool(self.cordons.of(address)))

@@ -64,11 +64,8 @@ class Release:
 
     version: str | None = None
     """None if Cyborg is not installed."""
-    has_placement_client: bool = False
     mismatch: str = ''
     """See :func:`cyborg_gpu_driver.cyborg_hooks.mismatch`."""
-    asks_placement: bool = True
-    """Whether the agent itself queries Placement for its compute node."""
     wants_service_token: bool = True
     """Whether the API accepts a bind only from a service."""
 
@@ -160,16 +157,9 @@ def _cyborg():
         version = metadata.version('openstack-cyborg')
     except metadata.PackageNotFoundError:
         return Release()
-    client = importutils.try_import('cyborg.common.placement_client')
-    options = importutils.try_import('cyborg.conf.agent')
     return Release(
-        version, hasattr(client, 'PlacementClient'), cyborg_hooks.mismatch(),
-        # The agent got this option when it began to query Placement. The
-        # agent's own module does too much when it is imported.
-        any(option.name == 'resource_provider_name'
-            for option in getattr(options, 'opts', ())),
-        importutils.try_import('cyborg.common.service_token_utils')
-        is not None)
+        version, cyborg_hooks.mismatch(), importutils.try_import(
+            'cyborg.common.service_token_utils') is not None)
 
 
 def _mig_devices(proc, dev):

@@ -15,7 +15,7 @@
 ``openstack accelerator device disable`` gives the device the status
 ``maintaining`` and reserves all of one inventory in Placement. Cyborg chooses
 the inventory of the deployable whose database ID equals that of the device
-(cyborg/api/controllers/v2/devices.py, the same in Cyborg 14 to 17). That
+(cyborg/api/controllers/v2/devices.py, the same in Cyborg 16 and 17). That
 deployable may belong to another device. So only the status identifies the
 disabled device, and only Cyborg's API shows the status: the conductor has no
 call for it.

@@ -22,9 +22,6 @@ import contextlib
 
 from oslo_service import backend
 
-# Select the backend before importing Cyborg, which selects the same one since
-# 2026.1. Earlier releases select none and run on eventlet's threads. The
-# demonstration must not use these: when one of them waits for SQLite, all
-# others wait too.
+# Select the backend as cyborg.cmd does, before Nova selects eventlet.
 with contextlib.suppress(ValueError):
     backend.init_backend(backend.BackendType.THREADING)

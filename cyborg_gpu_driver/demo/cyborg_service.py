@@ -155,8 +155,6 @@ class CyborgService:
                     driver.stop()
 
     def _serve(self, topic, manager):
-        # cyborg.common.rpc.get_server() does the same, but before 2026.1 its
-        # threads were those of eventlet.
         server = oslo_messaging.get_rpc_server(
             rpc.TRANSPORT,
             oslo_messaging.Target(topic=topic, server=cfg.CONF.host),

@@ -17,22 +17,15 @@ does not answer, the call remains in the kernel. So each GPU has one thread for
 its calls, and one more thread makes the calls that concern no GPU. The caller
 waits for the answer for a limited time. A stuck thread blocks only its own
 GPU; the process neither waits for the thread nor joins it at exit.
-
-The threads are native threads of the operating system, even if eventlet has
-replaced Python's threads (cyborg-agent before 2026.1): a call that blocks in a
-green thread stops the whole process. Therefore only the call itself runs in
-them. They use no Python lock and no logging, which eventlet replaces too.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
 import os
-import sys
+import queue
 import threading
-import time
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Hashable
@@ -42,22 +35,6 @@ from typing import Any
 from cyborg_gpu_driver import exception
 
 LOG = logging.getLogger(__name__)
-
-_SHORTEST_NAP = 0.0002
-_LONGEST_NAP = 0.02
-
-
-def on_green_threads() -> bool:
-    """Whether eventlet has replaced Python's threads."""
-    patcher = sys.modules.get('eventlet.patcher')
-    return patcher is not None and patcher.is_monkey_patched('thread')
-
-
-def native(name: str) -> Any:
-    """Return a standard library module without the changes of eventlet."""
-    if on_green_threads():
-        return sys.modules['eventlet.patcher'].original(name)
-    return importlib.import_module(name)
 
 
 def run(owner: Hashable, seconds: float, name: str,
@@ -145,20 +122,19 @@ class _Call:
     def __init__(self, name: str, function: Callable[..., Any],
                  arguments: tuple[Any, ...],
                  undo: Callable[[], object] | None = None) -> None:
-        new_lock = native('threading').Lock
         self.name = name
         self.function = function
         self.arguments = arguments
         self.undo = undo or (lambda: None)
         self.answer = None
         self.error: BaseException | None = None
-        self.claim = new_lock()
+        self.claim = threading.Lock()
         """The thread acquires this lock to make the call. A caller that has
         timed out acquires it to cancel the call."""
-        self.taken = new_lock()
+        self.taken = threading.Lock()
         """The thread acquires this lock when it has the answer. A caller that
         has timed out acquires it to refuse the answer."""
-        self.ended = new_lock()
+        self.ended = threading.Lock()
         self.ended.acquire()
 
     def make(self) -> None:
@@ -177,16 +153,7 @@ class _Call:
 
     def wait(self, seconds: float) -> bool:
         """Whether the call ends within ``seconds``."""
-        if not on_green_threads():
-            return self.ended.acquire(timeout=seconds)
-        end, nap = time.monotonic() + seconds, 0.0
-        while not self.ended.acquire(blocking=False):
-            if time.monotonic() >= end:
-                return False
-            # This is eventlet's sleep, during which other green threads run.
-            time.sleep(nap)
-            nap = min(max(2 * nap, _SHORTEST_NAP), _LONGEST_NAP)
-        return True
+        return self.ended.acquire(timeout=seconds)
 
     def result(self) -> Any:
         error, self.error = self.error, None
@@ -205,10 +172,10 @@ class _Worker:
     def __init__(self, owner: Hashable) -> None:
         self._owner = owner if isinstance(owner, str) else f'GPU {owner}'
         self.process = os.getpid()
-        self._calls = native('queue').SimpleQueue()
+        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
         self._late: tuple[_Call, float] | None = None
         """A call that did not end in time, and its time limit in seconds."""
-        native('threading').Thread(
+        threading.Thread(
             target=_work, args=(self._calls,), daemon=True,
             name=f'cyborg-gpu-nvml {owner}').start()
 

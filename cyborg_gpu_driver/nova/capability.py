@@ -54,8 +54,8 @@ def nova_version() -> str:
 def mdev_problem() -> str:
     """Return why the installed Nova cannot use handles of type MDEV.
 
-    If a guest has an accelerator whose handle is not of type PCI, Nova 31 to
-    33 start the guest without any of its accelerators. Nova 34.0.0 is the
+    If a guest has an accelerator whose handle is not of type PCI, Nova 33
+    starts the guest without any of its accelerators. Nova 34.0.0 is the
     first release that attaches them (nova/virt/libvirt/driver.py:
     ``_allocate_cyborg_mdevs``, and ``ah_type != 'MDEV'`` in
     ``_get_guest_config``). Development versions before it, such as

@@ -32,7 +32,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 
 LIVE_MIGRATABLE = 'live_migratable'
-"""A key of ``device_spec`` and ``alias``, since Nova 2025.1. Without the key,
+"""A key of ``device_spec`` and ``alias``. Without the key,
 Nova does not live-migrate a server that has the function."""
 
 

@@ -83,18 +83,12 @@ class Cleaner:
     :param enabled: ``[gpu] clean_whole_gpus``. If False, GPUs are not
         checked, remembered or withheld.
     :param clock: a monotonic clock, in seconds.
-    :param closes_used: whether a GPU is closed as soon as a server has it.
-        False closes it only after its release: Placement before 14.0.0
-        refuses to rewrite an allocation if ``reserved`` and ``used`` together
-        exceed ``total``, even if the allocation is unchanged
-        (_check_capacity_exceeded in placement/objects/allocation.py).
     """
 
     def __init__(self, resetter: reset.Resetter, state_path: str,
                  tenancy: Tenancy | None, record: audit.Audit,
                  enabled: bool = True,
-                 clock: Callable[[], float] = time.monotonic,
-                 closes_used: bool = True):
+                 clock: Callable[[], float] = time.monotonic):
         self._resetter = resetter
         self._state_path = state_path
         self._store = store.of(state_path)
@@ -102,23 +96,20 @@ class Cleaner:
         self._audit = record
         self._enabled = enabled
         self._clock = clock
-        self._closes_used = closes_used
         self._memory: dict[model.PciAddress, cleaning.Known | None] = {}
         """What this process knows, including what no record has."""
         self._failed: dict[model.PciAddress, float] = {}
         self._said = log_once.LogOnce()
 
     def withholds(self, found: Collection[offers.Offer]) -> bool:
-        """Whether Placement must not promise a GPU as a whole now.
+        """Whether a server has a GPU as a whole, or it is not clean yet.
+
+        Placement must not promise it to another server then. Placement still
+        lets Nova write the allocation of its server again.
 
         :param found: the GPU's offers. Only those of whole GPUs count: for
             other modes the last tenant does not matter.
         """
-        return (not self.stays_open(found)
-                and any(known.withheld for known in self._of(found)))
-
-    def is_taken(self, found: Collection[offers.Offer]) -> bool:
-        """Whether a server has a GPU as a whole, or it is not clean yet."""
         return any(known.withheld for known in self._of(found))
 
     def take(self, whole: Whole, is_reported: bool, is_parted: bool) -> str:
@@ -157,17 +148,6 @@ class Cleaner:
                     ours=closed.ours))
                 return ''
         return f'provider {whole.provider} in Placement changes too often'
-
-    def stays_open(self, found: Collection[offers.Offer]) -> bool:
-        """Whether a GPU must not be closed while a server has it.
-
-        The GPU has no free unit anyway, and its allocation may have to be
-        written again, for example when the server is evacuated.
-
-        :param found: see :meth:`withholds`.
-        """
-        return not self._closes_used and any(
-            known.state is _State.USED for known in self._of(found))
 
     def _of(self, found: Iterable[offers.Offer]) -> list[cleaning.Known]:
         """The known states of the offers of whole GPUs."""

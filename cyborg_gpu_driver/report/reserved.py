@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import importlib.metadata
 import time
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -41,10 +40,6 @@ _WRITES = 8
 """Attempts at one write. An attempt fails only if another write succeeds."""
 _FAILING_SECONDS = 5.0
 """Once one provider of a GPU has failed, no more are tried after this."""
-_FIRST_OVER_CAPACITY = 15
-"""Release of Cyborg; see :func:`takes_over_capacity`."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Inventory:
     """The inventory that one provider should have."""
@@ -267,17 +262,3 @@ class ReservedKeeper:
                 body['total'] - reserved,
                 response.json()['resource_provider_generation'])
         return response
-
-
-def takes_over_capacity() -> bool:
-    """Whether Placement takes an unchanged allocation on a closed provider.
-
-    Placement does from 14.0.0 (2025.2) on, but its API does not tell its
-    release. A cloud's services are not older than its agents. So Placement
-    does if Cyborg on this host is 15.0.0 (2025.2) or newer.
-    """
-    try:
-        version = importlib.metadata.version('openstack-cyborg')
-    except importlib.metadata.PackageNotFoundError:
-        return True
-    return int(version.partition('.')[0]) >= _FIRST_OVER_CAPACITY

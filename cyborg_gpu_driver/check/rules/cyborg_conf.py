@@ -22,12 +22,8 @@ from cyborg_gpu_driver.check.rules import result
 
 _DRIVER = 'cyborg_gpu_driver'
 _IN_TREE = 'nvidia_gpu_driver'
-_TESTED = {14: '2025.1', 15: '2025.2', 16: '2026.1', 17: '2026.2'}
+_TESTED = {16: '2026.1', 17: '2026.2'}
 """Releases that the functional tests run on."""
-_ON_EVENTLET = (14, 15)
-"""The releases whose agent uses eventlet threads (cyborg/cmd/__init__.py)."""
-_GREEN = (': its agent runs on eventlet, and does not answer while it waits '
-          'for NVML')
 
 
 def release(facts: facts_module.Facts) -> Iterator[result.Finding]:
@@ -39,12 +35,6 @@ def release(facts: facts_module.Facts) -> Iterator[result.Finding]:
             'command',
             'Install cyborg_gpu_driver where cyborg-agent is installed, and '
             'run this command from there')
-    elif not found.has_placement_client:
-        yield result.failure(
-            result.HOST, f'the agent of Cyborg {found.version} has no '
-            'Placement client, so the free capacity of a GPU cannot be '
-            'published',
-            'Upgrade Cyborg to 14.1.0 (2025.1) or later')
     elif found.mismatch:
         yield _mismatch(facts, found)
     elif found.major not in _TESTED:
@@ -55,8 +45,7 @@ def release(facts: facts_module.Facts) -> Iterator[result.Finding]:
             'Use a tested release, or try it on one host first')
     else:
         yield result.success(
-            result.HOST, f'Cyborg {found.version} ({_TESTED[found.major]})'
-            + (_GREEN if found.major in _ON_EVENTLET else ''))
+            result.HOST, f'Cyborg {found.version} ({_TESTED[found.major]})')
 
 
 def _mismatch(facts, found):
@@ -149,7 +138,8 @@ def placement(facts: facts_module.Facts) -> Iterator[result.Finding]:
     elif not asked.providers:
         yield result.failure(
             result.HOST, 'it has no compute node named '
-            f'{" or ".join(sorted(names(facts)))}: {_lost(facts)}',
+            f'{" or ".join(sorted(names(facts)))}: '
+            'cyborg-agent does not start',
             'Start nova-compute on this host first. If it is running, set '
             '[DEFAULT] host in cyborg.conf to its hypervisor_hostname')
     else:
@@ -219,13 +209,6 @@ def earlier(facts: facts_module.Facts) -> Iterator[result.Finding]:
             'over')
 
 
-def _lost(facts):
-    """Describe what happens to an agent without a compute node."""
-    if facts.machine.release.asks_placement:
-        return 'cyborg-agent does not start'
-    return 'reports of cyborg-agent do not reach Placement'
-
-
 def service_roles(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Which role Cyborg requires in Nova's service token."""
     roles = facts.cyborg.service_roles
@@ -235,8 +218,8 @@ def service_roles(facts: facts_module.Facts) -> Iterator[result.Finding]:
             result.HOST, f'Cyborg {release_.version} requires no service '
             'token: users can bind, unbind and delete accelerator requests '
             'without Nova',
-            'Upgrade Cyborg to 14.1.0, 15.0.1, 16.0.1 or later in its series; '
-            'configure Nova to send the token first')
+            'Upgrade Cyborg to 16.0.1 or later; configure Nova to send the '
+            'token first')
     elif roles:
         yield result.success(
             result.HOST, "Nova's user of [service_user] needs the role "

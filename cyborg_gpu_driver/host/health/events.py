@@ -13,11 +13,8 @@
 
 """Receives errors of GPUs at the moment that they happen.
 
-NVML reports events to a thread that waits in an NVML call. From 2026.1 on
-cyborg-agent runs on native threads (oslo.service's threading backend), and an
-NVML call releases the interpreter's lock, so waiting blocks no other thread.
-Before 2026.1 it runs on eventlet's green threads. A green thread that waits in
-NVML would block all others, so there the thread waits outside NVML and polls.
+NVML reports events to a thread that waits in an NVML call. The call releases
+the interpreter's lock, so waiting blocks no other thread.
 """
 
 from __future__ import annotations
@@ -33,7 +30,6 @@ import pynvml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
-from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import threads
 from cyborg_gpu_driver.host.nvml import library as nvml_library
 from cyborg_gpu_driver.host.nvml import mig as nvml_mig
@@ -125,7 +121,7 @@ class Watcher:
                 if not self._set.members:
                     self._wake.wait()
                     continue
-                self._tell(self._wait())
+                self._tell(self._set.wait(_WAIT_MS))
                 delay = _FIRST_DELAY
             except Exception as error:
                 self._say_failure(error)
@@ -153,14 +149,6 @@ class Watcher:
             self._set.close()
         except Exception as error:
             self._say_failure(error)
-
-    def _wait(self) -> list[health_facts.Event]:
-        if not deadline.on_green_threads():
-            return self._set.wait(_WAIT_MS)
-        found = self._set.wait(0)
-        if not found:
-            self._wake.wait(_WAIT_MS / 1000)
-        return found
 
     def _tell(self, events: Iterable[health_facts.Event]) -> None:
         for event in events:

@@ -41,8 +41,6 @@ NO_SESSION = frozenset({'UNINITIALIZED', 'DRIVER_NOT_LOADED'})
 
 _INDEX_LIMIT = 64
 _NO_NUMBER = 0xffffffff
-_NATIVE = '_thread'
-"""The module of Python's own locks."""
 _PREFIX = 'NVML_ERROR_'
 _SYMBOLS = {getattr(pynvml, name): name[len(_PREFIX):]
             for name in dir(pynvml) if name.startswith(_PREFIX)}
@@ -66,9 +64,6 @@ def initialise(wsl_path: str, load: Callable[[str], Any]) -> None:
     :param load: loads a library by path, such as :class:`ctypes.CDLL`.
     :raises NVMLError: pynvml's exception, if nvmlInit fails.
     """
-    if type(pynvml.libLoadLock).__module__ != _NATIVE:
-        # An eventlet lock, which the threads that call NVML cannot share.
-        pynvml.libLoadLock = deadline.native('threading').Lock()
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

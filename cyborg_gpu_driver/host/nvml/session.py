@@ -190,7 +190,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             raise nvml_library.error(
                 name, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         try:
-            if name in _OWN_THREAD and not deadline.on_green_threads():
+            if name in _OWN_THREAD:
                 return function(*args)
             owner = _owner(session, name, args)
             answer = deadline.run(owner, self._seconds(name), name, function,

@@ -38,8 +38,6 @@ _LOOK_EVERY = 0.05
 """In seconds. Another process cannot wake a waiting process."""
 _MICROSECONDS = 1_000_000
 _sleep = ctypes.CDLL(None).usleep
-"""Sleeps like a C library: eventlet does not replace it, so the whole process
-with all its green threads blocks."""
 _SUPPORTED = (pynvml.nvmlEventTypeSingleBitEccError
               | pynvml.nvmlEventTypeDoubleBitEccError
               | pynvml.nvmlEventTypePState

@@ -55,7 +55,6 @@ _WITHOUT_SESSION = frozenset({'nvmlInitWithFlags', 'nvmlInit_v2',
 _LOOK_AGAIN = 5000
 """In microseconds. Another process cannot wake a waiting process."""
 _sleep = ctypes.CDLL(None).usleep
-"""Sleeps like a C library: eventlet does not replace it."""
 
 Refused = refusal.Refused
 

@@ -14,12 +14,12 @@
 
 from __future__ import annotations
 
-import _thread
 import collections
 import contextlib
 import fcntl
 import json
 import os
+import threading
 import weakref
 from collections.abc import Iterator
 
@@ -51,9 +51,7 @@ class Store:
         self._held = None
         self._depth = 0
         self._write = False
-        # Not the lock of threading, which eventlet replaces: threads of the
-        # operating system call NVML too.
-        self._lock = _thread.RLock()
+        self._lock = threading.RLock()
         # A fork while another thread is inside an operation would leave
         # the child with a lock that no thread releases.
         reference = weakref.ref(self)
@@ -231,7 +229,7 @@ def _identity(found):
 
 def _renew_lock(store):
     if store is not None:
-        store._lock = _thread.RLock()
+        store._lock = threading.RLock()
         store._depth = 0
         # A lock on the parent's descriptor is a lock of both processes.
         store._held = None

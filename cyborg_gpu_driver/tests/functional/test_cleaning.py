@@ -80,7 +80,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
                           self.whole)
 
     def test_the_allocation_of_its_server_can_be_written_again(self):
-        """Nova does so for an evacuation; this works on any Placement."""
+        """Nova does so for an evacuation."""
         server = self.cloud.bind(self.whole)
         self.report()
         self.assertEqual(gpu_cloud.USED, self.inventory())
@@ -97,8 +97,6 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.assertEqual(gpu_cloud.USED, self.inventory())
 
     def test_it_is_not_to_be_had_before_it_was_reset(self):
-        if not gpu_cloud.CLOSES_USED:
-            self.skipTest('Placement 13 wants it open while it is used')
         server = self.cloud.bind(self.whole)
         self.assertEqual((0, 1), self.inventory())
         self.report()
@@ -255,8 +253,7 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.cloud.unbind(server)
         self.forget()
         self.restart()
-        if gpu_cloud.CLOSES_USED:
-            self.assert_not_to_be_had()
+        self.assert_not_to_be_had()
         self.report()
         self.assertEqual(((0, 0), 1), (self.inventory(), self.resets()))
 

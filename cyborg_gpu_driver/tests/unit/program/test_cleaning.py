@@ -83,8 +83,6 @@ class Ledger:
 
 class CleaningCase(base.BaseTestCase):
 
-    closes_used = True
-
     address = _H100
 
     def setUp(self):
@@ -123,8 +121,7 @@ class CleaningCase(base.BaseTestCase):
         self.resetter = reset.Resetter(self.platform, self.health)
         self.cleaner = cleaning.Cleaner(
             self.resetter, self.state_path, self.ledger,
-            audit.Audit(self.state_path), self.enabled, lambda: self.now,
-            self.closes_used)
+            audit.Audit(self.state_path), self.enabled, lambda: self.now)
 
     def look(self):
         """Run a report. Return whether the GPU is withheld after it."""
@@ -313,39 +310,6 @@ class TenantsTest(CleaningCase):
         # Its former server is remembered if it is offered as a whole again.
         self.assertFalse(self.look())
         self.assertEqual(1, self.resets())
-
-
-class OpenTest(CleaningCase):
-    """Placement 13 refuses an unchanged allocation over the capacity."""
-
-    closes_used = False
-
-    def offers(self):
-        return self.live.offers(self.live.gpu(self.address))
-
-    def test_it_is_closed_when_it_was_given_back(self):
-        self.ledger.allocate('server')
-        for _ in range(2):
-            self.assertFalse(self.look())
-            self.assertTrue(self.cleaner.stays_open(self.offers()))
-        self.assertEqual(0, self.ledger.reserved)
-        self.ledger.delete('server')
-        self.machine.add_process(str(self.address), 4711)
-        self.assertTrue(self.look())
-        self.assertFalse(self.cleaner.stays_open(self.offers()))
-        self.machine.remove_process(4711)
-        self.now += 3600
-        self.assertFalse(self.look())
-        self.assertEqual(1, self.resets())
-
-    def test_who_comes_before_it_was_reset_is_named(self):
-        self.ledger.allocate('first')
-        self.look()
-        self.ledger.delete('first')
-        self.ledger.allocate('second')
-        self.assertFalse(self.look())
-        self.assertEqual(0, self.resets())
-        self.assertIn('may not have been reset', self.log.output)
 
 
 class ObstacleTest(CleaningCase):

@@ -177,9 +177,9 @@ class BoundsTest(ScriptTest):
         self.assertIn('pyyaml==(absent)', printed)
 
     def test_a_release_that_pins_an_older_version(self):
-        self.write('releases/2025.1.txt', 'cliff==4.2.10\nPyYAML==6.0.2\n')
+        self.write('releases/2026.1.txt', 'cliff==4.2.10\nPyYAML==6.0.2\n')
         code, printed = self.check('cliff==4.3.0\nPyYAML==6.0.1\n')
         self.assertEqual(1, code)
-        self.assertIn('releases/2025.1.txt: cliff==4.2.10, but '
+        self.assertIn('releases/2026.1.txt: cliff==4.2.10, but '
                       'requirements.txt says cliff>=4.3.0', printed)
         self.assertIn('2 requirements, 1 wrong', printed)
