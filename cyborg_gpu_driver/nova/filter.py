@@ -34,10 +34,8 @@ LOG = logging.getLogger(__name__)
 class GpuFilter(filters.BaseHostFilter, filters.CandidateFilterMixin):
     """Drops the GPUs, and hosts, that the placement policy rules out.
 
-    If few hosts are left, the filter lists a host that has several GPUs for
-    a request as several attempts. Nova skips the weighers if only one host is
-    left, so the filter puts the best GPU of that host first. Requests without
-    a GPU pass.
+    Nova skips the weighers if only one host is left, so the filter puts the
+    best GPU of that host first. Requests without a GPU pass.
     """
 
     def __init__(self):
@@ -64,10 +62,10 @@ class GpuFilter(filters.BaseHostFilter, filters.CandidateFilterMixin):
             return [host for host, is_strict
                     in zip(hosts, strict, strict=True) if not is_strict]
         now = self._chooser.current(request)
-        hosts = self._chooser.attempts(now, [
+        hosts = [
             host for host in hosts if self.filter_candidates(
                 host, lambda candidate, host=host:
-                self._chooser.admits(now, host, candidate))])
+                self._chooser.admits(now, host, candidate))]
         if len(hosts) == 1 and chooser.multiplier(hosts[0]):
             self._choose(request, hosts[0])
         return hosts

@@ -26,7 +26,6 @@ from nova.scheduler import weights
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.nova.scheduling import attempts
 from cyborg_gpu_driver.nova.scheduling import chooser
 from cyborg_gpu_driver.nova.weighing import placement
 from cyborg_gpu_driver.nova.weighing import ranking
@@ -42,8 +41,8 @@ class GpuWeigher(weights.BaseHostWeigher):
     without a GPU gives all hosts the weight 0 and does not query Placement.
     """
 
-    # The weights are in this range already, except those of further and
-    # impossible attempts, which are below all others.
+    # The weights are in this range already, except those of impossible
+    # hosts, which are below all others.
     minval = 0.0
     maxval = 1.0
 
@@ -83,8 +82,7 @@ class GpuWeigher(weights.BaseHostWeigher):
         return ranking.weights(
             [chooser.put_best_first(host.allocation_candidates, row)
              if row else math.inf
-             for host, row in zip(hosts, rows, strict=True)],
-            list(map(attempts.identity, hosts)))
+             for host, row in zip(hosts, rows, strict=True)])
 
 
 def _wish(spec):

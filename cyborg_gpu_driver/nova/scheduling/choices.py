@@ -17,12 +17,10 @@ import collections
 import contextlib
 import dataclasses
 import threading
-import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
-from cyborg_gpu_driver.nova.scheduling import attempts
 from cyborg_gpu_driver.nova.scheduling import promises
 from cyborg_gpu_driver.nova.weighing import cost as weigher_cost
 
@@ -74,37 +72,17 @@ class Choices:
         """
         if request.promised is None or not host.allocation_candidates:
             return
-        if any(promise.claimed is not None
+        if any(promise.is_claimed
                for promise in self._promises.of(request.server)):
             # Nova looks for alternates.
             return
-        attempt = (weakref.ref(host) if isinstance(host, attempts.Attempt)
-                   else None)
-        self._promises.replace(request.server, [promises.Promise(
-            request.server, request.project, request.wish.application,
-            host.uuid, offer.provider, amount, attempt)
+        self._promises.replace(request.server, host, [
+            promises.Promise(
+                request.server, request.project, request.wish.application,
+                host.uuid, offer.provider, amount)
             for offer, amount in request.fleet.taken(
                 host.allocation_candidates[0]['allocations'])],
             self._latest())
-
-    def claimed(self, attempt: attempts.Attempt, server: str) -> None:
-        """Record that Nova has claimed the first candidate of an attempt."""
-        with self._locked() as is_locked:
-            made = self._promises.of(server) if is_locked else []
-            if not made:
-                return
-            fleet = self._latest()
-            taken = {offer.provider: amount for offer, amount in fleet.taken(
-                attempt.allocation_candidates[0]['allocations'])}
-            if taken.keys() != {promise.provider for promise in made}:
-                # Another request took the promised units first, and Nova
-                # claimed another attempt.
-                made = [dataclasses.replace(
-                    made[0], host=attempt.uuid, provider=provider,
-                    amount=amount, shown=None)
-                    for provider, amount in taken.items()]
-                self._promises.replace(server, made, fleet)
-            self._promises.claimed(server)
 
     @contextlib.contextmanager
     def _locked(self):

@@ -33,7 +33,6 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.nova import weigher_reader
-from cyborg_gpu_driver.nova.scheduling import attempts
 from cyborg_gpu_driver.nova.scheduling import choices
 from cyborg_gpu_driver.nova.scheduling import neighbours
 from cyborg_gpu_driver.nova.scheduling import promises
@@ -55,8 +54,6 @@ _PROFILE = 'device_profile_'
 (get_device_profile_group_requester_id in nova/accelerator/cyborg.py)."""
 _KEPT = 2
 """Hosts to remember, as a multiple of those that one request can name."""
-_ATTEMPTS = 16
-"""How often Nova may try to claim for one request, over all hosts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,35 +145,6 @@ class Chooser:
              for figure, candidate in zip(
                  row, host.allocation_candidates, strict=True)]
             for row, host in zip(figures, hosts, strict=True)]
-
-    def attempts(self, request, hosts) -> list:
-        """Return the hosts, some of them several times.
-
-        If there are few hosts, a host with several candidates is several
-        attempts.
-
-        :param request: from :meth:`current`.
-        """
-        if not CONF.gpu_weigher.order_candidates:
-            return hosts
-        most = max(1, _ATTEMPTS // max(1, len(hosts)))
-        found = []
-        for host in hosts:
-            if isinstance(host, attempts.Attempt) or not multiplier(host):
-                found.append(host)
-                continue
-            if most > 1:
-                self._sort(request, host)
-            found += attempts.split(
-                host, most, self._choices.claimed)
-        return found
-
-    def _sort(self, request, host):
-        (row,) = self.figures(request, [host])
-        keys = [(figure is None, figure, random.random()) for figure in row]
-        host.allocation_candidates = [
-            host.allocation_candidates[number]
-            for number in sorted(range(len(keys)), key=keys.__getitem__)]
 
     def promise(self, request, host) -> None:
         """Record that Nova is about to claim the first candidate of a host.

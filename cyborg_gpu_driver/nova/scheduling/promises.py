@@ -19,6 +19,7 @@ must not be shared would look empty to two projects.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 import weakref
@@ -42,30 +43,37 @@ class Promise:
     """UUID of the compute node."""
     provider: str
     amount: int
-    attempt: weakref.ref[Any] | None = None
-    """Nova keeps the attempt until the request has ended. None: nothing
-    reports the end of the request."""
-    claimed: float | None = None
-    """When Nova reported the claim, by the clock."""
+    state: weakref.ref[Any] | None = None
+    """Nova's state of the host, which each request has for itself."""
+    instances: int = 0
+    """The number of servers in that state when the promise was made."""
+    ended: float | None = None
+    """When the request ended, by the clock: Nova has claimed the units, or
+    others, or none."""
     made: float = 0.0
     shown: int | None = None
-    """Number of the first fleet that includes the promised units."""
+    """Number of the first fleet that includes the promised units, if Nova has
+    claimed them."""
 
     @property
-    def has_failed(self) -> bool:
-        """Whether the request has ended without this claim."""
-        return (self.claimed is None and self.attempt is not None
-                and self.attempt() is None)
+    def is_claimed(self) -> bool:
+        """Whether Nova has claimed the host, and the request goes on.
+
+        Nova then counts the server in its state of the host
+        (_consume_selected_host in nova/scheduler/manager.py).
+        """
+        state = None if self.state is None else self.state()
+        return state is not None and state.num_instances > self.instances
 
 
 class Promises:
     """Counts what was chosen until the fleet that was read includes it.
 
-    The fleet includes a promise if the host was read after the claim. Before
-    Nova has reported the claim, the fleet also counts as including it if the
-    provider has as many more units in use. The owner of these units does not
-    matter: units of others leave no less for the next request. Not
-    thread-safe without a lock.
+    The fleet includes a promise if the host was read after the end of the
+    request. Before that, the fleet also counts as including it if the provider
+    has as many more units in use. The owner of these units does not matter:
+    units of others leave no less for the next request. Not thread-safe without
+    a lock.
 
     :param keep: seconds after which a promise ends in any case.
     :param clock: the clock that times the reading of hosts.
@@ -82,11 +90,12 @@ class Promises:
         self._number = 0
         """Number of the fleet that was read last."""
 
-    def replace(self, server: str, promises: Iterable[Promise],
+    def replace(self, server: str, state: Any, promises: Iterable[Promise],
                 fleet: weigher_cost.Fleet) -> None:
         """Replace all promises of a server: Nova is about to claim these.
 
         :param server: its earlier promises end.
+        :param state: Nova's state of the host.
         :param fleet: the fleet that was read last.
         """
         self._keep_only(lambda promise: promise.server != server)
@@ -94,13 +103,14 @@ class Promises:
             offer = fleet.offer(promise.provider)
             if offer is not None:
                 promise.made = self._clock()
+                promise.state = weakref.ref(
+                    state, functools.partial(self._end, promise))
+                promise.instances = state.num_instances
                 self._used.setdefault(promise.provider, offer.used)
                 self._made.setdefault(promise.provider, []).append(promise)
 
-    def claimed(self, server: str) -> None:
-        """Record that Nova has claimed what a server was promised."""
-        for promise in self.of(server):
-            promise.claimed = self._clock()
+    def _end(self, promise: Promise, _reference: object) -> None:
+        promise.ended = self._clock()
 
     def of(self, server: str) -> list[Promise]:
         """Return the promises of a server."""
@@ -124,8 +134,7 @@ class Promises:
                                fleet.began)
                     self._used[provider] = offer.used
         late = self._clock() - self._keep
-        self._keep_only(lambda promise: promise.made > late
-                        and not promise.has_failed)
+        self._keep_only(lambda promise: promise.made > late)
 
     def missing(self, fleet: weigher_cost.Fleet) -> list[Promise]:
         """Return the promises that a fleet does not include yet.
@@ -137,7 +146,7 @@ class Promises:
 
     def _show(self, made, units, began):
         waiting = [promise for promise in made if promise.shown is None]
-        # Known claims come first: their units are not those of others.
+        # Ended requests come first: their units are not those of others.
         for promise in sorted(waiting, key=lambda item: not _has(item, began)):
             units -= promise.amount
             if units < 0 and not _has(promise, began):
@@ -155,6 +164,6 @@ class Promises:
 
 
 def _has(promise, began):
-    """Whether the host of a promise was read after the claim."""
-    return (promise.claimed is not None
-            and began.get(promise.host, -math.inf) > promise.claimed)
+    """Whether the host of a promise was read after the request's end."""
+    return (promise.ended is not None
+            and began.get(promise.host, -math.inf) > promise.ended)

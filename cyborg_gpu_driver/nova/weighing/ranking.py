@@ -16,44 +16,23 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Hashable
 from collections.abc import Sequence
 
-FURTHER = 10.0
-"""How far further attempts at the same host are below all others. Nova takes
-the next host in its order if a claim fails, or if the server fails to build:
-that should be another host, as long as there is one."""
+IMPOSSIBLE = -10.0
+"""The weight of a host that cannot take the request."""
 
 
-def weights(figures: Sequence[float | None], hosts: Sequence[Hashable]
-            ) -> list[float]:
-    """Return the weights: 0 to 1 for the best attempt at each host.
+def weights(figures: Sequence[float | None]) -> list[float]:
+    """Return the weights of hosts: 0 to 1, and :data:`IMPOSSIBLE`.
 
-    Further attempts at the same host are below those, in their own order, and
-    impossible attempts are below all others.
-
-    :param figures: how bad each attempt is; infinite if it is impossible. An
-        unknown one counts as the mean of the others.
-    :param hosts: the host of each attempt.
+    :param figures: how bad each host's best GPU is; infinite if it is
+        impossible. An unknown one counts as the mean of the others.
     """
     known = [figure for figure in figures
              if figure is not None and math.isfinite(figure)]
+    low, high = min(known, default=0.0), max(known, default=0.0)
     mean = statistics.fmean(known) if known else 0.0
-    filled = [mean if figure is None else figure for figure in figures]
-    order = sorted(range(len(filled)), key=lambda number: (
-        filled[number], figures[number] is None))
-    first: dict[Hashable, int] = {}
-    for number in order:
-        first.setdefault(hosts[number], number)
-    best = [filled[number] for number in first.values()
-            if math.isfinite(filled[number])]
-    low, high = min(best, default=0.0), max(best, default=0.0)
-    found = [0.0] * len(filled)
-    for position, number in enumerate(order):
-        if not math.isfinite(filled[number]):
-            found[number] = -2 * FURTHER
-        elif first[hosts[number]] != number:
-            found[number] = -FURTHER - position / len(order)
-        elif high > low:
-            found[number] = (high - filled[number]) / (high - low)
-    return found
+    span = high - low or 1.0
+    return [IMPOSSIBLE if figure == math.inf
+            else (high - (mean if figure is None else figure)) / span
+            for figure in figures]

@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import dataclasses
-import weakref
 
 from oslotest import base
 
@@ -38,8 +37,10 @@ def fleet(number, began=0.0, **used):
     return found
 
 
-class Attempt:
-    """An attempt, which Nova references while the request lasts."""
+class State:
+    """The state of a host, which Nova has while a request lasts."""
+
+    num_instances = 3
 
 
 class PromisesTest(base.BaseTestCase):
@@ -48,11 +49,16 @@ class PromisesTest(base.BaseTestCase):
         super().setUp()
         self.now = 100.0
         self.promises = promises.Promises(KEEP, lambda: self.now)
+        self.states = {}
 
-    def promise(self, server, provider='a', amount=1, read=None, **fields):
-        self.promises.replace(server, [promises.Promise(
-            server, 'project', '', 'host', provider, amount, **fields)],
+    def promise(self, server, provider='a', amount=1, read=None):
+        state = self.states[server] = State()
+        self.promises.replace(server, state, [promises.Promise(
+            server, 'project', '', 'host', provider, amount)],
             read or fleet(1, a=2, b=0))
+
+    def end(self, server):
+        del self.states[server]
 
     def missing(self, read):
         self.promises.settle(read)
@@ -90,24 +96,24 @@ class PromisesTest(base.BaseTestCase):
         self.assertEqual(['x'], self.missing(fleet(2, a=1, b=0)))
         self.assertEqual([], self.missing(fleet(3, a=2, b=0)))
 
-    def test_a_host_that_was_read_after_the_claim_has_it(self):
+    def test_a_host_that_was_read_after_the_request_has_it(self):
         for server in 'xyz':
             self.promise(server)
-        self.promises.claimed('y')
+        self.end('y')
         # Another server has left, so the number of used units is no evidence.
         self.assertEqual(['x', 'y', 'z'], self.missing(
             fleet(2, self.now - 1, a=2, b=0)))
         self.assertEqual(['x', 'z'], self.missing(
             fleet(3, self.now + 1, a=2, b=0)))
-        # One more unit is that of a server whose claim is not known yet.
+        # One more unit is that of a server whose request goes on.
         self.assertEqual(['z'], self.missing(
             fleet(4, self.now + 2, a=3, b=0)))
 
-    def test_units_of_known_claims_are_not_those_of_others(self):
+    def test_units_of_ended_requests_are_not_those_of_others(self):
         for server in 'xyz':
             self.promise(server)
-        self.promises.claimed('y')
-        self.promises.claimed('z')
+        self.end('y')
+        self.end('z')
         self.assertEqual(['x'], self.missing(
             fleet(2, self.now + 1, a=4, b=0)))
 
@@ -117,14 +123,14 @@ class PromisesTest(base.BaseTestCase):
         self.assertEqual(['b'], [
             promise.provider for promise in self.promises.of('x')])
 
-    def test_a_promise_ends_with_its_request(self):
-        for claimed, expected in ((None, []), (1.0, ['x'])):
-            attempt = Attempt()
-            self.promise('x', attempt=weakref.ref(attempt),
-                         claimed=claimed)
-            self.assertEqual(['x'], self.missing(fleet(1, a=2, b=0)))
-            del attempt
-            self.assertEqual(expected, self.missing(fleet(1, a=2, b=0)))
+    def test_a_claim(self):
+        self.promise('x')
+        (promise,) = self.promises.of('x')
+        self.assertFalse(promise.is_claimed)
+        self.states['x'].num_instances += 1
+        self.assertTrue(promise.is_claimed)
+        self.end('x')
+        self.assertFalse(promise.is_claimed)
 
     def test_a_promise_is_forgotten_after_a_while(self):
         self.promise('x')

@@ -1,0 +1,47 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+"""Choices of requests that come at the same time."""
+
+from __future__ import annotations
+
+import threading
+
+import fixtures
+from nova import test
+
+from cyborg_gpu_driver.nova.scheduling import choices
+from cyborg_gpu_driver.nova.weighing import cost
+from cyborg_gpu_driver.tests import scope
+
+
+class ChoicesTest(test.NoDBTestCase):
+
+    def test_nobody_waits_for_good(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.nova.scheduling.choices._WAIT', 0.01))
+        found = choices.Choices(lambda: cost.Fleet(()), 1.0)
+        request, entered, leave = object(), threading.Event(), (
+            threading.Event())
+
+        def hold():
+            with found._locked():
+                entered.set()
+                leave.wait(scope.HANG)
+
+        other = threading.Thread(target=hold)
+        other.start()
+        self.assertTrue(entered.wait(scope.HANG))
+        with found.alone(request) as given:
+            self.assertIs(request, given)
+        self.assertEqual(frozenset(), found.hosts)
+        leave.set()
+        other.join(scope.HANG)
