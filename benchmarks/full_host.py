@@ -31,6 +31,7 @@ warnings.simplefilter('ignore')
 
 from cyborg_gpu_driver.demo import cloud as demo_cloud  # noqa: E402
 from cyborg_gpu_driver.demo import database  # noqa: E402
+from cyborg_gpu_driver.report import steady  # noqa: E402
 
 HOST = 'dgx-a100-80'
 INSTANCES_PER_GPU = 7
@@ -69,13 +70,14 @@ class FullHost:
 
     def __init__(self, directory: str, host: str = HOST,
                  shared: bool = False):
+        steady.INTERVAL = 0.0  # Each report is a full one.
         templates = database.Templates(subdirectory(directory, 'templates'))
         templates.make()
         self.cloud = demo_cloud.Cloud(
             subdirectory(directory, 'cloud'), templates, 'compute1',
             ['cyborg_gpu_driver'],
             {'DEFAULT': {'rpc_response_timeout': TIMEOUT},
-             'gpu': {'simulate': host, 'full_report_interval': 0,
+             'gpu': {'simulate': host,
                      'state_path': subdirectory(directory, 'state'),
                      **({'simulate_state': os.path.join(
                          directory, 'hardware.json')} if shared else {})}})

@@ -45,6 +45,7 @@ import full_host
 
 from cyborg_gpu_driver.demo import cloud as demo_cloud
 from cyborg_gpu_driver.demo import database
+from cyborg_gpu_driver.report import steady
 
 HOSTS = (10, 30, 100)
 FIRST = 'compute1'
@@ -76,11 +77,11 @@ class Fleet:
 
     def __init__(self, directory: str, driver: str):
         self._stack = contextlib.ExitStack()
+        steady.INTERVAL = 0.0  # Each report is a full one.
         templates = database.Templates(
             full_host.subdirectory(directory, 'templates'))
         templates.make()
         simulated = {'simulate': SIMULATED, 'policies': 'slices',
-                     'full_report_interval': 0,
                      'state_path': full_host.subdirectory(
                          directory, 'state')}
         self.cloud = demo_cloud.Cloud(

@@ -189,7 +189,7 @@ class Agent:
         self._earlier = self._node.gpus_of_others
         self._disabled = devices.Watch(conf, hostname)
         self._publisher = self._node.publisher
-        self._steady = steady.Steady(settings.full_report_interval)
+        self._steady = steady.Steady(steady.INTERVAL)
         self._watcher = events.Watcher(self._node.platform.nvml,
                                        self._event)
         self._binder = self._node.binder

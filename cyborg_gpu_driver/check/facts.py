@@ -77,9 +77,9 @@ class Facts:
     state_path: str = ''
     """``[gpu] state_path``."""
     sriov_manage: str = ''
-    """``[gpu] sriov_manage``."""
+    """Path of NVIDIA's script."""
     mdevctl: str = ''
-    """``[gpu] mdevctl``."""
+    """Name of the program."""
 
     def governed(self) -> Iterator[tuple[model.Gpu, policy.Policy]]:
         """The GPUs that are offered in some mode, with their policies."""

@@ -21,6 +21,10 @@ from oslo_config import cfg
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 
+ACCESS_SECONDS = 60.0
+"""How long an operation waits until all processes of this library on this host
+have closed NVML, before a GPU is reset, is unbound or changes its MIG mode.
+Those processes in turn wait as long until they may open it again."""
 _RPC_SECONDS = 60.0
 """The default of rpc_response_timeout."""
 _ANSWER_SECONDS = 10
@@ -39,7 +43,7 @@ GPU_OPTS = [
         help='PCI addresses or UUIDs of GPUs that the driver neither reports '
              'nor changes.'),
     cfg.StrOpt(
-        'sysfs_root', default='/sys',
+        'sysfs_root', default='/sys', advanced=True,
         help='Where sysfs is mounted.'),
     cfg.StrOpt(
         'state_path', default='/var/lib/cyborg/gpu',
@@ -108,45 +112,6 @@ GPU_OPTS = [
              'conductor fails the request without notifying the agent. If '
              'unset, it is half of rpc_response_timeout in the configuration '
              'of the agent.'),
-    cfg.IntOpt(
-        'full_report_interval', default=600, min=0,
-        help='Seconds after which a report describes a GPU to Cyborg in full '
-             'although nothing about it has changed. The reports in between '
-             'say only that the GPU is unchanged, which costs the database of '
-             'Cyborg a sixth of the queries. A full report restores what '
-             "somebody has deleted from Cyborg's database. 0 makes every "
-             'report a full one.'),
-    cfg.IntOpt(
-        'access_timeout', default=60, min=1,
-        help='Seconds to wait until all processes of this library on this '
-             'host have closed NVML, before a GPU is reset, is unbound or '
-             'changes its MIG mode. Those processes in turn wait this long '
-             'until they may open it again. After this time, the operation is '
-             'refused.'),
-    cfg.IntOpt(
-        'driver_timeout', default=60, min=1,
-        help='Seconds that a kernel driver may take to bind or release a GPU. '
-             'After that the operation fails, but the kernel may still finish '
-             'what it has begun.'),
-    cfg.StrOpt(
-        'nvidia_smi', default='nvidia-smi',
-        help='Name or path of nvidia-smi, which resets a GPU. On a host '
-             'without it, the GPU is unbound, reset and bound again. A host '
-             'with NVSwitches needs nvidia-smi.'),
-    cfg.StrOpt(
-        'fabric_manager_config',
-        default='/usr/share/nvidia/nvswitch/fabricmanager.cfg',
-        help="Path of the configuration of NVIDIA's fabric manager, on hosts "
-             'with NVSwitches. It contains FABRIC_MODE, and the address or '
-             'the socket of the fabric manager.'),
-    cfg.StrOpt(
-        'sriov_manage', default='/usr/lib/nvidia/sriov-manage',
-        help="Path of NVIDIA's script that creates virtual functions."),
-    cfg.StrOpt(
-        'mdevctl', default='mdevctl',
-        help='Name or path of mdevctl, which removes the definition of a '
-             'mediated device that is removed. On a host without it there is '
-             'nothing to remove.'),
     cfg.StrOpt(
         'os_cloud',
         help='Cloud of clouds.yaml whose accelerator requests are compared '
@@ -335,8 +300,7 @@ def privileged_timeout(conf: cfg.ConfigOpts) -> float:
 
     The process may have to wait for access to NVML before it calls NVML.
     """
-    return float(conf.gpu.access_timeout + conf.gpu.nvml_timeout
-                 + _ANSWER_SECONDS)
+    return ACCESS_SECONDS + conf.gpu.nvml_timeout + _ANSWER_SECONDS
 
 
 def rpc_timeout(conf: cfg.ConfigOpts) -> float:

@@ -72,8 +72,6 @@ class Settings:
     """``[gpu] health_ignored_xids``."""
     bind_timeout: int | None = None
     """``[gpu] bind_timeout``, in seconds."""
-    full_report_interval: int = 600
-    """``[gpu] full_report_interval``, in seconds."""
     orphan_grace: int = 300
     """``[gpu] orphan_grace``, in seconds."""
 
@@ -151,7 +149,6 @@ def read(conf: cfg.ConfigOpts) -> Settings:
         health_cordon_errors=conf.gpu.health_cordon_errors,
         health_ignored_xids=frozenset(conf.gpu.health_ignored_xids),
         bind_timeout=conf.gpu.bind_timeout,
-        full_report_interval=conf.gpu.full_report_interval,
         orphan_grace=conf.gpu.orphan_grace)
 
 

@@ -38,6 +38,8 @@ from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.record import boards
 
 NAMESPACE = 'cyborg_gpu_driver.platform'
+SRIOV_MANAGE = '/usr/lib/nvidia/sriov-manage'
+MDEVCTL = 'mdevctl'
 _Files = sysfs.Sysfs
 
 
@@ -50,20 +52,19 @@ class Platform:
     simulated: bool = False
     proc: _Files = dataclasses.field(default_factory=lambda: _Files('/proc'))
     """The files of NVIDIA's driver in proc."""
-    sriov_manage: str | Callable[[str, bool], str] = (
-        '/usr/lib/nvidia/sriov-manage')
+    sriov_manage: str | Callable[[str, bool], str] = SRIOV_MANAGE
     """Path of NVIDIA's script. A simulated machine has a callable instead. It
     takes the GPU's address and whether to create (True) or remove virtual
     functions. It returns or raises (ProcessExecutionError of
     oslo.concurrency) what the script would."""
-    mdevctl: str | Callable[..., str] = 'mdevctl'
-    """Name or path of mdevctl, or a callable with its arguments, as above."""
+    mdevctl: str | Callable[..., str] = MDEVCTL
+    """Name of mdevctl, or a callable with its arguments, as above."""
     vfio_holders: Callable[[str], tuple[int, ...]] | None = None
     """On a simulated machine, returns the ids of the processes that have the
     VFIO device of a function (by address) or mdev (by UUID) open. None
     searches ``/proc``."""
     nvidia_smi: str | Callable[..., str] = 'nvidia-smi'
-    """Name or path of nvidia-smi, or a callable with its arguments, as above,
+    """Name of nvidia-smi, or a callable with its arguments, as above,
     which raises FileNotFoundError if nvidia-smi is not installed."""
     gpu_holders: Callable[[str], tuple[tuple[int, str], ...]] | None = None
     """On a simulated machine, returns the ids and names of the processes that
@@ -127,16 +128,12 @@ def from_conf(conf: cfg.ConfigOpts) -> Platform:
         machine = simulated(conf.gpu.simulate, conf.gpu.simulate_state)
     else:
         machine = Platform(
-            sysfs.Sysfs(conf.gpu.sysfs_root), nvml.NvmlSession(),
-            sriov_manage=conf.gpu.sriov_manage, mdevctl=conf.gpu.mdevctl,
-            nvidia_smi=conf.gpu.nvidia_smi,
-            fabric_config=conf.gpu.fabric_manager_config)
+            sysfs.Sysfs(conf.gpu.sysfs_root), nvml.NvmlSession())
     machine.nvml.timeout = conf.gpu.nvml_timeout
     # A simulated host in memory and its locks are for this process alone.
     in_memory = conf.gpu.simulate and not conf.gpu.simulate_state
     machine.nvml.gate.access = access.Access(
         None if in_memory else gpu_conf.state_path(conf),
-        conf.gpu.access_timeout)
+        gpu_conf.ACCESS_SECONDS)
     return dataclasses.replace(
-        machine, driver_timeout=float(conf.gpu.driver_timeout),
-        records=boards.Boards(gpu_conf.state_path(conf)))
+        machine, records=boards.Boards(gpu_conf.state_path(conf)))

@@ -90,8 +90,7 @@ def sriov_manage(facts: facts_module.Facts) -> Iterator[result.Finding]:
         if not gpu.sriov_totalvfs:
             continue
         details = f'{facts.sriov_manage} cannot be run'
-        advice = ("Install NVIDIA's vGPU host driver, or set [gpu] "
-                  'sriov_manage to the path of the script')
+        advice = "Install NVIDIA's vGPU host driver"
         if gpu.vfs:
             yield result.warning(gpu.address, f'{details}: its virtual '
                                  'functions are lost at a reboot', advice)
@@ -105,8 +104,7 @@ def mdevctl(facts: facts_module.Facts) -> Iterator[result.Finding]:
     if mdevs and facts.programs(facts.mdevctl) is False:
         yield result.warning(
             result.HOST, f'{facts.mdevctl} cannot be run: libvirt defines and '
-            'starts mdevs with it', 'Install the package mdevctl, or set '
-            '[gpu] mdevctl to the path of the program')
+            'starts mdevs with it', 'Install the package mdevctl')
 
 
 def start_command(facts: facts_module.Facts) -> Iterator[result.Finding]:

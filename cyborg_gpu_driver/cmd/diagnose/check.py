@@ -35,6 +35,7 @@ from cyborg_gpu_driver.cmd.output import table
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import validation
 from cyborg_gpu_driver.host import migration as migration_reader
+from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.fabric import reader as fabric_reader
 from cyborg_gpu_driver.nova import conf_file
 
@@ -123,13 +124,13 @@ def gather(host: machine_module.Machine, parsed_args: argparse.Namespace,
         fabric=fabric_reader.look(host.platform, host.host),
         migrations=migration_reader.look(host.platform, host.host),
         state_path=gpu_conf.state_path(conf),
-        sriov_manage=conf.gpu.sriov_manage, mdevctl=conf.gpu.mdevctl,
+        sriov_manage=platform.SRIOV_MANAGE, mdevctl=platform.MDEVCTL,
         **_cyborg(conf), **_nova(nova_files),
         **_placement(placement_files))
     if conf.gpu.simulate:
         return found
     found = found.on(machine.look(
-        gpu_conf.state_path(conf), _programs(conf.gpu, found.cyborg)))
+        gpu_conf.state_path(conf), _programs(found.cyborg)))
     if offline or found.cyborg is None:
         return found
     return found.asked(placement.ask(
@@ -166,7 +167,7 @@ def _placement(files):
         return {'placement_conf_problem': str(error)}
 
 
-def _programs(gpu, cyborg):
+def _programs(cyborg):
     helper = agents.helper_programs(cyborg.helper_command if cyborg
                                     else None)
-    return (gpu.sriov_manage, gpu.mdevctl, *helper)
+    return (platform.SRIOV_MANAGE, platform.MDEVCTL, *helper)

@@ -313,7 +313,7 @@ def _apart(function: model.PciAddress | str, late: str,
 
     :param late: what did not happen if the kernel does not return in time.
     :param act: a method of the machine's Sysfs.
-    :param longer: seconds to wait beyond ``[gpu] driver_timeout``.
+    :param longer: seconds to wait beyond the platform's ``driver_timeout``.
     :raises DriverStuck: if the kernel does not return in time.
     """
     machine = privileged.machine()

@@ -125,9 +125,9 @@ def _reset(machine: platform.Platform, address: model.PciAddress,
         if switches and not was_guests:
             raise exception.StepFailed(
                 reason="only nvidia-smi can reset a GPU of NVIDIA's driver on "
-                'NVSwitches, and it is not installed ([gpu] nvidia_smi), or '
-                'nvidia_drm has the GPU open (set options nvidia_drm '
-                'modeset=0 in modprobe.d)')
+                'NVSwitches, and it is not installed, or nvidia_drm has '
+                'the GPU open (set options nvidia_drm modeset=0 in '
+                'modprobe.d)')
     # The hypervisor resets the GPUs of guests, on NVSwitches too (Fabric
     # Manager User Guide, on the life cycle of a guest).
     privileged_driver.reset(str(address))

@@ -239,9 +239,8 @@ class StatefulCase(gpu_cloud.GpuTestCase):
     def impatient(self):
         """Shorten waits for a GPU, which something keeps for long."""
         with contextlib.ExitStack() as stack:
-            cfg.CONF.set_override('access_timeout', 1, group='gpu')
-            stack.callback(cfg.CONF.clear_override, 'access_timeout',
-                           group='gpu')
+            stack.enter_context(fixtures.MonkeyPatch(
+                'cyborg_gpu_driver.conf.gpu.ACCESS_SECONDS', 1.0))
             stack.enter_context(fixtures.MonkeyPatch(
                 f'{agent.__name__}.Agent.bind_timeout', 1.0))
             for name in ('REPORT_SECONDS', '_RECORD_SECONDS'):

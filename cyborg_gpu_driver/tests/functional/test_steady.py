@@ -18,10 +18,10 @@ import sqlalchemy
 from cyborg import context
 from cyborg import objects
 
+from cyborg_gpu_driver.report import steady as steady_module
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
-_INTERVAL = 600
 _LIST = 16
 """SELECTs with which the conductor lists one GPU that is offered with seven
 profiles (DriverDevice.list)."""
@@ -30,8 +30,7 @@ profiles (DriverDevice.list)."""
 class SteadyTest(gpu_cloud.GpuTestCase):
 
     starts_reported = True
-    overrides = {'gpu': {'policies': 'slices',
-                         'full_report_interval': _INTERVAL},
+    overrides = {'gpu': {'policies': 'slices'},
                  'gpu_policy:slices': {
                      'mode': 'mig',
                      'match_address': gpu_cloud.GpuTestCase.gpu}}
@@ -79,7 +78,7 @@ class SteadyTest(gpu_cloud.GpuTestCase):
         steady._clock = lambda: now  # However long a report takes.
         self.cloud.report()
         self.assertEqual(set(), self.handles())
-        steady._clock = lambda: now + _INTERVAL
+        steady._clock = lambda: now + steady_module.INTERVAL
         self.cloud.report()
         self.assertEqual(before, len(self.handles()))
 

@@ -125,7 +125,7 @@ class FabricTest(case.FindingCase):
             self.assertEqual([], find(**other))
 
     def test_the_mode_is_not_known(self):
-        self.check(result.Code.SKIPPED, 'fabric_manager_config',
+        self.check(result.Code.SKIPPED, 'No such file',
                    self.find(mode=None, mode_problem='No such file'))
 
     def test_no_answer(self):

@@ -12,6 +12,7 @@
 
 """The machine that the options of ``[gpu]`` name."""
 
+import dataclasses
 import pathlib
 from unittest import mock
 
@@ -26,8 +27,6 @@ from cyborg_gpu_driver.host.fabric import reader
 from cyborg_gpu_driver.host.snapshot import fabric
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.reconcile import fabric as fabric_keeper
-
-_PATHS = ('sriov_manage', 'mdevctl', 'nvidia_smi')
 
 
 class RealCase(base.BaseTestCase):
@@ -47,30 +46,19 @@ class RealCase(base.BaseTestCase):
         gpu_conf.register_opts(self.conf)
         self.conf([], project='test', default_config_files=[])
         for name, value in (('sysfs_root', self.directory / 'sys'),
-                            ('state_path', self.directory / 'state'),
-                            ('fabric_manager_config', self.fabric)):
+                            ('state_path', self.directory / 'state')):
             self.conf.set_override(name, str(value), 'gpu')
 
     def machine(self):
-        return platform.from_conf(self.conf)
+        return dataclasses.replace(platform.from_conf(self.conf),
+                                   fabric_config=str(self.fabric))
 
     def write(self, text):
         self.fabric.write_text(text, encoding='ascii')
 
 
-class PathsTest(RealCase):
-
-    def test_each_is_the_one_of_its_option(self):
-        for name in _PATHS:
-            self.conf.set_override(name, f'/opt/{name}', 'gpu')
-        machine = self.machine()
-        self.assertEqual([f'/opt/{name}' for name in _PATHS],
-                         [getattr(machine, name) for name in _PATHS])
-        self.assertEqual(str(self.fabric), machine.fabric_config)
-
-
 class FabricConfigTest(RealCase):
-    """``[gpu] fabric_manager_config``, in all code that reads it."""
+    """The configuration of the fabric manager, in all code that reads it."""
 
     def test_the_reader(self):
         for number, mode in enumerate(fabric.Mode):

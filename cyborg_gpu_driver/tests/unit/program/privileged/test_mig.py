@@ -54,8 +54,9 @@ class DaemonTest(base.BaseTestCase):
         config = self.useFixture(config_fixture.Config(cfg.CONF))
         cfg.CONF([], project='test', default_config_files=[])
         self.mdevctl = os.path.join(self.root, 'mdevctl')
-        config.config(group='gpu', sysfs_root=self.root,
-                      mdevctl=self.mdevctl)
+        self.useFixture(fixtures.EnvironmentVariable(
+            'PATH', f'{self.root}:{os.environ["PATH"]}'))
+        config.config(group='gpu', sysfs_root=self.root)
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.program.privileged.mig._platform', None))
         context = privsep.gpu_context
