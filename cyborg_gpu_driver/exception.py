@@ -254,12 +254,6 @@ class HostUnusable(GpuDriverError):
     template = 'this host: {reason}'
 
 
-class NoTerminal(GpuDriverError):
-    """There is no terminal to draw on."""
-
-    template = '{reason}; give --once for a table'
-
-
 class PlacementRefused(GpuDriverError):
     """Placement gave an unexpected answer."""
 

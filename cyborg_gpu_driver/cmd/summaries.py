@@ -89,9 +89,6 @@ SUMMARIES = {
         'Show what the agent would report to Cyborg and Placement now'),
     'support-bundle': (
         'Write one archive with what a bug report needs'),
-    'top': (
-        'Show the GPUs, GPU instances and vGPUs of this host and their '
-        'servers'),
     'usage': (
         'Show who had which GPU, vGPU or slice from when to when'),
     'vgpu clean': (
