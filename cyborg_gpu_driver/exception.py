@@ -260,12 +260,6 @@ class PlacementRefused(GpuDriverError):
     template = 'Placement refused {what}: HTTP {code} {text}'
 
 
-class LegacyOptionError(GpuDriverError):
-    """An option of Cyborg's own driver or of Nova cannot be imported."""
-
-    template = '{path}: [{group}] {option} = {value}: {reason}'
-
-
 class LibvirtFailed(GpuDriverError):
     """libvirt does not list the virtual machines of this host."""
 

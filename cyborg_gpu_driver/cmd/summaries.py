@@ -21,8 +21,6 @@ SUMMARIES = {
         'them'),
     'check': (
         "Check that this host's GPUs, Cyborg and Nova fit together"),
-    'config import': (
-        "Write policies from the options of Cyborg's own driver and of Nova"),
     'doctor': (
         'Find problems of this host, and say what to do about them'),
     'exporter': (

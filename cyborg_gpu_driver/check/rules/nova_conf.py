@@ -155,8 +155,8 @@ def mdev_types(facts: facts_module.Facts) -> Iterator[result.Finding]:
         yield result.failure(
             result.HOST, f'Nova creates mdevs of {", ".join(types)} itself '
             '([devices] enabled_mdev_types), in addition to Cyborg: servers '
-            'fail to start', 'Remove enabled_mdev_types from nova.conf; '
-            '"cyborg-gpu config import" converts it to policies')
+            'fail to start', 'Remove enabled_mdev_types from nova.conf, and '
+            'name the types in vgpu_types of a policy')
 
 
 def release(facts: facts_module.Facts) -> Iterator[result.Finding]:

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""Whatever cyborg.conf or nova.conf has, this library's errors name it."""
+"""Whatever cyborg.conf has, this library's errors name it."""
 
 import os
 
@@ -19,10 +19,7 @@ import hypothesis
 from hypothesis import strategies
 from oslo_config import cfg
 
-from cyborg_gpu_driver.cmd.config import legacy_notes
-from cyborg_gpu_driver.cmd.config import legacy_policies
 from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.conf import legacy
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition.offer import offers
@@ -38,19 +35,13 @@ _WORDS = strategies.one_of(
         'nvidia-474', 'nvidia-231', 'nvidia-0', 'T4-2B', 'T4-2B:2',
         'T4-2B:0', 'x:y:z', ':', 'fixed-share', 'best-effort', 'VGPU',
         'CUSTOM_A', '$', '${', '$nowhere', '${gpu.policies}', '$gpu',
-        '$gpu.policies', '$gpu_devices.enabled_vgpu_types', '${a.b.c}',
-        '$$', '%(x)s', '"a', "'", '\\', 'a\n b', '\n[gpu]\n')))
+        '$gpu.policies', '${a.b.c}', '$$', '%(x)s', '"a', "'", '\\',
+        'a\n b', '\n[gpu]\n')))
 _VALUES = strategies.one_of(
     _WORDS, strategies.lists(_WORDS, max_size=3).map(','.join))
 _OPTIONS = {'gpu': [opt.name for opt in gpu_conf.GPU_OPTS],
             'gpu_policy:a': [opt.name for opt in gpu_conf.POLICY_OPTS],
             'gpu_policy:b': [opt.name for opt in gpu_conf.POLICY_OPTS]}
-_LEGACY = {'gpu_devices': ['enabled_vgpu_types', 'filter_sriov_vfs'],
-           'devices': ['enabled_mdev_types', 'enabled_vgpu_types'],
-           'gpu': ['policies'], **dict.fromkeys(
-               ('vgpu_nvidia-474', 'mdev_nvidia-474', 'vgpu_nvidia-231',
-                'mdev_nvidia-231'),
-               ['device_addresses', 'max_instances', 'mdev_class'])}
 
 
 @strategies.composite
@@ -112,33 +103,10 @@ class ConfigurationTest(base.FuzzCase):
             if governs is not None:
                 self.attempt(offers.offers, gpu, governs)
 
-    @base.examples(250)
-    @hypothesis.given(_files(_LEGACY, **{
-        'gpu_devices': {'enabled_vgpu_types': 'nvidia-474'},
-        'devices': {'enabled_mdev_types': 'nvidia-231'},
-        'vgpu_nvidia-474': {'device_addresses': '0000:41:00.4'},
-        'mdev_nvidia-231': {'device_addresses': '0000:07:00.0'}}))
-    @hypothesis.example('[gpu_devices]\nenabled_vgpu_types = '
-                        '$gpu_devices.enabled_vgpu_types\n')
-    def test_options_of_cyborgs_driver_and_of_nova(self, text):
-        self.put(text.encode('utf-8', 'replace'))
-        self._import()
-
     @base.examples(100)
     @hypothesis.given(base.damaged(
-        b'[gpu_devices]\nenabled_vgpu_types = nvidia-474\n'
-        b'[vgpu_nvidia-474]\ndevice_addresses = 0000:41:00.4\n'))
+        b'[gpu]\npolicies = a\n'
+        b'[gpu_policy:a]\nmode = vgpu\nvgpu_types = T4-2B\n'))
     def test_any_bytes(self, data):
         self.put(data)
         self.attempt(self.read)
-        self._import()
-
-    def _import(self):
-        """Import the options as ``cyborg-gpu config import`` does."""
-        before = self.attempt(legacy.read, [self.path])
-        if before is None:
-            return
-        plan = self.attempt(legacy_policies.plan, before, self.host)
-        if plan is not None:
-            self.assertIsInstance(legacy_policies.render(plan), str)
-            list(legacy_notes.notes(before, plan, self.host, 'host'))
