@@ -44,9 +44,6 @@ from cyborg_gpu_driver.host.health import events
 from cyborg_gpu_driver.host.snapshot import health_facts
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.metrics import observer
-from cyborg_gpu_driver.notifications import payloads
-from cyborg_gpu_driver.notifications import sender
-from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
@@ -66,7 +63,7 @@ LOG = logging.getLogger(__name__)
 
 
 class _Node(node.Node):
-    """The node of an agent, which queries and notifies cloud services."""
+    """The node of an agent, which queries cloud services."""
 
     def __init__(self, conf: cfg.ConfigOpts, settings: policies.Settings,
                  hostname: str, tree: provider_tree.ProviderTree,
@@ -78,7 +75,6 @@ class _Node(node.Node):
         self.claims: reconcile.Claims | None = None
         """Cyborg's last answer about the accelerator requests."""
         self.drift = drift.Drift(tree, hostname)
-        self.sender = sender.Sender(conf, hostname)
 
     def requests(self) -> reconcile.Claims | None:
         self.claims = self._requests.read()
@@ -103,49 +99,12 @@ class _Node(node.Node):
     def publish_soon(self, address: model.PciAddress) -> None:
         self.publisher.ask(*self.live.board(address))
 
-    def health_changed(self, address: model.PciAddress,
-                       placement: model.Placement | None,
-                       before: health.Verdict, after: health.Verdict
-                       ) -> None:
-        self.sender.send(
-            sender.Event.HEALTH_CHANGED, payloads.HealthPayload(
-                host=self.hostname, gpu=str(address),
-                instance=None if placement is None else str(placement),
-                old_state=before.state.value, state=after.state.value,
-                reasons=list(after.reasons or before.reasons)))
-
-    def drift_found(self, difference: reconcile.Difference) -> None:
-        self._send_drift(sender.Event.DRIFT_FOUND, difference)
-
-    def drift_resolved(self, difference: reconcile.Difference) -> None:
-        self._send_drift(sender.Event.DRIFT_RESOLVED, difference)
-
-    def _send_drift(self, event: sender.Event,
-                    difference: reconcile.Difference) -> None:
-        self.sender.send(event, payloads.DifferencePayload(
-            host=self.hostname, gpu=str(difference.gpu),
-            kind=difference.kind.value, subject=difference.subject,
-            text=difference.text, remedy=difference.remedy,
-            is_repaired=difference.safe))
-
-    def bind_failed(self, function: str, asked_type: str, handle: str,
-                    error: Exception) -> None:
-        """Announce a failed bind, without waiting for the delivery."""
-        self.sender.send(sender.Event.BIND_ERROR, payloads.BindErrorPayload(
-            host=self.hostname, gpu=function, asked_type=asked_type,
-            attach_handle=handle, reason=str(error) or repr(error)))
-
     def note_cordons(self, disabled: frozenset[model.PciAddress] | None
                      ) -> None:
-        """Note which GPUs Cyborg has disabled; announce changed cordons."""
+        """Note which GPUs Cyborg has disabled, and log changed cordons."""
         self.cordons.note_disabled(disabled, functools.partial(
             report_cordons.of_placement, self.tree, self.state_path))
-        for change in self.cordons.changes():
-            self.sender.send(
-                sender.Event.CORDONED if change.is_cordoned
-                else sender.Event.UNCORDONED,
-                payloads.CordonPayload(host=self.hostname, gpu=str(change.gpu),
-                                       **cordon.plain(change.cordon)))
+        self.cordons.log_changes()
 
     def _write(self, address: model.PciAddress,
                generations: Mapping[str, int] | None) -> None:
@@ -200,13 +159,9 @@ class Agent:
 
     def bind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """See :meth:`cyborg_gpu_driver.program.bind.binder.Binder.bind`."""
-        try:
-            with self._observer.call('bind'):
-                self._binder.bind(pci_addr, asked_type, ah_uuid,
-                                  self.bind_timeout)
-        except Exception as error:
-            self._node.bind_failed(pci_addr, asked_type, ah_uuid, error)
-            raise
+        with self._observer.call('bind'):
+            self._binder.bind(pci_addr, asked_type, ah_uuid,
+                              self.bind_timeout)
 
     def unbind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """See :meth:`cyborg_gpu_driver.program.bind.binder.Binder.unbind`."""
@@ -277,7 +232,6 @@ class Agent:
     def stop(self) -> None:
         """Stop all work between two reports, and close NVML."""
         self._watcher.stop()
-        self._node.sender.stop()
         self._node.platform.nvml.reset()
 
     def held(self) -> tuple[values.ReportedDevice, ...]:

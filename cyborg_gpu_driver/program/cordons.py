@@ -22,7 +22,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Mapping
 
 from oslo_log import log as logging
@@ -36,16 +35,6 @@ LOG = logging.getLogger(__name__)
 
 Explain = Callable[[model.PciAddress], cordon.Cordon | None]
 """Who disabled a GPU in Cyborg, when and why; None if unknown."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Change:
-    """A GPU that got a cordon, or lost its last one."""
-
-    gpu: model.PciAddress
-    cordon: cordon.Cordon
-    """The new cordon, or one of those that were lifted."""
-    is_cordoned: bool
 
 
 class CordonKeeper:
@@ -62,7 +51,7 @@ class CordonKeeper:
         self._disabled: frozenset[model.PciAddress] | None = None
         """The GPUs disabled by Cyborg's last answer to this process."""
         self._told: Mapping[model.PciAddress, cordon.Cordons] | None = None
-        """The cordons at the last call of :meth:`changes`."""
+        """The cordons at the last call of :meth:`log_changes`."""
 
     def of(self, address: model.PciAddress) -> cordon.Cordons:
         """The cordons of a GPU; none if its record is unusable."""
@@ -128,8 +117,8 @@ class CordonKeeper:
                 self._keep(address, lambda known: cordon.without(
                     known, {cordon.Source.CYBORG}))
 
-    def changes(self) -> Iterator[Change]:
-        """The changes since the last call, or since the start.
+    def log_changes(self) -> None:
+        """Log the changes since the last call, or since the start.
 
         A GPU that loses one of several cordons has not changed. A GPU whose
         record cannot be read keeps the cordons that it had.
@@ -145,11 +134,9 @@ class CordonKeeper:
                 if cordon.of(old, item.source) is None:
                     LOG.info('GPU %(gpu)s gets no new server: '
                              '%(cordon)s', {'gpu': address, 'cordon': item})
-                    yield Change(address, item, True)
             if old and not new:
                 LOG.info('GPU %(gpu)s gets servers again. It was %(cordons)s',
                          {'gpu': address, 'cordons': cordon.text(old)})
-                yield Change(address, old[-1], False)
 
     def _note(self, address: model.PciAddress, explain: Explain) -> None:
         """Note that a GPU is disabled in Cyborg; ask why unless known."""

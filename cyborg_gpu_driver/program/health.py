@@ -299,7 +299,7 @@ class HealthKeeper:
     def _tell(self, address: model.PciAddress,
               before: tuple[health.Condition, ...],
               after: tuple[health.Condition, ...]) -> None:
-        """Log and announce what became unhealthy, worse or healthy."""
+        """Log what became unhealthy, worse or healthy."""
         old, new = _verdicts(before), _verdicts(after)
         for place in (None, *sorted(
                 place for place in {*old, *new} if place is not None)):
@@ -307,7 +307,6 @@ class HealthKeeper:
             now = new.get(place, health.WELL)
             if was.state is not now.state:
                 _log(address, place, was, now)
-                self._cloud.health_changed(address, place, was, now)
 
 
 def _live(gpu: model.Gpu) -> set[tuple[int, model.Placement]] | None:

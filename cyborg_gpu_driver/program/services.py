@@ -21,7 +21,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.partition.offer import offers
@@ -105,18 +104,3 @@ class Services:
 
     def publish_soon(self, address: model.PciAddress) -> None:
         """Like :meth:`publish`, without waiting: for the event thread."""
-
-    def health_changed(self, address: model.PciAddress,
-                       placement: model.Placement | None,
-                       before: health.Verdict, after: health.Verdict
-                       ) -> None:
-        """Announce a change of a GPU's health; does not wait.
-
-        :param placement: of the GPU instance that changed; None for the GPU.
-        """
-
-    def drift_found(self, difference: reconcile.Difference) -> None:
-        """Announce a new difference; does not wait."""
-
-    def drift_resolved(self, difference: reconcile.Difference) -> None:
-        """Announce that a difference is gone; does not wait."""

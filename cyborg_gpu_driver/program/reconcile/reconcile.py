@@ -270,20 +270,15 @@ class Reconciler:
         return True
 
     def _name(self, found: Iterable[reconcile.Difference]) -> None:
-        """Log and announce new differences; one that recurs is new."""
+        """Log new differences; one that recurs is new."""
         for difference in found:
             before = self._named.get(difference.key)
             if before is None or before.text != difference.text:
                 LOG.warning('GPU %(gpu)s: %(text)s. What to do: %(remedy)s.',
                             {'gpu': difference.gpu, 'text': difference.text,
                              'remedy': difference.remedy})
-            if before is None:
-                self._cloud.drift_found(difference)
-        there = {difference.key: difference for difference in found}
-        for key in self._named.keys() - there.keys():
-            self._cloud.drift_resolved(self._named[key])
-        self._named = there
-        self._unrepaired.keep(there)
+        self._named = {difference.key: difference for difference in found}
+        self._unrepaired.keep(self._named)
 
     def _tell_count(self, count: int) -> None:
         if count == self._count:

@@ -223,12 +223,6 @@ class Minicloud:
             parser.write(stream)
         return before
 
-    @property
-    def transport_url(self) -> str:
-        """The URL by which Cyborg's services reach the message broker."""
-        return _read_ini(self._agent_conf(self.hosts[0])).get(
-            'DEFAULT', 'transport_url')
-
     def console(self, host: str, server: str) -> pathlib.Path:
         """The file whose content Nova shows as the console of a server."""
         directory = self.directory / 'data' / host / 'nova' / 'consoles'

@@ -17,15 +17,11 @@ from __future__ import annotations
 import json
 
 from openstack import exceptions
-from oslo_config import cfg
 
 from cyborg_gpu_driver.tests import scope
-from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.integration import storm_case
-from cyborg_gpu_driver.tests.unit.notifications import listening
 
 _SLICE = 'CUSTOM_NVIDIA_1G_10GB'
-_NOTIFICATIONS = 'oslo_messaging_notifications'
 
 
 @scope.only_in_all
@@ -44,14 +40,6 @@ class DisableTest(storm_case.StormCase):
         self.addCleanup(self.cloud.configure, self.host, 'gpu',
                         os_cloud=self.cloud.configure(
                             self.host, 'gpu', os_cloud=None))
-        self.addCleanup(
-            self.cloud.configure, self.host, _NOTIFICATIONS,
-            driver=self.cloud.configure(self.host, _NOTIFICATIONS,
-                                        driver='messagingv2'))
-        conf = cfg.ConfigOpts()
-        conf([], default_config_files=[], default_config_dirs=[])
-        self.listener = self.useFixture(listening.Listener(
-            conf, url=self.cloud.transport_url, exchange='cyborg'))
         self.cloud.restart(self.agent)
         self.flavor = self.flavor_of(_SLICE)
 
@@ -60,19 +48,10 @@ class DisableTest(storm_case.StormCase):
         self.act(device, 'disable', 'maintaining')
         self.addCleanup(self.act, device, 'enable', 'enabled')
         self.until(self.is_closed, 'the device is closed')
-        self.assert_announced('gpu.cordoned')
         self.assert_unused_in_storm()
         self.act(device, 'enable', 'enabled')
         self.until(lambda: not self.withheld(), 'all can be had again')
         self.assert_only_handles_left()
-
-    def assert_announced(self, expected):
-        event = None
-        while event != expected:
-            event, *_, payload = self.listener.next(base.DEADLINE)
-        self.assertIn(f'{self.host}_gpu_'
-                      + payload['cyborg_gpu_object.data']['gpu'],
-                      next(iter(self.closed)))
 
     def device_with_slices(self):
         """UUID of a device, and the names of its providers."""

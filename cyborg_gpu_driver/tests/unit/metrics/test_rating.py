@@ -19,10 +19,8 @@ library sends.
 
 import dataclasses
 import datetime
-import fnmatch
 import fractions
 import importlib
-import json
 import pathlib
 import shutil
 import subprocess
@@ -35,13 +33,11 @@ from oslotest import base
 
 from cyborg_gpu_driver.metrics import definitions
 from cyborg_gpu_driver.metrics.usage import document
-from cyborg_gpu_driver.notifications import payloads
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.metrics import exporters
 
 _ETC = pathlib.Path(__file__).resolve().parents[4] / 'etc'
 _CLOUDKITTY = _ETC / 'cloudkitty/metrics.yml'
-_EVENTS = _ETC / 'ceilometer/event_definitions.yaml'
 _POLLSTERS = _ETC / 'ceilometer/pollsters.d/cyborg_gpu.yaml'
 _RESOURCES = _ETC / 'ceilometer/gnocchi_resources.yaml'
 _HOUR = 3600
@@ -49,14 +45,6 @@ _HANDLE = '4b20d080-1b54-4048-85b3-a6a62d165c01'
 _SECOND = '0d7e5b36-92a4-4c37-8b0f-3b8e7f0a1c55'
 _SERVER = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'
 _START = 1793491200.0
-_PAYLOADS = {'gpu.health.changed': payloads.HealthPayload(
-    host='h', gpu='g', instance=None, old_state='ok', state='lost',
-    reasons=['why']), 'gpu.bind.error': payloads.BindErrorPayload(
-        host='h', gpu='g', attach_handle='a', asked_type='t', reason='r'),
-    'gpu.drift.found': payloads.DifferencePayload(
-        host='h', gpu='g', kind='k', subject='s', text='x', remedy='y',
-        is_repaired=True), 'gpu.cordoned': payloads.CordonPayload(
-            host='h', gpu='g')}
 
 
 def _read(path):
@@ -191,35 +179,3 @@ class CeilometerTest(_Case):
             {'server': _SERVER, 'profile': '1g.10gb',
              'gpu': str(exporters.GPU)}, resource.sample_attributes(sample))
         self.assertIn('cyborg.gpu.time', resource.metrics)
-
-    def test_events_of_notifications(self):
-        converter = self.service('ceilometer.event.converter')
-        conf = self.conf()
-        conf.set_override('definitions_cfg_file', str(_EVENTS), 'event')
-        conf.set_override('drop_unmatched_notifications', True, 'event')
-        made = converter.setup_events(conf, None)
-        for name, payload in _PAYLOADS.items():
-            event = made.to_event('info', json.loads(json.dumps({
-                'event_type': name, 'publisher_id': 'cyborg-gpu.h',
-                'payload': payload.obj_to_primitive(),
-                'metadata': {'message_id': _HANDLE,
-                             'timestamp': '2026-11-01 00:00:00'}})))
-            data = payload.obj_to_primitive()['cyborg_gpu_object.data']
-            traits = {trait.name: trait.value for trait in event.traits}
-            self.assertEqual('cyborg-gpu.h', traits.pop('service'))
-            self.assertEqual({key: data[key] for key in self.traits(name)
-                              if data[key] is not None}, traits)
-
-    def traits(self, event):
-        """Return the names that an event takes from its payload.
-
-        The last definition that matches counts.
-        """
-        (*_, found) = (item['traits'] for item in _read(_EVENTS)
-                       if fnmatch.fnmatch(event, item['event_type']))
-        return set(found) - {'service'}
-
-    def test_traits_are_fields_of_payloads(self):
-        for name, payload in _PAYLOADS.items():
-            self.assertLessEqual({'host', 'gpu'}, self.traits(name))
-            self.assertLessEqual(self.traits(name), set(payload.fields))
