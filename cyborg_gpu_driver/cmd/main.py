@@ -115,14 +115,6 @@ class CyborgGpu(app.App):
         """The options of the files and of the command line.
 
         A command reads them, so that it can report an error in its own way.
-        """
-        return self.read_options()
-
-    def read_options(self) -> cfg.ConfigOpts:
-        """Return the options of the files and of the command line.
-
-        Each call returns new options, because two readers may not register
-        the same option.
 
         :raises InvalidValue: if a file cannot be read.
         """

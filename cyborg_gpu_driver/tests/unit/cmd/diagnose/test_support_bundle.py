@@ -19,16 +19,13 @@ import os
 import pathlib
 import stat
 import tarfile
-import threading
 
 import fixtures
 
-from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd.diagnose import support_bundle
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
-from cyborg_gpu_driver.support import bundle
-from cyborg_gpu_driver.support import parts
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 SECRETS = ('Rabbit-Pw', 'other%40Pw', 'other@Pw', 'Db/Pw', 'PlacementPw',
@@ -94,62 +91,38 @@ class BundleTest(base.CommandCase):
         self.assertEqual(0o600, stat.S_IMODE(os.stat(self.path).st_mode))
         self.assertEqual(
             {'index.json', 'versions.json', 'configuration.json',
-             'check.json', 'report.json', 'doctor.json', 'agent-log.txt'},
-            set(files))
-        index = json.loads(files['index.json'])
-        self.assertEqual([], [name for name, part in index['parts'].items()
-                              if part['failed']])
-        self.assertIn('has no records', index['parts']['records']['problem'])
+             'doctor.json', 'agent-log.txt'}, set(files))
+        self.assertEqual({}, json.loads(files['index.json'])['missing'])
         self.assertIn(f'Wrote {self.path}', output)
-        self.assertIn('has no records', output)
         self.assertIn('oslo.config', json.loads(
             files['versions.json'])['packages'])
         found = json.loads(files['configuration.json'])
         self.assertEqual(1, found['gpu']['nvml_timeout'])
-        self.assertEqual('cyborg_gpu_driver',
+        self.assertEqual(['cyborg_gpu_driver'],
                          found['in_files']['agent']['enabled_drivers'])
         self.assertEqual('(left out)',
                          found['in_files']['placement']['password'])
-        self.assertEqual(4, len(json.loads(files['report.json'])['rows']))
+        self.assertIn('severity',
+                      json.loads(files['doctor.json'])['rows'][0])
 
     def test_no_secret_is_anywhere(self):
-        for arguments in ((), ('--with-identifiers', '--force')):
-            output, files = self.bundle(*arguments)
-            for name, text in {**files, 'output': output}.items():
-                for secret in SECRETS:
-                    self.assertNotIn(secret, text, name)
-            self.assertIn('connecting with *** and ***',
-                          files['agent-log.txt'])
-
-    def test_identifiers(self):
-        _, files = self.bundle()
-        uuid = '8f9b4e3a-1111-4222-8333-444455556666'
-        for name, text in files.items():
-            self.assertNotIn('secret-host', text, name)
-            self.assertNotIn(uuid, text, name)
-        self.assertIn('GPU-00000000-0000-4000-8000-', files['agent-log.txt'])
-        _, files = self.bundle('--with-identifiers', '--force')
-        self.assertIn('secret-host', files['report.json'])
-        self.assertIn(uuid, files['agent-log.txt'])
+        output, files = self.bundle()
+        for name, text in {**files, 'output': output}.items():
+            for secret in SECRETS:
+                self.assertNotIn(secret, text, name)
+        self.assertIn('connecting with *** and ***', files['agent-log.txt'])
 
     def test_an_existing_file_is_not_replaced(self):
         pathlib.Path(self.path).write_text('mine')
         output, _ = self.bundle(code=1)
-        self.assertIn('--force', output)
+        self.assertIn('File exists; give another path', output)
         self.assertEqual('mine', pathlib.Path(self.path).read_text())
-        self.bundle('--force')
-        self.assertEqual(0o600, stat.S_IMODE(os.stat(self.path).st_mode))
-        self.assertEqual(['agent.log', 'bundle.tar.gz', 'cyborg.conf'], sorted(
-            name for name in os.listdir(self.directory)
-            if not name.startswith('state')))
 
     def test_a_link_is_not_followed(self):
-        target = os.path.join(self.directory, 'target')
-        pathlib.Path(target).write_text('mine')
-        os.symlink(target, self.path)
-        output, _ = self.bundle('--force', code=1)
-        self.assertIn('only a regular file', output)
-        self.assertEqual('mine', pathlib.Path(target).read_text())
+        os.symlink(os.path.join(self.directory, 'target'), self.path)
+        output, _ = self.bundle(code=1)
+        self.assertIn('File exists', output)
+        self.assertNotIn('target', os.listdir(self.directory))
 
     def test_a_record_that_cannot_be_read(self):
         directory = f'{self.state}.records'
@@ -159,9 +132,11 @@ class BundleTest(base.CommandCase):
         pathlib.Path(record).write_text('{"damaged": ')
         os.mkdir(record.replace('0000:3b:', '0000:5e:'))
         _, files = self.bundle()
-        records = json.loads(files['records.json'])
-        self.assertEqual('{"damaged": ', records['0000:3b:00.0']['text'])
-        self.assertIn('not a regular file', records['0000:5e:00.0']['error'])
+        self.assertEqual('{"damaged": ', files[os.path.basename(record)])
+        ((name, problem),) = json.loads(
+            files['index.json'])['missing'].items()
+        self.assertIn('5e:00.0', name)
+        self.assertIn('not a regular file', problem)
 
     def test_a_gpu_that_hangs(self):
         machine = machine_module.Machine.load('t4x4', self.state)
@@ -169,48 +144,17 @@ class BundleTest(base.CommandCase):
         machine.hang_gpu(address)
         self.addCleanup(machine.hang_gpu, address, False)
         _, files = self.bundle()
-        index = json.loads(files['index.json'])
-        self.assertEqual([], [name for name, part in index['parts'].items()
-                              if part['failed']])
-        self.assertIn('no answer', files['report.json'])
+        self.assertEqual({}, json.loads(files['index.json'])['missing'])
+        self.assertIn('no answer', files['doctor.json'])
 
     def test_wrong_policies(self):
         self.config('', gpu='policies = lost')
         _, files = self.bundle()
-        index = json.loads(files['index.json'])
+        missing = json.loads(files['index.json'])['missing']
         self.assertIn('lost', json.loads(
             files['configuration.json'])['problem'])
-        self.assertTrue(index['parts']['report']['failed'])
-        self.assertIn('lost', index['parts']['report']['problem'])
-
-    def test_an_argument_that_is_wrong(self):
-        for value in ('0', '-1', 'soon', 'nan', '3601'):
-            self.assertRaises(
-                SystemExit, self.run_program, '--simulate', 't4x4',
-                'support-bundle', '--timeout', value)
-
-
-class DeadlineTest(base.CommandCase):
-
-    def test_a_part_that_hangs_does_not_end_the_others(self):
-        gone = threading.Event()
-        self.addCleanup(gone.set)
-
-        def fail():
-            raise exception.HostUnusable(reason='no')
-
-        def leave_out():
-            raise parts.LeftOut('nothing there')
-        found = bundle.gather({
-            'hangs': gone.wait, 'fails': fail, 'absent': leave_out,
-            'good': lambda: {'a': 1}}, 0.05)
-        self.assertEqual(
-            {'hangs': (None, True), 'fails': (None, True),
-             'absent': (None, False), 'good': ({'a': 1}, False)},
-            {name: (part.content, part.failed)
-             for name, part in found.items()})
-        self.assertIn('took longer than 0.05 s', found['hangs'].problem)
-        self.assertIn('HostUnusable', found['fails'].problem)
+        self.assertIn('lost', missing['doctor.json'])
+        self.assertIn('log_file', missing['agent-log.txt'])
 
 
 class LogTest(base.CommandCase):
@@ -218,7 +162,8 @@ class LogTest(base.CommandCase):
     def test_only_the_end_is_taken(self):
         path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'log')
         pathlib.Path(path).write_bytes(b'x' * 10 + b'end')
-        self.assertEqual(b'xend', parts._tail(path, 4))
-        self.assertRaises(OSError, parts._tail, os.path.dirname(path), 4)
+        self.assertEqual('xend', support_bundle._tail(path, 4))
+        self.assertRaises(OSError, support_bundle._tail,
+                          os.path.dirname(path), 4)
         os.mkfifo(f'{path}.pipe')
-        self.assertRaises(OSError, parts._tail, f'{path}.pipe', 4)
+        self.assertRaises(OSError, support_bundle._tail, f'{path}.pipe', 4)
