@@ -101,11 +101,11 @@ class ExplainRequest(base.ShowOne):
         names = [name for name in _COLUMNS
                  if parsed_args.long or name in _BRIEF]
         shown = [_COLUMNS.index(name) for name in names]
-        table.prepared(
-            self.formatter, parsed_args, self.app.stdout,
-            not parsed_args.long).emit_list(
-                names, [[row[index] for index in shown] for row in rows],
-                self.app.stdout, parsed_args)
+        if not parsed_args.long:
+            table.fit(parsed_args, self.app.stdout)
+        self.formatter.emit_list(
+            names, [[row[index] for index in shown] for row in rows],
+            self.app.stdout, parsed_args)
 
 
 def _rows(verdict, hosts):
