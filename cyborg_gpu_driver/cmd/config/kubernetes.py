@@ -21,7 +21,6 @@ from cliff import command
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd.context import machine as cmd_machine
-from cyborg_gpu_driver.cmd.context import node_context as cmd_node_context
 from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
@@ -83,8 +82,8 @@ class RenderKubernetes(command.Command):
         return parser
 
     def take_action(self, parsed_args):
-        context = cmd_node_context.NodeContext(self.app.machine)
-        nodes = _nodes(context, parsed_args)
+        machine = self.app.machine.for_changes()
+        nodes = _nodes(machine, parsed_args)
         values = (operator_values.Values.parse(
             *terminal.read_text(parsed_args.merge))
             if parsed_args.merge else operator_values.Values())
@@ -145,29 +144,29 @@ def _values(kinds):
     return [kind.value for kind in kinds]
 
 
-def _nodes(context, parsed_args):
+def _nodes(machine, parsed_args):
     """Return a node for each requested layout."""
     names = parsed_args.name or [None]
-    chosen = _chosen(context, parsed_args.gpu)
+    chosen = _chosen(machine, parsed_args.gpu)
     if not parsed_args.layout:
         if len(names) > 1:
             raise exception.InvalidValue(
                 what='--name', value=', '.join(names),
                 expected='the GPUs have one current layout: give one name, or '
                          '--layout')
-        return [_node(context, chosen, parsed_args, names[0] or _CURRENT,
+        return [_node(machine, chosen, parsed_args, names[0] or _CURRENT,
                       None)]
     text, source = terminal.read_text(parsed_args.layout)
     document = layout_file.LayoutFile.parse(text, source)
     entries = [document.entry(name) for name in names]
-    return [_node(context, chosen, parsed_args, entry.name, entry)
+    return [_node(machine, chosen, parsed_args, entry.name, entry)
             for entry in entries]
 
 
-def _node(context, chosen, parsed_args, name, entry):
+def _node(machine, chosen, parsed_args, name, entry):
     """Return a node with a layout; print where its GPUs differ from it."""
-    now = [context.current(gpu) if index in chosen else gpu
-           for index, gpu in enumerate(context.gpus)]
+    now = [machine.current(gpu) if index in chosen else gpu
+           for index, gpu in enumerate(machine.gpus)]
     gpus = kubernetes_node.wanted_by(now, entry, chosen)
     for item in gpus:
         for difference in layout_state.differences(item.gpu, item.wanted):
@@ -175,10 +174,10 @@ def _node(context, chosen, parsed_args, name, entry):
             if len(parsed_args.name) < 2:
                 cmd_machine.say(f'GPU {item.gpu.address} does not match the '
                                 f'layout yet: {difference}')
-    return kubernetes_node.Node(name, gpus, context.host.driver_version)
+    return kubernetes_node.Node(name, gpus, machine.host.driver_version)
 
 
-def _chosen(context, asked):
+def _chosen(machine, asked):
     """Return the indices of the chosen GPUs, ascending.
 
     Without a choice, these are all GPUs bound to NVIDIA's driver, because the
@@ -187,17 +186,17 @@ def _chosen(context, asked):
     :raises GpuUnreachable: if one of the GPUs cannot be read.
     """
     if asked:
-        addresses = {context.gpu(text).address for text in asked}
+        addresses = {machine.gpu(text).address for text in asked}
     else:
-        addresses = {gpu.address for gpu in context.gpus
+        addresses = {gpu.address for gpu in machine.gpus
                      if not condition.is_away(gpu)}
-        for gpu in context.gpus:
+        for gpu in machine.gpus:
             if gpu.address not in addresses:
-                cmd_machine.say(f'{context.name(gpu)} is left out: '
+                cmd_machine.say(f'{machine.name(gpu)} is left out: '
                                 + condition.obstacle(gpu))
-    found = [index for index, gpu in enumerate(context.gpus)
+    found = [index for index, gpu in enumerate(machine.gpus)
              if gpu.address in addresses]
-    context.reachable(context.gpus[index] for index in found)
+    machine.reachable(machine.gpus[index] for index in found)
     return found
 
 

@@ -46,7 +46,11 @@ class HostView(host_parts.HostParts):
 
     @functools.cached_property
     def host(self) -> model.Host:
-        """The snapshot, with the details that take longer to read."""
+        """The snapshot of the host."""
+        return self._snapshot()
+
+    def _snapshot(self) -> model.Host:
+        """Take a snapshot with the details that take longer to read."""
         return self.reader.snapshot(detail=True)
 
     def gpu(self, text: str) -> model.Gpu:
@@ -55,6 +59,10 @@ class HostView(host_parts.HostParts):
         :raises InvalidValue, NoSuchGpu: as :func:`.choice.find`.
         """
         return choice.find(self.host, text)
+
+    def name(self, gpu: model.Gpu) -> str:
+        """Return a GPU's index and address as text for the operator."""
+        return choice.name(self.host, gpu)
 
     def mode(self, gpu: model.Gpu) -> policy.Mode | None:
         """Return the GPU's mode under the policies.
@@ -143,11 +151,11 @@ class HostView(host_parts.HostParts):
         for gpu in self.host.gpus:
             if condition.is_failed(gpu):
                 terminal.say(': '.join(filter(None, (
-                    choice.name(self.host, gpu), condition.state(gpu),
+                    self.name(gpu), condition.state(gpu),
                     '; '.join(gpu.problems)))))
             if known := self.cordons_of(gpu):
-                terminal.say(f'{choice.name(self.host, gpu)} gets no new '
-                             f'server: {cordon.text(known)}')
+                terminal.say(f'{self.name(gpu)} gets no new server: '
+                             f'{cordon.text(known)}')
             governing = self.settings.policy_for(gpu)
             if governing is not None:
                 for complaint in offers.check_policy(

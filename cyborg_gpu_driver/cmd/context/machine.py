@@ -10,13 +10,14 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The snapshot, policies and offers of the host that commands use."""
+"""The host of a command: its snapshot, offers and changes."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import importlib.util
+from collections.abc import Iterable
 from collections.abc import Mapping
 
 from cyborg_gpu_driver import cyborg_hooks
@@ -24,8 +25,8 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import node
 from cyborg_gpu_driver.cmd.context import host_view
 from cyborg_gpu_driver.cmd.output import terminal
-from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.fabric import reader as fabric_reader
+from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import capability
@@ -37,6 +38,7 @@ from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.program.planning import groups
 from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.report import provider_tree
 from cyborg_gpu_driver.report import withdrawal
 from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.report.content import names
@@ -46,18 +48,101 @@ from cyborg_gpu_driver.report.content import values
 say = terminal.say
 
 
-def check_root(machine: platform.Platform, what: str) -> None:
-    """Check that this user may change the host, before anything changes.
-
-    :param what: completes the sentence "only root may ...".
-    :raises HostUnusable: if the user is not root.
-    """
-    if not machine.simulated and not machine.is_root():
-        raise exception.HostUnusable(reason=f'only root may {what}')
-
-
 class Machine(host_view.HostView, node.Node):
     """The host of a command that needs more than a snapshot."""
+
+    _changes = False
+    _links = True
+
+    def for_changes(self, links: bool = True) -> Machine:
+        """Return this host, for a command that works on GPUs through NVML.
+
+        From now on, this process itself makes privileged changes. The
+        snapshot has no details, and :attr:`host` raises HostUnusable if NVML
+        is not available.
+
+        :param links: whether the snapshot includes NVLinks.
+        """
+        self.act_here()
+        self._changes, self._links = True, links
+        return self
+
+    def _snapshot(self) -> model.Host:
+        if not self._changes:
+            return super()._snapshot()
+        host = self.reader.snapshot(links=self._links)
+        if host.nvml_problem:
+            raise exception.HostUnusable(reason=host.nvml_problem)
+        return host
+
+    @property
+    def gpus(self) -> tuple[model.Gpu, ...]:
+        """The GPUs in the order of their indices, see :mod:`.host.choice`.
+
+        :raises HostUnusable: if NVML is not available, if there is no GPU, or
+            if they cannot be numbered.
+        """
+        found = choice.gpus(self.host)
+        if not found:
+            raise exception.HostUnusable(reason='; '.join(
+                ('it has no NVIDIA GPU', *self.host.problems)))
+        return found
+
+    def reachable(self, gpus: Iterable[model.Gpu]) -> tuple[model.Gpu, ...]:
+        """Return these GPUs if NVML can work on all of them.
+
+        :raises GpuUnreachable: names each GPU that NVML cannot work on.
+        """
+        gpus = tuple(gpus)
+        reasons = [reason for gpu in gpus
+                   if (reason := choice.obstacle(self.host, gpu))]
+        if reasons:
+            raise exception.GpuUnreachable(reason='; '.join(reasons))
+        return gpus
+
+    def current(self, gpu: model.Gpu) -> model.Gpu:
+        """Return the current state of a GPU, with compute instances.
+
+        :raises ChangeRefused, NvmlError: if the GPU cannot be read.
+        """
+        return self.transactions.read(gpu)
+
+    def check_root(self, what: str = 'change its GPUs') -> None:
+        """Check that this user may change the host, before anything changes.
+
+        :param what: completes the sentence "only root may ...".
+        :raises HostUnusable: if the user is not root.
+        """
+        if not self.platform.simulated and not self.platform.is_root():
+            raise exception.HostUnusable(reason=f'only root may {what}')
+
+    def open_placement(self) -> None:
+        """Let :meth:`publish` write to Placement, if it is configured."""
+        # Other commands start faster without it.
+        from cyborg_gpu_driver.cloud.api import placement
+        try:
+            client = placement.Placement(self.conf)
+        except exception.CloudError as error:
+            say(f'Placement is not used: {error}')
+        else:
+            self.tree = provider_tree.ProviderTree(lambda: client)
+
+    def publish(self, address: model.PciAddress) -> None:
+        """Write what can be created now, as the agent does too.
+
+        An error is only printed, so that the other GPUs are written.
+        """
+        if self.tree is None:
+            return
+        try:
+            wanted = self.inventories(address)
+            self.keeper.enforce(wanted, self.keeper.generations(
+                [inventory.provider for inventory in wanted]))
+        except exception.UnknownGpu:
+            # A GPU that no longer exists has no offers.
+            return
+        except exception.GpuDriverError as error:
+            say(f'GPU {address}: Placement was not updated: {error}')
 
     def offers(self, gpu: model.Gpu, everything: bool = False
                ) -> tuple[offers.Offer, ...]:
@@ -168,7 +253,6 @@ class Machine(host_view.HostView, node.Node):
         return next((deployable for deployable
                      in (device.deployables if device else ())
                      if deployable.name == name), None)
-
 
 
 def _marked(sent, verdicts, claimed):

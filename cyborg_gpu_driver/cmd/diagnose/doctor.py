@@ -24,7 +24,6 @@ from cyborg_gpu_driver.cloud import arqs
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cmd.context import cloud_options
 from cyborg_gpu_driver.cmd.context import machine as cmd_machine
-from cyborg_gpu_driver.cmd.context import publishing
 from cyborg_gpu_driver.cmd.diagnose import check
 from cyborg_gpu_driver.cmd.diagnose import diagnosis
 from cyborg_gpu_driver.cmd.output import columns
@@ -137,8 +136,7 @@ class Doctor(table.Lister):
 
     def _repair(self, parsed_args):
         there = _Node.of(self.app.machine, parsed_args, True, strict=True)
-        cmd_machine.check_root(there.platform,
-                               'repair differences on its GPUs')
+        there.check_root('repair differences on its GPUs')
         _rebuild(there)
         for difference in there.reconciler.find(refresh=True):
             if difference.safe:
@@ -148,7 +146,7 @@ class Doctor(table.Lister):
 
 
 
-class _Node(publishing.PublishingNode):
+class _Node(cmd_machine.Machine):
     """The node of the doctor, which queries the available services.
 
     :param machine: the host of the command.
@@ -163,7 +161,10 @@ class _Node(publishing.PublishingNode):
     asks_cloud = True
 
     def __init__(self, machine, hostname, cloud, seconds, strict):
-        super().__init__(machine, hostname, asks=bool(seconds))
+        super().__init__(machine.conf)
+        self._hostname = hostname
+        if seconds:
+            self.open_placement()
         self._cloud = cloud
         self._seconds = seconds
         self._strict = strict

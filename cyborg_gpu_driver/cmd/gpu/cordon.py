@@ -21,7 +21,6 @@ import pwd
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd.context import machine as cmd_machine
-from cyborg_gpu_driver.cmd.context import publishing
 from cyborg_gpu_driver.cmd.output import columns
 from cyborg_gpu_driver.cmd.output import table
 from cyborg_gpu_driver.cmd.output import terminal
@@ -70,7 +69,7 @@ class CordonGpu(_Command):
         return parser
 
     def take_action(self, parsed_args):
-        _, found = cordon_gpus(self.app.machine, parsed_args)
+        found = cordon_gpus(self.app.machine, parsed_args)
         return _NAMES, [_row(address, known) for address, known
                        in found.items()]
 
@@ -86,20 +85,20 @@ class UncordonGpu(_Command):
 
     def take_action(self, parsed_args):
         machine = self.app.machine
-        cmd_machine.check_root(machine.platform, 'uncordon its GPUs')
+        machine.check_root('uncordon its GPUs')
         addresses = _chosen(machine, parsed_args.gpu)
-        there = publishing.PublishingNode(machine, machine.hostname)
-        there.draining = there.withdrawn()
+        machine.open_placement()
+        machine.draining = machine.withdrawn()
         left = {}
         for address in addresses:
-            left[address] = there.cordons.lift(address)
-            there.publish(address)
+            left[address] = machine.cordons.lift(address)
+            machine.publish(address)
         for address, known in left.items():
             if known:
                 self.code = 1
                 terminal.say(
                     f'GPU {address} is still cordoned: {cordon.text(known)}. '
-                    f'To enable it: openstack gpu uncordon {there.hostname} '
+                    f'To enable it: openstack gpu uncordon {machine.hostname} '
                     f'{address}')
         return _NAMES, [_row(address, known) for address, known
                        in left.items()]
@@ -115,28 +114,27 @@ def add_reason(parser: argparse.ArgumentParser) -> None:
 
 def cordon_gpus(machine: cmd_machine.Machine,
                 parsed_args: argparse.Namespace
-                ) -> tuple[publishing.PublishingNode,
-                           dict[model.PciAddress, cordon.Cordons]]:
+                ) -> dict[model.PciAddress, cordon.Cordons]:
     """Cordon the GPUs of a command line, and reserve their inventories.
 
     :param machine: the host of the command.
-    :returns: the node, and the cordons of each GPU.
+    :returns: the cordons of each GPU.
     :raises HostUnusable: if the user is not root, or there is no GPU.
     :raises InvalidValue, NoSuchGpu: if a GPU or the reason is not valid.
     :raises ChangeRefused: if the driver ignores a named GPU.
     :raises JournalError: if a record cannot be written.
     """
     reason = cordon.reason(parsed_args.reason)
-    cmd_machine.check_root(machine.platform, 'cordon its GPUs')
+    machine.check_root('cordon its GPUs')
     addresses = _chosen(machine, parsed_args.gpu)
-    there = publishing.PublishingNode(machine, machine.hostname)
+    machine.open_placement()
     found = {}
     for address in addresses:
         # One GPU after the other: if a record cannot be written, the GPUs
         # before it are cordoned and reserved.
-        found[address] = there.cordons.add(address, _user(), reason)
-        there.publish(address)
-    return there, found
+        found[address] = machine.cordons.add(address, _user(), reason)
+        machine.publish(address)
+    return found
 
 
 def _row(address, known):

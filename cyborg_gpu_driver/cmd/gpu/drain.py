@@ -78,9 +78,9 @@ class DrainGpu(table.Lister):
         return super().run(parsed_args) or self.code
 
     def take_action(self, parsed_args):
-        there, cordoned = cordon.cordon_gpus(self.app.machine, parsed_args)
+        there = self.app.machine
+        addresses = list(cordon.cordon_gpus(there, parsed_args))
         there.act_here()
-        addresses = list(cordoned)
         found = _wait(there, addresses, parsed_args.wait)
         self.code = int(bool(found))
         if not found:

@@ -20,7 +20,6 @@ from cliff import command
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd.context import machine as cmd_machine
-from cyborg_gpu_driver.cmd.context import node_context
 from cyborg_gpu_driver.cmd.output import columns
 from cyborg_gpu_driver.cmd.output import table
 from cyborg_gpu_driver.host.snapshot import choice
@@ -50,17 +49,17 @@ class ListInstance(table.Lister):
         return super().run(parsed_args) or int(self.failed)
 
     def take_action(self, parsed_args):
-        context = node_context.NodeContext(self.app.machine, links=False)
+        machine = self.app.machine.for_changes(links=False)
         rows = []
-        for gpu in context.gpus:
-            reason = choice.obstacle(context.host, gpu)
+        for gpu in machine.gpus:
+            reason = choice.obstacle(machine.host, gpu)
             if reason:
                 cmd_machine.say(reason)
                 self.failed |= not condition.is_away(gpu)
                 continue
             try:
-                now = context.current(gpu)
-                used = context.transactions.in_use(now)
+                now = machine.current(gpu)
+                used = machine.transactions.in_use(now)
             except exception.GpuDriverError as error:
                 # Continue, to list the other GPUs.
                 cmd_machine.say(f'GPU {gpu.address}: {error}')
@@ -101,16 +100,16 @@ class CreateInstance(command.Command):
         return parser
 
     def take_action(self, parsed_args):
-        context, gpu = _opened(self, parsed_args.gpu)
+        machine, gpu = _opened(self, parsed_args.gpu)
         made = []
 
         def decide(now):
-            planned = _creation(now, context.transactions.in_use(now),
+            planned = _creation(now, machine.transactions.in_use(now),
                                 parsed_args)
             made.extend(planned.create)
             return planned
 
-        context.applier.transact(gpu, decide)
+        machine.applier.transact(gpu, decide)
         cmd_machine.say(f'{parsed_args.profile} at {made[0].placement} of '
                         f'GPU {gpu.address}')
 
@@ -127,25 +126,25 @@ class DestroyInstance(command.Command):
         return parser
 
     def take_action(self, parsed_args):
-        context, gpu = _opened(self, parsed_args.gpu)
-        context.applier.transact(gpu, lambda now: _destruction(
-            now, context.transactions.in_use(now), parsed_args.start))
+        machine, gpu = _opened(self, parsed_args.gpu)
+        machine.applier.transact(gpu, lambda now: _destruction(
+            now, machine.transactions.in_use(now), parsed_args.start))
         cmd_machine.say(f'Destroyed the instance at unit '
                         f'{parsed_args.start} of GPU {gpu.address}')
 
 
 def _opened(asked, text):
-    """Return the context to work with, and the GPU that the operator named.
+    """Return the host to work with, and the GPU that the operator named.
     """
-    context = node_context.NodeContext(asked.app.machine, links=False)
-    gpu = context.gpu(text)
-    if context.ignores(gpu):
+    machine = asked.app.machine.for_changes(links=False)
+    gpu = machine.gpu(text)
+    if machine.ignores(gpu):
         raise _refused(gpu, 'it is in [gpu] ignored_devices')
-    context.reachable((gpu,))
-    context.check_privileges()
-    if gpu.mig is None or not context.current(gpu).mig.enabled:
+    machine.reachable((gpu,))
+    machine.check_root()
+    if gpu.mig is None or not machine.current(gpu).mig.enabled:
         raise _refused(gpu, 'MIG mode is off')
-    return context, gpu
+    return machine, gpu
 
 
 def _creation(now, used, asked):

@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cmd.context import node_context
 from cyborg_gpu_driver.cmd.output import columns
 from cyborg_gpu_driver.cmd.output import table
 from cyborg_gpu_driver.host.snapshot import choice
@@ -46,13 +45,13 @@ class PrepareGpu(table.Lister):
         return super().run(parsed_args) or int(self.failed)
 
     def take_action(self, parsed_args):
-        context = node_context.NodeContext(self.app.machine)
+        machine = self.app.machine.for_changes()
         if not parsed_args.dry_run:
-            context.check_privileges()
-        gpus = ([_named(context, text) for text in parsed_args.gpu]
-                or [gpu for gpu in context.gpus if not context.ignores(gpu)])
+            machine.check_root()
+        gpus = ([_named(machine, text) for text in parsed_args.gpu]
+                or [gpu for gpu in machine.gpus if not machine.ignores(gpu)])
         act = _planned if parsed_args.dry_run else _prepared
-        rows = [_unreadable(gpu) or act(context, gpu) for gpu in gpus]
+        rows = [_unreadable(gpu) or act(machine, gpu) for gpu in gpus]
         self.failed = any(row[2] == _NOT_READY for row in rows)
         return ('address', 'steps', 'result', 'reason'), rows
 
@@ -60,13 +59,13 @@ class PrepareGpu(table.Lister):
 _NOT_READY = 'not ready'
 
 
-def _named(context, text):
+def _named(machine, text):
     """Return the GPU that the operator named.
 
     :raises ChangeRefused: if the driver ignores the GPU.
     """
-    gpu = context.gpu(text)
-    if context.ignores(gpu):
+    gpu = machine.gpu(text)
+    if machine.ignores(gpu):
         raise exception.ChangeRefused(
             gpu=gpu.address, reason='it is in [gpu] ignored_devices')
     return gpu
@@ -80,24 +79,24 @@ def _unreadable(gpu):
                           or '; '.join(gpu.problems)], '')
 
 
-def _planned(context, gpu):
-    readied, made = context.preparer.plan(gpu), context.fixed.plan(gpu)
+def _planned(machine, gpu):
+    readied, made = machine.preparer.plan(gpu), machine.fixed.plan(gpu)
     return _row(gpu, [*readied.done, *made.done],
                 [readied.reason, made.reason], 'to be made ready')
 
 
-def _prepared(context, gpu):
-    released = context.fixed.release(gpu)
-    readied = context.preparer.prepare(_now(context, gpu))
-    made = context.fixed.make(_now(context, gpu))
+def _prepared(machine, gpu):
+    released = machine.fixed.release(gpu)
+    readied = machine.preparer.prepare(_now(machine, gpu))
+    made = machine.fixed.make(_now(machine, gpu))
     return _row(gpu, [*released.done, *readied.done, *made.done],
                 [released.reason, readied.reason, made.reason],
                 'made ready')
 
 
-def _now(context, gpu):
+def _now(machine, gpu):
     try:
-        return context.read(gpu.address)
+        return machine.reader.gpu(gpu.address)
     except exception.UnknownGpu:
         return gpu
 

@@ -130,7 +130,7 @@ def _keeper(node: cmd_machine.Machine, changes: bool = False
     :raises HostUnusable: if ``changes`` is true and the user is not root.
     """
     if changes:
-        cmd_machine.check_root(node.platform, 'remove its vGPUs')
+        node.check_root('remove its vGPUs')
     node.act_here()
     return node.vgpus
 

@@ -58,14 +58,14 @@ class ApplyLayout(layout_options.LayoutCommand):
         return parser
 
     def take_action(self, parsed_args):
-        context = self.context()
-        found = layout.wanted_of(context, parsed_args)
+        machine = self.app.machine.for_changes(links=False)
+        found = layout.wanted_of(machine, parsed_args)
         around = _hooks(parsed_args)
-        context.check_privileges()
+        machine.check_root()
         around.run(hooks.START)
         with _ended_by_hooks(around) as ended:
-            _run_before(context, found, parsed_args.mode_only, around)
-            outcomes = context.applier.apply_all(
+            _run_before(machine, found, parsed_args.mode_only, around)
+            outcomes = machine.applier.apply_all(
                 [(gpu, wanted) for _, gpu, wanted in found],
                 apply.Options(mode_only=parsed_args.mode_only,
                               may_reset=not parsed_args.skip_reset))
@@ -102,17 +102,17 @@ class CheckpointLayout(layout_options.LayoutCommand):
         return parser
 
     def take_action(self, parsed_args):
-        context = self.context()
-        gpus = [gpu for gpu in context.gpus
-                if not context.ignores(gpu) and not condition.is_away(gpu)]
-        saved = [context.applier.saved(context.current(gpu))
-                 for gpu in context.reachable(gpus)]
+        machine = self.app.machine.for_changes(links=False)
+        gpus = [gpu for gpu in machine.gpus
+                if not machine.ignores(gpu) and not condition.is_away(gpu)]
+        saved = [machine.applier.saved(machine.current(gpu))
+                 for gpu in machine.reachable(gpus)]
         path = parsed_args.checkpoint_file
         if path:
             _check_directory(path)
             checkpoint.write(path, saved)
         else:
-            checkpoint.remember(context.state_path, saved)
+            checkpoint.remember(machine.state_path, saved)
         rows = [{'address': str(item.gpu), 'status': 'remembered',
                  'mig_enabled': item.layout.enabled,
                  'instances': len(item.layout.instances), 'error': None}
@@ -137,17 +137,17 @@ class RestoreLayout(layout_options.LayoutCommand):
         return parser
 
     def take_action(self, parsed_args):
-        context = self.context()
-        context.check_privileges()
-        saved = {item.gpu: item for item in _saved(parsed_args, context)}
+        machine = self.app.machine.for_changes(links=False)
+        machine.check_root()
+        saved = {item.gpu: item for item in _saved(parsed_args, machine)}
         # Skip a GPU that is bound to another driver and has no saved layout,
         # because it is for passthrough.
-        gpus = [gpu for gpu in context.gpus if not context.ignores(gpu)
+        gpus = [gpu for gpu in machine.gpus if not machine.ignores(gpu)
                 and (gpu.address in saved or not condition.is_away(gpu))]
-        absent = sorted(set(saved) - {gpu.address for gpu in context.gpus})
+        absent = sorted(set(saved) - {gpu.address for gpu in machine.gpus})
         # One GPU after the other, because NVML is closed for all GPUs while
         # virtual functions are created.
-        rows = [_restored(context, gpu, saved) for gpu in gpus]
+        rows = [_restored(machine, gpu, saved) for gpu in gpus]
         rows.extend(_row(apply.Outcome(
             address, apply.Status.FAILED,
             exception.UnknownGpu(address=address))) for address in absent)
@@ -155,11 +155,11 @@ class RestoreLayout(layout_options.LayoutCommand):
         return int(any(row['error'] for row in rows))
 
 
-def _restored(context, gpu, saved):
+def _restored(machine, gpu, saved):
     done = []
     try:
-        context.reachable((gpu,))
-        outcome = apply.Outcome(gpu.address, context.restorer.restore(
+        machine.reachable((gpu,))
+        outcome = apply.Outcome(gpu.address, machine.restorer.restore(
             gpu, saved.get(gpu.address), done.append))
     except exception.GpuDriverError as error:
         outcome = apply.Outcome(gpu.address, apply.Status.FAILED, error)
@@ -186,11 +186,11 @@ def _check_directory(path):
             expected=f'there is no directory {directory}')
 
 
-def _saved(parsed_args, context):
+def _saved(parsed_args, machine):
     """Return the layouts of the named file, or those that apply saved."""
     file = parsed_args.checkpoint_file
     if not file:
-        return checkpoint.remembered(context.state_path)
+        return checkpoint.remembered(machine.state_path)
     if not os.path.exists(file):
         raise exception.InvalidValue(
             what='--checkpoint-file', value=file,
@@ -230,7 +230,7 @@ def _ended_by_hooks(around):
             cmd_machine.say(str(error))
 
 
-def _run_before(context, found, mode_only, around):
+def _run_before(machine, found, mode_only, around):
     """Run the hooks for the changes that will be made.
 
     The hooks may stop processes that use the GPUs, so the changes are
@@ -238,12 +238,12 @@ def _run_before(context, found, mode_only, around):
     """
     if not around.by_name:
         return
-    now = [(context.current(gpu), wanted) for _, gpu, wanted in found]
+    now = [(machine.current(gpu), wanted) for _, gpu, wanted in found]
     if any(layout_state.mode_differences(*pair) for pair in now):
         around.run(hooks.MODE)
     if not mode_only and any(
             layout_state.differences(
-                gpu, wanted, context.transactions.in_use(gpu))
+                gpu, wanted, machine.transactions.in_use(gpu))
             for gpu, wanted in now):
         around.run(hooks.CONFIG)
 

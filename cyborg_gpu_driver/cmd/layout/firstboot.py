@@ -102,7 +102,7 @@ class FirstBoot(command.Command):
             raise
 
     def _boot(self, parsed_args, node):
-        cmd_machine.check_root(node.platform, 'partition its GPUs')
+        node.check_root('partition its GPUs')
         node.act_here()
         report = _Boot(parsed_args, node).report()
         try:

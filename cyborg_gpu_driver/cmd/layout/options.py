@@ -29,7 +29,7 @@ import yaml
 from cliff import command
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cmd.context import node_context
+from cyborg_gpu_driver.cmd.context import machine
 from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.partition.layout import file as layout_file
 
@@ -58,10 +58,6 @@ class LayoutCommand(command.Command):
             choices=self.formats, default=self.formats[0],
             help='format of the output (default: %(default)s)')
         return parser
-
-    def context(self) -> node_context.NodeContext:
-        """Return the host parts with which the command works on GPUs."""
-        return node_context.NodeContext(self.app.machine, links=False)
 
     def write(self, text: str) -> None:
         """Write one answer to standard output."""

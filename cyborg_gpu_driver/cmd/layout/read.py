@@ -21,7 +21,6 @@ import os
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd.context import machine as cmd_machine
-from cyborg_gpu_driver.cmd.context import node_context as cmd_node_context
 from cyborg_gpu_driver.cmd.layout import options as layout_options
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import model
@@ -48,7 +47,7 @@ class ListLayouts(layout_options.LayoutCommand):
 
     def take_action(self, parsed_args):
         file = layout_options.read_file(parsed_args)
-        gpus = self.context().gpus
+        gpus = self.app.machine.for_changes(links=False).gpus
         rows = [_suits(file, name, gpus) for name in file.names]
         if parsed_args.output_format != 'text':
             self.write_value(rows, parsed_args.output_format)
@@ -74,14 +73,14 @@ class PlanLayout(layout_options.LayoutCommand):
         return parser
 
     def take_action(self, parsed_args):
-        context = self.context()
+        machine = self.app.machine.for_changes(links=False)
         options = apply.Options(mode_only=parsed_args.mode_only)
         rows, failed = [], False
         pens = picture.pens_for(getattr(self.app.stdout, 'encoding', None))
-        for index, gpu, wanted in wanted_of(context, parsed_args):
+        for index, gpu, wanted in wanted_of(machine, parsed_args):
             row = {'index': index, 'address': str(gpu.address)}
             try:
-                planned = context.applier.plan(context.current(gpu), wanted,
+                planned = machine.applier.plan(machine.current(gpu), wanted,
                                             options)
             except exception.GpuDriverError as error:
                 failed = True
@@ -119,10 +118,10 @@ class AssertLayout(layout_options.LayoutCommand):
                 parsed_args.selected_config)
             cmd_machine.say('The layout is valid.')
             return 0
-        context = self.context()
+        machine = self.app.machine.for_changes(links=False)
         rows = [{'index': index, 'address': str(gpu.address),
                  'differences': list(found)}
-                for index, gpu, found in differences(context, parsed_args)]
+                for index, gpu, found in differences(machine, parsed_args)]
         if parsed_args.output_format != 'text':
             self.write_value(rows, parsed_args.output_format)
         differ = [row for row in rows if row['differences']]
@@ -153,17 +152,17 @@ class ExportLayout(layout_options.LayoutCommand):
         return parser
 
     def take_action(self, parsed_args):
-        context = self.context()
-        left_out = (_unreachable(context) if parsed_args.skip_unreachable
+        machine = self.app.machine.for_changes(links=False)
+        left_out = (_unreachable(machine) if parsed_args.skip_unreachable
                     else ())
-        context.reachable(gpu for index, gpu in enumerate(context.gpus)
+        machine.reachable(gpu for index, gpu in enumerate(machine.gpus)
                           if index not in left_out)
-        now = [gpu if index in left_out else context.current(gpu)
-               for index, gpu in enumerate(context.gpus)]
+        now = [gpu if index in left_out else machine.current(gpu)
+               for index, gpu in enumerate(machine.gpus)]
         file = layout_state.export(now, parsed_args.config_label,
                                    left_out=left_out)
         layout_state.check_described(now, file, {
-            index: context.transactions.in_use(gpu)
+            index: machine.transactions.in_use(gpu)
             for index, gpu in enumerate(now) if index not in left_out})
         _write_file(self, parsed_args, file)
 
@@ -174,9 +173,9 @@ class GenerateLayouts(layout_options.LayoutCommand):
     formats = ('yaml', 'json')
 
     def take_action(self, parsed_args):
-        context = self.context()
-        left_out = _unreachable(context)
-        gpus = {index: gpu for index, gpu in enumerate(context.gpus)
+        machine = self.app.machine.for_changes(links=False)
+        left_out = _unreachable(machine)
+        gpus = {index: gpu for index, gpu in enumerate(machine.gpus)
                 if index not in left_out}
         for index, gpu in gpus.items():
             layout_file.check_placements(gpu, layout_schema.place(
@@ -185,7 +184,7 @@ class GenerateLayouts(layout_options.LayoutCommand):
             gpus.values()))
 
 
-def wanted_of(context: cmd_node_context.NodeContext, parsed_args
+def wanted_of(machine: cmd_machine.Machine, parsed_args
               ) -> list[tuple[int, model.Gpu, target.Wanted]]:
     """Return the index, the GPU and the wanted layout for each chosen GPU.
 
@@ -199,44 +198,44 @@ def wanted_of(context: cmd_node_context.NodeContext, parsed_args
     """
     entry = layout_options.read_file(parsed_args).entry(
         parsed_args.selected_config)
-    indices = entry.chosen(context.gpus)
+    indices = entry.chosen(machine.gpus)
     for index in indices:
-        if context.ignores(context.gpus[index]):
-            cmd_machine.say(f'{context.name(context.gpus[index])} is in [gpu] '
+        if machine.ignores(machine.gpus[index]):
+            cmd_machine.say(f'{machine.name(machine.gpus[index])} is in [gpu] '
                             'ignored_devices and left alone.')
     indices = [index for index in indices
-               if not context.ignores(context.gpus[index])]
-    context.reachable(context.gpus[index] for index in indices)
-    found = entry.for_chosen(context.gpus, indices)
+               if not machine.ignores(machine.gpus[index])]
+    machine.reachable(machine.gpus[index] for index in indices)
+    found = entry.for_chosen(machine.gpus, indices)
     for index, wanted in found.items():
         if wanted.without_mig:
-            cmd_machine.say(f'{context.name(context.gpus[index])} does not '
+            cmd_machine.say(f'{machine.name(machine.gpus[index])} does not '
                             'support MIG and is left alone.')
-    return [(index, context.gpus[index], wanted)
+    return [(index, machine.gpus[index], wanted)
             for index, wanted in sorted(found.items())]
 
 
-def differences(context: cmd_node_context.NodeContext, parsed_args):
+def differences(machine: cmd_machine.Machine, parsed_args):
     """Yield the index, the GPU and its differences from the wanted layout."""
-    for index, gpu, wanted in wanted_of(context, parsed_args):
-        now = context.current(gpu)
+    for index, gpu, wanted in wanted_of(machine, parsed_args):
+        now = machine.current(gpu)
         if parsed_args.mode_only:
             found = layout_state.mode_differences(now, wanted)
         else:
             found = layout_state.differences(now, wanted,
-                                             context.transactions.in_use(now))
-        record = context.applier.unfinished(gpu.address)
+                                             machine.transactions.in_use(now))
+        record = machine.applier.unfinished(gpu.address)
         if record is not None:
             found = (*found, f'an earlier change was interrupted: {record}')
         yield index, gpu, found
 
 
-def _unreachable(context):
+def _unreachable(machine):
     """Return the indices of unreachable GPUs; print that they are left out.
     """
     found = []
-    for index, gpu in enumerate(context.gpus):
-        reason = choice.obstacle(context.host, gpu)
+    for index, gpu in enumerate(machine.gpus):
+        reason = choice.obstacle(machine.host, gpu)
         if reason:
             found.append(index)
             cmd_machine.say(f'{reason}; it is left out.')

@@ -162,7 +162,7 @@ class CordonTest(CordonCase):
             return ()
 
         for name, value in (
-                ('cmd.context.publishing._open_placement', lambda _: self),
+                ('cloud.api.placement.Placement', lambda _: self),
                 ('node.Node.inventories', inventories),
                 ('report.reserved.ReservedKeeper.generations',
                  lambda *_: {}),
