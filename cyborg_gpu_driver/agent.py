@@ -44,12 +44,12 @@ from cyborg_gpu_driver.host.health import events
 from cyborg_gpu_driver.host.snapshot import health_facts
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.metrics import observer
+from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
 from cyborg_gpu_driver.report import capacity
-from cyborg_gpu_driver.report import cordons as report_cordons
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import earlier
 from cyborg_gpu_driver.report import provider_tree
@@ -102,9 +102,30 @@ class _Node(node.Node):
     def note_cordons(self, disabled: frozenset[model.PciAddress] | None
                      ) -> None:
         """Note which GPUs Cyborg has disabled, and log changed cordons."""
-        self.cordons.note_disabled(disabled, functools.partial(
-            report_cordons.of_placement, self.tree, self.state_path))
+        self.cordons.note_disabled(disabled, self._why_disabled)
         self.cordons.log_changes()
+
+    def _why_disabled(self, address: model.PciAddress
+                      ) -> cordon.Cordon | None:
+        """Who disabled a GPU in Cyborg, when and why.
+
+        ``openstack gpu cordon`` writes that to a trait of the GPU's
+        providers, because Cyborg's API takes no reason.
+
+        :returns: None if no trait says it, or Placement does not answer.
+        """
+        assert self.tree is not None  # The agent always has one.
+        try:
+            for uuid in sorted(self.journal.reported(address)):
+                found = self.tree.get(f'/resource_providers/{uuid}/traits')
+                if why := found and cordon.of_traits(found['traits']):
+                    return why
+        except Exception as error:
+            # The report of the GPUs must not fail because of this.
+            LOG.debug('Placement does not say why GPU %(gpu)s is disabled: '
+                      '%(error)s', {'gpu': address,
+                                    'error': exception.steady(error)})
+        return None
 
     def _write(self, address: model.PciAddress,
                generations: Mapping[str, int] | None) -> None:

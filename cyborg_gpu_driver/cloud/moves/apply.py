@@ -28,11 +28,11 @@ from collections.abc import Callable
 from collections.abc import Collection
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import cordons
 from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import servers
 from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.api import responses
-from cyborg_gpu_driver.cloud.cordons import change
 from cyborg_gpu_driver.cloud.moves import fleet
 from cyborg_gpu_driver.cloud.moves import read
 from cyborg_gpu_driver.cloud.moves import shelving
@@ -138,7 +138,7 @@ class Applying:
         assert isinstance(origin, fleet.Place)  # As the fleet names GPUs.
         closed: tuple[hosts.Gpu, ...] = ()
         if move.destination != move.origin:
-            closed = change.find(self._cloud, origin.host, origin.gpu)
+            closed = cordons.find(self._cloud, origin.host, origin.gpu)
             if any(gpu.cordons for gpu in closed):
                 raise self._cloud.error(
                     f'{_name(origin)} was cordoned in the meantime')
@@ -212,8 +212,8 @@ class Applying:
 
     def _close(self, origin: fleet.Place, gpu: hosts.Gpu) -> None:
         self._say(f'cordoning {_name(origin)}')
-        change.close(self._cloud, gpu, self._new)
-        still = change.wait_closed(
+        cordons.close(self._cloud, gpu, self._new)
+        still = cordons.wait_closed(
             self._cloud, origin.host, [origin.gpu], self._seconds,
             clock=self._clock, sleep=self._sleep)
         if still:
@@ -229,13 +229,13 @@ class Applying:
         self._say(f'uncordoning {_name(origin)}')
         try:
             # Read the GPU again, because its device is disabled by now.
-            for gpu in change.find(self._cloud, origin.host, origin.gpu):
+            for gpu in cordons.find(self._cloud, origin.host, origin.gpu):
                 known = cordon.of(gpu.cordons, cordon.Source.CYBORG)
                 if known is not None and known.reason not in (
                         '', self._new.reason):
                     self._say(f'{_name(origin)} stays cordoned: {known}')
                     continue
-                change.open_(self._cloud, gpu)
+                cordons.open_(self._cloud, gpu)
         except exception.CloudError as error:
             raise self._cloud.error(
                 f'{_name(origin)} may stay cordoned: '

@@ -18,13 +18,12 @@ import fixtures
 from cyborg.api import app as cyborg_app
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud.cordons import change
+from cyborg_gpu_driver.cloud import cordons
 from cyborg_gpu_driver.demo import nova_part
+from cyborg_gpu_driver.osc import cordons as osc_cordons
 from cyborg_gpu_driver.osc import explain
 from cyborg_gpu_driver.osc import host
-from cyborg_gpu_driver.osc.cordons import cordon
-from cyborg_gpu_driver.osc.cordons import drain
-from cyborg_gpu_driver.partition import cordon as cordons
+from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.program import cordons as keepers
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
@@ -61,10 +60,10 @@ class CloudCordonTest(test_disable.DisableCase):
 
     def close(self, *gpus):
         """Cordon GPUs and let the agent report."""
-        self.rows(cordon.CordonGpu, *gpus, '--reason', 'Umzug nach Süden!',
-                  '--wait', '0', code=1)
+        self.rows(osc_cordons.CordonGpu, *gpus, '--reason',
+                  'Umzug nach Süden!', '--wait', '0', code=1)
         self.report()
-        return self.rows(cordon.CordonGpu, *gpus, '--reason', 'other')
+        return self.rows(osc_cordons.CordonGpu, *gpus, '--reason', 'other')
 
     def traits(self):
         """Return the GPUs with traits of cordons, and all such traits."""
@@ -75,29 +74,29 @@ class CloudCordonTest(test_disable.DisableCase):
             if '_gpu_' in name}
         known = self.cloud_of_operator.ask('placement', '/traits', '1.26')
         return ({gpu for gpu, traits in of_gpus.items()
-                 if cordons.of_traits(traits)},
+                 if cordon.of_traits(traits)},
                 [name for name in known['traits']
-                 if name.startswith(cordons.TRAIT)])
+                 if name.startswith(cordon.TRAIT)])
 
     def test_it_is_known_on_the_host_and_in_the_cloud(self):
         (row,) = self.close(SECOND)
         self.assertEqual((SECOND, True), (row['GPU'], row['Cordoned']))
         self.assert_disabled()
         (known,) = self.keeper.of(next(iter(self.keeper.known())))
-        self.assertEqual((cordons.Source.CYBORG, 'Umzug nach Süden!'),
+        self.assertEqual((cordon.Source.CYBORG, 'Umzug nach Süden!'),
                          (known.source, known.reason))
         self.assertTrue(known.who and known.since)
         self.assertEqual([str(known)], row['Cordons'])
         self.assertEqual({SECOND}, self.traits()[0])
         shown = self.rows(host.ShowHost)['gpus']
         self.assertEqual(
-            {FIRST: [], SECOND: [cordons.plain(known)]},
+            {FIRST: [], SECOND: [cordon.plain(known)]},
             {gpu['address']: gpu['cordons'] for gpu in shown})
         for _ in range(2):
             self.restart_agent()
             self.report()
             self.assert_disabled()
-        (row,) = self.rows(cordon.UncordonGpu, SECOND)
+        (row,) = self.rows(osc_cordons.UncordonGpu, SECOND)
         self.assertFalse(row['Cordoned'])
         self.report()
         self.assertEqual({False}, self.is_closed(SECOND))
@@ -112,14 +111,14 @@ class CloudCordonTest(test_disable.DisableCase):
                                     '--profile', self.large, code=1)
         self.assertIn('RESERVED_CORDONED', json.dumps(found))
         self.assertIn('Umzug nach S', json.dumps(found))
-        self.rows(cordon.UncordonGpu)
+        self.rows(osc_cordons.UncordonGpu)
         self.report()
         self.assertEqual((set(), []), self.traits())
         self.cloud.unbind(self.cloud.bind(self.large))
 
     @scope.only_in_all
     def test_what_was_done_before_an_error_is_said(self):
-        close = change.close
+        close = cordons.close
 
         def fails(cloud, gpu, new):
             if gpu.address == SECOND:
@@ -127,12 +126,12 @@ class CloudCordonTest(test_disable.DisableCase):
             return close(cloud, gpu, new)
 
         self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.cloud.cordons.change.close', fails))
+            'cyborg_gpu_driver.cloud.cordons.close', fails))
         said = []
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.osc.base.say', said.append))
         self.assertRaises(exception.CloudError, self.openstack.run,
-                          cordon.CordonGpu, gpu_cloud.HOST, '--reason',
+                          osc_cordons.CordonGpu, gpu_cloud.HOST, '--reason',
                           'a fan')
         self.assertEqual([f'Done before an error: {FIRST}'], said)
 
@@ -140,7 +139,7 @@ class CloudCordonTest(test_disable.DisableCase):
         self.close(SECOND)
         self.command('gpu', 'cordon', SECOND, '--reason', 'a fan')
         self.report()
-        output, errors = self.run_gpu(cordon.UncordonGpu, SECOND, code=1)
+        output, errors = self.run_gpu(osc_cordons.UncordonGpu, SECOND, code=1)
         self.assertIn('cordoned on the host', output)
         self.assertIn('still cordoned: cordoned on the host', errors)
         self.assertIn(f'cyborg-gpu gpu uncordon {SECOND}', errors)
@@ -151,11 +150,11 @@ class CloudCordonTest(test_disable.DisableCase):
     def test_what_is_not_there(self):
         for arguments in ((gpu_cloud.HOST, '0000:fe:00.0'), ('nowhere', None),
                           (gpu_cloud.HOST, 'x')):
-            self.assertRaises(exception.GpuDriverError, change.find,
+            self.assertRaises(exception.GpuDriverError, cordons.find,
                               self.cloud_of_operator, *arguments)
 
     def drain(self, *arguments, code=0):
-        return self.rows(drain.DrainGpu, SECOND, '--reason', 'a move',
+        return self.rows(osc_cordons.DrainGpu, SECOND, '--reason', 'a move',
                          *arguments, code=code)
 
     def boot_on_both(self, **metadata):
@@ -199,7 +198,8 @@ class CloudCordonTest(test_disable.DisableCase):
         self.cloud.unbind(self.compute._bound.pop(other)[1])
         self.close(SECOND)
         output, errors = self.run_gpu(
-            drain.DrainGpu, SECOND, '--reason', 'a move', '--migrate', code=1)
+            osc_cordons.DrainGpu, SECOND, '--reason', 'a move', '--migrate',
+            code=1)
         self.assertEqual([], json.loads(output))
         # The other GPU has room for one server.
         self.assertEqual(['ACTIVE', 'SHELVED_OFFLOADED'], sorted(
@@ -225,8 +225,8 @@ class CloudCordonTest(test_disable.DisableCase):
         mine = self.boot_on_both()
         self.compute.servers[mine[0]]['metadata']['gpu_movable'] = 'true'
         self.close()
-        rows = self.rows(drain.DrainGpu, '--reason', 'new kernel', '--shelve',
-                         code=1)
+        rows = self.rows(osc_cordons.DrainGpu, '--reason', 'new kernel',
+                         '--shelve', code=1)
         self.assertEqual(3, len(rows))
         there = self.mdevs(SECOND)
         self.assertEqual(1, len(there))
@@ -239,7 +239,7 @@ class CloudCordonTest(test_disable.DisableCase):
         for gpu in (FIRST, SECOND):
             self.assertEqual({True}, self.is_closed(gpu))
         self.assertEqual((0, []), self.doctor())
-        self.rows(cordon.UncordonGpu)
+        self.rows(osc_cordons.UncordonGpu)
         self.report()
         self.assertEqual(
             SECOND.split(':')[1],

@@ -17,7 +17,7 @@ import fixtures
 from cyborg.api import app as cyborg_app
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud.cordons import change
+from cyborg_gpu_driver.cloud import cordons
 from cyborg_gpu_driver.cloud.moves import apply
 from cyborg_gpu_driver.cloud.moves import read
 from cyborg_gpu_driver.cloud.moves import shelving
@@ -150,10 +150,10 @@ class ApplyTest(test_disable.DisableCase):
 
         def cordoned(seconds):
             sleep(seconds)
-            for gpu in change.find(self.operator, origin.host, origin.gpu):
+            for gpu in cordons.find(self.operator, origin.host, origin.gpu):
                 known = cordon.of(gpu.cordons, cordon.Source.CYBORG)
                 if known is not None and known.reason == _NEW.reason:
-                    change.close(self.operator, gpu, dataclasses.replace(
+                    cordons.close(self.operator, gpu, dataclasses.replace(
                         _NEW, reason='a fan'))
 
         applying._sleep = cordoned
@@ -162,14 +162,14 @@ class ApplyTest(test_disable.DisableCase):
         self.assertEqual(1, str(error).count('cloud here'))
         self.report()
         self.assertEqual({origin.gpu}, self.closed())
-        (known,) = change.find(self.operator, *origin)[0].cordons
+        (known,) = cordons.find(self.operator, *origin)[0].cordons
         self.assertEqual('a fan', known.reason)
         self.assertIn('stays cordoned', ' '.join(self.said))
 
     @scope.only_in_all
     def test_a_gpu_that_cannot_be_offered_again(self):
         plan, applying = self.run_plan()
-        find, move, broken = change.find, shelving.move, []
+        find, move, broken = cordons.find, shelving.move, []
 
         def found(*arguments):
             if broken:
@@ -185,7 +185,7 @@ class ApplyTest(test_disable.DisableCase):
                          f'/servers/{servers[0]}/action', {'shelve': None})
             return {servers[0]: 'a disk is full'}
 
-        for name, function in (('cordons.change.find', found),
+        for name, function in (('cordons.find', found),
                                ('moves.shelving.move', moved)):
             self.useFixture(fixtures.MonkeyPatch(
                 f'cyborg_gpu_driver.cloud.{name}', function))

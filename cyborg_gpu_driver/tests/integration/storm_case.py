@@ -27,7 +27,7 @@ from openstack.compute.v2 import server as server_module
 from openstack.connection import Connection
 
 from cyborg_gpu_driver.cloud.api import connection
-from cyborg_gpu_driver.osc.cordons import cordon
+from cyborg_gpu_driver.osc import cordons
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.unit.osc import running
 
@@ -178,8 +178,8 @@ class GpuCase(StormCase):
         The agent is restarted, so that it reports at once instead of within
         a minute.
         """
-        self.addCleanup(self.rows, cordon.UncordonGpu, gpu)
-        self.rows(cordon.CordonGpu, gpu, '--reason', reason, '--wait', '0',
+        self.addCleanup(self.rows, cordons.UncordonGpu, gpu)
+        self.rows(cordons.CordonGpu, gpu, '--reason', reason, '--wait', '0',
                   code=1)
         self.assertFalse(self.is_closed(gpu))
         self.cloud.restart(self.agent)

@@ -15,8 +15,7 @@
 from __future__ import annotations
 
 from cyborg_gpu_driver.cloud.moves import fleet
-from cyborg_gpu_driver.osc.cordons import cordon
-from cyborg_gpu_driver.osc.cordons import drain
+from cyborg_gpu_driver.osc import cordons
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import storm_case
 
@@ -41,7 +40,7 @@ class CordonTest(storm_case.GpuCase):
         self.assertTrue(self.is_closed(on_host))
         self.cordon(in_cloud, _WHY)
         # The cordon keeps its first reason.
-        (row,) = self.rows(cordon.CordonGpu, in_cloud, '--reason', 'another')
+        (row,) = self.rows(cordons.CordonGpu, in_cloud, '--reason', 'another')
         self.assertIn(_WHY, str(row['Cordons']))
 
         flavor = self.flavor_of(_SLICE)
@@ -56,7 +55,7 @@ class CordonTest(storm_case.GpuCase):
         self.end()
 
         flavor = self.flavor_of(_ALL)
-        (row,) = self.rows(cordon.UncordonGpu, in_cloud)
+        (row,) = self.rows(cordons.UncordonGpu, in_cloud)
         self.assertEqual([], row['Cordons'])
         self.assert_has_next(in_cloud, flavor)
         (row,) = self.on_host('gpu', 'uncordon', on_host)
@@ -126,7 +125,7 @@ class DrainTest(storm_case.GpuCase):
         self.assertTrue(self.is_closed(self.gpu))
         self.assertEqual([], self.drain())
 
-        self.rows(cordon.UncordonGpu, self.gpu)
+        self.rows(cordons.UncordonGpu, self.gpu)
         self.end()
         self.wait_open(self.gpu)
         self.assert_only_handles_left()
@@ -136,7 +135,7 @@ class DrainTest(storm_case.GpuCase):
             server, **{fleet.CONSENT: 'true'})
 
     def drain(self, *arguments, code=0):
-        return self.rows(drain.DrainGpu, self.gpu, '--reason', _WHY,
+        return self.rows(cordons.DrainGpu, self.gpu, '--reason', _WHY,
                          *arguments, code=code)
 
     def now(self, server):

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Make and lift cordons of GPUs through the APIs of the cloud.
+"""Make and lift cordons of GPUs, and find who still has a part of one.
 
 To cordon a GPU, an operator disables its device in Cyborg. Cyborg's API takes
 no reason (cyborg/api/controllers/v2/devices.py), so a trait of the GPU's
@@ -20,6 +20,8 @@ in its next report.
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import time
 from collections.abc import Callable
 from collections.abc import Collection
@@ -34,14 +36,37 @@ from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.cloud.api import placement_api
 from cyborg_gpu_driver.cloud.api import responses
 from cyborg_gpu_driver.cloud.explain import facts
+from cyborg_gpu_driver.cloud.moves import fleet
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 
 _ENABLED = 'enabled'
+_UNBOUND = 'Initial'
 _WRITES = 8
 """Attempts at one write; an attempt fails only if another write succeeded."""
 _ROUND = 3.0
 """Seconds between two reads of Placement."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """A consumer that holds a part of one or several GPUs.
+
+    :ivar consumer: UUID of a server, or of another owner of an allocation or
+        an accelerator request.
+    :ivar project: None if Nova has no such server.
+    :ivar gpus: PCI addresses.
+    :ivar handles: Cyborg's attach handles.
+    :ivar consents: whether its owner lets operators move it.
+    """
+
+    consumer: str
+    name: str | None
+    project: str | None
+    status: str | None
+    gpus: tuple[str, ...]
+    handles: tuple[str, ...] = ()
+    consents: bool = False
 
 
 def find(cloud: connection.Cloud, host: str, gpu: str | None
@@ -140,6 +165,35 @@ def wait_closed(cloud: connection.Cloud, host: str,
         sleep(min(_ROUND, left))
 
 
+def holders(cloud: connection.Cloud, host: str, addresses: Collection[str]
+            ) -> tuple[Holder, ...]:
+    """Return the consumers that hold a part of some GPUs of a host.
+
+    :param host: as ``openstack gpu host list`` shows it.
+    :raises CloudError: if a request to a service fails.
+    """
+    offers = {offer.uuid: offer for offer in providers.read(
+        cloud, host, gpus=addresses)}
+    gpus: dict[str, set[str]] = collections.defaultdict(set)
+    handles: dict[str, list[str]] = collections.defaultdict(list)
+    requests = cloud.get('/accelerator_requests', 'arqs')
+    with responses.understanding(cloud, 'Cyborg', 'an accelerator request'):
+        for request in requests:
+            offer = offers.get(request['device_rp_uuid'])
+            if offer is None or request['state'] == _UNBOUND:
+                continue
+            holder = request['instance_uuid'] or request['uuid']
+            gpus[holder].add(offer.gpu)
+            if request['attach_handle_uuid']:
+                handles[holder].append(request['attach_handle_uuid'])
+    for offer in offers.values():
+        if offer.used:
+            for consumer in _consumers(cloud, offer.uuid):
+                gpus[consumer].add(offer.gpu)
+    return tuple(_holder(cloud, consumer, gpus[consumer], handles[consumer])
+                 for consumer in sorted(gpus))
+
+
 def _device(gpu: hosts.Gpu) -> facts.Device:
     assert gpu.device is not None  # find() guarantees it.
     return gpu.device
@@ -209,3 +263,23 @@ def _set_trait(cloud, provider, name=None):
                     error.__cause__, exceptions.ConflictException):
                 raise
     return set()
+
+
+def _consumers(cloud, provider):
+    answer = cloud.ask('placement',
+                       f'/resource_providers/{provider}/allocations',
+                       placement_api.VERSION)
+    with responses.understanding(cloud, 'Placement', 'allocations'):
+        return () if answer is None else tuple(answer['allocations'])
+
+
+def _holder(cloud, consumer, gpus, handles):
+    """Return a holder, with its server's data from Nova if it is a server."""
+    where = tuple(sorted(gpus)), tuple(sorted(handles))
+    answer = cloud.ask('compute', f'/servers/{consumer}', responses.NOVA)
+    if answer is None:
+        return Holder(consumer, None, None, None, *where)
+    with responses.understanding(cloud, 'Nova', f'server {consumer}'):
+        server = fleet.server(answer['server'])
+        return Holder(consumer, server.name, answer['server']['tenant_id'],
+                      server.status, *where, consents=server.consents)
