@@ -127,26 +127,11 @@ class HouseTest(ScriptTest):
             self.check('partition/a.py', source, expected)
         self.check('program/journal.py', 'import os\n', '')
 
-    def test_length_and_licence(self):
-        self.check('host/a.py', 'a = 1\n' * 399, '')
-        self.check('host/a.py', 'a = 1\n' * 400, '401 lines')
+    def test_the_licence_is_there(self):
         self.write('cyborg_gpu_driver/host/b.py', 'a = 1\n')
         code, printed = self.run_script('check-house')
         self.assertEqual(1, code)
         self.assertIn('b.py:1: does not start with the licence', printed)
-
-    def test_a_package_is_not_too_full(self):
-        for number in range(13):
-            self.write(f'cyborg_gpu_driver/host/a{number}.py', LICENCE)
-            self.write(f'cyborg_gpu_driver/tests/a{number}.py', LICENCE)
-        self.write('cyborg_gpu_driver/host/__init__.py', '')
-        self.write('cyborg_gpu_driver/host/nvml/a.py', LICENCE)
-        self.write('cyborg_gpu_driver/tests/a.py', LICENCE)
-        self.assertEqual(0, self.run_script('check-house')[0])
-        self.write('cyborg_gpu_driver/host/a.py', LICENCE)
-        code, printed = self.run_script('check-house')
-        self.assertEqual(1, code)
-        self.assertIn('cyborg_gpu_driver/host: 14 modules', printed)
 
     def test_an_empty_tree_is_no_success(self):
         code, printed = self.run_script('check-house')
