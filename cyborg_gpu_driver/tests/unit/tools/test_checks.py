@@ -18,6 +18,7 @@ import importlib.machinery
 import importlib.util
 import io
 import pathlib
+import shutil
 
 import fixtures
 from oslotest import base
@@ -58,6 +59,7 @@ class HouseTest(ScriptTest):
 
     def check(self, module, source, expected):
         """Check one module; ``expected`` is part of a message, '' for none."""
+        shutil.copy(ROOT / 'pyproject.toml', self.root)
         self.write(f'cyborg_gpu_driver/{module}', LICENCE + source)
         code, printed = self.run_script('check-house')
         (self.root / 'cyborg_gpu_driver' / module).unlink()
@@ -65,36 +67,6 @@ class HouseTest(ScriptTest):
         self.assertIn(expected, printed)
         if expected:
             self.assertIn(f'cyborg_gpu_driver/{module}:', printed)
-
-    def test_packages_know_only_what_is_below_them(self):
-        ours = 'from cyborg_gpu_driver'
-        for module, source, expected in (
-                ('partition/a.py', f'{ours}.host.snapshot import model\n', ''),
-                ('partition/a.py', f'{ours}.host import reader\n',
-                 'partition may not import host.reader'),
-                ('host/a.py', f'{ours}.partition import geometry\n',
-                 'host may not import partition.geometry'),
-                ('host/a.py', f'{ours} import exception\n', ''),
-                ('host/a.py', f'{ours} import conf\n',
-                 'host may not import conf'),
-                ('host/a.py', 'import cyborg_gpu_driver.conf.gpu\n',
-                 'host may not import conf.gpu'),
-                ('host/a.py', 'from . import model\n', 'relative import'),
-                ('host/nvml/a.py', f'{ours}.host.snapshot import model\n',
-                 ''),
-                ('host/snapshot/a.py', f'{ours}.host.snapshot import b\n',
-                 ''),
-                ('host/snapshot/a.py', f'{ours}.host.nvml import gate\n',
-                 'host.snapshot may not import host.nvml.gate'),
-                ('cmd/a.py', f'{ours}.simulator import machine\n',
-                 'cmd may not import simulator.machine'),
-                ('simulator/a.py', f'{ours}.host import sysfs\n',
-                 'simulator may not import host.sysfs'),
-                ('simulator/platform.py', f'{ours}.host import sysfs\n', ''),
-                ('tests/a.py', f'{ours}.simulator import machine\n', ''),
-                ('novel/a.py', f'{ours} import exception\n',
-                 'novel is not in the table')):
-            self.check(module, source, expected)
 
     def test_each_string_is_used_or_a_docstring(self):
         for source, expected in (
@@ -105,33 +77,12 @@ class HouseTest(ScriptTest):
                  ':4: a string that nothing uses')):
             self.check('partition/a.py', source, expected)
 
-    def test_third_parties_have_their_places(self):
-        for module, source, expected in (
-                ('host/nvml/session.py', 'import pynvml\n', ''),
-                ('host/a.py', 'import pynvml\n', 'pynvml is imported'),
-                ('cmd/a.py', 'import pynvml\n', 'pynvml is imported'),
-                ('program/a.py', 'def f():\n    import pynvml\n',
-                 'pynvml is imported'),
-                ('report/objects.py', 'from cyborg.objects import a\n', ''),
-                ('report/content/build.py', 'from cyborg.objects import a\n',
-                 'cyborg is imported'),
-                ('program/a.py', 'import subprocess\n', 'no shelling out')):
-            self.check(module, source, expected)
-
     def test_the_pure_stay_pure(self):
-        for source, expected in (
-                ('import dataclasses\n', ''),
-                ('import os.path\n', 'os is imported'),
-                ('from pathlib import Path\n', 'pathlib is imported'),
-                ('open("/sys")\n', 'open() in partition.a')):
-            self.check('partition/a.py', source, expected)
-        self.check('program/journal.py', 'import os\n', '')
-
-    def test_the_licence_is_there(self):
-        self.write('cyborg_gpu_driver/host/b.py', 'a = 1\n')
-        code, printed = self.run_script('check-house')
-        self.assertEqual(1, code)
-        self.assertIn('b.py:1: does not start with the licence', printed)
+        source = 'def read():\n    return open("/sys")\n'
+        self.check('partition/mig/a.py', source, 'a.py:3: open() in')
+        self.check('schema.py', source, 'schema.py:3: open() in')
+        self.check('schema_reader.py', source, '')
+        self.check('program/journal.py', source, '')
 
     def test_an_empty_tree_is_no_success(self):
         code, printed = self.run_script('check-house')
