@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import textwrap
 
 from cyborg_gpu_driver.host.snapshot import telemetry
 
@@ -334,30 +333,3 @@ METRICS = (
 SAMPLED = (*HARDWARE.values(), SAMPLE_AGE, STALE_SAMPLES, FAILED_SAMPLES)
 """The metrics that exist only with ``--nvml``."""
 ALL = METRICS + SAMPLED
-
-
-def reference() -> str:
-    """Return the reference of all metrics and labels, in reStructuredText."""
-    lines = ['=======', 'Metrics', '=======', '',
-             'The metrics of ``cyborg-gpu exporter``. '
-             ':doc:`../admin/metrics` describes', 'how to run it. '
-             '``tools/metrics-list`` generates this page from',
-             '``cyborg_gpu_driver/metrics/definitions.py``.', '']
-    for title, metrics in (('Offers, assignments and the agent', METRICS),
-                           ('Hardware, with ``--nvml``', SAMPLED)):
-        lines += [title, '=' * len(title), '']
-        for metric in metrics:
-            lines += _item(metric.full_name,
-                           f'*{metric.kind.value}*. {metric.help} Labels: '
-                           + ', '.join(f'``{label}``' for label
-                                       in metric.labels) + '.')
-    lines += ['Labels', '======', '']
-    for label, text in LABELS.items():
-        lines += _item(label, text)
-    return '\n'.join(lines)
-
-
-def _item(name: str, text: str) -> list[str]:
-    return [f'``{name}``', *textwrap.wrap(
-        text, 76, initial_indent='   ', subsequent_indent='   ',
-        break_on_hyphens=False, break_long_words=False), '']
