@@ -263,14 +263,6 @@ class Prometheus(fixtures.Fixture):
         return [(item['metric'], float(item['value'][1])) for item
                 in self.get('query', query=expression)['result']]
 
-    def query_range(self, expression, start, end, step=15):
-        """Return pairs of labels and values over time."""
-        return [(item['metric'], [float(value) for _, value
-                                  in item['values']])
-                for item in self.get('query_range', query=expression,
-                                     start=start, end=end,
-                                     step=step)['result']]
-
 
 class Dcgm(fixtures.Fixture):
     """Serves dcgm-exporter's metrics of one GPU, with its names and labels.

@@ -32,7 +32,11 @@ from cyborg_gpu_driver.cmd.layout import hooks
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import picture
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine
@@ -218,3 +222,46 @@ class LayoutPageTest(cmd_base.CommandCase):
                         f'{line}\n{found}')
                     played += 1
         self.assertGreater(played, 15)
+
+
+class ReadmeTest(base.BaseTestCase):
+    """The end of tools/demo, as the README shows it."""
+
+    def setUp(self):
+        super().setUp()
+        self.text = (documents.ROOT / 'README.rst').read_text(
+            encoding='utf-8')
+        simulated = machine.Machine.load('mixed')
+        with patch.kept():
+            gpus = reader.HostReader(
+                platform.open_platform(simulated)).snapshot().gpus
+        self.gpu = next(gpu for gpu in gpus if gpu.mig and gpu.mig.enabled)
+
+    def test_the_grid_is_what_the_library_draws(self):
+        rows = self.text[self.text.index('     unit '):].splitlines()
+        names, owners = ([cell.strip() for cell in rows[number].split('│')
+                          [1:-1]] for number in (2, 3))
+        profiles = {item.name: item for item in self.gpu.mig.profiles}
+        instances, start = [], 0
+        for name in names:
+            size = profiles[name].placements[0].size
+            instances.append(spec.MigInstanceSpec(
+                model.Placement(start, size), profiles[name].profile_id))
+            start += size
+        drawn = picture.lines(
+            self.gpu, {item.placement: owner for item, owner
+                       in zip(instances, owners, strict=True)},
+            layout=spec.MigLayout(True, True, tuple(instances)))
+        # The demo indents its output by three more spaces.
+        self.assertEqual(['   ' + line for line in drawn], rows[:len(drawn)])
+
+    def test_placement_has_no_candidate(self):
+        grid = geometry.Geometry(self.gpu.mig.profiles)
+        found = re.findall(r'^   compute1_gpu_\S+_(\S+)  (\S+) +(\d+) +(\d+) '
+                           r'+(\d+)$', self.text, re.MULTILINE)
+        self.assertEqual(3, len(found))
+        totals = {item.name: grid.creatable(geometry.EMPTY, item)
+                  for item in grid.profiles}
+        for name, _class, total, reserved, used in found:
+            self.assertEqual(totals[name], int(total))
+            self.assertEqual(int(total), int(reserved) + int(used))

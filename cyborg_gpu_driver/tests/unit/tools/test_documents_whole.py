@@ -17,7 +17,9 @@ import importlib
 import os
 import pkgutil
 import re
+import shlex
 import types
+from xml.etree import ElementTree
 
 import yaml
 from oslotest import base
@@ -30,6 +32,7 @@ from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.conf import opts
 from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests.unit.cmd import base as cmd_base
 from cyborg_gpu_driver.tests.unit.tools import documents
 
@@ -37,6 +40,9 @@ _TOCTREE = re.compile(r'^\.\. toctree::\n(?: {3}:.*\n)*\n((?: {3}\S+\n)+)',
                       re.MULTILINE)
 _DOC = re.compile(r':doc:`(?:[^`<]*<)?([^`<>]+)>?`')
 _REF = re.compile(r':ref:`(?:[^`<]*<)?([^`<>]+)>?`')
+_SHOWN = re.compile(
+    r'[#$] cyborg-gpu (--simulate (?:.*\\\n)*.*[^\\\n])\n([^#$](?:.*\n)+)')
+"""A block with one command on a simulated host, and what it prints."""
 _LABEL = re.compile(r'^ *\.\. _([\w-]+):$', re.MULTILINE)
 _TERM = re.compile(r':term:`([^`]+)`')
 
@@ -98,6 +104,15 @@ class LinksTest(base.BaseTestCase):
                 for term in _TERM.findall(documents.text(page))}
         self.assertEqual(set(), used - terms)
         self.assertIn('policy', used)
+
+    def test_every_picture_is_shown_and_is_valid(self):
+        text = ''.join(map(documents.text, documents.pages()))
+        found = [*documents.SOURCE.glob('pictures/*')]
+        self.assertNotEqual([], found)
+        for path in found:
+            self.assertIn(f'/{path.name}\n', text)
+            # Browsers do not show invalid XML.
+            ElementTree.parse(path)
 
 
 class ContributorTest(base.BaseTestCase):
@@ -242,6 +257,22 @@ class CyborgGpuTest(cmd_base.CommandCase):
             self.run_program(*words[1:], code=code)
             played += 1
         self.assertGreater(played, 8)
+
+
+    def test_what_the_pages_show_of_simulated_hosts_is_printed(self):
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(documents.ROOT)
+        played = 0
+        for page in _sources():
+            for block in documents.blocks(documents.text(page), 'console'):
+                found = _SHOWN.fullmatch(block)
+                if found:
+                    code, output, errors = command.run(
+                        *shlex.split(found[1].replace('\\\n', ' ')),
+                        encoding='utf-8')
+                    self.assertEqual((0, found[2]), (code, output), errors)
+                    played += 1
+        self.assertGreater(played, 1)
 
 
 class OpenstackGpuTest(base.BaseTestCase):
