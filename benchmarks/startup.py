@@ -53,7 +53,6 @@ print('modules:', len(sys.modules), file=sys.stderr)
 """
 LIMITS = {
     ('--version',): 2.5,
-    ('--help',): 2.5,
     ('gpu', 'list'): 3,
     ('--simulate', 'dgx-a100-80', 'gpu', 'list'): 5,
 }

@@ -32,7 +32,6 @@ from cliff import help as help_command
 from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cmd import overview
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 
@@ -75,7 +74,6 @@ class CyborgGpu(app.App):
             version=version(),
             command_manager=Commands(NAMESPACE),
             deferred_help=True)
-        self.command_manager.add_command('help', overview.Help)
         self._records = None
         self._misused = False
 
@@ -147,16 +145,12 @@ class CyborgGpu(app.App):
                                          help_command.HelpCommand))):
             policies.read(self.conf)
 
-    def print_help_if_requested(self):
-        if self.options.deferred_help:
-            overview.show(self)
-            raise help_command.HelpExit()
-
     def interact(self):
         """Show the help; without a command, cliff would open a shell."""
         self.parser.print_help(self.stderr)
         self.stderr.write('\nName a command:\n')
-        overview.write_commands(self, self.stderr)
+        for name, _entry in sorted(self.command_manager):
+            self.stderr.write(f'  {name}\n')
         self._misused = True
 
     def run(self, argv):

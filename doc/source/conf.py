@@ -31,3 +31,10 @@ html_theme = 'openstackdocs'
 pygments_style = 'native'
 html_copy_source = False
 add_function_parentheses = False
+
+man_pages = [
+    ('cli/index', 'cyborg-gpu', 'show and manage the NVIDIA GPUs of a host',
+     '', 1),
+    ('cli/openstack', 'openstack-gpu', 'the GPUs of an OpenStack cloud',
+     '', 1),
+]

@@ -14,18 +14,12 @@
 
 from __future__ import annotations
 
-import configparser
-import io
 import subprocess
 import sys
 
 from oslotest import base
 
-from cyborg_gpu_driver.cmd import main
-from cyborg_gpu_driver.cmd import overview
-from cyborg_gpu_driver.cmd import summaries
 from cyborg_gpu_driver.tests import scope
-from cyborg_gpu_driver.tests.unit.tools import documents
 
 # Each with its purpose. A command that needs one of them imports it itself.
 HEAVY = {
@@ -73,12 +67,11 @@ def heavy(modules):
 
 class ImportsTest(base.BaseTestCase):
 
-    def test_version_and_help(self):
-        for argument in ('--version', '--help'):
-            modules = imported(argument)
-            self.assertEqual(set(), heavy(modules), argument)
-            self.assertNotIn('pynvml', modules)
-            self.assertNotIn('cyborg_gpu_driver.cmd.gpu.show', modules)
+    def test_version(self):
+        modules = imported('--version')
+        self.assertEqual(set(), heavy(modules))
+        self.assertNotIn('pynvml', modules)
+        self.assertNotIn('cyborg_gpu_driver.cmd.gpu.show', modules)
 
     def test_gpu_list(self):
         modules = imported('gpu', 'list')
@@ -98,41 +91,3 @@ class ImportsTest(base.BaseTestCase):
         self.assertLessEqual(
             {'eventlet', 'oslo_privsep', 'yaml', 'cyborg_gpu_driver.node',
              'cyborg_gpu_driver.report'}, modules)
-
-
-class HelpTest(base.BaseTestCase):
-
-    def help(self):
-        program = main.CyborgGpu()
-        self.addCleanup(program.close)
-        program.stdout = io.StringIO()
-        overview.show(program)
-        return program.stdout.getvalue()
-
-    def test_every_command_is_listed(self):
-        config = configparser.ConfigParser()
-        config.read(documents.ROOT / 'setup.cfg')
-        names = [line.partition(' = ')[0] for line in config[
-            'entry_points'][main.NAMESPACE].strip().splitlines()]
-        self.assertEqual(sorted(names), sorted(summaries.SUMMARIES))
-        listed = self.help().partition('\nCommands:\n')[2].splitlines()
-        for name in names:
-            self.assertEqual(
-                [name], [name for line in listed
-                         if line.startswith(f'  {name}  ')], name)
-        self.assertLess(max(map(len, listed)), 80)
-
-    def test_a_command_of_another_package(self):
-        program = main.CyborgGpu()
-        self.addCleanup(program.close)
-        program.stdout = io.StringIO()
-
-        class Other(overview.Help):
-            """Do something else.
-
-            And more.
-            """
-        program.command_manager.add_command('other thing', Other)
-        overview.show(program)
-        self.assertRegex(program.stdout.getvalue(),
-                         r'\n  other thing +Do something else\n')

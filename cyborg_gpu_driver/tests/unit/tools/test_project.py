@@ -165,11 +165,13 @@ class PackageTest(base.BaseTestCase):
 
     def test_what_is_missing_is_a_fault(self):
         self.wheel.remove('cyborg_gpu_driver/driver.py')
-        self.wheel.remove('x-1.data/data/share/man/man1/cyborg-gpu.1')
+        self.wheel.remove('x-1.data/data/etc/cyborg_gpu_driver/grafana/'
+                          'fleet.json')
         self.sdist.remove('bindep.txt')
         self.assertEqual(
             ['wheel: cyborg_gpu_driver/driver.py is missing',
-             'wheel: share/man/man1/cyborg-gpu.1 of data_files is missing',
+             'wheel: etc/cyborg_gpu_driver/grafana/fleet.json of data_files '
+             'is missing',
              'source distribution: bindep.txt is missing'], self.faults())
 
     def test_the_metadata_name_every_python_that_is_supported(self):
