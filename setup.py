@@ -10,13 +10,6 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-import os
-import sys
-
 import setuptools
-
-# A build backend does not add the directory of setup.py; pbr imports
-# setup_commands from there.
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 setuptools.setup(setup_requires=['pbr>=6.0.0'], pbr=True)

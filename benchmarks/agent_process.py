@@ -25,9 +25,10 @@ import tempfile
 import types
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / 'tools'))
 
 # Imported before the modules that would select eventlet.
-import cyborg_gpu_driver.demo  # isort: skip # noqa: F401
+import demo_lib  # isort: skip # noqa: F401
 
 import pynvml
 from keystoneauth1 import adapter

@@ -47,10 +47,10 @@ import full_host
 import machines
 import pynvml
 
-from cyborg_gpu_driver.demo import cloud as demo_cloud
-from cyborg_gpu_driver.demo import database
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.simulator.machine import patch
+from demo_lib import cloud as demo_cloud
+from demo_lib import database
+from demo_lib import nova_part
 
 OURS, THEIRS = 'cyborg_gpu_driver', 'fake_driver'
 CLASSES = {OURS: full_host.RESOURCE_CLASS, THEIRS: 'FPGA'}
@@ -195,7 +195,7 @@ def measure(repeat, gpus=4):
 
     :param gpus: how many GPUs the host has.
     """
-    # If imported before the demo package, Cyborg would select eventlet.
+    # If imported before demo_lib, Cyborg would select eventlet.
     from cyborg.accelerator.drivers import fake
     count = gpus * full_host.INSTANCES_PER_GPU
     before = fake.FakeDriver.NUM_ACCELERATORS

@@ -45,6 +45,7 @@ from typing import Any
 from urllib import parse
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / 'tools'))
 
 import figures
 from openstack import connection as sdk
@@ -58,10 +59,10 @@ from cyborg_gpu_driver.cloud.orphans import clean
 from cyborg_gpu_driver.cloud.orphans import orphans
 from cyborg_gpu_driver.cloud.profiles import capacity
 from cyborg_gpu_driver.cloud.profiles import resources
-from cyborg_gpu_driver.demo import database
-from cyborg_gpu_driver.demo import httpd
-from cyborg_gpu_driver.demo import placement_service
 from cyborg_gpu_driver.report.content import names
+from demo_lib import database
+from demo_lib import httpd
+from demo_lib import placement_service
 
 PROFILES = {'1g.10gb': 7, '1g.10gb.me': 1, '1g.20gb': 4, '2g.20gb': 3,
             '3g.40gb': 2, '4g.40gb': 1, '7g.80gb': 1}

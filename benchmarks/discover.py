@@ -128,7 +128,7 @@ def _binds(bench, repeat):
 
 def _in_tree(bench, directory, repeat, vfs):
     """Return median seconds and devices of the in-tree driver's discover()."""
-    # If imported before the demo package, Cyborg would select eventlet.
+    # If imported before demo_lib, Cyborg would select eventlet.
     from cyborg.accelerator.drivers.gpu.nvidia import driver as in_tree
     programs = lspci(bench.machine, directory, vfs)
     driver = in_tree.NVIDIAGPUDriver()

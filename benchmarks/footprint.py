@@ -42,7 +42,7 @@ import discover
 import figures
 import full_host
 
-from cyborg_gpu_driver.demo import configfile
+from demo_lib import configfile
 
 AGENT = pathlib.Path(__file__).with_name('footprint_agent.py')
 OURS, IN_TREE, NONE = 'cyborg_gpu_driver', 'nvidia_gpu_driver', ''

@@ -25,12 +25,14 @@ import pynvml
 import stopwatch
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / 'tools'))
 # The deprecation warnings of the released services do not concern this
 # program.
 warnings.simplefilter('ignore')
 
-from cyborg_gpu_driver.demo import cloud as demo_cloud  # noqa: E402
-from cyborg_gpu_driver.demo import database  # noqa: E402
+from demo_lib import cloud as demo_cloud  # noqa: E402
+from demo_lib import database  # noqa: E402
+
 from cyborg_gpu_driver.report import steady  # noqa: E402
 
 HOST = 'dgx-a100-80'

@@ -28,12 +28,13 @@ import warnings
 from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / 'tools'))
 # The deprecation warnings of the released services do not concern this
 # program.
 warnings.simplefilter('ignore')
 
-# If imported before the demo package, Nova would select eventlet.
-import cyborg_gpu_driver.demo  # isort: skip # noqa: E402, F401
+# If imported before demo_lib, Nova would select eventlet.
+import demo_lib  # isort: skip # noqa: E402, F401
 
 import nova.conf  # noqa: E402
 import sqlalchemy  # noqa: E402
@@ -51,11 +52,11 @@ from nova.scheduler import manager  # noqa: E402
 from nova.scheduler.client import report  # noqa: E402
 from oslo_messaging.rpc import dispatcher  # noqa: E402
 
-from cyborg_gpu_driver.demo import client as demo_client  # noqa: E402
-from cyborg_gpu_driver.demo import configfile  # noqa: E402
-from cyborg_gpu_driver.demo import database as demo_database  # noqa: E402
-from cyborg_gpu_driver.demo import placement_service  # noqa: E402
 from cyborg_gpu_driver.nova.scheduling import chooser  # noqa: E402
+from demo_lib import client as demo_client  # noqa: E402
+from demo_lib import configfile  # noqa: E402
+from demo_lib import database as demo_database  # noqa: E402
+from demo_lib import placement_service  # noqa: E402
 
 CONF = nova.conf.CONF
 VERSION = '1.38'

@@ -53,7 +53,7 @@ import nova_cloud
 import oracle
 import packing
 
-from cyborg_gpu_driver.demo import database
+from demo_lib import database
 
 PROFILES = ('1g.10gb', '2g.20gb', '3g.40gb', '4g.40gb', '7g.80gb')
 """The names of the profiles of packing.py on the simulated boards."""

@@ -15,9 +15,16 @@
 The files that the tests write need not survive a crash of the machine, so
 ``os.fsync`` does not wait for the disk. What a killed process has written can
 be read without it.
+
+``demo_lib`` starts the released services, for the demo and for the tests. It
+is no part of the package.
 """
 
 import os
+import pathlib
+import sys
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / 'tools'))
 
 
 def _fsync(descriptor: int) -> None:

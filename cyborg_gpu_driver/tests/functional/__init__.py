@@ -14,7 +14,7 @@
 import os
 
 # Chooses Cyborg's threading backend before a test imports more of Cyborg.
-from cyborg_gpu_driver import demo  # noqa: F401
+import demo_lib  # noqa: F401
 
 # Without it, the services format all debug messages of each test.
 os.environ.setdefault('OS_DEBUG', 'INFO')

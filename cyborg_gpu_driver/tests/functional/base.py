@@ -24,10 +24,10 @@ from futurist import _thread
 from oslotest import base
 
 from cyborg_gpu_driver import cyborg_hooks
-from cyborg_gpu_driver.demo import cloud
-from cyborg_gpu_driver.demo import database
 from cyborg_gpu_driver.tests.functional import kept
 from cyborg_gpu_driver.tests.functional import placement_content
+from demo_lib import cloud
+from demo_lib import database
 
 # When an RPC server stops, its threads end after they have waited this long
 # for work. Each test waits for the threads of two servers.
@@ -51,7 +51,7 @@ def make_templates() -> database.Templates:
 class CloudFixture(fixtures.Fixture):
     """The released Placement and Cyborg around one compute node.
 
-    ``cloud`` is a :class:`cyborg_gpu_driver.demo.cloud.Cloud`. The parts of
+    ``cloud`` is a :class:`demo_lib.cloud.Cloud`. The parts of
     it that tests use most are attributes here. Nothing runs periodically:
     call :meth:`report`.
 

@@ -20,12 +20,12 @@ import re
 import fixtures
 from cyborg.api import app as cyborg_app
 
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.osc import explain
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 from cyborg_gpu_driver.tests.unit.cloud import services
 from cyborg_gpu_driver.tests.unit.osc import running
+from demo_lib import nova_part
 
 SLICE = 'CUSTOM_NVIDIA_1G_10GB'
 THIRD = 'CUSTOM_NVIDIA_3G_40GB'

@@ -38,9 +38,6 @@ from cyborg_gpu_driver.cloud.api import placement
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.demo import client
-from cyborg_gpu_driver.demo import configfile
-from cyborg_gpu_driver.demo import placement_service
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.privileged import mig as privileged
@@ -51,6 +48,9 @@ from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import host_files
+from demo_lib import client
+from demo_lib import configfile
+from demo_lib import placement_service
 
 GPU = '0000:41:00.0'
 _WRITES = os.O_WRONLY | os.O_RDWR

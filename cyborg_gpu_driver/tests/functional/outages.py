@@ -30,10 +30,10 @@ import urllib.parse
 
 import fixtures
 
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import test_mig
+from demo_lib import nova_part
 
 _REFUSAL = (b'HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\n'
             b'Connection: close\r\n\r\nbusy')

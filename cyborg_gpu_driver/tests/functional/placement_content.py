@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 
-from cyborg_gpu_driver.demo import client
+from demo_lib import client
 
 _PROVIDERS = """
     SELECT child.id, child.name, child.uuid, parent.uuid

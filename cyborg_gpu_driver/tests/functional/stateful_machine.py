@@ -31,11 +31,11 @@ from hypothesis import stateful
 from hypothesis import strategies
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.demo import client
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.tests.functional import stateful_faults
 from cyborg_gpu_driver.tests.functional import stateful_kinds
 from cyborg_gpu_driver.tests.functional import stateful_world
+from demo_lib import client
+from demo_lib import nova_part
 
 _UP = 15
 """Minimum number of operations between two reboots, which take long."""

@@ -17,9 +17,9 @@ import uuid
 import fixtures
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.demo import client
 from cyborg_gpu_driver.program.bind import admission
 from cyborg_gpu_driver.tests.functional import test_mig
+from demo_lib import client
 
 
 class AllocationTest(test_mig.OneGpuCase):

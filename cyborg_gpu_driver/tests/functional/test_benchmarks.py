@@ -93,7 +93,7 @@ class BenchmarkTest(base.BaseTestCase):
     @scope.only_in_all
     def test_boots_that_leave_something(self):
         self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.demo.nova_part.NovaPart.delete_server',
+            'demo_lib.nova_part.NovaPart.delete_server',
             lambda nova, server: None))
         with contextlib.redirect_stderr(io.StringIO()):
             error = self.assertRaises(RuntimeError, boots.measure, 1, 2)

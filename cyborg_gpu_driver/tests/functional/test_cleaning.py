@@ -20,13 +20,13 @@ import shutil
 import fixtures
 import pynvml
 
-from cyborg_gpu_driver.demo import client
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import test_modes
+from demo_lib import client
+from demo_lib import nova_part
 
 
 class WholeTest(gpu_cloud.GpuTestCase):

@@ -15,8 +15,8 @@
 
 from concurrent import futures
 
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.tests.functional import base
+from demo_lib import nova_part
 
 PROFILE = {'resources:FPGA': '1', 'trait:CUSTOM_FAKE_DEVICE': 'required'}
 

@@ -20,11 +20,11 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud.orphans import clean as orphans_clean
 from cyborg_gpu_driver.cloud.orphans import gone
 from cyborg_gpu_driver.cloud.orphans import orphans
-from cyborg_gpu_driver.demo import client
 from cyborg_gpu_driver.osc import orphan
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import explain_case
 from cyborg_gpu_driver.tests.functional import gpu_cloud
+from demo_lib import client
 
 SLICE = explain_case.SLICE
 

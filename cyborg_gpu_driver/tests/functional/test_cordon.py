@@ -14,10 +14,10 @@
 
 import json
 
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import test_disable
+from demo_lib import nova_part
 
 FIRST, SECOND = test_disable.FIRST, test_disable.SECOND
 _SMALL = 'CUSTOM_NVIDIA_1G_10GB'

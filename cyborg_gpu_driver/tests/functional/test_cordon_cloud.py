@@ -19,7 +19,6 @@ from cyborg.api import app as cyborg_app
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import cordons
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.osc import cordons as osc_cordons
 from cyborg_gpu_driver.osc import explain
 from cyborg_gpu_driver.osc import host
@@ -32,6 +31,7 @@ from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import test_disable
 from cyborg_gpu_driver.tests.unit.cloud import services
 from cyborg_gpu_driver.tests.unit.osc import running
+from demo_lib import nova_part
 
 FIRST, SECOND = test_disable.FIRST, test_disable.SECOND
 _LARGE = 'CUSTOM_NVIDIA_3G_40GB'

@@ -37,8 +37,8 @@ from cyborg.objects.driver_objects import driver_controlpath_id
 from cyborg.objects.driver_objects import driver_deployable
 from cyborg.objects.driver_objects import driver_device
 
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.tests.functional import base
+from demo_lib import nova_part
 
 _FUNCTIONS = {
     'create_mdev_privileged': ['pci_addr', 'mdev_type', 'ah_uuid'],

@@ -17,9 +17,9 @@ import contextlib
 from oslo_config import cfg
 
 from cyborg_gpu_driver import locks
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests.functional import test_mig
+from demo_lib import nova_part
 
 
 class DeadlineTest(test_mig.OneGpuCase):

@@ -17,10 +17,10 @@ import json
 import fixtures
 from cyborg.api import app as cyborg_app
 
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.unit.cloud import keystone
+from demo_lib import nova_part
 
 FIRST, SECOND = '0000:07:00.0', '0000:0f:00.0'
 _SMALL, _LARGE = 'CUSTOM_NVIDIA_1G_10GB', 'CUSTOM_NVIDIA_3G_40GB'

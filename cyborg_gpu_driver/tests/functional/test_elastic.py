@@ -16,11 +16,11 @@ import json
 
 import fixtures
 
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
+from demo_lib import nova_part
 
 IDLE = {'passthrough': (1, 0), '1g.10gb': (7, 0), '3g.40gb': (2, 0),
         'A100DX-20C': (4, 0), 'A100DX-40C': (2, 0)}

@@ -15,11 +15,11 @@
 import contextlib
 import random
 
-from cyborg_gpu_driver.demo import client
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.functional import test_elastic
+from demo_lib import client
+from demo_lib import nova_part
 
 _STEPS = 40
 """Steps of the random walk."""

@@ -28,11 +28,11 @@ from cyborg_gpu_driver.cloud.api import placement_api
 from cyborg_gpu_driver.cloud.explain import explain
 from cyborg_gpu_driver.cloud.explain import facts
 from cyborg_gpu_driver.cloud.explain import request
-from cyborg_gpu_driver.demo import client
-from cyborg_gpu_driver.demo import placement_service
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import base
 from cyborg_gpu_driver.tests.unit.cloud import services
+from demo_lib import client
+from demo_lib import placement_service
 
 _CLASSES = ('PGPU', 'CUSTOM_NVIDIA_1G_10GB')
 _TRAITS = ('CUSTOM_GPU_MODEL_A', 'CUSTOM_GPU_MODEL_B')

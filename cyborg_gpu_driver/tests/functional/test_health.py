@@ -16,11 +16,11 @@ import queue
 import threading
 
 from cyborg_gpu_driver import locks
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
+from demo_lib import nova_part
 
 GPU = '0000:07:00.0'
 OTHER = '0000:0f:00.0'

@@ -15,10 +15,10 @@
 import threading
 import uuid
 
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
+from demo_lib import nova_part
 
 _PROFILES = {
     # label: (board's profile id, start of the first instance, total)

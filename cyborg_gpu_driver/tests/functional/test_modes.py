@@ -12,11 +12,11 @@
 
 """Whole GPUs, vGPUs and MIG slices side by side on one host."""
 
-from cyborg_gpu_driver.demo import client
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.simulator.driver import mig
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
+from demo_lib import client
+from demo_lib import nova_part
 
 T4 = '0000:3b:00.0'
 A100 = '0000:41:00.0'

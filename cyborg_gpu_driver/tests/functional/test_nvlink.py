@@ -18,12 +18,12 @@ Placement tells for how many servers of a size there is room.
 import json
 import tempfile
 
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
+from demo_lib import nova_part
 
 _CLASS = 'CUSTOM_NVIDIA_NVLINK_{}_H100_80GB_HBM3'
 _ALL = {1: 8, 2: 4, 4: 2, 8: 1}

@@ -21,12 +21,12 @@ import os
 import fixtures
 import pynvml
 
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests import unreadable
 from cyborg_gpu_driver.tests.functional import outages
+from demo_lib import nova_part
 
 
 class NvmlTest(outages.OutageCase):

@@ -25,11 +25,11 @@ from cyborg.conductor import rpcapi
 from keystoneauth1 import exceptions
 from oslo_config import cfg
 
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import outages
 from cyborg_gpu_driver.tests.functional import test_mig
 from cyborg_gpu_driver.tests.unit.cloud import keystone
+from demo_lib import nova_part
 
 
 class PlacementCase(outages.OutageCase):

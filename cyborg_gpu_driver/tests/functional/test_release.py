@@ -18,10 +18,10 @@ from testtools import matchers
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.check import machine
-from cyborg_gpu_driver.demo import client
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import gpu_cloud
+from demo_lib import client
 
 
 def installed():

@@ -21,11 +21,11 @@ from oslotest import base as oslo_base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud.api import placement
-from cyborg_gpu_driver.demo import client
-from cyborg_gpu_driver.demo import placement_service
 from cyborg_gpu_driver.report import provider_tree
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.tests.functional import base
+from demo_lib import client
+from demo_lib import placement_service
 
 _CLASS = 'CUSTOM_SLICE'
 _TOTAL = 7

@@ -25,11 +25,11 @@ import fixtures
 import pynvml
 import testscenarios
 
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
+from demo_lib import nova_part
 
 load_tests = testscenarios.load_tests_apply_scenarios
 

@@ -31,8 +31,6 @@ from cyborg_gpu_driver import agent
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.demo import client
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.simulator import state
 from cyborg_gpu_driver.simulator.library import library
 from cyborg_gpu_driver.simulator.machine import machine as simulator
@@ -40,6 +38,8 @@ from cyborg_gpu_driver.tests import empty_placement
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
+from demo_lib import client
+from demo_lib import nova_part
 
 load_tests = testscenarios.load_tests_apply_scenarios
 

@@ -27,10 +27,10 @@ import time
 import fixtures
 from testtools import content
 
-from cyborg_gpu_driver.demo import nova_part
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
+from demo_lib import nova_part
 
 T4 = '0000:3b:00.0'
 A40 = '0000:41:00.0'

@@ -12,4 +12,4 @@
 
 
 # Chooses Cyborg's threading backend before a test imports more of Cyborg.
-from cyborg_gpu_driver import demo  # noqa: F401
+import demo_lib  # noqa: F401

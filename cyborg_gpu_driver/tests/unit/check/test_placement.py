@@ -26,10 +26,10 @@ from oslo_log import log as logging
 from oslotest import base
 
 from cyborg_gpu_driver.check import placement
-from cyborg_gpu_driver.demo import httpd
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.report.content import names
+from demo_lib import httpd
 
 SECRET = 'hunter2'
 _REFUSED = '127.0.0.1:1'

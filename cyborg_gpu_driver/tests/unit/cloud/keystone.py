@@ -20,7 +20,7 @@ import os
 import fixtures
 from keystoneauth1 import fixture
 
-from cyborg_gpu_driver.demo import httpd
+from demo_lib import httpd
 
 TOKEN = 'admin'
 """The token that Placement without Keystone accepts for an administrator."""

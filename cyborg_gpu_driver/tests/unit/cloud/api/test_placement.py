@@ -20,7 +20,7 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud.api import placement
-from cyborg_gpu_driver.demo import httpd
+from demo_lib import httpd
 
 
 class PlacementTest(base.BaseTestCase):

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import os
 
-from cyborg_gpu_driver.demo import client
-from cyborg_gpu_driver.demo import compute_events
-from cyborg_gpu_driver.demo import configfile
-from cyborg_gpu_driver.demo import cyborg_service
-from cyborg_gpu_driver.demo import database
-from cyborg_gpu_driver.demo import nova_part
-from cyborg_gpu_driver.demo import placement_service
+from demo_lib import client
+from demo_lib import compute_events
+from demo_lib import configfile
+from demo_lib import cyborg_service
+from demo_lib import database
+from demo_lib import nova_part
+from demo_lib import placement_service
 
 
 class Cloud:

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from cyborg_gpu_driver.demo import cloud
-from cyborg_gpu_driver.demo import nova_part
-from cyborg_gpu_driver.demo import operator
-from cyborg_gpu_driver.demo import screen
+from demo_lib import cloud
+from demo_lib import nova_part
+from demo_lib import operator
+from demo_lib import screen
 
 MACHINE = 'mixed'
 VGPU_TYPE = 'T4-4Q'

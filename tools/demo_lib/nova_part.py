@@ -23,8 +23,8 @@ import dataclasses
 import http
 import uuid
 
-from cyborg_gpu_driver.demo import client
-from cyborg_gpu_driver.demo import compute_events
+from demo_lib import client
+from demo_lib import compute_events
 
 _ROOT_INVENTORIES = {
     'VCPU': {'total': 64, 'max_unit': 64, 'allocation_ratio': 4.0},

@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import threading
 
-from cyborg_gpu_driver.demo import httpd
+from demo_lib import httpd
 
 
 class ComputeEvents:

@@ -23,9 +23,9 @@ from placement import db_api
 from placement import deploy
 from placement import policy
 
-from cyborg_gpu_driver.demo import configfile
-from cyborg_gpu_driver.demo import database
-from cyborg_gpu_driver.demo import httpd
+from demo_lib import configfile
+from demo_lib import database
+from demo_lib import httpd
 
 
 class PlacementService:

@@ -40,9 +40,9 @@ from cyborg.objects import base as objects_base
 from oslo_config import cfg
 from oslo_messaging.rpc import dispatcher
 
-from cyborg_gpu_driver.demo import configfile
-from cyborg_gpu_driver.demo import database
-from cyborg_gpu_driver.demo import httpd
+from demo_lib import configfile
+from demo_lib import database
+from demo_lib import httpd
 
 _PASTE = {
     'pipeline:main': {'pipeline': 'request_id api_v2'},

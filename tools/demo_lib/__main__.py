@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""``python -m cyborg_gpu_driver.demo``: the demonstration."""
+"""``tools/demo`` runs this module: the demonstration."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ import sys
 import tempfile
 import time
 
-from cyborg_gpu_driver.demo import cloud
-from cyborg_gpu_driver.demo import database
-from cyborg_gpu_driver.demo import operator
-from cyborg_gpu_driver.demo import screen
-from cyborg_gpu_driver.demo import story
+from demo_lib import cloud
+from demo_lib import database
+from demo_lib import operator
+from demo_lib import screen
+from demo_lib import story
 
 _HOST = 'compute1'
 _DRIVER = 'cyborg_gpu_driver'

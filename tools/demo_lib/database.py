@@ -30,7 +30,7 @@ import sqlalchemy
 from oslo_db.sqlalchemy import enginefacade
 from sqlalchemy.dialects import plugins
 
-from cyborg_gpu_driver.demo import configfile
+from demo_lib import configfile
 
 BUSY_TIMEOUT = 60
 """Seconds for which a transaction waits for another one."""
