@@ -57,10 +57,10 @@ class Faults:
 
     def clear(self) -> None:
         """Remove all faults and delays."""
-        self._symbols = []
-        self._writes = []
-        self._reads = []
-        self._delays = {}
+        self._symbols: list[Fault] = []
+        self._writes: list[Fault] = []
+        self._reads: list[Fault] = []
+        self._delays: dict[str, tuple[Callable[[float], object], float]] = {}
 
     def fail(self, symbol: str, code: int, nth: int = 1,
              times: int | None = 1, after: bool = False,

@@ -26,7 +26,7 @@ import pynvml
 from cyborg_gpu_driver.simulator.driver import refusal
 
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
-_BYREF = type(ctypes.byref(ctypes.c_int()))
+_BYREF: Any = type(ctypes.byref(ctypes.c_int()))
 
 
 def number(argument: Any) -> int:
@@ -101,7 +101,7 @@ def as_handle(value: int, kind: type) -> Any:
     return ctypes.cast(ctypes.c_void_p(value), kind)
 
 
-def array(reference: Any, kind: type, length: int,
+def array(reference: Any, kind: Any, length: int,
           capacity: int | None = None) -> Any:
     """The caller's array of at least ``length`` elements of ``kind``.
 

@@ -192,9 +192,7 @@ def destroy(gpu: gpu_module.Gpu, instance_id: int) -> None:
 def compute_profiles(gpu: gpu_module.Gpu, instance: state_module.Instance
                      ) -> tuple[spec.ComputeProfile, ...]:
     """The compute instance profiles of a GPU instance."""
-    mig = gpu.mig()
-    slices = mig.by_id(instance.profile_id).slices
-    return mig.compute_profiles[slices]
+    return gpu.mig().compute_profiles[_slices(gpu, instance)]
 
 
 def compute_profile(gpu: gpu_module.Gpu, instance: state_module.Instance,
@@ -207,9 +205,15 @@ def compute_profile(gpu: gpu_module.Gpu, instance: state_module.Instance,
 def compute_starts(gpu: gpu_module.Gpu, instance: state_module.Instance,
                    profile: spec.ComputeProfile) -> list[int]:
     """The compute slices at which compute instances start, end to end."""
-    slices = gpu.mig().by_id(instance.profile_id).slices
-    starts = range(0, slices - profile.slices + 1, profile.slices)
+    starts = range(0, _slices(gpu, instance) - profile.slices + 1,
+                   profile.slices)
     return list(starts)[:profile.max_instances]
+
+
+def _slices(gpu: gpu_module.Gpu, instance: state_module.Instance) -> int:
+    profile = gpu.mig().by_id(instance.profile_id)
+    assert profile is not None  # An instance has a profile of its board.
+    return profile.slices
 
 
 def _free_compute_starts(gpu, instance, profile):

@@ -101,7 +101,7 @@ def free(gpu: gpu_module.Gpu, kind: spec.VgpuType,
     """
     model = gpu.model
     slots = size(model, kind)
-    taken = [(vgpu.placement, size(model, model.vgpu_type(vgpu.type_id)))
+    taken = [(vgpu.placement, size(model, _kind(gpu, vgpu)))
              for vgpu in gpu.state.vgpus if vgpu is not but]
     return [start for start in supported(model, kind)
             if all(start + slots <= other or other + length <= start
@@ -114,7 +114,7 @@ def settle(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu) -> None:
     The driver chooses the lowest free placement if the requested one is not
     free, or if none is requested.
     """
-    places = free(gpu, gpu.model.vgpu_type(vgpu.type_id), vgpu)
+    places = free(gpu, _kind(gpu, vgpu), vgpu)
     wish = _wish(vgpu)
     vgpu.placement = wish if wish in places else places[0]
 
@@ -128,13 +128,19 @@ def check(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu) -> None:
     wish = _wish(vgpu)
     if wish is None:
         return
-    kind = gpu.model.vgpu_type(vgpu.type_id)
+    kind = _kind(gpu, vgpu)
     if (not gpu.state.heterogeneous
             or wish not in supported(gpu.model, kind)):
         raise OSError(errno.EINVAL, f'{_WISH} is not valid', vgpu.function)
     if wish not in free(gpu, kind, vgpu):
         raise OSError(errno.EBUSY, f'{_WISH} is taken', vgpu.function)
     vgpu.placement = wish
+
+
+def _kind(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu) -> spec.VgpuType:
+    kind = gpu.model.vgpu_type(vgpu.type_id)
+    assert kind is not None  # A vGPU has a type of its board.
+    return kind
 
 
 def _wish(vgpu):

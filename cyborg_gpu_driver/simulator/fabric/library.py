@@ -156,6 +156,7 @@ class Library:
 
     def _gpu(self, physical_id, count):
         gpu = self._manager.gpu(physical_id)
+        assert gpu is not None  # A partition has only GPUs of the host.
         uuid = bus = b''
         # Both are empty on Hopper and later ("Data Structures" in the user
         # guide).

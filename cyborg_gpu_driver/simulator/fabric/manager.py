@@ -62,6 +62,11 @@ class Manager:
                      if gpu.on_switches
                      and host.module(gpu.address) == physical_id), None)
 
+    def gpus(self, partition: partitions.Partition) -> list[gpu_module.Gpu]:
+        """The GPUs of a partition."""
+        return [gpu for gpu in map(self.gpu, partition.gpus)
+                if gpu is not None]
+
     # Start of the fabric manager
 
     def start(self, restart: bool) -> None:
@@ -127,7 +132,7 @@ class Manager:
         """
         self._need(VGPU)
         wanted = self._found(number)
-        carriers = [next((gpu for gpu in map(self.gpu, wanted.gpus)
+        carriers = [next((gpu for gpu in self.gpus(wanted)
                           if function in gpu.vfs()), None)
                     for function in functions]
         if (None in carriers or len(carriers) != len(wanted.gpus)
@@ -166,7 +171,7 @@ class Manager:
                for other in self.state.active):
             raise refusal.Refused(IN_USE)
         if (self.is_ampere and len(wanted.gpus) > 1
-                and any(self.gpu(one).state.mig for one in wanted.gpus)):
+                and any(gpu.state.mig for gpu in self.gpus(wanted))):
             raise refusal.Refused(GENERIC_ERROR)
         for gpu in map(self.gpu, wanted.gpus):
             if gpu.state.stale:
@@ -196,13 +201,13 @@ class Manager:
         return found
 
     def _is_excluded(self, partition):
-        return any(self.gpu(one).address in self.state.excluded
-                   for one in partition.gpus)
+        return any(gpu.address in self.state.excluded
+                   for gpu in self.gpus(partition))
 
     def _cut_off(self, number, mistake):
         """Shut down the NVLinks of a partition, which breaks its guests."""
         functions = self.state.active[str(number)]
-        for gpu in map(self.gpu, self._known(int(number)).gpus):
+        for gpu in self.gpus(self._known(int(number))):
             if gpu.state.guest or any(
                     vgpu.guest for vgpu in gpu.state.vgpus
                     if vgpu.function in functions):

@@ -25,13 +25,14 @@ from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.driver import drivers
 from cyborg_gpu_driver.simulator.driver import refusal
 from cyborg_gpu_driver.simulator.driver import reset
+from cyborg_gpu_driver.simulator.machine import part
 
 _FIRST_PID = 300000
 _LOOK_EVERY = 0.02
 """In seconds. The real nv_pci_remove_helper checks every half second."""
 
 
-class DriverBinding:
+class DriverBinding(part.Part):
     """The part of a machine that binds and unbinds drivers."""
 
     pause: Callable[[float], object] = staticmethod(time.sleep)

@@ -19,9 +19,10 @@ import os
 
 from cyborg_gpu_driver.simulator.fabric import library
 from cyborg_gpu_driver.simulator.fabric import manager
+from cyborg_gpu_driver.simulator.machine import part
 
 
-class FabricService:
+class FabricService(part.Part):
     """The part of a machine that runs nv-fabricmanager."""
 
     @property

@@ -14,14 +14,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.simulator import state as state_module
+from cyborg_gpu_driver.simulator.machine import part
 
 _OFF_THE_BUS = 79
 _KEPT_XIDS = 99
 
 
-class HardwareFaults:
+class HardwareFaults(part.Part):
     """The part of a machine that simulates hardware faults."""
 
     def lose_gpu(self, address: str) -> None:
@@ -117,7 +120,7 @@ class HardwareFaults:
         with self.operation(write=True):
             self.state.confidential_computing = mode
 
-    def set_health(self, address: str, **facts: int | None) -> None:
+    def set_health(self, address: str, **facts: Any) -> None:
         """Change what NVML reports about a GPU's health.
 
         :param facts: ``celsius``; ``uncorrected`` ECC errors since the

@@ -47,12 +47,12 @@ class Opens:
     """
 
     def __init__(self, state: str | None):
-        self._directory = state and f'{os.path.realpath(state)}.dev'
+        self._directory = f'{os.path.realpath(state)}.dev' if state else ''
         self._process = os.getpid()
         self._open: dict[str, tuple[int, int | None]] = {}
         """Number of each open node, and descriptor of its file."""
         self._inherited: dict[str, int] = {}
-        if self._directory is not None:
+        if self._directory:
             # Root comes first and creates the directory. Any user may then
             # open a GPU, because the mode of /dev/nvidia0 is 0666.
             with contextlib.suppress(OSError):
@@ -81,7 +81,7 @@ class Opens:
 
     def held(self, gpu: gpu_module.Gpu) -> bool:
         """Whether any process has the node of a GPU open."""
-        if self._directory is None:
+        if not self._directory:
             return self._holds(gpu)
         try:
             descriptor = os.open(self._path(gpu), os.O_RDONLY | os.O_CLOEXEC)
@@ -99,7 +99,7 @@ class Opens:
         """Return the processes that have the node of a GPU open."""
         if not self.held(gpu):
             return []
-        if self._directory is None:
+        if not self._directory:
             return [_holder(os.getpid())]
         path = self._path(gpu)
         return [_holder(pid) for pid in _processes()
@@ -124,7 +124,7 @@ class Opens:
             self._directory, f'nvidia{gpu.spec.minor}.{gpu.state.node}')
 
     def _open_file(self, gpu):
-        if self._directory is None:
+        if not self._directory:
             return None
         try:
             descriptor = _open_or_make(self._path(gpu))
@@ -136,7 +136,7 @@ class Opens:
 
     def remove(self, gpu: gpu_module.Gpu) -> None:
         """Remove the node of a GPU, as the driver does when it is unbound."""
-        if self._directory is not None:
+        if self._directory:
             # The file does not exist if no process has opened the node.
             with contextlib.suppress(OSError):
                 os.unlink(self._path(gpu))

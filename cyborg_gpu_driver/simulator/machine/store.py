@@ -45,10 +45,10 @@ class Store:
     def __init__(self, host: spec.Host, path: str | None = None):
         self.state = state_module.first(host)
         self._host = host
-        self._path = path and os.path.abspath(path)
-        self._text = None
-        self._loaded = None
-        self._held = None
+        self._path = os.path.abspath(path) if path else ''
+        self._text: str | None = None
+        self._loaded: _KeptFile | None = None
+        self._held: _KeptFile | None = None
         self._depth = 0
         self._write = False
         self._lock = threading.RLock()
@@ -64,7 +64,7 @@ class Store:
 
         Each change replaces the state file by a new one.
         """
-        return self._path is None or os.access(
+        return not self._path or os.access(
             os.path.dirname(self._path), os.W_OK, effective_ids=True)
 
     def operation(self, write: bool = False
@@ -74,7 +74,7 @@ class Store:
         :param write: whether the operation may change the state.
         :raises SimulationError: if the state file cannot be used.
         """
-        if self._path is None:
+        if not self._path:
             return self._lock
         return self._operation_on_file(write)
 

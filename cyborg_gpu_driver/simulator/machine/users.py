@@ -24,11 +24,12 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.driver import drivers
 from cyborg_gpu_driver.simulator.driver import vgpu as rules
+from cyborg_gpu_driver.simulator.machine import part
 
 _FIRST_PID = 100000
 
 
-class Users:
+class Users(part.Part):
     """The part of a machine that simulates processes and guests."""
 
     def holders(self, address: str) -> tuple[tuple[int, str], ...]:

@@ -129,8 +129,8 @@ def find(root: Directory, path: str, follow: bool = True
     """
     links = 0
     todo = [*_reversed(path)]
-    done = []
-    stack = [root]
+    done: list[str] = []
+    stack: list[Node] = [root]
     while todo:
         name = todo.pop()
         if name == '..':

@@ -44,7 +44,7 @@ class SimulatedOs:
         self._machine = machine
         self._place = place
         self._root = root
-        self._open = {}
+        self._open: dict[int, _OpenFile] = {}
         self._next = _FIRST_DESCRIPTOR
 
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
@@ -148,7 +148,7 @@ class SimulatedOs:
             parts, node = nodes.find(
                 self._root, path[len(place):], follow)
         except OSError as error:
-            _fail(error.errno, path)
+            _fail(error.errno or errno.EIO, path)
         return '/'.join((place, *parts)), node
 
     def _file(self, descriptor):
@@ -168,7 +168,7 @@ class SimulatedOs:
         try:
             return action()
         except OSError as error:
-            _fail(error.errno, file.path)
+            _fail(error.errno or errno.EIO, file.path)
 
 
 class _OpenFile:

@@ -235,8 +235,8 @@ class _Builder:
             lambda: str(gpu.state.vfs), _refuse_numvfs)
         for index, vf in enumerate(gpu.vf_addresses):
             entries[f'virtfn{index}'] = nodes.Link(
-                _place(vf), present=lambda index=index:
-                index < gpu.state.vfs)
+                _place(vf), present=functools.partial(
+                    _has_function, gpu, index))
         return entries
 
     def _reset_methods(self, gpu):
@@ -258,6 +258,10 @@ class _Builder:
 @functools.cache
 def _link(address):
     return nodes.Link(_place(address))
+
+
+def _has_function(gpu, index):
+    return index < gpu.state.vfs
 
 
 def _place(address):

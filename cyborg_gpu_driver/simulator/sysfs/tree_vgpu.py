@@ -97,7 +97,7 @@ class VgpuFiles:
                 write=lambda text: self._create(address, kind, text)),
             'devices': nodes.Listing(
                 lambda: [vgpu.uuid for vgpu in self.gpu.vgpus_on(address)
-                         if vgpu.type_id == kind.type_id],
+                         if vgpu.type_id == kind.type_id and vgpu.uuid],
                 lambda uuid: nodes.Link(
                     f'devices/pci0000:00/{address}/{uuid}')),
         })
