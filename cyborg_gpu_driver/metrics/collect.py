@@ -35,13 +35,15 @@ from cyborg_gpu_driver.metrics import definitions
 from cyborg_gpu_driver.metrics import owners
 from cyborg_gpu_driver.metrics import sampler
 from cyborg_gpu_driver.metrics import state
-from cyborg_gpu_driver.metrics.usage import document
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import ledger
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.record import uptime
 
 _FAMILIES = {
     definitions.Kind.GAUGE: core.GaugeMetricFamily,
@@ -108,10 +110,17 @@ class Collector(registry.Collector):
         """
         scrape = _Scrape(definitions.METRICS)
         bad = 0
+        # Before the records: what has ended, ended after the report that is
+        # read here.
+        last, counts = None, True
+        try:
+            last = uptime.last(self._state_path)
+        except exception.JournalError:
+            bad, counts = 1, False
         try:
             known = state.read(self._state_path)
         except exception.JournalError:
-            known, bad = None, 1
+            known, bad = None, bad + 1
         hostname = known.hostname if known else self._hostname
         hardware = self._hardware.take() if self._hardware else {}
         whose = owners.Owners(
@@ -126,6 +135,8 @@ class Collector(registry.Collector):
                 continue
             gpu = _Gpu(scrape, hostname, address, record, whose)
             gpu.add(known and known.gpus.get(address))
+            if counts:
+                gpu.add_time(last)
             if known is not None:
                 gpu.add_xids(known.xids.get(address, {}))
         scrape.add(definitions.BAD_RECORDS, bad, hostname)
@@ -180,6 +191,15 @@ class _Gpu:
         for xid, count in counts.items():
             self._add(definitions.XIDS, count, xid)
 
+    def add_time(self, last: ledger.Moment | None) -> None:
+        """Add how long servers have had the GPU or its parts.
+
+        :param last: the last report of the agent.
+        """
+        sums = self._record.ledger.sums(last)
+        for (profile, project), milliseconds in sums.items():
+            self._add(definitions.TIME, milliseconds / 1000, profile, project)
+
     def _add(self, metric, value, *labels):
         self._scrape.add(metric, value, *self._labels, *labels)
 
@@ -208,9 +228,9 @@ class _Gpu:
         if tenancy is None or tenancy.state is not cleaning.State.USED:
             return
         for owner in map(self._whose.of_server, tenancy.tenants):
-            self._add(definitions.ASSIGNMENT, 1, '', '', document.PASSTHROUGH,
-                      '', '', '', owner.server, '', owner.project,
-                      owner.flavor)
+            self._add(definitions.ASSIGNMENT, 1, '', '',
+                      policy.Mode.PASSTHROUGH.value, '', '', '',
+                      owner.server, '', owner.project, owner.flavor)
 
     def _add_offers(self, known):
         for offer in known.offers:

@@ -85,7 +85,9 @@ LABELS = {
               'os_cloud``, or from libvirt or NVML.',
     'arq': 'UUID of the accelerator request. Empty unless ``[gpu] os_cloud`` '
            'is set.',
-    'project': "Id of the server's project, known with ``--libvirt``.",
+    'project': "Id of the server's project; empty if unknown. For "
+               'assignments, it is known with ``--libvirt``; for their time, '
+               'with ``[gpu] os_cloud`` or for a whole GPU.',
     'flavor': "Name of the server's flavor, known with ``--libvirt``.",
     'code': 'The condition, as ``cyborg-gpu health show`` names it.',
     'phase': '``binding``, ``bound`` or ``unbinding``.',
@@ -121,6 +123,11 @@ ASSIGNMENT = Metric(
 ASSIGNED = Metric(
     'assignment_start_timestamp_seconds', Kind.GAUGE,
     'Time when the bind of a handle completed.', (*_GPU, 'handle'))
+TIME = Metric(
+    'assigned_seconds', Kind.COUNTER,
+    'Time that servers of a project have had a profile, up to the last report '
+    'of the agent. A group of GPUs counts on its first GPU.',
+    (*_GPU, 'profile', 'project'))
 CAPACITY = Metric(
     'offer_capacity', Kind.GAUGE,
     'Number of units of a profile that fit on an empty GPU.', _OFFER)
@@ -324,7 +331,7 @@ HARDWARE = {
 out."""
 
 METRICS = (
-    INFO, ASSIGNMENT, ASSIGNED, CAPACITY, IN_USE, RESERVED, OPEN,
+    INFO, ASSIGNMENT, ASSIGNED, TIME, CAPACITY, IN_USE, RESERVED, OPEN,
     CREATABLE, FREE_SLICES, LARGEST_SLICES, DISABLED, CORDONED, CORDON,
     HEALTHY, CONDITION, NOT_CLEAN, CLAIMS, CHANGES, BAD_RECORDS, OPERATIONS,
     DURATION, LAST_REPORT, DRIFT, REPAIRED, DEADLINES, STUCK, UNWRITTEN,

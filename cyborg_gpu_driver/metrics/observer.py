@@ -18,6 +18,7 @@ Nothing here may prevent a bind or a report from completing.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -30,10 +31,13 @@ from cyborg_gpu_driver.host.snapshot import health_facts
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.metrics import look
 from cyborg_gpu_driver.metrics import state
+from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.record import uptime
 
 LOG = logging.getLogger(__name__)
 
@@ -81,6 +85,8 @@ class Observer:
                 self._keeper.found(
                     (kind.value for kind in reconciler.left),
                     (kind.value for kind in reconciler.repaired))
+            with _harmless():
+                self._count()
             self._write()
 
     def claims(self, known: reconcile.Claims | None,
@@ -113,6 +119,60 @@ class Observer:
                         {'server': owner.server, 'arq': owner.arq,
                          'since': entry.since})
             self._keeper.set(owners=owners)
+
+    def _count(self) -> None:
+        """Let what servers have count up to this report.
+
+        After a restart of the host, what was counted before it ends with the
+        last report before it. Only then may this report be noted.
+
+        :raises JournalError: if a record cannot be written. Then the time
+            that runs counts with a later report.
+        """
+        records = store.of(self._state_path)
+        now = uptime.now()
+        for address, record in records.records().items():
+            if record.ledger.is_past(now.boot):
+                with records.gpu(address):
+                    pass
+        uptime.note(self._state_path, now)
+        for address, record in records.records().items():
+            projects = self._projects(record)
+            if projects:
+                with records.gpu(address) as draft:
+                    draft.record = dataclasses.replace(
+                        draft.record,
+                        ledger=draft.record.ledger.named(projects))
+
+    def _projects(self, record: gpu_record.GpuRecord) -> dict[str, str]:
+        """The projects of servers that the ledger of a GPU does not name.
+
+        :returns: by handle, or by server for a whole GPU. Those of vGPUs and
+            slices need Cyborg's answers: see ``[gpu] os_cloud``.
+        :raises Exception: if Placement does not answer.
+        """
+        servers = {}
+        for claim in record.claims:
+            owner = state.owner_of(claim, self._keeper.owners)
+            if owner is not None:
+                servers[claim.handle] = owner.server
+        found = {}
+        for item in record.ledger.running:
+            if item.project is not None:
+                continue
+            if item.profile == policy.Mode.PASSTHROUGH.value:
+                server = item.key
+            elif not self._node.conf.gpu.os_cloud:
+                server = ''
+            elif item.key in servers:
+                server = servers[item.key]
+            else:
+                continue
+            # Placement has the allocations of a server before its bind. A
+            # server without any is deleted.
+            found[item.key] = server and (self._node.tree.get(
+                f'/allocations/{server}') or {}).get('project_id') or ''
+        return found
 
     def _look(self) -> None:
         """Look at all GPUs of the host. A GPU that fails is left out."""

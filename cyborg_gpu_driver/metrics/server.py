@@ -25,7 +25,6 @@ import sys
 import threading
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Mapping
 from typing import Any
 from wsgiref import simple_server
 
@@ -50,7 +49,6 @@ _CONNECTIONS = 40
 Application = Callable[[dict[str, Any], Callable[..., Any]],
                        Iterable[bytes]]
 """A WSGI application."""
-_NO_OTHERS: Mapping[str, Application] = {}
 _TEXT = [('Content-Type', 'text/plain; charset=utf-8')]
 _NOBODY = '$2b$10$CwTycUXWue0Thq9StjUM0uJ8wf3Ytm7n5f0nJ7zqGz0n0b9i5w1Wa'
 """The hash to compare with if the user does not exist, so that the check of
@@ -162,20 +160,17 @@ class Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
     :param address: host and port; port 0 takes any free port.
     :param registry: the metrics to serve.
     :param access: decides which clients may read them.
-    :param others: WSGI applications that serve other paths.
     """
 
     daemon_threads = True
 
     def __init__(self, address: tuple[str, int],
                  registry: client_registry.CollectorRegistry,
-                 access: Access,
-                 others: Mapping[str, Application] = _NO_OTHERS):
+                 access: Access):
         if ':' in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, _Handler)
         self._access = access
-        self._others = others
         self._free = threading.BoundedSemaphore(_CONNECTIONS)
         self._metrics = prometheus_client.make_wsgi_app(registry)
         self.set_app(self._answer)
@@ -237,10 +232,7 @@ class Server(socketserver.ThreadingMixIn, simple_server.WSGIServer):
             start('401 Unauthorized', [
                 *_TEXT, ('WWW-Authenticate', 'Basic realm="metrics"')])
             return [b'Unauthorized\n']
-        path = environ.get('PATH_INFO', '')
-        if path in self._others:
-            return self._others[path](environ, start)
-        if path != _PATH:
+        if environ.get('PATH_INFO', '') != _PATH:
             start('404 Not Found', [*_TEXT])
             return [f'The metrics are at {_PATH}\n'.encode()]
         try:

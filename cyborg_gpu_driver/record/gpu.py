@@ -33,6 +33,7 @@ from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.partition.elastic import role_facts
 from cyborg_gpu_driver.record import health as health_record
+from cyborg_gpu_driver.record import ledger as record_ledger
 
 Handle = Annotated[str, vgpu_name.handle]
 VgpuType = Annotated[str, vgpu_name.mdev_type]
@@ -345,6 +346,23 @@ class GpuRecord:
     by_role: Mapping[str, role_facts.RoleFacts] = dataclasses.field(
         default_factory=dict)
     """For a GPU in mode auto: what was read of it in each of its roles."""
+    ledger: record_ledger.Ledger = record_ledger.Ledger()
+    """How long servers have had the GPU or its parts. The store counts at
+    each write."""
+
+    @property
+    def assigned(self) -> dict[str, str]:
+        """The profiles that servers have, by handle, or server if whole.
+
+        A group counts on its first GPU.
+        """
+        found = {claim.handle: claim.profile for claim in self.claims
+                 if claim.is_owned}
+        if (self.tenancy is not None
+                and self.tenancy.state is cleaning.State.USED):
+            found.update(dict.fromkeys(self.tenancy.tenants,
+                                       policy.Mode.PASSTHROUGH.value))
+        return found
 
     @property
     def owned_instances(self) -> frozenset[spec.MigInstanceSpec]:

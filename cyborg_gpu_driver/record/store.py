@@ -49,7 +49,9 @@ from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import content as content_module
 from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import ledger
 from cyborg_gpu_driver.record import pending
+from cyborg_gpu_driver.record import uptime
 
 LOG = logging.getLogger(__name__)
 
@@ -161,6 +163,7 @@ class Store:
             parts = self._pending.of(address)
             draft = Draft(parts.on(before))
             yield draft
+            draft.record = self._counted(draft.record)
             if draft.record != before:
                 self._write(address, draft.record)
             self._pending.forget(address, parts)
@@ -303,6 +306,21 @@ class Store:
         # The mark is from before the read: newer content is read again.
         self._cache[address] = mark, *found
         return found[0]
+
+    def _counted(self, record: gpu_record.GpuRecord
+                 ) -> gpu_record.GpuRecord:
+        """The record with the time of what is, or was, assigned."""
+        if not record.assigned and not record.ledger.running:
+            return record
+        now, last = uptime.now(), None
+        if record.ledger.is_past(now.boot):
+            try:
+                last = uptime.last(self._state_path)
+            except exception.JournalError as error:
+                LOG.error('%s. The time since the last change of what servers '
+                          'had before the restart is not counted.', error)
+        return dataclasses.replace(record, ledger=ledger.following(
+            record.ledger, record.assigned, now, last))
 
     def _write(self, address: model.PciAddress, record: gpu_record.GpuRecord,
                before: Any = None) -> None:

@@ -29,8 +29,8 @@ from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.metrics import owners
 from cyborg_gpu_driver.metrics import state
-from cyborg_gpu_driver.metrics.usage import document
 from cyborg_gpu_driver.partition import cleaning
+from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.record import store
 
@@ -127,7 +127,7 @@ def _of_gpu(there, host, address, whose):
     if tenancy is not None and tenancy.state is cleaning.State.USED:
         for server in tenancy.tenants:
             who = whose.of_server(server)
-            found.append(Holder(address, document.PASSTHROUGH, server,
+            found.append(Holder(address, policy.Mode.PASSTHROUGH.value, server,
                                 who.project or None))
     return found or [Holder(address, text)
                      for text in _others(there, host, address)]

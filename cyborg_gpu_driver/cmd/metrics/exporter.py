@@ -36,7 +36,6 @@ from cyborg_gpu_driver.metrics import collect
 from cyborg_gpu_driver.metrics import owners
 from cyborg_gpu_driver.metrics import sampler
 from cyborg_gpu_driver.metrics import server
-from cyborg_gpu_driver.metrics.usage import endpoint
 
 LOG = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class Exporter(command.Command):
         where = parser.add_mutually_exclusive_group()
         where.add_argument(
             '--listen', metavar='ADDRESS:PORT', default=_LISTEN,
-            help='where to serve /metrics and /usage; an IPv6 address is in '
+            help='where to serve /metrics; an IPv6 address is in '
                  'brackets, and no address means all (default: %(default)s)')
         where.add_argument(
             '--textfile', metavar='FILE',
@@ -115,7 +114,7 @@ class Exporter(command.Command):
                        sources)
             else:
                 _serve(parsed_args.listen, parsed_args.web_config, registry,
-                       {endpoint.PATH: endpoint.Endpoint(*where)}, sources)
+                       sources)
 
 
 def _check(parsed_args):
@@ -142,10 +141,10 @@ def _check_libvirt(machine):
                      'libvirt-python) in this environment')
 
 
-def _serve(listen, config, registry, others, sources):
+def _serve(listen, config, registry, sources):
     try:
         running = server.Server(address(listen), registry,
-                                server.Access(config), others)
+                                server.Access(config))
     except OSError as error:
         raise exception.InvalidValue(
             what='--listen', value=listen,

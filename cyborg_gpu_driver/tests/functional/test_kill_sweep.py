@@ -17,8 +17,6 @@ import uuid
 
 import testscenarios
 
-from cyborg_gpu_driver.metrics.usage import account
-from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import kill_case
@@ -110,11 +108,12 @@ class BindTest(kill_case.KillCase):
 
     def _one_was_counted(self):
         """Check that the handle's time was recorded despite the kills."""
-        found = account.build(audit.read(self.state_path).records,
-                              store.Store(self.state_path).records())
-        self.assertEqual((), found.lost)
-        (item,) = found.usages
-        self.assertEqual(self.name, item.handle)
-        self.assertLessEqual(self.begun, item.since)
-        self.assertLessEqual(item.since, item.until)
-        self.assertLessEqual(item.until, time.time())
+        found = [record.ledger for record
+                 in store.Store(self.state_path).records().values()]
+        self.assertEqual([], [item for known in found
+                              for item in known.running])
+        times = [spent for known in found for projects
+                 in known.ended.values() for spent in projects.values()]
+        self.assertEqual(1, len(times))
+        self.assertLessEqual(0, times[0])
+        self.assertLessEqual(times[0], (time.time() - self.begun) * 1000)

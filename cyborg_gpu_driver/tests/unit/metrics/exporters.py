@@ -32,9 +32,6 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.metrics import collect
 from cyborg_gpu_driver.metrics import server
 from cyborg_gpu_driver.metrics import state
-from cyborg_gpu_driver.metrics.usage import endpoint
-from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.tests import scope
 
 GPU = model.PciAddress.parse('0000:3b:00.0')
@@ -59,14 +56,12 @@ class Exporter(fixtures.Fixture):
 
     def _setUp(self):
         self.state_path = self.useFixture(fixtures.TempDir()).path
-        self.endpoint = endpoint.Endpoint(self.state_path, self.host)
         self.registry = prometheus_client.CollectorRegistry()
         self.registry.register(collect.Collector(
             self.state_path, self.host, '1', self._hardware,
             self._domains))
         self.server = server.Server(
-            self._address, self.registry, server.Access(self._config),
-            {endpoint.PATH: self.endpoint})
+            self._address, self.registry, server.Access(self._config))
         self.port = self.server.server_address[1]
         thread = threading.Thread(target=self.server.serve_forever,
                                   kwargs={'poll_interval': 0.01})
@@ -78,22 +73,6 @@ class Exporter(fixtures.Fixture):
     def name(self, host):
         """Write another name of the host, as the agent does."""
         state.Keeper(self.state_path, host).write()
-
-    def used(self, handle, since, until, profile='1g.10gb', **owner):
-        """Record a use that has ended, with an owner if ``owner`` is given."""
-        records = audit.Audit(self.state_path)
-        facts = {'profile': profile, 'since': since}
-        records.record(GPU, 'bound', handle, facts)
-        if owner:
-            records.record(GPU, 'assigned', handle, {**owner,
-                                                     'since': since})
-        records.record(GPU, 'unbound', handle, {**facts, 'until': until})
-
-    def uses(self, handle, since, profile='1g.10gb'):
-        """Record a use that has not ended."""
-        journal.Journal(self.state_path).put(journal.Entry(
-            handle, GPU, GPU, 'nvidia-474', profile, journal.Phase.BOUND,
-            since=since))
 
     def get(self, path, method='GET'):
         """Return the status, headers and body of an answer."""

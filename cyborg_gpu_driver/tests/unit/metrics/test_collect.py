@@ -13,6 +13,7 @@
 """The exporter's metrics of an agent's host, without opening a GPU."""
 
 import dataclasses
+import json
 import os
 import shutil
 import subprocess
@@ -45,6 +46,7 @@ from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import health as health_record
+from cyborg_gpu_driver.record import ledger
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import empty_placement
 from cyborg_gpu_driver.tests import scope
@@ -53,6 +55,24 @@ _SERVER = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'
 _ARQ = '0d7e5b36-92a4-4c37-8b0f-3b8e7f0a1c55'
 
 _CORDONS = (cordon.Cordon(cordon.Source.CYBORG, 5.0, 'ann', 'a fan'),)
+
+
+class _Placement(empty_placement.EmptyPlacement):
+    """A Placement that may know the project of each server."""
+
+    def __init__(self):
+        self.project = None
+        self.asked = []
+
+    def get(self, url, version=None):
+        response = super().get(url, version)
+        if self.project and url.startswith('/allocations/'):
+            self.asked.append(url)
+            response.status_code = 200
+            response._content = json.dumps({
+                'allocations': {}, 'project_id': self.project}).encode()
+        return response
+
 
 class _Case(base.BaseTestCase):
 
@@ -97,8 +117,9 @@ class AgentTest(_Case):
                             ('state_path', self.state_path),
                             ('health_events', False)):
             conf.set_override(name, value, group='gpu')
+        self.placement = _Placement()
         self.agent = agent.Agent(conf, policies.read(conf), 'host1',
-                                 empty_placement.EmptyPlacement)
+                                 lambda: self.placement)
         self.devices = self.agent.report()
         self.addCleanup(pynvml.nvmlLib.machine.uninstall)
         deployable = self.devices[0].deployables[0]
@@ -192,6 +213,74 @@ class AgentTest(_Case):
             [{'server': _SERVER, 'arq': _ARQ, 'since': entry.since}],
             [line.evidence for line in audit.read(self.state_path).records
              if line.what == 'assigned'])
+
+    def seconds(self, **labels):
+        self.agent.report()
+        return self.one('assigned_seconds_total', **labels)
+
+    def be_at(self, milliseconds, boot='one'):
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.record.uptime.now',
+            lambda: ledger.Moment(boot, milliseconds)))
+
+    def test_an_audit_log_that_cannot_be_written_loses_no_time(self):
+        os.mkdir(os.path.join(self.state_path, 'audit.jsonl'))
+        self.be_at(1000)
+        self.agent.bind(*self.asked)
+        (entry,) = self.agent._journal.entries()
+        self.be_at(61000)
+        self.agent.report()
+        self.assertEqual(60.0, self.seconds(
+            address=str(entry.gpu), profile=entry.profile, project=''))
+        self.be_at(3601000)
+        self.agent.unbind(*self.asked)
+        self.assertEqual(3600.0, self.seconds())
+        self.be_at(9999000)
+        self.assertEqual(3600.0, self.seconds())
+
+    def test_a_clock_that_is_set_changes_no_time(self):
+        for days in (-30, 30):
+            self.asked = (*self.asked[:2], str(uuid.uuid4()))
+            self.be_at(1000)
+            self.agent._journal.clock = lambda days=days: (
+                time.time() + days * 86400)
+            self.agent.bind(*self.asked)
+            self.agent._journal.clock = time.time
+            self.be_at(2000)
+            self.agent.report()
+            self.seconds()
+            self.be_at(3000)
+            self.agent.unbind(*self.asked)
+        self.assertEqual(4.0, self.seconds())
+
+    def test_time_that_cannot_be_shown_is_left_out(self):
+        self.agent.bind(*self.asked)
+        self.agent.report()
+        self.seconds()
+        with open(os.path.join(self.state_path, 'uptime.json'), 'w',
+                  encoding='utf-8') as stream:
+            stream.write('no time')
+        found = self.scrape()
+        self.assertNotIn('cyborg_gpu_assigned_seconds_total', found)
+        self.assertEqual(1.0, self.one('unreadable_records'))
+
+    def test_the_project_of_a_server(self):
+        self.agent._node.conf.set_override('os_cloud', 'here', 'gpu')
+        self.placement.project = 'ours'
+        self.be_at(1000)
+        self.agent.bind(*self.asked)
+        (entry,) = self.agent._journal.entries()
+        self.be_at(5000)
+        self.agent.report()
+        self.assertNotIn('cyborg_gpu_assigned_seconds_total', self.scrape())
+        observer = self.agent._observer
+        observer.claims(reconcile.Claims((reconcile.Claim(
+            entry.handle, _ARQ, _SERVER, entry.function, entry.mdev_type),)))
+        for _ in range(3):
+            self.agent.report()
+        self.assertEqual(4.0, self.one('assigned_seconds_total',
+                                       project='ours'))
+        self.assertEqual([f'/allocations/{_SERVER}'], self.placement.asked)
 
     def test_xids_are_counted_from_the_start_of_the_agent(self):
         self.agent.bind(*self.asked)

@@ -10,21 +10,19 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Definitions for CloudKitty, Ceilometer and Gnocchi.
+"""Definitions for CloudKitty and Ceilometer.
 
 The released services read the definitions where the services are installed
 ("tox -e rating"). Elsewhere the tests compare the definitions with what this
 library sends.
 """
 
-import dataclasses
 import datetime
 import fractions
 import importlib
 import pathlib
 import shutil
 import subprocess
-import types
 
 import fixtures
 import yaml
@@ -32,19 +30,12 @@ from oslo_config import cfg
 from oslotest import base
 
 from cyborg_gpu_driver.metrics import definitions
-from cyborg_gpu_driver.metrics.usage import document
 from cyborg_gpu_driver.tests import scope
-from cyborg_gpu_driver.tests.unit.metrics import exporters
 
 _ETC = pathlib.Path(__file__).resolve().parents[4] / 'etc'
 _CLOUDKITTY = _ETC / 'cloudkitty/metrics.yml'
-_POLLSTERS = _ETC / 'ceilometer/pollsters.d/cyborg_gpu.yaml'
-_RESOURCES = _ETC / 'ceilometer/gnocchi_resources.yaml'
 _HOUR = 3600
 _HANDLE = '4b20d080-1b54-4048-85b3-a6a62d165c01'
-_SECOND = '0d7e5b36-92a4-4c37-8b0f-3b8e7f0a1c55'
-_SERVER = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'
-_START = 1793491200.0
 
 
 def _read(path):
@@ -133,49 +124,3 @@ class CloudkittyTest(_Case):
         self.assertEqual(0, done.returncode, done.stdout + done.stderr)
         self.assertEqual(fractions.Fraction(3, 4),
                          45 * fractions.Fraction(self.metric['factor']))
-
-
-class CeilometerTest(_Case):
-
-    def conf(self):
-        return self.service('ceilometer.service').prepare_service([], [])
-
-    def test_fields(self):
-        (pollster,) = _read(_POLLSTERS)
-        fields = {field.name for field in dataclasses.fields(document.Sum)}
-        self.assertLessEqual(set(pollster['metadata_fields']), fields)
-        self.assertEqual('sums', pollster['response_entries_key'])
-        (resource,) = _read(_RESOURCES)['resources']
-        self.assertEqual([pollster['name']], [*resource['metrics']])
-        self.assertEqual(
-            [f'resource_metadata.{name}'
-             for name in pollster['metadata_fields']],
-            [*resource['attributes'].values()])
-
-    def test_samples_of_an_exporter(self):
-        dynamic = self.service('ceilometer.polling.dynamic_pollster')
-        exporter = self.useFixture(exporters.Exporter())
-        (definition,) = _read(_POLLSTERS)
-        definition['host_command'] = definition['host_command'].replace(
-            ':9836', f':{exporter.port}')
-        conf = self.conf()
-        pollster = dynamic.DynamicPollster(definition, conf)
-        manager = types.SimpleNamespace(_keystone=None)
-        self.assertEqual('local_node', pollster.default_discovery)
-        exporter.used(_HANDLE, _START, _START + 60, server=_SERVER,
-                      project='ours')
-        exporter.used(_SECOND, _START, _START + 60)
-        (sample,) = [item for item in pollster.get_samples(
-            manager, {}, ['local']) if item is not None]
-        self.assertEqual(
-            ('cyborg.gpu.time', 'cumulative', 's', 60.0, 'ours',
-             f'{_SERVER}_1g.10gb_{exporters.GPU}'),
-            (sample.name, sample.type, sample.unit, sample.volume,
-             sample.project_id, sample.resource_id))
-        gnocchi = self.service('ceilometer.publisher.gnocchi')
-        (resource,), _ = gnocchi.GnocchiPublisher._load_definitions(
-            conf, None, str(_RESOURCES))
-        self.assertEqual(
-            {'server': _SERVER, 'profile': '1g.10gb',
-             'gpu': str(exporters.GPU)}, resource.sample_attributes(sample))
-        self.assertIn('cyborg.gpu.time', resource.metrics)

@@ -25,7 +25,7 @@ from oslotest import base
 
 from cyborg_gpu_driver.cmd.output import table
 from cyborg_gpu_driver.tests.unit.cloud import services
-from cyborg_gpu_driver.tests.unit.metrics import exporters
+from cyborg_gpu_driver.tests.unit.nova import prometheus
 from cyborg_gpu_driver.tests.unit.osc import running
 from cyborg_gpu_driver.tests.unit.osc import test_baremetal
 from cyborg_gpu_driver.tests.unit.osc import test_explain
@@ -92,8 +92,11 @@ class AnswerCase(base.BaseTestCase):
              'description': None}]
         self.world.usages = {'CUSTOM_NVIDIA_1G_10GB': 3, 'VCPU': 8}
         self.commands = dict(_commands())
-        exporter = self.useFixture(exporters.Exporter())
-        exporter.uses(_GONE, 1793491200.0)
+        hours = self.useFixture(prometheus.Prometheus())
+        hours.content = json.dumps({'status': 'success', 'data': {
+            'resultType': 'vector', 'result': [{
+                'metric': {'Hostname': 'compute1', 'profile': '1g.10gb'},
+                'value': [1793491200.0, '3600']}]}}).encode()
         self.arguments = {
             'baremetal profile create': (self.path, '--dry-run'),
             'capacity': (), 'defragment': ('--plan',),
@@ -103,9 +106,8 @@ class AnswerCase(base.BaseTestCase):
             'profile list': (), 'profile sync': (self.path, '--dry-run'),
             'quota list': (), 'quota show': ('physics',),
             'quota set': ('--project', 'physics', 'passthrough=1'),
-            'server show': (_SERVER,), 'usage': (
-                '--host', exporter.host, '--exporter-url',
-                f'http://{{host}}:{exporter.port}')}
+            'server show': (_SERVER,),
+            'usage': ('--prometheus-url', hours.url)}
         self.codes = {'explain': 0, 'defragment': 3, 'orphan list': 1,
                       'quota set': 1}
 

@@ -24,8 +24,10 @@ from cyborg_gpu_driver.record import health as health_record
 from cyborg_gpu_driver.tests.unit.record import test_store
 
 _ADDRESS = test_store.ADDRESS
+_BINDING = gpu_record.Phase.BINDING
 _FULL = gpu_record.GpuRecord(
-    claims=(test_store.claim(1), test_store.claim(2)),
+    claims=(test_store.claim(1, phase=_BINDING),
+            test_store.claim(2, phase=_BINDING)),
     fixed=test_store.FIXED, layout=test_store.LAYOUT,
     cordons=(cordon.Cordon(cordon.Source.OPERATOR, 1.0, 'ann', 'fan'),),
     health=health_record.HealthRecord('boot', None, (
@@ -76,7 +78,7 @@ class LaterReleaseTest(_ContentCase):
         # This release changes what it knows, and puts it back.
         records = self.again()
         records.put(_ADDRESS, errors=3, claims=(
-            test_store.claim(3), *reversed(_FULL.claims)))
+            test_store.claim(3, phase=_BINDING), *reversed(_FULL.claims)))
         records.put(_ADDRESS, errors=0, claims=_FULL.claims)
         self.assertEqual(later, self.raw())
 

@@ -97,11 +97,14 @@ class StoreTest(StoreCase):
         self.assertTrue(self.records.read(ADDRESS).fixed.is_empty)
 
     def test_another_process_is_seen_whatever_the_size(self):
-        self.records.put(ADDRESS, claims=(claim(1),))
+        binding = [claim(number, phase=gpu_record.Phase.BINDING)
+                   for number in (1, 2)]
+        self.records.put(ADDRESS, claims=binding[:1])
         size = os.stat(self.records.path(ADDRESS)).st_size
-        self.again().put(ADDRESS, claims=(claim(2),))
+        self.again().put(ADDRESS, claims=binding[1:])
         self.assertEqual(size, os.stat(self.records.path(ADDRESS)).st_size)
-        self.assertEqual((claim(2),), self.records.read(ADDRESS).claims)
+        self.assertEqual(binding[1:],
+                         [*self.records.read(ADDRESS).claims])
 
     def test_what_stays_the_same_is_not_written(self):
         self.records.put(ADDRESS, fixed=FIXED)
