@@ -33,10 +33,12 @@ from oslo_config import cfg
 
 from cyborg_gpu_driver import agent
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd import exporter as exporter_command
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import domains
+from cyborg_gpu_driver.metrics import collect
 from cyborg_gpu_driver.metrics import owners
 from cyborg_gpu_driver.metrics import sampler
 from cyborg_gpu_driver.metrics import state
@@ -51,7 +53,6 @@ from cyborg_gpu_driver.simulator.machine import patch
 from cyborg_gpu_driver.tests import empty_placement
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host.snapshot import test_domain
-from cyborg_gpu_driver.tests.unit.metrics import exporters
 
 RULES = pathlib.Path(__file__).resolve().parents[4] / (
     'etc/prometheus/rules.yaml')
@@ -85,17 +86,27 @@ class _Kept:
         return self.answers
 
 
-class Exporter(exporters.Exporter):
+class Exporter(fixtures.Fixture):
     """An exporter that serves a host's metrics under the host's own name."""
 
+    host = '127.0.0.1'
+
     def __init__(self, hostname):
-        self._samples, self._listing = _Kept({}), _Kept(owners.Listing())
-        super().__init__(hardware=self._samples, domains=self._listing)
         self.hostname = hostname
+        self._samples, self._listing = _Kept({}), _Kept(owners.Listing())
 
     def _setUp(self):
-        super()._setUp()
-        self.name(self.hostname)
+        self.state_path = self.useFixture(fixtures.TempDir()).path
+        self.registry = prometheus_client.CollectorRegistry()
+        self.registry.register(collect.Collector(
+            self.state_path, self.host, '1', self._samples, self._listing))
+        running, thread = exporter_command.start(f'{self.host}:0',
+                                                 self.registry)
+        self.port = running.server_address[1]
+        self.addCleanup(thread.join)
+        self.addCleanup(running.server_close)
+        self.addCleanup(running.shutdown)
+        state.Keeper(self.state_path, self.hostname).write()
 
     def sample(self, machine):
         """Ask the GPUs of a machine, as ``--nvml`` does."""

@@ -17,12 +17,16 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import socketserver
+import ssl
 import sys
+import threading
 import time
 
 import prometheus_client
 from cliff import command
 from oslo_log import log as logging
+from prometheus_client import registry as client_registry
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
@@ -35,12 +39,13 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.metrics import collect
 from cyborg_gpu_driver.metrics import owners
 from cyborg_gpu_driver.metrics import sampler
-from cyborg_gpu_driver.metrics import server
 
 LOG = logging.getLogger(__name__)
 
 _LISTEN = '127.0.0.1:9836'
 _SUFFIX = '.prom'
+_SECONDS = 30.0
+"""Seconds that a client may take for one read or write."""
 
 
 class Exporter(command.Command):
@@ -60,8 +65,8 @@ class Exporter(command.Command):
         where = parser.add_mutually_exclusive_group()
         where.add_argument(
             '--listen', metavar='ADDRESS:PORT', default=_LISTEN,
-            help='where to serve /metrics; an IPv6 address is in '
-                 'brackets, and no address means all (default: %(default)s)')
+            help='where to serve the metrics; an IPv6 address is in brackets, '
+                 'and no address means all (default: %(default)s)')
         where.add_argument(
             '--textfile', metavar='FILE',
             help='write the metrics to FILE, whose name ends in .prom, for '
@@ -80,9 +85,15 @@ class Exporter(command.Command):
             help='ask libvirt on this host for the server, project and '
                  'flavor of what is assigned')
         parser.add_argument(
-            '--web-config', metavar='FILE',
-            help='TLS and basic authentication, in the format of '
-                 "Prometheus' exporters")
+            '--certfile', metavar='FILE',
+            help='serve with TLS, with this certificate')
+        parser.add_argument(
+            '--keyfile', metavar='FILE',
+            help='key of --certfile, unless it is in the same file')
+        parser.add_argument(
+            '--client-cafile', metavar='FILE',
+            help='serve only clients with a certificate of one of these '
+                 'authorities')
         parser.add_argument(
             '--state-path', metavar='DIRECTORY',
             help='directory of the records (default: [gpu] state_path)')
@@ -113,8 +124,7 @@ class Exporter(command.Command):
                 _write(parsed_args.textfile, parsed_args.interval, registry,
                        sources)
             else:
-                _serve(parsed_args.listen, parsed_args.web_config, registry,
-                       sources)
+                _serve(parsed_args, registry, sources)
 
 
 def _check(parsed_args):
@@ -122,10 +132,15 @@ def _check(parsed_args):
 
     :raises InvalidValue: names the option.
     """
-    if parsed_args.textfile and parsed_args.web_config:
+    if parsed_args.textfile and parsed_args.certfile:
         raise exception.InvalidValue(
-            what='--web-config', value=parsed_args.web_config,
+            what='--certfile', value=parsed_args.certfile,
             expected='it has no effect with --textfile, which serves nothing')
+    for option, value in (('--keyfile', parsed_args.keyfile),
+                          ('--client-cafile', parsed_args.client_cafile)):
+        if value and not parsed_args.certfile:
+            raise exception.InvalidValue(what=option, value=value,
+                                         expected='it needs --certfile')
     if parsed_args.interval is not None and not parsed_args.textfile:
         raise exception.InvalidValue(
             what='--interval', value=parsed_args.interval,
@@ -141,21 +156,73 @@ def _check_libvirt(machine):
                      'libvirt-python) in this environment')
 
 
-def _serve(listen, config, registry, sources):
-    try:
-        running = server.Server(address(listen), registry,
-                                server.Access(config))
-    except OSError as error:
-        raise exception.InvalidValue(
-            what='--listen', value=listen,
-            expected=f'cannot be used: {error}') from error
+def _serve(parsed_args, registry, sources):
+    running, thread = start(
+        parsed_args.listen, registry, parsed_args.certfile,
+        parsed_args.keyfile, parsed_args.client_cafile)
     host, port = running.server_address[:2]
     terminal.say(f'The metrics are served on {host}, port {port}.')
     sys.stderr.flush()
     for source in sources:
         source.start()
     with running:
-        running.serve_forever()
+        thread.join()
+
+
+def start(listen: str, registry: client_registry.CollectorRegistry,
+          certfile: str | None = None, keyfile: str | None = None,
+          client_cafile: str | None = None
+          ) -> tuple[socketserver.BaseServer, threading.Thread]:
+    """Serve the metrics in a thread; each request has a thread of its own.
+
+    :param listen: ADDRESS:PORT; port 0 takes any free port.
+    :param certfile: file with a certificate; None to serve without TLS.
+    :param keyfile: file with its key; None if it is in ``certfile``.
+    :param client_cafile: file with the authorities whose clients are served;
+        None to serve all clients.
+    :returns: the server and its thread.
+    :raises InvalidValue: if the address or a file cannot be used.
+    """
+    host, port = address(listen)
+    keyfile = keyfile or certfile
+    for option, path in (('--certfile', certfile), ('--keyfile', keyfile),
+                         ('--client-cafile', client_cafile)):
+        if path is not None:
+            _check_file(option, path)
+    try:
+        running, thread = prometheus_client.start_http_server(
+            port, host or '0.0.0.0', registry, certfile, keyfile,
+            client_cafile, client_auth_required=client_cafile is not None)
+    except ssl.SSLError as error:
+        raise exception.InvalidValue(
+            what='--certfile', value=certfile,
+            expected=f'cannot be used: {error}') from error
+    except OSError as error:
+        raise exception.InvalidValue(
+            what='--listen', value=listen,
+            expected=f'cannot be used: {error}') from error
+    # Without these, a client that connects and sends nothing holds a thread
+    # for ever; with TLS that is the thread that accepts connections.
+    running.RequestHandlerClass.timeout = _SECONDS
+    if certfile is not None:
+        running.socket.do_handshake_on_connect = False
+    running.handle_error = _note_failure
+    return running, thread
+
+
+def _check_file(option, path):
+    try:
+        with open(path, 'rb'):
+            pass
+    except OSError as error:
+        raise exception.InvalidValue(
+            what=option, value=path,
+            expected=f'cannot be read: {error}') from error
+
+
+def _note_failure(request, client_address):
+    """Log a failure of a client at level debug: it is not an error."""
+    LOG.debug('A client at %s failed: %s', client_address, sys.exc_info()[1])
 
 
 def _write(path, interval, registry, sources):
