@@ -20,7 +20,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 from oslo_log import log as logging
@@ -29,15 +31,18 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.snapshot import health_facts
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.metrics import look
 from cyborg_gpu_driver.metrics import state
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition.offer import offer as offers
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.record import uptime
+from cyborg_gpu_driver.report.content import build
+from cyborg_gpu_driver.report.content import names
 
 LOG = logging.getLogger(__name__)
 
@@ -184,7 +189,7 @@ class Observer:
 
     def _look_at(self, gpu: model.Gpu) -> state.GpuState:
         address = gpu.address
-        return look.gpu_state(
+        return gpu_state(
             gpu, self._node.servable(gpu),
             {item.provider: item.reserved
              for item in self._node.inventories(address)},
@@ -197,6 +202,53 @@ class Observer:
             stuck_calls=len(deadline.stuck()),
             unwritten=store.of(self._state_path).unwritten)
         self._keeper.write()
+
+
+def gpu_state(gpu: model.Gpu, found: Iterable[offers.Offer],
+              reserved: Mapping[str, int], owned: Mapping[str, int],
+              hostname: str, healthy: bool) -> state.GpuState:
+    """Return the state of a GPU for the exporter.
+
+    :param found: its offers; those that are not reported are left out.
+    :param reserved: reserved units by provider. An offer whose provider is
+        missing counts as wholly reserved.
+    :param owned: how many of each profile are bound through Cyborg.
+    :param healthy: whether no condition keeps the GPU from being offered.
+    """
+    free, largest = slices(gpu.mig)
+    return state.GpuState(healthy, tuple(
+        _offer(item, reserved.get(names.provider_uuid(
+            names.provider_name(hostname, item)), item.total),
+            owned.get(item.profile, 0))
+        for item in found if build.reportable(item)), free, largest)
+
+
+def _offer(item: offers.Offer, reserved: int, owned: int
+           ) -> state.OfferState:
+    return state.OfferState(
+        item.mode.value, item.profile, names.resource_class(item),
+        item.total, item.in_use, reserved,
+        max(0, item.total - reserved - owned), item.creatable)
+
+
+def slices(mig: model.Mig | None) -> tuple[int | None, int | None]:
+    """Return the free slices and those of the largest new GPU instance.
+
+    The total is the slice count of the largest profile (nvml.h: sliceCount of
+    nvmlGpuInstanceProfileInfo_t).
+
+    :returns: None, None if the GPU is not in MIG mode or was not read.
+    """
+    if mig is None or not mig.enabled or not mig.profiles:
+        return None, None
+    grid = geometry.Geometry(mig.profiles)
+    occupancy = grid.occupancy_of(mig.instances)
+    used = sum(known.slices for known in (
+        mig.profile_by_id(item.profile_id) for item in mig.instances)
+        if known is not None)
+    free = max(0, max(item.slices for item in mig.profiles) - used)
+    return free, max((item.slices for item in mig.profiles
+                      if grid.free_placements(occupancy, item)), default=0)
 
 
 @contextlib.contextmanager

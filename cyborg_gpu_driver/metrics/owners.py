@@ -35,7 +35,7 @@ from cyborg_gpu_driver.host import domains as host_domains
 from cyborg_gpu_driver.host.snapshot import domain
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.snapshot import telemetry
-from cyborg_gpu_driver.metrics import rounds
+from cyborg_gpu_driver.metrics import sampler
 from cyborg_gpu_driver.metrics import state
 from cyborg_gpu_driver.record import gpu as gpu_record
 
@@ -77,7 +77,7 @@ class Watch:
 
     def start(self) -> None:
         """Start to ask libvirt regularly, in a separate thread."""
-        rounds.start(self.round, 'virtual machines')
+        sampler.repeat(self.round, 'virtual machines')
 
     def round(self) -> None:
         """Ask libvirt once; log a failure once."""
@@ -93,7 +93,7 @@ class Watch:
     def take(self) -> Listing:
         """Return the latest listing; an empty one if it is too old."""
         listing = self._listing
-        if self._clock() - listing.begun >= rounds.STALE:
+        if self._clock() - listing.begun >= sampler.STALE:
             return Listing()
         return listing
 

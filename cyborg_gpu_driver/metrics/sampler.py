@@ -44,12 +44,16 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.nvml import telemetry as nvml_telemetry
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.snapshot import telemetry
-from cyborg_gpu_driver.metrics import rounds
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
+INTERVAL = 15.0
+"""Seconds from one round to the next: Prometheus' default interval is 60 s,
+and 15 s in its examples."""
+STALE = 60.0
+"""Seconds after which the result of a round is too old: four failed rounds."""
 TIMEOUT = 10.0
 """Seconds that a GPU may take for all its answers. For that time this process
 may keep others from exclusive access to NVML."""
@@ -113,7 +117,7 @@ class Sampler:
 
     def start(self) -> None:
         """Start to sample regularly, in a separate thread."""
-        rounds.start(self.round, 'samples')
+        repeat(self.round, 'samples')
 
     def round(self) -> None:
         """Query each GPU that NVML sees, once, if all may be opened.
@@ -136,7 +140,7 @@ class Sampler:
         with self._mutex:
             for address, known in self._known.items():
                 age = None if known.taken is None else now - known.taken
-                if known.sample is not None and (age or 0) >= rounds.STALE:
+                if known.sample is not None and (age or 0) >= STALE:
                     known = self._known[address] = dataclasses.replace(
                         known, sample=None, stale=known.stale + 1)
                 sample = known.sample or telemetry.Sample(known.uuid)
@@ -219,3 +223,22 @@ class Sampler:
         """
         if self._said.is_new(reason or text, about=about):
             LOG.warning('%s', text)
+
+
+def repeat(act: Callable[[], object], name: str) -> None:
+    """Call ``act`` now and at each interval, in a daemon thread.
+
+    :param name: name of the thread, and of the work in the log.
+    """
+    threading.Thread(target=_run, args=(act, name), daemon=True,
+                     name=f'cyborg-gpu-{name}').start()
+
+
+def _run(act: Callable[[], object], name: str) -> None:
+    while True:
+        begun = time.monotonic()
+        try:
+            act()
+        except Exception:
+            LOG.exception('Reading the %s failed', name)
+        time.sleep(max(0.0, begun + INTERVAL - time.monotonic()))

@@ -28,7 +28,6 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import domains
 from cyborg_gpu_driver.metrics import collect
 from cyborg_gpu_driver.metrics import owners
-from cyborg_gpu_driver.metrics import rounds
 from cyborg_gpu_driver.metrics import sampler
 from cyborg_gpu_driver.metrics import state
 from cyborg_gpu_driver.partition import cleaning
@@ -180,7 +179,7 @@ class LibvirtTest(_Case):
             domains.DomainReader(self.platform.libvirt), lambda: now[0])
         self.watch.round()
         self.machine.faults.fail('libvirt', 111, times=None)
-        now[0] += rounds.STALE - 1.0
+        now[0] += sampler.STALE - 1.0
         for _ in range(2):
             self.watch.round()
         self.assertEqual(_ONE, self.scrape()[claim.handle][0])

@@ -25,7 +25,6 @@ from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.nvml import access
 from cyborg_gpu_driver.metrics import collect
 from cyborg_gpu_driver.metrics import definitions
-from cyborg_gpu_driver.metrics import rounds
 from cyborg_gpu_driver.metrics import sampler
 from cyborg_gpu_driver.record import boards
 from cyborg_gpu_driver.record import gpu as gpu_record
@@ -86,12 +85,12 @@ class SamplerTest(_Case):
 
     def test_a_stale_sample_is_left_out_and_counted_once(self):
         self.sampler.round()
-        self.now = rounds.STALE
+        self.now = sampler.STALE
         for _ in range(2):
             self.assertEqual({}, self.scrape('temperature_celsius'))
             self.assertEqual({1.0}, set(self.scrape(
                 'hardware_stale_samples_total').values()))
-        self.assertEqual({rounds.STALE}, set(self.scrape(
+        self.assertEqual({sampler.STALE}, set(self.scrape(
             'hardware_sample_age_seconds').values()))
         self.sampler.round()
         self.assertEqual(4, len(self.scrape('temperature_celsius')))
