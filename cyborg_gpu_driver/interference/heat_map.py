@@ -10,74 +10,47 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""A picture of measured slowdowns, and its text in SVG. Pure."""
+"""A picture of measured slowdowns, drawn by matplotlib.
+
+matplotlib is no requirement of this library: see the extra ``heat-map``.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
+import io
+import math
 from collections.abc import Mapping
 from collections.abc import Sequence
-from xml.sax import saxutils
 
-FONT_SIZE = 13
-_CELL_WIDTH, _CELL_HEIGHT = 76, 36
-_LETTER = 7.5
-"""Approximate width of a letter of the font."""
-_MARGIN = 16
-_HEAD = 58
-"""Height of the title and of the column headings."""
-_BLANK = '#eeeeee'
-_DOES_NOT_FIT = '#4d4d4d'
-_BLACK, _WHITE = '#000000', '#ffffff'
-_LOW, _HIGH = (255, 255, 229), (178, 24, 43)
-"""Colours of no slowdown and of the worst one."""
-_HEAD_TEXT = ('Run time beside another application, relative to the run time '
-              'alone')
+from cyborg_gpu_driver import exception
+
+FORMATS = ('svg', 'png')
+_CELL_WIDTH, _CELL_HEIGHT = 0.8, 0.4
+"""In inches."""
+_MARGIN = 2.0
+_DPI = 150
+_BLANK, _DOES_NOT_FIT = '#eeeeee', '#4d4d4d'
+_HEAD = 'Run time beside another application, relative to the run time alone'
 
 
-@dataclasses.dataclass(frozen=True)
-class Box:
-    """A filled rectangle; ``title`` says what it means."""
+def check() -> None:
+    """Check whether pictures can be drawn.
 
-    x: float
-    y: float
-    width: float
-    height: float
-    fill: str
-    title: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Text:
-    """A line of text.
-
-    :ivar x: position of its start, middle or end, as ``anchor`` says.
-    :ivar y: position of its baseline.
-    :ivar anchor: ``start``, ``middle`` or ``end``, as in SVG.
-    :ivar title: the whole text, if ``text`` is shortened.
+    :raises InvalidValue: without matplotlib.
     """
-
-    x: float
-    y: float
-    text: str
-    anchor: str
-    fill: str = _BLACK
-    title: str = ''
-
-
-@dataclasses.dataclass(frozen=True)
-class Picture:
-    """The parts to draw on white, in order. All lengths are in pixels."""
-
-    width: int
-    height: int
-    parts: tuple[Box | Text, ...]
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError as error:
+        raise exception.InvalidValue(
+            what='picture', value='heat map',
+            expected='it needs the Python package matplotlib, which is not '
+                     f'installed here ({error})') from error
 
 
 def draw(names: Sequence[str],
-         slowdowns: Mapping[str, Mapping[str, float | None]]) -> Picture:
-    """Return a heat map.
+         slowdowns: Mapping[str, Mapping[str, float | None]],
+         form: str) -> bytes:
+    """Return the content of a picture file.
 
     It has a row for each application that is slowed down, and a column for
     each that causes a slowdown. The colours range from no slowdown to the
@@ -85,81 +58,59 @@ def draw(names: Sequence[str],
     that were not measured are grey.
 
     :param slowdowns: None for a pair that does not fit together.
+    :param form: one of FORMATS.
+    :raises InvalidValue: without matplotlib.
     """
-    left = _MARGIN * 2 + max([*map(len, names), 5]) * _LETTER
-    width = max(left + _MARGIN + len(names) * _CELL_WIDTH,
-                2 * _MARGIN + len(_HEAD_TEXT) * _LETTER)
-    height = _HEAD + 2 * _MARGIN + len(names) * _CELL_HEIGHT
+    check()
+    import matplotlib
+    from matplotlib import figure
+
     worst = max([value for row in slowdowns.values()
                  for value in row.values() if value], default=1.0)
-    parts: list[Box | Text] = [Text(_MARGIN, 24, _HEAD_TEXT, 'start')]
-    for index, name in enumerate(names):
-        middle = left + (index + 0.5) * _CELL_WIDTH
-        parts.append(Text(middle, _HEAD, _short(name), 'middle', title=name))
-        top = _HEAD + _MARGIN + index * _CELL_HEIGHT
-        parts.append(Text(left - _MARGIN, top + 22, name, 'end'))
-        for column, other in enumerate(names):
-            parts += _cell(left + column * _CELL_WIDTH, top, name, other,
-                           slowdowns.get(name, {}), worst)
-    return Picture(round(width), height, tuple(parts))
+    worst = max(worst, 1.01)
+    colours = matplotlib.colormaps['YlOrRd'].with_extremes(
+        bad=_BLANK, over=_DOES_NOT_FIT)
+    # The text of an SVG stays text, and the same numbers give the same file.
+    with matplotlib.rc_context({'svg.fonttype': 'none',
+                                'svg.hashsalt': _HEAD}):
+        picture = figure.Figure(
+            (_MARGIN + len(names) * _CELL_WIDTH,
+             _MARGIN + len(names) * _CELL_HEIGHT), layout='constrained')
+        axes = picture.add_subplot()
+        axes.set_title(_HEAD, fontsize='small')
+        places = range(len(names))
+        axes.set_xticks(places, names, rotation=45, ha='left',
+                        parse_math=False)
+        axes.set_yticks(places, names, parse_math=False)
+        axes.tick_params(top=True, labeltop=True, bottom=False,
+                         labelbottom=False)
+        if names:
+            axes.imshow(
+                [[_value(slowdowns.get(name, {}), other, worst)
+                  for other in names] for name in names],
+                cmap=colours, vmin=1.0, vmax=worst, aspect='auto')
+        for row, name in enumerate(names):
+            for column, other in enumerate(names):
+                _label(axes, column, row, slowdowns.get(name, {}), other,
+                       worst)
+        content = io.BytesIO()
+        picture.savefig(content, format=form, dpi=_DPI,
+                        metadata={'Date': None} if form == 'svg' else None)
+    return content.getvalue()
 
 
-def svg(picture: Picture) -> str:
-    """Return the text of an SVG file."""
-    width, height = picture.width, picture.height
-    return '\n'.join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" '
-        f'height="{height}" viewBox="0 0 {width} {height}" '
-        f'font-family="sans-serif" font-size="{FONT_SIZE}">',
-        f'<rect width="{width}" height="{height}" fill="{_WHITE}"/>',
-        *(_box(part) if isinstance(part, Box) else _text(part)
-          for part in picture.parts), '</svg>', ''])
-
-
-def _cell(x, y, name, other, row, worst) -> Iterator[Box | Text]:
-    ink = _BLACK
+def _value(row, other, worst):
+    """Return the value that stands for a cell's colour."""
     if other not in row:
-        fill, label, meaning = _BLANK, '', 'not measured'
-    elif row[other] is None:
-        fill, label, ink = _DOES_NOT_FIT, 'memory', _WHITE
-        meaning = 'do not fit together'
-    else:
-        share = _share(row[other], worst)
-        fill, label = _colour(share), f'{row[other]:.2f}'
-        ink = _WHITE if share > 0.6 else ink
-        meaning = label
-    yield Box(x, y, _CELL_WIDTH - 2, _CELL_HEIGHT - 2, fill,
-              f'{name} beside {other}: {meaning}')
-    if label:
-        yield Text(x + _CELL_WIDTH / 2 - 1, y + 22, label, 'middle', ink)
+        return math.nan
+    return 2 * worst if row[other] is None else row[other]
 
 
-def _share(value, worst):
-    """Return where a slowdown is between none (0) and the worst (1)."""
-    if worst <= 1:
-        return 0.0
-    return min(1.0, max(0.0, (value - 1) / (worst - 1)))
-
-
-def _colour(share):
-    return '#' + ''.join(f'{round(low + (high - low) * share):02x}'
-                         for low, high in zip(_LOW, _HIGH, strict=True))
-
-
-def _short(name):
-    most = int(_CELL_WIDTH / _LETTER)
-    return name if len(name) <= most else f'{name[:most - 1]}\u2026'
-
-
-def _box(box):
-    return (f'<rect x="{box.x:.1f}" y="{box.y}" width="{box.width}" '
-            f'height="{box.height}" fill="{box.fill}">'
-            f'<title>{saxutils.escape(box.title)}</title></rect>')
-
-
-def _text(text):
-    inner = saxutils.escape(text.text)
-    if text.title:
-        inner += f'<title>{saxutils.escape(text.title)}</title>'
-    return (f'<text x="{text.x:.1f}" y="{text.y}" '
-            f'text-anchor="{text.anchor}" fill="{text.fill}">{inner}</text>')
+def _label(axes, x, y, row, other, worst):
+    if other not in row:
+        return
+    value = row[other]
+    is_dark = value is None or (value - 1) / (worst - 1) > 0.6
+    axes.text(x, y, 'memory' if value is None else f'{value:.2f}',
+              ha='center', va='center',
+              color='white' if is_dark else 'black')

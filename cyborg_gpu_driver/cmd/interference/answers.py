@@ -27,7 +27,6 @@ from cyborg_gpu_driver.cmd.output import columns
 from cyborg_gpu_driver.cmd.output import table
 from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.interference import heat_map
-from cyborg_gpu_driver.interference import heat_map_png
 from cyborg_gpu_driver.interference import measuring
 from cyborg_gpu_driver.interference import prediction
 from cyborg_gpu_driver.interference import results
@@ -39,7 +38,6 @@ BRIEF = COLUMNS[:-1]
 REPEATS_MAX = 1000
 _NEVER = 'does not fit'
 _CLEAR = '\r\033[K'
-_SVG, _PNG = '.svg', '.png'
 
 Row = tuple[Any, ...]
 
@@ -57,20 +55,19 @@ def add_heat_map(parser: argparse.ArgumentParser) -> None:
     """Add ``--heat-map``."""
     parser.add_argument(
         '--heat-map', metavar='FILE', type=_picture,
-        help='also write a picture of the slowdowns: SVG, or PNG if the name '
-             'ends in .png (default: none)')
+        help='also write a picture of the slowdowns, whose name ends in .svg '
+             'or .png; needs matplotlib (default: none)')
 
 
 def _picture(text: str) -> str:
     """Return a picture's file name; refuse a bad one before measuring."""
-    if text.endswith(_PNG):
-        try:
-            heat_map_png.check()
-        except exception.InvalidValue as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-    elif not text.endswith(_SVG):
+    if not text.endswith(tuple(f'.{form}' for form in heat_map.FORMATS)):
         raise argparse.ArgumentTypeError(
-            f'{text!r} does not end in {_SVG} or {_PNG}')
+            f'{text!r} does not end in .svg or .png')
+    try:
+        heat_map.check()
+    except exception.InvalidValue as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
     return text
 
 
@@ -149,10 +146,8 @@ def write_heat_map(path: str | None, found: results.Results) -> None:
         names = dict.fromkeys([
             *(item.name for item in found.applications), *slowdowns,
             *(beside for row in slowdowns.values() for beside in row)])
-        picture = heat_map.draw(list(names), slowdowns)
-        measuring.write(path, heat_map_png.encode(picture)
-                        if path.endswith(_PNG)
-                        else heat_map.svg(picture).encode())
+        measuring.write(path, heat_map.draw(
+            list(names), slowdowns, path.rpartition('.')[2]))
 
 
 def predictor(found: results.Results, memory_mib: int | None
