@@ -29,7 +29,6 @@ from typing import Any
 
 from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.interference import applications as apps
-from cyborg_gpu_driver.nova.weighing import interference
 from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 
 KIND = 'cyborg-gpu interference'
@@ -159,10 +158,6 @@ class Results:
         for name, beside, value in self._measured():
             found.setdefault(name, {})[beside] = value
         return found
-
-    def matrix(self) -> interference.Matrix:
-        """Return the matrix, as nova-scheduler sees it."""
-        return interference.parse({'slowdown': self.slowdowns()})
 
     def _measured(self) -> Iterator[tuple[str, str, float | None]]:
         for (name, beside), runs in self.runs.items():

@@ -15,10 +15,8 @@
 from __future__ import annotations
 
 from cyborg_gpu_driver import moments
-from cyborg_gpu_driver.cloud.interference import guests
-from cyborg_gpu_driver.cloud.interference import servers
-from cyborg_gpu_driver.cmd.interference import answers
-from cyborg_gpu_driver.cmd.interference import measurement
+from cyborg_gpu_driver.cloud import interference as servers
+from cyborg_gpu_driver.cmd import interference
 from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.interference import guest
 from cyborg_gpu_driver.osc import base
@@ -37,7 +35,7 @@ class MeasureInterference(base.Lister):
     admin.
     """
 
-    brief = answers.BRIEF
+    brief = interference.BRIEF
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -63,20 +61,20 @@ class MeasureInterference(base.Lister):
             type=moments.seconds(1, 86400),
             help='how long a server may take until it runs its user data '
                  '(default: 600)')
-        measurement.add_options(parser, guest.RUNS_MOST // 2)
+        interference.add_options(parser, guest.RUNS_MOST // 2)
         return parser
 
     def take_action(self, parsed_args):
-        found = measurement.wanted(parsed_args)
+        found = interference.wanted(parsed_args)
         self.cloud.check_admin()
         made = servers.resolve(
             self.cloud, parsed_args.flavor, parsed_args.image,
             parsed_args.network, parsed_args.key_name)
-        self.code = measurement.run(
-            found, parsed_args, lambda endings: guests.Guests(
+        self.code = interference.measure(
+            found, parsed_args, lambda endings: servers.Guests(
                 self.cloud, made, parsed_args.host, parsed_args.timeout,
                 parsed_args.boot_timeout, endings.wait, base.say))
-        return answers.COLUMNS, answers.rows(found)
+        return interference.COLUMNS, interference.rows(found)
 
 
 class CleanInterference(base.CloudCommand):

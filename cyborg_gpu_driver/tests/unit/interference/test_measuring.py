@@ -18,8 +18,8 @@ import dataclasses
 import stat
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.interference import machine
 from cyborg_gpu_driver.interference import measuring
+from cyborg_gpu_driver.interference import process
 from cyborg_gpu_driver.interference import results
 from cyborg_gpu_driver.tests.unit.interference import commands
 
@@ -28,7 +28,7 @@ Outcome = results.Outcome
 
 class MeasureTest(commands.CommandsCase):
 
-    here = machine.Machine(600.0)
+    here = process.Machine(600.0)
 
     def setUp(self):
         super().setUp()
@@ -106,7 +106,7 @@ class MeasureTest(commands.CommandsCase):
         self.assertEqual({'a': {'a': None}}, self.written().slowdowns())
 
     def test_gpu_that_is_too_small(self):
-        where = machine.Machine(600.0, lambda _pids: 6 << 20, 11)
+        where = process.Machine(600.0, lambda _pids: 6 << 20, 11)
         self.measure_then_fail(where=where)
         self.assertEqual(6, self.found.runs['a', None].gpu_memory_mib)
         self.assertEqual(Outcome.OUT_OF_MEMORY,
@@ -118,7 +118,7 @@ class MeasureTest(commands.CommandsCase):
         self.measure(self.script('a', '[ ! -e $D/stop ] || sleep 600'))
         (self.directory / 'stop').touch()
         del self.found.runs['a', 'a']
-        self.go_on(machine.Machine(0.2))
+        self.go_on(process.Machine(0.2))
         self.assertEqual(Outcome.TIMED_OUT,
                          self.found.runs['a', 'a'].outcome)
         self.assertEqual({}, self.written().slowdowns())

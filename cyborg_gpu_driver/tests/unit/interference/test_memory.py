@@ -22,7 +22,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.host.nvml import process as nvml_process
-from cyborg_gpu_driver.interference import memory
+from cyborg_gpu_driver.interference import process
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host import base as host_base
 
@@ -46,13 +46,13 @@ class ProcTest(base.BaseTestCase):
         self.write('10/task/15/children', '13 ')
         self.write('11/task/11/children', '14 ')
         self.assertEqual({10, 11, 12, 13, 14},
-                         memory.tree(10, str(self.root)))
+                         process.tree(10, str(self.root)))
 
     def test_resident(self):
         self.write('10/statm', '900 3 1 1 0 1 0\n')
         self.write('11/statm', '800 4 1 1 0 1 0\n')
         self.write('12/statm', '')
-        self.assertEqual(7 * _PAGE, memory.resident(
+        self.assertEqual(7 * _PAGE, process.resident(
             {10, 11, 12, 13}, str(self.root)))
 
     def test_kills_of_the_machine(self):
@@ -69,7 +69,7 @@ class ProcTest(base.BaseTestCase):
         self.assertEqual((), self.kills())
 
     def kills(self):
-        return memory.oom_kills(str(self.root), str(self.root / 'cgroup'))
+        return process.oom_kills(str(self.root), str(self.root / 'cgroup'))
 
 
 class PeakTest(base.BaseTestCase):
@@ -85,13 +85,13 @@ class PeakTest(base.BaseTestCase):
                 return values[0]
             return values.pop(0)
 
-        with memory.Peak(os.getpid(), used) as peak:
+        with process.Peak(os.getpid(), used) as peak:
             self.assertTrue(seen.wait(scope.HANG))
         self.assertEqual(6, peak.gpu_memory_mib)
         self.assertGreater(peak.memory_mib, 5)
 
     def test_what_is_inherited_does_not_count(self):
-        peak = memory.Peak(os.getpid(), lambda _pids: None)
+        peak = process.Peak(os.getpid(), lambda _pids: None)
         peak.add(1 << 20)
         self.assertEqual((0, None), (peak.memory_mib, peak.gpu_memory_mib))
         peak.add(1 << 50)

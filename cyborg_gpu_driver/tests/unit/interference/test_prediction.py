@@ -10,11 +10,13 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Predicted run times on one GPU."""
+"""Predicted run times on one GPU, and which application runs on which."""
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 
 from oslotest import base
 
@@ -69,3 +71,101 @@ class PredictorTest(base.BaseTestCase):
         predictor = prediction.Predictor({'a': {'a': 1.0, 'b': 2.0}})
         self.assertEqual(1.5, predictor.slowdowns(
             [Job('b', 1), Job('a', 1)])[0])
+
+
+def random_case(number, jobs):
+    """Return slowdowns of four applications, and jobs, fixed by ``number``."""
+    generator = random.Random(number)
+    predictor = prediction.Predictor({name: {
+        other: None if generator.random() < 0.1
+        else 1 + 2 * generator.random() for other in 'abcd'}
+        for name in 'abcd'})
+    return predictor, [Job(generator.choice('abcd'), generator.uniform(1, 9))
+                       for _ in range(jobs)]
+
+
+def least(predictor, jobs, gpus):
+    """Return the least makespan of all placements, tried one by one."""
+    return min(max(predictor.makespan(
+        [job for job, where in zip(jobs, places, strict=True)
+         if where == gpu]) for gpu in range(gpus))
+        for places in itertools.product(range(gpus), repeat=len(jobs)))
+
+
+class CompareTest(base.BaseTestCase):
+
+    def compare(self, jobs, gpus, predictor):
+        found = prediction.compare(jobs, gpus, predictor)
+        self.assertEqual(['predicted', 'pack', 'spread'],
+                         [plan.name for plan in found])
+        for plan in found:
+            self.assertEqual(gpus, len(plan.groups))
+            self.assertCountEqual(jobs, itertools.chain(*plan.groups))
+            self.assertLessEqual(found[0].makespan, plan.makespan)
+        return found
+
+    def test_a_few_are_placed_in_the_best_way(self):
+        for number, gpus in itertools.product(range(8), (1, 2, 3)):
+            predictor, jobs = random_case(number, 5)
+            found = self.compare(jobs, gpus, predictor)[0]
+            self.assertAlmostEqual(least(predictor, jobs, gpus),
+                                   found.makespan)
+            self.assertTrue(found.is_best)
+
+    def test_bound_of_many(self):
+        for number in range(8):
+            predictor, jobs = random_case(number, 5)
+            self.assertLessEqual(
+                prediction.lower_bound(jobs, 2, predictor),
+                least(predictor, jobs, 2))
+
+    def test_many(self):
+        predictor = prediction.Predictor({
+            'a': {'a': 3.0, 'b': 1.0}, 'b': {'a': 1.0, 'b': 3.0}})
+        jobs = [Job(name, 10) for name in 'ab'] * 6
+        found = self.compare(jobs, 12, predictor)
+        self.assertEqual(10, found[0].makespan)
+        self.assertTrue(found[0].is_best)
+        found = self.compare(jobs, 6, predictor)
+        self.assertEqual({'a', 'b'}, {
+            job.application for job in found[0].groups[0]})
+        self.assertEqual(10, found[0].bound)
+        self.assertEqual(10, found[0].makespan)
+
+    def test_more_gpus_than_jobs(self):
+        found = self.compare([Job('a', 3)], 3, prediction.Predictor({}))
+        self.assertEqual([3, 3, 3], [plan.makespan for plan in found])
+
+    def test_nothing_fits(self):
+        predictor = prediction.Predictor({'a': {'a': None}})
+        for count in 2, 11:
+            found = self.compare([Job('a', 1)] * count, 1, predictor)
+            self.assertEqual(math.inf, found[0].makespan)
+
+
+class WaysTest(base.BaseTestCase):
+    """Jobs with an amount of memory in MiB and a run time in seconds."""
+
+    lammps, gromacs, training, assembly = jobs = (
+        Job('lammps', 3060, 8300), Job('gromacs', 2080, 600),
+        Job('training', 83, 3500), Job('assembly', 800, 5300))
+    predictor = prediction.Predictor({}, memory_mib=12000)
+
+    def test_pack(self):
+        self.assertEqual(
+            ((self.lammps, self.training), (self.lammps, self.training),
+             (self.assembly, self.assembly, self.gromacs, self.gromacs), ()),
+            prediction.pack(self.jobs * 2, 4, self.predictor))
+
+    def test_pack_without_memory(self):
+        jobs = [Job('a', 1), Job('b', 2)]
+        self.assertEqual(
+            ((*jobs,), ()),
+            prediction.pack(jobs, 2, prediction.Predictor({})))
+
+    def test_spread(self):
+        five, four, three, two = jobs = [
+            Job('a', seconds) for seconds in (5, 4, 3, 2)]
+        self.assertEqual(
+            ((five, two), (four, three)),
+            prediction.spread(jobs, 2, prediction.Predictor({})))

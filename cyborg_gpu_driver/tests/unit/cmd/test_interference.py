@@ -25,11 +25,8 @@ from unittest import mock
 
 import testscenarios
 
+from cyborg_gpu_driver.cmd import interference as interference_command
 from cyborg_gpu_driver.cmd import main
-from cyborg_gpu_driver.cmd.interference import measure
-from cyborg_gpu_driver.cmd.interference import plan
-from cyborg_gpu_driver.cmd.interference import predict
-from cyborg_gpu_driver.cmd.interference import show
 from cyborg_gpu_driver.nova.weighing import interference
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests import scope
@@ -38,13 +35,13 @@ from cyborg_gpu_driver.tests.unit.tools import documents
 
 load_tests = testscenarios.load_tests_apply_scenarios
 
-_COMMANDS = {'measure': measure.MeasureInterference,
-             'plan': plan.PlanInterference,
-             'predict': predict.PredictInterference,
-             'show': show.ShowInterference}
+_COMMANDS = {'measure': interference_command.MeasureInterference,
+             'plan': interference_command.PlanInterference,
+             'predict': interference_command.PredictInterference,
+             'show': interference_command.ShowInterference}
 _PROGRAM = '''
 import sys
-from cyborg_gpu_driver.tests.unit.cmd.interference import test_interference
+from cyborg_gpu_driver.tests.unit.cmd import test_interference
 sys.exit(test_interference.entry(sys.argv[1:]))
 '''
 

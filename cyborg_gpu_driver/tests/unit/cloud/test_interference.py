@@ -17,7 +17,7 @@ from __future__ import annotations
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud.interference import servers
+from cyborg_gpu_driver.cloud import interference as servers
 from cyborg_gpu_driver.tests.unit.cloud import services
 
 _ID = '6f7a4a52-7a1c-4b7e-9f53-58ab1c3f4d10'

@@ -1,0 +1,525 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu interference``: how applications on one GPU slow each other."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import math
+import os
+import sys
+from collections.abc import Callable
+from collections.abc import Iterable
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import moments
+from cyborg_gpu_driver.cmd.output import columns
+from cyborg_gpu_driver.cmd.output import table
+from cyborg_gpu_driver.cmd.output import terminal
+from cyborg_gpu_driver.host.nvml import process as nvml_process
+from cyborg_gpu_driver.interference import applications as apps
+from cyborg_gpu_driver.interference import heat_map
+from cyborg_gpu_driver.interference import measuring
+from cyborg_gpu_driver.interference import prediction
+from cyborg_gpu_driver.interference import process
+from cyborg_gpu_driver.interference import results
+
+FILE = 'interference.json'
+COLUMNS = ('Application', 'Beside', 'Slowdown', 'Seconds', 'MiB', 'GPU MiB',
+           'Outcome', 'Problem')
+BRIEF = COLUMNS[:-1]
+REPEATS_MAX = 1000
+_NEVER = 'does not fit'
+_CLEAR = '\r\033[K'
+_TIMEOUT = 3600.0
+_NOISE = 0.9
+"""Slowdowns below this value are measurement errors."""
+_MIB = 1 << 20
+_PREDICTED = ('Application', 'Alone', 'Slowdown', 'End', 'Fit')
+_PLANNED = ('Placement', 'GPU', 'Applications', 'End', 'Makespan')
+_GPUS_MAX = 64
+_JOBS_MAX = 200
+
+Row = tuple[Any, ...]
+
+
+class Lister(table.Lister):
+    """A list; ``code`` is the exit code, which ``take_action`` may set."""
+
+    code = 0
+
+    def run(self, parsed_args):
+        return super().run(parsed_args) or self.code
+
+
+def add_heat_map(parser: argparse.ArgumentParser) -> None:
+    """Add ``--heat-map``."""
+    parser.add_argument(
+        '--heat-map', metavar='FILE', type=_picture,
+        help='also write a picture of the slowdowns, whose name ends in .svg '
+             'or .png; needs matplotlib (default: none)')
+
+
+def _picture(text: str) -> str:
+    """Return a picture's file name; refuse a bad one before measuring."""
+    if not text.endswith(tuple(f'.{form}' for form in heat_map.FORMATS)):
+        raise argparse.ArgumentTypeError(
+            f'{text!r} does not end in .svg or .png')
+    try:
+        heat_map.check()
+    except exception.InvalidValue as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def add_jobs(parser: argparse.ArgumentParser) -> None:
+    """Add the applications that run, and the options of the slowdowns."""
+    parser.add_argument(
+        'application', metavar='APPLICATION[=SECONDS]', nargs='+',
+        help='an application and its run time alone (default: the median in '
+             'the file); repeat it for several runs of one application')
+    parser.add_argument(
+        '--file', metavar='FILE', default=FILE,
+        help='file with slowdowns, as "interference measure" writes it or as '
+             '[gpu_weigher] interference_file names it; - is standard input '
+             '(default: %(default)s)')
+    parser.add_argument(
+        '--memory', metavar='MIB', type=number(1, 1 << 30),
+        help='memory of each GPU or slice; applications that need more '
+             'together do not fit (default: only pairs that ran out of memory '
+             'do not fit)')
+
+
+def number(least: int, most: int) -> Callable[[str], int]:
+    """Return the argparse type of an option that is a whole number."""
+    def read(text: str) -> int:
+        try:
+            if least <= int(text) <= most:
+                return int(text)
+        except ValueError:
+            pass
+        raise argparse.ArgumentTypeError(
+            f'{text!r} is not a whole number from {least} to {most}')
+
+    return read
+
+
+def read(path: str) -> results.Results:
+    """Read the results from a file, or from standard input (``-``).
+
+    :raises GpuDriverError: with the file and what was expected.
+    """
+    return results.parse(*terminal.read_text(path))
+
+
+def rows(found: results.Results) -> list[Row]:
+    """Return a row for each application alone, then one for each pair."""
+    slowdowns = found.slowdowns()
+    steps = dict.fromkeys([*found.runs, *(
+        (name, beside) for name, row in slowdowns.items() for beside in row)])
+    return [_row(found, slowdowns, *step) for step in steps]
+
+
+def _row(found, slowdowns, name, beside):
+    runs = found.runs.get((name, beside), results.Runs())
+    value = slowdowns.get(name, {}).get(beside)
+    outcome, problem = runs.outcome.value, runs.problem
+    if beside is not None and value is None:
+        if beside in slowdowns.get(name, {}):
+            outcome = results.Outcome.OUT_OF_MEMORY.value
+        elif runs.outcome is results.Outcome.MEASURED:
+            problem = (
+                f'the slowdown {found.ratio(name, beside)} is not from '
+                f'{results.LEAST} to {results.MOST}: the runs are too short')
+    seconds = runs.median
+    return (name, *map(columns.Optional, (
+        beside, value, seconds and round(seconds, 3), runs.memory_mib,
+        runs.gpu_memory_mib)), outcome, problem)
+
+
+def write_heat_map(path: str | None, found: results.Results) -> None:
+    """Write the picture, if a path is given.
+
+    :raises InvalidValue: if the picture cannot be drawn or written.
+    """
+    if path:
+        slowdowns = found.slowdowns()
+        names = dict.fromkeys([
+            *(item.name for item in found.applications), *slowdowns,
+            *(beside for row in slowdowns.values() for beside in row)])
+        measuring.write(path, heat_map.draw(
+            list(names), slowdowns, path.rpartition('.')[2]))
+
+
+def predictor(found: results.Results, memory_mib: int | None
+              ) -> prediction.Predictor:
+    """Return a predictor that uses the slowdowns of a file."""
+    return prediction.Predictor(found.slowdowns(), memory_mib)
+
+
+def jobs(found: results.Results, texts: Iterable[str],
+         memory_mib: int | None) -> list[prediction.Job]:
+    """Return the jobs that the operator named.
+
+    :param memory_mib: the memory of a GPU; None to ignore memory.
+    :raises InvalidValue: with the argument and what was expected.
+    """
+    return [_job(found, text, memory_mib) for text in texts]
+
+
+def _job(found, text, memory_mib):
+    name, equals, seconds = text.partition('=')
+    invalid = functools.partial(exception.InvalidValue, what='application',
+                                value=text)
+    known = {name for step in found.runs for name in step if name} | {
+        name for name, row in found.slowdowns().items()} | {
+        beside for row in found.slowdowns().values() for beside in row}
+    if name not in known:
+        raise invalid(expected='expected an application in the file: '
+                               + (', '.join(sorted(known)) or 'it has none'))
+    runs = found.runs.get((name, None), results.Runs())
+    if memory_mib is not None and runs.gpu_memory_mib is None:
+        raise invalid(expected='the file does not say how much memory of a '
+                               'GPU it needs; leave --memory out')
+    return prediction.Job(
+        name, _seconds(seconds, invalid) if equals
+        else _alone(runs, invalid), runs.gpu_memory_mib)
+
+
+def _seconds(text, invalid):
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < math.inf:
+        raise invalid(expected='expected NAME=SECONDS with a positive number')
+    return found
+
+
+def _alone(runs, invalid):
+    if runs.median is None:
+        raise invalid(expected='the file does not have its run time alone; '
+                               'write it as NAME=SECONDS')
+    return runs.median
+
+
+def rounded(value: float) -> float | None:
+    """Round a time or a slowdown for display; None if it is infinite."""
+    return None if math.isinf(value) else round(value, 3)
+
+
+def shown(value: float) -> columns.Optional:
+    """Return the column value of a time or a slowdown."""
+    return columns.Optional(rounded(value))
+
+
+def outcome(value: float) -> str:
+    """Return whether the applications fit, from a predicted value."""
+    return _NEVER if math.isinf(value) else 'fits'
+
+
+def say_step(done: int, total: int, step: results.Step) -> None:
+    """Print the progress of a measurement.
+
+    On a terminal, one line is updated. Otherwise each step has a line.
+
+    :param done: the number of steps before this one, of ``total``.
+    """
+    name, beside = step
+    text = (f'{done} of {total} measured, now {name} '
+            + ('alone' if beside is None else f'beside {beside}'))
+    if sys.stderr.isatty():
+        print(f'{_CLEAR}{text}', end='', file=sys.stderr, flush=True)
+    else:
+        terminal.say(text)
+
+
+def clear_line() -> None:
+    """Remove the progress line from the terminal."""
+    if sys.stderr.isatty():
+        print(_CLEAR, end='', file=sys.stderr, flush=True)
+
+
+def add_options(parser: argparse.ArgumentParser,
+                most: int = REPEATS_MAX) -> None:
+    """Add the options for applications, repeats, limits and results.
+
+    :param most: the most repeats and the most warm-up runs.
+    """
+    parser.add_argument(
+        '--file', metavar='FILE',
+        help='YAML or JSON file with the applications; - is standard '
+             'input')
+    parser.add_argument(
+        '--application', metavar='NAME=COMMAND', action='append',
+        default=[],
+        help='an application and its command, with quotes as in a shell; '
+             'may be repeated')
+    parser.add_argument(
+        '--output', metavar='FILE', default=FILE,
+        help='file for the results (default: %(default)s)')
+    parser.add_argument(
+        '--force', action='store_true',
+        help='replace the output file, instead of continuing from its '
+             'results')
+    add_heat_map(parser)
+    parser.add_argument(
+        '--repeats', metavar='NUMBER', default=3,
+        type=number(1, most),
+        help='measured runs of each step; the median counts (default: '
+             '%(default)s)')
+    parser.add_argument(
+        '--warmups', metavar='NUMBER', default=1,
+        type=number(0, most),
+        help='runs of each step before the measured ones; their times do not '
+             'count (default: %(default)s)')
+    parser.add_argument(
+        '--timeout', metavar='SECONDS', default=_TIMEOUT,
+        type=moments.seconds(0.1, 30 * 86400),
+        help='how long each run may take (default: 3600)')
+    parser.add_argument(
+        '--oom-exit-code', metavar='CODE', action='append', default=[],
+        type=number(1, apps.EXIT_CODE_MAX),
+        help='exit code of a command that ran out of memory; may be '
+             'repeated')
+
+
+def wanted(parsed_args: argparse.Namespace) -> results.Results:
+    """Return what to measure, with the results that the output file has.
+
+    :raises GpuDriverError: if the options or the file are wrong.
+    """
+    asked = results.Results(_applications(parsed_args), parsed_args.repeats,
+                            parsed_args.warmups)
+    path = parsed_args.output
+    if parsed_args.force or not os.path.exists(path):
+        return asked
+    found = results.parse(*terminal.read_text(path))
+    if not found.describes(asked):
+        raise exception.InvalidValue(
+            what='--output', value=path, expected='it has other '
+            'applications, commands, repeats or warm-up runs; choose another '
+            'file, or replace it with --force')
+    return found
+
+
+def measure(found: results.Results, parsed_args: argparse.Namespace,
+            runner: Callable[[process.Endings], measuring.Runner]) -> int:
+    """Measure the steps that have no result, and print the progress.
+
+    :param runner: creates the runner of the applications; a signal ends it.
+    :returns: the exit code.
+    :raises GpuDriverError: as :func:`.measuring.measure` and the runner.
+    """
+    total = len(found.steps())
+    try:
+        with process.Endings() as endings:
+            measuring.measure(
+                found, runner(endings), parsed_args.output,
+                lambda step: say_step(
+                    total - len(found.open_steps()), total, step))
+    except BaseException:
+        clear_line()
+        _say_kept(found, total, parsed_args.output)
+        raise
+    clear_line()
+    write_heat_map(parsed_args.heat_map, found)
+    _say_noise(found)
+    if found.open_steps():
+        terminal.say('Some pairs failed. They count as not measured; the '
+                     'same command tries them again.')
+        return 1
+    return 0
+
+
+def _applications(parsed_args):
+    found = apps.from_options(parsed_args.application, '--application')
+    if parsed_args.file:
+        found += apps.parse(*terminal.read_text(parsed_args.file))
+    if not found:
+        raise exception.InvalidValue(
+            what='--application', value='',
+            expected='name the applications with --application or --file')
+    return apps.checked(found, frozenset(parsed_args.oom_exit_code))
+
+
+def _say_noise(found):
+    """Warn of impossible slowdowns: no application runs faster beside
+    another one.
+    """
+    odd = sum(value is not None and value < _NOISE
+              for row in found.slowdowns().values()
+              for value in row.values())
+    if odd:
+        terminal.say(f'{odd} slowdowns are below {_NOISE}: the runs were too '
+                     'short, or the machine did other work. Measure again '
+                     'with --force.')
+
+
+def _say_kept(found, total, path):
+    done = total - len(found.open_steps())
+    if done:
+        terminal.say(f'{done} of {total} steps are in {path}; the same '
+                     'command continues from there.')
+
+
+class MeasureInterference(Lister):
+    """Measure how much applications slow each other down.
+
+    Runs each command alone, then beside each other command and beside a second
+    run of itself. The commands run on this host as the calling user, without a
+    shell. Writes the run times and the slowdowns after each pair; if it is
+    interrupted, the same command continues from there. nova-scheduler reads
+    the file through [gpu_weigher] interference_file.
+    """
+
+    brief = BRIEF
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        add_options(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        found = wanted(parsed_args)
+        here = self._machine(parsed_args.timeout)
+        self.code = measure(
+            found, parsed_args,
+            lambda endings: dataclasses.replace(here, endings=endings))
+        return COLUMNS, rows(found)
+
+    def _machine(self, timeout):
+        """Return this machine, with its GPUs if NVML answers."""
+        nvml = self.app.view.platform.nvml
+        try:
+            addresses = nvml.addresses()
+            smallest = nvml_process.smallest(nvml, addresses)
+        except exception.GpuDriverError as error:
+            terminal.say(f'The memory of GPUs is not measured: {error}')
+            return process.Machine(timeout)
+        return process.Machine(
+            timeout, functools.partial(_used, nvml, addresses),
+            smallest and smallest // _MIB)
+
+
+def _used(nvml, addresses, pids):
+    try:
+        return nvml_process.memory(nvml, addresses, pids)
+    except exception.GpuDriverError:
+        return None
+
+
+class ShowInterference(Lister):
+    """Show measured slowdowns, and draw them.
+
+    Lists each application alone first, with nothing in Beside, and then the
+    pairs.
+    """
+
+    brief = BRIEF
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            'file', metavar='FILE', nargs='?', default=FILE,
+            help='file of "interference measure"; - is standard input '
+                 '(default: %(default)s)')
+        add_heat_map(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        found = read(parsed_args.file)
+        write_heat_map(parsed_args.heat_map, found)
+        return COLUMNS, rows(found)
+
+
+class PredictInterference(Lister):
+    """Predict how long applications run together on one GPU.
+
+    Slowdown applies while all of the applications run: 1 plus what each other
+    one adds. End is when the application ends, in seconds; the remaining ones
+    then run faster.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        add_jobs(parser)
+        return parser
+
+    def take_action(self, parsed_args):
+        found = read(parsed_args.file)
+        wanted_jobs = jobs(found, parsed_args.application, parsed_args.memory)
+        predicted = predictor(found, parsed_args.memory)
+        ends = predicted.ends(wanted_jobs)
+        terminal.say('They do not fit together on one GPU.'
+                     if rounded(max(ends)) is None
+                     else f'All have ended after {max(ends):.1f} s.')
+        return _PREDICTED, [
+            (job.application, round(job.seconds, 3),
+             shown(slowdown), shown(end),
+             outcome(end))
+            for job, slowdown, end in zip(
+                wanted_jobs, predicted.slowdowns(wanted_jobs), ends,
+                strict=True)]
+
+
+class PlanInterference(Lister):
+    """Place applications on GPUs so that all end as early as possible.
+
+    Compares the placement with the least predicted makespan to pack (the most
+    memory first, onto the fullest GPU where it fits) and spread (the longest
+    first, onto the GPU with the least to do). With up to 10 applications, that
+    placement is optimal; with more, the command says how far from the optimum
+    it can be.
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        add_jobs(parser)
+        parser.add_argument(
+            '--gpus', metavar='NUMBER', required=True,
+            type=number(1, _GPUS_MAX),
+            help='number of GPUs, or of slices of one size')
+        return parser
+
+    def take_action(self, parsed_args):
+        if len(parsed_args.application) > _JOBS_MAX:
+            raise exception.InvalidValue(
+                what='number of applications',
+                value=len(parsed_args.application),
+                expected=f'expected at most {_JOBS_MAX}')
+        found = read(parsed_args.file)
+        wanted_jobs = jobs(found, parsed_args.application, parsed_args.memory)
+        predicted = predictor(found, parsed_args.memory)
+        plans = prediction.compare(wanted_jobs, parsed_args.gpus, predicted)
+        terminal.say(_verdict(plans[0]))
+        return _PLANNED, [
+            (plan.name, index,
+             columns.Names([job.application for job in group]),
+             shown(predicted.makespan(group)),
+             shown(plan.makespan))
+            for plan in plans for index, group in enumerate(plan.groups)]
+
+
+def _verdict(plan):
+    if rounded(plan.bound) is None:
+        return 'No placement fits.'
+    if rounded(plan.makespan) is None:
+        return 'No placement that fits was found.'
+    if plan.is_best:
+        return 'No other placement is predicted to end earlier.'
+    return (f'No placement is predicted to end before {plan.bound:.1f} s; '
+            f'this one takes {plan.makespan / plan.bound:.2f} times as long.')
