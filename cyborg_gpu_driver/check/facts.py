@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 
-from cyborg_gpu_driver.check import machine
+from cyborg_gpu_driver.check import machine as machine_module
 from cyborg_gpu_driver.check import peers as peers_module
-from cyborg_gpu_driver.check import placement
+from cyborg_gpu_driver.check import placement as placement_module
 from cyborg_gpu_driver.check import services
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import fabric as fabric_module
@@ -40,7 +40,8 @@ class Facts:
     """A host with its services' configuration.
 
     None means that the fact was not gathered. On a simulated machine, only
-    the GPUs and the configuration are gathered.
+    the GPUs and the configuration are gathered. A check runs only with the
+    facts that :mod:`cyborg_gpu_driver.check.run` says it needs.
     """
 
     host: model.Host
@@ -57,9 +58,9 @@ class Facts:
     remembered: Mapping[model.PciAddress, str] = dataclasses.field(
         default_factory=dict)
     """The fixed vGPUs that virtual functions had before a reboot."""
-    machine: machine.Machine | None = None
+    machine: machine_module.Machine | None = None
     """None if the machine is simulated."""
-    placement: placement.Answer | None = None
+    placement: placement_module.Answer | None = None
     placement_conf: services.Placement | None = None
     """None if ``placement.conf`` was not read."""
     placement_conf_problem: str = ''
@@ -107,7 +108,7 @@ class Facts:
                 return role_facts.gpu_in_role(gpu, role, known)
         return gpu
 
-    def on(self, seen: machine.Machine) -> Facts:
+    def on(self, seen: machine_module.Machine) -> Facts:
         """Return these facts with those of the machine."""
         return dataclasses.replace(self, machine=seen)
 
@@ -115,7 +116,7 @@ class Facts:
         """Return these facts with the hosts to compare with."""
         return dataclasses.replace(self, peers=peers)
 
-    def asked(self, answer: placement.Answer) -> Facts:
+    def asked(self, answer: placement_module.Answer) -> Facts:
         """Return these facts with Placement's answer."""
         return dataclasses.replace(self, placement=answer)
 
@@ -123,4 +124,5 @@ class Facts:
         """Whether the machine can run a program; None if that was not
         examined.
         """
+        assert self.machine is not None
         return self.machine.programs.get(name)

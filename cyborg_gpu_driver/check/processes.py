@@ -51,7 +51,7 @@ def running(proc: str = '/proc') -> Running | None:
         names = os.listdir(proc)
     except OSError:
         return None
-    found = {}
+    found: dict[str, str] = {}
     for name in sorted(filter(str.isdigit, names), key=int):
         command = _command(f'{proc}/{name}/cmdline')
         if command in (STOCK, OURS, AGENT, API):

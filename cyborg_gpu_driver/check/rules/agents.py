@@ -49,6 +49,7 @@ def helper_programs(command: str | None) -> tuple[str, ...]:
 
 def privileges(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether the agent can change GPUs, as root or with its helper."""
+    assert facts.machine is not None
     user = facts.machine.agent
     if user is None:
         yield _unseen()
@@ -97,6 +98,7 @@ def _becomes_root(programs):
 
 def access(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether the agent may open NVIDIA's devices and its own directory."""
+    assert facts.machine is not None
     user = facts.machine.agent
     if user is None:
         yield _unseen()

@@ -28,6 +28,7 @@ _TESTED = {16: '2026.1', 17: '2026.2'}
 
 def release(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether this Cyborg has the features that the driver needs."""
+    assert facts.machine is not None
     found = facts.machine.release
     if found.version is None:
         yield result.failure(
@@ -60,6 +61,7 @@ def _mismatch(facts, found):
 
 def drivers(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether the agent loads this driver, and no other for the GPUs."""
+    assert facts.cyborg is not None
     enabled = facts.cyborg.enabled_drivers
     if _DRIVER not in enabled:
         yield result.failure(
@@ -76,6 +78,8 @@ def drivers(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 def host_name(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether the agent uses the name that Nova has for this host."""
+    assert facts.machine is not None
+    assert facts.cyborg is not None
     ours, named = facts.cyborg.host, facts.cyborg.provider_name
     if named and named != ours:
         yield result.failure(
@@ -116,6 +120,8 @@ def _first_label(name):
 
 def names(facts: facts_module.Facts) -> frozenset[str]:
     """Return every name that this compute node may have in Placement."""
+    assert facts.machine is not None
+    assert facts.cyborg is not None
     found = {facts.machine.names.short, facts.machine.names.full,
              facts.machine.names.libvirt, facts.cyborg.host,
              facts.cyborg.provider_name}
@@ -124,6 +130,7 @@ def names(facts: facts_module.Facts) -> frozenset[str]:
 
 def placement(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether the agent can query Placement and has a provider there."""
+    assert facts.cyborg is not None
     asked = facts.placement
     if not facts.cyborg.has_placement_user:
         yield result.failure(
@@ -211,6 +218,7 @@ def earlier(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 def service_roles(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Which role Cyborg requires in Nova's service token."""
+    assert facts.cyborg is not None
     roles = facts.cyborg.service_roles
     release_ = facts.machine.release if facts.machine else None
     if release_ and release_.version and not release_.wants_service_token:

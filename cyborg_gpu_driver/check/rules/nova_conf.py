@@ -150,6 +150,7 @@ def _entry(facts, function):
 
 def mdev_types(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether Nova creates mdevs of its own beside Cyborg's."""
+    assert facts.nova is not None
     types = facts.nova.enabled_mdev_types
     if types and any(True for _ in facts.with_vgpus()):
         yield result.failure(
@@ -161,6 +162,7 @@ def mdev_types(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 def release(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether this Nova supports attach handles of type MDEV."""
+    assert facts.machine is not None
     if all(left.is_left(gpu, governing, facts.settings)
            for gpu, governing in facts.with_vgpus()):
         return
@@ -182,6 +184,7 @@ def release(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 def service_token(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether Nova sends Cyborg a service token to identify itself."""
+    assert facts.nova_services is not None
     if not facts.nova_services.sends_service_token:
         yield result.failure(
             result.HOST, 'Nova sends no service token: cyborg-api answers '
@@ -198,6 +201,8 @@ def service_token(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 def guests(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether Nova starts servers by itself, without their accelerators."""
+    assert facts.machine is not None
+    assert facts.nova_services is not None
     bound = any(not left.is_left(gpu, governing, facts.settings)
                 for gpu, governing in facts.governed())
     if not bound or not facts.nova_services.resumes_guests:
@@ -217,6 +222,8 @@ def guests(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 def quotas(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether Nova counts the GPUs of device profiles against quotas."""
+    assert facts.machine is not None
+    assert facts.nova_services is not None
     if not facts.nova_services.unified_limits:
         return
     if facts.machine.quota_problem:

@@ -69,6 +69,7 @@ def _no_way(gpu):
 
 def kernel(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether a GPU depends on mdev on a kernel without mdev."""
+    assert facts.machine is not None
     for gpu, governing in facts.with_vgpus():
         running = facts.machine.kernel
         if (running is None or running < _WITHOUT_MDEV
@@ -109,6 +110,7 @@ def mdevctl(facts: facts_module.Facts) -> Iterator[result.Finding]:
 
 def start_command(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether nova-compute runs as [gpu] nova_vfio_handles requires."""
+    assert facts.machine is not None
     on_demand = facts.settings.vfio_handles
     seen = facts.machine.running
     running = seen.nova_commands if seen else None

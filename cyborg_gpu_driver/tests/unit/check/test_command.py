@@ -169,11 +169,18 @@ class SimulatedTest(CheckCase):
 
     def test_nova_conf_that_cannot_be_read(self):
         rows = self.check(1, '--nova-config-file', ABSENT)
-        for check in ('Nova PCI devices', 'guests at host boot'):
+        for check in ('Nova PCI devices', 'service token, Nova'):
             ((code, details),) = self.of(rows, check)
             self.assertEqual('skipped', code)
             self.assertIn(f'not checked: nova.conf {ABSENT}',
                           details.replace("'", ''))
+
+    def test_guests_that_start_with_a_simulated_host(self):
+        rows = self.check(2, *self.nova(
+            '[DEFAULT]\nresume_guests_state_on_host_boot = true\n' + TOKEN))
+        self.assertEqual(
+            [('skipped', 'not checked: the machine is simulated')],
+            self.of(rows, 'guests at host boot'))
 
     def test_cyborg_conf_that_is_not_there(self):
         output, _ = self.run_program(
