@@ -50,15 +50,13 @@ sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / 'tools'))
 import figures
 from openstack import connection as sdk
 
+from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import hosts as cloud_hosts
+from cyborg_gpu_driver.cloud import nova as cloud_nova
+from cyborg_gpu_driver.cloud import orphans
+from cyborg_gpu_driver.cloud import placement as cloud_placement
 from cyborg_gpu_driver.cloud import question
-from cyborg_gpu_driver.cloud import servers
-from cyborg_gpu_driver.cloud.api import connection
-from cyborg_gpu_driver.cloud.api import placement_api
-from cyborg_gpu_driver.cloud.orphans import clean
-from cyborg_gpu_driver.cloud.orphans import orphans
-from cyborg_gpu_driver.cloud.profiles import capacity
-from cyborg_gpu_driver.cloud.profiles import resources
+from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.report.content import names
 from demo_lib import database
 from demo_lib import httpd
@@ -370,14 +368,14 @@ def show_capacity(cloud: Counting) -> int:
     usable = [offer for host in found if host.usable
               for offer in host.providers]
     for resource_class in {offer.resource_class for offer in usable}:
-        capacity.together(capacity.by_host(
+        cloud_hosts.total_room(cloud_hosts.room_by_host(
             (resources.group(resource_class),), usable).values())
     return sum(offer.used for offer in usable)
 
 
 def orphan_list(cloud: Counting) -> int:
     """Do what ``openstack gpu orphan list`` does."""
-    known = clean.read(cloud)
+    known = orphans.read(cloud)
     if orphans.find(known):
         raise RuntimeError('this cloud has no orphans')
     return sum(sum(amounts.values()) for tree in known.trees
@@ -386,9 +384,10 @@ def orphan_list(cloud: Counting) -> int:
 
 def by_provider(cloud: Counting, parts=_PARTS) -> int:
     """Be the baseline: read each part of each resource provider."""
-    items = placement_api.listed(cloud, required='OWNER_CYBORG')
-    return sum(sum(told['usages'].values()) for told in placement_api.at_once(
-        lambda item: placement_api.one(cloud, item, parts), items))
+    items = cloud_placement.listed(cloud, required='OWNER_CYBORG')
+    parted = cloud_placement.at_once(
+        lambda item: cloud_placement.provider_parts(cloud, item, parts), items)
+    return sum(sum(told['usages'].values()) for told in parted)
 
 
 def explain(profile: str, most: int) -> Callable[[Counting], int]:
@@ -410,7 +409,7 @@ def server_show(server: str) -> Callable[[Counting], int]:
 
     :param server: the server's UUID.
     """
-    return lambda cloud: len(servers.read(cloud, server))
+    return lambda cloud: len(cloud_nova.accelerators(cloud, server))
 
 
 WHOLE = {'host list': host_list, 'capacity': show_capacity,
@@ -445,7 +444,7 @@ def measure(sizes: tuple[int, int], gpus: int,
     for hosts in sizes:
         content = Content(hosts, gpus)
         with running(content, templates) as cloud:
-            placement_api.listed(cloud, required='OWNER_CYBORG')
+            cloud_placement.listed(cloud, required='OWNER_CYBORG')
             found['baseline'].append(cost(cloud, by_provider))
             for name, command in WHOLE.items():
                 found[name].append(cost(cloud, command))

@@ -30,10 +30,9 @@ sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / 'tools'))
 # program.
 warnings.simplefilter('ignore')
 
+from cyborg_gpu_driver.report import steady  # noqa: E402
 from demo_lib import cloud as demo_cloud  # noqa: E402
 from demo_lib import database  # noqa: E402
-
-from cyborg_gpu_driver.report import steady  # noqa: E402
 
 HOST = 'dgx-a100-80'
 INSTANCES_PER_GPU = 7

@@ -43,10 +43,9 @@ import counting
 import figures
 import full_host
 
+from cyborg_gpu_driver.report import steady
 from demo_lib import cloud as demo_cloud
 from demo_lib import database
-
-from cyborg_gpu_driver.report import steady
 
 HOSTS = (10, 30, 100)
 FIRST = 'compute1'

@@ -34,10 +34,9 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver import node
-from cyborg_gpu_driver.cloud import arqs
-from cyborg_gpu_driver.cloud import devices
-from cyborg_gpu_driver.cloud.api import connection
-from cyborg_gpu_driver.cloud.orphans import gone
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import cyborg
+from cyborg_gpu_driver.cloud import orphans
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.health import events
@@ -71,7 +70,7 @@ class _Node(node.Node):
         super().__init__(conf, settings, hostname, tree, mdev_problem)
         self.publisher = publishing.Publisher(self._write)
         self.gpus_of_others = earlier.Earlier(tree, hostname)
-        self._requests = arqs.Watch(conf.gpu.os_cloud, hostname)
+        self._requests = cyborg.RequestWatch(conf.gpu.os_cloud, hostname)
         self.claims: reconcile.Claims | None = None
         """Cyborg's last answer about the accelerator requests."""
         self.drift = drift.Drift(tree, hostname)
@@ -167,13 +166,13 @@ class Agent:
         self._conditions: set[str] = set()
         """What the current report logs once."""
         self._earlier = self._node.gpus_of_others
-        self._disabled = devices.Watch(conf, hostname)
+        self._disabled = cyborg.DisabledWatch(conf, hostname)
         self._publisher = self._node.publisher
         self._steady = steady.Steady(steady.INTERVAL)
         self._watcher = events.Watcher(self._node.platform.nvml,
                                        self._event)
         self._binder = self._node.binder
-        self._finisher = gone.Finisher(
+        self._finisher = orphans.Finisher(
             functools.partial(connection.Cloud.named, conf.gpu.os_cloud)
             if conf.gpu.os_cloud else None,
             hostname, settings.orphan_grace)

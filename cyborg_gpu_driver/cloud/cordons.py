@@ -29,14 +29,12 @@ from collections.abc import Collection
 from openstack import exceptions
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import devices
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import cyborg
+from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud import fleet
 from cyborg_gpu_driver.cloud import hosts
-from cyborg_gpu_driver.cloud import providers
-from cyborg_gpu_driver.cloud.api import connection
-from cyborg_gpu_driver.cloud.api import placement_api
-from cyborg_gpu_driver.cloud.api import responses
-from cyborg_gpu_driver.cloud.explain import facts
-from cyborg_gpu_driver.cloud.moves import fleet
+from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 
@@ -111,12 +109,12 @@ def close(cloud: connection.Cloud, gpu: hosts.Gpu, new: cordon.Cordon
         return gpu.cordons
     name = cordon.trait(new)
     cloud.change('placement', 'PUT', f'/traits/{name}',
-                 version=placement_api.VERSION)
+                 version=placement.VERSION)
     gone = set()
     for offer in gpu.offers:
         gone |= _set_trait(cloud, offer.uuid, name)
     _forget(cloud, gone)
-    _act(cloud, gpu, 'disable', devices.DISABLED)
+    _act(cloud, gpu, 'disable', cyborg.DISABLED)
     return cordon.added(gpu.cordons, new)
 
 
@@ -154,7 +152,8 @@ def wait_closed(cloud: connection.Cloud, host: str,
     before = None
     while True:
         found = tuple(
-            offer.name for offer in providers.read(cloud, host, gpus=addresses)
+            offer.name for offer
+            in placement.read_providers(cloud, host, gpus=addresses)
             if offer.reserved < offer.total)
         left = end - clock()
         if not found or left <= 0:
@@ -172,12 +171,12 @@ def holders(cloud: connection.Cloud, host: str, addresses: Collection[str]
     :param host: as ``openstack gpu host list`` shows it.
     :raises CloudError: if a request to a service fails.
     """
-    offers = {offer.uuid: offer for offer in providers.read(
+    offers = {offer.uuid: offer for offer in placement.read_providers(
         cloud, host, gpus=addresses)}
     gpus: dict[str, set[str]] = collections.defaultdict(set)
     handles: dict[str, list[str]] = collections.defaultdict(list)
     requests = cloud.get('/accelerator_requests', 'arqs')
-    with responses.understanding(cloud, 'Cyborg', 'an accelerator request'):
+    with connection.understanding(cloud, 'Cyborg', 'an accelerator request'):
         for request in requests:
             offer = offers.get(request['device_rp_uuid'])
             if offer is None or request['state'] == _UNBOUND:
@@ -209,14 +208,14 @@ def _act(cloud, gpu, action, status):
     failure = None
     try:
         cloud.change('accelerator', 'POST', f'/devices/{uuid}/{action}',
-                     version=devices.STATUS_VERSION)
+                     version=cyborg.STATUS_VERSION)
     except exception.CloudError as error:
         failure = error
     if failure is None:
         return
     answer = cloud.ask('accelerator', f'/devices/{uuid}',
-                       devices.STATUS_VERSION)
-    with responses.understanding(cloud, 'Cyborg', f'device {uuid}'):
+                       cyborg.STATUS_VERSION)
+    with connection.understanding(cloud, 'Cyborg', f'device {uuid}'):
         if answer is None or answer['status'] != status:
             raise failure
 
@@ -226,7 +225,7 @@ def _forget(cloud, traits):
     for name in sorted(traits):
         try:
             cloud.change('placement', 'DELETE', f'/traits/{name}',
-                         version=placement_api.VERSION)
+                         version=placement.VERSION)
         except exception.CloudError as error:
             # Another GPU that was cordoned at the same time still has it.
             if not isinstance(error.__cause__, (
@@ -243,10 +242,10 @@ def _set_trait(cloud, provider, name=None):
     """
     path = f'/resource_providers/{provider}/traits'
     for attempt in range(1, _WRITES + 1):
-        answer = cloud.ask('placement', path, placement_api.VERSION)
+        answer = cloud.ask('placement', path, placement.VERSION)
         if answer is None:
             return set()
-        with responses.understanding(cloud, 'Placement', 'traits'):
+        with connection.understanding(cloud, 'Placement', 'traits'):
             present = set(answer['traits'])
             gone = {item for item in present
                     if item.startswith(cordon.TRAIT) and item != name}
@@ -256,7 +255,7 @@ def _set_trait(cloud, provider, name=None):
             body = {'traits': sorted(wanted), 'resource_provider_generation':
                     answer['resource_provider_generation']}
         try:
-            cloud.change('placement', 'PUT', path, body, placement_api.VERSION)
+            cloud.change('placement', 'PUT', path, body, placement.VERSION)
             return gone
         except exception.CloudError as error:
             if attempt == _WRITES or not isinstance(
@@ -268,18 +267,18 @@ def _set_trait(cloud, provider, name=None):
 def _consumers(cloud, provider):
     answer = cloud.ask('placement',
                        f'/resource_providers/{provider}/allocations',
-                       placement_api.VERSION)
-    with responses.understanding(cloud, 'Placement', 'allocations'):
+                       placement.VERSION)
+    with connection.understanding(cloud, 'Placement', 'allocations'):
         return () if answer is None else tuple(answer['allocations'])
 
 
 def _holder(cloud, consumer, gpus, handles):
     """Return a holder, with its server's data from Nova if it is a server."""
     where = tuple(sorted(gpus)), tuple(sorted(handles))
-    answer = cloud.ask('compute', f'/servers/{consumer}', responses.NOVA)
+    answer = cloud.ask('compute', f'/servers/{consumer}', connection.NOVA)
     if answer is None:
         return Holder(consumer, None, None, None, *where)
-    with responses.understanding(cloud, 'Nova', f'server {consumer}'):
+    with connection.understanding(cloud, 'Nova', f'server {consumer}'):
         server = fleet.server(answer['server'])
         return Holder(consumer, server.name, answer['server']['tenant_id'],
                       server.status, *where, consents=server.consents)

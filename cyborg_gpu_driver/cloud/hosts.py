@@ -10,12 +10,22 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The GPU hosts of a cloud, and whether Nova creates servers on them."""
+"""The GPU hosts of a cloud, what they offer, and how much room they have.
+
+Placement knows how many instances of each profile can be created now, for
+each profile alone. How many of a GPU's other profiles remain after that, the
+driver reports only once the instance exists. So the room is exact for a
+request for one resource class. For a request for several classes, a GPU of
+which one profile was taken counts as lost for its other profiles, so the
+room is a lower bound.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -23,13 +33,18 @@ from collections.abc import Sequence
 import os_traits
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import computes
-from cyborg_gpu_driver.cloud import providers
-from cyborg_gpu_driver.cloud import records
-from cyborg_gpu_driver.cloud.api import connection
-from cyborg_gpu_driver.cloud.api import placement_api
-from cyborg_gpu_driver.cloud.explain import facts
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import cyborg
+from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud import nova
+from cyborg_gpu_driver.cloud import placement
+from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.report.content import names
+
+_SELECTING = tuple(f'CUSTOM_GPU_{kind}_'
+                   for kind in ('MODEL', 'MEMORY', 'KIND', 'ARCH'))
+_NUMA = 'CUSTOM_GPU_NUMA_'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +66,7 @@ class Gpu:
     model: str | None
     numa: str | None
     conditions: tuple[str, ...]
-    offers: tuple[providers.Provider, ...]
+    offers: tuple[placement.Provider, ...]
     device: facts.Device | None = None
     roles: tuple[str, ...] = ()
     """The modes that the GPU can have, if there are several."""
@@ -91,12 +106,12 @@ class Host:
             self.service is None or self.service.up)
 
     @property
-    def providers(self) -> tuple[providers.Provider, ...]:
+    def providers(self) -> tuple[placement.Provider, ...]:
         """The providers of all its GPUs."""
         return tuple(offer for gpu in self.gpus for offer in gpu.offers)
 
 
-def build(found: Iterable[providers.Provider], able: Mapping[str, str],
+def build(found: Iterable[placement.Provider], able: Mapping[str, str],
           disabled: Iterable[str],
           services: Mapping[str, facts.Service] | None,
           devices: Mapping[str, Sequence[facts.Device]] | None
@@ -111,7 +126,7 @@ def build(found: Iterable[providers.Provider], able: Mapping[str, str],
     :param devices: by host; None if unknown.
     """
     disabled = frozenset(disabled)
-    hosts: dict[tuple[str, str], list[providers.Provider]] = {}
+    hosts: dict[tuple[str, str], list[placement.Provider]] = {}
     for provider in found:
         hosts.setdefault((provider.host, provider.root), []).append(provider)
     found_hosts = []
@@ -139,23 +154,24 @@ def read(cloud: connection.Cloud, host: str | None = None,
     :param progress: as in :func:`providers.read`.
     :raises CloudError: if a request to Placement fails.
     """
-    found = providers.read(cloud, host, progress)
+    found = placement.read_providers(cloud, host, progress)
     able = {item['uuid']: item['name'] for item
-            in placement_api.listed(
+            in placement.listed(
                 cloud, required=os_traits.COMPUTE_ACCELERATORS)}
-    disabled = [item['uuid'] for item in placement_api.listed(
+    disabled = [item['uuid'] for item in placement.listed(
         cloud, required=os_traits.COMPUTE_STATUS_DISABLED)]
     return build(found, able, disabled,
-                 _unless(computes.services_by_host, cloud, complain),
+                 _unless(nova.services_by_host, cloud, complain),
                  _unless(_devices, cloud, complain))
 
 
-def names(cloud: connection.Cloud) -> tuple[str, ...]:
+def host_names(cloud: connection.Cloud) -> tuple[str, ...]:
     """Return the names of the GPU hosts, as their agents name them.
 
     :raises CloudError: if a request to Placement fails.
     """
-    return tuple(sorted({place.host for _, place in providers.ours(cloud)}))
+    return tuple(sorted({place.host for _, place
+                         in placement.gpu_providers(cloud)}))
 
 
 def _unless(ask, cloud, complain):
@@ -170,14 +186,14 @@ def _unless(ask, cloud, complain):
 def _devices(cloud) -> Mapping[str, list[facts.Device]]:
     cloud.check_admin()
     found: dict[str, list[facts.Device]] = {}
-    for device in records.devices(cloud):
+    for device in cyborg.devices(cloud):
         found.setdefault(device.host, []).append(device)
     return found
 
 
 def _gpus(offers, devices):
     by_address = {device.gpu: device for device in devices}
-    gpus: dict[str, list[providers.Provider]] = {}
+    gpus: dict[str, list[placement.Provider]] = {}
     for offer in offers:
         gpus.setdefault(offer.gpu, []).append(offer)
     return tuple(
@@ -203,3 +219,169 @@ def _mode(offers):
 def _fact(offers, kind):
     return next((fact for fact in (offer.fact(kind) for offer in offers)
                  if fact is not None), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Room:
+    """The number of servers, created one after the other, with room now.
+
+    vCPUs, memory and disks are not considered.
+
+    :ivar exact: False if there may be room for more.
+    """
+
+    servers: int
+    exact: bool
+
+
+def room_by_host(groups: Sequence[resources.Group],
+                 found: Iterable[placement.Provider]) -> Mapping[str, Room]:
+    """Return the room on each host for servers with a device profile.
+
+    :param found: providers of hosts on which Nova would start such a server.
+    """
+    hosts: dict[str, list[placement.Provider]] = {}
+    for provider in found:
+        hosts.setdefault(provider.host, []).append(provider)
+    return {host: room(groups, hosts[host]) for host in sorted(hosts)}
+
+
+def total_room(rooms: Iterable[Room]) -> Room:
+    """Return the total room of several hosts."""
+    rooms = list(rooms)
+    return Room(sum(room.servers for room in rooms),
+                all(room.exact for room in rooms))
+
+
+def room(groups: Sequence[resources.Group],
+         found: Sequence[placement.Provider]) -> Room:
+    """Return the room on one host.
+
+    :param found: providers of the host's GPUs.
+    """
+    exact = len(set(groups)) == 1
+    wanted = [resources.classes(group) for group in groups]
+    # Cyborg accepts such device profiles, but Placement never has candidates.
+    if not groups or any(len(one) != 1 or min(one.values()) < 1
+                         for one in wanted):
+        return Room(0, True)
+    left = {one.uuid: one.free for one in found}
+    servers = 0
+    while _take(groups, found, left):
+        servers += 1
+    return Room(servers, exact)
+
+
+def _take(groups, found, left):
+    """Take the resources of one server out of ``left``, if they suffice.
+
+    Groups with large amounts come first, and each takes the provider with the
+    least sufficient capacity, so that as few GPUs as possible are lost for
+    other profiles.
+    """
+    for group in sorted(groups, key=lambda one: -_amount(one)[1]):
+        chosen = min(
+            (one for one in found if _fits(group, one, left[one.uuid])),
+            key=lambda one: left[one.uuid], default=None)
+        if chosen is None:
+            return False
+        left[chosen.uuid] -= _amount(group)[1]
+        for other in found:
+            if other.gpu == chosen.gpu and other.uuid != chosen.uuid:
+                left[other.uuid] = 0
+    return True
+
+
+def _amount(group):
+    """The resource class and amount of a group that has one class."""
+    (amount,) = resources.classes(group).items()
+    return amount
+
+
+def _fits(group, one, left):
+    resource_class, count = _amount(group)
+    return (one.resource_class == resource_class and left >= count
+            and resources.traits(group, 'required') <= one.traits
+            and not resources.traits(group, 'forbidden') & one.traits)
+
+
+@dataclasses.dataclass(frozen=True)
+class CatalogueEntry:
+    """A profile, with its sums over the whole cloud.
+
+    :ivar label: as in a provider's name: ``1g.10gb``, ``passthrough``.
+    :ivar traits: the traits that all GPUs with the profile have in common, of
+        the kinds by which a device profile selects GPUs.
+    :ivar gpus: how many GPUs offer it.
+    :ivar free: how many servers can get one now, if nothing else is created
+        on these GPUs meanwhile.
+    """
+
+    label: str
+    resource_class: str
+    traits: tuple[str, ...]
+    hosts: tuple[str, ...]
+    gpus: int
+    total: int
+    used: int
+    reserved: int
+    free: int
+
+
+def catalogue(found: Iterable[placement.Provider], host: str | None = None,
+              model: str | None = None, kind: str | None = None,
+              numa: bool = False) -> tuple[CatalogueEntry, ...]:
+    """Return the profiles that providers offer, sorted by label.
+
+    A provider without an inventory offers nothing.
+
+    :param host: only this compute node.
+    :param model: only GPUs whose model name contains this text, written as
+        NVML does (``A100-SXM4``) or as in the trait (``A100_SXM4``).
+    :param kind: only ``passthrough``, ``vgpu`` or ``mig``.
+    :param numa: whether the traits include NUMA nodes.
+    """
+    chosen = sorted(
+        (provider for provider in found
+         if provider.resource_class is not None
+         and (host is None or provider.host == host)
+         and (model is None
+              or names.token(model) in (provider.fact('MODEL') or ''))
+         and (kind is None
+              or provider.fact('KIND') == names.token(kind))),
+        key=_key)
+    wanted = (*_SELECTING, _NUMA) if numa else _SELECTING
+    return tuple(_entry(list(group), wanted)
+                 for _, group in itertools.groupby(chosen, _key))
+
+
+def profiles_asking(device_profiles: Iterable[resources.DeviceProfile],
+                    resource_class: str) -> tuple[str, ...]:
+    """Return the names of the device profiles that ask for a resource class.
+    """
+    key = f'resources:{resource_class}'
+    return tuple(sorted(
+        profile.name for profile in device_profiles
+        if any(key in dict(group) for group in profile.groups)))
+
+
+def flavors_naming(flavors: Iterable[resources.Flavor],
+                   device_profiles: Collection[str]) -> tuple[str, ...]:
+    """Return the names of the flavors that name one of the device profiles."""
+    return tuple(sorted(flavor.name for flavor in flavors
+                        if flavor.profile in device_profiles))
+
+
+def _key(provider):
+    return provider.label, provider.resource_class
+
+
+def _entry(found, wanted):
+    common = frozenset.intersection(*(one.traits for one in found))
+    return CatalogueEntry(
+        found[0].label, found[0].resource_class,
+        tuple(sorted(trait for trait in common if trait.startswith(wanted))),
+        tuple(sorted({one.host for one in found})),
+        len({(one.host, one.gpu) for one in found}),
+        sum(one.total for one in found), sum(one.used for one in found),
+        sum(one.reserved for one in found), sum(one.free for one in found))

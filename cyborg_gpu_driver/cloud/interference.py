@@ -26,10 +26,9 @@ from typing import Any
 from openstack import exceptions
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import providers
-from cyborg_gpu_driver.cloud import servers
-from cyborg_gpu_driver.cloud.api import connection
-from cyborg_gpu_driver.cloud.api import responses
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import nova
+from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.interference import applications as apps
 from cyborg_gpu_driver.interference import guest
 from cyborg_gpu_driver.interference import results
@@ -103,8 +102,8 @@ def resolve(cloud: connection.Cloud, flavor: str, image: str,
     """
     found = _find(cloud, 'compute', 'flavor', flavor)
     specs = cloud.ask('compute', f'/flavors/{found}/os-extra_specs',
-                      responses.NOVA)
-    with responses.understanding(cloud, 'Nova', f'flavor {flavor}'):
+                      connection.NOVA)
+    with connection.understanding(cloud, 'Nova', f'flavor {flavor}'):
         if not specs['extra_specs'].get(_PROFILE):
             raise cloud.error(
                 f'flavor {flavor} has no {_PROFILE}; expected a flavor whose '
@@ -118,11 +117,11 @@ def _find(cloud: connection.Cloud, service: str, kind: str, name: str
     """Return the ID of an object by name or ID."""
     path = f'/{kind}s'
     quoted = urllib.parse.quote(name, safe='')
-    with responses.understanding(cloud, service, f'{kind} {name}'):
+    with connection.understanding(cloud, service, f'{kind} {name}'):
         one = cloud.ask(service, f'{path}/{quoted}')
         if one is not None:
             return str(one.get(kind, one)['id'])
-        listed = (responses.pages(cloud, path, f'{kind}s')
+        listed = (connection.pages(cloud, path, f'{kind}s')
                   if service == 'compute' else
                   cloud.ask(service, path, name=name)[f'{kind}s'])
         found = [item['id'] for item in listed if item['name'] == name]
@@ -136,7 +135,7 @@ def _find(cloud: connection.Cloud, service: str, kind: str, name: str
 def create(cloud: connection.Cloud, body: dict[str, Any]) -> str:
     """Create a server and return its UUID, without waiting for it."""
     answer = cloud.change('compute', 'POST', '/servers', body, _COMPUTE)
-    with responses.understanding(cloud, 'Nova', 'a new server'):
+    with connection.understanding(cloud, 'Nova', 'a new server'):
         return answer['server']['id']
 
 
@@ -154,10 +153,10 @@ class Now:
 
 def look(cloud: connection.Cloud, server: str) -> Now:
     """Return the current state of a server."""
-    answer = cloud.ask('compute', f'/servers/{server}', responses.NOVA)
+    answer = cloud.ask('compute', f'/servers/{server}', connection.NOVA)
     if answer is None:
         return Now(False, None, 'somebody has deleted it')
-    with responses.understanding(cloud, 'Nova', f'server {server}'):
+    with connection.understanding(cloud, 'Nova', f'server {server}'):
         item = answer['server']
         status = item['status']
         busy = item['OS-EXT-STS:task_state'] is not None
@@ -176,7 +175,7 @@ def place(cloud: connection.Cloud, server: str) -> Place:
     :raises CloudError: if it has no GPU of this driver.
     """
     found = frozenset((one.provider.host, one.provider.gpu)
-                      for one in servers.read(cloud, server)
+                      for one in nova.accelerators(cloud, server)
                       if one.provider is not None)
     if not found:
         raise cloud.error(f'server {server} has no GPU of this driver; '
@@ -192,12 +191,12 @@ def others(cloud: connection.Cloud, gpus: Place, ours: Collection[str]
     """
     hosts = {host for host, _gpu in gpus}
     listed = cloud.get('/accelerator_requests', 'arqs')
-    with responses.understanding(cloud, 'Cyborg', 'an accelerator request'):
+    with connection.understanding(cloud, 'Cyborg', 'an accelerator request'):
         there = {(item['device_rp_uuid'], item['instance_uuid'])
                  for item in listed if item['hostname'] in hosts
                  and item['device_rp_uuid']
                  and item['instance_uuid'] not in {None, *ours}}
-        known = providers.profiles(cloud, {uuid for uuid, _ in there})
+        known = placement.gpu_profiles(cloud, {uuid for uuid, _ in there})
         return {server for uuid, server in there if uuid in known
                 and (known[uuid].host, known[uuid].gpu) in gpus}
 
@@ -210,21 +209,21 @@ def console(cloud: connection.Cloud, server: str) -> str:
     try:
         answer = cloud.change(
             'compute', 'POST', f'/servers/{server}/action',
-            {'os-getConsoleOutput': {'length': _LINES}}, responses.NOVA)
+            {'os-getConsoleOutput': {'length': _LINES}}, connection.NOVA)
     except exception.CloudError as error:
         # The guest does not exist yet, or has no console yet.
         if isinstance(error.__cause__, (exceptions.ConflictException,
                                         exceptions.NotFoundException)):
             return ''
         raise
-    with responses.understanding(cloud, 'Nova', f'console of {server}'):
+    with connection.understanding(cloud, 'Nova', f'console of {server}'):
         return str(answer['output'])
 
 
 def stop(cloud: connection.Cloud, server: str) -> None:
     """Stop a server. A stopped server keeps its GPU."""
     cloud.change('compute', 'POST', f'/servers/{server}/action',
-                 {'os-stop': None}, responses.NOVA)
+                 {'os-stop': None}, connection.NOVA)
 
 
 def marked(cloud: connection.Cloud, mark: str | None = None
@@ -236,9 +235,9 @@ def marked(cloud: connection.Cloud, mark: str | None = None
 
     :param mark: of one measurement; None for all measurements.
     """
-    listed = responses.pages(cloud, '/servers/detail', 'servers',
-                             name=f'^{NAME}')
-    with responses.understanding(cloud, 'Nova', 'a server'):
+    listed = connection.pages(cloud, '/servers/detail', 'servers',
+                              name=f'^{NAME}')
+    with connection.understanding(cloud, 'Nova', 'a server'):
         return {item['id']: item['name'] for item in listed
                 if MARK in item['metadata']
                 and mark in (None, item['metadata'][MARK])}
@@ -261,7 +260,7 @@ def delete(cloud: connection.Cloud, uuids: Collection[str],
                     _ask_to_delete(cloud, server)
                     asked.add(server)
                 if cloud.ask('compute', f'/servers/{server}',
-                             responses.NOVA) is None:
+                             connection.NOVA) is None:
                     left.discard(server)
                     problems.pop(server, None)
             except exception.CloudError as error:
@@ -276,7 +275,7 @@ def delete(cloud: connection.Cloud, uuids: Collection[str],
 def _ask_to_delete(cloud, server):
     try:
         cloud.change('compute', 'DELETE', f'/servers/{server}',
-                     version=responses.NOVA)
+                     version=connection.NOVA)
     except exception.CloudError as error:
         if not isinstance(error.__cause__, exceptions.NotFoundException):
             raise

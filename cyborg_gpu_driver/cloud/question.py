@@ -9,30 +9,37 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Read the state of a cloud and explain a request."""
+
+"""Read what the explanation of a request needs, and explain it."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
+import os_resource_classes as orc
+from openstack import exceptions
+
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import candidates
-from cyborg_gpu_driver.cloud import computes
-from cyborg_gpu_driver.cloud import records
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import cyborg
+from cyborg_gpu_driver.cloud import explain
+from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud import nova
+from cyborg_gpu_driver.cloud import placement
+from cyborg_gpu_driver.cloud import request
 from cyborg_gpu_driver.cloud import state
-from cyborg_gpu_driver.cloud import trees
-from cyborg_gpu_driver.cloud.api import connection
-from cyborg_gpu_driver.cloud.api import placement_api
-from cyborg_gpu_driver.cloud.explain import explain
-from cyborg_gpu_driver.cloud.explain import facts
-from cyborg_gpu_driver.cloud.explain import reasons
-from cyborg_gpu_driver.cloud.explain import request
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.report.content import names
 
 MOST = 50
 """The default number of hosts to examine: five times as many as a table shows.
 """
+_BAD_REQUEST = 400
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +59,7 @@ class Question:
 
 def answer(cloud: connection.Cloud, asked: Question,
            most: int | None = MOST,
-           progress: placement_api.Progress = lambda done, total: None
+           progress: placement.Progress = lambda done, total: None
            ) -> explain.Verdict:
     """Read the state of the cloud and explain the request.
 
@@ -80,12 +87,12 @@ class _Reading:
     def judge(self):
         cloud = self._cloud
         server, wanted = self._request()
-        devices = self._try('devices', records.devices, cloud)
-        on_record = trees.Records(
-            records.deployables(cloud), records.arqs(cloud))
-        root = self._asked.host and candidates.root(cloud, self._asked.host)
-        answered = candidates.answer(cloud, wanted, root)
-        roots, left_out = ([root], 0) if root else candidates.concerned(
+        devices = self._try('devices', cyborg.devices, cloud)
+        on_record = placement.Records(
+            cyborg.deployables(cloud), cyborg.arqs(cloud))
+        root = self._asked.host and find_root(cloud, self._asked.host)
+        answered = candidates(cloud, wanted, root)
+        roots, left_out = ([root], 0) if root else concerned(
             cloud, wanted, {device.host for device in devices or ()},
             answered, self._most)
         if left_out:
@@ -93,15 +100,16 @@ class _Reading:
                 f'{left_out} more hosts, which according to Placement are no '
                 'closer to a fit than the others; --all examines all hosts, '
                 '--host one host')
-        hosts = trees.read(cloud, roots, wanted, on_record, self._progress)
+        hosts = placement.read_trees(cloud, roots, wanted, on_record,
+                                     self._progress)
         owner = self._owner(server)
-        services = self._try('compute services', computes.services, cloud)
+        services = self._try('compute services', nova.services, cloud)
         known = facts.Facts(
             trees=hosts, devices=devices,
             deployables=on_record.deployables, arqs=on_record.arqs,
-            unknown_traits=candidates.unknown_traits(cloud, wanted),
-            classes=candidates.classes(cloud), services=services,
-            aggregates=self._try('aggregates', computes.aggregates, cloud),
+            unknown_traits=unknown_traits(cloud, wanted),
+            classes=classes(cloud), services=services,
+            aggregates=self._try('aggregates', nova.aggregates, cloud),
             servers=self._names(hosts, services or {}), project=owner,
             server=server, limits=self._limits(owner, wanted),
             answer=answered, whole=not root and not left_out)
@@ -115,26 +123,26 @@ class _Reading:
         a provider does not show if an operator has changed its inventory.
         """
         doubtful = {host.name for host in found.hosts if any(
-            item.reason is reasons.Reason.DISAGREES
+            item.reason is request.Reason.DISAGREES
             for item in host.findings)}
         if not doubtful:
             return found
-        again = {tree.name: tree for tree in trees.read(
+        again = {tree.name: tree for tree in placement.read_trees(
             self._cloud, [tree.root.uuid for tree in known.trees
                           if tree.name in doubtful],
-            wanted, trees.Records({}, known.arqs))}
+            wanted, placement.Records({}, known.arqs))}
         return explain.verdict(wanted, dataclasses.replace(
             known, trees=tuple(again.get(tree.name, tree)
                                for tree in known.trees)))
 
     def _request(self):
         asked, cloud = self._asked, self._cloud
-        profiles = records.profiles(cloud)
+        profiles = cyborg.profiles(cloud)
         server = flavor = None
         if asked.server is not None:
-            server, flavor = computes.server(cloud, asked.server)
+            server, flavor = nova.server(cloud, asked.server)
         elif asked.flavor is not None:
-            flavor = computes.flavor(cloud, asked.flavor)
+            flavor = nova.flavor(cloud, asked.flavor)
         if flavor is not None:
             name, findings = request.profile_of(flavor, profiles)
         else:
@@ -159,9 +167,9 @@ class _Reading:
         if owner is None:
             return ()
         return (
-            *(self._try('quotas', computes.quotas, self._cloud, owner,
+            *(self._try('quotas', nova.quotas, self._cloud, owner,
                         wanted) or ()),
-            *(self._try('unified limits', computes.unified_limits,
+            *(self._try('unified limits', nova.unified_limits,
                         self._cloud, owner, wanted) or ()))
 
     def _names(self, hosts, services):
@@ -169,7 +177,7 @@ class _Reading:
         consumers = {consumer for tree in hosts for node in tree.below
                      for consumer in node.holders}
         found = self._try(
-            'names of servers', computes.known_servers, self._cloud,
+            'names of servers', nova.known_servers, self._cloud,
             consumers, {services[tree.root.uuid].host for tree in hosts
                         if tree.root.uuid in services
                         and any(node.holders for node in tree.below)}) or {}
@@ -184,3 +192,160 @@ class _Reading:
         except exception.CloudError as error:
             self._unchecked.append(f'{what}: {error}')
             return None
+
+
+def candidates(cloud: connection.Cloud, wanted: request.Request,
+               root: str | None = None) -> facts.Answer | None:
+    """Ask Placement for candidates, as the Nova scheduler does.
+
+    :param root: UUID of the compute node to which the query is restricted.
+    :returns: None if the request asks for no resources.
+    :raises CloudError: if a request to Placement fails.
+    """
+    if not any(group.resources for group in wanted.groups):
+        return None
+    query = wanted.query(root)
+    try:
+        found = cloud.ask('placement', '/allocation_candidates',
+                          placement.VERSION, **query)
+    except exception.CloudError as error:
+        cause = error.__cause__
+        if (isinstance(cause, exceptions.HttpException)
+                and cause.status_code == _BAD_REQUEST):
+            return facts.Answer(refusal=_refusal(cause))
+        raise
+    with connection.understanding(cloud, 'Placement', 'the candidates'):
+        roots: dict[str, int] = {}
+        for item in found['allocation_requests']:
+            # A candidate that also uses a sharing provider has two roots.
+            for root_uuid in {
+                    found['provider_summaries'][uuid]['root_provider_uuid']
+                    for uuid in item['allocations']}:
+                roots[root_uuid] = roots.get(root_uuid, 0) + 1
+        return facts.Answer(roots, partial=len(
+            found['allocation_requests']) >= int(query['limit']))
+
+
+def unknown_traits(cloud: connection.Cloud, wanted: request.Request
+                   ) -> frozenset[str]:
+    """Return the traits of a request that Placement does not know.
+
+    :raises CloudError: if a request to Placement fails.
+    """
+    asked = frozenset().union(*(
+        group.required | group.forbidden for group in wanted.groups))
+    if not asked:
+        return frozenset()
+    found = cloud.ask('placement', '/traits', placement.VERSION,
+                      name='in:' + ','.join(sorted(asked)))
+    with connection.understanding(cloud, 'Placement', 'the traits'):
+        return asked - set(found['traits'])
+
+
+def classes(cloud: connection.Cloud) -> frozenset[str]:
+    """Return all resource classes that Placement knows.
+
+    :raises CloudError: if a request to Placement fails.
+    """
+    found = cloud.ask('placement', '/resource_classes', placement.VERSION)
+    with connection.understanding(cloud, 'Placement', 'the resource classes'):
+        return frozenset(item['name'] for item in found['resource_classes'])
+
+
+def find_root(cloud: connection.Cloud, host: str) -> str:
+    """Return the UUID of a compute node's provider.
+
+    :param host: hypervisor_hostname.
+    :raises CloudError: if a request to Placement fails.
+    :raises InvalidValue: if there is no such compute node.
+    """
+    with connection.understanding(cloud, 'Placement', 'a resource provider'):
+        for item in placement.listed(cloud, name=host):
+            if item['parent_provider_uuid'] is None:
+                return item['uuid']
+        known = {place.host for items in placement.of_cyborg(cloud).values()
+                 for place in map(_place, items) if place}
+    raise exception.InvalidValue(
+        what='host', value=host,
+        expected='expected the hypervisor_hostname of a compute node'
+        + (request.similar(host, known)
+           or f'; with GPUs: {", ".join(sorted(known)) or "none"}'))
+
+
+def concerned(cloud: connection.Cloud, wanted: request.Request,
+              more: Iterable[str], found: facts.Answer | None,
+              most: int | None) -> tuple[Sequence[str], int]:
+    """Choose the compute nodes to read, and count those that are left out.
+
+    Compute nodes with candidates in Placement come first, then those with
+    room for most of the groups, then those with most of the resource classes.
+
+    :param more: names of further compute nodes, which count even if Placement
+        has no accelerators on them.
+    :param found: Placement's answer to the request.
+    :param most: how many compute nodes may be read; None for all.
+    :returns: the UUIDs of the compute nodes, and the number left out.
+    :raises CloudError: if a request to Placement fails.
+    """
+    with connection.understanding(cloud, 'Placement', 'a resource provider'):
+        below = placement.of_cyborg(cloud)
+        named = {place.host for items in below.values()
+                 for place in map(_place, items) if place}
+        bare = sorted(set(more) - named)
+        roots = {*below, *(item['uuid'] for name in bare[:most]
+                           for item in placement.listed(cloud, name=name))}
+        left = max(0, len(bare) - most) if most is not None else 0
+        if most is None or len(roots) <= most:
+            return sorted(roots), left
+        taking = found.roots if found else {}
+        if any(uuid in taking for uuid in roots):
+            room: collections.Counter[str] = collections.Counter()
+        else:
+            room = _room(cloud, wanted)
+    classes = {name for group in wanted.granular for name in group.resources}
+    ranked = sorted(roots, key=lambda uuid: (
+        uuid not in taking, -room[uuid],
+        -len(classes & {_class(item) for item in below.get(uuid, ())}),
+        uuid))
+    return ranked[:most], left + len(ranked) - most
+
+
+def _place(item):
+    return names.parse_provider_name(item['name'])
+
+
+def _class(item):
+    """Derive the resource class of a provider from its name, if known."""
+    place = _place(item)
+    if place is None:
+        return None
+    return (orc.PGPU if place.label == policy.Mode.PASSTHROUGH.value
+            else names.custom(names.VENDOR, place.label))
+
+
+def _room(cloud, wanted):
+    """For how many of the groups each compute node has room, by UUID."""
+    found: collections.Counter[str] = collections.Counter()
+    for group in wanted.groups:
+        query = {'resources': ','.join(
+            f'{name}:{amount}' for name, amount
+            in sorted(group.resources.items()))}
+        if group.required:
+            query['required'] = ','.join(sorted(group.required))
+        try:
+            items = (placement.listed(cloud, **query)
+                     if group.resources else ())
+        except exception.CloudError:
+            # Placement does not know the resource class or a trait.
+            continue
+        found.update({item['root_provider_uuid'] for item in items})
+    return found
+
+
+def _refusal(error):
+    """Placement's message, without the preamble of every error message."""
+    try:
+        told = error.response.json()['errors'][0]['detail']
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError):
+        told = str(error)
+    return ' '.join(told.rpartition('\n\n')[2].split())

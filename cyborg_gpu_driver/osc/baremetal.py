@@ -20,21 +20,19 @@ import json
 from osc_lib.command import command
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import baremetal_state
+from cyborg_gpu_driver.cloud import baremetal
+from cyborg_gpu_driver.cloud import definition
+from cyborg_gpu_driver.cloud import plan
+from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.cloud import state
-from cyborg_gpu_driver.cloud.profiles import baremetal_nodes
-from cyborg_gpu_driver.cloud.profiles import baremetal_profile
-from cyborg_gpu_driver.cloud.profiles import definition
-from cyborg_gpu_driver.cloud.profiles import plan
-from cyborg_gpu_driver.cloud.profiles import resources
 from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.osc import base
-from cyborg_gpu_driver.osc import sync
+from cyborg_gpu_driver.osc import profile as osc_profile
 from cyborg_gpu_driver.partition.layout import devices as layout_devices
 from cyborg_gpu_driver.partition.layout import schema as layout_schema
 
 
-class CreateBaremetalProfile(sync.Changing):
+class CreateBaremetalProfile(osc_profile.Changing):
     """Create a deploy template and a flavor for bare metal from a profile.
 
     The file is that of "gpu profile sync". All GPUs of a node are partitioned
@@ -45,7 +43,7 @@ class CreateBaremetalProfile(sync.Changing):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        sync.add_definition(parser)
+        osc_profile.add_definition(parser)
         _add_profile(parser)
         parser.add_argument(
             '--set-traits', action='store_true',
@@ -54,7 +52,7 @@ class CreateBaremetalProfile(sync.Changing):
             '--adopt', action='store_true',
             help='take over a deploy template or flavor that this command did '
                  'not create')
-        flavor = sync.add_flavor(parser, 'a flavor for it')
+        flavor = osc_profile.add_flavor(parser, 'a flavor for it')
         flavor.add_argument(
             '--resource-class', metavar='CLASS',
             help='resource class of the nodes, as Ironic or Placement writes '
@@ -65,9 +63,9 @@ class CreateBaremetalProfile(sync.Changing):
         profile = _profile(parsed_args)
         resource_class = (
             None if parsed_args.resource_class is None else
-            baremetal_profile.class_in_placement(parsed_args.resource_class))
+            baremetal.class_in_placement(parsed_args.resource_class))
         wanted = _wanted(parsed_args, profile, resource_class)
-        baremetal_state.check(self.cloud)
+        baremetal.check_service(self.cloud)
         changes = self._changes(self.resolved(wanted), parsed_args.adopt)
         verdicts = self._judge(profile, resource_class)
         adding = [verdict for verdict in verdicts if parsed_args.set_traits
@@ -83,24 +81,24 @@ class CreateBaremetalProfile(sync.Changing):
         present = {}
         for item in wanted.items:
             if item.kind is resources.Kind.TEMPLATE:
-                template = baremetal_state.template(self.cloud, item.name)
+                template = baremetal.template(self.cloud, item.name)
                 found = [] if template is None else [template]
             else:
                 found = state.used_flavors(self.cloud, {item.key: item})
             present.update({one.item.key: one for one in found})
-        return [baremetal_profile.checked(change, adopt) for change
+        return [baremetal.checked(change, adopt) for change
                 in plan.make(wanted.items, present, adopt)]
 
     def _judge(self, profile, resource_class):
         """Decide which nodes support the layout; warn if none does."""
-        listed = baremetal_state.nodes(self.cloud)
-        concerned = baremetal_nodes.concerned(listed, resource_class)
+        listed = baremetal.nodes(self.cloud)
+        concerned = baremetal.concerned(listed, resource_class)
         if len(concerned) < len(listed):
             base.say(f'{len(listed) - len(concerned)} nodes are of another '
                      'resource class and have no GPUs.')
         verdicts = [
-            baremetal_nodes.judge(node, profile, resource_class) for node
-            in baremetal_state.with_gpus(self.cloud, concerned)]
+            baremetal.judge(node, profile, resource_class) for node
+            in baremetal.with_gpus(self.cloud, concerned)]
         if not any(verdict.can for verdict in verdicts):
             base.say(f'Warning: no node supports {profile.entry.name}.')
         return verdicts
@@ -182,8 +180,8 @@ def _profile(parsed_args):
     text, source = terminal.read_text(parsed_args.file)
     profiles = [item for item in definition.parse(text, source).items
                 if isinstance(item, resources.DeviceProfile)]
-    return baremetal_profile.make(
-        baremetal_profile.choose(profiles, parsed_args.name, source), source,
+    return baremetal.make(
+        baremetal.choose(profiles, parsed_args.name, source), source,
         devices)
 
 
@@ -191,7 +189,7 @@ def _wanted(parsed_args, profile, resource_class):
     """Return the wanted deploy template, and the flavor if one is wanted."""
     sizes = definition.parse(json.dumps({
         'version': definition.VERSION,
-        'flavors': sync.flavors(parsed_args, profile.entry.name)}),
+        'flavors': osc_profile.flavors(parsed_args, profile.entry.name)}),
         'arguments').items
     if sizes and resource_class is None:
         raise exception.InvalidValue(

@@ -18,7 +18,7 @@ import sys
 
 from osc_lib.command import command
 
-from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cmd.output import table
 
 

@@ -18,8 +18,8 @@ import time
 
 from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cloud import cordons
-from cyborg_gpu_driver.cloud.moves import fleet
-from cyborg_gpu_driver.cloud.moves import shelving
+from cyborg_gpu_driver.cloud import fleet
+from cyborg_gpu_driver.cloud import moves
 from cyborg_gpu_driver.cmd.output import columns
 from cyborg_gpu_driver.osc import base
 from cyborg_gpu_driver.partition import cordon
@@ -161,8 +161,8 @@ class DrainGpu(base.Lister):
         failed = {holder.consumer: f'no {fleet.CONSENT}=true'
                   for holder in servers if holder.consumer not in chosen}
         shelved = {holder.consumer for holder in servers
-                   if holder.status in shelving.AWAY}
-        stuck = shelving.move(
+                   if holder.status in moves.AWAY}
+        stuck = moves.shelve(
             self.cloud, chosen, [
                 server for server in chosen if server not in shelved
             ] if parsed_args.migrate else [], seconds, base.say)

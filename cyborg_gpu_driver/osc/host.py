@@ -18,11 +18,17 @@ import collections
 
 from cliff import columns as cliff_columns
 
+from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import hosts
-from cyborg_gpu_driver.cloud.explain import facts
+from cyborg_gpu_driver.cloud import nova
+from cyborg_gpu_driver.cloud import resources
+from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cmd.output import columns
 from cyborg_gpu_driver.osc import base
 from cyborg_gpu_driver.partition import cordon
+
+_DEVICE_PROFILE = 'device profile'
+_GPU_PROFILE = 'gpu profile'
 
 
 class Gpus(cliff_columns.FormattableColumn):
@@ -130,3 +136,104 @@ def _service(service: facts.Service | None) -> str | None:
 
 def _distinct(values):
     return sorted({value for value in values if value is not None})
+
+
+class ShowCapacity(base.Lister):
+    """List how many more servers the cloud's GPUs have room for now.
+
+    Each number is for servers with the same request, created one after the
+    other. Numbers of different profiles cannot be added, because profiles
+    share GPUs. Hosts on which Nova starts no such server do not count. vCPUs,
+    memory and disks are not considered. If a device profile asks for several
+    kinds of GPU slices, there may be room for more ("at least").
+    """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--profile', metavar='PROFILE',
+            help='show only this device profile or GPU profile')
+        parser.add_argument('--by-host', action='store_true',
+                            help='show a row for each host')
+        return parser
+
+    def take_action(self, parsed_args):
+        found = hosts.read(self.cloud, complain=base.say,
+                           progress=base.show_progress)
+        usable = [offer for host in found if host.usable
+                  for offer in host.providers]
+        asked = self._asked(
+            [offer for host in found for offer in host.providers])
+        if parsed_args.profile is not None:
+            asked = [item for item in asked if item[0] == parsed_args.profile]
+            if not asked:
+                raise self.cloud.error(
+                    'there is neither a device profile nor a GPU profile '
+                    f'named {parsed_args.profile}')
+        columns: tuple[str, ...] = (
+            'Profile', 'Kind', 'Host', 'Servers', 'Count')
+        rows = []
+        for name, kind, groups in asked:
+            rooms = hosts.room_by_host(groups, usable)
+            if parsed_args.by_host:
+                rows += [(name, kind, host, *_room(room))
+                         for host, room in rooms.items()]
+            else:
+                rows.append((name, kind, *_room(hosts.total_room(
+                    rooms.values()))))
+        if not parsed_args.by_host:
+            columns = tuple(name for name in columns if name != 'Host')
+        return columns, rows
+
+    def _asked(self, offers):
+        """Return (name, kind, groups) of all device and GPU profiles."""
+        classes = {offer.label: offer.resource_class for offer in offers
+                   if offer.resource_class is not None}
+        profiles = [existing.item for existing in state.profiles(self.cloud)]
+        return [(item.name, _DEVICE_PROFILE, item.groups)
+                for item in profiles
+                if isinstance(item, resources.DeviceProfile)] + [
+            (label, _GPU_PROFILE, (resources.group(classes[label]),))
+            for label in sorted(classes)]
+
+
+def _room(room):
+    return room.servers, 'exact' if room.exact else 'at least'
+
+
+class ShowServer(base.Lister):
+    """Show the accelerators of a server and their location.
+
+    The attach handle is the UUID of the mdev or the address of the PCI
+    function of the server. The function is the GPU or the virtual function
+    that carries it. Health is taken from the GPU's traits.
+    """
+
+    brief = ('State', 'Device Profile', 'Host', 'GPU', 'Profile', 'Health')
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('server', metavar='SERVER', help='name or UUID of '
+                                                             'the server')
+        return parser
+
+    def take_action(self, parsed_args):
+        server = nova.find_server(self.cloud, parsed_args.server)
+        return (('ARQ', 'State', 'Device Profile', 'Host', 'GPU', 'Profile',
+                 'Handle Type', 'Handle', 'Function', 'Model', 'NUMA Node',
+                 'Health'),
+                [_accelerator_row(one)
+                 for one in nova.accelerators(self.cloud, server)])
+
+
+def _accelerator_row(one):
+    provider = one.provider
+    where: tuple[str | int | None, ...] = (None,) * 5
+    if provider is not None:
+        where = (provider.gpu, provider.label, provider.fact('MODEL'),
+                 provider.numa_node, ', '.join(provider.conditions) or 'ok')
+    gpu, label, model, numa, health = map(columns.Optional, where)
+    return (one.arq, one.state, one.device_profile,
+            columns.Optional(one.host), gpu, label,
+            columns.Optional(one.handle_type), columns.Optional(one.handle),
+            columns.Optional(one.function), model, numa, health)

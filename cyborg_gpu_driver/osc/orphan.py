@@ -17,8 +17,7 @@ import time
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import moments
-from cyborg_gpu_driver.cloud.orphans import clean as orphans_clean
-from cyborg_gpu_driver.cloud.orphans import orphans
+from cyborg_gpu_driver.cloud import orphans
 from cyborg_gpu_driver.cmd.output import columns
 from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.osc import base
@@ -93,7 +92,7 @@ class CleanOrphan(base.CloudCommand):
         """Remove an orphan and report the result; return whether it is gone.
         """
         try:
-            orphans_clean.remove(self.cloud, item)
+            orphans.remove(self.cloud, item)
         except exception.GpuDriverError as error:
             base.say(str(error))
             return False
@@ -112,10 +111,10 @@ def _add_age(parser, default):
 
 
 def _find(cloud, seconds):
-    found = orphans.find(orphans_clean.read(cloud, base.show_progress))
+    found = orphans.find(orphans.read(cloud, base.show_progress))
     if not found or not seconds:
         return found
     base.say(f'Checking again in {seconds} seconds.')
     time.sleep(seconds)
     return orphans.lasting(found, orphans.find(
-        orphans_clean.read(cloud, base.show_progress)))
+        orphans.read(cloud, base.show_progress)))

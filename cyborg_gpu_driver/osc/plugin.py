@@ -19,7 +19,7 @@ from typing import Any
 
 from osc_lib import utils
 
-from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud import connection
 
 API_NAME = 'gpu'
 API_VERSION_OPTION = 'os_gpu_api_version'

@@ -92,7 +92,7 @@ class ShowUsage(base.Lister):
     def _say_missing(self, source):
         """Name the hosts of which Prometheus has nothing in the period."""
         known = source.hosts()
-        for host in hosts.names(self.cloud):
+        for host in hosts.host_names(self.cloud):
             if host not in known:
                 base.say(f'Not counted: Prometheus has no metrics of host '
                          f'{host} in that period.')

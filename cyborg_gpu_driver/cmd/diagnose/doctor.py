@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.check import run as checks
-from cyborg_gpu_driver.cloud import arqs
-from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cmd.context import cloud_options
 from cyborg_gpu_driver.cmd.context import machine as cmd_machine
 from cyborg_gpu_driver.cmd.diagnose import check
@@ -225,7 +225,7 @@ class _Node(cmd_machine.Machine):
         return None
 
     def _claims(self):
-        return arqs.read_claims(self._named_cloud, self.hostname)
+        return cyborg.read_claims(self._named_cloud, self.hostname)
 
     @functools.cached_property
     def _named_cloud(self):

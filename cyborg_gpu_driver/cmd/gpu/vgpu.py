@@ -19,8 +19,8 @@ from collections.abc import Collection
 from cliff import command
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import arqs
-from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cmd.context import cloud_options
 from cyborg_gpu_driver.cmd.context import machine as cmd_machine
 from cyborg_gpu_driver.cmd.output import columns
@@ -143,8 +143,9 @@ def _claimed(parsed_args, hostname):
     if parsed_args.without_cloud or not (parsed_args.os_cloud
                                          or connection.is_named()):
         return None
-    return arqs.read(connection.Cloud.named(parsed_args.os_cloud),
-                     parsed_args.host or hostname)
+    return cyborg.requests_by_vgpu(
+        connection.Cloud.named(parsed_args.os_cloud),
+        parsed_args.host or hostname)
 
 
 def _type(found):

@@ -29,7 +29,6 @@ import yaml
 from cliff import command
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cmd.context import machine
 from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.partition.layout import file as layout_file
 

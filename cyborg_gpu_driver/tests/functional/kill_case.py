@@ -34,7 +34,7 @@ from oslo_config import cfg
 from oslotest import base
 
 from cyborg_gpu_driver import agent
-from cyborg_gpu_driver.cloud.api import placement
+from cyborg_gpu_driver.cloud import placement_client
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
@@ -76,7 +76,7 @@ def _placement_client(directory, url):
         os.path.join(directory, 'credentials.conf'),
         {'placement': {'auth_type': 'admin_token', 'token': 'admin',
                        'endpoint': url, 'endpoint_override': url}})])
-    return placement.Placement(conf)
+    return placement_client.Placement(conf)
 
 
 class _Killer:

@@ -21,13 +21,10 @@ import fixtures
 from cyborg.api import app as cyborg_app
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import providers
+from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cloud import state
-from cyborg_gpu_driver.osc import capacity
 from cyborg_gpu_driver.osc import host
 from cyborg_gpu_driver.osc import profile
-from cyborg_gpu_driver.osc import server
-from cyborg_gpu_driver.osc import sync
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.unit.cloud import services
@@ -92,7 +89,7 @@ class OperatorCase(gpu_cloud.GpuTestCase):
         """Run a sync; return each profile's action and result, by name."""
         return {row['Name']: (row['Action'], row['Result'])
                 for row in self.openstack.rows(
-                    sync.SyncProfile, self.write(document), '--yes',
+                    profile.SyncProfile, self.write(document), '--yes',
                     *arguments, **kwargs)}
 
     def requests(self):
@@ -137,13 +134,13 @@ class CatalogueTest(OperatorCase):
         self.cloud.bind('slice')
         self.cloud.bind('whole')
         before = self.requests()
-        found = providers.read(self.asked)
+        found = placement.read_providers(self.asked)
         after = self.requests()
         self.assertEqual({'allocation_candidates': 1, 'resource_providers': 1},
                          after - before)
         del self.applications['accelerator']
         self.log_in()
-        self.assertEqual(found, providers.read(self.asked))
+        self.assertEqual(found, placement.read_providers(self.asked))
         reserved = {item.label: (item.total, item.reserved, item.used)
                     for item in found}
         self.assertEqual((1, 1, 0), reserved['7g.80gb'])
@@ -154,7 +151,7 @@ class CatalogueTest(OperatorCase):
 
         def room(name):
             (row,) = self.openstack.rows(
-                capacity.ShowCapacity, '--profile', name)
+                host.ShowCapacity, '--profile', name)
             self.assertEqual('exact', row['Count'])
             return row['Servers']
 
@@ -173,7 +170,7 @@ class CatalogueTest(OperatorCase):
     def test_what_cannot_be_used_has_no_room(self):
         def servers():
             return {row['Profile']: row['Servers'] for row in
-                    self.openstack.rows(capacity.ShowCapacity)}
+                    self.openstack.rows(host.ShowCapacity)}
 
         self.assertEqual(7, servers()['1g.10gb'])
         self.nova['/v2.1/os-services'] = {'services': [{
@@ -194,7 +191,7 @@ class CatalogueTest(OperatorCase):
                 before, traits=names))
             self.assertEqual({0}, set(servers().values()))
         self.assertRaises(exception.CloudError, self.openstack.run,
-                          capacity.ShowCapacity, '--profile', 'nothing')
+                          host.ShowCapacity, '--profile', 'nothing')
 
 
 class HostTest(OperatorCase):
@@ -232,7 +229,7 @@ class HostTest(OperatorCase):
         self.sync()
         slice_, whole = self.cloud.bind('slice'), self.cloud.bind('whole')
         before = self.requests()
-        (row,) = self.openstack.rows(server.ShowServer, slice_.uuid)
+        (row,) = self.openstack.rows(host.ShowServer, slice_.uuid)
         (arq,) = slice_.arqs
         self.assertEqual(
             (arq['uuid'], 'Bound', 'slice', 'compute1', self.gpu, '1g.10gb',
@@ -245,14 +242,14 @@ class HostTest(OperatorCase):
         self.assertEqual({row['Handle']: row['Function']},
                          {uuid: function for uuid, (function, _)
                           in self.mdevs().items()})
-        (row,) = self.openstack.rows(server.ShowServer, whole.uuid)
+        (row,) = self.openstack.rows(host.ShowServer, whole.uuid)
         self.assertEqual(('passthrough', 'PCI', row['GPU'], row['GPU']),
                          tuple(row[key] for key in (
                              'Profile', 'Handle Type', 'Handle',
                              'Function')))
         self.cloud.unbind(whole)
         self.assertRaises(exception.CloudError, self.openstack.run,
-                          server.ShowServer, whole.uuid)
+                          host.ShowServer, whole.uuid)
 
 
 class SyncTest(OperatorCase):
@@ -278,7 +275,7 @@ class SyncTest(OperatorCase):
             {'name': 'slice', 'groups': [{'gpu': '3g.40gb'}]},
             {'name': 'another', 'groups': [{'gpu': '3g.40gb'}]}]}
         output, errors = self.openstack.run(
-            sync.SyncProfile, self.write(other), '--yes', '--max-width',
+            profile.SyncProfile, self.write(other), '--yes', '--max-width',
             '200', code=1)
         self.assertIn(f'in use by server {server_.uuid}', output)
         self.assertIn('Nothing was changed', errors)
@@ -311,7 +308,7 @@ class SyncTest(OperatorCase):
         document = {'version': 'v1', 'profiles': [
             {'name': 'x', 'groups': [{'gpu': '1g.11gb'}]}]}
         _, errors = self.openstack.run(
-            sync.SyncProfile, self.write(document), '--yes', '--strict',
+            profile.SyncProfile, self.write(document), '--yes', '--strict',
             code=1)
         self.assertIn('no GPU offers CUSTOM_NVIDIA_1G_11GB', errors)
         self.assertEqual({}, self.device_profiles())
@@ -331,7 +328,8 @@ class SyncTest(OperatorCase):
 
         self.applications['accelerator'] = second_fails
         failing = self.log_in()
-        output, errors = failing.run(sync.SyncProfile, path, '--yes', code=1)
+        output, errors = failing.run(profile.SyncProfile, path, '--yes',
+                                     code=1)
         self.assertIn('1 of 2 changes were made', errors)
         self.assertIn('failed: cloud here: ', output)
         self.assertEqual(['slice'], [*self.device_profiles()])
@@ -340,7 +338,7 @@ class SyncTest(OperatorCase):
 
     @scope.only_in_all
     def test_one_is_created_by_hand(self):
-        self.openstack.run(sync.CreateProfile, 'two', '--gpu', '1g.10gb+me',
+        self.openstack.run(profile.CreateProfile, 'two', '--gpu', '1g.10gb+me',
                            '--count', '2', '--trait',
                            'CUSTOM_GPU_ARCH_AMPERE')
         self.assertEqual(
@@ -348,5 +346,5 @@ class SyncTest(OperatorCase):
                   ('trait:CUSTOM_GPU_ARCH_AMPERE', 'required')),),
             self.device_profiles()['two'].item.groups)
         self.assertIn('already', str(self.assertRaises(
-            exception.CloudError, self.openstack.run, sync.CreateProfile,
+            exception.CloudError, self.openstack.run, profile.CreateProfile,
             'two', '--gpu', '1g.10gb')))

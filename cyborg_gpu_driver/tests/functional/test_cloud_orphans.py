@@ -17,9 +17,7 @@ from cyborg import context
 from cyborg.objects import ext_arq
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud.orphans import clean as orphans_clean
-from cyborg_gpu_driver.cloud.orphans import gone
-from cyborg_gpu_driver.cloud.orphans import orphans
+from cyborg_gpu_driver.cloud import orphans
 from cyborg_gpu_driver.osc import orphan
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import explain_case
@@ -73,9 +71,9 @@ class FinisherTest(OrphanCase):
     def setUp(self):
         super().setUp()
         self.now = 0
-        self.finisher = gone.Finisher(lambda: self.services.cloud,
-                                      gpu_cloud.HOST, 300,
-                                      lambda: self.now)
+        self.finisher = orphans.Finisher(lambda: self.services.cloud,
+                                         gpu_cloud.HOST, 300,
+                                         lambda: self.now)
 
     def look(self, *moments):
         for self.now in moments:
@@ -241,11 +239,11 @@ class CleanTest(OrphanCase):
     def test_a_bind_under_way_is_let_alone(self):
         profile = self.profile(SLICE)
         arqs = self.cloud.cyborg.create_arqs(profile)
-        before = orphans.find(orphans_clean.read(
+        before = orphans.find(orphans.read(
             self.services.cloud))
         self.cloud.cyborg.delete_arqs(uuids=[arqs[0]['uuid']])
         self.cloud.cyborg.create_arqs(profile)
-        now = orphans.find(orphans_clean.read(
+        now = orphans.find(orphans.read(
             self.services.cloud))
         self.assertEqual((1, 1), (len(before), len(now)))
         self.assertEqual((), orphans.lasting(before, now))
@@ -257,11 +255,11 @@ class RaceTest(OrphanCase):
 
     def found(self):
         return orphans.find(
-            orphans_clean.read(self.services.cloud))
+            orphans.read(self.services.cloud))
 
     def kept(self, item):
         return str(self.assertRaises(
-            exception.OrphanKept, orphans_clean.remove,
+            exception.OrphanKept, orphans.remove,
             self.services.cloud, item))
 
     def test_a_server_that_comes_back_keeps_all(self):
@@ -281,7 +279,7 @@ class RaceTest(OrphanCase):
         self.compute.migrations.append({'uuid': consumer})
         self.assertIn(' exists', self.kept(item))
         self.compute.migrations.clear()
-        orphans_clean.remove(self.services.cloud, item)
+        orphans.remove(self.services.cloud, item)
         self.quiet()
 
     @scope.only_in_all
@@ -291,7 +289,7 @@ class RaceTest(OrphanCase):
         found = self.found()
         self.cloud.unbind(server)
         for item in found:
-            orphans_clean.remove(self.services.cloud, item)
+            orphans.remove(self.services.cloud, item)
         self.quiet()
 
     def test_a_request_that_is_bound_meanwhile_is_kept(self):

@@ -10,8 +10,8 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-from cyborg_gpu_driver.cloud.moves import fleet
-from cyborg_gpu_driver.osc.moves import defragment
+from cyborg_gpu_driver.cloud import fleet
+from cyborg_gpu_driver.osc import defragment
 from cyborg_gpu_driver.tests.functional import explain_case
 
 

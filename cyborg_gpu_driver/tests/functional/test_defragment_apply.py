@@ -18,9 +18,8 @@ from cyborg.api import app as cyborg_app
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import cordons
-from cyborg_gpu_driver.cloud.moves import apply
-from cyborg_gpu_driver.cloud.moves import read
-from cyborg_gpu_driver.cloud.moves import shelving
+from cyborg_gpu_driver.cloud import fleet
+from cyborg_gpu_driver.cloud import moves
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition.moves import planner
 from cyborg_gpu_driver.tests import scope
@@ -60,7 +59,7 @@ class ApplyTest(test_disable.DisableCase):
                 del self.compute.servers[server.uuid]
         self.whole = self.profile('CUSTOM_NVIDIA_7G_80GB')
         self.report()
-        self.look = functools.partial(read.Snapshot, self.operator)
+        self.look = functools.partial(fleet.Snapshot, self.operator)
         self.now = 0.0
         self.said = []
 
@@ -78,7 +77,7 @@ class ApplyTest(test_disable.DisableCase):
     def run_plan(self):
         asked, plan = self.plan()
         self.assertEqual(1, len(plan.moves))
-        return plan, apply.Applying(
+        return plan, moves.Applying(
             self.operator, asked, self.look, _NEW, 12.0, self.said.append,
             lambda: self.now, self.sleep)
 
@@ -169,7 +168,7 @@ class ApplyTest(test_disable.DisableCase):
     @scope.only_in_all
     def test_a_gpu_that_cannot_be_offered_again(self):
         plan, applying = self.run_plan()
-        find, move, broken = cordons.find, shelving.move, []
+        find, move, broken = cordons.find, moves.shelve, []
 
         def found(*arguments):
             if broken:

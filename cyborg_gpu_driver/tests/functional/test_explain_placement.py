@@ -22,12 +22,11 @@ import os_traits
 from hypothesis import strategies
 from oslotest import base as oslotest
 
-from cyborg_gpu_driver.cloud import candidates
-from cyborg_gpu_driver.cloud import trees
-from cyborg_gpu_driver.cloud.api import placement_api
-from cyborg_gpu_driver.cloud.explain import explain
-from cyborg_gpu_driver.cloud.explain import facts
-from cyborg_gpu_driver.cloud.explain import request
+from cyborg_gpu_driver.cloud import explain
+from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud import placement
+from cyborg_gpu_driver.cloud import question
+from cyborg_gpu_driver.cloud import request
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import base
 from cyborg_gpu_driver.tests.unit.cloud import services
@@ -186,22 +185,22 @@ class AgreementTest(CloudCase):
         self.build(hosts)
         try:
             roots = {item['uuid'] for host in ('compute0', 'compute1')
-                     for item in placement_api.listed(self.cloud, name=host)}
+                     for item in placement.listed(self.cloud, name=host)}
             for groups, specs in requests:
                 wanted = request.make(
                     request.Flavor('flavor', 1, 0, 0, specs), 'profile',
                     groups)
                 self.compare(wanted, facts.Facts(
-                    trees=trees.read(self.cloud, roots, wanted),
-                    classes=candidates.classes(self.cloud)))
+                    trees=placement.read_trees(self.cloud, roots, wanted),
+                    classes=question.classes(self.cloud)))
         finally:
             self.clear()
 
     def compare(self, wanted, known):
         ours = explain.verdict(wanted, dataclasses.replace(
-            known, unknown_traits=candidates.unknown_traits(
+            known, unknown_traits=question.unknown_traits(
                 self.cloud, wanted)))
-        theirs = candidates.answer(self.cloud, wanted)
+        theirs = question.candidates(self.cloud, wanted)
         if theirs.refusal:
             self.assertTrue(any(item.blocks for item in ours.findings),
                             theirs.refusal)
@@ -260,14 +259,14 @@ class ConcernedTest(CloudCase):
         self.addCleanup(self.clear)
         self.names = {
             item['uuid']: item['name']
-            for item in placement_api.listed(self.cloud)
+            for item in placement.listed(self.cloud)
             if item['parent_provider_uuid'] is None}
 
     def concerned(self, most, *classes, more=()):
         wanted = request.make(None, 'profile', [
             {f'resources:{name}': '1'} for name in classes])
-        roots, left = candidates.concerned(
-            self.cloud, wanted, more, candidates.answer(self.cloud, wanted),
+        roots, left = question.concerned(
+            self.cloud, wanted, more, question.candidates(self.cloud, wanted),
             most)
         return [self.names[uuid] for uuid in roots], left
 

@@ -20,7 +20,7 @@ from oslo_config import cfg
 from oslotest import base as oslo_base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud.api import placement
+from cyborg_gpu_driver.cloud import placement_client
 from cyborg_gpu_driver.report import provider_tree
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.tests.functional import base
@@ -68,7 +68,7 @@ class ReservedCase(oslo_base.BaseTestCase):
                          f'endpoint_override = {service.url}\n')
         conf = cfg.ConfigOpts()
         conf([], default_config_files=[path])
-        self.client = _Disturbed(placement.Placement(conf))
+        self.client = _Disturbed(placement_client.Placement(conf))
         self.now = 0.0
         self.restart()
 

@@ -30,7 +30,7 @@ from openstack.compute.v2 import server as server_module
 from openstack.connection import Connection
 from oslotest import base
 
-from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.osc import explain
 from cyborg_gpu_driver.osc import orphan
 from cyborg_gpu_driver.tests.integration import minicloud

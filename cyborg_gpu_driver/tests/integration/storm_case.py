@@ -26,7 +26,7 @@ from openstack.compute.v2 import flavor as flavor_module
 from openstack.compute.v2 import server as server_module
 from openstack.connection import Connection
 
-from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.osc import cordons
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.unit.osc import running

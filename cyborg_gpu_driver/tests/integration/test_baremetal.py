@@ -21,7 +21,7 @@ import fixtures
 import yaml
 
 from cyborg_gpu_driver.baremetal.inventory import names
-from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.osc import baremetal
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.ironic import node as node_module

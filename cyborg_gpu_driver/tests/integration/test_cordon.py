@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from cyborg_gpu_driver.cloud.moves import fleet
+from cyborg_gpu_driver.cloud import fleet
 from cyborg_gpu_driver.osc import cordons
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import storm_case

@@ -10,10 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-from cyborg_gpu_driver.cloud import servers
-from cyborg_gpu_driver.cloud.api import connection
-from cyborg_gpu_driver.cloud.moves import fleet
-from cyborg_gpu_driver.osc.moves import defragment
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import fleet
+from cyborg_gpu_driver.cloud import nova
+from cyborg_gpu_driver.osc import defragment
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.unit.osc import running
@@ -34,7 +34,7 @@ class DefragmentTest(base.TestCase):
                             metadata={fleet.CONSENT: 'true'})
 
         def place(server):
-            found, = servers.read(cloud, server.id)
+            found, = nova.accelerators(cloud, server.id)
             return found.provider.host, found.provider.gpu
 
         origin = place(movable)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 
-from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.osc import explain
 from cyborg_gpu_driver.osc import orphan
 from cyborg_gpu_driver.tests import scope

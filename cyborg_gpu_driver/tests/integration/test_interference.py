@@ -22,8 +22,8 @@ import threading
 
 import fixtures
 
+from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import interference as made
-from cyborg_gpu_driver.cloud.api import connection
 from cyborg_gpu_driver.osc import interference
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import base

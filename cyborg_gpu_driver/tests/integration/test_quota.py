@@ -13,9 +13,8 @@
 
 from openstack import exceptions
 
-from cyborg_gpu_driver.cloud.api import connection
-from cyborg_gpu_driver.osc import quota
-from cyborg_gpu_driver.osc import sync
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.osc import profile
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.unit.osc import running
@@ -38,11 +37,11 @@ class QuotaTest(base.TestCase):
 
     def set(self, *arguments, code=0):
         return [(row['Action'], row['Result']) for row in
-                self.openstack.rows(quota.SetQuota, *arguments, code=code)]
+                self.openstack.rows(profile.SetQuota, *arguments, code=code)]
 
     def show(self, project='project1'):
         (row,) = [row for row in self.openstack.rows(
-            quota.ShowQuota, project) if row['Resource Class'] == _CLASS]
+            profile.ShowQuota, project) if row['Resource Class'] == _CLASS]
         return row['Limit'], row['Used'], row['Free'], row['Source']
 
     def test_nova_refuses_a_server_over_the_limit(self):
@@ -64,7 +63,7 @@ class QuotaTest(base.TestCase):
         self.assertEqual(
             {(None, 0, None), ('project1', 1, 1)},
             {(row['Project'], row['Limit'], row['Used']) for row
-             in self.openstack.rows(quota.ListQuota)
+             in self.openstack.rows(profile.ListQuota)
              if row['Resource Class'] == _CLASS})
         self.delete(server)
         self.assertEqual((1, 0, 1, 'project'), self.show())
@@ -77,6 +76,6 @@ class QuotaTest(base.TestCase):
         # requires.
         self.assertEqual([('update', 'done')],
                          self.set('--default', f'{_GPU}=2'))
-        self.openstack.run(sync.SyncProfile, '-', '--yes', '--prune',
+        self.openstack.run(profile.SyncProfile, '-', '--yes', '--prune',
                            answer='version: v1')
         self.assertEqual((1, 0, 1, 'project'), self.show())

@@ -20,12 +20,10 @@ import os
 
 import fixtures
 
+from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import state
-from cyborg_gpu_driver.cloud.api import connection
-from cyborg_gpu_driver.osc import capacity
+from cyborg_gpu_driver.osc import host
 from cyborg_gpu_driver.osc import profile
-from cyborg_gpu_driver.osc import server as osc_server
-from cyborg_gpu_driver.osc import sync
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.unit.osc import running
@@ -69,7 +67,7 @@ class SyncTest(base.TestCase):
                 + ('' if row['Kind'] != 'limit' else ' limit'):
                 (row['Action'], row['Result'])
                 for row in self.openstack.rows(
-                    sync.SyncProfile, path, '--yes', *arguments, code=code)}
+                    profile.SyncProfile, path, '--yes', *arguments, code=code)}
 
     def named(self, name):
         """The flavor with a name, and with its extra specs."""
@@ -141,7 +139,7 @@ class SyncTest(base.TestCase):
     def test_what_a_server_has_stays(self):
         self.sync(_DEFINITION)
         server = self.boot(self.named('sync.slice'))
-        (row,) = self.openstack.rows(osc_server.ShowServer, server.name)
+        (row,) = self.openstack.rows(host.ShowServer, server.name)
         (arq,) = self.arqs(server)
         self.assertEqual(
             (arq['uuid'], arq['hostname'], '1g.10gb',
@@ -188,7 +186,7 @@ class SyncTest(base.TestCase):
         self.sync(_DEFINITION)
 
         def room():
-            (row,) = self.openstack.rows(capacity.ShowCapacity, '--profile',
+            (row,) = self.openstack.rows(host.ShowCapacity, '--profile',
                                          'sync-pair')
             self.assertEqual('exact', row['Count'])
             return row['Servers']

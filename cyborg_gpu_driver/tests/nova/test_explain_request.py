@@ -22,8 +22,7 @@ from nova.accelerator import cyborg
 from nova.scheduler import request_filter
 from nova.scheduler import utils
 
-from cyborg_gpu_driver.cloud.explain import reasons
-from cyborg_gpu_driver.cloud.explain import request
+from cyborg_gpu_driver.cloud import request
 from cyborg_gpu_driver.tests import scope
 
 _ACCELERATORS = ('PGPU', 'CUSTOM_NVIDIA_1G_10GB', 'GPU')
@@ -93,7 +92,7 @@ class QuestionTest(test.NoDBTestCase):
             asked = self.nova(flavor, groups)
         except ValueError:
             # Nova refuses a group that requests nothing.
-            self.assertIn(reasons.Reason.GROUP_EMPTY,
+            self.assertIn(request.Reason.GROUP_EMPTY,
                           {item.reason for item in made.findings})
         else:
             self.assertEqual(asked, {key: value for key, value

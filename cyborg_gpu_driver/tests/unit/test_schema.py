@@ -23,7 +23,7 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.baremetal.inventory import schema as inventory_schema
-from cyborg_gpu_driver.cloud.profiles import schema as definition_schema
+from cyborg_gpu_driver.cloud import definition
 from cyborg_gpu_driver.cmd.layout import hooks
 from cyborg_gpu_driver.kubernetes import operator_values
 from cyborg_gpu_driver.kubernetes import plugin_schema
@@ -32,7 +32,7 @@ from cyborg_gpu_driver.simulator import file_schema
 from cyborg_gpu_driver.tests.unit.fuzz import base as fuzz
 
 _SCHEMAS = (
-    definition_schema.DEFINITION, file_schema.HOST, file_schema.MODEL,
+    definition.DEFINITION, file_schema.HOST, file_schema.MODEL,
     hooks.HOOKS_FILE, inventory_schema.INVENTORY,
     inventory_schema.PCI_DEVICES, inventory_schema.PCI_GPU,
     layout_schema.DEVICES, layout_schema.ITEMS, layout_schema.LAYOUT_FILE,

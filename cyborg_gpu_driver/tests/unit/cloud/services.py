@@ -19,7 +19,7 @@ import requests
 from keystoneauth1 import fixture
 from openstack import connection as sdk
 
-from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 

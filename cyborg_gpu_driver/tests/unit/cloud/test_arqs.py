@@ -17,7 +17,7 @@ import uuid
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import arqs
+from cyborg_gpu_driver.cloud import cyborg
 
 _HANDLE = 'c5b0a1d2-34f6-4c7e-9b8a-001122334455'
 
@@ -35,16 +35,16 @@ class ByVgpuTest(base.BaseTestCase):
 
     def test_by_handle_and_by_function(self):
         request = _request(attach_handle_uuid=_HANDLE.upper())
-        arq = arqs.Arq(request['uuid'], 'server')
+        arq = cyborg.Arq(request['uuid'], 'server')
         self.assertEqual({_HANDLE: arq, '0000:3b:00.4': arq},
-                         arqs.by_vgpu([request], 'here'))
+                         cyborg.by_vgpu([request], 'here'))
 
     def test_a_function_of_another_host_is_not_ours(self):
-        self.assertEqual({_HANDLE}, set(arqs.by_vgpu(
+        self.assertEqual({_HANDLE}, set(cyborg.by_vgpu(
             [_request(hostname='there')], 'here')))
 
     def test_what_is_not_bound_has_nothing(self):
-        self.assertEqual({}, arqs.by_vgpu(
+        self.assertEqual({}, cyborg.by_vgpu(
             [_request(attach_handle_uuid=None, attach_handle_info=None,
                       instance_uuid=None, hostname=None)], 'here'))
 
@@ -57,4 +57,4 @@ class ByVgpuTest(base.BaseTestCase):
                 (_request(attach_handle_info={
                     'domain': 'x', 'bus': 'x', 'device': 'x',
                     'function': 'x'}), exception.InvalidPciAddress)):
-            self.assertRaises(error, arqs.by_vgpu, [request], 'here')
+            self.assertRaises(error, cyborg.by_vgpu, [request], 'here')

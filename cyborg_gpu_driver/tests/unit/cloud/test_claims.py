@@ -18,7 +18,7 @@ import urllib.parse
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.cloud import arqs
+from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.tests.unit.cloud import keystone
@@ -48,7 +48,7 @@ _CLAIM = reconcile.Claim(_HANDLE, 'arq', 'server', _FUNCTION, 'nvidia-474')
 class ClaimsTest(base.BaseTestCase):
 
     def test_a_bound_one(self):
-        claims = arqs.claims([_request()], 'here')
+        claims = cyborg.claims([_request()], 'here')
         self.assertEqual(reconcile.Claims((_CLAIM,)), claims)
         self.assertEqual(_CLAIM, claims.of(_HANDLE))
         self.assertIsNone(claims.of('other'))
@@ -59,7 +59,7 @@ class ClaimsTest(base.BaseTestCase):
                         _without_handle('Initial', hostname=None),
                         _without_handle('BindStarted', hostname='there')):
             self.assertEqual(reconcile.Claims(),
-                             arqs.claims([request], 'here'))
+                             cyborg.claims([request], 'here'))
 
     def test_what_may_have_a_handle_that_is_not_shown(self):
         for state, hostname in (
@@ -67,7 +67,7 @@ class ClaimsTest(base.BaseTestCase):
                 ('UnbindFailed', None), ('Unbound', None),
                 ('Deleting', 'here')):
             self.assertEqual(
-                reconcile.Claims((), ('arq',)), arqs.claims(
+                reconcile.Claims((), ('arq',)), cyborg.claims(
                     [_without_handle(state, hostname=hostname)], 'here'))
 
 
@@ -100,7 +100,7 @@ class WatchTest(base.BaseTestCase):
         return self.log.output.count('Cannot read the accelerator requests')
 
     def test_what_is_bound_now(self):
-        watch = arqs.Watch('one', 'here')
+        watch = cyborg.RequestWatch('one', 'here')
         self.assertEqual((_CLAIM,), watch.read().bound)
         self.cyborg.requests = []
         self.assertEqual((), watch.read().bound)
@@ -108,11 +108,11 @@ class WatchTest(base.BaseTestCase):
 
     def test_without_a_cloud_nothing_is_said(self):
         for name in ('', None):
-            self.assertIsNone(arqs.Watch(name, 'here').read())
+            self.assertIsNone(cyborg.RequestWatch(name, 'here').read())
         self.assertEqual(0, self.unknown())
 
     def test_what_fails_is_said_once(self):
-        watch = arqs.Watch('one', 'here')
+        watch = cyborg.RequestWatch('one', 'here')
         self.cyborg.requests = [{}]
         for _ in range(2):
             self.assertIsNone(watch.read())
@@ -124,6 +124,6 @@ class WatchTest(base.BaseTestCase):
         self.assertEqual(2, self.unknown())
 
     def test_what_cannot_be_asked(self):
-        self.assertIsNone(arqs.Watch('two', 'here').read())
-        self.assertIsNone(arqs.Watch('one', 'elsewhere').read())
+        self.assertIsNone(cyborg.RequestWatch('two', 'here').read())
+        self.assertIsNone(cyborg.RequestWatch('one', 'elsewhere').read())
         self.assertEqual(2, self.unknown())

@@ -18,7 +18,7 @@ from urllib import parse
 
 from oslotest import base
 
-from cyborg_gpu_driver.cloud import computes
+from cyborg_gpu_driver.cloud import nova
 from cyborg_gpu_driver.tests.unit.cloud import services
 
 
@@ -60,7 +60,7 @@ class KnownServersTest(base.BaseTestCase):
 
     def test_a_few_are_asked_for_one_by_one(self):
         self.show('a00', 'a01')
-        self.assertEqual({'a00', 'a01'}, computes.known_servers(
+        self.assertEqual({'a00', 'a01'}, nova.known_servers(
             self.cloud, {'a00', 'a01', 'gone'}).keys())
         self.assertEqual([], self.listed)
 
@@ -68,7 +68,7 @@ class KnownServersTest(base.BaseTestCase):
         # Server c1 is in a cell that is down, so the list lacks it.
         self.show('c1')
         wanted = {*self.hosts['one'], 'b1', 'c1', 'gone'}
-        found = computes.known_servers(self.cloud, wanted)
+        found = nova.known_servers(self.cloud, wanted)
         self.assertEqual(wanted - {'gone'}, found.keys())
         self.assertEqual('compute1', found['a00'].host)
         self.assertEqual([(None, None), (None, 'a04'), (None, 'a09')],
@@ -77,7 +77,7 @@ class KnownServersTest(base.BaseTestCase):
     def test_those_of_some_hosts(self):
         self.show('b1')
         wanted = {*self.hosts['one'], 'b1'}
-        self.assertEqual(wanted, computes.known_servers(
+        self.assertEqual(wanted, nova.known_servers(
             self.cloud, wanted, {'one'}).keys())
         self.assertEqual([('one', None), ('one', 'a04'), ('one', 'a09')],
                          self.listed)

@@ -17,7 +17,7 @@ from keystoneauth1 import loading
 from oslo_config import cfg
 from oslotest import base
 
-from cyborg_gpu_driver.cloud import devices
+from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests.unit.cloud import keystone
@@ -79,7 +79,7 @@ class WatchTest(base.BaseTestCase):
             'project_domain_name': 'Default', **changes})
 
     def watch(self, conf=None):
-        return devices.Watch(conf or self.user(), _HOST)
+        return cyborg.DisabledWatch(conf or self.user(), _HOST)
 
     def test_the_user_of_placement_asks(self):
         self.cyborg.devices = [device()]

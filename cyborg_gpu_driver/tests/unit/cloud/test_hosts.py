@@ -15,9 +15,9 @@
 from oslotest import base
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import hosts
-from cyborg_gpu_driver.cloud import servers
-from cyborg_gpu_driver.cloud.explain import facts
+from cyborg_gpu_driver.cloud import nova
 from cyborg_gpu_driver.tests.unit.cloud import samples
 from cyborg_gpu_driver.tests.unit.cloud import services
 
@@ -83,7 +83,7 @@ class HostsTest(base.BaseTestCase):
         found = self.build({'compute1': _UP}, {'compute1': [
             facts.Device('a', 'compute1', 'b')]})
         self.assertEqual((_UP, ('a b',)), (found['compute1'].service,
-                                         found['compute1'].devices))
+                                           found['compute1'].devices))
         self.assertEqual((None, ()), (found['compute2'].service,
                                       found['compute2'].devices))
         self.assertIsNone(self.build()['compute1'].devices)
@@ -103,36 +103,38 @@ class ServersTest(base.BaseTestCase):
                 'id': 'v2.0', 'status': 'CURRENT'})})).cloud
 
     def test_a_name(self):
-        self.assertEqual('a', servers.find(self.cloud, 'one'))
+        self.assertEqual('a', nova.find_server(self.cloud, 'one'))
         for name, said in (('two', '2 servers are named two'),
                            ('three', 'there is no server named three')):
             self.assertIn(said, str(self.assertRaises(
-                exception.CloudError, servers.find, self.cloud, name)))
+                exception.CloudError, nova.find_server, self.cloud, name)))
         uuid = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'
-        self.assertEqual(uuid, servers.find(self.cloud, uuid))
+        self.assertEqual(uuid, nova.find_server(self.cloud, uuid))
 
     def test_what_is_bound(self):
         provider = samples.provider()
-        self.assertEqual((servers.Accelerator(
+        self.assertEqual((nova.Accelerator(
             'arq', 'Bound', 'slice', 'compute1', provider, 'MDEV', 'handle',
-            '0000:07:02.3'),), servers.build([_ARQ], {'rp': provider}))
-        (whole,) = servers.build([{**_ARQ, 'attach_handle_type': 'PCI'}], {})
+            '0000:07:02.3'),), nova.build_accelerators(
+                [_ARQ], {'rp': provider}))
+        (whole,) = nova.build_accelerators(
+            [{**_ARQ, 'attach_handle_type': 'PCI'}], {})
         self.assertEqual(('0000:07:02.3', None),
                          (whole.handle, whole.provider))
 
     def test_what_is_not(self):
-        (one,) = servers.build([{
+        (one,) = nova.build_accelerators([{
             **_ARQ, 'state': 'BindFailed', 'hostname': None,
             'device_rp_uuid': None, 'attach_handle_type': '',
             'attach_handle_uuid': None, 'attach_handle_info': {}}], {})
-        self.assertEqual(servers.Accelerator(
+        self.assertEqual(nova.Accelerator(
             'arq', 'BindFailed', 'slice', None, None, None, None, None), one)
 
     def test_a_request_that_is_none(self):
         self.assertIn('no accelerator request', str(self.assertRaises(
-            exception.CloudError, servers.read, self.cloud, 'a')))
+            exception.CloudError, nova.accelerators, self.cloud, 'a')))
         for wrong in ({}, {**_ARQ, 'attach_handle_info': {'domain': '0'},
                            'device_rp_uuid': None}):
             self.accelerator['/v2/accelerator_requests'] = {'arqs': [wrong]}
             self.assertIn('cannot be parsed', str(self.assertRaises(
-                exception.CloudError, servers.read, self.cloud, 'a')))
+                exception.CloudError, nova.accelerators, self.cloud, 'a')))

@@ -18,7 +18,7 @@ from urllib import parse
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import providers
+from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.tests.unit.cloud import samples
 from cyborg_gpu_driver.tests.unit.cloud import services
 
@@ -66,28 +66,28 @@ class ReadTest(base.BaseTestCase):
             {'placement': services.documents(self.answers)})).cloud
 
     def test_a_provider(self):
-        wanted = providers.Provider(
+        wanted = placement.Provider(
             'a', _NAME, 'compute1', '0000:07:00.0', '1g.10gb', 'root',
             frozenset({samples.MODEL}), 'CUSTOM_NVIDIA_1G_10GB', 7, 2, 1)
         seen = []
-        self.assertEqual((wanted,), providers.read(
+        self.assertEqual((wanted,), placement.read_providers(
             self.cloud, progress=lambda *of: seen.append(of)))
         self.assertEqual([(1, 1)], seen)
-        self.assertEqual((), providers.read(self.cloud, 'compute2'))
+        self.assertEqual((), placement.read_providers(self.cloud, 'compute2'))
 
     def test_profiles_of_some_providers(self):
-        wanted = {'a': providers.Profile(
+        wanted = {'a': placement.Profile(
             'a', _NAME, 'compute1', '0000:07:00.0', '1g.10gb', 'root',
             frozenset({samples.MODEL}))}
         self.answers[f'{_LIST}/b'] = {
             'uuid': 'b', 'name': 'compute1_FPGA',
             'root_provider_uuid': 'root'}
-        self.assertEqual(wanted, providers.profiles(
+        self.assertEqual(wanted, placement.gpu_profiles(
             self.cloud, {'a', 'b', 'c'}))
         del self.answers[f'{_ONE}/traits']
-        self.assertEqual({}, providers.profiles(self.cloud, {'a'}))
+        self.assertEqual({}, placement.gpu_profiles(self.cloud, {'a'}))
         self.summarize()
-        self.assertEqual(wanted, providers.profiles(self.cloud, {'a'}))
+        self.assertEqual(wanted, placement.gpu_profiles(self.cloud, {'a'}))
 
     def summarize(self, **summary):
         """Let Cyborg and Placement answer for all providers at once.
@@ -114,12 +114,12 @@ class ReadTest(base.BaseTestCase):
         return asked
 
     def test_a_compute_node_costs_one_request(self):
-        (wanted,) = providers.read(self.cloud)
+        (wanted,) = placement.read_providers(self.cloud)
         asked = self.summarize()
         for part in ('inventories', 'usages', 'traits'):
             del self.answers[f'{_ONE}/{part}']
         seen = []
-        self.assertEqual((wanted,), providers.read(
+        self.assertEqual((wanted,), placement.read_providers(
             self.cloud, progress=lambda *of: seen.append(of)))
         self.assertEqual([(1, 1)], seen)
         query, = asked
@@ -127,7 +127,7 @@ class ReadTest(base.BaseTestCase):
                           'limit': ['1']}, parse.parse_qs(query))
 
     def test_one_compute_node_does_not_cost_the_whole_cloud(self):
-        (wanted,) = providers.read(self.cloud)
+        (wanted,) = placement.read_providers(self.cloud)
         self.summarize()
         self.cloud = self.useFixture(services.Services(
             {'placement': services.documents(self.answers)})).cloud
@@ -143,35 +143,35 @@ class ReadTest(base.BaseTestCase):
                     'root_provider_uuid': 'root'}]}
 
         self.answers[_LIST] = listed
-        self.assertEqual((wanted,), providers.read(
+        self.assertEqual((wanted,), placement.read_providers(
             self.cloud, 'compute1', gpus=['0000:07:00.0']))
         self.assertEqual([{'name': ['compute1']}, {
             'required': ['OWNER_CYBORG'], 'in_tree': ['root']}], asked)
-        self.assertEqual((), providers.read(
+        self.assertEqual((), placement.read_providers(
             self.cloud, 'compute1', gpus=['0000:08:00.0']))
 
     def test_what_a_summary_does_not_say_is_asked(self):
-        (wanted,) = providers.read(self.cloud)
+        (wanted,) = placement.read_providers(self.cloud)
         several = {'A': {'capacity': 1, 'used': 0},
                    'B': {'capacity': 1, 'used': 0}}
         for resources in ({}, several, {
                 'CUSTOM_NVIDIA_1G_10GB': {'capacity': 8, 'used': 1}}):
             self.summarize(resources=resources)
-            self.assertEqual((wanted,), providers.read(self.cloud))
+            self.assertEqual((wanted,), placement.read_providers(self.cloud))
         for summary in ({'resources': {'A': {'used': 1}}}, {'traits': None},
                         {'resources': {'A': {'capacity': 'x', 'used': 1}}}):
             self.summarize(**summary)
-            self.assertRaises(exception.CloudError, providers.read,
+            self.assertRaises(exception.CloudError, placement.read_providers,
                               self.cloud)
 
     def test_one_that_goes_meanwhile(self):
         del self.answers[f'{_ONE}/traits']
-        self.assertEqual((), providers.read(self.cloud))
+        self.assertEqual((), placement.read_providers(self.cloud))
 
     def test_one_without_an_inventory(self):
         self.answers[f'{_ONE}/inventories'] = {'inventories': {}}
         self.answers[f'{_ONE}/usages'] = {'usages': {}}
-        (one,) = providers.read(self.cloud)
+        (one,) = placement.read_providers(self.cloud)
         self.assertEqual((None, 0, 0, 0),
                          (one.resource_class, one.total, one.used, one.free))
 
@@ -191,12 +191,14 @@ class ReadTest(base.BaseTestCase):
                 (f'{_ONE}/traits', {})):
             self.answers[path] = document
             self.assertIn('is not Placement', str(self.assertRaises(
-                exception.CloudError, providers.read, self.cloud)), document)
+                exception.CloudError, placement.read_providers,
+                self.cloud)), document)
             self.answers[path] = _ANSWERS[path]
         self.answers[_LIST] = {'resource_providers': [{'name': 5}]}
-        self.assertRaises(exception.CloudError, providers.profiles,
+        self.assertRaises(exception.CloudError, placement.gpu_profiles,
                           self.cloud, {'a'})
 
     def test_placement_that_is_not_there(self):
         del self.answers[_LIST]
-        self.assertRaises(exception.CloudError, providers.read, self.cloud)
+        self.assertRaises(exception.CloudError, placement.read_providers,
+                          self.cloud)

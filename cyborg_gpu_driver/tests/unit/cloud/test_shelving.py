@@ -16,10 +16,10 @@ import json
 
 from oslotest import base
 
-from cyborg_gpu_driver.cloud.moves import shelving
+from cyborg_gpu_driver.cloud import moves
 from cyborg_gpu_driver.tests.unit.cloud import services
 
-Step = shelving.Step
+Step = moves.Step
 _PLACED = 'compute1'
 
 
@@ -27,8 +27,8 @@ class FollowingTest(base.BaseTestCase):
 
     def next(self, status, *sent, busy=False, host=_PLACED, unshelve=True,
              was_away=False):
-        return shelving.following(shelving.Now(status, busy, host), sent,
-                                  unshelve, was_away)
+        return moves.following(moves.Now(status, busy, host), sent,
+                               unshelve, was_away)
 
     def test_a_server_that_is_shelved_at_once(self):
         self.assertEqual(Step.SHELVE, self.next('ACTIVE'))
@@ -81,8 +81,8 @@ class MoveTest(base.BaseTestCase):
                     'OS-EXT-SRV-ATTR:host': _PLACED, 'fault': fault}}
                 for uuid, (status, task, fault) in servers.items()},
                 services.NOVA)})).cloud
-        return shelving.move(cloud, 'abc', 'abc', seconds,
-                             clock=lambda: now[0], sleep=sleep)
+        return moves.shelve(cloud, 'abc', 'abc', seconds,
+                            clock=lambda: now[0], sleep=sleep)
 
     def test_each_failure_has_its_reason(self):
         found = self.move({
@@ -147,8 +147,8 @@ class FaultTest(base.BaseTestCase):
 
         self.said = []
         cloud = self.useFixture(services.Services({'compute': nova})).cloud
-        return shelving.move(cloud, 'a', unshelve, 60.0, self.said.append,
-                             lambda: now[0], sleep or passing)
+        return moves.shelve(cloud, 'a', unshelve, 60.0, self.said.append,
+                            lambda: now[0], sleep or passing)
 
     def test_a_nova_that_does_not_answer_for_a_while(self):
         for faults in ([('GET', 503)] * 3, [('POST', 500)] * 2,
@@ -187,8 +187,8 @@ class FaultTest(base.BaseTestCase):
             now[0] += amount
 
         cloud = self.useFixture(services.Services({'compute': nova})).cloud
-        found = shelving.move(cloud, 'a', 'a', 9.0, clock=lambda: now[0],
-                              sleep=slow)
+        found = moves.shelve(cloud, 'a', 'a', 9.0, clock=lambda: now[0],
+                             sleep=slow)
         self.assertEqual(
             'not finished after 9 s: it may stay shelved; to start it: '
             'openstack server unshelve a', found['a'])

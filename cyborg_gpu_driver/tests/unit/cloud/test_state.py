@@ -18,10 +18,10 @@ from urllib import parse
 from oslotest import base
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import definition
+from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.cloud import state
-from cyborg_gpu_driver.cloud.api import responses
-from cyborg_gpu_driver.cloud.profiles import definition
-from cyborg_gpu_driver.cloud.profiles import resources
 from cyborg_gpu_driver.tests.unit.cloud import services
 
 _SLICE = resources.group('CUSTOM_NVIDIA_1G_10GB')
@@ -221,5 +221,5 @@ class PagesTest(StateCase):
         self.compute['/v2.1/things'] = page
         self.assertEqual(
             [{'id': '1'}, {'id': '2'}, {'id': '3'}],
-            responses.pages(self.cloud, '/things', 'things'))
+            connection.pages(self.cloud, '/things', 'things'))
         self.assertEqual([None, '1', '2'], asked)

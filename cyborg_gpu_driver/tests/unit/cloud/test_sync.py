@@ -17,9 +17,9 @@ import json
 
 from oslotest import base
 
-from cyborg_gpu_driver.cloud import sync
-from cyborg_gpu_driver.cloud.profiles import plan
-from cyborg_gpu_driver.cloud.profiles import resources
+from cyborg_gpu_driver.cloud import plan
+from cyborg_gpu_driver.cloud import resources
+from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.tests.unit.cloud import services
 
 _MARK = '[openstack gpu]'
@@ -79,7 +79,7 @@ class WriterTest(base.BaseTestCase):
 
     def carry_out(self, *changes):
         return [(change.item.name, error and str(error)) for change, error
-                in sync.carry_out(self.cloud, changes)]
+                in state.carry_out(self.cloud, changes)]
 
     def change(self, action, wanted, existing=None, **kwargs):
         """The requests for one change that succeeds."""

@@ -28,7 +28,6 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.osc import base as osc_base
 from cyborg_gpu_driver.osc import plugin
 from cyborg_gpu_driver.osc import profile
-from cyborg_gpu_driver.osc import sync
 from cyborg_gpu_driver.tests.unit.cloud import services
 from cyborg_gpu_driver.tests.unit.osc import running
 
@@ -114,7 +113,7 @@ class SyncTest(base.BaseTestCase):
     def sync(self, *arguments, **kwargs):
         path = self.write('{version: v1, profiles: '
                           '[{name: slice, groups: [{gpu: 1g.10gb}]}]}')
-        return self.openstack.run(sync.SyncProfile, path, *arguments,
+        return self.openstack.run(profile.SyncProfile, path, *arguments,
                                   **kwargs)
 
     def test_a_person_is_asked(self):
@@ -141,7 +140,7 @@ class SyncTest(base.BaseTestCase):
     def test_what_the_file_has_no_more_is_named(self):
         self.sync('--yes')
         _, errors = self.openstack.run(
-            sync.SyncProfile, self.write('version: v1'), '--yes')
+            profile.SyncProfile, self.write('version: v1'), '--yes')
         self.assertIn('device profile slice is not in the file; --prune',
                       errors)
 
@@ -152,9 +151,9 @@ class SyncTest(base.BaseTestCase):
                 (path + '.yaml', exception.InvalidValue),
                 (os.path.dirname(path), exception.InvalidValue)):
             self.assertIn(name, str(self.assertRaises(
-                error, self.openstack.run, sync.SyncProfile, name)))
+                error, self.openstack.run, profile.SyncProfile, name)))
         self.assertIn('standard input', str(self.assertRaises(
-            exception.DocumentError, self.openstack.run, sync.SyncProfile,
+            exception.DocumentError, self.openstack.run, profile.SyncProfile,
             '-', answer='{')))
 
     def test_arguments_that_are_wrong(self):
@@ -172,7 +171,7 @@ class SyncTest(base.BaseTestCase):
                  "arguments: flavors[0]: key 'vcpus' is missing")):
             self.assertIn(said, str(self.assertRaises(
                 exception.GpuDriverError, self.openstack.run,
-                sync.CreateProfile, *arguments)))
+                profile.CreateProfile, *arguments)))
         self.assertEqual([], self.asked)
 
 

@@ -16,7 +16,7 @@ import io
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.osc.moves import defragment
+from cyborg_gpu_driver.osc import defragment
 from cyborg_gpu_driver.tests.unit.osc import running
 
 

@@ -17,7 +17,7 @@ import os
 import fixtures
 import yaml
 
-from cyborg_gpu_driver.cloud.profiles import definition
+from cyborg_gpu_driver.cloud import definition
 from cyborg_gpu_driver.tests.unit.cmd import base
 from cyborg_gpu_driver.tests.unit.tools import documents
 

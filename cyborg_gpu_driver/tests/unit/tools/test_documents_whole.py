@@ -25,9 +25,9 @@ import yaml
 from oslotest import base
 
 from cyborg_gpu_driver.check import run
-from cyborg_gpu_driver.cloud.explain import reasons
-from cyborg_gpu_driver.cloud.orphans import orphans
-from cyborg_gpu_driver.cloud.profiles import definition
+from cyborg_gpu_driver.cloud import definition
+from cyborg_gpu_driver.cloud import orphans
+from cyborg_gpu_driver.cloud import request
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.conf import opts
 from cyborg_gpu_driver.conf import weigher
@@ -199,7 +199,7 @@ class CompleteTest(base.BaseTestCase):
                               if rows.count(name) != 1])
 
     def test_every_word_of_an_answer_is_explained(self):
-        for page, words in (('explain', reasons.Reason.__members__),
+        for page, words in (('explain', request.Reason.__members__),
                             ('explain', [kind.value for kind
                                          in orphans.Kind]),
                             ('doctor', [kind.value for kind

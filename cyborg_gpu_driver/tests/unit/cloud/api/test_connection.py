@@ -18,7 +18,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud.api import connection
+from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 
 

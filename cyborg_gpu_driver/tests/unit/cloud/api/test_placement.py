@@ -19,7 +19,7 @@ from oslo_config import cfg
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud.api import placement
+from cyborg_gpu_driver.cloud import placement_client
 from demo_lib import httpd
 
 
@@ -49,7 +49,7 @@ class PlacementTest(base.BaseTestCase):
                 f'{name} = {value}\n' for name, value in options.items()))
         conf = cfg.ConfigOpts()
         conf([], default_config_files=[path])
-        return placement.Placement(conf)
+        return placement_client.Placement(conf)
 
     def test_answers(self):
         server = httpd.Httpd(self.answer)

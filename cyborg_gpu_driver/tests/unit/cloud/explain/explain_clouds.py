@@ -13,8 +13,8 @@
 
 from __future__ import annotations
 
-from cyborg_gpu_driver.cloud.explain import facts
-from cyborg_gpu_driver.cloud.explain import request
+from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud import request
 
 SLICE = 'CUSTOM_NVIDIA_1G_10GB'
 THIRD = 'CUSTOM_NVIDIA_3G_40GB'

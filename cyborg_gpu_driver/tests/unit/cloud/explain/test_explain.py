@@ -17,10 +17,9 @@ import os
 import testscenarios
 from oslotest import base
 
-from cyborg_gpu_driver.cloud.explain import explain
-from cyborg_gpu_driver.cloud.explain import facts
-from cyborg_gpu_driver.cloud.explain import reasons
-from cyborg_gpu_driver.cloud.explain import request
+from cyborg_gpu_driver.cloud import explain
+from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud import request
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.tests.unit.cloud.explain import explain_clouds as clouds
 
@@ -116,7 +115,7 @@ _REFUSED = {
         clouds.tree(clouds.node(has=clouds.inventory(2, used=1)),
                     clouds.node(has=clouds.inventory(2, used=1),
                                 gpu=clouds.OTHER_GPU))),
-        f'has 2 {clouds.SLICE} free'),
+                    f'has 2 {clouds.SLICE} free'),
     'GROUP_MIXED': (clouds.profile({
         f'resources:{clouds.SLICE}': '1', f'resources:{clouds.THIRD}': '1'}),
         clouds.known(clouds.tree(clouds.node(), clouds.node(clouds.THIRD))),
@@ -218,12 +217,12 @@ class ReasonTest(testscenarios.TestWithScenarios, base.BaseTestCase):
 class CompletenessTest(base.BaseTestCase):
 
     def test_every_reason_has_a_case_and_a_place_in_the_guide(self):
-        self.assertEqual({reason.name for reason in reasons.Reason},
+        self.assertEqual({reason.name for reason in request.Reason},
                          {*_REFUSED, *_HINTS})
         with open(_GUIDE, encoding='utf-8') as stream:
             text = stream.read()
         self.assertEqual([], [
-            reason.name for reason in reasons.Reason
+            reason.name for reason in request.Reason
             if f'``{reason.name}``' not in text])
 
 

@@ -13,15 +13,15 @@
 
 from oslotest import base
 
-from cyborg_gpu_driver.cloud.explain import match as explain_match
-from cyborg_gpu_driver.cloud.explain import request
+from cyborg_gpu_driver.cloud import explain
+from cyborg_gpu_driver.cloud import request
 from cyborg_gpu_driver.tests.unit.cloud.explain import explain_clouds as clouds
 
 
 class AssignmentTest(base.BaseTestCase):
 
     def fits(self, wanted, *nodes, **has):
-        return explain_match.assignment(
+        return explain.assignment(
             wanted, clouds.tree(*nodes, **has)) is not None
 
     def test_each_group_takes_one_provider(self):
@@ -43,7 +43,7 @@ class AssignmentTest(base.BaseTestCase):
                             traits=[clouds.H100])
         self.assertEqual(
             [plain.uuid, picky.uuid],
-            [option[0][0] for option in explain_match.assignment(
+            [option[0][0] for option in explain.assignment(
                 wanted, clouds.tree(picky, plain))])
 
     def test_the_pickiest_gets_what_only_it_can_use(self):

@@ -13,10 +13,10 @@
 from oslotest import base
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud import fleet
 from cyborg_gpu_driver.cloud import hosts
-from cyborg_gpu_driver.cloud.explain import facts
-from cyborg_gpu_driver.cloud.moves import fleet
-from cyborg_gpu_driver.cloud.profiles import resources
+from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.partition.moves import gpus as moving
 from cyborg_gpu_driver.partition.moves import planner
 from cyborg_gpu_driver.tests.unit.cloud import samples

@@ -13,8 +13,8 @@
 
 from oslotest import base
 
-from cyborg_gpu_driver.cloud.explain import facts
-from cyborg_gpu_driver.cloud.orphans import orphans
+from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud import orphans
 from cyborg_gpu_driver.tests.unit.cloud.explain import explain_clouds as clouds
 
 _PROVIDER = clouds.node().uuid
@@ -86,7 +86,7 @@ class FindTest(base.BaseTestCase):
                 'x': {'CUSTOM_PCI': 1}})
         accounts = orphans.Accounts((clouds.tree(node),), {}, (), {})
         self.assertEqual((), orphans.find(accounts))
-        self.assertEqual(set(), orphans.consumers(accounts.trees))
+        self.assertEqual(set(), orphans.consumers_of(accounts.trees))
 
     def test_only_what_lasts(self):
         before = orphans.find(_accounts(arqs=(_arq(),)))

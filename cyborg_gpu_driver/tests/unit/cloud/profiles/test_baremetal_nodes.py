@@ -18,7 +18,7 @@ import functools
 from oslotest import base
 
 from cyborg_gpu_driver.baremetal.inventory import inventory
-from cyborg_gpu_driver.cloud.profiles import baremetal_nodes
+from cyborg_gpu_driver.cloud import baremetal
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine as simulator
@@ -55,14 +55,14 @@ class JudgeTest(base.BaseTestCase):
 
     def node(self, machine='hgx-h100', traits=(_TRAIT,), unhealthy=None,
              **kwargs):
-        return baremetal_nodes.Node(
+        return baremetal.Node(
             'uuid', 'node', _CLASS, frozenset({*traits, _HEALTHY}),
             found=machine and inventory.parse(inspected.sent(
                 _host(machine), unhealthy or {})), **kwargs)
 
     def verdict(self, node, profile=None, resource_class=_CLASS):
-        return str(baremetal_nodes.judge(node, profile or self.slices,
-                                         resource_class))
+        return str(baremetal.judge(node, profile or self.slices,
+                                   resource_class))
 
     def test_it_can(self):
         for machine in ('hgx-h100', 'dgx-a100-80'):
@@ -74,14 +74,14 @@ class JudgeTest(base.BaseTestCase):
     def test_not_now(self):
         node = self.node(hindrances=('it is in maintenance',
                                      'it is active'))
-        verdict = baremetal_nodes.judge(node, self.slices, _CLASS)
+        verdict = baremetal.judge(node, self.slices, _CLASS)
         self.assertEqual('can take it; not now: it is in maintenance, it is '
                          'active', str(verdict))
         self.assertTrue(verdict.can)
 
     def test_the_trait_is_given(self):
-        verdict = baremetal_nodes.judge(self.node(traits=['CUSTOM_X']),
-                                        self.slices)
+        verdict = baremetal.judge(self.node(traits=['CUSTOM_X']),
+                                  self.slices)
         self.assertEqual(f'can take it; it lacks the trait {_TRAIT}',
                          str(verdict))
         change = verdict.change
@@ -176,12 +176,12 @@ class JudgeTest(base.BaseTestCase):
 class ConcernedTest(base.BaseTestCase):
 
     def test_which_nodes_are_looked_at(self):
-        nodes = [baremetal_nodes.Node(str(number), str(number), name,
-                                      frozenset(traits))
+        nodes = [baremetal.Node(str(number), str(number), name,
+                                frozenset(traits))
                  for number, (name, traits) in enumerate((
                      (_CLASS, ()), ('CUSTOM_OTHER', ()), (None, ()),
                      ('CUSTOM_OTHER', ['CUSTOM_RAID', _HOPPER]),
                      (None, ['CUSTOM_NVIDIA_2330'])))]
-        self.assertEqual(nodes, baremetal_nodes.concerned(nodes, None))
+        self.assertEqual(nodes, baremetal.concerned(nodes, None))
         self.assertEqual([nodes[0], *nodes[3:]],
-                         baremetal_nodes.concerned(nodes, _CLASS))
+                         baremetal.concerned(nodes, _CLASS))

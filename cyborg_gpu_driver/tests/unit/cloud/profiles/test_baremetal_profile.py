@@ -18,10 +18,10 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal.inventory import layouts
-from cyborg_gpu_driver.cloud.profiles import baremetal_profile
-from cyborg_gpu_driver.cloud.profiles import definition
-from cyborg_gpu_driver.cloud.profiles import plan
-from cyborg_gpu_driver.cloud.profiles import resources
+from cyborg_gpu_driver.cloud import baremetal
+from cyborg_gpu_driver.cloud import definition
+from cyborg_gpu_driver.cloud import plan
+from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.partition.layout import devices as layout_devices
 
 _FILE = 'gpus.yaml'
@@ -38,8 +38,8 @@ def profile(*groups, name='slice-10gb'):
 
 def node_profile(*groups, devices=None, boards=(), name='slice-10gb'):
     """The bare-metal profile that results from a device profile."""
-    return baremetal_profile.make(profile(*groups, name=name), _FILE,
-                                  layout_devices.Devices(devices, boards))
+    return baremetal.make(profile(*groups, name=name), _FILE,
+                          layout_devices.Devices(devices, boards))
 
 
 def items(found):
@@ -170,7 +170,7 @@ class TemplateTest(base.BaseTestCase):
         wanted = node_profile(*groups, name=name).template
         (change,) = plan.make(
             [wanted], {there.key: resources.Existing(there, 'x')}, adopt)
-        return baremetal_profile.checked(change, adopt)
+        return baremetal.checked(change, adopt)
 
     def test_another_layout_of_its_name_replaces_it(self):
         change = self.change('slice-10gb', [{'gpu': '2g.20gb'}])
@@ -185,7 +185,7 @@ class TemplateTest(base.BaseTestCase):
         (item,) = step['args']['layout']['slice-10gb']
         item['mig-devices'] = dict(reversed(item['mig-devices'].items()))
         there = resources.DeployTemplate(
-            wanted.name, baremetal_profile.steps_text(
+            wanted.name, baremetal.steps_text(
                 [dict(reversed(step.items()))]))
         self.assertEqual((), plan.make(
             [wanted], {wanted.key: resources.Existing(there, 'x')}))
@@ -201,13 +201,13 @@ class TemplateTest(base.BaseTestCase):
 
     def test_a_template_of_other_steps(self):
         there = resources.DeployTemplate(
-            'CUSTOM_GPU_LAYOUT_SLICE_10GB', baremetal_profile.steps_text([{
+            'CUSTOM_GPU_LAYOUT_SLICE_10GB', baremetal.steps_text([{
                 'interface': 'bios', 'step': 'apply_configuration',
                 'args': {'settings': []}, 'priority': 150}]))
         wanted = node_profile({'gpu': '1g.10gb'}).template
         (change,) = plan.make([wanted], {there.key: resources.Existing(
             there, 'x')})
-        change = baremetal_profile.checked(change, False)
+        change = baremetal.checked(change, False)
         self.assertIs(plan.Action.REFUSE, change.action)
         self.assertIn('for the layout None', change.text)
 
@@ -241,11 +241,11 @@ class ArgumentsTest(base.BaseTestCase):
                 ('CUSTOM_BAREMETAL_GPU', 'CUSTOM_BAREMETAL_GPU'),
                 ('baremetal-gpu-h100-x8', 'CUSTOM_BAREMETAL_GPU_H100_X8')):
             self.assertEqual(expected,
-                             baremetal_profile.class_in_placement(text))
+                             baremetal.class_in_placement(text))
         for text in ('', '-', 'CUSTOM_', 'x' * 256):
             error = self.assertRaises(
                 exception.InvalidValue,
-                baremetal_profile.class_in_placement, text)
+                baremetal.class_in_placement, text)
             self.assertIn('such as baremetal.gpu', str(error))
 
     def test_a_profile_is_chosen(self):
@@ -253,7 +253,7 @@ class ArgumentsTest(base.BaseTestCase):
                     for name in ('one', 'two'))
 
         def choose(profiles, name):
-            return baremetal_profile.choose(profiles, name, _FILE)
+            return baremetal.choose(profiles, name, _FILE)
 
         self.assertEqual(one, choose([one], None))
         self.assertEqual(two, choose([one, two], 'two'))

@@ -16,8 +16,8 @@ import hypothesis
 from hypothesis import strategies
 from oslotest import base
 
-from cyborg_gpu_driver.cloud.profiles import capacity
-from cyborg_gpu_driver.cloud.profiles import resources
+from cyborg_gpu_driver.cloud import hosts
+from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.tests.unit.cloud import samples
 
 _SLICE = resources.group('CUSTOM_NVIDIA_1G_10GB')
@@ -32,7 +32,7 @@ _FREE = strategies.lists(strategies.integers(0, 7), max_size=4)
 
 
 def _room(found, *groups):
-    room = capacity.room(groups, found)
+    room = hosts.room(groups, found)
     return room.servers, room.exact
 
 
@@ -96,10 +96,10 @@ class RoomTest(base.BaseTestCase):
     def test_by_host(self):
         found = [_ONE, samples.provider(host='compute2', used=7),
                  samples.provider(host='compute3', used=5)]
-        rooms = capacity.by_host((_SLICE,), found)
+        rooms = hosts.room_by_host((_SLICE,), found)
         self.assertEqual({'compute1': 7, 'compute2': 0, 'compute3': 2}, {
             host: room.servers for host, room in rooms.items()})
-        self.assertEqual(capacity.Room(9, True),
-                         capacity.together(rooms.values()))
-        self.assertEqual(capacity.Room(3, False), capacity.together(
-            [capacity.Room(1, True), capacity.Room(2, False)]))
+        self.assertEqual(hosts.Room(9, True),
+                         hosts.total_room(rooms.values()))
+        self.assertEqual(hosts.Room(3, False), hosts.total_room(
+            [hosts.Room(1, True), hosts.Room(2, False)]))

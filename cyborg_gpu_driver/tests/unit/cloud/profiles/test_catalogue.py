@@ -14,8 +14,8 @@
 
 from oslotest import base
 
-from cyborg_gpu_driver.cloud.profiles import catalogue
-from cyborg_gpu_driver.cloud.profiles import resources
+from cyborg_gpu_driver.cloud import hosts
+from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.tests.unit.cloud import samples
 
 _MIG = 'CUSTOM_GPU_KIND_MIG'
@@ -36,11 +36,11 @@ _FOUND = (
 class EntriesTest(base.BaseTestCase):
 
     def entries(self, **filters):
-        return {entry.label: entry for entry in catalogue.entries(
+        return {entry.label: entry for entry in hosts.catalogue(
             [one for one in _FOUND if one.resource_class], **filters)}
 
     def test_an_entry(self):
-        self.assertEqual(catalogue.Entry(
+        self.assertEqual(hosts.CatalogueEntry(
             '1g.10gb', 'CUSTOM_NVIDIA_1G_10GB', (_MIG,),
             ('compute1', 'compute2'),
             gpus=3, total=21, used=2, reserved=1, free=18),
@@ -67,7 +67,7 @@ class EntriesTest(base.BaseTestCase):
     def test_one_without_an_inventory_offers_nothing(self):
         gone = samples.provider()
         gone = type(gone)(**{**vars(gone), 'resource_class': None})
-        self.assertEqual((), catalogue.entries([gone]))
+        self.assertEqual((), hosts.catalogue([gone]))
 
 
 class ReachTest(base.BaseTestCase):
@@ -78,10 +78,11 @@ class ReachTest(base.BaseTestCase):
         profiles = [resources.DeviceProfile('both', (one, two)),
                     resources.DeviceProfile('a', (one,)),
                     resources.DeviceProfile('b', (two,))]
-        self.assertEqual(('a', 'both'), catalogue.asking(profiles, 'PGPU'))
+        self.assertEqual(('a', 'both'),
+                         hosts.profiles_asking(profiles, 'PGPU'))
         flavors = [resources.Flavor(
             name, 1, 1, 1, True, ((resources.PROFILE_KEY, profile),))
             for name, profile in (('x', 'a'), ('y', 'b'), ('v', 'both'))]
         flavors.append(resources.Flavor('plain', 1, 1, 1, True, ()))
         self.assertEqual(('v', 'x'),
-                         catalogue.naming(flavors, ('a', 'both')))
+                         hosts.flavors_naming(flavors, ('a', 'both')))

@@ -22,8 +22,8 @@ import yaml
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud.profiles import definition
-from cyborg_gpu_driver.cloud.profiles import resources
+from cyborg_gpu_driver.cloud import definition
+from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.tests.unit.fuzz import base as fuzz
 
 _ROOT = pathlib.Path(__file__).resolve().parents[5]

@@ -18,8 +18,8 @@ import hypothesis
 from hypothesis import strategies
 from oslotest import base
 
-from cyborg_gpu_driver.cloud.profiles import plan
-from cyborg_gpu_driver.cloud.profiles import resources
+from cyborg_gpu_driver.cloud import plan
+from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.cloud import samples
 

@@ -14,9 +14,9 @@
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud.profiles import plan
-from cyborg_gpu_driver.cloud.profiles import quota
-from cyborg_gpu_driver.cloud.profiles import resources
+from cyborg_gpu_driver.cloud import plan
+from cyborg_gpu_driver.cloud import quota
+from cyborg_gpu_driver.cloud import resources
 
 _SLICE = 'CUSTOM_NVIDIA_1G_10GB'
 _DEFAULT = resources.RegisteredLimit(f'class:{_SLICE}', 2)

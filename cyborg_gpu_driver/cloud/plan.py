@@ -19,8 +19,8 @@ import enum
 from collections.abc import Iterable
 from collections.abc import Mapping
 
-from cyborg_gpu_driver.cloud import providers
-from cyborg_gpu_driver.cloud.profiles import resources
+from cyborg_gpu_driver.cloud import placement
+from cyborg_gpu_driver.cloud import resources
 
 Present = Mapping[resources.Key, resources.Existing]
 
@@ -118,7 +118,7 @@ def differences(wanted: resources.Item, there: resources.Item
 
 
 def unoffered(wanted: Iterable[resources.Item],
-              found: Iterable[providers.Provider]) -> tuple[str, ...]:
+              found: Iterable[placement.Provider]) -> tuple[str, ...]:
     """Return a sentence for each device profile group that no GPU offers."""
     found = [one for one in found if one.resource_class is not None]
     offered = {one.resource_class for one in found}

@@ -9,7 +9,8 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""The request that Nova sends to Placement for a flavor and device profile.
+
+"""The request that Nova would send to Placement, and reasons to refuse it.
 
 This module does no I/O. It follows Nova 34: ``ResourceRequest`` of
 ``nova/scheduler/utils.py``, the filters of
@@ -21,15 +22,16 @@ know what an image, a port or nova.conf adds.
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import enum
 import re
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 
 import os_resource_classes as orc
 import os_traits
-
-from cyborg_gpu_driver.cloud.explain import reasons
 
 PROFILE_KEY = 'accel:device_profile'
 _KEY = re.compile(r'(resources|trait)([a-zA-Z0-9_-]{1,64})?:(.*)')
@@ -40,6 +42,117 @@ _TRANSLATED = (
     'pci_passthrough:alias')
 """Extra specs that Nova expands into a request, and this module does not."""
 _UUID = re.compile(r'[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', re.I)
+
+
+class Reason(enum.Enum):
+    """Why a server gets no accelerator; the names are in the JSON output."""
+
+    # The request itself.
+    PROFILE_UNKNOWN = 'Cyborg has no such device profile'
+    PROFILE_BY_UUID = 'the flavor names a device profile by its UUID'
+    NO_PROFILE = 'the flavor names no device profile'
+    GROUP_EMPTY = 'a group of the device profile requests nothing'
+    CLASS_IGNORED = 'Nova does not know a resource class'
+    GROUP_MIXED = 'a group requests several resource classes from one provider'
+    GROUP_POLICY = 'several groups of a flavor need a group_policy'
+    CLASS_NOWHERE = 'no provider of the cloud has a resource class'
+    TRAIT_UNKNOWN = 'Placement does not know a trait'
+    TRAIT_NOWHERE = 'no provider of a resource class has the trait'
+    FLAVOR_DISABLED = 'the flavor is disabled'
+    FLAVOR_ACCESS = 'the project has no access to the flavor'
+    QUOTA = 'a limit of the project would be exceeded'
+    # A host.
+    HOST_DISABLED = 'the compute service is disabled'
+    SERVICE_DOWN = 'nova-compute is down'
+    NO_COMPUTE = 'Nova has no compute node for this provider'
+    NO_ACCELERATORS_TRAIT = ("the compute node's virt driver does not "
+                             'support accelerators')
+    ROOT_TRAIT = 'the compute node lacks a trait'
+    HOST_RESOURCES = 'the compute node has too little free capacity'
+    HOST_TRAIT = 'the host lacks a trait that the flavor requires'
+    ZONE = 'the host is in another availability zone'
+    PROJECT_ISOLATED = 'an aggregate reserves the host for other projects'
+    AGGREGATE_SPECS = "the flavor's extra specs match no aggregate"
+    CLASS_ELSEWHERE = 'only other hosts have a resource class'
+    NOT_REPORTED = 'no agent reports accelerators of the host'
+    GROUPS_TOGETHER = 'each group fits, but not all of them together'
+    COUNT_SPLIT = 'enough in total, but not on one GPU'
+    # A provider: a profile on a GPU.
+    TRAIT_MISSING = 'a required trait is missing'
+    TRAIT_FORBIDDEN = 'the provider has a forbidden trait'
+    TOO_MANY = 'no provider has that many, even when empty'
+    UNIT = 'the inventory does not allow the amount'
+    USED = 'servers use all of it'
+    RESERVED_SIBLING = 'servers with other profiles hold the GPU'
+    RESERVED_FRAGMENTED = 'the free space has no room for another'
+    RESERVED_UNHEALTHY = 'the GPU is unhealthy'
+    RESERVED_CORDONED = 'the GPU is cordoned'
+    GPU_ISOLATED = 'the GPU has servers, and accepts one project only'
+    RESERVED_UNUSED = 'reserved although no server uses the GPU'
+    # Placement gives it, and the bind fails.
+    STALE_PROVIDER = 'Cyborg does not know the provider'
+    CYBORG_NO_DEVICES = 'Cyborg has no device on the host'
+    HANDLES_TAKEN = 'accelerator requests use the attach handles'
+    # Hints.
+    DEVICE_DISABLED = 'a device is disabled in Cyborg'
+    SAME_GPU = 'groups may land on one GPU and exclude each other there'
+    BIND_FAILED = 'Cyborg could not bind'
+    HOST_MISMATCH = 'Nova and Cyborg name the host differently'
+    SERVICE_TOKEN = 'Nova sends Cyborg no service token'
+    NO_NETWORK = 'the server was created without a network'
+    NO_VALID_HOST = 'no host accepted the server'
+    SERVER_FAULT = 'the server failed for another reason'
+    DISAGREES = 'Placement contradicts this result'
+    REFUSED = 'Placement refuses the request'
+
+
+PASSES = frozenset({
+    Reason.USED, Reason.RESERVED_SIBLING, Reason.RESERVED_FRAGMENTED,
+    Reason.RESERVED_UNUSED, Reason.RESERVED_CORDONED, Reason.HOST_RESOURCES,
+    Reason.GROUPS_TOGETHER, Reason.SERVICE_DOWN, Reason.HOST_DISABLED})
+"""What may pass by itself, or at a word of the operator's."""
+AT_BIND = frozenset({
+    Reason.STALE_PROVIDER, Reason.CYBORG_NO_DEVICES, Reason.HANDLES_TAKEN})
+"""What the scheduler does not see: the server is given a host, and fails."""
+BESIDE_PLACEMENT = frozenset({
+    Reason.HOST_DISABLED, Reason.SERVICE_DOWN, Reason.NO_COMPUTE,
+    Reason.ZONE, Reason.CYBORG_NO_DEVICES})
+"""What keeps a host from a server though Placement has candidates of it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One thing that stands in the way, or may.
+
+    :ivar subject: the flavor, profile, class, trait, host or provider.
+    :ivar text: what is wrong, for people.
+    :ivar remedy: what to do about it, for people.
+    :ivar blocks: False for a hint: it depends on what no API shows.
+    """
+
+    reason: Reason
+    subject: str
+    text: str
+    remedy: str
+    blocks: bool = True
+
+    def document(self) -> dict[str, Any]:
+        """As programs read it."""
+        return {'code': self.reason.name, 'subject': self.subject,
+                'what': self.text, 'remedy': self.remedy,
+                'blocks': self.blocks}
+
+
+def distance(findings: Iterable[Finding]) -> int:
+    """How far what has these findings is from being taken; 0 if it is."""
+    return sum(1 if finding.reason in PASSES else 3
+               for finding in findings if finding.blocks)
+
+
+def similar(name: str, known: Iterable[str]) -> str:
+    """A question that names what may have been meant; empty if nothing."""
+    found = difflib.get_close_matches(name, sorted(known), 3)
+    return f'; did you mean {" or ".join(found)}?' if found else ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +209,7 @@ class Request:
     root_forbidden: frozenset[str] = frozenset()
     profile: str | None = None
     flavor: Flavor | None = None
-    findings: tuple[reasons.Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()
     ignored: tuple[str, ...] = ()
     """Extra specs that Nova considers and this module does not."""
 
@@ -156,7 +269,7 @@ def make(flavor: Flavor | None, profile: str | None,
     :param profile_groups: as Cyborg's API shows them.
     """
     specs = flavor.extra_specs if flavor else {}
-    findings: list[reasons.Finding] = []
+    findings: list[Finding] = []
     groups = _flavor_groups(flavor) if flavor else []
     policy = specs.get('group_policy')
     if policy not in ('none', 'isolate'):
@@ -181,7 +294,7 @@ def make(flavor: Flavor | None, profile: str | None,
 
 
 def profile_of(flavor: Flavor, known: Iterable[str]
-               ) -> tuple[str | None, tuple[reasons.Finding, ...]]:
+               ) -> tuple[str | None, tuple[Finding, ...]]:
     """Return the device profile that a flavor names, and any problems with it.
 
     :param known: names of the existing device profiles.
@@ -193,19 +306,19 @@ def profile_of(flavor: Flavor, known: Iterable[str]
     if name in known:
         return name, ()
     if _UUID.fullmatch(name):
-        return name, (reasons.Finding(
-            reasons.Reason.PROFILE_BY_UUID, flavor.name,
+        return name, (Finding(
+            Reason.PROFILE_BY_UUID, flavor.name,
             f'{PROFILE_KEY} of flavor {flavor.name} is a UUID; Nova looks up '
             'device profiles by name and finds none',
             f'set {PROFILE_KEY} to the name of the device profile'),)
     return name, (unknown_profile(name, known),)
 
 
-def unknown_profile(name: str, known: Iterable[str]) -> reasons.Finding:
+def unknown_profile(name: str, known: Iterable[str]) -> Finding:
     """Return the finding that there is no device profile of that name."""
-    return reasons.Finding(
-        reasons.Reason.PROFILE_UNKNOWN, name,
-        f'there is no device profile {name}{reasons.similar(name, known)}',
+    return Finding(
+        Reason.PROFILE_UNKNOWN, name,
+        f'there is no device profile {name}{similar(name, known)}',
         'create it, or use one of "openstack accelerator device profile list"')
 
 
@@ -213,24 +326,24 @@ def _no_profile(flavor):
     direct = sorted(key for key in flavor.extra_specs
                     if key.startswith('resources'))
     if direct:
-        return reasons.Finding(
-            reasons.Reason.NO_PROFILE, flavor.name,
+        return Finding(
+            Reason.NO_PROFILE, flavor.name,
             f'flavor {flavor.name} requests resources of Placement directly '
             f'({direct[0]}); Cyborg is not involved, so a server gets no GPU',
             f'request them in a device profile, and set {PROFILE_KEY} to its '
             'name')
-    meant = reasons.similar(PROFILE_KEY, flavor.extra_specs).replace(
+    meant = similar(PROFILE_KEY, flavor.extra_specs).replace(
         'did you mean', 'was it misspelled as')
-    return reasons.Finding(
-        reasons.Reason.NO_PROFILE, flavor.name,
+    return Finding(
+        Reason.NO_PROFILE, flavor.name,
         f'flavor {flavor.name} has no {PROFILE_KEY}, so a server gets no '
         f'GPU{meant}', f'openstack flavor set --property '
         f'{PROFILE_KEY}=NAME {flavor.name}')
 
 
 def _no_policy(flavor):
-    return reasons.Finding(
-        reasons.Reason.GROUP_POLICY, flavor.name,
+    return Finding(
+        Reason.GROUP_POLICY, flavor.name,
         f'flavor {flavor.name} has several numbered groups but no '
         'group_policy, so Placement rejects the request',
         'openstack flavor set --property group_policy=none '
@@ -271,8 +384,8 @@ def _profile_groups(profile, groups, findings):
         made = _group(f'device_profile_{index}', parts)
         findings.extend(_ignored(profile, made, name) for name in ignored)
         if not made.resources:
-            findings.append(reasons.Finding(
-                reasons.Reason.GROUP_EMPTY, profile,
+            findings.append(Finding(
+                Reason.GROUP_EMPTY, profile,
                 f'{made.title} of device profile {profile} requests no '
                 'resource that Nova knows: Nova rejects or ignores it, and a '
                 'server gets no GPU',
@@ -282,8 +395,8 @@ def _profile_groups(profile, groups, findings):
 
 
 def _ignored(profile, group, name):
-    return reasons.Finding(
-        reasons.Reason.CLASS_IGNORED, name,
+    return Finding(
+        Reason.CLASS_IGNORED, name,
         f'{group.title} of device profile {profile}: Nova ignores {name}, '
         'because it is not a resource class with an amount',
         'use PGPU, or a CUSTOM_ class from "openstack gpu profile list"')

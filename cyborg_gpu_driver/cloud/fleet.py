@@ -16,6 +16,10 @@ Placement knows how many instances of each profile a GPU has, and how many
 more can be created, but not their placements on the GPU. The placements are
 inferred from the numbers (:mod:`cyborg_gpu_driver.nova.weighing.grid`). If no
 grid explains the numbers of a GPU, the planner uses only its free inventory.
+
+The requests to Placement and Cyborg are those for the list of hosts, and one
+more to Cyborg for all accelerator requests. Nova returns a thousand servers
+for each request.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
+from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -30,9 +36,11 @@ from typing import Any
 from typing import NamedTuple
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import hosts as cloud_hosts
-from cyborg_gpu_driver.cloud import providers
-from cyborg_gpu_driver.cloud.profiles import resources
+from cyborg_gpu_driver.cloud import placement
+from cyborg_gpu_driver.cloud import resources
+from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.nova.weighing import grid
 from cyborg_gpu_driver.partition.moves import gpus as moving
 
@@ -46,6 +54,7 @@ _ACTIVE, _SHELVED = 'ACTIVE', 'SHELVED'
 _BOUND = 'Bound'
 _ATTRIBUTE = re.compile(r'(?<=gb)\.', re.ASCII)
 """The dot that stands for a plus in the label of a profile."""
+Groups = dict[str, tuple[resources.Group, ...]]
 
 
 class Place(NamedTuple):
@@ -193,7 +202,7 @@ def _profile(label):
     return _ATTRIBUTE.sub('+', label, count=1)
 
 
-def _gpu(place: Place, offers: Sequence[providers.Provider],
+def _gpu(place: Place, offers: Sequence[placement.Provider],
          holders: tuple[moving.Holder, ...]) -> moving.Gpu | None:
     names = tuple(_profile(offer.label) for offer in offers)
     if names == (moving.WHOLE,) and offers[0].total == 1:
@@ -207,3 +216,89 @@ def _gpu(place: Place, offers: Sequence[providers.Provider],
     free = [name for name, offer in zip(names, offers, strict=True)
             if offer.free]
     return moving.only_free(free, place) if free else None
+
+
+class Snapshot:
+    """The state of a cloud at one time.
+
+    :ivar hosts: the hosts that take part.
+    :ivar fleet: their GPUs.
+    :ivar servers: by UUID.
+    :ivar profiles: the groups of each device profile, by name.
+    """
+
+    def __init__(self, cloud: connection.Cloud,
+                 names: Collection[str] = (), anyone: bool = False,
+                 complain: Callable[[str], None] = lambda text: None,
+                 progress: Callable[[int, int], None]
+                 = lambda done, total: None):
+        """Read the cloud.
+
+        :param names: of the hosts that take part; all if it is empty.
+        :param anyone: as in :class:`.fleet.Fleet`.
+        :param complain: as in :func:`cyborg_gpu_driver.cloud.hosts.read`.
+        :raises CloudError: if a request to a service fails.
+        :raises InvalidValue: if there is no such host.
+        """
+        self.hosts = _hosts(cloud, names, complain, progress)
+        self.profiles: Groups = {
+            existing.item.name: existing.item.groups
+            for existing in state.profiles(cloud)
+            if isinstance(existing.item, resources.DeviceProfile)}
+        requests = cloud.get('/accelerator_requests', 'arqs')
+        listed = connection.pages(cloud, '/servers/detail', 'servers',
+                                  all_tenants='true')
+        with connection.understanding(cloud, 'Nova', 'a server'):
+            self.servers = {item['id']: server(item)
+                            for item in listed}
+        with connection.understanding(cloud, 'Cyborg',
+                                      'an accelerator request'):
+            self.fleet = Fleet(self.hosts, requests, self.servers,
+                               self.profiles, anyone)
+
+    def asked(self, profile: str | None = None
+              ) -> dict[str, resources.Group]:
+        """Return the resource groups for which to plan, by profile name.
+
+        :param profile: the name of a device profile or of a GPU profile;
+            None for all GPU profiles.
+        :raises InvalidValue: if there is no such profile, or it asks for
+            several accelerators.
+        """
+        labels = {
+            offer.label: resources.group(offer.resource_class)
+            for host in self.hosts for offer in host.providers
+            if offer.resource_class is not None}
+        if profile is None:
+            return {label: labels[label] for label in sorted(labels)}
+        if profile in self.profiles:
+            return {profile: group(self.profiles[profile], profile)}
+        if profile in labels:
+            return {profile: labels[profile]}
+        raise exception.InvalidValue(
+            what='profile', value=profile,
+            expected='expected the name of a device profile or of a GPU '
+            f'profile ({", ".join(sorted(labels)) or "none"})')
+
+
+def read_server(cloud: connection.Cloud, uuid: str) -> Server | None:
+    """Return the current state of a server; None if it no longer exists.
+
+    :raises CloudError: if a request to Nova fails.
+    """
+    answer = cloud.ask('compute', f'/servers/{uuid}', connection.NOVA)
+    with connection.understanding(cloud, 'Nova', f'server {uuid}'):
+        return None if answer is None else server(answer['server'])
+
+
+def _hosts(cloud, names, complain, progress):
+    only = next(iter(names)) if len(set(names)) == 1 else None
+    found = cloud_hosts.read(cloud, only, complain, progress)
+    there = {host.name for host in found}
+    for name in names:
+        if name not in there:
+            raise exception.InvalidValue(
+                what='host', value=name,
+                expected='expected a compute node with GPUs that the driver '
+                'reports; see "openstack gpu host list"')
+    return tuple(host for host in found if not names or host.name in names)

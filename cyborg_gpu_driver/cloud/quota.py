@@ -28,10 +28,9 @@ from collections.abc import Mapping
 import os_resource_classes as orc
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud.profiles import definition
-from cyborg_gpu_driver.cloud.profiles import plan
-from cyborg_gpu_driver.cloud.profiles import resources
-from cyborg_gpu_driver.cloud.profiles import schema as definition_schema
+from cyborg_gpu_driver.cloud import definition
+from cyborg_gpu_driver.cloud import plan
+from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.report.content import names
 
 _PREFIX = 'class:'
@@ -137,11 +136,11 @@ def parse(text: str) -> Setting:
     if value == _UNSET:
         return Setting(name, None)
     if (not _NUMBER.fullmatch(value)
-            or int(value) > definition_schema.HIGHEST_LIMIT):
+            or int(value) > definition.HIGHEST_LIMIT):
         raise exception.InvalidValue(
             what=f'limit of {name}', value=value,
             expected='expected a number from 0 to '
-                     f'{definition_schema.HIGHEST_LIMIT}, -1 for no limit, '
+                     f'{definition.HIGHEST_LIMIT}, -1 for no limit, '
                      f'or {_UNSET}')
     return Setting(name, int(value))
 

@@ -9,25 +9,28 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
+
 """Read flavors, servers, compute services and limits from Nova."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 from urllib import parse
 
+from oslo_utils import uuidutils
+
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import servers
-from cyborg_gpu_driver.cloud import state
-from cyborg_gpu_driver.cloud.api import connection
-from cyborg_gpu_driver.cloud.api import placement_api
-from cyborg_gpu_driver.cloud.api import responses
-from cyborg_gpu_driver.cloud.explain import facts
-from cyborg_gpu_driver.cloud.explain import reasons
-from cyborg_gpu_driver.cloud.explain import request
-from cyborg_gpu_driver.cloud.profiles import resources
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud import placement
+from cyborg_gpu_driver.cloud import request as cloud_request
+from cyborg_gpu_driver.cloud import resources
+from cyborg_gpu_driver.cloud import state as cloud_state
+from cyborg_gpu_driver.host.snapshot import model
 
 _MIB_PER_GIB = 1024
 _QUOTAS = {'instances': None, 'cores': 'VCPU', 'ram': 'MEMORY_MB'}
@@ -37,51 +40,52 @@ _FEW = 10
 _CLASS = 'class:'
 _SERVERS = 'servers'
 """The unified limit for the number of instances."""
+_MDEV = 'MDEV'
 
 
-def flavor(cloud: connection.Cloud, name: str) -> request.Flavor:
+def flavor(cloud: connection.Cloud, name: str) -> cloud_request.Flavor:
     """Return a flavor by name or ID.
 
     :raises CloudError: if a request to Nova fails.
     :raises InvalidValue: if there is none.
     """
     answer: Any = cloud.ask(
-        'compute', f'/flavors/{parse.quote(name, safe="")}', responses.NOVA)
-    with responses.understanding(cloud, 'Nova', 'a flavor'):
+        'compute', f'/flavors/{parse.quote(name, safe="")}', connection.NOVA)
+    with connection.understanding(cloud, 'Nova', 'a flavor'):
         if answer is not None:
             item = answer['flavor']
         else:
-            listed = responses.pages(cloud, '/flavors/detail', 'flavors',
-                                     is_public='None')
+            listed = connection.pages(cloud, '/flavors/detail', 'flavors',
+                                      is_public='None')
             item = next((found for found in listed
                          if found['name'] == name), None)
             if item is None:
                 raise exception.InvalidValue(
                     what='flavor', value=name,
                     expected='expected the name or ID of a flavor'
-                    + reasons.similar(name, (found['name']
-                                             for found in listed)))
+                    + cloud_request.similar(name, (found['name']
+                                                   for found in listed)))
         made = _flavor(item, item['name'])
         if made.public:
             return made
         access = cloud.ask(
             'compute', f'/flavors/{item["id"]}/os-flavor-access',
-            responses.NOVA)
+            connection.NOVA)
         return _flavor(item, item['name'], frozenset(
             entry['tenant_id'] for entry in access['flavor_access']))
 
 
 def server(cloud: connection.Cloud, name: str
-           ) -> tuple[facts.Server, request.Flavor]:
+           ) -> tuple[facts.Server, cloud_request.Flavor]:
     """Return a server of any project by name or UUID, and its flavor.
 
     :raises CloudError: if there is none, or a request to Nova fails.
     """
-    uuid = servers.find(cloud, name)
-    answer: Any = cloud.ask('compute', f'/servers/{uuid}', responses.NOVA)
+    uuid = find_server(cloud, name)
+    answer: Any = cloud.ask('compute', f'/servers/{uuid}', connection.NOVA)
     if answer is None:
         raise cloud.error(f'there is no server {uuid}')
-    with responses.understanding(cloud, 'Nova', 'a server'):
+    with connection.understanding(cloud, 'Nova', 'a server'):
         item = answer['server']
         return _server(item), _flavor(
             item['flavor'], item['flavor']['original_name'])
@@ -103,25 +107,25 @@ def known_servers(cloud: connection.Cloud, uuids: Collection[str],
     :raises CloudError: if a request to Nova fails.
     """
     def ask(uuid):
-        answer = cloud.ask('compute', f'/servers/{uuid}', responses.NOVA)
-        with responses.understanding(cloud, 'Nova', 'a server'):
+        answer = cloud.ask('compute', f'/servers/{uuid}', connection.NOVA)
+        with connection.understanding(cloud, 'Nova', 'a server'):
             return uuid, answer and _server(answer['server'])
 
     where = [{}] if hosts is None else [{'host': host} for host in hosts]
     found = {}
     if len(uuids) > max(_FEW, len(where)):
-        for listed in placement_api.at_once(
+        for listed in placement.at_once(
                 lambda place: _listed(cloud, uuids, place), where):
             found.update(listed)
-    found.update(placement_api.at_once(ask, sorted(set(uuids) - set(found))))
+    found.update(placement.at_once(ask, sorted(set(uuids) - set(found))))
     return {uuid: server for uuid, server in found.items()
             if server is not None}
 
 
 def _listed(cloud, uuids, place):
     """The requested servers that are in Nova's list."""
-    with responses.understanding(cloud, 'Nova', 'a server'):
-        return {item['id']: _server(item) for item in responses.each(
+    with connection.understanding(cloud, 'Nova', 'a server'):
+        return {item['id']: _server(item) for item in connection.each(
             cloud, '/servers/detail', 'servers', all_tenants='true',
             **place) if item['id'] in uuids}
 
@@ -138,9 +142,9 @@ def migrations(cloud: connection.Cloud, uuids: Iterable[str]
     found: set[str] = set()
     marker: dict[str, str] = {}
     while wanted - found:
-        answer = cloud.ask('compute', '/os-migrations', responses.NOVA,
+        answer = cloud.ask('compute', '/os-migrations', connection.NOVA,
                            **marker)
-        with responses.understanding(cloud, 'Nova', 'a migration'):
+        with connection.understanding(cloud, 'Nova', 'a migration'):
             page = [item['uuid'] for item in answer['migrations']]
             found |= wanted & set(page)
             if not page or 'migrations_links' not in answer:
@@ -154,9 +158,9 @@ def services_by_host(cloud: connection.Cloud) -> dict[str, facts.Service]:
 
     :raises CloudError: if a request to Nova fails.
     """
-    answer: Any = cloud.ask('compute', '/os-services', responses.NOVA,
+    answer: Any = cloud.ask('compute', '/os-services', connection.NOVA,
                             binary='nova-compute')
-    with responses.understanding(cloud, 'Nova', 'the compute services'):
+    with connection.understanding(cloud, 'Nova', 'the compute services'):
         return {item['host']: facts.Service(
             item['host'], item['zone'], item['status'] == 'enabled',
             item['state'] == 'up', item.get('disabled_reason') or '')
@@ -169,9 +173,9 @@ def services(cloud: connection.Cloud) -> dict[str, facts.Service]:
     :raises CloudError: if a request to Nova fails.
     """
     by_host = services_by_host(cloud)
-    with responses.understanding(cloud, 'Nova', 'the compute nodes'):
+    with connection.understanding(cloud, 'Nova', 'the compute nodes'):
         return {node['id']: by_host[node['service']['host']]
-                for node in responses.pages(
+                for node in connection.pages(
                     cloud, '/os-hypervisors/detail', 'hypervisors')
                 if node['service']['host'] in by_host}
 
@@ -181,14 +185,14 @@ def aggregates(cloud: connection.Cloud) -> tuple[facts.Aggregate, ...]:
 
     :raises CloudError: if a request to Nova fails.
     """
-    answer: Any = cloud.ask('compute', '/os-aggregates', responses.NOVA)
-    with responses.understanding(cloud, 'Nova', 'the aggregates'):
+    answer: Any = cloud.ask('compute', '/os-aggregates', connection.NOVA)
+    with connection.understanding(cloud, 'Nova', 'the aggregates'):
         return tuple(facts.Aggregate(
             item['name'], frozenset(item['hosts']), dict(item['metadata']))
             for item in answer['aggregates'])
 
 
-def quotas(cloud: connection.Cloud, owner: str, wanted: request.Request
+def quotas(cloud: connection.Cloud, owner: str, wanted: cloud_request.Request
            ) -> tuple[facts.Limit, ...]:
     """Return Nova's quotas of a project: instances, cores, ram.
 
@@ -200,8 +204,8 @@ def quotas(cloud: connection.Cloud, owner: str, wanted: request.Request
     :raises CloudError: if a request to Nova or Keystone fails.
     """
     answer: Any = cloud.ask(
-        'compute', f'/os-quota-sets/{owner}/detail', responses.NOVA)
-    with responses.understanding(cloud, 'Nova', 'the quotas'):
+        'compute', f'/os-quota-sets/{owner}/detail', connection.NOVA)
+    with connection.understanding(cloud, 'Nova', 'the quotas'):
         found = tuple(
             facts.Limit(name, item['limit'], item['in_use']
                         + item['reserved'],
@@ -219,7 +223,7 @@ def quotas(cloud: connection.Cloud, owner: str, wanted: request.Request
 
 
 def unified_limits(cloud: connection.Cloud, owner: str,
-                   wanted: request.Request) -> tuple[facts.Limit, ...]:
+                   wanted: cloud_request.Request) -> tuple[facts.Limit, ...]:
     """Return Keystone's limits of a project for resource classes.
 
     With the unified ``[quota] driver``, Nova also counts the resources of a
@@ -232,7 +236,7 @@ def unified_limits(cloud: connection.Cloud, owner: str,
             if _CLASS + name in limits}
     if not mine:
         return ()
-    used = state.usages(cloud, owner)
+    used = cloud_state.usages(cloud, owner)
     return tuple(
         facts.Limit(_CLASS + name, limit, used.get(name, 0),
                     wanted.totals[name])
@@ -242,7 +246,7 @@ def unified_limits(cloud: connection.Cloud, owner: str,
 def _unified(cloud, owner):
     """A project's limits for Nova in Keystone, by resource name."""
     found = [existing.item for existing
-             in state.limits_of_region(cloud, project_id=owner)]
+             in cloud_state.limits_of_region(cloud, project_id=owner)]
     return {
         **{item.name: item.default for item in found
            if isinstance(item, resources.RegisteredLimit)},
@@ -258,7 +262,7 @@ def _unified_name(quota):
 
 def _flavor(item, name, projects=frozenset()):
     swap = int(item['swap'] or 0)
-    return request.Flavor(
+    return cloud_request.Flavor(
         name, item['vcpus'], item['ram'], item['disk']
         + item.get('OS-FLV-EXT-DATA:ephemeral', item.get('ephemeral', 0))
         + -(-swap // _MIB_PER_GIB), dict(item['extra_specs']),
@@ -275,3 +279,90 @@ def _server(item):
         # no zone was requested.
         None if host else item.get('OS-EXT-AZ:availability_zone') or None,
         fault.get('message', ''))
+
+
+@dataclasses.dataclass(frozen=True)
+class Accelerator:
+    """An accelerator request of a server, and its location.
+
+    Unknown values are None, for example if the request is not bound.
+
+    :ivar state: in Cyborg: ``Bound``, ``BindFailed``...
+    :ivar device_profile: for which the request was created.
+    :ivar provider: of the GPU's profile.
+    :ivar handle: what the server gets: an mdev's UUID, or the address of a
+        PCI function.
+    :ivar function: PCI address of the function that carries the handle: the
+        GPU or a virtual function of it.
+    """
+
+    arq: str
+    state: str
+    device_profile: str
+    host: str | None
+    provider: placement.Profile | None
+    handle_type: str | None
+    handle: str | None
+    function: str | None
+
+
+def find_server(cloud: connection.Cloud, server: str) -> str:
+    """Return a server's UUID.
+
+    :param server: UUID or name.
+    :raises CloudError: if there is no such server, or several.
+    """
+    if uuidutils.is_uuid_like(server):
+        return server
+    # Nova interprets the name as a regular expression.
+    listed = connection.pages(cloud, '/servers', 'servers',
+                              all_tenants='true', name=server)
+    with connection.understanding(cloud, 'Nova', 'a server'):
+        found = [item['id'] for item in listed if item['name'] == server]
+    if len(found) == 1:
+        return found[0]
+    raise cloud.error(
+        f'{len(found)} servers are named {server}; give the UUID of one'
+        if found else f'there is no server named {server}')
+
+
+def accelerators(cloud: connection.Cloud, server: str
+                 ) -> tuple[Accelerator, ...]:
+    """Return the accelerators of a server.
+
+    :param server: its UUID.
+    :raises CloudError: if it has none, or a request to a service fails.
+    """
+    requests = cloud.get('/accelerator_requests', 'arqs', instance=server)
+    if not requests:
+        raise cloud.error('Cyborg has no accelerator request for server '
+                          + server)
+    with connection.understanding(cloud, 'Cyborg', 'an accelerator request'):
+        known = placement.gpu_profiles(cloud, {
+            request['device_rp_uuid'] for request in requests} - {None, ''})
+        return build_accelerators(requests, known)
+
+
+def build_accelerators(requests: Iterable[Mapping[str, Any]],
+                       known: Mapping[str, placement.Profile]
+          ) -> tuple[Accelerator, ...]:
+    """Return accelerators from requests as Cyborg's API shows them.
+
+    :param known: providers by UUID.
+    :raises KeyError, TypeError, AttributeError, InvalidValue: if a request is
+        malformed.
+    """
+    return tuple(_accelerator(request, known.get(request['device_rp_uuid']))
+                 for request in sorted(requests, key=lambda one: one['uuid']))
+
+
+def _accelerator(request, provider):
+    info = request['attach_handle_info']
+    function = None if not info else str(model.PciAddress.parse(
+        '{domain}:{bus}:{device}.{function}'.format(**info)))
+    kind = request['attach_handle_type'] or None
+    return Accelerator(
+        request['uuid'], request['state'], request['device_profile_name'],
+        request['hostname'], provider, kind,
+        request['attach_handle_uuid'] if kind == _MDEV else function,
+        function)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,11 @@ _NOT_FOUND = 404
 _TIMEOUT = 60
 """Timeout of a request in seconds, unless the cloud's configuration sets one.
 """
+NOVA = '2.61'
+"""Microversion of Nova's API. A flavor has its description (2.55) and extra
+specs (2.61), and so has the flavor in a server (2.47)."""
+_PAGE = 1000
+"""The default of Nova's ``[api] max_limit``."""
 
 
 def is_named(environment: Mapping[str, str] = os.environ) -> bool:
@@ -229,3 +235,72 @@ def _telling(name):
     except Exception as error:
         raise exception.CloudError(
             cloud=name, reason=str(error) or repr(error)) from error
+
+
+@contextlib.contextmanager
+def understanding(cloud: Cloud, service: str, what: str
+                  ) -> Iterator[None]:
+    """Report a response that does not have the expected structure.
+
+    :raises CloudError: instead of the exception, such as KeyError, that such
+        a response causes.
+    """
+    try:
+        yield
+    except exception.GpuDriverError:
+        raise
+    except (KeyError, IndexError, TypeError, AttributeError,
+            ValueError) as error:
+        raise cloud.error(
+            f'{what} in {service} cannot be parsed, or the service at this '
+            f'URL is not {service}: {error!r}') from error
+
+
+def complete(cloud: Cloud, path: str, key: str, **query: str
+             ) -> list[dict[str, Any]]:
+    """Return all items of a Keystone list.
+
+    Keystone can limit its lists, which have no further pages then.
+
+    :param path: such as ``/limits``.
+    :param key: the key of the list in the response.
+    :raises CloudError: if there is no such list, or Keystone does not list
+        all items.
+    """
+    answer = cloud.ask('identity', path, **query)
+    with understanding(cloud, 'Keystone', path):
+        if answer.get('truncated'):
+            raise cloud.error(f'Keystone lists only some {key} (list_limit in '
+                              'keystone.conf)')
+        return list(answer[key])
+
+
+def reason(error: exception.CloudError) -> str:
+    """Return the reason of an error, without the name of the cloud."""
+    return str(error.kwargs['reason'])
+
+
+def pages(cloud: Cloud, path: str, key: str, **query: str
+          ) -> list[dict[str, Any]]:
+    """Return all items of a Nova list, from all its pages.
+
+    :param path: such as ``/servers``.
+    :param key: the key of the list in the response.
+    :raises CloudError: if there is no such list.
+    """
+    return list(each(cloud, path, key, **query))
+
+
+def each(cloud: Cloud, path: str, key: str, **query: str
+         ) -> Iterator[dict[str, Any]]:
+    """Like :func:`pages`, but keep only one page at a time in memory."""
+    while True:
+        answer = cloud.ask('compute', path, NOVA,
+                           **{'limit': str(_PAGE), **query})
+        with understanding(cloud, 'Nova', path):
+            page = [{**item, 'id': item['id']} for item in answer[key]]
+            more = f'{key}_links' in answer
+        yield from page
+        if not page or not more:
+            return
+        query['marker'] = page[-1]['id']

@@ -14,7 +14,8 @@
 
 A server gets all GPUs of a node, so its profile describes all of them: whole,
 or partitioned alike. A deploy template applies the layout, and a flavor
-requests it. This module does no I/O.
+requests it. The last part of the module reads the templates and the nodes,
+with their GPUs, from Ironic.
 """
 
 from __future__ import annotations
@@ -24,18 +25,26 @@ import dataclasses
 import itertools
 import json
 import re
+from collections.abc import Collection
+from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
 import os_resource_classes as orc
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal.inventory import inventory
+from cyborg_gpu_driver.baremetal.inventory import layouts
 from cyborg_gpu_driver.baremetal.inventory import names
-from cyborg_gpu_driver.cloud.profiles import plan
-from cyborg_gpu_driver.cloud.profiles import resources
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import placement
+from cyborg_gpu_driver.cloud import plan
+from cyborg_gpu_driver.cloud import resources
+from cyborg_gpu_driver.cloud import state as cloud_state
 from cyborg_gpu_driver.partition import names as profile_names
 from cyborg_gpu_driver.partition.layout import devices as layout_devices
 from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.report.content import names as report_names
 
 PRIORITY = 65
@@ -56,6 +65,15 @@ _SLICE = re.compile(r'CUSTOM_NVIDIA_(?:(?P<compute>\d{1,2})C_)?'
 _ATTRIBUTES = tuple(
     frozenset(chosen) for count in range(len(profile_names.ATTRIBUTES))
     for chosen in itertools.combinations(profile_names.ATTRIBUTES, count))
+_GPU_TRAITS = ('CUSTOM_GPU_', 'CUSTOM_NVIDIA_')
+"""Prefixes of the traits that inspection gives to nodes with GPUs."""
+SERVICE = 'baremetal'
+VERSION = '1.81'
+"""The first microversion of Ironic's API with the inventory of a node. Deploy
+templates (1.55) and traits (1.37) are older."""
+_FIELDS = ('uuid', 'name', 'resource_class', 'traits', 'provision_state',
+           'maintenance', 'retired')
+_AVAILABLE = 'available'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,3 +319,251 @@ def _slice_name(place, resource_class):
         f'{resource_class} is neither a whole GPU nor a GPU instance',
         'expected gpu: passthrough or a GPU instance profile such as 1g.10gb; '
         'bare-metal servers cannot have vGPUs')
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """A node as Ironic shows it.
+
+    :ivar identity: UUID.
+    :ivar name: the UUID if the node has no name.
+    :ivar resource_class: as Placement writes it; None if the node has none.
+    :ivar hindrances: why Ironic does not deploy it now, for display.
+    :ivar found: its GPUs; None if they are unknown.
+    :ivar unknown: why its GPUs are unknown, for display.
+    """
+
+    identity: str
+    name: str
+    resource_class: str | None
+    traits: frozenset[str]
+    hindrances: tuple[str, ...] = ()
+    found: inventory.Inventory | None = None
+    unknown: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Whether a node can have the layout of a profile.
+
+    :ivar reasons: why not, for display; empty if it can.
+    :ivar trait: the trait of the layout.
+    """
+
+    node: Node
+    trait: str
+    reasons: tuple[str, ...]
+
+    @property
+    def can(self) -> bool:
+        return not self.reasons
+
+    @property
+    def has_trait(self) -> bool:
+        return self.trait in self.node.traits
+
+    @property
+    def change(self) -> plan.Change:
+        """The change that gives the node the layout's trait."""
+        name, traits = self.node.name, self.node.traits
+        return plan.Change(
+            plan.Action.UPDATE, str(self),
+            resources.NodeTraits(name, traits | {self.trait}),
+            resources.Existing(resources.NodeTraits(name, traits),
+                               self.node.identity))
+
+    def __str__(self) -> str:
+        if not self.can:
+            return 'cannot take it: ' + '; '.join(self.reasons) + (
+                f'; it has the trait {self.trait} nevertheless'
+                if self.has_trait else '')
+        texts = ['can take it']
+        if self.node.hindrances:
+            texts.append('not now: ' + ', '.join(self.node.hindrances))
+        texts += [f'it lacks the trait {trait}' for trait
+                  in (self.trait, names.HEALTHY)
+                  if trait not in self.node.traits]
+        return '; '.join(texts)
+
+
+def concerned(nodes: Iterable[Node], resource_class: str | None
+              ) -> list[Node]:
+    """Return the nodes of a resource class, and others with traits of GPUs.
+
+    The others have GPUs, or had some.
+
+    :param resource_class: None for all nodes.
+    """
+    return [node for node in nodes
+            if resource_class in (None, node.resource_class)
+            or any(trait.startswith(_GPU_TRAITS) for trait in node.traits)]
+
+
+def judge(node: Node, profile: NodeProfile,
+          resource_class: str | None = None) -> Verdict:
+    """Decide whether a node can have the layout of a profile.
+
+    :param resource_class: that the node must have; None for any.
+    """
+    return Verdict(node, profile.trait,
+                   tuple(_reasons(node, profile, resource_class)))
+
+
+def _reasons(node, profile, resource_class):
+    if resource_class not in (None, node.resource_class):
+        yield ('its resource class is '
+               f'{node.resource_class or "not set"}, not {resource_class}')
+    for trait in sorted(profile.required - node.traits):
+        yield f'it lacks the trait {trait}'
+    for trait in sorted(profile.forbidden & node.traits):
+        yield f'it has the trait {trait}'
+    if node.found is None:
+        yield node.unknown
+        return
+    if not layouts.suits(node.found.gpus, profile.entry):
+        yield _misfit(node.found, profile.entry)
+    for address, conditions in sorted(node.found.unhealthy.items()):
+        yield f'GPU {address} is unhealthy: ' + ', '.join(conditions)
+
+
+def _misfit(found, entry):
+    """Return why the GPUs cannot have a layout."""
+    if not found.gpus:
+        return 'it has no GPU'
+    highest = max((index for section in entry.sections
+                   for index in section.devices.indices or ()), default=0)
+    if highest >= len(found.gpus):
+        return (f'it has no GPU {highest}, only 0 to {len(found.gpus) - 1}')
+    try:
+        wanted = [entry.for_gpu(index, gpu)
+                  for index, gpu in enumerate(found.gpus)
+                  if gpu.visible_to_nvml]
+    except exception.LayoutError as error:
+        return f'{error.kwargs["problem"]}: {error.kwargs["expected"]}'
+    if any(section.devices.include(index, gpu) and not gpu.visible_to_nvml
+           for index, gpu in enumerate(found.gpus)
+           for section in entry.sections):
+        return ('the MIG profiles of its GPUs are not known '
+                f'({found.nvml_problem or "NVML does not list all of them"}); '
+                '--board BOARD assumes them')
+    if any(item is not None and item.without_mig for item in wanted):
+        return 'none of the GPUs to partition supports MIG: ' + ', '.join(
+            sorted({gpu.model or gpu.device_id for gpu in found.gpus}))
+    return 'it has no GPU of that board'
+
+
+def check_service(cloud: connection.Cloud) -> None:
+    """Make sure that the cloud has an Ironic with all required features.
+
+    :raises CloudError: if it does not; the error names what is missing.
+    """
+    if not cloud.has_service(SERVICE):
+        raise cloud.error('its service catalogue has no service of type '
+                          f'{SERVICE} (Ironic)')
+    answer = cloud.ask(SERVICE, '/')
+    with connection.understanding(cloud, 'Ironic', 'its version'):
+        highest = answer['version']['version']
+        if _numbers(highest) < _numbers(VERSION):
+            raise cloud.error(
+                f'its Ironic (service type {SERVICE}) has microversions up to '
+                f'{highest}, but {VERSION} is required: deploy templates need '
+                '1.55, node inventories need 1.81')
+
+
+def template(cloud: connection.Cloud, name: str
+             ) -> resources.Existing | None:
+    """Return a deploy template; None if none has that name.
+
+    :raises CloudError: if a request to Ironic fails.
+    """
+    answer = cloud.ask(SERVICE, f'/deploy_templates/{name}', VERSION)
+    if answer is None:
+        return None
+    with connection.understanding(cloud, 'Ironic', f'deploy template {name}'):
+        return resources.Existing(
+            resources.DeployTemplate(
+                codec.decode(str, answer['name']),
+                steps_text(answer['steps'])),
+            codec.decode(str, answer['uuid']),
+            cloud_state.is_marked(answer['extra']))
+
+
+def nodes(cloud: connection.Cloud) -> list[Node]:
+    """Return all nodes, without their GPUs.
+
+    :raises CloudError: if a request to Ironic fails.
+    """
+    found: list[Node] = []
+    query = {'fields': ','.join(_FIELDS)}
+    while True:
+        answer = cloud.ask(SERVICE, '/nodes', VERSION, **query)
+        with connection.understanding(cloud, 'Ironic', 'the list of nodes'):
+            found += [_node(item) for item in answer['nodes']]
+            if 'next' not in answer:
+                return found
+            query['marker'] = found[-1].identity
+
+
+def with_gpus(cloud: connection.Cloud,
+              listed: Collection[Node]
+              ) -> list[Node]:
+    """Return the nodes with their GPUs, in order; one request for each.
+
+    :raises CloudError: if a request to Ironic fails.
+    """
+    return list(placement.at_once(
+        lambda node: _inspected(cloud, node), listed))
+
+
+def _inspected(cloud, node):
+    answer = cloud.ask(SERVICE, f'/nodes/{node.identity}/inventory', VERSION)
+    if answer is None:
+        return dataclasses.replace(node, unknown='it has not been inspected')
+    with connection.understanding(cloud, 'Ironic',
+                                  f'the inventory of node {node.name}'):
+        try:
+            found = _gpus(answer['inventory'], answer['plugin_data'])
+        except exception.InventoryError as error:
+            return dataclasses.replace(node, unknown=str(error))
+    if found is None:
+        return dataclasses.replace(
+            node, unknown='it was inspected without the collectors '
+            'nvidia-gpus and pci-devices')
+    return dataclasses.replace(node, found=found)
+
+
+def _gpus(basic, sent):
+    """The GPUs in stored inspection data; None if it has no list of devices.
+
+    After an in-band inspection the PCI devices are in ``sent``, after an
+    inspection by Redfish in ``basic``.
+    """
+    if names.KEY in sent:
+        return inventory.parse(sent[names.KEY])
+    for source in (sent, basic):
+        if source.get(names.PCI_KEY):
+            return inventory.from_pci(source[names.PCI_KEY])
+    return None
+
+
+def _node(item):
+    resource_class = item['resource_class']
+    return Node(
+        codec.decode(str, item['uuid']), item['name'] or item['uuid'],
+        resource_class and orc.normalize_name(resource_class),
+        codec.decode(frozenset[str], item['traits']), tuple(_hindrances(item)))
+
+
+def _hindrances(item):
+    if item['maintenance']:
+        yield 'it is in maintenance'
+    if item['retired']:
+        yield 'it is retired'
+    # Early versions of Ironic stored no state for an available node.
+    state = item['provision_state'] or _AVAILABLE
+    if state != _AVAILABLE:
+        yield f'it is {state}'
+
+
+def _numbers(version):
+    return [int(part) for part in version.split('.')]

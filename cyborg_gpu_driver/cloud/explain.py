@@ -9,26 +9,167 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""Explain, host by host, whether a request can be scheduled. Pure."""
+
+"""Explain a request: which hosts can meet its groups, and what others lack.
+
+This module is pure. The rules of the match are those of Placement
+(``placement/objects/allocation_candidate.py``): each numbered group uses one
+provider, and the group without a number can use any providers of the tree.
+The amounts that several groups use of one provider add up.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
-from cyborg_gpu_driver.cloud.explain import facts
-from cyborg_gpu_driver.cloud.explain import host as explain_host
-from cyborg_gpu_driver.cloud.explain import match as explain_match
-from cyborg_gpu_driver.cloud.explain import precheck
-from cyborg_gpu_driver.cloud.explain import provider as explain_provider
-from cyborg_gpu_driver.cloud.explain import reasons
-from cyborg_gpu_driver.cloud.explain import request
+from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud import missing
+from cyborg_gpu_driver.cloud import request
 
+Part = tuple[str, str, int]
+"""UUID of a provider, resource class, amount."""
+Option = tuple[Part, ...]
+"""One way to meet one group."""
 _NO_CANDIDATE = 9
 """Distance of a group for which a host has nothing at all."""
 
-Finding = reasons.Finding
-Reason = reasons.Reason
+Finding = request.Finding
+Reason = request.Reason
+
+
+def root_accepts(wanted: request.Request, tree: facts.Tree) -> bool:
+    """Whether the root provider has the traits that the request requires."""
+    return (wanted.root_required <= tree.root.traits
+            and not wanted.root_forbidden & tree.root.traits)
+
+
+def accepts(group: request.Group, node: facts.Node) -> bool:
+    """Whether a single provider meets a group."""
+    return (bool(group.resources) and group.required <= node.traits
+            and not group.forbidden & node.traits
+            and all(name in node.inventories
+                    and node.inventories[name].fits(amount)
+                    for name, amount in group.resources.items()))
+
+
+def options(group: request.Group, tree: facts.Tree) -> list[Option]:
+    """Return all ways to meet a group on a compute node."""
+    if group.suffix:
+        return [tuple((node.uuid, name, amount) for name, amount
+                      in group.resources.items())
+                for node in tree.nodes if accepts(group, node)]
+    traits = {node.uuid: node.traits for node in tree.nodes}
+    choices = [
+        [(node.uuid, name, amount) for node in tree.nodes
+         if name in node.inventories and node.inventories[name].fits(amount)
+         and not group.forbidden & node.traits]
+        for name, amount in group.resources.items()]
+    return [option for option in itertools.product(*choices)
+            if group.required <= frozenset().union(
+                *(traits[uuid] for uuid, _, _ in option))]
+
+
+def assignment(wanted: request.Request, tree: facts.Tree,
+               also: Callable[[Sequence[Option]], bool] = lambda taken: True
+               ) -> tuple[Option, ...] | None:
+    """Return one way to meet all groups at once; None if there is none.
+
+    :param also: a further condition. It gets the options that are chosen so
+        far and returns whether they are acceptable.
+    """
+    groups = wanted.groups
+    found = [options(group, tree) for group in groups]
+    if not all(found):
+        return None
+    # Groups with the fewest options first. Groups with the same options are
+    # adjacent, because trying them in one order is enough.
+    order = sorted(range(len(groups)), key=lambda index: (
+        len(found[index]), str(sorted(found[index]))))
+    limits = {(node.uuid, name): min(inventory.free, inventory.max_unit)
+              for node in tree.nodes
+              for name, inventory in node.inventories.items()}
+    if _too_many(found, limits):
+        return None
+    search = _Search([found[index] for index in order], limits,
+                     {position for position, index in enumerate(order)
+                      if groups[index].suffix}
+                     if wanted.policy == 'isolate' else set(), also)
+    taken = search.run()
+    if taken is None:
+        return None
+    return tuple(taken[order.index(index)] for index in range(len(groups)))
+
+
+def _too_many(found, limits):
+    """Whether groups that fit only on the same providers request more than
+    these have in total. This finds most impossible requests without a search.
+    """
+    held = [{part[:2] for option in choices for part in option}
+            for choices in found]
+    wanted = [{part[1]: part[2] for part in choices[0]} for choices in found]
+    return any(
+        sum(amounts[name] for other, amounts in zip(held, wanted, strict=True)
+            if other <= places and name in amounts)
+        > sum(limits[place] for place in places if place[1] == name)
+        for places in held for name in {place[1] for place in places})
+
+
+class _Search:
+    """Depth-first search through the options of the groups, in their order.
+
+    :param lonely: positions of the groups that must all use different
+        providers.
+    """
+
+    def __init__(self, found, limits, lonely, also):
+        self._found = found
+        self._limits = limits
+        self._lonely = lonely
+        self._also = also
+        self._used: dict[tuple[str, str], int] = {}
+        self._taken: list[Option] = []
+
+    def run(self):
+        return list(self._taken) if self._next(0) else None
+
+    def _next(self, first):
+        position = len(self._taken)
+        if position == len(self._found):
+            return True
+        for index in range(first, len(self._found[position])):
+            option = self._found[position][index]
+            if not self._take(option):
+                continue
+            same = (position + 1 < len(self._found)
+                    and self._found[position + 1] == self._found[position])
+            if self._also(self._taken) and self._next(index if same else 0):
+                return True
+            self._give_back(option)
+        return False
+
+    def _take(self, option):
+        position = len(self._taken)
+        if position in self._lonely and {uuid for uuid, _, _ in option} & {
+                uuid for other in self._lonely if other < position
+                for uuid, _, _ in self._taken[other]}:
+            return False
+        for uuid, name, amount in option:
+            if (self._used.get((uuid, name), 0) + amount
+                    > self._limits[uuid, name]):
+                return False
+        for uuid, name, amount in option:
+            self._used[uuid, name] = self._used.get((uuid, name), 0) + amount
+        self._taken.append(option)
+        return True
+
+    def _give_back(self, option):
+        self._taken.pop()
+        for uuid, name, amount in option:
+            self._used[uuid, name] -= amount
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +181,7 @@ class Candidate:
 
     group: str
     provider: facts.Node
-    findings: tuple[reasons.Finding, ...] = ()
+    findings: tuple[request.Finding, ...] = ()
 
     @property
     def accepted(self) -> bool:
@@ -71,7 +212,7 @@ class Host:
     name: str
     accepted: bool
     scheduled: bool
-    findings: tuple[reasons.Finding, ...]
+    findings: tuple[request.Finding, ...]
     candidates: tuple[Candidate, ...]
     distance: int = 0
 
@@ -93,7 +234,7 @@ class Verdict:
     :ivar unchecked: what was not examined.
     """
 
-    findings: tuple[reasons.Finding, ...]
+    findings: tuple[request.Finding, ...]
     hosts: tuple[Host, ...]
     unchecked: tuple[str, ...] = ()
 
@@ -142,7 +283,7 @@ def verdict(wanted: request.Request, known: facts.Facts) -> Verdict:
                    key=lambda host: (not host.accepted, host.distance,
                                      host.name))
     return Verdict(
-        tuple(precheck.missing(wanted, known)), tuple(hosts), (
+        tuple(missing.of_request(wanted, known)), tuple(hosts), (
             *known.unchecked,
             *(f'extra spec {key} of the flavor, which Nova expands'
               for key in wanted.ignored)))
@@ -157,19 +298,19 @@ def _first(host):
 
 
 def _host(wanted, tree, known):
-    findings = list(explain_host.missing(wanted, tree, known))
+    findings = list(missing.of_host(wanted, tree, known))
     candidates = []
     away = 0
     for group in wanted.granular:
         mine = sorted(_candidates(group, tree, known), key=lambda item: (
-            reasons.distance(item.findings), item.provider.name))
+            request.distance(item.findings), item.provider.name))
         candidates.extend(mine)
-        away += min((reasons.distance(item.findings) for item in mine),
+        away += min((request.distance(item.findings) for item in mine),
                     default=_NO_CANDIDATE)
         findings.extend(_group(group, mine, tree, known))
-    fits = (explain_match.root_accepts(wanted, tree)
-            and explain_match.assignment(wanted, tree) is not None)
-    if not fits and all(explain_match.options(group, tree)
+    fits = (root_accepts(wanted, tree)
+            and assignment(wanted, tree) is not None)
+    if not fits and all(options(group, tree)
                         for group in wanted.groups):
         findings.extend(_together(wanted, tree))
     scheduled = _scheduled(fits, tree, known, findings)
@@ -177,17 +318,17 @@ def _host(wanted, tree, known):
         findings.extend(_same_gpu(wanted, tree))
     accepted = (
         scheduled and _can_be_bound(wanted, tree, candidates, fits)
-        and not any(item.blocks and item.reason in reasons.BESIDE_PLACEMENT
+        and not any(item.blocks and item.reason in request.BESIDE_PLACEMENT
                     for item in findings))
     return Host(tree.name, accepted, scheduled, tuple(findings),
-                tuple(candidates), reasons.distance(findings) + away)
+                tuple(candidates), request.distance(findings) + away)
 
 
 def _candidates(group, tree, known):
     for node in tree.nodes:
         if set(group.resources) & set(node.inventories):
             yield Candidate(group.title, node, tuple(
-                explain_provider.missing(group, node, tree, known)))
+                missing.of_provider(group, node, tree, known)))
 
 
 def _group(group, candidates, tree, known):
@@ -222,11 +363,11 @@ def _group(group, candidates, tree, known):
 
 
 def _together(wanted, tree):
-    if not explain_match.root_accepts(wanted, tree):
+    if not root_accepts(wanted, tree):
         return
     rivals = [group for group in wanted.granular if any(
-        set(explain_match.options(group, tree))
-        & set(explain_match.options(other, tree))
+        set(options(group, tree))
+        & set(options(other, tree))
         for other in wanted.granular if other is not group)]
     isolated = (', each on a different provider (group_policy isolate)'
                 if wanted.policy == 'isolate' else '')
@@ -274,7 +415,7 @@ def _same_gpu(wanted, tree):
                    if uuid in gpus)
 
     if (len({tuple(group.resources) for group in wanted.granular}) > 1
-            and explain_match.assignment(wanted, tree, apart) is None):
+            and assignment(wanted, tree, apart) is None):
         yield Finding(
             Reason.SAME_GPU, tree.name,
             f'{tree.name} has capacity for these profiles on one GPU only, '
@@ -286,7 +427,7 @@ def _same_gpu(wanted, tree):
 def _can_be_bound(wanted, tree, candidates, fits):
     """Whether the groups fit on providers for which Cyborg's bind succeeds."""
     bad = {item.provider.uuid for item in candidates if any(
-        finding.reason in reasons.AT_BIND for finding in item.findings)}
-    return not bad or not fits or explain_match.assignment(
+        finding.reason in request.AT_BIND for finding in item.findings)}
+    return not bad or not fits or assignment(
         wanted, tree, lambda taken: not bad & {
             uuid for option in taken for uuid, _, _ in option}) is not None

@@ -23,8 +23,8 @@ from cliff import columns as cliff_columns
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import moments
-from cyborg_gpu_driver.cloud.moves import apply
-from cyborg_gpu_driver.cloud.moves import read
+from cyborg_gpu_driver.cloud import fleet
+from cyborg_gpu_driver.cloud import moves
 from cyborg_gpu_driver.cmd.output import columns
 from cyborg_gpu_driver.osc import base
 from cyborg_gpu_driver.partition import cordon
@@ -98,7 +98,7 @@ class Defragment(base.Lister):
             raise exception.InvalidValue(
                 what='option', value='--apply',
                 expected='it needs --profile')
-        found = read.Snapshot(
+        found = fleet.Snapshot(
             self.cloud, parsed_args.host, parsed_args.yes, base.say,
             base.show_progress)
         rows = []
@@ -121,9 +121,9 @@ class Defragment(base.Lister):
 
     def _apply(self, parsed_args, asked, plan):
         """Carry out a plan, and return what was done."""
-        return apply.Applying(
+        return moves.Applying(
             self.cloud, asked, functools.partial(
-                read.Snapshot, self.cloud, parsed_args.host,
+                fleet.Snapshot, self.cloud, parsed_args.host,
                 parsed_args.yes),
             cordon.Cordon(
                 cordon.Source.CYBORG, float(int(time.time())),

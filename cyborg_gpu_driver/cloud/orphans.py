@@ -1,0 +1,437 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Find and remove leftovers of deleted servers in a cloud.
+
+Cyborg 17 can lose track in several ways. A bind that fails keeps its request
+and its attach handle. A bind whose server is deleted meanwhile keeps them
+permanently. A request also blocks the deletion of its device profile. No API
+shows attach handles by themselves, nor the age of a request.
+
+If a server is deleted while the agent is down, cyborg-api asks the agent to
+unbind, gets no answer and leaves the request bound, although Nova has deleted
+the server and its allocation. No service of the cloud ever repairs that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import time
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import cyborg
+from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud import nova
+from cyborg_gpu_driver.cloud import placement
+
+_BOUND = 'Bound'
+_INITIAL = 'Initial'
+_SERVICE = 'service'
+"""The role that Cyborg requires for operations that are reserved to Nova."""
+LOG = logging.getLogger(__name__)
+
+_RARELY = 60.0
+"""Minimum number of seconds between two checks."""
+
+
+class Kind(enum.Enum):
+    """The kind of an orphan; the value is the machine-readable name."""
+
+    REQUEST_OF_GONE = 'request-of-gone-server'
+    """An accelerator request names a server that does not exist."""
+    REQUEST_OF_NOBODY = 'request-of-nobody'
+    """An accelerator request names no server."""
+    REQUEST_FAILED = 'request-failed'
+    """A server's request is not bound, and may hold an attach handle."""
+    ALLOCATION_OF_GONE = 'allocation-of-gone-server'
+    """A GPU is allocated to a consumer that is no server or migration."""
+    ALLOCATION_OF_MIGRATION = 'allocation-of-migration'
+    """A GPU is allocated to a migration."""
+    ALLOCATION_ELSEWHERE = 'allocation-elsewhere'
+    """A server has a GPU allocated on a host where it is not."""
+    ALLOCATION_WITHOUT_REQUEST = 'allocation-without-request'
+    """A server has a GPU allocated, but no accelerator request for it."""
+    STALE_PROVIDER = 'stale-provider'
+    """Placement has a provider that Cyborg does not know."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Orphan:
+    """One leftover of a server.
+
+    :ivar subject: UUID of the request, the consumer or the provider.
+    :ivar where: host, or provider.
+    :ivar server: UUID of the server, if the leftover names one.
+    :ivar pins: the device profile that it keeps from being deleted.
+    :ivar safe: whether it can be removed without a risk for any server.
+    """
+
+    kind: Kind
+    subject: str
+    where: str
+    text: str
+    remedy: str
+    server: str | None = None
+    pins: str = ''
+    safe: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Accounts:
+    """The records of the services.
+
+    :ivar servers: the existing servers, among all consumers and requests.
+    :ivar migrations: the other consumers that are migrations.
+    """
+
+    trees: tuple[facts.Tree, ...]
+    deployables: Mapping[str, int]
+    arqs: tuple[facts.Arq, ...]
+    servers: Mapping[str, facts.Server]
+    migrations: frozenset[str] = frozenset()
+
+
+def find(known: Accounts) -> tuple[Orphan, ...]:
+    """Return all orphans."""
+    return (*_requests(known), *_allocations(known), *_providers(known))
+
+
+def lasting(before: Iterable[Orphan], now: Iterable[Orphan]
+            ) -> tuple[Orphan, ...]:
+    """Return the orphans that existed before, too.
+
+    For those, no bind or delete is under way.
+    """
+    there = {(item.kind, item.subject, item.where) for item in before}
+    return tuple(item for item in now
+                 if (item.kind, item.subject, item.where) in there)
+
+
+def consumers_of(trees: Iterable[facts.Tree]) -> set[str]:
+    """Return the consumers that hold any part of an accelerator."""
+    return {consumer for tree in trees for node in tree.below
+            if node.of_cyborg for consumer in node.holders}
+
+
+def doubtful(trees: Iterable[facts.Tree], servers: Mapping[str, facts.Server]
+             ) -> set[str]:
+    """Return the UUIDs of providers with a holder that is no server there.
+
+    Their holders may come from accelerator requests, which remain when an
+    allocation is lost.
+    """
+    return {
+        node.uuid for tree in trees for node in tree.below
+        if any(consumer not in servers
+               or servers[consumer].host not in (None, tree.name)
+               for consumer in node.holders)}
+
+
+def _requests(known) -> Iterator[Orphan]:
+    for arq in known.arqs:
+        where = arq.host or '-'
+        if arq.server is None:
+            yield Orphan(
+                Kind.REQUEST_OF_NOBODY, arq.uuid, where,
+                f'request for {arq.profile} is {arq.state} and has no server',
+                'openstack gpu orphan clean', None, arq.profile,
+                True)
+        elif arq.server not in known.servers:
+            yield Orphan(
+                Kind.REQUEST_OF_GONE, arq.uuid, where,
+                f'request for {arq.profile} is {arq.state} for server '
+                f'{arq.server}, which no longer exists',
+                'openstack gpu orphan clean',
+                arq.server, arq.profile, True)
+        elif arq.state not in (_BOUND, _INITIAL):
+            yield Orphan(
+                Kind.REQUEST_FAILED, arq.uuid, where,
+                f'request for {arq.profile} of server '
+                f'{known.servers[arq.server].name} is {arq.state}',
+                'delete or rebuild the server; Nova then deletes its requests',
+                arq.server, arq.profile)
+
+
+def _allocations(known) -> Iterator[Orphan]:
+    bound = {(arq.server, arq.provider) for arq in known.arqs}
+    for tree in known.trees:
+        for node in tree.below:
+            for consumer in sorted(node.holders) if node.of_cyborg else ():
+                yield from _allocation(consumer, node, tree, bound, known)
+
+
+def _allocation(consumer, node, tree, bound, known):
+    where = f'{tree.name}: {node.title}'
+    server = known.servers.get(consumer)
+    if consumer in known.migrations:
+        yield Orphan(
+            Kind.ALLOCATION_OF_MIGRATION, consumer, where,
+            f'migration {consumer} has {node.title}: servers with '
+            'accelerators cannot migrate',
+            'see "openstack server migration list"; confirm or revert it')
+    elif server is None:
+        yield Orphan(
+            Kind.ALLOCATION_OF_GONE, consumer, where,
+            f'{node.title} is allocated to {consumer}, which is neither a '
+            'server nor a migration', 'openstack gpu orphan clean',
+            consumer, safe=True)
+    elif server.host and server.host != tree.name:
+        yield Orphan(
+            Kind.ALLOCATION_ELSEWHERE, consumer, where,
+            f'server {server.name} is on {server.host}, but has {node.title} '
+            f'on {tree.name}',
+            'if the server was evacuated, start nova-compute on the old host; '
+            'if it is in REBUILD/rebuilding, start cyborg-agent and '
+            'nova-compute there and delete the server; otherwise run '
+            'nova-manage placement audit', consumer)
+    elif server.host and (consumer, node.uuid) not in bound:
+        yield Orphan(
+            Kind.ALLOCATION_WITHOUT_REQUEST, consumer, where,
+            f'server {server.name} has {node.title} allocated, but no '
+            'accelerator request for it, so it has no GPU',
+            'delete or rebuild the server; a flavor with resources:... '
+            'instead of a device profile also causes this', consumer)
+
+
+def _providers(known):
+    for tree in known.trees:
+        for node in tree.below:
+            if node.place and node.of_cyborg and (
+                    node.uuid not in known.deployables):
+                used = (' and a server has an allocation of it, which must be '
+                        'removed first' if node.holders else '')
+                yield Orphan(
+                    Kind.STALE_PROVIDER, node.uuid, tree.name,
+                    f'provider {node.name} is not known to Cyborg{used}',
+                    'if cyborg-agent on the host has reported: run openstack '
+                    f'resource provider delete {node.uuid}, and restart '
+                    'nova-compute there, because it caches its providers')
+
+
+def read(cloud: connection.Cloud,
+         progress: placement.Progress = lambda done, total: None
+         ) -> Accounts:
+    """Return the current records of all services.
+
+    Allocations and accelerator requests are read before the servers, so that
+    those of a server that is created meanwhile do not count as orphans.
+
+    :raises CloudError: if a request to a service fails, or if Nova belongs to
+        another region than the others. Orphans are unknown then.
+    """
+    arqs = cyborg.arqs(cloud)
+    hosts = placement.accelerator_trees(cloud, arqs, progress)
+    _check_same(cloud, hosts, arqs)
+    servers = nova.known_servers(
+        cloud, consumers_of(hosts) | {
+            arq.server for arq in arqs if arq.server})
+    hosts = placement.with_holders(
+        cloud, hosts, doubtful(hosts, servers))
+    consumers = consumers_of(hosts)
+    servers.update(nova.known_servers(cloud, consumers - set(servers)))
+    return Accounts(
+        hosts, cyborg.deployables(cloud), arqs, servers,
+        nova.migrations(cloud, consumers - set(servers)))
+
+
+def remove(cloud: connection.Cloud, orphan: Orphan) -> None:
+    """Remove an orphan, unless it has changed.
+
+    :raises OrphanKept: if the orphan has changed or is not safe to remove, or
+        if the user may not remove it.
+    :raises CloudError: if a request to a service fails.
+    """
+    if not orphan.safe:
+        raise _kept(orphan, orphan.remedy)
+    if orphan.kind is Kind.ALLOCATION_OF_GONE:
+        _remove_allocation(cloud, orphan)
+    else:
+        _remove_request(cloud, orphan)
+
+
+def _check_same(cloud, hosts, arqs):
+    """Make sure that Nova belongs to the same region as the other services.
+
+    Nova of another region would know none of the servers.
+    """
+    known = nova.services(cloud)
+    if ((hosts or any(arq.server for arq in arqs))
+            and not any(tree.root.uuid in known for tree in hosts)):
+        raise cloud.error(
+            'Nova has none of the compute nodes that have accelerators in '
+            f'Placement ({", ".join(tree.name for tree in hosts) or "none"}); '
+            'check that it is the Nova of this region')
+
+
+def _remove_request(cloud, orphan):
+    arq = next((item for item in cyborg.arqs(cloud)
+                if item.uuid == orphan.subject), None)
+    if arq is None:
+        return
+    if arq.server != orphan.server:
+        raise _kept(orphan, f'server {arq.server} uses it now')
+    if arq.server is None:
+        cloud.change('accelerator', 'DELETE',
+                     f'/accelerator_requests?arqs={arq.uuid}')
+        return
+    _check_gone(cloud, orphan)
+    if not cloud.has_role(_SERVICE):
+        raise _kept(orphan, (
+            'Cyborg lets only services delete requests of servers. This user '
+            f'lacks the role {_SERVICE}; use one with the roles admin and '
+            f'{_SERVICE}'))
+    cloud.change('accelerator', 'DELETE',
+                 f'/accelerator_requests?arqs={arq.uuid}', as_service=True)
+
+
+def _remove_allocation(cloud, orphan):
+    path = f'/allocations/{orphan.subject}'
+    answer = cloud.ask('placement', path, placement.VERSION)
+    with connection.understanding(cloud, 'Placement', 'an allocation'):
+        if not answer['allocations']:
+            return
+        body = {'allocations': {}, **{key: answer[key] for key in (
+            'consumer_generation', 'project_id', 'user_id')}}
+    _check_gone(cloud, orphan)
+    held = [arq.uuid for arq in cyborg.arqs(cloud)
+            if arq.server == orphan.subject]
+    if held:
+        # Otherwise Placement would allocate what Cyborg cannot bind.
+        raise _kept(orphan, f'accelerator request {held[0]} must be deleted '
+                    'first')
+    # The generation makes this fail if the allocation has changed since.
+    cloud.change('placement', 'PUT', path, body, placement.VERSION)
+
+
+def _check_gone(cloud, orphan):
+    named = {orphan.server}
+    if (nova.known_servers(cloud, named)
+            or nova.migrations(cloud, named)):
+        raise _kept(orphan, f'{orphan.server} exists')
+
+
+def _kept(orphan, reason):
+    return exception.OrphanKept(
+        kind=orphan.kind.value, subject=orphan.subject, reason=reason)
+
+
+class Finisher:
+    """Deletes bound requests of one host whose servers are gone.
+
+    A server is gone if two checks that are ``grace`` apart find neither a
+    server nor a migration in Nova, and no allocation in Placement. If a
+    service does not answer, no server counts as gone.
+
+    :param connect: returns the cloud; if it is None, nothing is checked.
+    :param host: the compute node as Cyborg names it.
+    :param grace: seconds between the checks.
+    :param clock: a monotonic clock, in seconds.
+    """
+
+    def __init__(self, connect: Callable[[], connection.Cloud] | None,
+                 host: str, grace: float,
+                 clock: Callable[[], float] = time.monotonic):
+        self._connect = connect
+        self._host = host
+        self._grace = max(grace, _RARELY)
+        self._clock = clock
+        self._cloud: connection.Cloud | None = None
+        self._looked: float | None = None
+        self._gone: tuple[Orphan, ...] = ()
+        self._said = log_once.LogOnce()
+
+    def look(self) -> None:
+        """Run a check if it is due, and delete what the last check found, too.
+
+        Never raises.
+        """
+        if self._connect is None or (
+                self._looked is not None
+                and self._clock() - self._looked < self._grace):
+            return
+        before, self._gone = self._gone, ()
+        try:
+            if self._cloud is None:
+                self._cloud = self._connect()
+            self._gone = gone(self._cloud, self._host)
+        except Exception as error:
+            # The report of the GPUs must not depend on this check.
+            self._say('Cannot find accelerator requests of deleted servers: '
+                      + exception.steady(error))
+        else:
+            for orphan in lasting(before, self._gone):
+                self._finish(self._cloud, orphan)
+        self._looked = self._clock()
+
+    def _finish(self, cloud, orphan):
+        try:
+            remove(cloud, orphan)
+        except Exception as error:
+            self._say(f'Accelerator request {orphan.subject} of deleted '
+                      f'server {orphan.server} cannot be deleted: '
+                      + exception.steady(error))
+        else:
+            LOG.info('Deleted accelerator request %(arq)s of server '
+                     '%(server)s, which no longer exists',
+                     {'arq': orphan.subject, 'server': orphan.server})
+
+    def _say(self, message):
+        if self._said.is_new(message, about=message):
+            LOG.warning('%s', message)
+
+
+def gone(cloud: connection.Cloud, host: str) -> tuple[Orphan, ...]:
+    """Return the bound requests of a host whose servers are gone now.
+
+    Nova is asked only about servers without an allocation.
+
+    :param host: the compute node as Cyborg and Placement name it.
+    :raises CloudError: if a request to a service fails, or Nova does not know
+        the host: this Nova may belong to another region.
+    """
+    bound = {arq.uuid: arq for arq in cyborg.arqs(cloud)
+             if arq.host == host and arq.state == _BOUND and arq.server}
+    servers = {arq.server for arq in bound.values() if arq.server}
+    left = {server for server in servers if not _has_allocation(cloud, server)}
+    if not left:
+        return ()
+    _check_nova(cloud, host)
+    left -= set(nova.known_servers(cloud, left))
+    left -= nova.migrations(cloud, left)
+    return tuple(Orphan(
+        Kind.REQUEST_OF_GONE, arq.uuid, host,
+        f'request for {arq.profile} is {arq.state} for server {arq.server}, '
+        'which no longer exists', '', arq.server, arq.profile, True)
+        for arq in bound.values() if arq.server in left)
+
+
+def _has_allocation(cloud, server):
+    answer = cloud.ask('placement', f'/allocations/{server}',
+                       placement.VERSION)
+    with connection.understanding(cloud, 'Placement', 'an allocation'):
+        return bool(answer['allocations'])
+
+
+def _check_nova(cloud, host):
+    roots = {item['uuid'] for item in placement.listed(cloud, name=host)}
+    if not roots & nova.services(cloud).keys():
+        raise cloud.error(f'Nova has no compute node {host}; check that it is '
+                          'the Nova of this region')

@@ -1,0 +1,582 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Read the resource providers of hosts and GPUs from Placement.
+
+A tree has the compute node's own inventories and the providers of every
+driver; :func:`read_providers` reads only those of this driver.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Container
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from concurrent import futures
+from typing import Any
+from typing import TypeVar
+
+import os_resource_classes as orc
+import os_traits
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import cyborg
+from cyborg_gpu_driver.cloud import facts
+from cyborg_gpu_driver.cloud import request
+from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.record import codec
+from cyborg_gpu_driver.report.content import names
+
+AT_ONCE = 8
+"""Number of parallel requests; Placement answers each in about 10 ms."""
+
+VERSION = '1.36'
+"""The first microversion with every parameter of Nova's query for candidates.
+Has ``reserved`` equal to ``total`` (1.26), all providers of a tree (1.29) and
+the candidates of one tree (1.31)."""
+_OF_A_HOST = (orc.MEMORY_MB, orc.VCPU, orc.DISK_GB)
+"""Resource classes of a compute node; one of them nearly always has capacity.
+"""
+
+Progress = Callable[[int, int], None]
+_Item = TypeVar('_Item')
+_Found = TypeVar('_Found')
+_PARTS = ('inventories', 'usages', 'traits')
+_BOUND = 'Bound'
+
+
+def at_once(function: Callable[[_Item], _Found], items: Collection[_Item],
+            progress: Progress = lambda done, total: None
+            ) -> Iterator[_Found]:
+    """Call a function for each item and yield the results in order.
+
+    Up to :data:`AT_ONCE` calls run in parallel.
+
+    :param progress: called with the number of finished items and of all items.
+    """
+    with futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        for done, found in enumerate(pool.map(function, items), 1):
+            progress(done, len(items))
+            yield found
+
+
+def listed(cloud: connection.Cloud, **query: str) -> list[dict[str, Any]]:
+    """Return the resource providers that Placement lists.
+
+    :param query: the parameters of ``GET /resource_providers``.
+    :raises CloudError: if Placement does not answer.
+    """
+    answer = cloud.ask('placement', '/resource_providers', VERSION, **query)
+    with connection.understanding(cloud, 'Placement', 'the list of providers'):
+        found = list(answer['resource_providers'])
+        if not all(isinstance(item[key], str) for item in found
+                   for key in ('uuid', 'name', 'root_provider_uuid')):
+            raise TypeError('a provider has no text for its name or a UUID')
+        return found
+
+
+def tree_summaries(cloud: connection.Cloud, root: str
+              ) -> Mapping[str, Mapping[str, Any]]:
+    """Return the summaries of all providers of a compute node, by UUID.
+
+    This takes one request. Placement has no request for the inventories of a
+    tree. But its response to a request for memory of the compute node has the
+    capacity, the usage and the traits of all providers of the tree, full ones
+    included. If the node has no memory left, the request is repeated for a
+    CPU, then for disk.
+
+    :param root: UUID of the compute node's provider.
+    :returns: an empty mapping if the compute node is completely full.
+    :raises CloudError: if Placement does not answer.
+    """
+    for resource_class in _OF_A_HOST:
+        answer = cloud.ask('placement', '/allocation_candidates', VERSION,
+                           resources=f'{resource_class}:1', in_tree=root,
+                           limit='1')
+        with connection.understanding(cloud, 'Placement', 'the candidates'):
+            found = {} if answer is None else dict(
+                answer['provider_summaries'])
+        if found:
+            return found
+    return {}
+
+
+def provider_parts(cloud: connection.Cloud, item: Mapping[str, Any],
+                   parts: Collection[str]) -> dict[str, Any] | None:
+    """Return some parts of one provider; None if it no longer exists.
+
+    :param parts: such as ``inventories``; one request for each.
+    :raises CloudError: if a request to Placement fails.
+    """
+    told = {}
+    for part in parts:
+        answer = cloud.ask('placement',
+                           f'/resource_providers/{item["uuid"]}/{part}',
+                           VERSION)
+        if answer is None:
+            return None
+        with connection.understanding(cloud, 'Placement',
+                                      f'provider {item["name"]}'):
+            told[part] = answer[part]
+    return told
+
+
+@dataclasses.dataclass(frozen=True)
+class Profile:
+    """A profile on one GPU: a resource provider of this driver.
+
+    :ivar host: the compute node as in the provider's name.
+    :ivar gpu: PCI address.
+    :ivar label: of the profile, such as ``passthrough``, ``1g.10gb``,
+        ``T4-2B``.
+    :ivar root: UUID of the compute node's provider.
+    """
+
+    uuid: str
+    name: str
+    host: str
+    gpu: str
+    label: str
+    root: str
+    traits: frozenset[str]
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """Health conditions of the GPU from its traits, such as ``XID_79``."""
+        return health.told(self.traits)
+
+    def fact(self, kind: str) -> str | None:
+        """Return the value of a kind of trait; None if there is no such trait.
+
+        :param kind: such as ``MODEL``, ``KIND``, ``NUMA``, ``MEMORY``.
+        """
+        prefix = f'CUSTOM_GPU_{kind}_'
+        return next((trait.removeprefix(prefix)
+                     for trait in sorted(self.traits)
+                     if trait.startswith(prefix)), None)
+
+    @property
+    def numa_node(self) -> int | None:
+        """The GPU's NUMA node; None if no trait names one."""
+        text = self.fact('NUMA') or ''
+        return int(text) if text.isdecimal() else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Provider(Profile):
+    """A profile on one GPU, with its inventory.
+
+    :ivar resource_class: None if there is no inventory at all.
+    :ivar reserved: the amount that the driver withholds from servers now.
+    :ivar used: the amount that servers use.
+    """
+
+    resource_class: str | None
+    total: int
+    reserved: int
+    used: int
+
+    @property
+    def free(self) -> int:
+        """The amount that can be allocated now."""
+        return max(0, self.total - self.reserved - self.used)
+
+
+def read_providers(cloud: connection.Cloud, host: str | None = None,
+                   progress: Progress = lambda done, total: None,
+                   gpus: Container[str] | None = None) -> tuple[Provider, ...]:
+    """Return the providers of every GPU that this driver reports, by name.
+
+    This takes one request for each compute node, several at a time, and two
+    for the cloud: Placement summarizes the providers of a compute node, and
+    Cyborg has the totals. A provider without a total takes one request more,
+    one without a summary three. For one compute node, Cyborg is not asked: its
+    only list has the totals of the whole cloud.
+
+    :param host: only this compute node.
+    :param progress: called with the number of finished hosts and of all hosts.
+    :param gpus: PCI addresses of the GPUs to read; None for all.
+    :raises CloudError: if Placement does not answer.
+    """
+    trees: dict[str, list[dict[str, Any]]] = {}
+    for item, place in gpu_providers(cloud, host):
+        if gpus is None or place.gpu in gpus:
+            trees.setdefault(item['root_provider_uuid'], []).append(item)
+    totals = _totals(cloud) if trees and host is None else {}
+    found = at_once(
+        lambda root: _of_tree(cloud, root, trees[root], totals), trees,
+        progress)
+    return tuple(sorted((one for of_host in found for one in of_host),
+                        key=lambda one: one.name))
+
+
+def gpu_profiles(cloud: connection.Cloud, wanted: Collection[str]
+             ) -> dict[str, Profile]:
+    """Return the providers that are of GPUs of this driver, by UUID.
+
+    This takes two requests for each compute node of the providers, however
+    many providers it has.
+
+    :param wanted: UUIDs of providers.
+    :raises CloudError: if a request to Placement fails.
+    """
+    found: dict[str, Profile] = {}
+    left = set(wanted)
+    while left:
+        uuid = min(left)
+        left.remove(uuid)
+        tree = listed(cloud, in_tree=uuid)
+        if not tree:
+            continue
+        summaries = tree_summaries(
+            cloud, tree[0]['root_provider_uuid'])
+        for item in tree:
+            if item['uuid'] not in wanted:
+                continue
+            left.discard(item['uuid'])
+            place = names.parse_provider_name(item['name'])
+            traits = _traits(cloud, item, summaries)
+            if place is not None and traits is not None:
+                found[item['uuid']] = Profile(*_where(item, place), traits)
+    return found
+
+
+def gpu_providers(cloud: connection.Cloud, host: str | None = None
+         ) -> list[tuple[dict[str, Any], names.ProviderName]]:
+    """Return this driver's providers, with the parts of their names.
+
+    :param host: only this compute node.
+    :raises CloudError: if a request to Placement fails.
+    """
+    query = {}
+    if host is not None:
+        # None has the name if the providers' names have only a similar text.
+        for root in listed(cloud, name=host):
+            query['in_tree'] = root['uuid']
+    found = listed(
+        cloud, required=os_traits.OWNER_CYBORG, **query)
+    return [(item, place) for item in found
+            for place in [names.parse_provider_name(item['name'])]
+            if place is not None and host in (None, place.host)]
+
+
+def _totals(cloud):
+    """Return the total of each provider's inventory from Cyborg, by UUID.
+
+    Empty if Cyborg does not answer, because Placement has the totals, too.
+    """
+    try:
+        return cyborg.deployables(cloud)
+    except exception.CloudError:
+        return {}
+
+
+def _of_tree(cloud, root, items, totals):
+    """Return the providers of one compute node that still exist."""
+    summaries = tree_summaries(cloud, root)
+    found = (_from_summary(cloud, item, summaries.get(item['uuid']),
+                           totals.get(item['uuid']))
+             or _provider(cloud, item) for item in items)
+    return [one for one in found if one is not None]
+
+
+def _traits(cloud, item, summaries):
+    """Return the traits of a provider; None if it no longer exists."""
+    summary = summaries.get(item['uuid']) or provider_parts(
+        cloud, item, ('traits',))
+    with connection.understanding(cloud, 'Placement',
+                                  f'provider {item["name"]}'):
+        return summary and codec.decode(frozenset[str], summary['traits'])
+
+
+def _from_summary(cloud, item, summary, total):
+    """Return a provider; None if the summary does not suffice.
+
+    :param total: of its inventory; None if it is unknown.
+    """
+    if summary is None:
+        return None
+    with connection.understanding(cloud, 'Placement',
+                                  f'provider {item["name"]}'):
+        resources = summary['resources']
+        if len(resources) != 1:
+            return None
+        ((name, amounts),) = resources.items()
+        reserved = (total or 0) - codec.decode(int, amounts['capacity'])
+        told = ({'inventories': {name: {'total': total, 'reserved': reserved}}}
+                if total is not None and reserved >= 0
+                else provider_parts(cloud, item, ('inventories',)))
+        return told and _from_parts(item, told['inventories'], {
+            name: amounts['used']}, summary['traits'])
+
+
+def _provider(cloud, item):
+    """Read a provider part by part; None if it no longer exists."""
+    told = provider_parts(cloud, item, _PARTS)
+    if told is None:
+        return None
+    with connection.understanding(cloud, 'Placement',
+                                  f'provider {item["name"]}'):
+        return _from_parts(item, **told)
+
+
+def _from_parts(item, inventories, usages, traits):
+    place = names.parse_provider_name(item['name'])
+    if place is None:
+        raise ValueError(f"{item['name']!r} does not belong to this driver")
+    # The driver gives each provider one resource class.
+    resource_class = next(iter(sorted(inventories)), None)
+    inventory = inventories.get(resource_class, {'total': 0, 'reserved': 0})
+    return Provider(
+        *_where(item, place), codec.decode(frozenset[str], list(traits)),
+        resource_class, codec.decode(int, inventory['total']),
+        codec.decode(int, inventory['reserved']),
+        codec.decode(int, usages.get(resource_class, 0)))
+
+
+def _where(item: Mapping[str, str], place: names.ProviderName
+           ) -> tuple[str, str, str, str, str, str]:
+    return (item['uuid'], item['name'], place.host, place.gpu, place.label,
+            item['root_provider_uuid'])
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """Records of Cyborg, which save requests to Placement.
+
+    :ivar deployables: number of attach handles, by UUID of the provider. It
+        is the total of the provider's inventory.
+    :ivar arqs: accelerator requests. A bound one holds one unit.
+    """
+
+    deployables: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    arqs: tuple[facts.Arq, ...] = ()
+
+    @functools.cached_property
+    def bound(self) -> Mapping[str, list[str]]:
+        """The servers of the bound requests, by UUID of the provider."""
+        found: dict[str, list[str]] = {}
+        for arq in self.arqs:
+            if arq.state == _BOUND and arq.provider and arq.server:
+                found.setdefault(arq.provider, []).append(arq.server)
+        return found
+
+
+def read_trees(cloud: connection.Cloud, roots: Collection[str],
+               wanted: request.Request, records: Records | None = None,
+               progress: Progress = lambda done, total: None
+         ) -> tuple[facts.Tree, ...]:
+    """Return the trees of compute nodes for a request, sorted by name.
+
+    Each tree takes two requests to Placement. A provider takes more only if
+    Cyborg does not know it and the request asks for its resource class, if
+    the bound accelerator requests do not explain its usage, or if its compute
+    node is full.
+
+    :param roots: UUIDs of the compute nodes.
+    :param wanted: inventories of other resource classes have only the
+        capacity and the usage.
+    :param records: the records of Cyborg, as far as they are known.
+    :param progress: called with the number of finished compute nodes and of
+        all.
+    :raises CloudError: if a request to Placement fails.
+    """
+    reader = _Reader(cloud, wanted, records or Records())
+    with connection.understanding(cloud, 'Placement', 'a resource provider'):
+        sharing = [reader.exact(item) for item in listed(
+            cloud, required=os_traits.MISC_SHARES_VIA_AGGREGATE)]
+        shared = [node for node in sharing if node is not None]
+        found = at_once(
+            lambda root: reader.tree(
+                root, listed(cloud, in_tree=root), shared),
+            roots, progress)
+        return tuple(sorted((tree for tree in found if tree is not None),
+                            key=lambda tree: tree.name))
+
+
+def accelerator_trees(cloud: connection.Cloud, arqs: tuple[facts.Arq, ...],
+                      progress: Progress = lambda done, total: None
+            ) -> tuple[facts.Tree, ...]:
+    """Return all compute nodes that have accelerators, with the holders.
+
+    This takes one request for each compute node, and two for the cloud. A
+    provider takes one more if the bound accelerator requests do not explain
+    its usage.
+
+    :param arqs: the accelerator requests of the cloud. If the number of those
+        that are bound to a provider equals its usage in Placement, their
+        servers are its holders.
+    :returns: trees without exact inventories and without shared providers.
+    :raises CloudError: if a request to Placement fails.
+    """
+    reader = _Reader(cloud, request.Request(), Records({}, arqs))
+    with connection.understanding(cloud, 'Placement', 'a resource provider'):
+        below = of_cyborg(cloud)
+        nodes = {item['uuid']: item for item in listed(
+            cloud, required=os_traits.COMPUTE_ACCELERATORS)}
+        for root in below.keys() - nodes.keys():
+            nodes.update((item['uuid'], item) for item
+                         in listed(cloud, uuid=root))
+        found = at_once(
+            lambda root: reader.tree(root, [nodes[root], *below[root]]),
+            [root for root in below if root in nodes], progress)
+        return tuple(sorted((tree for tree in found if tree is not None),
+                            key=lambda tree: tree.name))
+
+
+def with_holders(cloud: connection.Cloud, found: Iterable[facts.Tree],
+                 uuids: Collection[str]) -> tuple[facts.Tree, ...]:
+    """Read the holders of some providers again and return the new trees.
+
+    :param uuids: of the providers; one request for each.
+    :raises CloudError: if a request to Placement fails.
+    """
+    with connection.understanding(cloud, 'Placement', 'an allocation'):
+        return tuple(dataclasses.replace(tree, below=tuple(
+            dataclasses.replace(node, holders=_allocations(cloud, node.uuid))
+            if node.uuid in uuids else node for node in tree.below))
+            for tree in found)
+
+
+def of_cyborg(cloud: connection.Cloud) -> dict[str, list[dict[str, Any]]]:
+    """Return the providers of Cyborg, by UUID of their compute node.
+
+    :raises CloudError: if a request to Placement fails.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for item in listed(cloud, required=os_traits.OWNER_CYBORG):
+        found.setdefault(item['root_provider_uuid'], []).append(item)
+    return found
+
+
+class _Reader:
+    """Creates nodes from Placement's summaries of a tree.
+
+    :param wanted: inventories of its resource classes are exact.
+    """
+
+    def __init__(self, cloud, wanted, records):
+        self._cloud = cloud
+        self._asked = wanted.totals.keys()
+        self._granular = {name for group in wanted.granular
+                          for name in group.resources}
+        self._records = records
+
+    def tree(self, root, items, shared=()):
+        """Return the tree of a compute node; None if it no longer exists.
+
+        :param items: the providers of the tree as Placement lists them.
+        :param shared: all sharing providers.
+        """
+        summaries = tree_summaries(self._cloud, root)
+        nodes = [node for item in items for node in [
+            self._node(item, summaries[item['uuid']])
+            if item['uuid'] in summaries else self.exact(item)]
+            if node is not None]
+        mine = {node.uuid for node in nodes}
+        if root not in mine:
+            return None
+        aggregates = self._aggregates(root, shared)
+        return facts.Tree(
+            next(node for node in nodes if node.uuid == root),
+            tuple(sorted((node for node in nodes if node.uuid != root),
+                         key=lambda node: node.name)),
+            tuple(node for node in shared if node.aggregates & aggregates
+                  and node.uuid not in mine))
+
+    def exact(self, item):
+        """Read a provider part by part; None if it no longer exists."""
+        told = provider_parts(
+            self._cloud, item,
+            ('inventories', 'allocations', 'traits', 'aggregates'))
+        if told is None:
+            return None
+        held = {consumer: allocation['resources'] for consumer, allocation
+                in told['allocations'].items()}
+        return facts.Node(
+            item['uuid'], item['name'], {
+                name: _inventory(inventory, sum(
+                    resources.get(name, 0) for resources in held.values()))
+                for name, inventory in told['inventories'].items()},
+            frozenset(told['traits']), frozenset(told['aggregates']), held)
+
+    def _node(self, item, summary):
+        traits = frozenset(summary['traits'])
+        amounts = summary['resources']
+        of_cyborg = os_traits.OWNER_CYBORG in traits
+        inventories = self._inventories(item, amounts, of_cyborg)
+        return None if inventories is None else facts.Node(
+            item['uuid'], item['name'], inventories, traits,
+            holders=self._holders(item, amounts)
+            if of_cyborg or self._granular & amounts.keys() else {})
+
+    def _inventories(self, item, amounts, of_cyborg):
+        total = self._records.deployables.get(item['uuid'])
+        if of_cyborg and total is not None:
+            # Cyborg's conductor creates each inventory with these values.
+            return {name: facts.Inventory(
+                total, total - amount['capacity'], amount['used'],
+                max_unit=total) for name, amount in amounts.items()}
+        if self._asked & amounts.keys():
+            told = provider_parts(self._cloud, item, ('inventories',))
+            return None if told is None else {
+                name: _inventory(inventory, amounts[name]['used'])
+                for name, inventory in told['inventories'].items()
+                if name in amounts}
+        return {name: facts.Inventory(amount['capacity'], 0, amount['used'])
+                for name, amount in amounts.items()}
+
+    def _holders(self, item, amounts):
+        used = sum(amount['used'] for amount in amounts.values())
+        bound = self._records.bound.get(item['uuid'], ())
+        if used == len(bound) and len(amounts) == 1:
+            (name,) = amounts
+            return {server: {name: number} for server, number
+                    in collections.Counter(bound).items()}
+        return _allocations(self._cloud, item['uuid']) if used else {}
+
+    def _aggregates(self, root, shared):
+        """The aggregates of a tree that contain sharing providers."""
+        every = frozenset().union(*(node.aggregates for node in shared))
+        if not every:
+            return every
+        return frozenset().union(*(
+            told['aggregates'] for told in (
+                provider_parts(self._cloud, item, ('aggregates',))
+                for item in listed(
+                    self._cloud, in_tree=root,
+                    member_of='in:' + ','.join(sorted(every))))
+            if told is not None))
+
+
+def _allocations(cloud, uuid):
+    """The resources that each consumer has of a provider."""
+    answered = cloud.ask(
+        'placement', f'/resource_providers/{uuid}/allocations',
+        VERSION)
+    return {} if answered is None else {
+        consumer: allocation['resources'] for consumer, allocation
+        in answered['allocations'].items()}
+
+
+def _inventory(inventory, used):
+    return facts.Inventory(
+        inventory['total'], inventory['reserved'], used,
+        inventory['min_unit'], inventory['max_unit'],
+        inventory['step_size'], inventory['allocation_ratio'])
