@@ -27,10 +27,13 @@ import json
 import re
 from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import os_resource_classes as orc
+from openstack import exceptions
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal.inventory import inventory
@@ -40,11 +43,9 @@ from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cloud import plan
 from cyborg_gpu_driver.cloud import resources
-from cyborg_gpu_driver.cloud import state as cloud_state
 from cyborg_gpu_driver.partition import names as profile_names
 from cyborg_gpu_driver.partition.layout import devices as layout_devices
 from cyborg_gpu_driver.partition.layout import file as layout_file
-from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.report.content import names as report_names
 
 PRIORITY = 65
@@ -67,6 +68,9 @@ _ATTRIBUTES = tuple(
     for chosen in itertools.combinations(profile_names.ATTRIBUTES, count))
 _GPU_TRAITS = ('CUSTOM_GPU_', 'CUSTOM_NVIDIA_')
 """Prefixes of the traits that inspection gives to nodes with GPUs."""
+MADE_BY = 'made_by'
+"""Key in ``extra`` for the mark of a deploy template, which has no description
+before Ironic's microversion 1.112."""
 SERVICE = 'baremetal'
 VERSION = '1.81'
 """The first microversion of Ironic's API with the inventory of a node. Deploy
@@ -257,7 +261,7 @@ def checked(change: plan.Change, adopt: bool) -> plan.Change:
              'in the same trait; choose another name, or --adopt it')
 
 
-def _layout(steps):
+def _layout(steps: str) -> str | None:
     """The name of the layout that steps apply; None if they apply none."""
     for step in json.loads(steps):
         layout = step['args'].get('layout')
@@ -271,13 +275,15 @@ class _Place:
     source: str
     profile: str
 
-    def error(self, problem, expected):
+    def error(self, problem: str, expected: str) -> exception.DocumentError:
         return exception.DocumentError(
             source=self.source, where=f'profile {self.profile}',
             problem=problem, expected=f'on bare metal {expected}')
 
 
-def _sections(place, whole, slices, devices):
+def _sections(place: _Place, whole: int, slices: Mapping[str, int],
+              devices: layout_devices.Devices
+              ) -> tuple[layout_file.Section, ...]:
     """The sections of the layout."""
     if whole and slices and devices.indices is None:
         raise place.error(
@@ -285,7 +291,7 @@ def _sections(place, whole, slices, devices):
             'unless --devices selects those to partition')
     if slices:
         sections = [layout_file.Section(devices, True, slices)]
-        if whole:
+        if whole and devices.indices is not None:
             others = itertools.islice(
                 (index for index in itertools.count()
                  if index not in devices.indices), whole)
@@ -300,7 +306,7 @@ def _sections(place, whole, slices, devices):
     return tuple(sections)
 
 
-def _slice_name(place, resource_class):
+def _slice_name(place: _Place, resource_class: str) -> str:
     """Return the GPU instance profile of a resource class."""
     found = _SLICE.fullmatch(resource_class)
     if found is not None:
@@ -409,7 +415,8 @@ def judge(node: Node, profile: NodeProfile,
                    tuple(_reasons(node, profile, resource_class)))
 
 
-def _reasons(node, profile, resource_class):
+def _reasons(node: Node, profile: NodeProfile, resource_class: str | None
+             ) -> Iterator[str]:
     if resource_class not in (None, node.resource_class):
         yield ('its resource class is '
                f'{node.resource_class or "not set"}, not {resource_class}')
@@ -426,7 +433,7 @@ def _reasons(node, profile, resource_class):
         yield f'GPU {address} is unhealthy: ' + ', '.join(conditions)
 
 
-def _misfit(found, entry):
+def _misfit(found: inventory.Inventory, entry: layout_file.Entry) -> str:
     """Return why the GPUs cannot have a layout."""
     if not found.gpus:
         return 'it has no GPU'
@@ -460,71 +467,50 @@ def check_service(cloud: connection.Cloud) -> None:
     if not cloud.has_service(SERVICE):
         raise cloud.error('its service catalogue has no service of type '
                           f'{SERVICE} (Ironic)')
-    answer = cloud.ask(SERVICE, '/')
-    with connection.understanding(cloud, 'Ironic', 'its version'):
-        highest = answer['version']['version']
-        if _numbers(highest) < _numbers(VERSION):
-            raise cloud.error(
-                f'its Ironic (service type {SERVICE}) has microversions up to '
-                f'{highest}, but {VERSION} is required: deploy templates need '
-                '1.55, node inventories need 1.81')
+    highest = cloud.ask(SERVICE, '/')['version']['version']
+    if _numbers(highest) < _numbers(VERSION):
+        raise cloud.error(
+            f'its Ironic (service type {SERVICE}) has microversions up to '
+            f'{highest}, but {VERSION} is required: deploy templates need '
+            '1.55, node inventories need 1.81')
 
 
 def template(cloud: connection.Cloud, name: str
              ) -> resources.Existing | None:
-    """Return a deploy template; None if none has that name.
-
-    :raises CloudError: if a request to Ironic fails.
-    """
-    answer = cloud.ask(SERVICE, f'/deploy_templates/{name}', VERSION)
-    if answer is None:
+    """Return a deploy template; None if none has that name."""
+    try:
+        item = cloud.sdk.baremetal.get_deploy_template(name)
+    except exceptions.NotFoundException:
         return None
-    with connection.understanding(cloud, 'Ironic', f'deploy template {name}'):
-        return resources.Existing(
-            resources.DeployTemplate(
-                codec.decode(str, answer['name']),
-                steps_text(answer['steps'])),
-            codec.decode(str, answer['uuid']),
-            cloud_state.is_marked(answer['extra']))
+    return resources.Existing(
+        resources.DeployTemplate(item.name, steps_text(item.steps)), item.id,
+        (item.extra or {}).get(MADE_BY) == resources.MARK)
 
 
 def nodes(cloud: connection.Cloud) -> list[Node]:
-    """Return all nodes, without their GPUs.
-
-    :raises CloudError: if a request to Ironic fails.
-    """
-    found: list[Node] = []
-    query = {'fields': ','.join(_FIELDS)}
-    while True:
-        answer = cloud.ask(SERVICE, '/nodes', VERSION, **query)
-        with connection.understanding(cloud, 'Ironic', 'the list of nodes'):
-            found += [_node(item) for item in answer['nodes']]
-            if 'next' not in answer:
-                return found
-            query['marker'] = found[-1].identity
+    """Return all nodes, without their GPUs."""
+    return [Node(
+        item.id, item.name or item.id,
+        item.resource_class and orc.normalize_name(item.resource_class),
+        frozenset(item.traits), tuple(_hindrances(item)))
+        for item in cloud.sdk.baremetal.nodes(fields=_FIELDS)]
 
 
-def with_gpus(cloud: connection.Cloud,
-              listed: Collection[Node]
+def with_gpus(cloud: connection.Cloud, listed: Collection[Node]
               ) -> list[Node]:
-    """Return the nodes with their GPUs, in order; one request for each.
-
-    :raises CloudError: if a request to Ironic fails.
-    """
+    """Return the nodes with their GPUs, in order; one request for each."""
     return list(placement.at_once(
         lambda node: _inspected(cloud, node), listed))
 
 
-def _inspected(cloud, node):
-    answer = cloud.ask(SERVICE, f'/nodes/{node.identity}/inventory', VERSION)
-    if answer is None:
+def _inspected(cloud: connection.Cloud, node: Node) -> Node:
+    try:
+        answer = cloud.sdk.baremetal.get_node_inventory(node.identity)
+        found = _gpus(answer['inventory'], answer['plugin_data'])
+    except exceptions.NotFoundException:
         return dataclasses.replace(node, unknown='it has not been inspected')
-    with connection.understanding(cloud, 'Ironic',
-                                  f'the inventory of node {node.name}'):
-        try:
-            found = _gpus(answer['inventory'], answer['plugin_data'])
-        except exception.InventoryError as error:
-            return dataclasses.replace(node, unknown=str(error))
+    except exception.InventoryError as error:
+        return dataclasses.replace(node, unknown=str(error))
     if found is None:
         return dataclasses.replace(
             node, unknown='it was inspected without the collectors '
@@ -532,7 +518,8 @@ def _inspected(cloud, node):
     return dataclasses.replace(node, found=found)
 
 
-def _gpus(basic, sent):
+def _gpus(basic: Mapping[str, Any], sent: Mapping[str, Any]
+          ) -> inventory.Inventory | None:
     """The GPUs in stored inspection data; None if it has no list of devices.
 
     After an in-band inspection the PCI devices are in ``sent``, after an
@@ -546,24 +533,16 @@ def _gpus(basic, sent):
     return None
 
 
-def _node(item):
-    resource_class = item['resource_class']
-    return Node(
-        codec.decode(str, item['uuid']), item['name'] or item['uuid'],
-        resource_class and orc.normalize_name(resource_class),
-        codec.decode(frozenset[str], item['traits']), tuple(_hindrances(item)))
-
-
-def _hindrances(item):
-    if item['maintenance']:
+def _hindrances(item: Any) -> Iterator[str]:
+    if item.is_maintenance:
         yield 'it is in maintenance'
-    if item['retired']:
+    if item.is_retired:
         yield 'it is retired'
     # Early versions of Ironic stored no state for an available node.
-    state = item['provision_state'] or _AVAILABLE
+    state = item.provision_state or _AVAILABLE
     if state != _AVAILABLE:
         yield f'it is {state}'
 
 
-def _numbers(version):
+def _numbers(version: str) -> list[int]:
     return [int(part) for part in version.split('.')]

@@ -37,11 +37,8 @@ _NOT_FOUND = 404
 _TIMEOUT = 60
 """Timeout of a request in seconds, unless the cloud's configuration sets one.
 """
-NOVA = '2.61'
-"""Microversion of Nova's API. A flavor has its description (2.55) and extra
-specs (2.61), and so has the flavor in a server (2.47)."""
-_PAGE = 1000
-"""The default of Nova's ``[api] max_limit``."""
+_NAMES = {'accelerator': 'Cyborg', 'baremetal': 'Ironic', 'compute': 'Nova',
+          'identity': 'Keystone', 'placement': 'Placement'}
 
 
 def is_named(environment: Mapping[str, str] = os.environ) -> bool:
@@ -53,17 +50,18 @@ class Cloud:
     """A client of one cloud; it sends no request when it is created.
 
     Several threads can use it, because keystoneauth's sessions are
-    thread-safe.
+    thread-safe. The methods of :attr:`sdk` raise openstacksdk's exceptions;
+    commands and agents use them inside :meth:`errors`.
 
-    :param made: the connection that openstacksdk made.
+    :param sdk: the connection that openstacksdk made.
     :param name: the name of the cloud in error messages.
     :ivar region: the user's region; None if the user names none.
     """
 
-    def __init__(self, made: connection.Connection, name: str):
+    def __init__(self, sdk: connection.Connection, name: str):
         self.name = name
-        self.region = made.config.region_name or None
-        self._connection = made
+        self.region = sdk.config.region_name or None
+        self.sdk = sdk
 
     @classmethod
     def named(cls, name: str | None = None) -> Cloud:
@@ -75,7 +73,7 @@ class Cloud:
         """
         known = (name or os.environ.get('OS_CLOUD')
                  or os.environ.get('OS_AUTH_URL', ''))
-        with _telling(known):
+        with _login(known):
             return cls(connection.Connection(
                 config=config.OpenStackConfig(
                     override_defaults={'api_timeout': _TIMEOUT}
@@ -91,7 +89,7 @@ class Cloud:
             Keystone.
         """
         name = f'of [{section}]'
-        with _telling(name):
+        with _login(name):
             auth = loading.load_auth_from_conf_options(conf, section)
             if not isinstance(auth, identity.BaseIdentityPlugin):
                 raise exception.CloudError(
@@ -105,40 +103,19 @@ class Cloud:
                 session=session, region_name=group.region_name,
                 interface=group.valid_interfaces), name)
 
-    def get(self, path: str, key: str, **query: str) -> list[dict[str, Any]]:
-        """Return a complete list of Cyborg objects, of all projects.
-
-        Cyborg silently restricts the list of a user who is not an
-        administrator to the user's project. This method refuses such a list.
-
-        :param path: below ``/v2``, such as ``/devices``.
-        :param key: the key of the list in the response.
-        :raises CloudError: if there is no such list.
-        """
-        self.check_admin()
-        answer = self.ask('accelerator', path, **query)
-        if answer is None:
-            raise self.error(f'{path}: {_NOT_FOUND} Not Found')
-        found = answer.get(key) if isinstance(answer, dict) else None
-        if (not isinstance(found, list)
-                or not all(isinstance(item, dict) for item in found)):
-            raise self.error(f'{path} is not a list of {key}: the service at '
-                             'this URL is not Cyborg')
-        return found
-
     def ask(self, service: str, path: str, version: str | None = None,
             **query: str) -> Any:
-        """Send a GET request to a service and return the parsed JSON.
+        """Send a GET request that openstacksdk has no method for.
 
         :param service: the name of its proxy in openstacksdk: ``accelerator``,
             ``baremetal``, ``compute``, ``identity``, ``placement``.
         :param path: below the service's endpoint.
         :param version: the microversion; None for the service's lowest.
-        :returns: None if the object does not exist (404).
+        :returns: the parsed JSON; None if the object does not exist (404).
         :raises CloudError: if the service does not answer, or refuses.
         """
-        with _telling(self.name):
-            response = self._adapter(service).get(
+        with self.errors():
+            response = getattr(self.sdk, service).get(
                 path, params=query, microversion=version)
             if response.status_code == _NOT_FOUND:
                 return None
@@ -148,20 +125,19 @@ class Cloud:
     def change(self, service: str, method: str, path: str,
                body: Any = None, version: str | None = None,
                as_service: bool = False) -> Any:
-        """Send any other request to a service and return the parsed JSON.
+        """Send another request that openstacksdk has no method for.
 
         :param method: ``POST``, ``PUT``, ``PATCH`` or ``DELETE``.
         :param body: a value that can be serialized to JSON.
         :param as_service: whether to send a service token, as Nova does in
             requests to Cyborg; the user's token is the service token, too.
-        :returns: the response; None if it has no body.
+        :returns: the parsed JSON; None if the response has no body.
         :raises CloudError: if the service does not answer, or refuses.
         """
-        with _telling(self.name):
-            response = self._adapter(service).request(
+        with self.errors():
+            response = getattr(self.sdk, service).request(
                 path, method, json=body, microversion=version,
-                headers={'X-Service-Token':
-                         self._connection.session.get_token()}
+                headers={'X-Service-Token': self.sdk.session.get_token()}
                 if as_service else {})
             exceptions.raise_from_response(response)
             return response.json() if response.content else None
@@ -170,45 +146,91 @@ class Cloud:
         """Whether the cloud's catalog has a service.
 
         :param service: as for :meth:`ask`.
-        :raises CloudError: if the user cannot log in.
         """
-        with _telling(self.name):
-            try:
-                return self._connection.config.get_session_client(
-                    service).get_endpoint() is not None
-            except identity_exceptions.CatalogException:
-                return False
-
-    def _adapter(self, service):
-        return getattr(self._connection, service)
+        try:
+            return self.sdk.config.get_session_client(
+                service).get_endpoint() is not None
+        except identity_exceptions.CatalogException:
+            return False
 
     def error(self, reason: object) -> exception.CloudError:
         """Return an error about this cloud, for the caller to raise."""
         return exception.CloudError(cloud=self.name, reason=reason)
 
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """Turn the failures of the services into errors that name them.
+
+        :raises CloudError: instead of an exception of openstacksdk or
+            keystoneauth, or of code that an unexpected answer causes.
+        """
+        try:
+            yield
+        except exception.GpuDriverError:
+            raise
+        except (exceptions.SDKException,
+                identity_exceptions.ClientException) as error:
+            raise self.error(self._failure(error)) from error
+        except (KeyError, IndexError, TypeError, AttributeError,
+                ValueError) as error:
+            raise self.error(
+                'an answer cannot be parsed, or the URL of a service in the '
+                f'catalog is that of another service: {error!r}') from error
+        except Exception as error:
+            # keystoneauth raises bare ones if credentials are incomplete.
+            if type(error) is not Exception:
+                raise
+            raise self.error(error) from error
+
+    def _failure(self, error: Exception) -> str:
+        """Say which service failed, how, and what to do."""
+        service, text = self._service(str(error)), str(error) or repr(error)
+        status = (getattr(error, 'status_code', None)
+                  or getattr(error, 'http_status', None) or 0)
+        if status and str(status) not in text:
+            text = f'{status}: {text}'
+        if service:
+            text = f'{service}: {text}'
+        if isinstance(error, exceptions.DuplicateResource):
+            return f'{text} Give the UUID of one'
+        if status in (401, 403):
+            return (f'{text}; check the credentials, and that the user has '
+                    f'the role {_ADMIN}')
+        if status >= 500 or isinstance(error,
+                                       identity_exceptions.ConnectionError):
+            return f'{text}; see whether {service or "it"} runs, and its log'
+        return text
+
+    def _service(self, text: str) -> str:
+        """The name of the service whose URL is in a text; empty if none is.
+        """
+        try:
+            catalog = self.sdk.session.auth.get_access(
+                self.sdk.session).service_catalog.catalog
+        except Exception:
+            # Without a token there is no catalog: the login failed.
+            return _NAMES['identity']
+        found = {endpoint['url'].rstrip('/'): entry['type']
+                 for entry in catalog for endpoint in entry['endpoints']
+                 if endpoint['url'].rstrip('/') in text}
+        kind = found[max(found, key=len)] if found else ''
+        return _NAMES.get(kind, kind)
+
     @property
     def user(self) -> str:
-        """Name of the user; empty if the user does not log in to Keystone.
-
-        :raises CloudError: if the user cannot log in.
-        """
-        session = self._connection.session
-        with _telling(self.name):
-            if not isinstance(session.auth, identity.BaseIdentityPlugin):
-                return ''
-            return session.auth.get_access(session).username or ''
+        """Name of the user; empty if the user does not log in to Keystone."""
+        auth = self.sdk.session.auth
+        return ((auth.get_access(self.sdk.session).username or '')
+                if isinstance(auth, identity.BaseIdentityPlugin) else '')
 
     def has_role(self, name: str) -> bool:
         """Whether the user has a role; True if that is unknown.
 
         Only Keystone authentication plugins know roles.
-
-        :raises CloudError: if the user cannot log in.
         """
-        session = self._connection.session
-        with _telling(self.name):
-            return (not isinstance(session.auth, identity.BaseIdentityPlugin)
-                    or name in session.auth.get_access(session).role_names)
+        auth = self.sdk.session.auth
+        return (not isinstance(auth, identity.BaseIdentityPlugin)
+                or name in auth.get_access(self.sdk.session).role_names)
 
     def check_admin(self) -> None:
         """Make sure that Cyborg shows the objects of all projects.
@@ -222,7 +244,7 @@ class Cloud:
 
 
 @contextlib.contextmanager
-def _telling(name):
+def _login(name: str) -> Iterator[None]:
     """Turn every exception into a CloudError that names the cloud.
 
     keystoneauth raises bare exceptions if credentials are incomplete.
@@ -237,70 +259,6 @@ def _telling(name):
             cloud=name, reason=str(error) or repr(error)) from error
 
 
-@contextlib.contextmanager
-def understanding(cloud: Cloud, service: str, what: str
-                  ) -> Iterator[None]:
-    """Report a response that does not have the expected structure.
-
-    :raises CloudError: instead of the exception, such as KeyError, that such
-        a response causes.
-    """
-    try:
-        yield
-    except exception.GpuDriverError:
-        raise
-    except (KeyError, IndexError, TypeError, AttributeError,
-            ValueError) as error:
-        raise cloud.error(
-            f'{what} in {service} cannot be parsed, or the service at this '
-            f'URL is not {service}: {error!r}') from error
-
-
-def complete(cloud: Cloud, path: str, key: str, **query: str
-             ) -> list[dict[str, Any]]:
-    """Return all items of a Keystone list.
-
-    Keystone can limit its lists, which have no further pages then.
-
-    :param path: such as ``/limits``.
-    :param key: the key of the list in the response.
-    :raises CloudError: if there is no such list, or Keystone does not list
-        all items.
-    """
-    answer = cloud.ask('identity', path, **query)
-    with understanding(cloud, 'Keystone', path):
-        if answer.get('truncated'):
-            raise cloud.error(f'Keystone lists only some {key} (list_limit in '
-                              'keystone.conf)')
-        return list(answer[key])
-
-
 def reason(error: exception.CloudError) -> str:
     """Return the reason of an error, without the name of the cloud."""
     return str(error.kwargs['reason'])
-
-
-def pages(cloud: Cloud, path: str, key: str, **query: str
-          ) -> list[dict[str, Any]]:
-    """Return all items of a Nova list, from all its pages.
-
-    :param path: such as ``/servers``.
-    :param key: the key of the list in the response.
-    :raises CloudError: if there is no such list.
-    """
-    return list(each(cloud, path, key, **query))
-
-
-def each(cloud: Cloud, path: str, key: str, **query: str
-         ) -> Iterator[dict[str, Any]]:
-    """Like :func:`pages`, but keep only one page at a time in memory."""
-    while True:
-        answer = cloud.ask('compute', path, NOVA,
-                           **{'limit': str(_PAGE), **query})
-        with understanding(cloud, 'Nova', path):
-            page = [{**item, 'id': item['id']} for item in answer[key]]
-            more = f'{key}_links' in answer
-        yield from page
-        if not page or not more:
-            return
-        query['marker'] = page[-1]['id']

@@ -34,6 +34,7 @@ from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import fleet
 from cyborg_gpu_driver.cloud import hosts
+from cyborg_gpu_driver.cloud import nova
 from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
@@ -175,16 +176,15 @@ def holders(cloud: connection.Cloud, host: str, addresses: Collection[str]
         cloud, host, gpus=addresses)}
     gpus: dict[str, set[str]] = collections.defaultdict(set)
     handles: dict[str, list[str]] = collections.defaultdict(list)
-    requests = cloud.get('/accelerator_requests', 'arqs')
-    with connection.understanding(cloud, 'Cyborg', 'an accelerator request'):
-        for request in requests:
-            offer = offers.get(request['device_rp_uuid'])
-            if offer is None or request['state'] == _UNBOUND:
-                continue
-            holder = request['instance_uuid'] or request['uuid']
-            gpus[holder].add(offer.gpu)
-            if request['attach_handle_uuid']:
-                handles[holder].append(request['attach_handle_uuid'])
+    requests = cyborg.requests(cloud)
+    for request in requests:
+        offer = offers.get(request['device_rp_uuid'])
+        if offer is None or request['state'] == _UNBOUND:
+            continue
+        holder = request['instance_uuid'] or request['uuid']
+        gpus[holder].add(offer.gpu)
+        if request['attach_handle_uuid']:
+            handles[holder].append(request['attach_handle_uuid'])
     for offer in offers.values():
         if offer.used:
             for consumer in _consumers(cloud, offer.uuid):
@@ -215,9 +215,8 @@ def _act(cloud, gpu, action, status):
         return
     answer = cloud.ask('accelerator', f'/devices/{uuid}',
                        cyborg.STATUS_VERSION)
-    with connection.understanding(cloud, 'Cyborg', f'device {uuid}'):
-        if answer is None or answer['status'] != status:
-            raise failure
+    if answer is None or answer['status'] != status:
+        raise failure
 
 
 def _forget(cloud, traits):
@@ -245,15 +244,14 @@ def _set_trait(cloud, provider, name=None):
         answer = cloud.ask('placement', path, placement.VERSION)
         if answer is None:
             return set()
-        with connection.understanding(cloud, 'Placement', 'traits'):
-            present = set(answer['traits'])
-            gone = {item for item in present
-                    if item.startswith(cordon.TRAIT) and item != name}
-            wanted = present - gone | ({name} if name else set())
-            if wanted == present:
-                return gone
-            body = {'traits': sorted(wanted), 'resource_provider_generation':
-                    answer['resource_provider_generation']}
+        present = set(answer['traits'])
+        gone = {item for item in present
+                if item.startswith(cordon.TRAIT) and item != name}
+        wanted = present - gone | ({name} if name else set())
+        if wanted == present:
+            return gone
+        body = {'traits': sorted(wanted), 'resource_provider_generation':
+                answer['resource_provider_generation']}
         try:
             cloud.change('placement', 'PUT', path, body, placement.VERSION)
             return gone
@@ -268,17 +266,15 @@ def _consumers(cloud, provider):
     answer = cloud.ask('placement',
                        f'/resource_providers/{provider}/allocations',
                        placement.VERSION)
-    with connection.understanding(cloud, 'Placement', 'allocations'):
-        return () if answer is None else tuple(answer['allocations'])
+    return () if answer is None else tuple(answer['allocations'])
 
 
 def _holder(cloud, consumer, gpus, handles):
     """Return a holder, with its server's data from Nova if it is a server."""
     where = tuple(sorted(gpus)), tuple(sorted(handles))
-    answer = cloud.ask('compute', f'/servers/{consumer}', connection.NOVA)
-    if answer is None:
+    item = nova.existing_server(cloud, consumer)
+    if item is None:
         return Holder(consumer, None, None, None, *where)
-    with connection.understanding(cloud, 'Nova', f'server {consumer}'):
-        server = fleet.server(answer['server'])
-        return Holder(consumer, server.name, answer['server']['tenant_id'],
-                      server.status, *where, consents=server.consents)
+    server = fleet.server(item)
+    return Holder(consumer, server.name, item.project_id, server.status,
+                  *where, consents=server.consents)

@@ -25,10 +25,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
+from typing import TypeVar
 
+from openstack import resource
+from openstack.accelerator.v2 import accelerator_request
+from openstack.accelerator.v2 import deployable
+from openstack.accelerator.v2 import device
 from oslo_config import cfg
 from oslo_log import log as logging
 
@@ -46,10 +52,32 @@ STATUS_VERSION = '2.3'
 """The first microversion that shows whether a device is enabled."""
 DISABLED = 'maintaining'
 _SECTION = 'placement'
-_ACCELERATOR = 'accelerator'
 _BOUND = 'Bound'
 _INITIAL = 'Initial'
 _MDEV = 'MDEV'
+_Found = TypeVar('_Found')
+
+
+class Device(device.Device):
+    """A device, with its status."""
+
+    _query_mapping = resource.QueryParameters(
+        'hostname', include_pagination_defaults=False)
+    status = resource.Body('status')
+
+
+class Deployable(deployable.Deployable):
+    """A deployable, with the UUID of its provider in Placement."""
+
+    rp_uuid = resource.Body('rp_uuid')
+
+
+class AcceleratorRequest(accelerator_request.AcceleratorRequest):
+    """An accelerator request, with the UUID of its attach handle."""
+
+    _query_mapping = resource.QueryParameters(
+        instance_uuid='instance', include_pagination_defaults=False)
+    attach_handle_uuid = resource.Body('attach_handle_uuid')
 
 
 class DisabledWatch:
@@ -74,7 +102,8 @@ class DisabledWatch:
         try:
             if self._cloud is None:
                 self._cloud = _connect(self._conf)
-            found = disabled(self._cloud, self._host)
+            with self._cloud.errors():
+                found = disabled(self._cloud, self._host)
         except Exception as error:
             # The report of the GPUs must not depend on this request.
             reason = exception.steady(error)
@@ -94,42 +123,42 @@ def disabled(cloud: connection.Cloud, host: str
     """Return the GPUs of a host that are disabled in Cyborg.
 
     :param host: the compute node as Cyborg names it.
-    :raises CloudError: if a request to Cyborg fails.
     """
-    answer = cloud.ask(_ACCELERATOR, '/devices', STATUS_VERSION,
-                       hostname=host)
-    with connection.understanding(cloud, 'Cyborg', 'a device'):
-        return frozenset(
-            found for device in answer['devices']
-            if device['status'] == DISABLED and device['hostname'] == host
-            for found in [gpu_address(device)] if found is not None)
+    found = set()
+    for one in Device.list(cloud.sdk.accelerator, hostname=host,
+                           microversion=STATUS_VERSION):
+        if one.status is None:
+            raise cloud.error(f'Cyborg shows no status of device {one.uuid}')
+        if one.status == DISABLED and one.hostname == host:
+            found.add(gpu_address(one))
+    return frozenset(gpu for gpu in found if gpu is not None)
 
 
-def gpu_address(device: Mapping[str, Any]) -> model.PciAddress | None:
+def gpu_address(one: Mapping[str, Any]) -> model.PciAddress | None:
     """Return the GPU of a device; None for a device of another driver.
 
-    :param device: as Cyborg's API shows it.
+    :param one: a device as Cyborg's API shows it.
     """
     try:
         return model.PciAddress.parse(
-            json.loads(device['std_board_info'])['address'])
+            json.loads(one['std_board_info'])['address'])
     except (KeyError, TypeError, ValueError, exception.GpuDriverError):
         return None
 
 
-def told_cordons(device: Mapping[str, Any]) -> cordon.Cordons:
+def told_cordons(one: Mapping[str, Any]) -> cordon.Cordons:
     """Return the cordons that the agent has reported; empty if none are known.
 
-    :param device: as Cyborg's API shows it.
+    :param one: a device as Cyborg's API shows it.
     """
     try:
         return cordon.of_json(
-            json.loads(device['vendor_board_info'])['cordons'])
+            json.loads(one['vendor_board_info'])['cordons'])
     except (KeyError, TypeError, ValueError, OverflowError, OSError):
         return ()
 
 
-def _connect(conf):
+def _connect(conf: cfg.ConfigOpts) -> connection.Cloud:
     if conf.gpu.os_cloud:
         return connection.Cloud.named(conf.gpu.os_cloud)
     return connection.Cloud.of_section(conf, _SECTION)
@@ -229,20 +258,18 @@ def claims(requests: Iterable[Mapping[str, Any]], host: str
     return reconcile.Claims(tuple(bound), tuple(unsettled))
 
 
-def _of_host(cloud, host, understand):
-    if not cloud.get('/devices', 'devices', hostname=host):
-        raise cloud.error(f'Cyborg has no device on host {host}; give the '
-                          'host name that Cyborg uses')
-    try:
-        return understand(cloud.get('/accelerator_requests', 'arqs'), host)
-    except (KeyError, TypeError, AttributeError,
-            exception.InvalidValue) as error:
-        raise cloud.error(
-            f'an accelerator request cannot be parsed: {error!r}'
-        ) from error
+def _of_host(cloud: connection.Cloud, host: str,
+             understand: Callable[[list[AcceleratorRequest], str], _Found]
+             ) -> _Found:
+    with cloud.errors():
+        cloud.check_admin()
+        if not list(Device.list(cloud.sdk.accelerator, hostname=host)):
+            raise cloud.error(f'Cyborg has no device on host {host}; give the '
+                              'host name that Cyborg uses')
+        return understand(requests(cloud), host)
 
 
-def _function(info):
+def _function(info: Mapping[str, str]) -> model.PciAddress:
     return model.PciAddress.parse(
         '{domain}:{bus}:{device}.{function}'.format(**info))
 
@@ -273,49 +300,49 @@ def by_vgpu(requests: Iterable[Mapping[str, Any]], host: str
 
 def profiles(cloud: connection.Cloud
              ) -> dict[str, list[Mapping[str, str]]]:
-    """Return the groups of each device profile, by name.
-
-    :raises CloudError: if a request to Cyborg fails.
-    """
-    found = cloud.get('/device_profiles', 'device_profiles')
-    with connection.understanding(cloud, 'Cyborg', 'a device profile'):
-        return {item['name']: list(item['groups']) for item in found}
+    """Return the groups of each device profile, by name."""
+    cloud.check_admin()
+    return {item.name: list(item.groups)
+            for item in cloud.sdk.accelerator.device_profiles()}
 
 
 def devices(cloud: connection.Cloud) -> tuple[facts.Device, ...]:
-    """Return the devices of all hosts.
-
-    :raises CloudError: if a request to Cyborg fails.
-    """
-    answer: Any = cloud.ask('accelerator', '/devices',
-                            STATUS_VERSION)
-    with connection.understanding(cloud, 'Cyborg', 'a device'):
-        return tuple(facts.Device(
-            item['uuid'], item['hostname'], item['model'],
-            item.get('status') != DISABLED,
-            str(gpu_address(item) or ''), told_cordons(item))
-            for item in answer['devices'])
+    """Return the devices of all hosts."""
+    return tuple(facts.Device(
+        item.uuid, item.hostname, item.model, item.status != DISABLED,
+        str(gpu_address(item) or ''), told_cordons(item))
+        for item in Device.list(cloud.sdk.accelerator,
+                                microversion=STATUS_VERSION))
 
 
 def deployables(cloud: connection.Cloud) -> dict[str, int]:
-    """Return the number of attach handles by UUID of the provider.
+    """Return the number of attach handles by UUID of the provider."""
+    cloud.check_admin()
+    return {item.rp_uuid: int(item.num_accelerators)
+            for item in Deployable.list(cloud.sdk.accelerator)}
 
-    :raises CloudError: if a request to Cyborg fails.
+
+def requests(cloud: connection.Cloud, **query: str
+             ) -> list[AcceleratorRequest]:
+    """Return the accelerator requests of all projects.
+
+    Cyborg silently restricts the list of a user who is not an administrator
+    to the user's project. This function refuses such a list.
+
+    :param query: ``instance_uuid``, for those of one server.
+    :raises CloudError: if the user is not an administrator, or a request has
+        no UUID or no state.
     """
-    found = cloud.get('/deployables', 'deployables')
-    with connection.understanding(cloud, 'Cyborg', 'a deployable'):
-        return {item['rp_uuid']: int(item['num_accelerators'])
-                for item in found}
+    cloud.check_admin()
+    found = list(AcceleratorRequest.list(cloud.sdk.accelerator, **query))
+    if not all(one.uuid and one.state for one in found):
+        raise cloud.error('Cyborg lists an accelerator request without a UUID '
+                          'or without a state')
+    return found
 
 
 def arqs(cloud: connection.Cloud) -> tuple[facts.Arq, ...]:
-    """Return the accelerator requests of all projects.
-
-    :raises CloudError: if a request to Cyborg fails.
-    """
-    found = cloud.get('/accelerator_requests', 'arqs')
-    with connection.understanding(cloud, 'Cyborg', 'an accelerator request'):
-        return tuple(facts.Arq(
-            item['uuid'], item['state'], item['instance_uuid'],
-            item['device_rp_uuid'], item['hostname'],
-            item['device_profile_name']) for item in found)
+    """Return the accelerator requests of all projects as facts."""
+    return tuple(facts.Arq(
+        item.uuid, item.state, item.instance_uuid, item.device_rp_uuid,
+        item.hostname, item.device_profile_name) for item in requests(cloud))

@@ -37,7 +37,9 @@ from typing import NamedTuple
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cloud import hosts as cloud_hosts
+from cyborg_gpu_driver.cloud import nova
 from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.cloud import state
@@ -83,15 +85,14 @@ class Server:
     consents: bool
 
 
-def server(item: Mapping[str, Any]) -> Server:
-    """Return a server from Nova's response.
+def server(item: Any) -> Server:
+    """Return a server.
 
-    :raises KeyError, TypeError, AttributeError: if the item is malformed.
+    :param item: openstacksdk's server.
     """
     return Server(
-        item['id'], item['name'], item['status'],
-        item['OS-EXT-STS:task_state'] is not None,
-        str(item['metadata'].get(CONSENT, '')).lower() == _YES)
+        item.id, item.name, item.status, item.task_state is not None,
+        str((item.metadata or {}).get(CONSENT, '')).lower() == _YES)
 
 
 def group(groups: Sequence[resources.Group], name: str) -> resources.Group:
@@ -245,16 +246,11 @@ class Snapshot:
             existing.item.name: existing.item.groups
             for existing in state.profiles(cloud)
             if isinstance(existing.item, resources.DeviceProfile)}
-        requests = cloud.get('/accelerator_requests', 'arqs')
-        listed = connection.pages(cloud, '/servers/detail', 'servers',
-                                  all_tenants='true')
-        with connection.understanding(cloud, 'Nova', 'a server'):
-            self.servers = {item['id']: server(item)
-                            for item in listed}
-        with connection.understanding(cloud, 'Cyborg',
-                                      'an accelerator request'):
-            self.fleet = Fleet(self.hosts, requests, self.servers,
-                               self.profiles, anyone)
+        requests = cyborg.requests(cloud)
+        self.servers = {item.id: server(item) for item
+                        in cloud.sdk.compute.servers(all_projects=True)}
+        self.fleet = Fleet(self.hosts, requests, self.servers,
+                           self.profiles, anyone)
 
     def asked(self, profile: str | None = None
               ) -> dict[str, resources.Group]:
@@ -286,9 +282,8 @@ def read_server(cloud: connection.Cloud, uuid: str) -> Server | None:
 
     :raises CloudError: if a request to Nova fails.
     """
-    answer = cloud.ask('compute', f'/servers/{uuid}', connection.NOVA)
-    with connection.understanding(cloud, 'Nova', f'server {uuid}'):
-        return None if answer is None else server(answer['server'])
+    item = nova.existing_server(cloud, uuid)
+    return None if item is None else server(item)
 
 
 def _hosts(cloud, names, complain, progress):

@@ -177,7 +177,8 @@ def host_names(cloud: connection.Cloud) -> tuple[str, ...]:
 def _unless(ask, cloud, complain):
     """Return the data of a service; None if the request fails."""
     try:
-        return ask(cloud)
+        with cloud.errors():
+            return ask(cloud)
     except exception.CloudError as error:
         complain(str(error))
         return None

@@ -27,6 +27,7 @@ from openstack import exceptions
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cloud import nova
 from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.interference import applications as apps
@@ -41,6 +42,8 @@ NAME = 'gpu-interference-'
 _COMPUTE = '2.74'
 """The first microversion in which a request to create a server can name a host
 (Nova's REST API history)."""
+_COMPUTE_READ = '2.61'
+"""A flavor has its extra specs (2.61)."""
 _PROFILE = 'accel:device_profile'
 _LINES = 2000
 """Number of console lines that are read."""
@@ -102,12 +105,11 @@ def resolve(cloud: connection.Cloud, flavor: str, image: str,
     """
     found = _find(cloud, 'compute', 'flavor', flavor)
     specs = cloud.ask('compute', f'/flavors/{found}/os-extra_specs',
-                      connection.NOVA)
-    with connection.understanding(cloud, 'Nova', f'flavor {flavor}'):
-        if not specs['extra_specs'].get(_PROFILE):
-            raise cloud.error(
-                f'flavor {flavor} has no {_PROFILE}; expected a flavor whose '
-                'device profile asks for a slice or a vGPU')
+                      _COMPUTE_READ)
+    if not specs['extra_specs'].get(_PROFILE):
+        raise cloud.error(
+            f'flavor {flavor} has no {_PROFILE}; expected a flavor whose '
+            'device profile asks for a slice or a vGPU')
     return Made(found, _find(cloud, 'image', 'image', image),
                 network and _find(cloud, 'network', 'network', network), key)
 
@@ -117,14 +119,12 @@ def _find(cloud: connection.Cloud, service: str, kind: str, name: str
     """Return the ID of an object by name or ID."""
     path = f'/{kind}s'
     quoted = urllib.parse.quote(name, safe='')
-    with connection.understanding(cloud, service, f'{kind} {name}'):
-        one = cloud.ask(service, f'{path}/{quoted}')
-        if one is not None:
-            return str(one.get(kind, one)['id'])
-        listed = (connection.pages(cloud, path, f'{kind}s')
-                  if service == 'compute' else
-                  cloud.ask(service, path, name=name)[f'{kind}s'])
-        found = [item['id'] for item in listed if item['name'] == name]
+    one = cloud.ask(service, f'{path}/{quoted}')
+    if one is not None:
+        return str(one.get(kind, one)['id'])
+    listed = ([*cloud.sdk.compute.flavors()] if kind == 'flavor' else
+              cloud.ask(service, path, name=name)[f'{kind}s'])
+    found = [item['id'] for item in listed if item['name'] == name]
     if len(found) != 1:
         raise cloud.error(
             f'{len(found)} {kind}s are named {name}; give the id of one'
@@ -135,8 +135,7 @@ def _find(cloud: connection.Cloud, service: str, kind: str, name: str
 def create(cloud: connection.Cloud, body: dict[str, Any]) -> str:
     """Create a server and return its UUID, without waiting for it."""
     answer = cloud.change('compute', 'POST', '/servers', body, _COMPUTE)
-    with connection.understanding(cloud, 'Nova', 'a new server'):
-        return answer['server']['id']
+    return answer['server']['id']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,20 +152,19 @@ class Now:
 
 def look(cloud: connection.Cloud, server: str) -> Now:
     """Return the current state of a server."""
-    answer = cloud.ask('compute', f'/servers/{server}', connection.NOVA)
+    answer = cloud.ask('compute', f'/servers/{server}', _COMPUTE_READ)
     if answer is None:
         return Now(False, None, 'somebody has deleted it')
-    with connection.understanding(cloud, 'Nova', f'server {server}'):
-        item = answer['server']
-        status = item['status']
-        busy = item['OS-EXT-STS:task_state'] is not None
-        problem = ''
-        if status not in ('ACTIVE', 'BUILD'):
-            problem = f'its status is {status}: ' + (
-                item.get('fault') or {}).get('message', 'Nova does not say '
-                                                        'why')
-        return Now(status == 'ACTIVE' and not busy,
-                   item['OS-EXT-SRV-ATTR:host'], problem)
+    item = answer['server']
+    status = item['status']
+    busy = item['OS-EXT-STS:task_state'] is not None
+    problem = ''
+    if status not in ('ACTIVE', 'BUILD'):
+        problem = f'its status is {status}: ' + (
+            item.get('fault') or {}).get('message', 'Nova does not say '
+                                                    'why')
+    return Now(status == 'ACTIVE' and not busy,
+               item['OS-EXT-SRV-ATTR:host'], problem)
 
 
 def place(cloud: connection.Cloud, server: str) -> Place:
@@ -190,15 +188,14 @@ def others(cloud: connection.Cloud, gpus: Place, ours: Collection[str]
     :param ours: UUIDs of the servers to leave out.
     """
     hosts = {host for host, _gpu in gpus}
-    listed = cloud.get('/accelerator_requests', 'arqs')
-    with connection.understanding(cloud, 'Cyborg', 'an accelerator request'):
-        there = {(item['device_rp_uuid'], item['instance_uuid'])
-                 for item in listed if item['hostname'] in hosts
-                 and item['device_rp_uuid']
-                 and item['instance_uuid'] not in {None, *ours}}
-        known = placement.gpu_profiles(cloud, {uuid for uuid, _ in there})
-        return {server for uuid, server in there if uuid in known
-                and (known[uuid].host, known[uuid].gpu) in gpus}
+    listed = cyborg.requests(cloud)
+    there = {(item['device_rp_uuid'], item['instance_uuid'])
+             for item in listed if item['hostname'] in hosts
+             and item['device_rp_uuid']
+             and item['instance_uuid'] not in {None, *ours}}
+    known = placement.gpu_profiles(cloud, {uuid for uuid, _ in there})
+    return {server for uuid, server in there if uuid in known
+            and (known[uuid].host, known[uuid].gpu) in gpus}
 
 
 def console(cloud: connection.Cloud, server: str) -> str:
@@ -209,21 +206,20 @@ def console(cloud: connection.Cloud, server: str) -> str:
     try:
         answer = cloud.change(
             'compute', 'POST', f'/servers/{server}/action',
-            {'os-getConsoleOutput': {'length': _LINES}}, connection.NOVA)
+            {'os-getConsoleOutput': {'length': _LINES}}, _COMPUTE_READ)
     except exception.CloudError as error:
         # The guest does not exist yet, or has no console yet.
         if isinstance(error.__cause__, (exceptions.ConflictException,
                                         exceptions.NotFoundException)):
             return ''
         raise
-    with connection.understanding(cloud, 'Nova', f'console of {server}'):
-        return str(answer['output'])
+    return str(answer['output'])
 
 
 def stop(cloud: connection.Cloud, server: str) -> None:
     """Stop a server. A stopped server keeps its GPU."""
     cloud.change('compute', 'POST', f'/servers/{server}/action',
-                 {'os-stop': None}, connection.NOVA)
+                 {'os-stop': None}, _COMPUTE_READ)
 
 
 def marked(cloud: connection.Cloud, mark: str | None = None
@@ -235,12 +231,10 @@ def marked(cloud: connection.Cloud, mark: str | None = None
 
     :param mark: of one measurement; None for all measurements.
     """
-    listed = connection.pages(cloud, '/servers/detail', 'servers',
-                              name=f'^{NAME}')
-    with connection.understanding(cloud, 'Nova', 'a server'):
-        return {item['id']: item['name'] for item in listed
-                if MARK in item['metadata']
-                and mark in (None, item['metadata'][MARK])}
+    return {item.id: item.name
+            for item in cloud.sdk.compute.servers(name=f'^{NAME}')
+            if MARK in item.metadata
+            and mark in (None, item.metadata[MARK])}
 
 
 def delete(cloud: connection.Cloud, uuids: Collection[str],
@@ -260,7 +254,7 @@ def delete(cloud: connection.Cloud, uuids: Collection[str],
                     _ask_to_delete(cloud, server)
                     asked.add(server)
                 if cloud.ask('compute', f'/servers/{server}',
-                             connection.NOVA) is None:
+                             _COMPUTE_READ) is None:
                     left.discard(server)
                     problems.pop(server, None)
             except exception.CloudError as error:
@@ -275,7 +269,7 @@ def delete(cloud: connection.Cloud, uuids: Collection[str],
 def _ask_to_delete(cloud, server):
     try:
         cloud.change('compute', 'DELETE', f'/servers/{server}',
-                     version=connection.NOVA)
+                     version=_COMPUTE_READ)
     except exception.CloudError as error:
         if not isinstance(error.__cause__, exceptions.NotFoundException):
             raise

@@ -177,23 +177,26 @@ class _Course:
     was_away: bool = False
 
 
-def _hint(course):
+def _hint(course: _Course) -> str:
     """How to recover a server whose move was interrupted; empty if no need."""
     return '' if not (course.sent and course.unshelve) else (
         'it may stay shelved; to start it: openstack server unshelve '
         f'{course.server}')
 
 
-def _attempt(cloud, course, tell):
+def _attempt(cloud: connection.Cloud, course: _Course,
+             tell: Callable[[str], None]) -> tuple[bool, str]:
     """Like :func:`_advance`, but an error that may pass does not end the move.
     """
     try:
-        return _advance(cloud, course, tell)
+        with cloud.errors():
+            return _advance(cloud, course, tell)
     except exception.CloudError as error:
         return not _may_pass(error), connection.reason(error)
 
 
-def _advance(cloud, course, tell):
+def _advance(cloud: connection.Cloud, course: _Course,
+             tell: Callable[[str], None]) -> tuple[bool, str]:
     """Take the next step of one server.
 
     :returns: whether that was the last step, and the problem, if any.
@@ -224,31 +227,26 @@ def _may_pass(error: exception.CloudError) -> bool:
                               identity_exceptions.HttpServerError))
 
 
-def _read(cloud, server):
+def _read(cloud: connection.Cloud, server: str) -> Now | None:
     """Return the current state of a server; None if it no longer exists."""
-    answer = cloud.ask('compute', f'/servers/{server}', connection.NOVA)
-    if answer is None:
-        return None
-    with connection.understanding(cloud, 'Nova', f'server {server}'):
-        item = answer['server']
-        return Now(item['status'],
-                   item['OS-EXT-STS:task_state'] is not None,
-                   item['OS-EXT-SRV-ATTR:host'],
-                   (item.get('fault') or {}).get('message', ''))
+    item = nova.existing_server(cloud, server)
+    return item and Now(item.status, item.task_state is not None,
+                        item.compute_host,
+                        (item.fault or {}).get('message', ''))
 
 
-def _act(cloud, server, step):
+def _act(cloud: connection.Cloud, server: str, step: Step) -> bool:
     """Request an action from Nova.
 
     :returns: False if Nova is doing something else with the server. The next
         read of the server shows what.
     """
+    compute = cloud.sdk.compute
     try:
-        cloud.change('compute', 'POST', f'/servers/{server}/action',
-                     {step.value: None}, connection.NOVA)
-    except exception.CloudError as error:
-        if not isinstance(error.__cause__, exceptions.ConflictException):
-            raise
+        {Step.SHELVE: compute.shelve_server,
+         Step.OFFLOAD: compute.shelve_offload_server,
+         Step.UNSHELVE: compute.unshelve_server}[step](server)
+    except exceptions.ConflictException:
         return False
     return True
 
@@ -289,18 +287,19 @@ class Applying:
         done: list[str] = []
         moves: list[planner.Move] = []
         try:
-            for server in plan.idle:
-                self._offload(server)
-                done.append(f'offloaded server {server}')
-            left = {move.server for move in plan.moves}
-            while True:
-                now = self._expect(left)
-                if not now.moves:
-                    return dataclasses.replace(now, idle=plan.idle,
-                                               moves=tuple(moves))
-                moves.append(self._move(now.moves[0]))
-                done.append(f'moved server {now.moves[0].server}')
-                left.remove(now.moves[0].server)
+            with self._cloud.errors():
+                for server in plan.idle:
+                    self._offload(server)
+                    done.append(f'offloaded server {server}')
+                left = {move.server for move in plan.moves}
+                while True:
+                    now = self._expect(left)
+                    if not now.moves:
+                        return dataclasses.replace(now, idle=plan.idle,
+                                                   moves=tuple(moves))
+                    moves.append(self._move(now.moves[0]))
+                    done.append(f'moved server {now.moves[0].server}')
+                    left.remove(now.moves[0].server)
         except exception.CloudError as error:
             raise self._cloud.error(
                 f'{connection.reason(error)} (done before that: '
@@ -377,7 +376,8 @@ class Applying:
     def _try(self, act: Callable[[], None]) -> None:
         """Do a step of the cleanup after a failure; report if it fails too."""
         try:
-            act()
+            with self._cloud.errors():
+                act()
         except exception.CloudError as error:
             self._say(str(error))
 
@@ -399,7 +399,8 @@ class Applying:
         problem = ''
         while True:
             try:
-                now = fleet.read_server(self._cloud, server)
+                with self._cloud.errors():
+                    now = fleet.read_server(self._cloud, server)
             except exception.CloudError as error:
                 problem = connection.reason(error)
             else:
@@ -437,13 +438,14 @@ class Applying:
         self._say(f'uncordoning {_name(origin)}')
         try:
             # Read the GPU again, because its device is disabled by now.
-            for gpu in cordons.find(self._cloud, origin.host, origin.gpu):
-                known = cordon.of(gpu.cordons, cordon.Source.CYBORG)
-                if known is not None and known.reason not in (
-                        '', self._new.reason):
-                    self._say(f'{_name(origin)} stays cordoned: {known}')
-                    continue
-                cordons.open_(self._cloud, gpu)
+            with self._cloud.errors():
+                for gpu in cordons.find(self._cloud, origin.host, origin.gpu):
+                    known = cordon.of(gpu.cordons, cordon.Source.CYBORG)
+                    if known is not None and known.reason not in (
+                            '', self._new.reason):
+                        self._say(f'{_name(origin)} stays cordoned: {known}')
+                        continue
+                    cordons.open_(self._cloud, gpu)
         except exception.CloudError as error:
             raise self._cloud.error(
                 f'{_name(origin)} may stay cordoned: '

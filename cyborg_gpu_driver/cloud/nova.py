@@ -19,12 +19,13 @@ from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Any
-from urllib import parse
 
+from openstack import exceptions
 from oslo_utils import uuidutils
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cloud import request as cloud_request
@@ -46,49 +47,40 @@ _MDEV = 'MDEV'
 def flavor(cloud: connection.Cloud, name: str) -> cloud_request.Flavor:
     """Return a flavor by name or ID.
 
-    :raises CloudError: if a request to Nova fails.
     :raises InvalidValue: if there is none.
     """
-    answer: Any = cloud.ask(
-        'compute', f'/flavors/{parse.quote(name, safe="")}', connection.NOVA)
-    with connection.understanding(cloud, 'Nova', 'a flavor'):
-        if answer is not None:
-            item = answer['flavor']
-        else:
-            listed = connection.pages(cloud, '/flavors/detail', 'flavors',
-                                      is_public='None')
-            item = next((found for found in listed
-                         if found['name'] == name), None)
-            if item is None:
-                raise exception.InvalidValue(
-                    what='flavor', value=name,
-                    expected='expected the name or ID of a flavor'
-                    + cloud_request.similar(name, (found['name']
-                                                   for found in listed)))
-        made = _flavor(item, item['name'])
-        if made.public:
-            return made
-        access = cloud.ask(
-            'compute', f'/flavors/{item["id"]}/os-flavor-access',
-            connection.NOVA)
-        return _flavor(item, item['name'], frozenset(
-            entry['tenant_id'] for entry in access['flavor_access']))
+    compute = cloud.sdk.compute
+    item = compute.find_flavor(name)
+    if item is None:
+        raise exception.InvalidValue(
+            what='flavor', value=name,
+            expected='expected the name or ID of a flavor'
+            + cloud_request.similar(name, (found.name for found
+                                           in compute.flavors())))
+    made = _flavor(item)
+    if made.public:
+        return made
+    return dataclasses.replace(made, projects=frozenset(
+        entry['tenant_id'] for entry in compute.get_flavor_access(item)))
 
 
 def server(cloud: connection.Cloud, name: str
            ) -> tuple[facts.Server, cloud_request.Flavor]:
-    """Return a server of any project by name or UUID, and its flavor.
+    """Return a server of any project by name or UUID, and its flavor."""
+    item = cloud.sdk.compute.find_server(name, ignore_missing=False,
+                                         all_projects=True)
+    return _server(item), _flavor(item.flavor)
 
-    :raises CloudError: if there is none, or a request to Nova fails.
+
+def find_server(cloud: connection.Cloud, name: str) -> str:
+    """Return the UUID of a server of any project.
+
+    :param name: its name or UUID; the server of a UUID need not exist.
     """
-    uuid = find_server(cloud, name)
-    answer: Any = cloud.ask('compute', f'/servers/{uuid}', connection.NOVA)
-    if answer is None:
-        raise cloud.error(f'there is no server {uuid}')
-    with connection.understanding(cloud, 'Nova', 'a server'):
-        item = answer['server']
-        return _server(item), _flavor(
-            item['flavor'], item['flavor']['original_name'])
+    if uuidutils.is_uuid_like(name):
+        return name
+    return cloud.sdk.compute.find_server(
+        name, ignore_missing=False, details=False, all_projects=True).id
 
 
 def known_servers(cloud: connection.Cloud, uuids: Collection[str],
@@ -98,36 +90,35 @@ def known_servers(cloud: connection.Cloud, uuids: Collection[str],
 
     A few consumers are requested one by one. For more, Nova lists all servers
     of the hosts, a thousand per request, and only consumers that are missing
-    from the list are requested one by one. The list lacks the servers of a
-    cell that is down.
+    from the list are requested one by one.
 
     :param uuids: of the consumers.
     :param hosts: of nova-compute, on which most of the servers run; None for
         the whole cloud.
-    :raises CloudError: if a request to Nova fails.
     """
-    def ask(uuid):
-        answer = cloud.ask('compute', f'/servers/{uuid}', connection.NOVA)
-        with connection.understanding(cloud, 'Nova', 'a server'):
-            return uuid, answer and _server(answer['server'])
+    def listed(place: dict[str, str]) -> dict[str, facts.Server]:
+        return {item.id: _server(item) for item in cloud.sdk.compute.servers(
+            all_projects=True, **place) if item.id in uuids}
 
-    where = [{}] if hosts is None else [{'host': host} for host in hosts]
-    found = {}
+    where = [{}] if hosts is None else [
+        {'compute_host': host} for host in hosts]
+    found: dict[str, facts.Server] = {}
     if len(uuids) > max(_FEW, len(where)):
-        for listed in placement.at_once(
-                lambda place: _listed(cloud, uuids, place), where):
-            found.update(listed)
-    found.update(placement.at_once(ask, sorted(set(uuids) - set(found))))
-    return {uuid: server for uuid, server in found.items()
-            if server is not None}
+        for some in placement.at_once(listed, where):
+            found.update(some)
+    others = placement.at_once(
+        lambda uuid: existing_server(cloud, uuid), sorted({*uuids} - {*found}))
+    found.update((item.id, _server(item)) for item in others
+                 if item is not None)
+    return found
 
 
-def _listed(cloud, uuids, place):
-    """The requested servers that are in Nova's list."""
-    with connection.understanding(cloud, 'Nova', 'a server'):
-        return {item['id']: _server(item) for item in connection.each(
-            cloud, '/servers/detail', 'servers', all_tenants='true',
-            **place) if item['id'] in uuids}
+def existing_server(cloud: connection.Cloud, uuid: str) -> Any:
+    """Return openstacksdk's server; None if it does not exist."""
+    try:
+        return cloud.sdk.compute.get_server(uuid)
+    except exceptions.NotFoundException:
+        return None
 
 
 def migrations(cloud: connection.Cloud, uuids: Iterable[str]
@@ -135,84 +126,58 @@ def migrations(cloud: connection.Cloud, uuids: Iterable[str]
     """Return the consumers that are migrations.
 
     During a migration, the migration holds the allocations on the source.
-
-    :raises CloudError: if a request to Nova fails.
     """
     wanted = set(uuids)
     found: set[str] = set()
-    marker: dict[str, str] = {}
-    while wanted - found:
-        answer = cloud.ask('compute', '/os-migrations', connection.NOVA,
-                           **marker)
-        with connection.understanding(cloud, 'Nova', 'a migration'):
-            page = [item['uuid'] for item in answer['migrations']]
-            found |= wanted & set(page)
-            if not page or 'migrations_links' not in answer:
-                break
-            marker = {'marker': page[-1]}
+    listed = cloud.sdk.compute.migrations() if wanted else ()
+    for item in listed:
+        found |= wanted & {item.uuid}
+        if found == wanted:
+            break
     return frozenset(found)
 
 
 def services_by_host(cloud: connection.Cloud) -> dict[str, facts.Service]:
-    """Return the nova-compute services by their host, as Nova names it.
-
-    :raises CloudError: if a request to Nova fails.
-    """
-    answer: Any = cloud.ask('compute', '/os-services', connection.NOVA,
-                            binary='nova-compute')
-    with connection.understanding(cloud, 'Nova', 'the compute services'):
-        return {item['host']: facts.Service(
-            item['host'], item['zone'], item['status'] == 'enabled',
-            item['state'] == 'up', item.get('disabled_reason') or '')
-            for item in answer['services']}
+    """Return the nova-compute services by their host, as Nova names it."""
+    return {item.host: facts.Service(
+        item.host, item.availability_zone or '', item.status == 'enabled',
+        item.state == 'up', item.disabled_reason or '')
+        for item in cloud.sdk.compute.services(binary='nova-compute')}
 
 
 def services(cloud: connection.Cloud) -> dict[str, facts.Service]:
     """Return the nova-compute services by UUID of the compute node's provider.
-
-    :raises CloudError: if a request to Nova fails.
     """
     by_host = services_by_host(cloud)
-    with connection.understanding(cloud, 'Nova', 'the compute nodes'):
-        return {node['id']: by_host[node['service']['host']]
-                for node in connection.pages(
-                    cloud, '/os-hypervisors/detail', 'hypervisors')
-                if node['service']['host'] in by_host}
+    return {node.id: by_host[node.service_details['host']]
+            for node in cloud.sdk.compute.hypervisors(details=True)
+            if node.service_details['host'] in by_host}
 
 
 def aggregates(cloud: connection.Cloud) -> tuple[facts.Aggregate, ...]:
-    """Return the host aggregates.
-
-    :raises CloudError: if a request to Nova fails.
-    """
-    answer: Any = cloud.ask('compute', '/os-aggregates', connection.NOVA)
-    with connection.understanding(cloud, 'Nova', 'the aggregates'):
-        return tuple(facts.Aggregate(
-            item['name'], frozenset(item['hosts']), dict(item['metadata']))
-            for item in answer['aggregates'])
+    """Return the host aggregates."""
+    return tuple(facts.Aggregate(item.name, frozenset(item.hosts),
+                                 dict(item.metadata))
+                 for item in cloud.sdk.compute.aggregates())
 
 
-def quotas(cloud: connection.Cloud, owner: str, wanted: cloud_request.Request
-           ) -> tuple[facts.Limit, ...]:
+def quotas(cloud: connection.Cloud, owner: str,
+           wanted: cloud_request.Request) -> tuple[facts.Limit, ...]:
     """Return Nova's quotas of a project: instances, cores, ram.
 
     With unified limits Nova shows 0 for a resource that has no limit in
     Keystone (``get_legacy_project_limits`` in nova/limit/placement.py).
     ``[quota] unified_limits_resource_list`` decides whether Nova enforces that
     0, and no API shows this option. So such a 0 is left out.
-
-    :raises CloudError: if a request to Nova or Keystone fails.
     """
-    answer: Any = cloud.ask(
-        'compute', f'/os-quota-sets/{owner}/detail', connection.NOVA)
-    with connection.understanding(cloud, 'Nova', 'the quotas'):
-        found = tuple(
-            facts.Limit(name, item['limit'], item['in_use']
-                        + item['reserved'],
-                        wanted.totals.get(counted, 0) if counted else 1)
-            for name, counted in _QUOTAS.items()
-            for item in [answer['quota_set'][name]]
-            if wanted.flavor is not None)
+    if wanted.flavor is None:
+        return ()
+    quota = cloud.sdk.compute.get_quota_set(owner, usage=True)
+    found = tuple(
+        facts.Limit(name, getattr(quota, name),
+                    quota.usage[name] + quota.reservation[name],
+                    wanted.totals.get(counted, 0) if counted else 1)
+        for name, counted in _QUOTAS.items())
     if all(limit.limit for limit in found):
         return found
     unified = _unified(cloud, owner)
@@ -228,8 +193,6 @@ def unified_limits(cloud: connection.Cloud, owner: str,
 
     With the unified ``[quota] driver``, Nova also counts the resources of a
     device profile. With other drivers, operators register no such limits.
-
-    :raises CloudError: if a request to Keystone or Placement fails.
     """
     limits = _unified(cloud, owner)
     mine = {name: limits[_CLASS + name] for name in wanted.totals
@@ -243,7 +206,7 @@ def unified_limits(cloud: connection.Cloud, owner: str,
         for name, limit in sorted(mine.items()))
 
 
-def _unified(cloud, owner):
+def _unified(cloud: connection.Cloud, owner: str) -> dict[str, int]:
     """A project's limits for Nova in Keystone, by resource name."""
     found = [existing.item for existing
              in cloud_state.limits_of_region(cloud, project_id=owner)]
@@ -254,31 +217,32 @@ def _unified(cloud, owner):
            if isinstance(item, resources.Limit) and item.project == owner}}
 
 
-def _unified_name(quota):
+def _unified_name(quota: str) -> str:
     """The unified limit that Nova shows as one of its own quotas."""
     counted = _QUOTAS[quota]
     return _SERVERS if counted is None else _CLASS + counted
 
 
-def _flavor(item, name, projects=frozenset()):
-    swap = int(item['swap'] or 0)
+def _flavor(item: Any) -> cloud_request.Flavor:
+    """Return a flavor.
+
+    :param item: openstacksdk's flavor, or that in a server.
+    """
     return cloud_request.Flavor(
-        name, item['vcpus'], item['ram'], item['disk']
-        + item.get('OS-FLV-EXT-DATA:ephemeral', item.get('ephemeral', 0))
-        + -(-swap // _MIB_PER_GIB), dict(item['extra_specs']),
-        item.get('os-flavor-access:is_public', True),
-        item.get('OS-FLV-DISABLED:disabled', False), projects)
+        item.name, item.vcpus, item.ram, item.disk + (item.ephemeral or 0)
+        + -(-(item.swap or 0) // _MIB_PER_GIB), dict(item.extra_specs),
+        item.is_public, bool(item.is_disabled))
 
 
-def _server(item):
-    fault = item.get('fault') or {}
-    host = item.get('OS-EXT-SRV-ATTR:hypervisor_hostname')
+def _server(item: Any) -> facts.Server:
+    host = item.hypervisor_hostname
     return facts.Server(
-        item['id'], item['name'], item['status'], item['tenant_id'], host,
+        item.id, item.name or item.id, item.status, item.project_id or '',
+        host,
         # Once a server has a host, Nova shows the zone of the host, even if
         # no zone was requested.
-        None if host else item.get('OS-EXT-AZ:availability_zone') or None,
-        fault.get('message', ''))
+        None if host else item.availability_zone or None,
+        (item.fault or {}).get('message', ''))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,41 +270,19 @@ class Accelerator:
     function: str | None
 
 
-def find_server(cloud: connection.Cloud, server: str) -> str:
-    """Return a server's UUID.
-
-    :param server: UUID or name.
-    :raises CloudError: if there is no such server, or several.
-    """
-    if uuidutils.is_uuid_like(server):
-        return server
-    # Nova interprets the name as a regular expression.
-    listed = connection.pages(cloud, '/servers', 'servers',
-                              all_tenants='true', name=server)
-    with connection.understanding(cloud, 'Nova', 'a server'):
-        found = [item['id'] for item in listed if item['name'] == server]
-    if len(found) == 1:
-        return found[0]
-    raise cloud.error(
-        f'{len(found)} servers are named {server}; give the UUID of one'
-        if found else f'there is no server named {server}')
-
-
 def accelerators(cloud: connection.Cloud, server: str
                  ) -> tuple[Accelerator, ...]:
     """Return the accelerators of a server.
 
     :param server: its UUID.
-    :raises CloudError: if it has none, or a request to a service fails.
+    :raises CloudError: if it has none.
     """
-    requests = cloud.get('/accelerator_requests', 'arqs', instance=server)
-    if not requests:
+    found = cyborg.requests(cloud, instance_uuid=server)
+    if not found:
         raise cloud.error('Cyborg has no accelerator request for server '
                           + server)
-    with connection.understanding(cloud, 'Cyborg', 'an accelerator request'):
-        known = placement.gpu_profiles(cloud, {
-            request['device_rp_uuid'] for request in requests} - {None, ''})
-        return build_accelerators(requests, known)
+    return build_accelerators(found, placement.gpu_profiles(cloud, {
+        one.device_rp_uuid for one in found} - {None, ''}))
 
 
 def build_accelerators(requests: Iterable[Mapping[str, Any]],
@@ -356,7 +298,8 @@ def build_accelerators(requests: Iterable[Mapping[str, Any]],
                  for request in sorted(requests, key=lambda one: one['uuid']))
 
 
-def _accelerator(request, provider):
+def _accelerator(request: Mapping[str, Any],
+                 provider: placement.Profile | None) -> Accelerator:
     info = request['attach_handle_info']
     function = None if not info else str(model.PciAddress.parse(
         '{domain}:{bus}:{device}.{function}'.format(**info)))

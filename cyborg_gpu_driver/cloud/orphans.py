@@ -305,11 +305,10 @@ def _remove_request(cloud, orphan):
 def _remove_allocation(cloud, orphan):
     path = f'/allocations/{orphan.subject}'
     answer = cloud.ask('placement', path, placement.VERSION)
-    with connection.understanding(cloud, 'Placement', 'an allocation'):
-        if not answer['allocations']:
-            return
-        body = {'allocations': {}, **{key: answer[key] for key in (
-            'consumer_generation', 'project_id', 'user_id')}}
+    if not answer['allocations']:
+        return
+    body = {'allocations': {}, **{key: answer[key] for key in (
+        'consumer_generation', 'project_id', 'user_id')}}
     _check_gone(cloud, orphan)
     held = [arq.uuid for arq in cyborg.arqs(cloud)
             if arq.server == orphan.subject]
@@ -371,7 +370,8 @@ class Finisher:
         try:
             if self._cloud is None:
                 self._cloud = self._connect()
-            self._gone = gone(self._cloud, self._host)
+            with self._cloud.errors():
+                self._gone = gone(self._cloud, self._host)
         except Exception as error:
             # The report of the GPUs must not depend on this check.
             self._say('Cannot find accelerator requests of deleted servers: '
@@ -383,7 +383,8 @@ class Finisher:
 
     def _finish(self, cloud, orphan):
         try:
-            remove(cloud, orphan)
+            with cloud.errors():
+                remove(cloud, orphan)
         except Exception as error:
             self._say(f'Accelerator request {orphan.subject} of deleted '
                       f'server {orphan.server} cannot be deleted: '
@@ -426,8 +427,7 @@ def gone(cloud: connection.Cloud, host: str) -> tuple[Orphan, ...]:
 def _has_allocation(cloud, server):
     answer = cloud.ask('placement', f'/allocations/{server}',
                        placement.VERSION)
-    with connection.understanding(cloud, 'Placement', 'an allocation'):
-        return bool(answer['allocations'])
+    return bool(answer['allocations'])
 
 
 def _check_nova(cloud, host):

@@ -83,12 +83,11 @@ def listed(cloud: connection.Cloud, **query: str) -> list[dict[str, Any]]:
     :raises CloudError: if Placement does not answer.
     """
     answer = cloud.ask('placement', '/resource_providers', VERSION, **query)
-    with connection.understanding(cloud, 'Placement', 'the list of providers'):
-        found = list(answer['resource_providers'])
-        if not all(isinstance(item[key], str) for item in found
-                   for key in ('uuid', 'name', 'root_provider_uuid')):
-            raise TypeError('a provider has no text for its name or a UUID')
-        return found
+    found = list(answer['resource_providers'])
+    if not all(isinstance(item[key], str) for item in found
+               for key in ('uuid', 'name', 'root_provider_uuid')):
+        raise TypeError('a provider has no text for its name or a UUID')
+    return found
 
 
 def tree_summaries(cloud: connection.Cloud, root: str
@@ -109,9 +108,8 @@ def tree_summaries(cloud: connection.Cloud, root: str
         answer = cloud.ask('placement', '/allocation_candidates', VERSION,
                            resources=f'{resource_class}:1', in_tree=root,
                            limit='1')
-        with connection.understanding(cloud, 'Placement', 'the candidates'):
-            found = {} if answer is None else dict(
-                answer['provider_summaries'])
+        found = {} if answer is None else dict(
+            answer['provider_summaries'])
         if found:
             return found
     return {}
@@ -131,9 +129,7 @@ def provider_parts(cloud: connection.Cloud, item: Mapping[str, Any],
                            VERSION)
         if answer is None:
             return None
-        with connection.understanding(cloud, 'Placement',
-                                      f'provider {item["name"]}'):
-            told[part] = answer[part]
+        told[part] = answer[part]
     return told
 
 
@@ -282,7 +278,8 @@ def _totals(cloud):
     Empty if Cyborg does not answer, because Placement has the totals, too.
     """
     try:
-        return cyborg.deployables(cloud)
+        with cloud.errors():
+            return cyborg.deployables(cloud)
     except exception.CloudError:
         return {}
 
@@ -300,9 +297,7 @@ def _traits(cloud, item, summaries):
     """Return the traits of a provider; None if it no longer exists."""
     summary = summaries.get(item['uuid']) or provider_parts(
         cloud, item, ('traits',))
-    with connection.understanding(cloud, 'Placement',
-                                  f'provider {item["name"]}'):
-        return summary and codec.decode(frozenset[str], summary['traits'])
+    return summary and codec.decode(frozenset[str], summary['traits'])
 
 
 def _from_summary(cloud, item, summary, total):
@@ -312,18 +307,16 @@ def _from_summary(cloud, item, summary, total):
     """
     if summary is None:
         return None
-    with connection.understanding(cloud, 'Placement',
-                                  f'provider {item["name"]}'):
-        resources = summary['resources']
-        if len(resources) != 1:
-            return None
-        ((name, amounts),) = resources.items()
-        reserved = (total or 0) - codec.decode(int, amounts['capacity'])
-        told = ({'inventories': {name: {'total': total, 'reserved': reserved}}}
-                if total is not None and reserved >= 0
-                else provider_parts(cloud, item, ('inventories',)))
-        return told and _from_parts(item, told['inventories'], {
-            name: amounts['used']}, summary['traits'])
+    resources = summary['resources']
+    if len(resources) != 1:
+        return None
+    ((name, amounts),) = resources.items()
+    reserved = (total or 0) - codec.decode(int, amounts['capacity'])
+    told = ({'inventories': {name: {'total': total, 'reserved': reserved}}}
+            if total is not None and reserved >= 0
+            else provider_parts(cloud, item, ('inventories',)))
+    return told and _from_parts(item, told['inventories'], {
+        name: amounts['used']}, summary['traits'])
 
 
 def _provider(cloud, item):
@@ -331,9 +324,7 @@ def _provider(cloud, item):
     told = provider_parts(cloud, item, _PARTS)
     if told is None:
         return None
-    with connection.understanding(cloud, 'Placement',
-                                  f'provider {item["name"]}'):
-        return _from_parts(item, **told)
+    return _from_parts(item, **told)
 
 
 def _from_parts(item, inventories, usages, traits):
@@ -398,16 +389,15 @@ def read_trees(cloud: connection.Cloud, roots: Collection[str],
     :raises CloudError: if a request to Placement fails.
     """
     reader = _Reader(cloud, wanted, records or Records())
-    with connection.understanding(cloud, 'Placement', 'a resource provider'):
-        sharing = [reader.exact(item) for item in listed(
-            cloud, required=os_traits.MISC_SHARES_VIA_AGGREGATE)]
-        shared = [node for node in sharing if node is not None]
-        found = at_once(
-            lambda root: reader.tree(
-                root, listed(cloud, in_tree=root), shared),
-            roots, progress)
-        return tuple(sorted((tree for tree in found if tree is not None),
-                            key=lambda tree: tree.name))
+    sharing = [reader.exact(item) for item in listed(
+        cloud, required=os_traits.MISC_SHARES_VIA_AGGREGATE)]
+    shared = [node for node in sharing if node is not None]
+    found = at_once(
+        lambda root: reader.tree(
+            root, listed(cloud, in_tree=root), shared),
+        roots, progress)
+    return tuple(sorted((tree for tree in found if tree is not None),
+                        key=lambda tree: tree.name))
 
 
 def accelerator_trees(cloud: connection.Cloud, arqs: tuple[facts.Arq, ...],
@@ -426,18 +416,17 @@ def accelerator_trees(cloud: connection.Cloud, arqs: tuple[facts.Arq, ...],
     :raises CloudError: if a request to Placement fails.
     """
     reader = _Reader(cloud, request.Request(), Records({}, arqs))
-    with connection.understanding(cloud, 'Placement', 'a resource provider'):
-        below = of_cyborg(cloud)
-        nodes = {item['uuid']: item for item in listed(
-            cloud, required=os_traits.COMPUTE_ACCELERATORS)}
-        for root in below.keys() - nodes.keys():
-            nodes.update((item['uuid'], item) for item
-                         in listed(cloud, uuid=root))
-        found = at_once(
-            lambda root: reader.tree(root, [nodes[root], *below[root]]),
-            [root for root in below if root in nodes], progress)
-        return tuple(sorted((tree for tree in found if tree is not None),
-                            key=lambda tree: tree.name))
+    below = of_cyborg(cloud)
+    nodes = {item['uuid']: item for item in listed(
+        cloud, required=os_traits.COMPUTE_ACCELERATORS)}
+    for root in below.keys() - nodes.keys():
+        nodes.update((item['uuid'], item) for item
+                     in listed(cloud, uuid=root))
+    found = at_once(
+        lambda root: reader.tree(root, [nodes[root], *below[root]]),
+        [root for root in below if root in nodes], progress)
+    return tuple(sorted((tree for tree in found if tree is not None),
+                        key=lambda tree: tree.name))
 
 
 def with_holders(cloud: connection.Cloud, found: Iterable[facts.Tree],
@@ -447,11 +436,10 @@ def with_holders(cloud: connection.Cloud, found: Iterable[facts.Tree],
     :param uuids: of the providers; one request for each.
     :raises CloudError: if a request to Placement fails.
     """
-    with connection.understanding(cloud, 'Placement', 'an allocation'):
-        return tuple(dataclasses.replace(tree, below=tuple(
-            dataclasses.replace(node, holders=_allocations(cloud, node.uuid))
-            if node.uuid in uuids else node for node in tree.below))
-            for tree in found)
+    return tuple(dataclasses.replace(tree, below=tuple(
+        dataclasses.replace(node, holders=_allocations(cloud, node.uuid))
+        if node.uuid in uuids else node for node in tree.below))
+        for tree in found)
 
 
 def of_cyborg(cloud: connection.Cloud) -> dict[str, list[dict[str, Any]]]:

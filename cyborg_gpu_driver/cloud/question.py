@@ -188,7 +188,8 @@ class _Reading:
         """Return what a function reads; note it and return None if it fails.
         """
         try:
-            return read(*arguments)
+            with self._cloud.errors():
+                return read(*arguments)
         except exception.CloudError as error:
             self._unchecked.append(f'{what}: {error}')
             return None
@@ -209,21 +210,18 @@ def candidates(cloud: connection.Cloud, wanted: request.Request,
         found = cloud.ask('placement', '/allocation_candidates',
                           placement.VERSION, **query)
     except exception.CloudError as error:
-        cause = error.__cause__
-        if (isinstance(cause, exceptions.HttpException)
-                and cause.status_code == _BAD_REQUEST):
-            return facts.Answer(refusal=_refusal(cause))
+        if isinstance(error.__cause__, exceptions.BadRequestException):
+            return facts.Answer(refusal=_refusal(error.__cause__))
         raise
-    with connection.understanding(cloud, 'Placement', 'the candidates'):
-        roots: dict[str, int] = {}
-        for item in found['allocation_requests']:
-            # A candidate that also uses a sharing provider has two roots.
-            for root_uuid in {
-                    found['provider_summaries'][uuid]['root_provider_uuid']
-                    for uuid in item['allocations']}:
-                roots[root_uuid] = roots.get(root_uuid, 0) + 1
-        return facts.Answer(roots, partial=len(
-            found['allocation_requests']) >= int(query['limit']))
+    roots: dict[str, int] = {}
+    for item in found['allocation_requests']:
+        # A candidate that also uses a sharing provider has two roots.
+        for root_uuid in {
+                found['provider_summaries'][uuid]['root_provider_uuid']
+                for uuid in item['allocations']}:
+            roots[root_uuid] = roots.get(root_uuid, 0) + 1
+    return facts.Answer(roots, partial=len(
+        found['allocation_requests']) >= int(query['limit']))
 
 
 def unknown_traits(cloud: connection.Cloud, wanted: request.Request
@@ -238,8 +236,7 @@ def unknown_traits(cloud: connection.Cloud, wanted: request.Request
         return frozenset()
     found = cloud.ask('placement', '/traits', placement.VERSION,
                       name='in:' + ','.join(sorted(asked)))
-    with connection.understanding(cloud, 'Placement', 'the traits'):
-        return asked - set(found['traits'])
+    return asked - set(found['traits'])
 
 
 def classes(cloud: connection.Cloud) -> frozenset[str]:
@@ -248,8 +245,7 @@ def classes(cloud: connection.Cloud) -> frozenset[str]:
     :raises CloudError: if a request to Placement fails.
     """
     found = cloud.ask('placement', '/resource_classes', placement.VERSION)
-    with connection.understanding(cloud, 'Placement', 'the resource classes'):
-        return frozenset(item['name'] for item in found['resource_classes'])
+    return frozenset(item['name'] for item in found['resource_classes'])
 
 
 def find_root(cloud: connection.Cloud, host: str) -> str:
@@ -259,12 +255,11 @@ def find_root(cloud: connection.Cloud, host: str) -> str:
     :raises CloudError: if a request to Placement fails.
     :raises InvalidValue: if there is no such compute node.
     """
-    with connection.understanding(cloud, 'Placement', 'a resource provider'):
-        for item in placement.listed(cloud, name=host):
-            if item['parent_provider_uuid'] is None:
-                return item['uuid']
-        known = {place.host for items in placement.of_cyborg(cloud).values()
-                 for place in map(_place, items) if place}
+    for item in placement.listed(cloud, name=host):
+        if item['parent_provider_uuid'] is None:
+            return item['uuid']
+    known = {place.host for items in placement.of_cyborg(cloud).values()
+             for place in map(_place, items) if place}
     raise exception.InvalidValue(
         what='host', value=host,
         expected='expected the hypervisor_hostname of a compute node'
@@ -287,21 +282,20 @@ def concerned(cloud: connection.Cloud, wanted: request.Request,
     :returns: the UUIDs of the compute nodes, and the number left out.
     :raises CloudError: if a request to Placement fails.
     """
-    with connection.understanding(cloud, 'Placement', 'a resource provider'):
-        below = placement.of_cyborg(cloud)
-        named = {place.host for items in below.values()
-                 for place in map(_place, items) if place}
-        bare = sorted(set(more) - named)
-        roots = {*below, *(item['uuid'] for name in bare[:most]
-                           for item in placement.listed(cloud, name=name))}
-        left = max(0, len(bare) - most) if most is not None else 0
-        if most is None or len(roots) <= most:
-            return sorted(roots), left
-        taking = found.roots if found else {}
-        if any(uuid in taking for uuid in roots):
-            room: collections.Counter[str] = collections.Counter()
-        else:
-            room = _room(cloud, wanted)
+    below = placement.of_cyborg(cloud)
+    named = {place.host for items in below.values()
+             for place in map(_place, items) if place}
+    bare = sorted(set(more) - named)
+    roots = {*below, *(item['uuid'] for name in bare[:most]
+                       for item in placement.listed(cloud, name=name))}
+    left = max(0, len(bare) - most) if most is not None else 0
+    if most is None or len(roots) <= most:
+        return sorted(roots), left
+    taking = found.roots if found else {}
+    if any(uuid in taking for uuid in roots):
+        room: collections.Counter[str] = collections.Counter()
+    else:
+        room = _room(cloud, wanted)
     classes = {name for group in wanted.granular for name in group.resources}
     ranked = sorted(roots, key=lambda uuid: (
         uuid not in taking, -room[uuid],

@@ -52,7 +52,8 @@ class CloudCommand(command.Command):
         return self.app.client_manager.gpu
 
     def run(self, parsed_args):
-        return super().run(parsed_args) or self.code
+        with self.cloud.errors():
+            return super().run(parsed_args) or self.code
 
 
 class Lister(CloudCommand, table.Lister):

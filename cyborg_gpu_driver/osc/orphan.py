@@ -92,7 +92,8 @@ class CleanOrphan(base.CloudCommand):
         """Remove an orphan and report the result; return whether it is gone.
         """
         try:
-            orphans.remove(self.cloud, item)
+            with self.cloud.errors():
+                orphans.remove(self.cloud, item)
         except exception.GpuDriverError as error:
             base.say(str(error))
             return False

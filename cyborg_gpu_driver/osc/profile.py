@@ -46,7 +46,9 @@ class Changing(base.Lister):
     def resolved(self, wanted: definition.Definition
                  ) -> definition.Definition:
         """Return the definition with the UUIDs of its projects."""
-        return wanted.resolved(state.projects(self.cloud, wanted.projects))
+        return wanted.resolved({
+            name: state.project(self.cloud, name)
+            for name in sorted(wanted.projects)})
 
     def warn(self, wanted: definition.Definition) -> bool:
         """Warn about what no GPU offers; return whether there was a warning.
@@ -308,8 +310,9 @@ class ListProfile(base.Lister):
     def _flavors(self):
         """Return flavors that name device profiles; None if Nova fails."""
         try:
-            return [existing.item for existing
-                    in state.flavors(self.cloud)]
+            with self.cloud.errors():
+                return [existing.item for existing
+                        in state.flavors(self.cloud)]
         except exception.CloudError as error:
             base.say(f'The flavors are not known: {error}')
             return None

@@ -107,7 +107,8 @@ class ShowUsage(base.Lister):
 
     def _names(self):
         try:
-            return state.project_names(self.cloud)
+            with self.cloud.errors():
+                return state.project_names(self.cloud)
         except exception.CloudError as error:
             base.say(str(error))
             return {}

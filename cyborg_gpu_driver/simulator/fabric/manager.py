@@ -174,7 +174,7 @@ class Manager:
                 and any(gpu.state.mig for gpu in self.gpus(wanted))):
             raise refusal.Refused(GENERIC_ERROR)
         for gpu in map(self.gpu, wanted.gpus):
-            if gpu.state.stale:
+            if gpu is not None and gpu.state.stale:
                 gpu.harm('not reset after the fabric manager has started')
         self.state.active[str(number)] = functions
 

@@ -44,14 +44,16 @@ class KnownServersTest(base.BaseTestCase):
         asked = {key: value for key, (value,) in
                  parse.parse_qs(query).items()}
         self.listed.append((asked.get('host'), asked.get('marker')))
-        self.assertEqual('true', asked['all_tenants'])
+        self.assertEqual('True', asked['all_tenants'])
         every = [uuid for host, uuids in sorted(self.hosts.items())
                  if asked.get('host') in (None, host) for uuid in uuids]
         start = every.index(asked['marker']) + 1 if 'marker' in asked else 0
         found = {'servers': [_server(uuid)
                              for uuid in every[start:start + 5]]}
         if start + 5 < len(every):
-            found['servers_links'] = [{'rel': 'next'}]
+            found['servers_links'] = [{'rel': 'next', 'href': (
+                '/v2.1/servers/detail?' + parse.urlencode({
+                    **asked, 'marker': found['servers'][-1]['id']}))}]
         return found
 
     def show(self, *uuids):

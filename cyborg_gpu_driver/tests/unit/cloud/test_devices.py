@@ -110,7 +110,7 @@ class WatchTest(base.BaseTestCase):
                 (self.user(auth_url='http://127.0.0.1:9/v3'), '200 OK',
                  'Unable to establish connection'),
                 (self.user(), '403 Forbidden', '403'),
-                (self.user(), '404 Not Found', 'cannot be parsed')):
+                (self.user(), '404 Not Found', 'Cyborg: ')):
             self.cyborg.status = status
             watch = self.watch(conf)
             self.assertIsNone(watch.read())

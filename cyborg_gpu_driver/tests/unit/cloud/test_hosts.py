@@ -104,10 +104,9 @@ class ServersTest(base.BaseTestCase):
 
     def test_a_name(self):
         self.assertEqual('a', nova.find_server(self.cloud, 'one'))
-        for name, said in (('two', '2 servers are named two'),
-                           ('three', 'there is no server named three')):
-            self.assertIn(said, str(self.assertRaises(
-                exception.CloudError, nova.find_server, self.cloud, name)))
+        for name, said in (
+                ('two', "'two'. Give the UUID of one"), ('three', 'three')):
+            self.assertIn(said, self.refusal(nova.find_server, name))
         uuid = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'
         self.assertEqual(uuid, nova.find_server(self.cloud, uuid))
 
@@ -131,10 +130,19 @@ class ServersTest(base.BaseTestCase):
             'arq', 'BindFailed', 'slice', None, None, None, None, None), one)
 
     def test_a_request_that_is_none(self):
-        self.assertIn('no accelerator request', str(self.assertRaises(
-            exception.CloudError, nova.accelerators, self.cloud, 'a')))
-        for wrong in ({}, {**_ARQ, 'attach_handle_info': {'domain': '0'},
-                           'device_rp_uuid': None}):
+        self.assertIn('no accelerator request',
+                      self.refusal(nova.accelerators, 'a'))
+        for wrong, said in (
+                ({}, 'without a UUID'), (
+                    {**_ARQ, 'attach_handle_info': {'domain': '0'},
+                     'device_rp_uuid': None}, 'cannot be parsed')):
             self.accelerator['/v2/accelerator_requests'] = {'arqs': [wrong]}
-            self.assertIn('cannot be parsed', str(self.assertRaises(
-                exception.CloudError, nova.accelerators, self.cloud, 'a')))
+            self.assertIn(said, self.refusal(nova.accelerators, 'a'))
+
+    def refusal(self, read, *arguments):
+        """The error of a command that reads something."""
+        def run():
+            with self.cloud.errors():
+                read(self.cloud, *arguments)
+
+        return str(self.assertRaises(exception.CloudError, run))

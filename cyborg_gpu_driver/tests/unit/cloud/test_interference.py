@@ -59,7 +59,7 @@ class ResolveTest(ServersCase):
 
     def resolve(self, flavors, specs=None, name='gpu'):
         cloud = self.cloud({
-            '/flavors': {'flavors': flavors},
+            '/flavors/detail': {'flavors': flavors},
             '/flavors/1/os-extra_specs': {'extra_specs': specs or {}}})
         return self.assertRaises(exception.CloudError, servers.resolve,
                                  cloud, name, 'image', None, None)
@@ -76,7 +76,7 @@ class ResolveTest(ServersCase):
             [{'id': '1', 'name': 'gpu'}, {'id': '2', 'name': 'gpu'}])))
 
     def test_answer_that_is_none(self):
-        self.assertIn('cannot be parsed', str(self.resolve([{'id': '1'}])))
+        self.assertIn('there is no flavor', str(self.resolve([{'id': '1'}])))
 
 
 class LookTest(ServersCase):
@@ -122,7 +122,8 @@ class OthersTest(base.BaseTestCase):
             'accelerator': services.documents({
                 '/v2/accelerator_requests': {'arqs': [
                     {'device_rp_uuid': uuid, 'instance_uuid': server,
-                     'hostname': 'compute1'} for uuid, server in (
+                     'hostname': 'compute1', 'uuid': 'arq', 'state': 'Bound'}
+                    for uuid, server in (
                          ('here', 'a'), ('here', 'ours'), ('here', 'b'),
                          ('here', None), ('there', 'c'))]}},
                 {'id': 'v2.0', 'status': 'CURRENT'}),

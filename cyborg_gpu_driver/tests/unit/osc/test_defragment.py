@@ -13,9 +13,11 @@
 import contextlib
 import io
 
+from openstack import connection as sdk
 from oslotest import base
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.osc import defragment
 from cyborg_gpu_driver.tests.unit.osc import running
 
@@ -23,7 +25,9 @@ from cyborg_gpu_driver.tests.unit.osc import running
 class ArgumentsTest(base.BaseTestCase):
 
     def run_with(self, *arguments):
-        return running.Openstack(None).run(defragment.Defragment, *arguments)
+        cloud = connection.Cloud(sdk.Connection(
+            auth={'auth_url': 'http://nowhere'}), 'here')
+        return running.Openstack(cloud).run(defragment.Defragment, *arguments)
 
     def test_a_plan_is_applied_for_one_profile(self):
         error = self.assertRaises(

@@ -256,18 +256,18 @@ class ExplainTest(base.BaseTestCase):
 
     def test_an_answer_that_is_none(self):
         self.world.traits = None
-        self.assertIn('Placement', str(self.assertRaises(
+        self.assertIn('cannot be parsed', str(self.assertRaises(
             exception.CloudError, self.openstack().run,
             explain.ExplainRequest, '--profile', 'gpus')))
 
     def test_names_of_nothing(self):
         for arguments, words in (
                 (('--flavor', 'smal'), 'did you mean small'),
-                (('--flavor', 'f1?'), "flavor 'f1?'"),
-                (('--profile', 'gpus', '--project', 'x'), 'no project x'),
+                (('--profile', 'gpus', '--project', 'x'),
+                 'No Project found for x'),
                 (('--profile', 'gpus', '--host', 'compute2'),
                  'did you mean compute1'),
-                (('--server', 'x'), 'no server')):
+                (('--server', 'x'), 'No Server found for x')):
             self.assertIn(words, str(self.assertRaises(
                 exception.GpuDriverError, self.openstack().run,
                 explain.ExplainRequest, *arguments)))

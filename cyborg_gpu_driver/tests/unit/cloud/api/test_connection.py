@@ -19,6 +19,7 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import connection
+from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 
 
@@ -30,6 +31,11 @@ class NamedTest(base.BaseTestCase):
                 ({'OS_CLOUD': ''}, False), ({'OS_CLOUD': 'here'}, True),
                 ({'OS_AUTH_URL': 'http://here/v3'}, True)):
             self.assertEqual(named, connection.is_named(environment))
+
+
+def _requests(cloud):
+    with cloud.errors():
+        return cyborg.requests(cloud)
 
 
 class ConnectionTest(base.BaseTestCase):
@@ -52,30 +58,33 @@ class ConnectionTest(base.BaseTestCase):
         """The error message for a cloud that cannot be queried."""
         return str(self.assertRaises(
             exception.CloudError,
-            lambda: connection.Cloud.named(name).get('/things', 'things')))
+            lambda: _requests(connection.Cloud.named(name))))
 
     def test_a_list(self):
         self.keystone()
-        self.body = b'{"things": [{"a": 1}]}'
-        self.assertEqual([{'a': 1}], connection.Cloud.named().get(
-            '/things', 'things', hostname='one'))
-        self.assertEqual([('/v2/things', 'hostname=one')], self.asked)
+        self.body = (b'{"arqs": [{"uuid": "a", "state": "Bound", '
+                     b'"attach_handle_uuid": "b"}]}')
+        (found,) = cyborg.requests(connection.Cloud.named(),
+                                   instance_uuid='one')
+        self.assertEqual(('a', 'b'), (found.uuid, found.attach_handle_uuid))
+        self.assertEqual([('/v2/accelerator_requests', 'instance=one')],
+                         self.asked)
 
     def test_something_else_than_a_list(self):
         url = self.keystone().auth_url
-        for self.body in (b'', b'<html>', b'[]', b'{}', b'{"things": null}',
-                          b'{"things": {}}', b'{"things": ["a"]}'):
+        for self.body in (b'', b'<html>', b'[]', b'{}', b'{"arqs": null}',
+                          b'{"arqs": {}}', b'{"arqs": ["a"]}'):
             self.assertIn(f'cloud {url}: ', self.refusal())
 
     def test_an_error_of_the_service(self):
         self.keystone()
-        self.body = b'{"things": []}'
+        self.body = b'{"arqs": []}'
         for self.status in ('401 Unauthorized', '403 Forbidden',
                             '404 Not Found', '503 Service Unavailable'):
             self.assertIn(self.status[:3], self.refusal())
 
     def test_who_is_no_administrator_is_not_answered_in_part(self):
-        self.body = b'{"things": []}'
+        self.body = b'{"arqs": []}'
         for roles in ((), ('member', 'reader'), ('manager',)):
             self.keystone(roles=roles)
             self.assertIn('role admin', self.refusal())
@@ -110,6 +119,5 @@ class ConnectionTest(base.BaseTestCase):
         cloud = self.keystone()
         cloud.write_clouds(here=cloud.auth_url)
         cloud.name('OS_CLOUD', 'elsewhere')
-        self.body = b'{"things": []}'
-        self.assertEqual([], connection.Cloud.named('here').get(
-            '/things', 'things'))
+        self.body = b'{"arqs": []}'
+        self.assertEqual([], _requests(connection.Cloud.named('here')))

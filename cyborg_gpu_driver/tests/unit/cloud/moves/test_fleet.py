@@ -10,6 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
+from openstack.compute.v2 import server as sdk_server
 from oslotest import base
 
 from cyborg_gpu_driver import exception
@@ -50,10 +51,9 @@ def request(server, provider, profile, **kwargs):
 
 
 def server(uuid, status='ACTIVE', task=None, movable='true'):
-    return fleet.server({
-        'id': uuid, 'name': uuid, 'status': status,
-        'OS-EXT-STS:task_state': task,
-        'metadata': {} if movable is None else {'gpu_movable': movable}})
+    return fleet.server(sdk_server.Server(
+        id=uuid, name=uuid, status=status, task_state=task,
+        metadata={} if movable is None else {'gpu_movable': movable}))
 
 
 def build(providers, requests=(), servers=(), profiles=(), usable=True,
