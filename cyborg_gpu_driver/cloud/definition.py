@@ -85,13 +85,15 @@ _GPU = {'type': 'string', 'format': GPU_PROFILE,
         'description': "a GPU's profile", 'examples': ['1g.10gb']}
 _GPU_OR_CLASS = {'gpu': _GPU, 'resources': _RESOURCE_CLASS}
 _ONE_OF_THEM = [{'required': ['gpu']}, {'required': ['resources']}]
+_GROUP_TEXT = 'a mapping with one of the keys gpu and resources'
 
 _GROUP = schema.mapping({}, {
     **_GPU_OR_CLASS,
     'count': schema.integer(1, _DB_MAX),
     'together': schema.TRUTH,
     'required': schema.listing(_TRAIT),
-    'forbidden': schema.listing(_TRAIT)}, oneOf=_ONE_OF_THEM)
+    'forbidden': schema.listing(_TRAIT)}, oneOf=_ONE_OF_THEM,
+    description=_GROUP_TEXT)
 _PROFILE = schema.mapping({
     'name': _PROFILE_NAME,
     'groups': schema.listing(_GROUP, 1)}, {
@@ -113,7 +115,7 @@ _LIMIT = schema.mapping({'default': schema.integer(_UNLIMITED, _DB_MAX)}, {
     'projects': {
         'type': 'object', 'propertyNames': _PROJECT,
         'additionalProperties': schema.integer(_UNLIMITED, _DB_MAX)}},
-    oneOf=_ONE_OF_THEM)
+    oneOf=_ONE_OF_THEM, description=_GROUP_TEXT)
 DEFINITION = schema.mapping({'version': {'const': VERSION}}, {
     'profiles': schema.listing(_PROFILE),
     'flavors': schema.listing(_FLAVOR),

@@ -96,7 +96,7 @@ PLUGIN_CONFIG: dict[str, Any] = schema.mapping({}, {
     'resources': schema.mapping({}, {'gpus': _NAMED, 'mig': _NAMED}),
     'sharing': schema.mapping(
         {}, {method.key: _REPLICATED for method in sharing.Method},
-        maxProperties=1),
+        maxProperties=1, description='only timeSlicing or mps'),
     'imex': schema.mapping({}, {
         'channelIDs': schema.listing({'type': 'integer', 'const': 0}, 0, 1),
         'required': schema.TRUTH})})

@@ -26,7 +26,6 @@ import yaml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
-from cyborg_gpu_driver import schema_words
 from cyborg_gpu_driver.simulator import file_schema
 from cyborg_gpu_driver.simulator import spec
 
@@ -320,7 +319,7 @@ def _mig(item, place):
     for key in compute:
         if key not in slices:
             raise place.below('compute_profiles').error(
-                f'found key {schema_words.shown(key)}', 'expected slices of a '
+                f'found key {schema.shown(key)}', 'expected slices of a '
                 f'profile: {", ".join(map(str, slices))}')
     return spec.Mig(
         units=item['units'], needs_reset=item['needs_reset'],

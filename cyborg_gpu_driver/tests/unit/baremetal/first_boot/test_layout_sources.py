@@ -130,7 +130,7 @@ class DocumentsTest(SourcesCase):
                 ('{', 'not YAML'), ('[' * 60000, 'nested more than 16 levels'),
                 (True, 'found true'), (7.5, 'found 7.5'),
                 ([bad], "unknown key 'mig-devises'"),
-                ({'a': [_ITEM], 'b': [_ITEM]}, 'both a and b; keep one'),
+                ({'a': [_ITEM], 'b': [_ITEM]}, 'found keys a, b; expected'),
                 (dict(_FILE, version='v2'),
                  "version: found 'v2'; expected v1"),
                 ('{a: [{devices: all, devices: all}]}', 'appears twice'),

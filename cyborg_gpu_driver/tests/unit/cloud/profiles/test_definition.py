@@ -126,8 +126,7 @@ class DefinitionTest(base.BaseTestCase):
                  "version: found 'v2'",
                  'expected v1'),
                 (('profile',), [],
-                 "top level: unknown key 'profile' (did you mean "
-                 'profiles?)',
+                 "top level: unknown key 'profile'",
                  'known keys: version, profiles, flavors, limits'),
                 (('profiles',), {'a': 1},
                  'profiles: found a mapping',
@@ -149,11 +148,12 @@ class DefinitionTest(base.BaseTestCase):
                  'expected a list of at least one item, each a mapping '
                  'with'),
                 ((*group, 'gpu'), '1g.10gb',
-                 'profiles[1].groups[1]: both gpu and resources',
-                 'give one of gpu and resources'),
+                 'profiles[1].groups[1]: found keys resources, count, '
+                 'together, required, forbidden, gpu',
+                 'expected a mapping with one of the keys gpu and resources'),
                 (group, {'count': 1},
-                 'profiles[1].groups[1]: neither gpu nor resources',
-                 'give one of gpu and resources'),
+                 'profiles[1].groups[1]: found keys count',
+                 'expected a mapping with one of the keys gpu and resources'),
                 ((*group, 'resources'), 'CUSTOM_nvidia',
                  "profiles[1].groups[1].resources: found 'CUSTOM_nvidia'",
                  'expected a resource class of Cyborg: FPGA, GPU, PGPU, '

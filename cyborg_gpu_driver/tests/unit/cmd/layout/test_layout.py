@@ -364,8 +364,8 @@ class HooksTest(layouts.LayoutCase):
 
     def test_bad_hooks_file(self):
         for text, word in (
-                ('pre-apply: []', "hooks: unknown key 'pre-apply' (did you "
-                 'mean pre-apply-mode?)'),
+                ('pre-apply: []', "hooks: unknown key 'pre-apply'; known "
+                 'keys: '),
                 ('apply-start: {command: x}', 'hooks.apply-start: found a '
                  'mapping; expected a list, each a mapping with keys '
                  'command, workdir, args, envs'),
