@@ -32,7 +32,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
+from typing import Any
 
 import os_resource_classes as orc
 
@@ -206,7 +209,8 @@ def profile_class(text: str) -> str:
                  '1g.10gb or a vGPU type such as T4-2B')
 
 
-def _resolved(item, projects):
+def _resolved(item: resources.Item, projects: Mapping[str, str]
+              ) -> resources.Item:
     if isinstance(item, resources.Flavor):
         return dataclasses.replace(item, projects=frozenset(
             projects[name] for name in item.projects))
@@ -215,13 +219,15 @@ def _resolved(item, projects):
     return item
 
 
-def _check_new(where, item, items):
+def _check_new(where: schema.Place, item: resources.Item,
+               items: Iterable[resources.Item]) -> None:
     if any(item.key == other.key for other in items):
         raise where.error(f'{item.kind.value} {item.name} appears twice',
                           'keep one')
 
 
-def _profile(place, value):
+def _profile(place: schema.Place, value: Mapping[str, Any]
+             ) -> Iterator[resources.Item]:
     yield resources.DeviceProfile(
         value['name'],
         tuple(group for number, item in enumerate(value['groups'])
@@ -229,7 +235,8 @@ def _profile(place, value):
         _description(place, value))
 
 
-def _groups(place, value):
+def _groups(place: schema.Place, value: Mapping[str, Any]
+            ) -> list[resources.Group]:
     resource_class = _class(value)
     count = value.get('count', 1)
     together = value.get('together', False)
@@ -247,13 +254,14 @@ def _groups(place, value):
     return [resources.group(resource_class, 1, required, forbidden)] * count
 
 
-def _class(value):
+def _class(value: Mapping[str, Any]) -> str:
     """The resource class of an item with the key ``gpu`` or ``resources``."""
     return (profile_class(value['gpu']) if 'gpu' in value
             else value['resources'])
 
 
-def _flavor(place, value):
+def _flavor(place: schema.Place, value: Mapping[str, Any]
+            ) -> Iterator[resources.Item]:
     projects = frozenset(value.get('projects', ()))
     public = value.get('public', 'projects' not in value)
     if public and projects:
@@ -272,14 +280,15 @@ def _flavor(place, value):
         projects, _description(place, value))
 
 
-def _limit(place, value):
+def _limit(place: schema.Place, value: Mapping[str, Any]
+           ) -> Iterator[resources.Item]:
     name = f'class:{_class(value)}'
     yield resources.RegisteredLimit(name, value['default'])
     for project, limit in value.get('projects', {}).items():
         yield resources.Limit(name, project, limit)
 
 
-def _description(place, value):
+def _description(place: schema.Place, value: Mapping[str, Any]) -> str:
     text = value.get('description', '')
     if resources.unmarked(text)[1]:
         raise place.below('description').error(

@@ -23,6 +23,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
@@ -104,7 +107,8 @@ def assignment(wanted: request.Request, tree: facts.Tree,
     return tuple(taken[order.index(index)] for index in range(len(groups)))
 
 
-def _too_many(found, limits):
+def _too_many(found: Sequence[Sequence[Option]],
+              limits: Mapping[tuple[str, str], int]) -> bool:
     """Whether groups that fit only on the same providers request more than
     these have in total. This finds most impossible requests without a search.
     """
@@ -125,7 +129,10 @@ class _Search:
         providers.
     """
 
-    def __init__(self, found, limits, lonely, also):
+    def __init__(self, found: Sequence[Sequence[Option]],
+                 limits: Mapping[tuple[str, str], int],
+                 lonely: Collection[int],
+                 also: Callable[[Sequence[Option]], bool]):
         self._found = found
         self._limits = limits
         self._lonely = lonely
@@ -133,10 +140,10 @@ class _Search:
         self._used: dict[tuple[str, str], int] = {}
         self._taken: list[Option] = []
 
-    def run(self):
+    def run(self) -> list[Option] | None:
         return list(self._taken) if self._next(0) else None
 
-    def _next(self, first):
+    def _next(self, first: int) -> bool:
         position = len(self._taken)
         if position == len(self._found):
             return True
@@ -151,7 +158,7 @@ class _Search:
             self._give_back(option)
         return False
 
-    def _take(self, option):
+    def _take(self, option: Option) -> bool:
         position = len(self._taken)
         if position in self._lonely and {uuid for uuid, _, _ in option} & {
                 uuid for other in self._lonely if other < position
@@ -166,7 +173,7 @@ class _Search:
         self._taken.append(option)
         return True
 
-    def _give_back(self, option):
+    def _give_back(self, option: Option) -> None:
         self._taken.pop()
         for uuid, name, amount in option:
             self._used[uuid, name] -= amount
@@ -289,7 +296,7 @@ def verdict(wanted: request.Request, known: facts.Facts) -> Verdict:
               for key in wanted.ignored)))
 
 
-def _first(host):
+def _first(host: Host) -> str:
     """The first thing that a host lacks, in words."""
     found = [item for item in host.findings if item.blocks]
     for candidate in host.candidates:
@@ -297,7 +304,8 @@ def _first(host):
     return found[0].text if found else 'Placement does not say why'
 
 
-def _host(wanted, tree, known):
+def _host(wanted: request.Request, tree: facts.Tree, known: facts.Facts
+          ) -> Host:
     findings = list(missing.of_host(wanted, tree, known))
     candidates = []
     away = 0
@@ -324,14 +332,16 @@ def _host(wanted, tree, known):
                 tuple(candidates), request.distance(findings) + away)
 
 
-def _candidates(group, tree, known):
+def _candidates(group: request.Group, tree: facts.Tree, known: facts.Facts
+                ) -> Iterator[Candidate]:
     for node in tree.nodes:
         if set(group.resources) & set(node.inventories):
             yield Candidate(group.title, node, tuple(
                 missing.of_provider(group, node, tree, known)))
 
 
-def _group(group, candidates, tree, known):
+def _group(group: request.Group, candidates: Sequence[Candidate],
+           tree: facts.Tree, known: facts.Facts) -> Iterator[request.Finding]:
     """What a host lacks for one group, beside the findings of its providers.
     """
     if not group.resources:
@@ -362,7 +372,8 @@ def _group(group, candidates, tree, known):
                 blocks=False)
 
 
-def _together(wanted, tree):
+def _together(wanted: request.Request, tree: facts.Tree
+              ) -> Iterator[request.Finding]:
     if not root_accepts(wanted, tree):
         return
     rivals = [group for group in wanted.granular if any(
@@ -382,7 +393,8 @@ def _together(wanted, tree):
         + (', or use group_policy none' if isolated else ''))
 
 
-def _scheduled(fits, tree, known, findings):
+def _scheduled(fits: bool, tree: facts.Tree, known: facts.Facts,
+               findings: list[request.Finding]) -> bool:
     """Whether Placement schedules here; add a finding if it disagrees."""
     answer = known.answer
     if answer is None or answer.refusal:
@@ -402,13 +414,14 @@ def _scheduled(fits, tree, known, findings):
     return has
 
 
-def _same_gpu(wanted, tree):
+def _same_gpu(wanted: request.Request, tree: facts.Tree
+              ) -> Iterator[request.Finding]:
     """Find profiles that fit only on one GPU, where they exclude each other.
     """
-    gpus = {node.uuid: (node.gpu, node.place.label)
+    gpus = {node.uuid: (node.place.gpu, node.place.label)
             for node in tree.below if node.place}
 
-    def apart(taken):
+    def apart(taken: Sequence[Option]) -> bool:
         found: dict[str, str] = {}
         return all(found.setdefault(*gpus[uuid]) == gpus[uuid][1]
                    for option in taken for uuid, _, _ in option
@@ -424,7 +437,8 @@ def _same_gpu(wanted, tree):
             'request one profile, or a host with more GPUs', blocks=False)
 
 
-def _can_be_bound(wanted, tree, candidates, fits):
+def _can_be_bound(wanted: request.Request, tree: facts.Tree,
+                  candidates: Sequence[Candidate], fits: bool) -> bool:
     """Whether the groups fit on providers for which Cyborg's bind succeeds."""
     bad = {item.provider.uuid for item in candidates if any(
         finding.reason in request.AT_BIND for finding in item.findings)}

@@ -278,10 +278,7 @@ class Snapshot:
 
 
 def read_server(cloud: connection.Cloud, uuid: str) -> Server | None:
-    """Return the current state of a server; None if it no longer exists.
-
-    :raises CloudError: if a request to Nova fails.
-    """
+    """Return the current state of a server; None if it no longer exists."""
     item = nova.existing_server(cloud, uuid)
     return None if item is None else server(item)
 

@@ -29,6 +29,7 @@ from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import TypeVar
 
 import os_traits
 
@@ -45,6 +46,7 @@ from cyborg_gpu_driver.report.content import names
 _SELECTING = tuple(f'CUSTOM_GPU_{kind}_'
                    for kind in ('MODEL', 'MEMORY', 'KIND', 'ARCH'))
 _NUMA = 'CUSTOM_GPU_NUMA_'
+_Found = TypeVar('_Found')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +154,6 @@ def read(cloud: connection.Cloud, host: str | None = None,
     :param complain: called with the error if a request to Nova or Cyborg
         fails. The data of that service is unknown then.
     :param progress: as in :func:`providers.read`.
-    :raises CloudError: if a request to Placement fails.
     """
     found = placement.read_providers(cloud, host, progress)
     able = {item['uuid']: item['name'] for item
@@ -166,15 +167,13 @@ def read(cloud: connection.Cloud, host: str | None = None,
 
 
 def host_names(cloud: connection.Cloud) -> tuple[str, ...]:
-    """Return the names of the GPU hosts, as their agents name them.
-
-    :raises CloudError: if a request to Placement fails.
-    """
+    """Return the names of the GPU hosts, as their agents name them."""
     return tuple(sorted({place.host for _, place
                          in placement.gpu_providers(cloud)}))
 
 
-def _unless(ask, cloud, complain):
+def _unless(ask: Callable[[connection.Cloud], _Found], cloud: connection.Cloud,
+            complain: Callable[[str], None]) -> _Found | None:
     """Return the data of a service; None if the request fails."""
     try:
         with cloud.errors():
@@ -184,7 +183,7 @@ def _unless(ask, cloud, complain):
         return None
 
 
-def _devices(cloud) -> Mapping[str, list[facts.Device]]:
+def _devices(cloud: connection.Cloud) -> Mapping[str, list[facts.Device]]:
     cloud.check_admin()
     found: dict[str, list[facts.Device]] = {}
     for device in cyborg.devices(cloud):
@@ -192,7 +191,8 @@ def _devices(cloud) -> Mapping[str, list[facts.Device]]:
     return found
 
 
-def _gpus(offers, devices):
+def _gpus(offers: Sequence[placement.Provider], devices: Iterable[facts.Device]
+          ) -> tuple[Gpu, ...]:
     by_address = {device.gpu: device for device in devices}
     gpus: dict[str, list[placement.Provider]] = {}
     for offer in offers:
@@ -206,18 +206,19 @@ def _gpus(offers, devices):
         for address, of_gpu in sorted(gpus.items()))
 
 
-def _roles(offers):
-    kinds = {offer.fact('KIND') for offer in offers} - {None}
+def _roles(offers: Sequence[placement.Provider]) -> tuple[str, ...]:
+    kinds = {kind for kind in (offer.fact('KIND') for offer in offers)
+             if kind is not None}
     return tuple(sorted(kinds)) if len(kinds) > 1 else ()
 
 
-def _mode(offers):
+def _mode(offers: Sequence[placement.Provider]) -> str | None:
     if not _roles(offers):
         return _fact(offers, 'KIND')
     return _fact([offer for offer in offers if offer.used], 'KIND') or 'AUTO'
 
 
-def _fact(offers, kind):
+def _fact(offers: Sequence[placement.Provider], kind: str) -> str | None:
     return next((fact for fact in (offer.fact(kind) for offer in offers)
                  if fact is not None), None)
 
@@ -273,7 +274,8 @@ def room(groups: Sequence[resources.Group],
     return Room(servers, exact)
 
 
-def _take(groups, found, left):
+def _take(groups: Iterable[resources.Group],
+          found: Sequence[placement.Provider], left: dict[str, int]) -> bool:
     """Take the resources of one server out of ``left``, if they suffice.
 
     Groups with large amounts come first, and each takes the provider with the
@@ -293,13 +295,13 @@ def _take(groups, found, left):
     return True
 
 
-def _amount(group):
+def _amount(group: resources.Group) -> tuple[str, int]:
     """The resource class and amount of a group that has one class."""
     (amount,) = resources.classes(group).items()
     return amount
 
 
-def _fits(group, one, left):
+def _fits(group: resources.Group, one: placement.Provider, left: int) -> bool:
     resource_class, count = _amount(group)
     return (one.resource_class == resource_class and left >= count
             and resources.traits(group, 'required') <= one.traits
@@ -373,14 +375,15 @@ def flavors_naming(flavors: Iterable[resources.Flavor],
                         if flavor.profile in device_profiles))
 
 
-def _key(provider):
-    return provider.label, provider.resource_class
+def _key(provider: placement.Provider) -> tuple[str, str]:
+    return provider.label, provider.resource_class or ''
 
 
-def _entry(found, wanted):
+def _entry(found: Sequence[placement.Provider], wanted: tuple[str, ...]
+           ) -> CatalogueEntry:
     common = frozenset.intersection(*(one.traits for one in found))
     return CatalogueEntry(
-        found[0].label, found[0].resource_class,
+        *_key(found[0]),
         tuple(sorted(trait for trait in common if trait.startswith(wanted))),
         tuple(sorted({one.host for one in found})),
         len({(one.host, one.gpu) for one in found}),

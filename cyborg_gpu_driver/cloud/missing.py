@@ -17,6 +17,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator
+from collections.abc import Sequence
 
 import os_resource_classes as orc
 import os_traits
@@ -103,7 +104,8 @@ def fault(server: facts.Server, known: facts.Facts
                       'see the log of nova-compute on the host', blocks=False)
 
 
-def _flavor(flavor, project):
+def _flavor(flavor: request.Flavor | None, project: str | None
+            ) -> Iterator[Finding]:
     if flavor is None:
         return
     if flavor.disabled:
@@ -119,7 +121,7 @@ def _flavor(flavor, project):
             f'openstack flavor set --project {project} {flavor.name}')
 
 
-def _limits(known):
+def _limits(known: facts.Facts) -> Iterator[Finding]:
     for limit in known.limits:
         if 0 <= limit.limit < limit.used + limit.wanted:
             yield Finding(
@@ -131,7 +133,7 @@ def _limits(known):
                 'delete a server of the project')
 
 
-def _classes(wanted, known):
+def _classes(wanted: request.Request, known: facts.Facts) -> Iterator[Finding]:
     offered = known.offered
     for name in sorted({name for group in wanted.granular
                         for name in group.resources}):
@@ -150,13 +152,15 @@ def _classes(wanted, known):
             'offer it with the policy of a host')
 
 
-def _requested_traits(wanted, known):
+def _requested_traits(wanted: request.Request, known: facts.Facts
+                      ) -> Iterator[Finding]:
     for group in wanted.groups:
         for trait in sorted(group.required | group.forbidden):
             yield from _trait(trait, group, known)
 
 
-def _trait(trait, group, known):
+def _trait(trait: str, group: request.Group, known: facts.Facts
+           ) -> Iterator[Finding]:
     holders = [node for tree in known.trees for node in tree.nodes
                if not group.suffix or set(group.resources) & set(
                    node.inventories)]
@@ -190,7 +194,8 @@ def of_host(wanted: request.Request, tree: facts.Tree, known: facts.Facts
     yield from _devices(wanted, tree, known)
 
 
-def _root_traits(wanted, tree, known):
+def _root_traits(wanted: request.Request, tree: facts.Tree, known: facts.Facts
+                 ) -> Iterator[Finding]:
     for trait in sorted(wanted.root_required - tree.root.traits):
         if trait == os_traits.COMPUTE_ACCELERATORS:
             yield Finding(
@@ -216,7 +221,7 @@ def _root_traits(wanted, tree, known):
             f'{service.host if service else tree.name} nova-compute')
 
 
-def _service(tree, known):
+def _service(tree: facts.Tree, known: facts.Facts) -> Iterator[Finding]:
     if known.services is None:
         return
     service = known.services.get(tree.root.uuid)
@@ -249,7 +254,7 @@ def _service(tree, known):
             'is requested', 'request another zone, or none')
 
 
-def _own(group, tree):
+def _own(group: request.Group, tree: facts.Tree) -> Iterator[Finding]:
     """What the host lacks of the flavor's processors, memory and disk."""
     if not group.resources or explain.options(group, tree):
         return
@@ -270,7 +275,8 @@ def _own(group, tree):
             'in the device profile')
 
 
-def _resources(name, amount, holding, tree):
+def _resources(name: str, amount: int, holding: Sequence[facts.Node],
+               tree: facts.Tree) -> Finding:
     if not holding:
         return Finding(
             Reason.HOST_RESOURCES, tree.name,
@@ -289,7 +295,8 @@ def _resources(name, amount, holding, tree):
         'use a smaller flavor, or wait until servers are deleted')
 
 
-def _aggregates(wanted, tree, known):
+def _aggregates(wanted: request.Request, tree: facts.Tree, known: facts.Facts
+                ) -> Iterator[Finding]:
     """What scheduler filters, which nova.conf may disable, would reject."""
     service = (known.services or {}).get(tree.root.uuid)
     if service is None or known.aggregates is None:
@@ -311,12 +318,13 @@ def _aggregates(wanted, tree, known):
                 f'{_SPECS}{key} from the flavor', blocks=False)
 
 
-def _isolation(tree, mine, known):
+def _isolation(tree: facts.Tree, mine: Sequence[facts.Aggregate],
+               known: facts.Facts) -> Iterator[Finding]:
     owners = {owner.strip() for aggregate in mine
               for key, value in aggregate.metadata.items()
               if key.startswith(_ISOLATION) for owner in value.split(',')}
     reserved = any(known.project == value.strip()
-                   for aggregate in known.aggregates
+                   for aggregate in known.aggregates or ()
                    for key, values in aggregate.metadata.items()
                    if key.startswith(_ISOLATION)
                    for value in values.split(','))
@@ -337,7 +345,7 @@ def _isolation(tree, mine, known):
         f'change {_ISOLATION} of the aggregate', blocks=False)
 
 
-def _matches(value, present):
+def _matches(value: str, present: str | None) -> bool:
     """Whether metadata meets an extra spec; one with an operator always does.
     """
     if present is None:
@@ -346,7 +354,8 @@ def _matches(value, present):
                                      for item in present.split(',')]
 
 
-def _devices(wanted, tree, known):
+def _devices(wanted: request.Request, tree: facts.Tree, known: facts.Facts
+             ) -> Iterator[Finding]:
     if not wanted.granular or known.devices is None:
         return
     mine = [device for device in known.devices if device.host == tree.name]
@@ -398,7 +407,7 @@ def of_provider(group: request.Group, node: facts.Node, tree: facts.Tree,
     yield from _cyborg(group, node, tree, known)
 
 
-def _traits(group, node):
+def _traits(group: request.Group, node: facts.Node) -> Iterator[Finding]:
     for trait in sorted(group.required - node.traits):
         has = _instead(trait, node.traits)
         yield Finding(
@@ -416,7 +425,7 @@ def _traits(group, node):
                       f'the provider has {trait}, which is forbidden', remedy)
 
 
-def _instead(trait, present):
+def _instead(trait: str, present: frozenset[str]) -> str:
     """The provider's traits most like a missing trait; empty if none is."""
     kind = _KIND.match(trait)
     alike = [other for other in sorted(present)
@@ -425,7 +434,8 @@ def _instead(trait, present):
         trait, sorted(present), 1))
 
 
-def _amount(name, amount, inventory, node):
+def _amount(name: str, amount: int, inventory: facts.Inventory,
+            node: facts.Node) -> Iterator[Finding]:
     most = min(int(inventory.total * inventory.ratio), inventory.max_unit)
     if amount > most:
         yield Finding(
@@ -443,7 +453,8 @@ def _amount(name, amount, inventory, node):
             f'openstack resource provider inventory list {node.uuid}')
 
 
-def _full(name, amount, inventory, node, tree, known):
+def _full(name: str, amount: int, inventory: facts.Inventory, node: facts.Node,
+          tree: facts.Tree, known: facts.Facts) -> Iterator[Finding]:
     if (inventory.used + amount <= inventory.capacity
             or amount > int(inventory.total * inventory.ratio)):
         return
@@ -457,7 +468,8 @@ def _full(name, amount, inventory, node, tree, known):
         yield from _reserved(name, inventory, node, tree, known)
 
 
-def _isolated(node, tree, known):
+def _isolated(node: facts.Node, tree: facts.Tree, known: facts.Facts
+              ) -> Iterator[Finding]:
     holders = set(node.holders).union(*(
         other.holders for other in tree.neighbours(node)))
     if traits.ISOLATED in node.traits and holders:
@@ -469,7 +481,8 @@ def _isolated(node, tree, known):
             'or change isolation in the policy', blocks=False)
 
 
-def _reserved(name, inventory, node, tree, known):
+def _reserved(name: str, inventory: facts.Inventory, node: facts.Node,
+              tree: facts.Tree, known: facts.Facts) -> Iterator[Finding]:
     """Why the driver reserves the inventory."""
     what = f'{inventory.reserved} of {inventory.total} {name} are reserved'
     host = tree.name
@@ -478,7 +491,7 @@ def _reserved(name, inventory, node, tree, known):
         yield Finding(
             Reason.RESERVED_CORDONED, node.title,
             f'{what}: {cordon.text(cordons)}',
-            uncordon_with(cordons, host, node.place.gpu))
+            uncordon_with(cordons, host, node.gpu or ''))
         return
     if node.conditions:
         yield Finding(
@@ -491,7 +504,7 @@ def _reserved(name, inventory, node, tree, known):
         yield Finding(
             Reason.RESERVED_SIBLING, node.title, f'{what} for ' + '; '.join(
                 f'{known.people(other.holders)} (using {other.place.label})'
-                for other in siblings) + ' on the same GPU',
+                for other in siblings if other.place) + ' on the same GPU',
             'wait until these servers are deleted, or request a profile that '
             'fits next to theirs: openstack gpu capacity')
     elif node.holders:
@@ -523,7 +536,8 @@ def uncordon_with(cordons: cordon.Cordons, host: str, gpu: str) -> str:
     return 'if the GPU may get servers again: ' + ', and '.join(commands)
 
 
-def _cyborg(group, node, tree, known):
+def _cyborg(group: request.Group, node: facts.Node, tree: facts.Tree,
+            known: facts.Facts) -> Iterator[Finding]:
     if not node.of_cyborg or known.deployables is None:
         return
     if node.uuid not in known.deployables:
@@ -538,9 +552,10 @@ def _cyborg(group, node, tree, known):
     yield from _handles(group, node, known)
 
 
-def _handles(group, node, known):
+def _handles(group: request.Group, node: facts.Node, known: facts.Facts
+             ) -> Iterator[Finding]:
     """Attach handles that accelerator requests hold, unknown to Placement."""
-    handles = known.deployables[node.uuid]
+    handles = (known.deployables or {})[node.uuid]
     holding = [arq for arq in known.arqs or ()
                if arq.provider == node.uuid and arq.holds]
     wanted = sum(group.resources.values())

@@ -28,6 +28,7 @@ import dataclasses
 import enum
 import time
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -145,7 +146,7 @@ def doubtful(trees: Iterable[facts.Tree], servers: Mapping[str, facts.Server]
                for consumer in node.holders)}
 
 
-def _requests(known) -> Iterator[Orphan]:
+def _requests(known: Accounts) -> Iterator[Orphan]:
     for arq in known.arqs:
         where = arq.host or '-'
         if arq.server is None:
@@ -170,7 +171,7 @@ def _requests(known) -> Iterator[Orphan]:
                 arq.server, arq.profile)
 
 
-def _allocations(known) -> Iterator[Orphan]:
+def _allocations(known: Accounts) -> Iterator[Orphan]:
     bound = {(arq.server, arq.provider) for arq in known.arqs}
     for tree in known.trees:
         for node in tree.below:
@@ -178,7 +179,9 @@ def _allocations(known) -> Iterator[Orphan]:
                 yield from _allocation(consumer, node, tree, bound, known)
 
 
-def _allocation(consumer, node, tree, bound, known):
+def _allocation(consumer: str, node: facts.Node, tree: facts.Tree,
+                bound: Collection[tuple[str | None, str | None]],
+                known: Accounts) -> Iterator[Orphan]:
     where = f'{tree.name}: {node.title}'
     server = known.servers.get(consumer)
     if consumer in known.migrations:
@@ -211,7 +214,7 @@ def _allocation(consumer, node, tree, bound, known):
             'instead of a device profile also causes this', consumer)
 
 
-def _providers(known):
+def _providers(known: Accounts) -> Iterator[Orphan]:
     for tree in known.trees:
         for node in tree.below:
             if node.place and node.of_cyborg and (
@@ -257,7 +260,6 @@ def remove(cloud: connection.Cloud, orphan: Orphan) -> None:
 
     :raises OrphanKept: if the orphan has changed or is not safe to remove, or
         if the user may not remove it.
-    :raises CloudError: if a request to a service fails.
     """
     if not orphan.safe:
         raise _kept(orphan, orphan.remedy)
@@ -267,7 +269,8 @@ def remove(cloud: connection.Cloud, orphan: Orphan) -> None:
         _remove_request(cloud, orphan)
 
 
-def _check_same(cloud, hosts, arqs):
+def _check_same(cloud: connection.Cloud, hosts: Collection[facts.Tree],
+                arqs: Iterable[facts.Arq]) -> None:
     """Make sure that Nova belongs to the same region as the other services.
 
     Nova of another region would know none of the servers.
@@ -281,7 +284,7 @@ def _check_same(cloud, hosts, arqs):
             'check that it is the Nova of this region')
 
 
-def _remove_request(cloud, orphan):
+def _remove_request(cloud: connection.Cloud, orphan: Orphan) -> None:
     arq = next((item for item in cyborg.arqs(cloud)
                 if item.uuid == orphan.subject), None)
     if arq is None:
@@ -302,7 +305,7 @@ def _remove_request(cloud, orphan):
                  f'/accelerator_requests?arqs={arq.uuid}', as_service=True)
 
 
-def _remove_allocation(cloud, orphan):
+def _remove_allocation(cloud: connection.Cloud, orphan: Orphan) -> None:
     path = f'/allocations/{orphan.subject}'
     answer = cloud.ask('placement', path, placement.VERSION)
     if not answer['allocations']:
@@ -320,14 +323,14 @@ def _remove_allocation(cloud, orphan):
     cloud.change('placement', 'PUT', path, body, placement.VERSION)
 
 
-def _check_gone(cloud, orphan):
-    named = {orphan.server}
+def _check_gone(cloud: connection.Cloud, orphan: Orphan) -> None:
+    named = {orphan.server or orphan.subject}
     if (nova.known_servers(cloud, named)
             or nova.migrations(cloud, named)):
         raise _kept(orphan, f'{orphan.server} exists')
 
 
-def _kept(orphan, reason):
+def _kept(orphan: Orphan, reason: str) -> exception.OrphanKept:
     return exception.OrphanKept(
         kind=orphan.kind.value, subject=orphan.subject, reason=reason)
 
@@ -381,7 +384,7 @@ class Finisher:
                 self._finish(self._cloud, orphan)
         self._looked = self._clock()
 
-    def _finish(self, cloud, orphan):
+    def _finish(self, cloud: connection.Cloud, orphan: Orphan) -> None:
         try:
             with cloud.errors():
                 remove(cloud, orphan)
@@ -394,7 +397,7 @@ class Finisher:
                      '%(server)s, which no longer exists',
                      {'arq': orphan.subject, 'server': orphan.server})
 
-    def _say(self, message):
+    def _say(self, message: str) -> None:
         if self._said.is_new(message, about=message):
             LOG.warning('%s', message)
 
@@ -424,13 +427,13 @@ def gone(cloud: connection.Cloud, host: str) -> tuple[Orphan, ...]:
         for arq in bound.values() if arq.server in left)
 
 
-def _has_allocation(cloud, server):
+def _has_allocation(cloud: connection.Cloud, server: str) -> bool:
     answer = cloud.ask('placement', f'/allocations/{server}',
                        placement.VERSION)
     return bool(answer['allocations'])
 
 
-def _check_nova(cloud, host):
+def _check_nova(cloud: connection.Cloud, host: str) -> None:
     roots = {item['uuid'] for item in placement.listed(cloud, name=host)}
     if not roots & nova.services(cloud).keys():
         raise cloud.error(f'Nova has no compute node {host}; check that it is '

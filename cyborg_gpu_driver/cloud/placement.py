@@ -80,7 +80,6 @@ def listed(cloud: connection.Cloud, **query: str) -> list[dict[str, Any]]:
     """Return the resource providers that Placement lists.
 
     :param query: the parameters of ``GET /resource_providers``.
-    :raises CloudError: if Placement does not answer.
     """
     answer = cloud.ask('placement', '/resource_providers', VERSION, **query)
     found = list(answer['resource_providers'])
@@ -102,7 +101,6 @@ def tree_summaries(cloud: connection.Cloud, root: str
 
     :param root: UUID of the compute node's provider.
     :returns: an empty mapping if the compute node is completely full.
-    :raises CloudError: if Placement does not answer.
     """
     for resource_class in _OF_A_HOST:
         answer = cloud.ask('placement', '/allocation_candidates', VERSION,
@@ -120,7 +118,6 @@ def provider_parts(cloud: connection.Cloud, item: Mapping[str, Any],
     """Return some parts of one provider; None if it no longer exists.
 
     :param parts: such as ``inventories``; one request for each.
-    :raises CloudError: if a request to Placement fails.
     """
     told = {}
     for part in parts:
@@ -208,7 +205,6 @@ def read_providers(cloud: connection.Cloud, host: str | None = None,
     :param host: only this compute node.
     :param progress: called with the number of finished hosts and of all hosts.
     :param gpus: PCI addresses of the GPUs to read; None for all.
-    :raises CloudError: if Placement does not answer.
     """
     trees: dict[str, list[dict[str, Any]]] = {}
     for item, place in gpu_providers(cloud, host):
@@ -230,7 +226,6 @@ def gpu_profiles(cloud: connection.Cloud, wanted: Collection[str]
     many providers it has.
 
     :param wanted: UUIDs of providers.
-    :raises CloudError: if a request to Placement fails.
     """
     found: dict[str, Profile] = {}
     left = set(wanted)
@@ -258,7 +253,6 @@ def gpu_providers(cloud: connection.Cloud, host: str | None = None
     """Return this driver's providers, with the parts of their names.
 
     :param host: only this compute node.
-    :raises CloudError: if a request to Placement fails.
     """
     query = {}
     if host is not None:
@@ -386,7 +380,6 @@ def read_trees(cloud: connection.Cloud, roots: Collection[str],
     :param records: the records of Cyborg, as far as they are known.
     :param progress: called with the number of finished compute nodes and of
         all.
-    :raises CloudError: if a request to Placement fails.
     """
     reader = _Reader(cloud, wanted, records or Records())
     sharing = [reader.exact(item) for item in listed(
@@ -413,7 +406,6 @@ def accelerator_trees(cloud: connection.Cloud, arqs: tuple[facts.Arq, ...],
         that are bound to a provider equals its usage in Placement, their
         servers are its holders.
     :returns: trees without exact inventories and without shared providers.
-    :raises CloudError: if a request to Placement fails.
     """
     reader = _Reader(cloud, request.Request(), Records({}, arqs))
     below = of_cyborg(cloud)
@@ -434,7 +426,6 @@ def with_holders(cloud: connection.Cloud, found: Iterable[facts.Tree],
     """Read the holders of some providers again and return the new trees.
 
     :param uuids: of the providers; one request for each.
-    :raises CloudError: if a request to Placement fails.
     """
     return tuple(dataclasses.replace(tree, below=tuple(
         dataclasses.replace(node, holders=_allocations(cloud, node.uuid))
@@ -443,10 +434,7 @@ def with_holders(cloud: connection.Cloud, found: Iterable[facts.Tree],
 
 
 def of_cyborg(cloud: connection.Cloud) -> dict[str, list[dict[str, Any]]]:
-    """Return the providers of Cyborg, by UUID of their compute node.
-
-    :raises CloudError: if a request to Placement fails.
-    """
+    """Return the providers of Cyborg, by UUID of their compute node."""
     found: dict[str, list[dict[str, Any]]] = {}
     for item in listed(cloud, required=os_traits.OWNER_CYBORG):
         found.setdefault(item['root_provider_uuid'], []).append(item)

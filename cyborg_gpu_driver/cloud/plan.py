@@ -16,8 +16,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
 
 from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cloud import resources
@@ -121,7 +125,7 @@ def unoffered(wanted: Iterable[resources.Item],
               found: Iterable[placement.Provider]) -> tuple[str, ...]:
     """Return a sentence for each device profile group that no GPU offers."""
     found = [one for one in found if one.resource_class is not None]
-    offered = {one.resource_class for one in found}
+    offered = {one.resource_class for one in found if one.resource_class}
     texts = []
     for item in wanted:
         if not isinstance(item, resources.DeviceProfile):
@@ -134,7 +138,8 @@ def unoffered(wanted: Iterable[resources.Item],
     return tuple(texts)
 
 
-def _missing(group, found, offered):
+def _missing(group: resources.Group, found: Collection[placement.Provider],
+             offered: Collection[str]) -> str:
     """Why no GPU of the cloud can meet a group; '' if one can.
 
     Capacity that is in use now counts, because it may be free later.
@@ -153,7 +158,8 @@ def _missing(group, found, offered):
     return ''
 
 
-def _towards(item, keys, present, adopt):
+def _towards(item: resources.Item, keys: Collection[resources.Key],
+             present: Present, adopt: bool) -> Iterator[Change]:
     existing = present.get(item.key)
     for need in item.needs:
         if need not in keys and need not in present:
@@ -179,7 +185,9 @@ def _towards(item, keys, present, adopt):
                or _change(item, existing, found, text))
 
 
-def _held(item, existing, keys, present, adopt):
+def _held(item: resources.Item, existing: resources.Existing,
+          keys: Collection[resources.Key], present: Present, adopt: bool
+          ) -> Change | None:
     """Refuse to change a registered limit with foreign project limits.
 
     Keystone 30 changes a registered limit only while no project has a limit
@@ -190,13 +198,14 @@ def _held(item, existing, keys, present, adopt):
     theirs = [other.item.name for other in present.values()
               if item.key in other.item.needs and not other.ours
               and not (adopt and other.item.key in keys)]
-    return theirs and Change(
+    return None if not theirs else Change(
         Action.REFUSE, 'Keystone changes it only if no project has a limit, '
         f'and {_some(theirs)} were not created by this command',
         item, existing)
 
 
-def _change(item, existing, found, text):
+def _change(item: resources.Item, existing: resources.Existing,
+            found: Mapping[str, str], text: str) -> Change:
     if not item.fixed & found.keys():
         return Change(Action.UPDATE, text, item, existing)
     if not existing.users:
@@ -208,7 +217,8 @@ def _change(item, existing, found, text):
                   f'cannot be changed in place ({text})', item, existing)
 
 
-def _pruned(items, keys, present):
+def _pruned(items: Iterable[resources.Item], keys: Collection[resources.Key],
+            present: Present) -> Iterator[Change]:
     """Deletions; items that need another item come before that item."""
     staying = [*items, *(
         existing.item for existing in present.values()
@@ -228,18 +238,18 @@ def _pruned(items, keys, present):
             yield Change(Action.DELETE, 'not in the file', None, existing)
 
 
-def _used(users):
+def _used(users: Sequence[str]) -> str:
     return 'in use by ' + _some(users)
 
 
-def _some(names):
+def _some(names: Sequence[str]) -> str:
     """List the first names, and the number of the others."""
     more = len(names) - _NAMED
     return ', '.join(names[:_NAMED]) + (f' and {more} more' if more > 0
                                         else '')
 
 
-def _created(item):
+def _created(item: resources.Item) -> str:
     """Describe a new item, for display."""
     if isinstance(item, resources.DeviceProfile):
         return _shown('groups', item.groups)
@@ -252,10 +262,11 @@ def _created(item):
                    else f'device profile {item.profile}'))
     if isinstance(item, resources.RegisteredLimit):
         return f'default: {item.default}'
+    assert isinstance(item, resources.Limit)  # Nodes are never created.
     return f'value: {item.value}'
 
 
-def _shown(name, value):
+def _shown(name: str, value: Any) -> str:
     if name == 'groups':
         return ' + '.join(resources.describe(group) for group in value)
     if name == 'steps':

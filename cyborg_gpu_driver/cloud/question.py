@@ -201,7 +201,6 @@ def candidates(cloud: connection.Cloud, wanted: request.Request,
 
     :param root: UUID of the compute node to which the query is restricted.
     :returns: None if the request asks for no resources.
-    :raises CloudError: if a request to Placement fails.
     """
     if not any(group.resources for group in wanted.groups):
         return None
@@ -226,10 +225,7 @@ def candidates(cloud: connection.Cloud, wanted: request.Request,
 
 def unknown_traits(cloud: connection.Cloud, wanted: request.Request
                    ) -> frozenset[str]:
-    """Return the traits of a request that Placement does not know.
-
-    :raises CloudError: if a request to Placement fails.
-    """
+    """Return the traits of a request that Placement does not know."""
     asked = frozenset().union(*(
         group.required | group.forbidden for group in wanted.groups))
     if not asked:
@@ -240,10 +236,7 @@ def unknown_traits(cloud: connection.Cloud, wanted: request.Request
 
 
 def classes(cloud: connection.Cloud) -> frozenset[str]:
-    """Return all resource classes that Placement knows.
-
-    :raises CloudError: if a request to Placement fails.
-    """
+    """Return all resource classes that Placement knows."""
     found = cloud.ask('placement', '/resource_classes', placement.VERSION)
     return frozenset(item['name'] for item in found['resource_classes'])
 
@@ -252,7 +245,6 @@ def find_root(cloud: connection.Cloud, host: str) -> str:
     """Return the UUID of a compute node's provider.
 
     :param host: hypervisor_hostname.
-    :raises CloudError: if a request to Placement fails.
     :raises InvalidValue: if there is no such compute node.
     """
     for item in placement.listed(cloud, name=host):
@@ -280,7 +272,6 @@ def concerned(cloud: connection.Cloud, wanted: request.Request,
     :param found: Placement's answer to the request.
     :param most: how many compute nodes may be read; None for all.
     :returns: the UUIDs of the compute nodes, and the number left out.
-    :raises CloudError: if a request to Placement fails.
     """
     below = placement.of_cyborg(cloud)
     named = {place.host for items in below.values()

@@ -179,7 +179,9 @@ def changes(settings: Iterable[Setting], project: str | None,
         yield from _change(setting, item, present)
 
 
-def _change(setting, item, present):
+def _change(setting: Setting, item: resources.Item,
+            present: Mapping[resources.Key, resources.Existing]
+            ) -> Iterator[plan.Change]:
     there = present.get(item.key)
     if setting.limit is None:
         if there is not None:
@@ -200,17 +202,17 @@ def _change(setting, item, present):
                 plan.Action.UPDATE, '; '.join(found.values()), item, there)
 
 
-def _registered(limits):
+def _registered(limits: Iterable[resources.Existing]) -> dict[str, int]:
     return {_class(item.name): item.default
             for item in (existing.item for existing in limits)
             if isinstance(item, resources.RegisteredLimit)
             and is_gpu(_class(item.name))}
 
 
-def _class(name):
+def _class(name: str) -> str:
     return name.removeprefix(_PREFIX)
 
 
-def _limited(value):
+def _limited(value: int | None) -> int | None:
     """Return the limit; None for Keystone's -1, which means no limit."""
     return None if value is None or value < 0 else value

@@ -53,7 +53,6 @@ def read(cloud: connection.Cloud, wanted: definition.Definition,
     :param wanted: with its projects' UUIDs.
     :param everything: whether to read all kinds, to find items that are no
         longer wanted.
-    :raises CloudError: if a request to a service fails.
     """
     kinds = {item.kind for item in wanted.items}
     keys = {item.key: item for item in wanted.items}
