@@ -34,7 +34,7 @@ from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 KIND = 'cyborg-gpu interference'
 VERSION = 1
 LEAST, MOST = 0.1, 1000
-"""Limits of a slowdown that :func:`.interference.parse` reads."""
+"""Limits of a slowdown that the weigher reads."""
 
 
 class Outcome(enum.Enum):
