@@ -302,10 +302,15 @@ class Counting(connection.Cloud):
     def __init__(self, made: sdk.Connection):
         super().__init__(made, 'benchmark')
         self.asked: collections.Counter[str] = collections.Counter()
+        self._request = made.session.request
+        made.session.request = self._counted
 
-    def ask(self, service, path, version=None, **query):
-        self.asked[service] += 1
-        return super().ask(service, path, version, **query)
+    def _counted(self, url, method, **kwargs):
+        """Count a request, but not those that discover a service."""
+        service = (kwargs.get('endpoint_filter') or {}).get('service_type')
+        if service:
+            self.asked[service] += 1
+        return self._request(url, method, **kwargs)
 
 
 @contextlib.contextmanager
