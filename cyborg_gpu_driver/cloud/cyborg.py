@@ -225,7 +225,7 @@ def read_claims(cloud: connection.Cloud, host: str) -> reconcile.Claims:
     """Return what a cloud's accelerator requests hold on a host.
 
     :param host: the compute node as Cyborg names it.
-    :raises CloudError: as :func:`read` does.
+    :raises CloudError: as :func:`requests_by_vgpu` does.
     """
     return _of_host(cloud, host, claims)
 

@@ -236,7 +236,7 @@ class Snapshot:
         """Read the cloud.
 
         :param names: of the hosts that take part; all if it is empty.
-        :param anyone: as in :class:`.fleet.Fleet`.
+        :param anyone: as in :class:`Fleet`.
         :param complain: as in :func:`cyborg_gpu_driver.cloud.hosts.read`.
         :raises CloudError: if a request to a service fails.
         :raises InvalidValue: if there is no such host.

@@ -153,7 +153,7 @@ def read(cloud: connection.Cloud, host: str | None = None,
     :param host: the only host to read; None for all.
     :param complain: called with the error if a request to Nova or Cyborg
         fails. The data of that service is unknown then.
-    :param progress: as in :func:`providers.read`.
+    :param progress: as in :func:`placement.read_providers`.
     """
     found = placement.read_providers(cloud, host, progress)
     able = {item['uuid']: item['name'] for item
