@@ -47,7 +47,7 @@ import full_host
 import machines
 import pynvml
 
-from cyborg_gpu_driver.simulator.machine import patch
+from cyborg_gpu_driver.simulator.machine import machine as machine_machine
 from demo_lib import cloud as demo_cloud
 from demo_lib import database
 from demo_lib import nova_part
@@ -204,7 +204,8 @@ def measure(repeat, gpus=4):
     try:
         for driver in (THEIRS, OURS):
             print(f'{driver}: {count} servers', file=sys.stderr)
-            with tempfile.TemporaryDirectory() as directory, patch.kept():
+            with (tempfile.TemporaryDirectory() as directory,
+                  machine_machine.kept()):
                 costs[driver] = play(driver, directory, count, repeat)
     finally:
         fake.FakeDriver.NUM_ACCELERATORS = before

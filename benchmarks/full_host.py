@@ -30,7 +30,7 @@ sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / 'tools'))
 # program.
 warnings.simplefilter('ignore')
 
-from cyborg_gpu_driver.report import steady  # noqa: E402
+from cyborg_gpu_driver.report import drift  # noqa: E402
 from demo_lib import cloud as demo_cloud  # noqa: E402
 from demo_lib import database  # noqa: E402
 
@@ -71,7 +71,7 @@ class FullHost:
 
     def __init__(self, directory: str, host: str = HOST,
                  shared: bool = False):
-        steady.INTERVAL = 0.0  # Each report is a full one.
+        drift.INTERVAL = 0.0  # Each report is a full one.
         templates = database.Templates(subdirectory(directory, 'templates'))
         templates.make()
         self.cloud = demo_cloud.Cloud(

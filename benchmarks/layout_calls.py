@@ -48,7 +48,6 @@ from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator.library import library
 from cyborg_gpu_driver.simulator.machine import machine as simulator
-from cyborg_gpu_driver.simulator.machine import patch
 
 HOST = 'dgx-a100-80'
 PROFILES = {'1g.10gb': (0, 1), '2g.20gb': (1, 2), '3g.40gb': (2, 3),
@@ -81,7 +80,7 @@ class Ours:
 
     def apply(self, name: str) -> None:
         said = io.StringIO()
-        with patch.kept(), contextlib.redirect_stdout(said), (
+        with simulator.kept(), contextlib.redirect_stdout(said), (
                 contextlib.redirect_stderr(said)):
             code = command.main([
                 '--simulate', HOST, '--state', str(self._state),

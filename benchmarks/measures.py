@@ -44,22 +44,22 @@ from collections.abc import Sequence
 
 import online
 
-from cyborg_gpu_driver.partition.mig import score
+from cyborg_gpu_driver.partition import geometry
 
-Measure = Callable[[score.Row, Sequence[float]], float]
+Measure = Callable[[geometry.Row, Sequence[float]], float]
 """A function that returns how fragmented a GPU is.
 
 Its second argument is the demand: the share of each profile of the table.
 """
 
 
-def fgd(row: score.Row, demand: Sequence[float]) -> float:
+def fgd(row: geometry.Row, demand: Sequence[float]) -> float:
     """Return the unusable free compute slices, as a mean over the demand."""
     useless, free = _useless(row)
     return free * sum(itertools.compress(demand, useless))
 
 
-def mfi(row: score.Row, _demand: Sequence[float]) -> float:
+def mfi(row: geometry.Row, _demand: Sequence[float]) -> float:
     """Return the weighted blocked placements of profiles that could fit."""
     return _blocked(row)
 
@@ -92,7 +92,7 @@ class Steepest(online.Cluster):
     :param measure: the measure that should grow least.
     """
 
-    def __init__(self, table: score.Table, gpus, measure: Measure):
+    def __init__(self, table: geometry.Table, gpus, measure: Measure):
         super().__init__(table, gpus)
         self._measure = measure
         self._choosers[self.policy] = self._steepest

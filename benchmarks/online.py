@@ -19,7 +19,7 @@ There are three policies. None refuses a request that fits on a GPU as it is:
 * best-fit: the GPU that has the fewest memory units left, the first free
   start.
 * capacity-loss: the GPU and start that lose least by the measure of
-  :mod:`cyborg_gpu_driver.partition.mig.score`, where the weight of a profile
+  :mod:`cyborg_gpu_driver.partition.geometry`, where the weight of a profile
   is the square root of how often it was requested recently. The root keeps a
   rare profile from being sold out: even a few requests for a large profile
   need whole GPUs that remain empty. The loss is the slope of the cluster's
@@ -42,8 +42,7 @@ from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.mig import geometry
-from cyborg_gpu_driver.partition.mig import score
+from cyborg_gpu_driver.partition import geometry
 
 MEMORY = 4096
 """Requests after which older demand counts half."""
@@ -110,7 +109,7 @@ class Cluster:
         best-fit try the starts. The order is ascending for other profiles.
     """
 
-    def __init__(self, table: score.Table,
+    def __init__(self, table: geometry.Table,
                  gpus: Mapping[Hashable, geometry.Occupancy],
                  policy: Policy = Policy.CAPACITY_LOSS,
                  starts: Mapping[int, Sequence[int]] | None = None):
@@ -147,7 +146,7 @@ class Cluster:
         """By profile id, how many more instances of it alone would fit.
 
         Instances that may end soon count in part; see
-        :data:`~cyborg_gpu_driver.partition.mig.score.ENDING`.
+        :data:`~cyborg_gpu_driver.partition.geometry.ENDING`.
         """
         return {profile.profile_id: room for profile, room in
                 zip(self.table.profiles, self._room, strict=True)}
@@ -269,11 +268,11 @@ class Cluster:
         return gpu, *self._first_start(self._rows[gpu], number)
 
     def _capacity_loss(self, number):
-        prices = score.prices(self._room, self.demand.roots)
+        prices = geometry.prices(self._room, self.demand.roots)
         least, best, chosen = math.inf, None, None
         for row, options in self._open[number].items():
             for option in options:
-                loss = score.loss(option.lost, prices)
+                loss = geometry.loss(option.lost, prices)
                 if loss < least or (loss == least
                                     and rank(row) < rank(best)):
                     least, best, chosen = loss, row, option
@@ -295,6 +294,6 @@ class Cluster:
         return self._firsts[key]
 
 
-def rank(row: score.Row) -> tuple:
+def rank(row: geometry.Row) -> tuple:
     """Return a sort key for equally good rows: the fullest comes first."""
     return -row.taken, row.occupancy.taken

@@ -51,7 +51,6 @@ import full_host
 
 from cyborg_gpu_driver.cmd import main as command
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
-from cyborg_gpu_driver.simulator.machine import patch
 
 FATAL_XID = 79
 """The GPU has fallen off the bus (NVIDIA's XID errors)."""
@@ -153,7 +152,7 @@ def reboot(bench, host):
     bench.driver.stop()
     bench.machine.reboot()
     start = time.perf_counter()
-    with (patch.kept(), contextlib.redirect_stdout(io.StringIO()),
+    with (machine_module.kept(), contextlib.redirect_stdout(io.StringIO()),
           contextlib.redirect_stderr(io.StringIO())):
         code = command.main(['--config-file', bench.cloud.config_path,
                              'layout', 'restore'])
@@ -180,7 +179,7 @@ def instances(machine):
 
 def bare_loop(host, count):
     """Create GPU instances on a new host; return NVML calls and seconds."""
-    with patch.kept(), machine_module.Machine.load(host) as machine:
+    with machine_module.kept(), machine_module.Machine.load(host) as machine:
         start = time.perf_counter()
         pynvml.nvmlInit()
         try:

@@ -31,7 +31,7 @@ from collections.abc import Sequence
 import numpy
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition import geometry
 
 MOST_GPUS = 3
 """One GPU has 109 states, and three have 221,815."""

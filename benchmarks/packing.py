@@ -57,8 +57,7 @@ import oracle  # noqa: E402
 import relocation  # noqa: E402
 
 from cyborg_gpu_driver.host.snapshot import model  # noqa: E402
-from cyborg_gpu_driver.partition.mig import geometry  # noqa: E402
-from cyborg_gpu_driver.partition.mig import score  # noqa: E402
+from cyborg_gpu_driver.partition import geometry  # noqa: E402
 
 SLICES = (1, 2, 3, 4, 7)
 SLICES_PER_GPU = 7
@@ -228,7 +227,7 @@ def contestants(gpus: int, moves: Iterable[int] = MOVES
 
     :param moves: the limits of moves for a refused request, each a policy.
     """
-    table = score.Table(GRID)
+    table = geometry.Table(GRID)
     empty = dict.fromkeys(range(gpus), geometry.EMPTY)
     first, best, ours = online.Policy
     return {

@@ -14,7 +14,7 @@
 """A cluster that moves instances when it would have to refuse a request.
 
 The planner is that of ``openstack gpu defragment``
-(:mod:`cyborg_gpu_driver.partition.moves.planner`), and every instance may be
+(:mod:`cyborg_gpu_driver.partition.moves`), and every instance may be
 moved. A moved instance gets the start that the agent would choose.
 """
 
@@ -24,8 +24,7 @@ from collections.abc import Iterable
 
 import online
 
-from cyborg_gpu_driver.partition.moves import gpus as moving
-from cyborg_gpu_driver.partition.moves import planner
+from cyborg_gpu_driver.partition import moves
 
 
 class Relocating:
@@ -41,8 +40,8 @@ class Relocating:
         self._cluster = cluster
         self._most = most
         self._names = [profile.name for profile in cluster.table.profiles]
-        self._wants = [moving.Want(name) for name in self._names]
-        self._holders: dict[int, dict[str, moving.Holder]] = {
+        self._wants = [moves.Want(name) for name in self._names]
+        self._holders: dict[int, dict[str, moves.Holder]] = {
             gpu: {} for gpu in gpus}
         self._seen = {gpu: self._look(gpu) for gpu in self._holders}
         self._at: dict[str, int] = {}
@@ -56,7 +55,7 @@ class Relocating:
         """
         place = self._cluster.request(profile)
         if place is None:
-            plan = planner.find(
+            plan = moves.find(
                 self._seen.values(), self._wants[profile], self._most).plan
             if plan is None:
                 return None
@@ -83,15 +82,15 @@ class Relocating:
 
     def _enter(self, name: str, place: online.Place) -> None:
         self._at[name] = place.gpu
-        self._holders[place.gpu][name] = moving.Holder(
+        self._holders[place.gpu][name] = moves.Holder(
             name, self._wants[place.profile_id], placement=place.placement)
         self._seen[place.gpu] = self._look(place.gpu)
 
-    def _move(self, move: planner.Move) -> None:
+    def _move(self, move: moves.Move) -> None:
         profile = self._names.index(move.profile)
         self.remove(move.server)
         before = self._cluster.occupancy(move.destination)
-        after, = moving.arrived(
+        after, = moves.arrived(
             (self._cluster.table.row(before),), (profile,), True)
         item, = set(after.occupancy.taken) - set(before.taken)
         place = online.Place(move.destination, *item)
@@ -99,6 +98,6 @@ class Relocating:
         self._enter(move.server, place)
         self.moves += 1
 
-    def _look(self, gpu: int) -> moving.Gpu:
+    def _look(self, gpu: int) -> moves.Gpu:
         row = self._cluster.table.row(self._cluster.occupancy(gpu))
-        return moving.Gpu(gpu, (row,), tuple(self._holders[gpu].values()))
+        return moves.Gpu(gpu, (row,), tuple(self._holders[gpu].values()))

@@ -43,7 +43,7 @@ import counting
 import figures
 import full_host
 
-from cyborg_gpu_driver.report import steady
+from cyborg_gpu_driver.report import drift
 from demo_lib import cloud as demo_cloud
 from demo_lib import database
 
@@ -77,7 +77,7 @@ class Fleet:
 
     def __init__(self, directory: str, driver: str):
         self._stack = contextlib.ExitStack()
-        steady.INTERVAL = 0.0  # Each report is a full one.
+        drift.INTERVAL = 0.0  # Each report is a full one.
         templates = database.Templates(
             full_host.subdirectory(directory, 'templates'))
         templates.make()

@@ -41,8 +41,7 @@ import packing  # noqa: E402
 
 from cyborg_gpu_driver.nova.weighing import cost as weigher_cost  # noqa: E402
 from cyborg_gpu_driver.nova.weighing import published  # noqa: E402
-from cyborg_gpu_driver.partition.mig import geometry  # noqa: E402
-from cyborg_gpu_driver.partition.mig import score  # noqa: E402
+from cyborg_gpu_driver.partition import geometry  # noqa: E402
 
 WHOLE, VGPU = 'passthrough', 'A100DX-20C'
 SLICES = ('1g.10gb', '2g.20gb', '3g.40gb')
@@ -138,8 +137,8 @@ class Elastic:
         place = None
         if KINDS[kind] in SLICES:
             profile = self._grid.profiles[kind - 2]
-            start = score.choose_start(self._grid, self._slices[number],
-                                       profile)
+            start = geometry.choose_start(self._grid, self._slices[number],
+                                          profile)
             place = profile.profile_id, start
             self._slices[number] = self._slices[number].add(profile, start)
         self._gpus[number][kind] += 1
@@ -236,7 +235,7 @@ class Slices:
 
     def __init__(self, gpus: int):
         grid = geometry.Geometry(packing.PROFILES[:len(SLICES)])
-        self._cluster = online.Cluster(score.Table(grid), dict.fromkeys(
+        self._cluster = online.Cluster(geometry.Table(grid), dict.fromkeys(
             range(gpus), geometry.EMPTY))
 
     def request(self, kind: int):

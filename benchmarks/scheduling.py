@@ -53,8 +53,7 @@ import roles  # noqa: E402
 
 from cyborg_gpu_driver.nova.weighing import cost as weigher_cost  # noqa: E402
 from cyborg_gpu_driver.nova.weighing import published as weigher_published  # noqa: E402
-from cyborg_gpu_driver.partition.mig import geometry  # noqa: E402
-from cyborg_gpu_driver.partition.mig import score  # noqa: E402
+from cyborg_gpu_driver.partition import geometry  # noqa: E402
 
 NAMES = ('1g.10gb', '2g.20gb', '3g.40gb', '4g.40gb', '7g.80gb')
 """The names of the profiles of packing.py on a board with 80 GB."""
@@ -107,7 +106,7 @@ class Cloud:
             return None
         gpu = self.choose(candidates, profile)
         kind = packing.PROFILES[profile]
-        start = score.choose_start(self._grid, self._gpus[gpu], kind)
+        start = geometry.choose_start(self._grid, self._gpus[gpu], kind)
         self._put(gpu, self._gpus[gpu].add(kind, start), 1)
         return online.Place(gpu, profile, start)
 
@@ -224,7 +223,7 @@ WAYS = {WITHOUT: Cloud, 'random host': AnyHost,
 
 def contestants(hosts: int, gpus: int, seed: str) -> dict[str, object]:
     """Return a new cloud for each way and for the best cases."""
-    table = score.Table(geometry.Geometry(packing.PROFILES))
+    table = geometry.Table(geometry.Geometry(packing.PROFILES))
     return {
         **{name: way(hosts, gpus, random.Random(seed))
            for name, way in WAYS.items()},

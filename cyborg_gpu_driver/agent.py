@@ -40,7 +40,7 @@ from cyborg_gpu_driver.cloud import orphans
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.health import events
-from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.metrics import observer
 from cyborg_gpu_driver.partition import cordon
@@ -51,12 +51,10 @@ from cyborg_gpu_driver.partition.offer import offers as partition_offers
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import earlier
-from cyborg_gpu_driver.report import provider_tree
 from cyborg_gpu_driver.report import publishing
-from cyborg_gpu_driver.report import steady
 from cyborg_gpu_driver.report import withdrawal
-from cyborg_gpu_driver.report.content import unhealthy
-from cyborg_gpu_driver.report.content import values
+from cyborg_gpu_driver.report.content import build
+from cyborg_gpu_driver.report.content import names
 
 LOG = logging.getLogger(__name__)
 
@@ -65,7 +63,7 @@ class _Node(node.Node):
     """The node of an agent, which queries cloud services."""
 
     def __init__(self, conf: cfg.ConfigOpts, settings: policies.Settings,
-                 hostname: str, tree: provider_tree.ProviderTree,
+                 hostname: str, tree: publishing.ProviderTree,
                  mdev_problem: str):
         super().__init__(conf, settings, hostname, tree, mdev_problem)
         self.publisher = publishing.Publisher(self._write)
@@ -150,7 +148,7 @@ class Agent:
     def __init__(self, conf: cfg.ConfigOpts, settings: policies.Settings,
                  hostname: str, placement: Callable[[], Any],
                  mdev_problem: str = ''):
-        self._tree = provider_tree.ProviderTree(placement)
+        self._tree = publishing.ProviderTree(placement)
         self._node = _Node(conf, settings, hostname, self._tree,
                            mdev_problem)
         if self._node.platform.is_root():
@@ -168,7 +166,7 @@ class Agent:
         self._earlier = self._node.gpus_of_others
         self._disabled = cyborg.DisabledWatch(conf, hostname)
         self._publisher = self._node.publisher
-        self._steady = steady.Steady(steady.INTERVAL)
+        self._steady = drift.Steady(drift.INTERVAL)
         self._watcher = events.Watcher(self._node.platform.nvml,
                                        self._event)
         self._binder = self._node.binder
@@ -202,21 +200,21 @@ class Agent:
             return False
         return True
 
-    def report(self) -> tuple[values.ReportedDevice, ...]:
+    def report(self) -> tuple[names.ReportedDevice, ...]:
         """Report all GPUs in full, and correct ``reserved`` in Placement."""
         return self._report().devices
 
-    def report_changes(self) -> tuple[values.ReportedDevice, ...]:
+    def report_changes(self) -> tuple[names.ReportedDevice, ...]:
         """Report with stubs for the GPUs that need no full report."""
-        return self._steady.thin(self._report(), steady.room(
+        return self._steady.thin(self._report(), drift.room(
             gpu_conf.rpc_timeout(self._conf), self._tree.latency))
 
-    def _report(self) -> steady.Report:
+    def _report(self) -> drift.Report:
         self._conditions.clear()
         with self._observer.report():
             return self._make_report()
 
-    def _make_report(self) -> steady.Report:
+    def _make_report(self) -> drift.Report:
         lost = self._journal.check()
         self._node.note_cordons(self._disabled.read())
         self._binder.recover()
@@ -244,9 +242,9 @@ class Agent:
             verdicts = self._examine(self._make_ready(self._host.refresh()))
         there = self._enforce(decided)
         self._said.keep(self._conditions)
-        return steady.Report(unhealthy.marked(decided.devices, verdicts, {
+        return drift.Report(build.marked(decided.devices, verdicts, {
             device.address
-            for device in unhealthy.of(decided.devices, verdicts)
+            for device in build.of(decided.devices, verdicts)
             if self._is_used(device)}), there, decided.leaving)
 
     def stop(self) -> None:
@@ -254,7 +252,7 @@ class Agent:
         self._watcher.stop()
         self._node.platform.nvml.reset()
 
-    def held(self) -> tuple[values.ReportedDevice, ...]:
+    def held(self) -> tuple[names.ReportedDevice, ...]:
         """Stubs of all GPUs that exist or were reported.
 
         A stub tells Cyborg to leave everything as it is.
@@ -277,7 +275,7 @@ class Agent:
                 host = self._host.refresh()
         return host
 
-    def _build(self, gpu: model.Gpu) -> values.ReportedDevice | None:
+    def _build(self, gpu: model.Gpu) -> names.ReportedDevice | None:
         """The device to report for one GPU; None if there is none."""
         offers = self._node.servable(gpu)
         for complaint in self._host.complaints(gpu):
@@ -302,7 +300,7 @@ class Agent:
                                 and not self._is_whole(gpu))
         return self._health.check(host)
 
-    def _event(self, event: health_facts.Event) -> None:
+    def _event(self, event: condition.Event) -> None:
         """Called by the watcher's thread."""
         self._observer.event(event)
         self._health.event(event)
@@ -314,7 +312,7 @@ class Agent:
                 and not (governing.roles
                          and self._journal.has_claims(gpu.address)))
 
-    def _is_used(self, device: values.ReportedDevice) -> bool:
+    def _is_used(self, device: names.ReportedDevice) -> bool:
         return (self._journal.has_claims(device.address) is not False
                 or any(self._node.withdrawal.held_by(deployable.provider_uuid)
                        for deployable in device.deployables))

@@ -36,7 +36,7 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
-from cyborg_gpu_driver.partition.elastic import role_facts
+from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.program import audit
@@ -57,18 +57,14 @@ from cyborg_gpu_driver.program.ready import restore
 from cyborg_gpu_driver.program.reconcile import orphans
 from cyborg_gpu_driver.program.reconcile import rebuild
 from cyborg_gpu_driver.program.reconcile import reconcile
-from cyborg_gpu_driver.program.reconcile import repair
 from cyborg_gpu_driver.program.steps import reset
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.report import capacity
-from cyborg_gpu_driver.report import claims
-from cyborg_gpu_driver.report import memory
-from cyborg_gpu_driver.report import provider_tree
+from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report import withdrawal
 from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.report.content import names
-from cyborg_gpu_driver.report.content import values
 
 
 class Node(host_parts.HostParts, services.Services):
@@ -90,7 +86,7 @@ class Node(host_parts.HostParts, services.Services):
     def __init__(self, conf: cfg.ConfigOpts,
                  settings: policies.Settings | None = None,
                  hostname: str | None = None,
-                 tree: provider_tree.ProviderTree | None = None,
+                 tree: publishing.ProviderTree | None = None,
                  mdev_problem: str = ''):
         super().__init__(conf, settings)
         privsep.set_timeout(gpu_conf.privileged_timeout(conf))
@@ -153,9 +149,9 @@ class Node(host_parts.HostParts, services.Services):
                                  self.state_path, self)
 
     @functools.cached_property
-    def repairer(self) -> repair.Repairer:
+    def repairer(self) -> reconcile.Repairer:
         """Repairs what the reconciler finds."""
-        return repair.Repairer(
+        return reconcile.Repairer(
             self.live, self.restorer, self.journal, self.vgpus,
             self.rebuilder, self.binder, self.state_path, self)
 
@@ -248,8 +244,8 @@ class Node(host_parts.HostParts, services.Services):
         :returns: ``''`` if the GPU has none.
         """
         if self.tree is None:
-            return claims.of_reports(self.state_path, address)
-        return claims.of_placement(self.tree, self.hostname, address)
+            return capacity.of_reports(self.state_path, address)
+        return capacity.of_placement(self.tree, self.hostname, address)
 
     @contextlib.contextmanager
     def partitioning(self, address: model.PciAddress) -> Iterator[str]:
@@ -280,7 +276,7 @@ class Node(host_parts.HostParts, services.Services):
                     bool(self.journal.entries(address)))
         return ''
 
-    def wholes(self, devices: Iterable[values.ReportedDevice]
+    def wholes(self, devices: Iterable[names.ReportedDevice]
                ) -> Iterator[cleaning.Whole]:
         """The GPUs that a server may have as a whole.
 
@@ -305,11 +301,11 @@ class Node(host_parts.HostParts, services.Services):
             return 'only the agent can query Placement'
         others = sum(entry.handle != handle
                      for entry in self.journal.entries(address))
-        return claims.mixed(self.tree, self.hostname, address, others + 1)
+        return capacity.mixed(self.tree, self.hostname, address, others + 1)
 
     def allocated(self, item: offer.Offer) -> Mapping[str, int] | None:
         """How many units of an offer each server has in Placement."""
-        return None if self.tree is None else claims.allocated(
+        return None if self.tree is None else capacity.allocated(
             self.tree, self.hostname, item)
 
     def servable(self, gpu: model.Gpu) -> tuple[offer.Offer, ...]:
@@ -317,13 +313,13 @@ class Node(host_parts.HostParts, services.Services):
         return build.servable(self.live.offers(gpu), self.mdev_problem)
 
     def device(self, gpu: model.Gpu, offers: Iterable[offer.Offer]
-               ) -> values.ReportedDevice | None:
+               ) -> names.ReportedDevice | None:
         """The device to report for a GPU; None if there is none.
 
         :param offers: as :meth:`servable` returns them.
         """
         device = build.device(
-            role_facts.complete(gpu, self.journal.situation(
+            roles.complete(gpu, self.journal.situation(
                 gpu.address).by_role), offers, self.hostname,
             self.cordons.of(gpu.address))
         return device if device.deployables else None
@@ -353,7 +349,7 @@ class Node(host_parts.HostParts, services.Services):
         """
         host = self.live.host()
         gpu = host.gpu(address)
-        unread = memory.is_unread(self.state_path, host, gpu)
+        unread = capacity.is_unread(self.state_path, host, gpu)
         return tuple(
             item for item in self.promised(
                 address, self.live.offers(gpu),

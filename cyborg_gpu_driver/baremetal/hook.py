@@ -18,19 +18,256 @@ the collector of the same name found.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import stat
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+
 from ironic import objects
 from ironic.common import exception as ironic_exception
+from ironic.conductor import utils
 from ironic.conf import CONF
+from ironic.drivers.modules import agent_base
 from ironic.drivers.modules.inspector.hooks import base
 from oslo_log import log
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal import history
+from cyborg_gpu_driver.baremetal import cleaning
+from cyborg_gpu_driver.baremetal import inventory as baremetal_inventory
 from cyborg_gpu_driver.baremetal import layout_files
-from cyborg_gpu_driver.baremetal.inventory import inventory as inventory_module
-from cyborg_gpu_driver.baremetal.inventory import names
-from cyborg_gpu_driver.baremetal.inventory import node as node_module
+from cyborg_gpu_driver.baremetal import node as baremetal_node
 from cyborg_gpu_driver.conf import baremetal
+
+# Files in the tree of a system that is not running, and not trusted.
+#
+# The tree is a tenant's. Its symbolic links are followed as the booted system
+# would follow them, with the tree as root. So no link leads out of the tree,
+# to the files of the system that has it mounted.
+
+_LINKS_MAX = 40
+"""The kernel's limit (MAXSYMLINKS)."""
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+_LABEL = 'security.selinux'
+
+
+class Tree:
+    """The tree below a directory. Paths are relative to that directory.
+
+    :param root: the directory; what is above it is trusted.
+    """
+
+    def __init__(self, root: str):
+        self._root = root
+
+    def find_program(self, places: Iterable[str]) -> str | None:
+        """Return the first of these paths that is an executable program.
+
+        :raises ImageRefused: if the tree cannot be read.
+        """
+        return next(filter(self._is_program, places), None)
+
+    def write(self, path: str, text: str, mode: int) -> None:
+        """Write a file of root's durably, and replace any existing one.
+
+        Missing directories are created.
+
+        :raises ImageRefused: if it cannot be written.
+        """
+        def make(name, directory):
+            with open(os.open(name, _FILE, 0o600, dir_fd=directory), 'w',
+                      encoding='utf-8') as stream:
+                stream.write(text)
+                stream.flush()
+                os.fchmod(stream.fileno(), mode)
+                os.fsync(stream.fileno())
+
+        self._put(path, make)
+
+    def link(self, path: str, target: str) -> None:
+        """Create a symbolic link, as :meth:`write` does a file.
+
+        :raises ImageRefused: if it cannot be created.
+        """
+        self._put(path, lambda name, directory: os.symlink(
+            target, name, dir_fd=directory))
+
+    def _put(self, path: str, make: Callable[[str, int], None]) -> None:
+        above, name = os.path.split(path)
+        new = f'.{name}.new'
+        try:
+            with self._directory(above) as directory:
+                # Left by a run that did not finish.
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(new, dir_fd=directory)
+                try:
+                    make(new, directory)
+                    _label(new, directory)
+                    os.rename(new, name, src_dir_fd=directory,
+                              dst_dir_fd=directory)
+                except OSError:
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(new, dir_fd=directory)
+                    raise
+                os.fsync(directory)
+        except OSError as error:
+            raise exception.ImageRefused(
+                reason=f'/{path} cannot be written: '
+                f'{error.strerror}') from error
+
+    def _is_program(self, path):
+        try:
+            parts = self._resolve(path)
+            mode = 0 if parts is None else os.lstat(
+                self._path(parts)).st_mode
+        except OSError as error:
+            raise exception.ImageRefused(
+                reason=f'/{path} cannot be read: {error.strerror}'
+            ) from error
+        return stat.S_ISREG(mode) and bool(mode & 0o111)
+
+    @contextlib.contextmanager
+    def _directory(self, path):
+        """Yield a directory's descriptor; create the directory if missing.
+
+        :raises OSError: if something else exists at the path.
+        """
+        parts = self._resolve(path)
+        if parts is None:
+            above, name = os.path.split(path)
+            with self._directory(above) as directory:
+                os.mkdir(name, 0o755, dir_fd=directory)
+                _label(name, directory)
+                os.fsync(directory)
+            parts = self._resolve(path)
+        descriptor = os.open(self._path(parts), _DIRECTORY)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _resolve(self, path):
+        """Return the names of the link-free path; None if nothing exists
+        there.
+        """
+        left, links = path.split('/')[::-1], 0
+        found: list[str] = []
+        while left:
+            name = left.pop()
+            if name == '..':
+                del found[-1:]
+            if name in ('', '.', '..'):
+                continue
+            try:
+                here = self._path([*found, name])
+                if not stat.S_ISLNK(os.lstat(here).st_mode):
+                    found.append(name)
+                    continue
+                target = os.readlink(here)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            links += 1
+            if links > _LINKS_MAX:
+                return None
+            if target.startswith('/'):
+                found = []
+            left.extend(target.split('/')[::-1])
+        return found
+
+    def _path(self, parts):
+        """Return a path without a link below the root. Nothing in the tree
+        changes meanwhile, because no program of the tree runs.
+        """
+        return os.path.join(self._root, *parts)
+
+
+def _label(name, directory):
+    """Give a new file SELinux's label of its directory.
+
+    The kernel does so if a policy is loaded. In a ramdisk there is none, and
+    a system with a policy does not start units without a label.
+    """
+    with contextlib.suppress(OSError):
+        os.setxattr(f'/proc/self/fd/{directory}/{name}', _LABEL,
+                    os.getxattr(directory, _LABEL), follow_symlinks=False)
+
+
+# Record what the steps in the ramdisk did in the history of Ironic's node.
+#
+# Ironic's own entries say which steps a deployment or cleaning has, and why a
+# step failed, but not what a step did: Ironic drops the agent's result. Its
+# hooks after a step receive the result
+# (``ironic.drivers.modules.agent_base``). There are none for service steps.
+# :func:`register` registers the hooks.
+
+EVENT_TYPE = baremetal_inventory.KEY
+_INTERFACE = 'deploy'
+_GPUS_MAX = 64
+_TEXT_MAX = 255
+
+
+def register() -> None:
+    """Make Ironic call :func:`record` after each step of this driver."""
+    agent_base.post_deploy_step_hook(
+        _INTERFACE, baremetal_inventory.APPLY_LAYOUT)(record)
+    for name in cleaning.CLEAN_PRIORITIES:
+        agent_base.post_clean_step_hook(_INTERFACE, name)(record)
+
+
+def record(task: Any, command: Mapping[str, Any]) -> None:
+    """Add a history entry for a finished step.
+
+    :param task: of the conductor, with the node.
+    :param command: the agent's result of the step. It is not trusted: a
+        malformed part is left out, because an error here would fail the step.
+    """
+    kind = 'deploy' if task.node.deploy_step else 'clean'
+    step = getattr(task.node, f'{kind}_step') or {}
+    result = _mapping(command.get('command_result')).get(f'{kind}_result')
+    utils.node_history_record(
+        task.node, event=event(str(step.get('step')), result),
+        event_type=EVENT_TYPE)
+
+
+def event(step: str, result: Any) -> str:
+    """Return the text of an entry: one line.
+
+    ``apply_gpu_layout: layout halves; wrote /etc/...; GPU 0000:18:00.0:
+    wanted 2 x 2g.12gb, mig_mode set now``
+    """
+    return f'{step}: ' + '; '.join(_parts(_mapping(result)))
+
+
+def _parts(result) -> Iterator[str]:
+    if 'layout' in result:
+        yield f'layout {_text(result["layout"])}'
+        yield 'wrote ' + (', '.join(map(_text, _list(result.get('staged'))))
+                          or 'no file')
+    gpus = [_mapping(item) for item in _list(result.get('gpus'))]
+    for gpu in gpus:
+        facts = ', '.join(
+            f'{_text(name)} {_text(value)}' for name, value in gpu.items()
+            if name != 'gpu' and isinstance(value, str | int | float))
+        yield f'GPU {_text(gpu.get("gpu"))}' + (facts and f': {facts}')
+    if not gpus:
+        yield 'no GPU'
+
+
+def _text(value):
+    return ''.join(letter if letter.isprintable() else '?'
+                   for letter in str(value)[:_TEXT_MAX])
+
+
+def _list(value):
+    return value[:_GPUS_MAX] if isinstance(value, list) else []
+
+
+def _mapping(value):
+    return value if isinstance(value, Mapping) else {}
 
 LOG = log.getLogger(__name__)
 
@@ -44,7 +281,7 @@ class NvidiaGpusHook(base.InspectionHook):
     def __init__(self):
         baremetal.register_opts(CONF)
         # The conductor imports no other module of this package.
-        history.register()
+        register()
 
     def preprocess(self, task, inventory, plugin_data):
         """Refuse unusable data before anything is changed.
@@ -75,12 +312,14 @@ class NvidiaGpusHook(base.InspectionHook):
 def _read(node, plugin_data):
     """Return what is known of a node's GPUs; None if nothing is known."""
     try:
-        if names.KEY in plugin_data:
-            return inventory_module.parse(plugin_data[names.KEY])
+        if baremetal_inventory.KEY in plugin_data:
+            return baremetal_inventory.parse(
+                plugin_data[baremetal_inventory.KEY])
         # Redfish puts some facts in the inventory, in other terms and without
         # addresses: not enough to know what a node does not have.
-        if names.PCI_KEY in plugin_data:
-            return inventory_module.from_pci(plugin_data[names.PCI_KEY])
+        if baremetal_inventory.PCI_KEY in plugin_data:
+            return baremetal_inventory.from_pci(
+                plugin_data[baremetal_inventory.PCI_KEY])
     except exception.InventoryError as error:
         raise ironic_exception.HardwareInspectionFailure(
             error=f'NVIDIA GPUs of node {node.uuid}: {error}') from error
@@ -105,8 +344,8 @@ def _set(task, found, files):
     node = task.node
     current = set(objects.TraitList.get_by_node_id(
         task.context, node.id).get_trait_names())
-    before = node_module.written(node.properties, current)
-    wanted = node_module.traits(
+    before = baremetal_node.written(node.properties, current)
+    wanted = baremetal_node.traits(
         current, found, before, files, _templates(task.context),
         CONF[baremetal.GROUP].layout_traits == baremetal.ALL)
     _say(node, wanted)
@@ -129,7 +368,7 @@ def _say(node, wanted):
     if wanted.left_out:
         LOG.warning('Node %s: no room for the traits %s; a node has at most '
                     '%s', node.uuid, ', '.join(wanted.left_out),
-                    node_module.TRAITS_MAX)
+                    baremetal_node.TRAITS_MAX)
 
 
 def _set_properties(node, found, written):
@@ -138,17 +377,17 @@ def _set_properties(node, found, written):
     :param written: traits that the next inspection may remove.
     """
     properties = {key: value for key, value in node.properties.items()
-                  if key != node_module.PROPERTY}
-    suggested = node_module.resource_class(found)
+                  if key != baremetal_node.PROPERTY}
+    suggested = baremetal_node.resource_class(found)
     wish = CONF[baremetal.GROUP].resource_class
     if found.gpus or written:
-        summary = {**node_module.summary(found),
-                   node_module.TRAITS: sorted(written)}
+        summary = {**baremetal_node.summary(found),
+                   baremetal_node.TRAITS: sorted(written)}
         if wish != baremetal.OFF:
             summary['resource_class'] = suggested
-        properties[node_module.PROPERTY] = summary
+        properties[baremetal_node.PROPERTY] = summary
     known = properties.pop('capabilities', None)
-    capabilities = node_module.capabilities(known, found)
+    capabilities = baremetal_node.capabilities(known, found)
     if capabilities:
         properties['capabilities'] = capabilities
     node.properties = properties
@@ -160,6 +399,6 @@ def _templates(context):
     """Return the layouts of deploy templates, by the template's name."""
     return {template.name: step['args'].get('layout')
             for template in objects.DeployTemplate.list(context)
-            if names.is_layout_trait(template.name)
+            if baremetal_inventory.is_layout_trait(template.name)
             for step in template.steps
-            if step['step'] == names.APPLY_LAYOUT}
+            if step['step'] == baremetal_inventory.APPLY_LAYOUT}

@@ -20,23 +20,29 @@ GPUs at each boot. Modes that survive a restart are set here.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
 
+from ironic_python_agent import disk_utils
+from ironic_python_agent import errors
+from ironic_python_agent import hardware
+from ironic_python_agent import utils
+from oslo_concurrency import processutils
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal import cleaning
+from cyborg_gpu_driver.baremetal import hook
+from cyborg_gpu_driver.baremetal import node
 from cyborg_gpu_driver.baremetal import ramdisk as ramdisk_module
-from cyborg_gpu_driver.baremetal import staged
-from cyborg_gpu_driver.baremetal import steps
-from cyborg_gpu_driver.baremetal import tree
-from cyborg_gpu_driver.baremetal.inventory import layouts
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.partition import target
 from cyborg_gpu_driver.partition.layout import devices as layout_devices
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.program.ready import apply
@@ -67,7 +73,7 @@ class Layouter:
     """
 
     def __init__(self, ramdisk: ramdisk_module.Ramdisk, mounted: Callable[
-            [], contextlib.AbstractContextManager[tree.Tree]]):
+            [], contextlib.AbstractContextManager[hook.Tree]]):
         self._ramdisk = ramdisk
         self._mounted = mounted
 
@@ -91,7 +97,7 @@ class Layouter:
             raise exception.StepFailed(
                 reason=f'stage: found {stage!r}; expected true or false')
         host = self._ramdisk.snapshot()
-        entry = layouts.entry_of(value, host.gpus, files)
+        entry = node.entry_of(value, host.gpus, files)
         wanted = check(host, entry, self._ramdisk.ignored(host))
         gpus = {index: choice.gpus(host)[index] for index in sorted(wanted)}
         if stage:
@@ -128,7 +134,7 @@ class Layouter:
         """
         outcomes = self._ramdisk.applier.apply_all(
             [(gpu, wanted[index]) for index, gpu in gpus.items()
-             if wanted[index] is not None and steps.keeps_mig_mode(gpu)
+             if wanted[index] is not None and cleaning.keeps_mig_mode(gpu)
              and not self._ramdisk.ignores(gpu)],
             apply.Options(mode_only=True, may_reset=False))
         failed = [ramdisk_module.named(outcome.gpu, outcome.error)
@@ -161,7 +167,7 @@ def check(host: model.Host, entry: layout_file.Entry,
                 reason=f'layout {entry.name} matches no GPU of this node, '
                 'which has ' + _boards(host))
         return entry.for_chosen(gpus, chosen)
-    if not layouts.suits(gpus, entry):
+    if not node.suits(gpus, entry):
         raise exception.StepFailed(
             reason=f'layout {entry.name} cannot be checked without NVML '
             f'({host.nvml_problem}), so each item with MIG mode on must have '
@@ -177,15 +183,15 @@ def _needs_program(gpu, wanted):
     if wanted is None:
         return True
     return bool(wanted.devices) or (
-        wanted.enabled and not steps.keeps_mig_mode(gpu))
+        wanted.enabled and not cleaning.keeps_mig_mode(gpu))
 
 
 def _stage(image, entry):
     """Write the files that the system needs; return their paths."""
     text = layout_file.LayoutFile((entry,), entry.source).dump()
     placed = []
-    for item in staged.files(text):
-        if isinstance(item, staged.Link):
+    for item in cleaning.files(text):
+        if isinstance(item, cleaning.Link):
             image.link(item.path, item.target)
         else:
             image.write(item.path, item.text, item.mode)
@@ -207,3 +213,58 @@ def _tell(gpu, wanted, mode):
 def _boards(host):
     return ', '.join(sorted({layout_devices.board(gpu)
                              for gpu in host.gpus})) or 'none'
+
+
+# The root file system of the image that was deployed to this node.
+
+_UNITS = 'etc/systemd/system'
+"""A directory that only the root file system has."""
+_LVM = 'lvm'
+"""One of parted's flags of a partition."""
+
+
+@contextlib.contextmanager
+def mounted() -> Iterator[hook.Tree]:
+    """Mount the root file system, and unmount it at the end.
+
+    The agent's own ``inject_files.find_partition_with_path`` cannot be used,
+    because it takes partition 2 of /dev/md0 for /dev/md02. The names of
+    partitions are those of ``disk_utils.list_partitions``.
+
+    :raises ImageRefused: if no partition of the root device contains it.
+    """
+    with contextlib.ExitStack() as stack:
+        yield hook.Tree(_enter(stack) + '/')
+
+
+def _enter(stack):
+    """Mount the partition with systemd's units; return the mount point."""
+    try:
+        device = hardware.dispatch_to_managers('get_os_install_device')
+        partitions = disk_utils.list_partitions(device)
+    except (errors.RESTError, processutils.ProcessExecutionError) as error:
+        raise exception.ImageRefused(
+            reason=f'its partitions cannot be listed: {error}') from error
+    seen = []
+    for item in partitions:
+        if _LVM in item['flags']:
+            seen.append(f'{item["path"]} (LVM)')
+            continue
+        try:
+            with contextlib.ExitStack() as attempt:
+                place = attempt.enter_context(utils.mounted(item['path']))
+                if os.path.isdir(os.path.join(place, _UNITS)):
+                    stack.push(attempt.pop_all())
+                    LOG.info('The root file system is on %s', item['path'])
+                    return place
+        except processutils.ProcessExecutionError as error:
+            LOG.warning('Partition %(path)s: %(error)s',
+                        {'path': item['path'], 'error': error})
+            seen.append(f'{item["path"]} (cannot be mounted)')
+        else:
+            seen.append(item['path'])
+    raise exception.ImageRefused(
+        reason=f'no partition has /{_UNITS}: a layout can only be written to '
+        'a system with systemd, whose root is a separate file system without '
+        'LVM, encryption or subvolumes; checked '
+        + (', '.join(seen) or 'none'))

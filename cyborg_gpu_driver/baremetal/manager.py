@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from typing import Any
 
 from ironic_python_agent import errors
@@ -24,15 +25,20 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import node
 from cyborg_gpu_driver.baremetal import cleaning
-from cyborg_gpu_driver.baremetal import faults
-from cyborg_gpu_driver.baremetal import image
+from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.baremetal import layout_files
 from cyborg_gpu_driver.baremetal import layouter
+from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.baremetal import ramdisk
-from cyborg_gpu_driver.baremetal import steps
-from cyborg_gpu_driver.baremetal.inventory import names
 from cyborg_gpu_driver.conf import baremetal as baremetal_conf
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.host.health import reader as health_reader
+from cyborg_gpu_driver.host.nvml import modes as nvml_modes
+from cyborg_gpu_driver.host.nvml import session as nvml
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import health
 
 CONF = cfg.CONF
 LOG = logging.getLogger(__name__)
@@ -87,27 +93,27 @@ class NvidiaGpuHardwareManager(hardware.HardwareManager):
     def get_clean_steps(self, node, ports) -> list[dict[str, Any]]:
         """Return the steps of cleaning, which run automatically."""
         return self._offered(node, {
-            name: _step(name, priority, abortable=name == steps.VERIFY)
-            for name, priority in steps.CLEAN_PRIORITIES.items()})
+            name: _step(name, priority, abortable=name == cleaning.VERIFY)
+            for name, priority in cleaning.CLEAN_PRIORITIES.items()})
 
     def get_deploy_steps(self, node, ports) -> list[dict[str, Any]]:
         """Return the steps of deployments, which run if a template asks."""
-        return self._offered(node, {names.APPLY_LAYOUT: _step(
-            names.APPLY_LAYOUT, argsinfo=_LAYOUT_ARGS)})
+        return self._offered(node, {inventory.APPLY_LAYOUT: _step(
+            inventory.APPLY_LAYOUT, argsinfo=_LAYOUT_ARGS)})
 
     def get_service_steps(self, node, ports) -> list[dict[str, Any]]:
         """Return the steps for a node with a tenant, which run on request."""
         return self._offered(node, {
-            names.APPLY_LAYOUT: _step(names.APPLY_LAYOUT,
-                                      argsinfo=_LAYOUT_ARGS),
-            **{name: _step(name, abortable=name == steps.VERIFY)
-               for name in steps.CLEAN_PRIORITIES}})
+            inventory.APPLY_LAYOUT: _step(inventory.APPLY_LAYOUT,
+                                          argsinfo=_LAYOUT_ARGS),
+            **{name: _step(name, abortable=name == cleaning.VERIFY)
+               for name in cleaning.CLEAN_PRIORITIES}})
 
     def apply_gpu_layout(self, node, ports, layout, stage=True
                          ) -> dict[str, Any]:
         """Put a layout into the deployed image, and set lasting modes."""
         with _told(node):
-            return layouter.Layouter(self._ramdisk, image.mounted).apply(
+            return layouter.Layouter(self._ramdisk, layouter.mounted).apply(
                 layout, layout_files.read(CONF), stage)
 
     def clear_gpu_partitions(self, node, ports) -> dict[str, Any]:
@@ -130,7 +136,7 @@ class NvidiaGpuHardwareManager(hardware.HardwareManager):
                 has_tenant=_is_service(node))}
 
     def _offered(self, node, candidates):
-        inspected = faults.had_gpus(_properties(node))
+        inspected = cleaning.had_gpus(_properties(node))
         try:
             host = self._ramdisk.ours()
         except exception.GpuDriverError as error:
@@ -138,13 +144,13 @@ class NvidiaGpuHardwareManager(hardware.HardwareManager):
             # Each step fails with that error, so that Ironic shows the error.
             return (list(candidates.values())
                     if inspected or ramdisk.may_have_gpus(CONF) else [])
-        recorded = faults.recorded_modes(_properties(node))
+        recorded = cleaning.recorded_modes(_properties(node))
         resettable = [gpu.address for gpu in host.gpus
                       if self._ramdisk.resetter.can_reset(gpu)]
         found = []
         for name, step in candidates.items():
-            obstacle = steps.obstacle(name, host, resettable, inspected,
-                                      bool(recorded.ecc))
+            obstacle = cleaning.obstacle(name, host, resettable, inspected,
+                                         bool(recorded.ecc))
             if obstacle:
                 LOG.info('Step %(step)s is not available: %(reason)s',
                          {'step': name, 'reason': obstacle})
@@ -182,3 +188,88 @@ def _properties(node):
 
 def _is_service(node):
     return bool(node.get('service_step'))
+
+
+# The collector that ironic-python-agent runs at an inspection.
+#
+# Its name is ``nvidia-gpus`` in ``ipa-inspection-collectors``. It only reads
+# and sends. The hook of the same name in Ironic's conductor decides what to do
+# with the result.
+
+_DRIVER = 'nvidia'
+
+
+def collect(data: dict[str, Any], failures: Any) -> None:
+    """Add the machine's GPUs to the data for Ironic.
+
+    For a machine without GPUs the collector sends that there are none.
+    Without NVIDIA's driver in the ramdisk it sends the facts of sysfs.
+
+    :param data: the data to send; gets the key ``nvidia_gpus``.
+    :param failures: ironic_python_agent.utils.AccumulatedFailures; gets a
+        failure if the GPUs cannot be determined. Then the inspection fails
+        instead of finding a node without GPUs.
+    """
+    gpu_conf.register_opts(cfg.CONF)
+    try:
+        machine = node.Node(cfg.CONF)
+        session = machine.platform.nvml
+    except exception.GpuDriverError as error:
+        failures.add('NVIDIA GPUs: %s', error)
+        return
+    try:
+        host = machine.reader.snapshot()
+        if host.problems and not host.gpus:
+            failures.add('NVIDIA GPUs: %s', '; '.join(host.problems))
+            return
+        data[inventory.KEY] = inventory.to_dict(
+            host, _health(host, session), _modes(host, session),
+            _cliques(host, session))
+    finally:
+        # An open GPU cannot be reset.
+        session.reset()
+
+
+def _modes(host: model.Host, session: nvml.NvmlSession) -> modes.Modes:
+    """Return the modes that a tenant could change, as far as readable."""
+    if host.nvml_problem is not None:
+        return modes.Modes()
+    ecc = {}
+    for gpu in host.gpus:
+        if gpu.visible_to_nvml:
+            with contextlib.suppress(exception.NvmlError):
+                found = nvml_modes.ecc(session, gpu.address)
+                if found is not None:
+                    ecc[gpu.address] = found.pending
+    mode = None
+    with contextlib.suppress(exception.NvmlError):
+        mode = nvml_modes.confidential_computing(session)
+    return modes.Modes(ecc, confidential_computing=mode)
+
+
+def _cliques(host: model.Host, session: nvml.NvmlSession
+             ) -> dict[model.PciAddress, str]:
+    """Return the NVLink cliques of the GPUs that report one."""
+    found = {}
+    if host.nvml_problem is None:
+        for gpu in host.gpus:
+            if gpu.visible_to_nvml:
+                with contextlib.suppress(exception.NvmlError):
+                    clique = nvml_modes.clique(session, gpu.address)
+                    if clique is not None:
+                        found[gpu.address] = clique
+    return found
+
+
+def _health(host: model.Host, session: nvml.NvmlSession
+            ) -> dict[model.PciAddress, tuple[health.Condition, ...]]:
+    """Return the health conditions of the GPUs that use NVIDIA's driver."""
+    found = {}
+    if host.nvml_problem is None:
+        asked = health_reader.HealthReader(session)
+        for gpu in host.gpus:
+            if gpu.driver == _DRIVER or not gpu.in_pci_sysfs:
+                facts = asked.read(gpu.address)
+                if facts.answered:
+                    found[gpu.address] = health.seen((), facts, time.time())
+    return found

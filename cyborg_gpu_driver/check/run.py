@@ -27,14 +27,10 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 
 from cyborg_gpu_driver.check import facts as facts_module
-from cyborg_gpu_driver.check.rules import agents
-from cyborg_gpu_driver.check.rules import cyborg_conf
-from cyborg_gpu_driver.check.rules import fabric
+from cyborg_gpu_driver.check.rules import cyborg
 from cyborg_gpu_driver.check.rules import gpus
-from cyborg_gpu_driver.check.rules import migration
-from cyborg_gpu_driver.check.rules import nova_conf
+from cyborg_gpu_driver.check.rules import nova
 from cyborg_gpu_driver.check.rules import result
-from cyborg_gpu_driver.check.rules import vgpus
 
 
 class Needs(enum.Enum):
@@ -58,35 +54,35 @@ CHECKS: dict[str, Check] = {
     'kernel driver': Check(gpus.driver),
     'kernel modules': Check(gpus.modules, (Needs.MACHINE,)),
     'NVML': Check(gpus.nvml),
-    'NVSwitches': Check(fabric.manager),
+    'NVSwitches': Check(gpus.manager),
     'IOMMU': Check(gpus.iommu),
     'MIG mode and SR-IOV': Check(gpus.ready),
-    'vGPU framework': Check(vgpus.way),
-    'kernel': Check(vgpus.kernel, (Needs.MACHINE,)),
-    'sriov-manage': Check(vgpus.sriov_manage, (Needs.MACHINE,)),
-    'mdevctl': Check(vgpus.mdevctl, (Needs.MACHINE,)),
-    'Cyborg release': Check(cyborg_conf.release, (Needs.MACHINE,)),
-    'Cyborg drivers': Check(cyborg_conf.drivers, (Needs.CYBORG,)),
-    'agent privileges': Check(agents.privileges,
+    'vGPU framework': Check(gpus.way),
+    'kernel': Check(gpus.kernel, (Needs.MACHINE,)),
+    'sriov-manage': Check(gpus.sriov_manage, (Needs.MACHINE,)),
+    'mdevctl': Check(gpus.mdevctl, (Needs.MACHINE,)),
+    'Cyborg release': Check(cyborg.release, (Needs.MACHINE,)),
+    'Cyborg drivers': Check(cyborg.drivers, (Needs.CYBORG,)),
+    'agent privileges': Check(cyborg.privileges,
                               (Needs.MACHINE, Needs.CYBORG)),
-    'agent access': Check(agents.access, (Needs.MACHINE,)),
-    'host name': Check(cyborg_conf.host_name, (Needs.MACHINE, Needs.CYBORG)),
-    'Placement': Check(cyborg_conf.placement, (Needs.MACHINE, Needs.CYBORG)),
-    'allocation candidates': Check(cyborg_conf.candidates),
-    'Placement claims': Check(cyborg_conf.claims),
-    'earlier driver': Check(cyborg_conf.earlier,
+    'agent access': Check(cyborg.access, (Needs.MACHINE,)),
+    'host name': Check(cyborg.host_name, (Needs.MACHINE, Needs.CYBORG)),
+    'Placement': Check(cyborg.placement, (Needs.MACHINE, Needs.CYBORG)),
+    'allocation candidates': Check(cyborg.candidates),
+    'Placement claims': Check(cyborg.claims),
+    'earlier driver': Check(cyborg.earlier,
                             (Needs.MACHINE, Needs.CYBORG)),
-    'service token, Cyborg': Check(cyborg_conf.service_roles,
+    'service token, Cyborg': Check(cyborg.service_roles,
                                    (Needs.CYBORG,)),
-    'Nova release': Check(nova_conf.release, (Needs.MACHINE,)),
-    'service token, Nova': Check(nova_conf.service_token, (Needs.NOVA,)),
-    'guests at host boot': Check(nova_conf.guests,
+    'Nova release': Check(nova.release, (Needs.MACHINE,)),
+    'service token, Nova': Check(nova.service_token, (Needs.NOVA,)),
+    'guests at host boot': Check(nova.guests,
                                  (Needs.MACHINE, Needs.NOVA)),
-    'nova-compute command': Check(vgpus.start_command, (Needs.MACHINE,)),
-    'Nova PCI devices': Check(nova_conf.pci_devices, (Needs.NOVA,)),
-    'Nova quotas': Check(nova_conf.quotas, (Needs.MACHINE, Needs.NOVA)),
-    'Nova mdev types': Check(nova_conf.mdev_types, (Needs.NOVA,)),
-    'live migration': Check(migration.between_hosts),
+    'nova-compute command': Check(gpus.start_command, (Needs.MACHINE,)),
+    'Nova PCI devices': Check(nova.pci_devices, (Needs.NOVA,)),
+    'Nova quotas': Check(nova.quotas, (Needs.MACHINE, Needs.NOVA)),
+    'Nova mdev types': Check(nova.mdev_types, (Needs.NOVA,)),
+    'live migration': Check(nova.between_hosts),
 }
 
 

@@ -36,9 +36,8 @@ import os_resource_classes as orc
 from openstack import exceptions
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal.inventory import inventory
-from cyborg_gpu_driver.baremetal.inventory import layouts
-from cyborg_gpu_driver.baremetal.inventory import names
+from cyborg_gpu_driver.baremetal import inventory
+from cyborg_gpu_driver.baremetal import node as baremetal_node
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cloud import plan
@@ -98,7 +97,7 @@ class NodeProfile:
     def trait(self) -> str:
         """Trait of nodes that support the layout; names the deploy template.
         """
-        return names.layout_trait(self.entry.name)
+        return inventory.layout_trait(self.entry.name)
 
     @property
     def layout(self) -> dict[str, Any]:
@@ -110,7 +109,7 @@ class NodeProfile:
     def template(self) -> resources.DeployTemplate:
         """The deploy template that applies the layout to a node."""
         return resources.DeployTemplate(self.trait, steps_text([{
-            'interface': 'deploy', 'step': names.APPLY_LAYOUT,
+            'interface': 'deploy', 'step': inventory.APPLY_LAYOUT,
             'args': {'layout': self.layout}, 'priority': PRIORITY}]))
 
     def config_drive(self, others: Any, source: str) -> dict[str, Any]:
@@ -133,12 +132,12 @@ class NodeProfile:
                 expected='expected an object with no other keys than '
                 + ', '.join(sorted(_DRIVE))
                 + f', and an object as {_VENDOR_DATA}')
-        if vendor.get(names.LAYOUT_KEY, self.layout) != self.layout:
+        if vendor.get(inventory.LAYOUT_KEY, self.layout) != self.layout:
             raise exception.DocumentError(
-                source=source, where=f'{_VENDOR_DATA}.{names.LAYOUT_KEY}',
+                source=source, where=f'{_VENDOR_DATA}.{inventory.LAYOUT_KEY}',
                 problem='there is another layout', expected='remove it')
         return {**others, _VENDOR_DATA: {**vendor,
-                                         names.LAYOUT_KEY: self.layout}}
+                                         inventory.LAYOUT_KEY: self.layout}}
 
     def flavor(self, sizes: resources.Flavor, resource_class: str
                ) -> resources.Flavor:
@@ -154,7 +153,7 @@ class NodeProfile:
             **{f'resources:{name}': '0' for name in _NOTHING_OF_SERVERS},
             **{f'trait:{trait}': 'forbidden' for trait in self.forbidden},
             **{f'trait:{trait}': 'required'
-               for trait in {*self.required, self.trait, names.HEALTHY}}}
+               for trait in {*self.required, self.trait, inventory.HEALTHY}}}
         return dataclasses.replace(sizes,
                                    extra_specs=tuple(sorted(specs.items())))
 
@@ -177,11 +176,11 @@ def make(profile: resources.DeviceProfile, source: str,
         forbidden |= resources.traits(group, 'forbidden')
     whole = wanted.pop(orc.PGPU, 0)
     if whole > 1 and not wanted and devices.indices is None:
-        required.add(names.count_trait(whole))
-    if names.HEALTHY in forbidden:
+        required.add(inventory.count_trait(whole))
+    if inventory.HEALTHY in forbidden:
         raise place.error(
-            f'{names.HEALTHY} is forbidden', 'the flavor already requires it; '
-            'remove it')
+            f'{inventory.HEALTHY} is forbidden',
+            'the flavor already requires it; remove it')
     if required & forbidden:
         raise place.error(
             f'one group requires {min(required & forbidden)}, but another '
@@ -265,7 +264,7 @@ def _layout(steps: str) -> str | None:
     """The name of the layout that steps apply; None if they apply none."""
     for step in json.loads(steps):
         layout = step['args'].get('layout')
-        if step['step'] == names.APPLY_LAYOUT and isinstance(layout, dict):
+        if step['step'] == inventory.APPLY_LAYOUT and isinstance(layout, dict):
             return next(iter(layout), None)
     return None
 
@@ -387,7 +386,7 @@ class Verdict:
         if self.node.hindrances:
             texts.append('not now: ' + ', '.join(self.node.hindrances))
         texts += [f'it lacks the trait {trait}' for trait
-                  in (self.trait, names.HEALTHY)
+                  in (self.trait, inventory.HEALTHY)
                   if trait not in self.node.traits]
         return '; '.join(texts)
 
@@ -427,7 +426,7 @@ def _reasons(node: Node, profile: NodeProfile, resource_class: str | None
     if node.found is None:
         yield node.unknown
         return
-    if not layouts.suits(node.found.gpus, profile.entry):
+    if not baremetal_node.suits(node.found.gpus, profile.entry):
         yield _misfit(node.found, profile.entry)
     for address, conditions in sorted(node.found.unhealthy.items()):
         yield f'GPU {address} is unhealthy: ' + ', '.join(conditions)
@@ -525,11 +524,11 @@ def _gpus(basic: Mapping[str, Any], sent: Mapping[str, Any]
     After an in-band inspection the PCI devices are in ``sent``, after an
     inspection by Redfish in ``basic``.
     """
-    if names.KEY in sent:
-        return inventory.parse(sent[names.KEY])
+    if inventory.KEY in sent:
+        return inventory.parse(sent[inventory.KEY])
     for source in (sent, basic):
-        if source.get(names.PCI_KEY):
-            return inventory.from_pci(source[names.PCI_KEY])
+        if source.get(inventory.PCI_KEY):
+            return inventory.from_pci(source[inventory.PCI_KEY])
     return None
 
 

@@ -21,7 +21,6 @@ The amounts that several groups use of one provider add up.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterator
@@ -33,10 +32,7 @@ from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import missing
 from cyborg_gpu_driver.cloud import request
 
-Part = tuple[str, str, int]
-"""UUID of a provider, resource class, amount."""
-Option = tuple[Part, ...]
-"""One way to meet one group."""
+Option = request.Option
 _NO_CANDIDATE = 9
 """Distance of a group for which a host has nothing at all."""
 
@@ -50,32 +46,6 @@ def root_accepts(wanted: request.Request, tree: facts.Tree) -> bool:
             and not wanted.root_forbidden & tree.root.traits)
 
 
-def accepts(group: request.Group, node: facts.Node) -> bool:
-    """Whether a single provider meets a group."""
-    return (bool(group.resources) and group.required <= node.traits
-            and not group.forbidden & node.traits
-            and all(name in node.inventories
-                    and node.inventories[name].fits(amount)
-                    for name, amount in group.resources.items()))
-
-
-def options(group: request.Group, tree: facts.Tree) -> list[Option]:
-    """Return all ways to meet a group on a compute node."""
-    if group.suffix:
-        return [tuple((node.uuid, name, amount) for name, amount
-                      in group.resources.items())
-                for node in tree.nodes if accepts(group, node)]
-    traits = {node.uuid: node.traits for node in tree.nodes}
-    choices = [
-        [(node.uuid, name, amount) for node in tree.nodes
-         if name in node.inventories and node.inventories[name].fits(amount)
-         and not group.forbidden & node.traits]
-        for name, amount in group.resources.items()]
-    return [option for option in itertools.product(*choices)
-            if group.required <= frozenset().union(
-                *(traits[uuid] for uuid, _, _ in option))]
-
-
 def assignment(wanted: request.Request, tree: facts.Tree,
                also: Callable[[Sequence[Option]], bool] = lambda taken: True
                ) -> tuple[Option, ...] | None:
@@ -85,7 +55,7 @@ def assignment(wanted: request.Request, tree: facts.Tree,
         far and returns whether they are acceptable.
     """
     groups = wanted.groups
-    found = [options(group, tree) for group in groups]
+    found = [request.options(group, tree) for group in groups]
     if not all(found):
         return None
     # Groups with the fewest options first. Groups with the same options are
@@ -318,7 +288,7 @@ def _host(wanted: request.Request, tree: facts.Tree, known: facts.Facts
         findings.extend(_group(group, mine, tree, known))
     fits = (root_accepts(wanted, tree)
             and assignment(wanted, tree) is not None)
-    if not fits and all(options(group, tree)
+    if not fits and all(request.options(group, tree)
                         for group in wanted.groups):
         findings.extend(_together(wanted, tree))
     scheduled = _scheduled(fits, tree, known, findings)
@@ -377,8 +347,8 @@ def _together(wanted: request.Request, tree: facts.Tree
     if not root_accepts(wanted, tree):
         return
     rivals = [group for group in wanted.granular if any(
-        set(options(group, tree))
-        & set(options(other, tree))
+        set(request.options(group, tree))
+        & set(request.options(other, tree))
         for other in wanted.granular if other is not group)]
     isolated = (', each on a different provider (group_policy isolate)'
                 if wanted.policy == 'isolate' else '')

@@ -44,7 +44,7 @@ from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.nova.weighing import grid
-from cyborg_gpu_driver.partition.moves import gpus as moving
+from cyborg_gpu_driver.partition import moves
 
 CONSENT = 'gpu_movable'
 """Metadata key by which an owner lets operators shelve and unshelve a server.
@@ -135,10 +135,10 @@ class Fleet:
         self._servers = servers
         self._profiles = profiles
         self._anyone = anyone
-        self._wants: dict[resources.Group, moving.Want | None] = {}
+        self._wants: dict[resources.Group, moves.Want | None] = {}
         self.gpus = self._gpus(requests)
 
-    def want(self, asked: resources.Group) -> moving.Want | None:
+    def want(self, asked: resources.Group) -> moves.Want | None:
         """Return what a server with such a group needs.
 
         :returns: None if no GPU of the fleet can ever provide it.
@@ -159,10 +159,10 @@ class Fleet:
         labels = {of_class[place].label for place in suits}
         if len(labels) != 1:
             return None
-        return moving.Want(_profile(*labels), None if len(suits) == len(
+        return moves.Want(_profile(*labels), None if len(suits) == len(
             of_class) else suits)
 
-    def _gpus(self, requests) -> tuple[moving.Gpu, ...]:
+    def _gpus(self, requests) -> tuple[moves.Gpu, ...]:
         requests = [one for one in requests
                     if one['instance_uuid'] is not None]
         count = collections.Counter(
@@ -185,17 +185,17 @@ class Fleet:
     def _holder(self, request, offer, alone):
         known = self._servers.get(request['instance_uuid'])
         groups = self._profiles.get(request['device_profile_name'], ())
-        want = moving.Want(_profile(offer.label))
-        mobility = moving.Mobility.FIXED
+        want = moves.Want(_profile(offer.label))
+        mobility = moves.Mobility.FIXED
         if known is not None and alone and not known.busy:
             if known.status == _SHELVED:
-                mobility = moving.Mobility.IDLE
+                mobility = moves.Mobility.IDLE
             elif (known.status == _ACTIVE and _is_single(groups)
                   and (self._anyone or known.consents)):
                 exact = self.want(groups[0])
                 if exact is not None and exact.profile == want.profile:
-                    want, mobility = exact, moving.Mobility.MOVABLE
-        return moving.Holder(request['instance_uuid'], want, mobility)
+                    want, mobility = exact, moves.Mobility.MOVABLE
+        return moves.Holder(request['instance_uuid'], want, mobility)
 
 
 def _profile(label):
@@ -204,19 +204,19 @@ def _profile(label):
 
 
 def _gpu(place: Place, offers: Sequence[placement.Provider],
-         holders: tuple[moving.Holder, ...]) -> moving.Gpu | None:
+         holders: tuple[moves.Holder, ...]) -> moves.Gpu | None:
     names = tuple(_profile(offer.label) for offer in offers)
-    if names == (moving.WHOLE,) and offers[0].total == 1:
+    if names == (moves.WHOLE,) and offers[0].total == 1:
         if offers[0].free:
-            return moving.whole(name=place)
-        return moving.whole(holders[0], place) if holders else None
+            return moves.whole(name=place)
+        return moves.whole(holders[0], place) if holders else None
     rows = grid.rows(names, tuple(offer.used for offer in offers),
                      tuple(offer.free for offer in offers))
     if rows:
-        return moving.Gpu(place, rows, holders)
+        return moves.Gpu(place, rows, holders)
     free = [name for name, offer in zip(names, offers, strict=True)
             if offer.free]
-    return moving.only_free(free, place) if free else None
+    return moves.only_free(free, place) if free else None
 
 
 class Snapshot:

@@ -22,12 +22,11 @@ from collections.abc import Sequence
 import os_resource_classes as orc
 import os_traits
 
-from cyborg_gpu_driver.cloud import explain
 from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import request
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
-from cyborg_gpu_driver.report.content import traits
+from cyborg_gpu_driver.report.content import names
 
 _TOKEN = re.compile(r'service token|\b403\b|forbidden', re.I)
 _BIND = re.compile(r'failed to bind accelerator requests', re.I)
@@ -256,7 +255,7 @@ def _service(tree: facts.Tree, known: facts.Facts) -> Iterator[Finding]:
 
 def _own(group: request.Group, tree: facts.Tree) -> Iterator[Finding]:
     """What the host lacks of the flavor's processors, memory and disk."""
-    if not group.resources or explain.options(group, tree):
+    if not group.resources or request.options(group, tree):
         return
     complete = True
     for name, amount in sorted(group.resources.items()):
@@ -472,7 +471,7 @@ def _isolated(node: facts.Node, tree: facts.Tree, known: facts.Facts
               ) -> Iterator[Finding]:
     holders = set(node.holders).union(*(
         other.holders for other in tree.neighbours(node)))
-    if traits.ISOLATED in node.traits and holders:
+    if names.ISOLATED in node.traits and holders:
         yield Finding(
             Reason.GPU_ISOLATED, node.title,
             'the GPU accepts servers of one project only, and has '

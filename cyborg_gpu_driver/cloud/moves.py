@@ -44,8 +44,7 @@ from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import nova
 from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.partition import cordon
-from cyborg_gpu_driver.partition.moves import gpus as moving
-from cyborg_gpu_driver.partition.moves import planner
+from cyborg_gpu_driver.partition import moves as partition_moves
 
 _HERE = frozenset({'ACTIVE', 'SHUTOFF', 'PAUSED', 'SUSPENDED'})
 """The status of a server that Nova can shelve (nova/compute/api.py, shelve).
@@ -276,7 +275,7 @@ class Applying:
         self._clock = clock
         self._sleep = sleep
 
-    def run(self, plan: planner.Plan) -> planner.Plan:
+    def run(self, plan: partition_moves.Plan) -> partition_moves.Plan:
         """Carry out a plan.
 
         :returns: what was done. It can differ from the plan, because the
@@ -285,7 +284,7 @@ class Applying:
             the planned result. The error says what has been done.
         """
         done: list[str] = []
-        moves: list[planner.Move] = []
+        moves: list[partition_moves.Move] = []
         try:
             with self._cloud.errors():
                 for server in plan.idle:
@@ -306,7 +305,7 @@ class Applying:
                 f'{", ".join(done) or "nothing"})'
             ) from error
 
-    def _expect(self, left: Collection[str]) -> planner.Plan:
+    def _expect(self, left: Collection[str]) -> partition_moves.Plan:
         """Wait until moving some servers is enough.
 
         The agents report with a delay what has become free.
@@ -315,7 +314,7 @@ class Applying:
         while True:
             found = self._look()
             wanted = found.fleet.want(self._asked)
-            plan = wanted and planner.find(
+            plan = wanted and partition_moves.find(
                 _fixed(found.fleet.gpus, left), wanted, len(left)).plan
             if plan:
                 return plan
@@ -338,7 +337,7 @@ class Applying:
                 f'{now.status}; make a new plan')
         self._shelve(server, False)
 
-    def _move(self, move: planner.Move) -> planner.Move:
+    def _move(self, move: partition_moves.Move) -> partition_moves.Move:
         """Move a server; return the move with the server's actual new place.
         """
         origin = move.origin
@@ -454,12 +453,12 @@ class Applying:
             ) from error
 
 
-def _fixed(gpus: Collection[moving.Gpu], servers: Collection[str]
-           ) -> list[moving.Gpu]:
+def _fixed(gpus: Collection[partition_moves.Gpu], servers: Collection[str]
+           ) -> list[partition_moves.Gpu]:
     """Return the GPUs with all servers fixed, except the given servers."""
     return [dataclasses.replace(gpu, holders=tuple(
         holder if holder.name in servers else dataclasses.replace(
-            holder, mobility=moving.Mobility.FIXED)
+            holder, mobility=partition_moves.Mobility.FIXED)
         for holder in gpu.holders)) for gpu in gpus]
 
 

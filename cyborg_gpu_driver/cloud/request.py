@@ -24,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import enum
+import itertools
 import re
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -32,6 +33,13 @@ from typing import Any
 
 import os_resource_classes as orc
 import os_traits
+
+from cyborg_gpu_driver.cloud import facts
+
+Part = tuple[str, str, int]
+"""UUID of a provider, resource class, amount."""
+Option = tuple[Part, ...]
+"""One way to meet one group."""
 
 PROFILE_KEY = 'accel:device_profile'
 _KEY = re.compile(r'(resources|trait)([a-zA-Z0-9_-]{1,64})?:(.*)')
@@ -429,3 +437,29 @@ def _group(suffix, parts):
 def _traits(required, forbidden):
     return ','.join([*sorted(required),
                      *(f'!{trait}' for trait in sorted(forbidden))])
+
+
+def accepts(group: Group, node: facts.Node) -> bool:
+    """Whether a single provider meets a group."""
+    return (bool(group.resources) and group.required <= node.traits
+            and not group.forbidden & node.traits
+            and all(name in node.inventories
+                    and node.inventories[name].fits(amount)
+                    for name, amount in group.resources.items()))
+
+
+def options(group: Group, tree: facts.Tree) -> list[Option]:
+    """Return all ways to meet a group on a compute node."""
+    if group.suffix:
+        return [tuple((node.uuid, name, amount) for name, amount
+                      in group.resources.items())
+                for node in tree.nodes if accepts(group, node)]
+    traits = {node.uuid: node.traits for node in tree.nodes}
+    choices = [
+        [(node.uuid, name, amount) for node in tree.nodes
+         if name in node.inventories and node.inventories[name].fits(amount)
+         and not group.forbidden & node.traits]
+        for name, amount in group.resources.items()]
+    return [option for option in itertools.product(*choices)
+            if group.required <= frozenset().union(
+                *(traits[uuid] for uuid, _, _ in option))]

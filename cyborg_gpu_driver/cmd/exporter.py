@@ -32,7 +32,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cmd import main
-from cyborg_gpu_driver.cmd.output import terminal
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import domains
 from cyborg_gpu_driver.host import platform
@@ -161,7 +161,7 @@ def _serve(parsed_args, registry, sources):
         parsed_args.listen, registry, parsed_args.certfile,
         parsed_args.keyfile, parsed_args.client_cafile)
     host, port = running.server_address[:2]
-    terminal.say(f'The metrics are served on {host}, port {port}.')
+    output.say(f'The metrics are served on {host}, port {port}.')
     sys.stderr.flush()
     for source in sources:
         source.start()

@@ -26,9 +26,7 @@ from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import moments
-from cyborg_gpu_driver.cmd.output import columns
-from cyborg_gpu_driver.cmd.output import table
-from cyborg_gpu_driver.cmd.output import terminal
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.host.nvml import process as nvml_process
 from cyborg_gpu_driver.interference import applications as apps
 from cyborg_gpu_driver.interference import heat_map
@@ -56,7 +54,7 @@ _JOBS_MAX = 200
 Row = tuple[Any, ...]
 
 
-class Lister(table.Lister):
+class Lister(output.Lister):
     """A list; ``code`` is the exit code, which ``take_action`` may set."""
 
     code = 0
@@ -122,7 +120,7 @@ def read(path: str) -> results.Results:
 
     :raises GpuDriverError: with the file and what was expected.
     """
-    return results.parse(*terminal.read_text(path))
+    return results.parse(*output.read_text(path))
 
 
 def rows(found: results.Results) -> list[Row]:
@@ -145,7 +143,7 @@ def _row(found, slowdowns, name, beside):
                 f'the slowdown {found.ratio(name, beside)} is not from '
                 f'{results.LEAST} to {results.MOST}: the runs are too short')
     seconds = runs.median
-    return (name, *map(columns.Optional, (
+    return (name, *map(output.Optional, (
         beside, value, seconds and round(seconds, 3), runs.memory_mib,
         runs.gpu_memory_mib)), outcome, problem)
 
@@ -221,9 +219,9 @@ def rounded(value: float) -> float | None:
     return None if math.isinf(value) else round(value, 3)
 
 
-def shown(value: float) -> columns.Optional:
+def shown(value: float) -> output.Optional:
     """Return the column value of a time or a slowdown."""
-    return columns.Optional(rounded(value))
+    return output.Optional(rounded(value))
 
 
 def outcome(value: float) -> str:
@@ -244,7 +242,7 @@ def say_step(done: int, total: int, step: results.Step) -> None:
     if sys.stderr.isatty():
         print(f'{_CLEAR}{text}', end='', file=sys.stderr, flush=True)
     else:
-        terminal.say(text)
+        output.say(text)
 
 
 def clear_line() -> None:
@@ -307,7 +305,7 @@ def wanted(parsed_args: argparse.Namespace) -> results.Results:
     path = parsed_args.output
     if parsed_args.force or not os.path.exists(path):
         return asked
-    found = results.parse(*terminal.read_text(path))
+    found = results.parse(*output.read_text(path))
     if not found.describes(asked):
         raise exception.InvalidValue(
             what='--output', value=path, expected='it has other '
@@ -339,8 +337,8 @@ def measure(found: results.Results, parsed_args: argparse.Namespace,
     write_heat_map(parsed_args.heat_map, found)
     _say_noise(found)
     if found.open_steps():
-        terminal.say('Some pairs failed. They count as not measured; the '
-                     'same command tries them again.')
+        output.say('Some pairs failed. They count as not measured; the '
+                   'same command tries them again.')
         return 1
     return 0
 
@@ -348,7 +346,7 @@ def measure(found: results.Results, parsed_args: argparse.Namespace,
 def _applications(parsed_args):
     found = apps.from_options(parsed_args.application, '--application')
     if parsed_args.file:
-        found += apps.parse(*terminal.read_text(parsed_args.file))
+        found += apps.parse(*output.read_text(parsed_args.file))
     if not found:
         raise exception.InvalidValue(
             what='--application', value='',
@@ -364,16 +362,16 @@ def _say_noise(found):
               for row in found.slowdowns().values()
               for value in row.values())
     if odd:
-        terminal.say(f'{odd} slowdowns are below {_NOISE}: the runs were too '
-                     'short, or the machine did other work. Measure again '
-                     'with --force.')
+        output.say(f'{odd} slowdowns are below {_NOISE}: the runs were too '
+                   'short, or the machine did other work. Measure again '
+                   'with --force.')
 
 
 def _say_kept(found, total, path):
     done = total - len(found.open_steps())
     if done:
-        terminal.say(f'{done} of {total} steps are in {path}; the same '
-                     'command continues from there.')
+        output.say(f'{done} of {total} steps are in {path}; the same '
+                   'command continues from there.')
 
 
 class MeasureInterference(Lister):
@@ -408,7 +406,7 @@ class MeasureInterference(Lister):
             addresses = nvml.addresses()
             smallest = nvml_process.smallest(nvml, addresses)
         except exception.GpuDriverError as error:
-            terminal.say(f'The memory of GPUs is not measured: {error}')
+            output.say(f'The memory of GPUs is not measured: {error}')
             return process.Machine(timeout)
         return process.Machine(
             timeout, functools.partial(_used, nvml, addresses),
@@ -464,9 +462,9 @@ class PredictInterference(Lister):
         wanted_jobs = jobs(found, parsed_args.application, parsed_args.memory)
         predicted = predictor(found, parsed_args.memory)
         ends = predicted.ends(wanted_jobs)
-        terminal.say('They do not fit together on one GPU.'
-                     if rounded(max(ends)) is None
-                     else f'All have ended after {max(ends):.1f} s.')
+        output.say('They do not fit together on one GPU.'
+                   if rounded(max(ends)) is None
+                   else f'All have ended after {max(ends):.1f} s.')
         return _PREDICTED, [
             (job.application, round(job.seconds, 3),
              shown(slowdown), shown(end),
@@ -505,10 +503,10 @@ class PlanInterference(Lister):
         wanted_jobs = jobs(found, parsed_args.application, parsed_args.memory)
         predicted = predictor(found, parsed_args.memory)
         plans = prediction.compare(wanted_jobs, parsed_args.gpus, predicted)
-        terminal.say(_verdict(plans[0]))
+        output.say(_verdict(plans[0]))
         return _PLANNED, [
             (plan.name, index,
-             columns.Names([job.application for job in group]),
+             output.Names([job.application for job in group]),
              shown(predicted.makespan(group)),
              shown(plan.makespan))
             for plan in plans for index, group in enumerate(plan.groups)]

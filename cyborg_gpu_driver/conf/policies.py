@@ -22,11 +22,11 @@ from oslo_config import cfg
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import validation
-from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.snapshot import whole
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
-from cyborg_gpu_driver.partition.elastic import role as roles
+from cyborg_gpu_driver.partition import roles
 
 _NAME = re.compile(r'[A-Za-z0-9_.-]+', re.ASCII)
 
@@ -114,10 +114,10 @@ class Settings:
                 or roles.resting(gpu, governing))
         wanted = readiness.wants(gpu, governing.in_role(role))
         if (role in roles.PARTITIONED and gpu.in_pci_sysfs
-                and drivers.is_vfio(gpu.driver)):
+                and whole.is_vfio(gpu.driver)):
             # Only the nvidia driver can partition a GPU, so it must be bound
             # to nvidia, even if the operator bound it to vfio-pci.
-            return dataclasses.replace(wanted, driver=drivers.NVIDIA)
+            return dataclasses.replace(wanted, driver=whole.NVIDIA)
         return wanted
 
 

@@ -25,7 +25,9 @@ import logging
 import math
 import os
 import queue
+import select
 import threading
+import time
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Hashable
@@ -262,3 +264,163 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+# Runs calls into the kernel that may never return in child processes.
+#
+# A process that hangs in the kernel cannot be interrupted or killed. Here only
+# the child hangs; the caller continues when its deadline has passed.
+
+_MOST_FILES = 65536
+_left: set[int] = set()
+"""Children that had not returned by their deadline."""
+
+
+def call(seconds: float, act: Callable[[], str | None]) -> str:
+    """Call ``act`` in a child process.
+
+    :param act: makes system calls and nothing else, because it runs in a
+        fork of a process that may have threads.
+    :param seconds: how long to wait for ``act``.
+    :returns: what ``act`` returns; empty for None.
+    :raises TimeoutError: if ``act`` did not return in time.
+    :raises SysfsError: if ``act`` raised it, or there can be no child.
+    """
+    _reap()
+    mine, theirs = os.pipe()
+    try:
+        child = os.fork()
+    except OSError as error:
+        os.close(mine)
+        os.close(theirs)
+        raise exception.SysfsError(
+            action='call', path='child process', errno=error.errno,
+            reason=error.strerror) from error
+    if child == 0:
+        _run(act, theirs)
+    os.close(theirs)
+    try:
+        answer = _answer(mine, time.monotonic() + seconds)
+    except TimeoutError:
+        _left.add(child)
+        _reap()
+        raise
+    finally:
+        os.close(mine)
+    os.waitpid(child, 0)
+    return _result(answer.decode('utf-8', 'replace'))
+
+
+def call_in_thread(seconds: float, act: Callable[[], str | None]) -> str:
+    """Call ``act`` in a thread; otherwise like :func:`call`."""
+    answers: list[str] = []
+    thread = threading.Thread(target=lambda: answers.append(_said(act)),
+                              daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not answers:
+        raise TimeoutError(seconds)
+    return _result(answers[0])
+
+
+def _run(act: Callable[[], str | None], pipe: int) -> None:
+    """Run ``act`` in the child, and write to ``pipe`` how it ended."""
+    try:
+        # Inherited descriptors would stay open while the child hangs.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in range(3):
+            os.dup2(nothing, descriptor)
+        os.closerange(3, pipe)
+        os.closerange(pipe + 1, _MOST_FILES)
+        os.write(pipe, _said(act).encode())
+    finally:
+        os._exit(0)
+
+
+def _said(act: Callable[[], str | None]) -> str:
+    """Run ``act``; return its answer after ``.``, or a SysfsError's values."""
+    try:
+        return '.' + (act() or '')
+    except exception.SysfsError as error:
+        return '\0'.join(str(error.kwargs[key]) for key in
+                         ('action', 'path', 'errno', 'reason'))
+    except BaseException as error:
+        return f'call\0{type(error).__name__}\0{0}\0{error}'
+
+
+def _result(answer: str) -> str:
+    """Return the answer of :func:`_said`, or raise the error."""
+    if answer.startswith('.'):
+        return answer[1:]
+    action, path, errno, reason = answer.split('\0') if answer else (
+        'call', 'child process', '0', 'it ended without an answer')
+    raise exception.SysfsError(action=action, path=path, errno=int(errno),
+                               reason=reason)
+
+
+def _answer(pipe: int, deadline: float) -> bytes:
+    """Return all that the child writes until it closes the pipe."""
+    said = b''
+    while True:
+        left = deadline - time.monotonic()
+        if left <= 0 or not select.select([pipe], [], [], left)[0]:
+            raise TimeoutError
+        piece = os.read(pipe, 4096)
+        if not piece:
+            return said
+        said += piece
+
+
+def _reap() -> None:
+    """Reap the late children that have ended meanwhile."""
+    for child in list(_left):
+        try:
+            if os.waitpid(child, os.WNOHANG)[0]:
+                _left.discard(child)
+        except ChildProcessError:
+            _left.discard(child)
+
+
+# Starts threads where the operating system may refuse one.
+#
+# A container's limit of processes, ``TasksMax`` of systemd and missing memory
+# make ``Thread.start`` raise RuntimeError. Such a moment passes.
+
+def alive(thread: threading.Thread | None, run: Callable[[], object],
+          name: str) -> threading.Thread:
+    """Return a thread that lives: the given one, or a new one.
+
+    The caller assigns the result to the variable that had ``thread``, and
+    does not change the variable if this raises. So the next caller tries
+    again. A thread that has died is replaced too, and one that stayed in the
+    parent process at a fork.
+
+    :param run: what a new thread calls.
+    :raises RuntimeError: if no thread can be started now.
+    """
+    if thread is None or not thread.is_alive():
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+    return thread
+
+
+def begin(run: Callable[..., object], *arguments: Any, name: str
+          ) -> threading.Thread | None:
+    """Call a function in a thread of its own. Never raises.
+
+    If no thread can be started now, the function runs in the caller's
+    thread: the caller waits for the work, and does not lose it.
+
+    :returns: the thread; None if the function has ended already.
+    """
+    thread = threading.Thread(target=run, args=arguments, name=name,
+                              daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        try:
+            run(*arguments)
+        except Exception:
+            LOG.exception('%s', name)
+        return None
+    return thread

@@ -24,15 +24,15 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import modes
 from cyborg_gpu_driver.host.nvml import vgpu
-from cyborg_gpu_driver.host.snapshot import migration
+from cyborg_gpu_driver.host.snapshot import domain
 from cyborg_gpu_driver.host.snapshot import model
 
 _Value = TypeVar('_Value')
-_UNKNOWN = migration.Migration()
+_UNKNOWN = domain.Migration()
 
 
 def look(machine: platform.Platform, host: model.Host
-         ) -> dict[model.PciAddress, migration.Migration]:
+         ) -> dict[model.PciAddress, domain.Migration]:
     """Return what NVML reports about the GPUs that have vGPUs without mdev.
 
     Nova's PCI code live-migrates only the vGPUs of these GPUs.
@@ -44,7 +44,7 @@ def look(machine: platform.Platform, host: model.Host
 
 
 @gate.series
-def _of(machine: platform.Platform, gpu: model.Gpu) -> migration.Migration:
+def _of(machine: platform.Platform, gpu: model.Gpu) -> domain.Migration:
     """Return the answers of NVML about a GPU; a missing answer is None."""
     nvml = machine.nvml
     if not gpu.visible_to_nvml:
@@ -54,7 +54,7 @@ def _of(machine: platform.Platform, gpu: model.Gpu) -> migration.Migration:
     except exception.NvmlError:
         return _UNKNOWN
     ecc = _answer(lambda: modes.ecc(nvml, gpu.address))
-    return migration.Migration(
+    return domain.Migration(
         _answer(lambda: vgpu.can_migrate(nvml, device)),
         _answer(lambda: vgpu.migration_metadata(nvml, device)),
         None if ecc is None else ecc.enabled)

@@ -33,21 +33,20 @@ from cyborg_gpu_driver.host.health import reader as health
 from cyborg_gpu_driver.host.nvml import access
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.snapshot import gpu_record
-from cyborg_gpu_driver.host.sysfs import files as sysfs
 from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.record import boards
 
 NAMESPACE = 'cyborg_gpu_driver.platform'
 SRIOV_MANAGE = '/usr/lib/nvidia/sriov-manage'
 MDEVCTL = 'mdevctl'
-_Files = sysfs.Sysfs
+_Files = pci.Sysfs
 
 
 @dataclasses.dataclass(frozen=True)
 class Platform:
     """The two ways into a machine's GPUs."""
 
-    sysfs: sysfs.Sysfs
+    sysfs: pci.Sysfs
     nvml: nvml.NvmlSession
     simulated: bool = False
     proc: _Files = dataclasses.field(default_factory=lambda: _Files('/proc'))
@@ -128,7 +127,7 @@ def from_conf(conf: cfg.ConfigOpts) -> Platform:
         machine = simulated(conf.gpu.simulate, conf.gpu.simulate_state)
     else:
         machine = Platform(
-            sysfs.Sysfs(conf.gpu.sysfs_root), nvml.NvmlSession())
+            pci.Sysfs(conf.gpu.sysfs_root), nvml.NvmlSession())
     machine.nvml.timeout = conf.gpu.nvml_timeout
     # A simulated host in memory and its locks are for this process alone.
     in_memory = conf.gpu.simulate and not conf.gpu.simulate_state

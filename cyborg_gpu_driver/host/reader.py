@@ -36,12 +36,10 @@ from cyborg_gpu_driver.host.fabric import config as fabric_config
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import gpu as nvml_gpu
 from cyborg_gpu_driver.host.snapshot import condition
-from cyborg_gpu_driver.host.snapshot import drivers
-from cyborg_gpu_driver.host.snapshot import fabric
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.snapshot import whole
 from cyborg_gpu_driver.host.sysfs import functions
-from cyborg_gpu_driver.host.sysfs import mdev
 from cyborg_gpu_driver.host.sysfs import pci
 
 
@@ -59,7 +57,7 @@ class HostReader:
         self.boot_id = platform.boot_id
         self._bus = pci.PciBus(platform.sysfs)
         self._functions = functions.FunctionReader(
-            self._bus, mdev.MdevTree(platform.sysfs))
+            self._bus, functions.MdevTree(platform.sysfs))
         self._gpus = nvml_gpu.GpuReader(platform.nvml)
         self._chronicle = problems_module.Chronicle()
         self._links: dict[model.PciAddress, dict[str, Any]] = {}
@@ -142,7 +140,7 @@ class HostReader:
 
         An NVML session opens all of them, and NVIDIA's driver does not
         release a GPU that is open
-        (:mod:`cyborg_gpu_driver.host.device_node`).
+        (:mod:`cyborg_gpu_driver.host.usage`).
         """
         problems = problems_module.Problems()
         identities = self._identities(problems)
@@ -212,7 +210,7 @@ class HostReader:
 
     def _recorded(self, gpu: model.Gpu) -> model.Gpu | None:
         """The GPU with its recorded facts; None if there are none to use."""
-        if gpu.physfn is not None or gpu.driver == drivers.NVIDIA:
+        if gpu.physfn is not None or gpu.driver == whole.NVIDIA:
             return None
         record = self._records.get(gpu.address)
         return (None if record is None
@@ -289,7 +287,7 @@ class HostReader:
             mode = fabric_config.read(self._fabric_config).mode
         except exception.FabricError as error:
             return f'FABRIC_MODE is not known: {error}'
-        return ('FABRIC_MODE is 0' if mode is fabric.Mode.BARE_METAL else '')
+        return ('FABRIC_MODE is 0' if mode is model.Mode.BARE_METAL else '')
 
     def _may_be_on_switches(self, gpu: model.Gpu, has_ends: bool) -> bool:
         """Whether a GPU may be on NVSwitches that no active NVLink shows.
@@ -305,4 +303,4 @@ class HostReader:
 
 
 def _is_nvidias(gpu: model.Gpu) -> bool:
-    return gpu.physfn is None and gpu.driver == drivers.NVIDIA
+    return gpu.physfn is None and gpu.driver == whole.NVIDIA

@@ -35,7 +35,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from cyborg_gpu_driver.nova.weighing import interference
+from cyborg_gpu_driver.nova.weighing import published
 
 EXACT_MOST = 10
 """Up to this number of jobs, all placements are compared."""
@@ -63,7 +63,7 @@ class Predictor:
 
     def __init__(self, slowdowns: Mapping[str, Mapping[str, float | None]],
                  memory_mib: int | None = None):
-        self._matrix = interference.Matrix({
+        self._matrix = published.Matrix({
             name: {beside: math.inf if value is None else max(1.0, value)
                    for beside, value in row.items()}
             for name, row in slowdowns.items()})

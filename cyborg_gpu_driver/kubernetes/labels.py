@@ -28,14 +28,12 @@ from typing import Any
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.kubernetes import node as kubernetes_node
-from cyborg_gpu_driver.kubernetes import resource
-from cyborg_gpu_driver.kubernetes import sharing as kubernetes_sharing
-from cyborg_gpu_driver.kubernetes import strategy as kubernetes_strategy
-from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.kubernetes import plugin
+from cyborg_gpu_driver.partition import target
 
-PLUGIN_CONFIG = resource.PREFIX + 'device-plugin.config'
+PLUGIN_CONFIG = kubernetes_node.PREFIX + 'device-plugin.config'
 """Chooses the device plugin's configuration for the node."""
-MIG_CONFIG = resource.PREFIX + 'mig.config'
+MIG_CONFIG = kubernetes_node.PREFIX + 'mig.config'
 """Chooses the layout for the node, for the GPU operator's MIG manager."""
 
 _FAMILIES = {'ada': 'ada-lovelace'}
@@ -46,8 +44,8 @@ _NOT_IN_NAMES = re.compile(r'[^A-Za-z0-9-_. ]')
 
 
 def labels(node: kubernetes_node.Node,
-           strategy: kubernetes_strategy.Strategy,
-           sharing: kubernetes_sharing.Sharing | None) -> dict[str, str]:
+           strategy: plugin.Strategy,
+           sharing: plugin.Sharing | None) -> dict[str, str]:
     """Return all labels that are known in advance, sorted and valid."""
     found = {**_whole(node, sharing), **_mig(node, strategy, sharing),
              **_node(node, sharing), PLUGIN_CONFIG: node.name}
@@ -60,7 +58,7 @@ def labels(node: kubernetes_node.Node,
 def _node(node, sharing):
     """Return the labels that hold for all GPUs."""
     mps = (sharing is not None
-           and sharing.method is kubernetes_sharing.Method.MPS)
+           and sharing.method is plugin.Method.MPS)
     found = {'mig.capable': _truth(node.has_mig),
              'mps.capable': _truth(mps)}
     modes = {_MODES.get(item.gpu.class_code, 'unknown')
@@ -73,7 +71,8 @@ def _node(node, sharing):
                           'cuda.driver-version.minor',
                           'cuda.driver-version.revision'), parts,
                          strict=False))
-    return {resource.PREFIX + key: value for key, value in found.items()}
+    return {kubernetes_node.PREFIX + key: value
+            for key, value in found.items()}
 
 
 def _whole(node, sharing):
@@ -95,19 +94,19 @@ def _whole(node, sharing):
 
 
 def _of_model(gpu: model.Gpu, count: int, sharing, replicas: int):
-    found = _base(resource.GPU, count, gpu.model, sharing, replicas)
+    found = _base(kubernetes_node.GPU, count, gpu.model, sharing, replicas)
     if gpu.memory_mib:
         found['memory'] = gpu.memory_mib
     if gpu.architecture:
         found['family'] = _FAMILIES.get(gpu.architecture, gpu.architecture)
-    return _named(resource.GPU, found)
+    return _named(kubernetes_node.GPU, found)
 
 
 def _mig(node, strategy, sharing):
     """Return the labels of MIG devices and of the MIG strategy."""
-    if strategy is kubernetes_strategy.Strategy.NONE:
+    if strategy is plugin.Strategy.NONE:
         return {}
-    found = {resource.PREFIX + 'mig.strategy': strategy.value}
+    found = {kubernetes_node.PREFIX + 'mig.strategy': strategy.value}
     counts: collections.Counter[str] = collections.Counter()
     first: dict[str, tuple[model.Gpu, target.WantedDevices]] = {}
     for gpu, devices in node.devices:
@@ -115,9 +114,9 @@ def _mig(node, strategy, sharing):
         # If boards differ, the device of the first one gives the labels.
         first.setdefault(devices.name, (gpu, devices))
     for name, (gpu, devices) in first.items():
-        offered = (resource.GPU
-                   if strategy is kubernetes_strategy.Strategy.SINGLE
-                   else resource.of_profile(name))
+        offered = (kubernetes_node.GPU
+                   if strategy is plugin.Strategy.SINGLE
+                   else kubernetes_node.of_profile(name))
         found |= _of_devices(gpu, devices, offered, counts[name], sharing)
     return found
 
@@ -126,7 +125,8 @@ def _of_devices(gpu: model.Gpu, devices: target.WantedDevices, offered: str,
                 count: int, sharing):
     profile = devices.profile
     product = (f'{_product(gpu.model)}-MIG-'
-               f'{resource.label_name(devices.name)}' if gpu.model else None)
+               f'{kubernetes_node.label_name(devices.name)}'
+               if gpu.model else None)
     found = _base(offered, count, product, sharing, 1)
     found |= {
         'memory': profile.memory_mib,

@@ -14,20 +14,194 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
 import yaml
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.kubernetes import labels
 from cyborg_gpu_driver.kubernetes import node as kubernetes_node
-from cyborg_gpu_driver.kubernetes import operator_values
-from cyborg_gpu_driver.kubernetes import plugin_config
-from cyborg_gpu_driver.kubernetes import resource
-from cyborg_gpu_driver.kubernetes import sharing as kubernetes_sharing
-from cyborg_gpu_driver.kubernetes import strategy as kubernetes_strategy
+from cyborg_gpu_driver.kubernetes import plugin as kubernetes_plugin
+from cyborg_gpu_driver.partition.layout import devices as layout_devices
+from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
+
+# Values for the GPU operator's chart: all layouts of one cluster.
+#
+# The chart takes mig-parted's file as one text, so the values of a second
+# layout would replace those of the first. Therefore one file of values has all
+# layouts.
+
+DISABLED = 'all-disabled'
+"""The layout that resets a node. The operator's own file has it, and the file
+of this module replaces that file (chart, migManager.config.create)."""
+DEFAULT = 'default'
+"""The plugin's configuration for nodes without a label."""
+_PLUGIN_MAP = 'cyborg-gpu-device-plugin'
+_MIG_MAP = 'cyborg-gpu-mig-parted'
+_MIG_FILE = 'config.yaml'
+_SOURCE = 'rendered layouts'
+
+
+def _section(**keywords):
+    return schema.nullable({'type': 'object', **keywords})
+
+
+def _data(**keywords):
+    return _section(properties={'config': _section(properties={
+        'data': _section(**keywords)})})
+
+
+VALUES = _section(properties={
+    'mig': _section(properties={'strategy': {'enum': [
+        None, *(item.value for item in kubernetes_plugin.Strategy)]}}),
+    'devicePlugin': _data(additionalProperties=schema.TEXT),
+    'migManager': _data(properties={
+        _MIG_FILE: schema.nullable(schema.TEXT)})})
+"""The chart's values that this module reads; the chart has more."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """The current values of a cluster.
+
+    :ivar content: the values, from YAML.
+    :ivar source: the file with the values, for error messages.
+    """
+
+    content: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    source: str = 'values'
+
+    @classmethod
+    def parse(cls, text: str, source: str) -> Values:
+        """Read a file of values.
+
+        Values that this module does not write are kept unchanged.
+
+        :raises DocumentError: if a value that this module writes has another
+            form.
+        """
+        place = layout_yaml.place_in(source)
+        content = layout_yaml.plain(text, place)
+        schema.check(content, VALUES, place)
+        values = cls(content if content is not None else {}, source)
+        for name, config in values.configs.items():
+            kubernetes_plugin.parse(config, f'{source}, configuration {name}')
+        values.layouts()
+        return values
+
+    @property
+    def configs(self) -> Mapping[str, str]:
+        """The device plugin's configurations, by name."""
+        return self._below('devicePlugin', 'config', 'data')
+
+    @property
+    def strategy(self) -> kubernetes_plugin.Strategy | None:
+        """The common MIG strategy of all nodes; None if it is not set."""
+        found = self._below('mig').get('strategy')
+        return found and kubernetes_plugin.Strategy(found)
+
+    def layouts(self) -> tuple[layout_file.Entry, ...]:
+        """Return the layouts in mig-parted's file.
+
+        :raises LayoutError: if it is not a file of mig-parted.
+        """
+        text = self._below('migManager', 'config', 'data').get(_MIG_FILE)
+        if text is None:
+            return ()
+        source = f'{self.source}, migManager.config.data.{_MIG_FILE}'
+        file = layout_file.LayoutFile.parse(text, source)
+        entries = tuple(map(file.entry, file.names))
+        for entry in entries:
+            if entry.name == DISABLED and any(
+                    section.mig_enabled for section in entry.sections):
+                raise layout_yaml.place_in(source, f'entry {DISABLED}').error(
+                    'it turns MIG mode on', 'rename it: this name is reserved '
+                    'for resetting a node')
+        return entries
+
+    def _below(self, *keys):
+        """Return a nested mapping; empty if it does not exist."""
+        found = self.content
+        for key in keys:
+            found = found.get(key) or {}
+        return found
+
+
+def choose_strategy(asked: kubernetes_plugin.Strategy | None,
+                    suited: Sequence[kubernetes_plugin.Strategy],
+                    values: Values) -> kubernetes_plugin.Strategy:
+    """Return the MIG strategy of all nodes; the operator has only one.
+
+    :param asked: the strategy that the caller wants; None for any.
+    :param suited: the strategy that suits each layout best.
+    :raises InvalidValue: if the cluster has another strategy.
+    """
+    plainest = list(kubernetes_plugin.Strategy)
+    wanted = asked or max(suited, key=plainest.index)
+    there = values.strategy
+    if there in (None, wanted) or (
+            asked is None and wanted is kubernetes_plugin.Strategy.NONE):
+        return there or wanted
+    raise exception.InvalidValue(
+        what='strategy', value=wanted.value,
+        expected='the GPU operator uses one strategy for all nodes, and '
+        f'{values.source} has {there.value}: give --strategy {there.value}, '
+        f'or render its layouts again with --strategy {wanted.value}')
+
+
+def mig_parted(layouts: Sequence[layout_file.Entry],
+               values: Values) -> layout_file.LayoutFile:
+    """Return mig-parted's file: new layouts after the existing ones.
+
+    A new layout replaces an existing one of the same name. The file always
+    has :data:`DISABLED`.
+    """
+    entries = {entry.name: entry for entry in (
+        layout_file.Entry(_SOURCE, DISABLED, (layout_file.Section(
+            layout_devices.Devices(), False),)),
+        *values.layouts(), *layouts)}
+    return layout_file.LayoutFile(tuple(entries.values()), _SOURCE)
+
+
+def merged(values: Values, strategy: kubernetes_plugin.Strategy,
+           default: str, configs: Mapping[str, str],
+           parted: layout_file.LayoutFile | None) -> dict[str, Any]:
+    """Return the values with new layouts.
+
+    The operator passes the strategy to the plugin in its environment, which
+    overrides the file. Nodes without the labels of :mod:`.labels` get the
+    configuration ``default``, without sharing, and no layout.
+
+    :param default: the plugin's configuration for nodes without a label, if
+        there is none yet.
+    :param configs: the plugin's configurations by layout.
+    :param parted: mig-parted's file; None if no node has MIG.
+    """
+    found = copy.deepcopy(dict(values.content))
+    found['mig'] = {**(found.get('mig') or {}), 'strategy': strategy.value}
+    plugin = _part_config(found, 'devicePlugin', {
+        'create': True, 'name': _PLUGIN_MAP, 'default': DEFAULT})
+    plugin['data'] = {DEFAULT: default, **(plugin.get('data') or {}),
+                      **configs}
+    if parted is not None:
+        manager = _part_config(found, 'migManager', {
+            'create': True, 'name': _MIG_MAP, 'default': ''})
+        manager['data'] = {**(manager.get('data') or {}),
+                           _MIG_FILE: parted.dump()}
+    return found
+
+
+def _part_config(found, part, defaults):
+    """Return a part's ``config``; create it if it is missing."""
+    found[part] = dict(found.get(part) or {})
+    found[part]['config'] = {**defaults, **(found[part].get('config') or {})}
+    return found[part]['config']
 
 PLUGIN = 'device-plugin.yaml'
 MIG_PARTED = 'mig-parted.yaml'
@@ -70,14 +244,14 @@ class Wanted:
     """A kind of node that the cluster has."""
 
     node: kubernetes_node.Node
-    sharing: kubernetes_sharing.Sharing | None = None
+    sharing: kubernetes_plugin.Sharing | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Rendered:
     """The result of :func:`render`."""
 
-    strategy: kubernetes_strategy.Strategy
+    strategy: kubernetes_plugin.Strategy
     by_layout: dict[str, dict[str, int]]
     """What pods can request on a node, by layout and resource."""
     files: tuple[File, ...]
@@ -92,8 +266,8 @@ class Rendered:
 
 
 def render(wanted: Sequence[Wanted],
-           strategy: kubernetes_strategy.Strategy,
-           values: operator_values.Values | None = None) -> Rendered:
+           strategy: kubernetes_plugin.Strategy,
+           values: Values | None = None) -> Rendered:
     """Return all files for the nodes of a cluster.
 
     There is no file of mig-parted if no GPU of the nodes supports MIG. If
@@ -104,17 +278,17 @@ def render(wanted: Sequence[Wanted],
     :param values: the current values of the cluster.
     :raises InvalidValue: if the device plugin would fail or find nothing.
     """
-    values = values or operator_values.Values()
+    values = values or Values()
     _check_names([item.node for item in wanted])
     parts = [_files(item, strategy) for item in wanted]
     shared = []
     parted = None
     if any(item.node.has_mig for item in wanted):
-        parted = operator_values.mig_parted(
+        parted = mig_parted(
             [kubernetes_node.mig_entry(item.node) for item in wanted
              if item.node.has_mig], values)
         shared.append(File(MIG_PARTED, parted.to_dict(), parted.dump()))
-    shared.append(_file(OPERATOR, operator_values.merged(
+    shared.append(_file(OPERATOR, merged(
         values, strategy, _dump(_config(strategy)),
         {item.node.name: files[0].text
          for item, (_offered, files) in zip(wanted, parts, strict=True)},
@@ -130,13 +304,13 @@ def render(wanted: Sequence[Wanted],
 def _check_names(nodes):
     names = [node.name for node in nodes]
     for node in nodes:
-        if names.count(node.name) > 1 or node.name == operator_values.DEFAULT:
+        if names.count(node.name) > 1 or node.name == DEFAULT:
             raise exception.InvalidValue(
                 what='layout name', value=node.name,
                 expected='each layout of a cluster needs a unique name, and '
-                f'{operator_values.DEFAULT} is the configuration of nodes '
+                f'{DEFAULT} is the configuration of nodes '
                 'without a layout; rename the entry')
-        if node.name == operator_values.DISABLED and node.with_mig:
+        if node.name == DISABLED and node.with_mig:
             raise exception.InvalidValue(
                 what='layout name', value=node.name,
                 expected='this name is reserved for the layout that turns MIG '
@@ -146,10 +320,10 @@ def _check_names(nodes):
 def _files(wanted, strategy):
     """Return what pods can request on a node, and its layout's files."""
     node, sharing = wanted.node, wanted.sharing
-    offered = kubernetes_sharing.allocatable(
-        kubernetes_strategy.resources(node, strategy), sharing)
+    offered = kubernetes_plugin.allocatable(
+        kubernetes_plugin.resources(node, strategy), sharing)
     config = _file(PLUGIN, _config(strategy, sharing))
-    plugin_config.parse(config.text, PLUGIN)
+    kubernetes_plugin.parse(config.text, PLUGIN)
     return offered, (config, _file(LABELS, {'metadata': {
         'labels': labels.labels(node, strategy, sharing)}}),
         _file(POD, _pod(node.name, offered)))
@@ -167,8 +341,8 @@ def _notes(wanted, strategy):
     """Return each note once."""
     return tuple(dict.fromkeys(
         note for item in wanted for note in (
-            *kubernetes_strategy.notes(item.node, strategy),
-            *([kubernetes_sharing.NOTES[item.sharing.method]]
+            *kubernetes_plugin.notes(item.node, strategy),
+            *([kubernetes_plugin.NOTES[item.sharing.method]]
               if item.sharing else ()))))
 
 
@@ -180,10 +354,10 @@ def stream(files: tuple[File, ...]) -> str:
 def _config(strategy, sharing=None):
     flags = {'migStrategy': strategy.value}
     if (sharing is not None
-            and sharing.method is kubernetes_sharing.Method.MPS):
+            and sharing.method is kubernetes_plugin.Method.MPS):
         # Without mpsRoot the plugin does not start.
-        flags['mpsRoot'] = kubernetes_sharing.MPS_ROOT
-    config = {'version': plugin_config.VERSION, 'flags': flags}
+        flags['mpsRoot'] = kubernetes_plugin.MPS_ROOT
+    config = {'version': kubernetes_plugin.VERSION, 'flags': flags}
     if sharing is not None:
         config['sharing'] = sharing.to_dict()
     return config
@@ -198,7 +372,7 @@ def _pod(name, offered):
         'spec': {
             'restartPolicy': 'Never',
             'nodeSelector': {labels.PLUGIN_CONFIG: name},
-            'tolerations': [{'key': resource.GPU, 'operator': 'Exists',
+            'tolerations': [{'key': kubernetes_node.GPU, 'operator': 'Exists',
                              'effect': 'NoSchedule'}],
             'containers': [
                 {'name': _container(asked), 'image': SAMPLE_IMAGE,
@@ -210,7 +384,7 @@ def _pod(name, offered):
 
 def _container(asked):
     """Return a container's name: a DNS label, so without dots."""
-    return asked[len(resource.PREFIX):].replace('.', '-')
+    return asked[len(kubernetes_node.PREFIX):].replace('.', '-')
 
 
 def _file(name, content):

@@ -29,12 +29,12 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
-from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.metrics import state
+from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
-from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.partition.offer import offer as offers
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import journal
@@ -68,7 +68,7 @@ class Observer:
         """
         return self._keeper.timed(operation)
 
-    def event(self, event: health_facts.Event) -> None:
+    def event(self, event: condition.Event) -> None:
         """Count an error that the NVIDIA driver has reported.
 
         The next report writes the count.

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from oslo_config import cfg
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.nova import device_spec
 from cyborg_gpu_driver.nova import pci_config
 
 _UNREADABLE = (cfg.Error, OSError, ValueError, OverflowError, RecursionError)
@@ -35,7 +34,7 @@ class NovaConf:
     """What a host's nova.conf says about its PCI devices and mdevs."""
 
     paths: tuple[str, ...]
-    device_spec: tuple[device_spec.DeviceSpec, ...] = ()
+    device_spec: tuple[pci_config.DeviceSpec, ...] = ()
     report_in_placement: bool = False
     enabled_mdev_types: tuple[str, ...] = ()
     post_copy: bool = False
@@ -67,7 +66,7 @@ def read(paths: Sequence[str]) -> NovaConf:
              default_config_dirs=[])
         return NovaConf(
             paths=tuple(paths),
-            device_spec=device_spec.parse(conf.pci.device_spec),
+            device_spec=pci_config.parse(conf.pci.device_spec),
             report_in_placement=conf.pci.report_in_placement,
             enabled_mdev_types=tuple(conf.devices.enabled_mdev_types),
             post_copy=conf.libvirt[pci_config.POST_COPY])

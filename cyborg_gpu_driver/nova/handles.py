@@ -10,7 +10,6 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-
 """Cyborg's handles as nova-compute gets them: their devices on this host.
 
 sysfs alone identifies a virtual function of vendor VFIO: it has
@@ -20,14 +19,98 @@ names the GPUs, and sysfs shows whether they are GPUs of this host.
 
 from __future__ import annotations
 
+import logging
 import re
+import time
+from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
+import os_traits
+
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.host.sysfs import files as sysfs_module
-from cyborg_gpu_driver.nova.attach import addresses
+from cyborg_gpu_driver.host.sysfs import pci
+from cyborg_gpu_driver.nova import pci_config
+from cyborg_gpu_driver.partition import fixed
+from cyborg_gpu_driver.partition import nvlink
+from cyborg_gpu_driver.partition import policy as policies_module
+from cyborg_gpu_driver.partition import vgpu_name
+from cyborg_gpu_driver.partition.offer import offers
+from cyborg_gpu_driver.report.content import names
+
+# The GPUs that the handle of a group of GPUs names. Pure.
+#
+# Cyborg gives a server one handle for each accelerator request, and a handle
+# of type PCI has one address. So a group has a handle of type MDEV, whose
+# ``addresses`` are those of all its GPUs. A plain nova-compute looks for a
+# mediated device of type ``nvlink-2``, does not find it, and the server does
+# not start. Therefore a server never gets only one GPU of the group.
+
+MDEV = 'MDEV'
+_PARTS = ('domain', 'bus', 'device', 'function')
+
+
+def of_handle(arq: Mapping[str, Any]) -> model.PciAddress | None:
+    """Return the function that an MDEV handle names; None if it has none.
+
+    :param arq: a bound accelerator request, as Cyborg's API returns it.
+    """
+    info = arq.get('attach_handle_info')
+    if arq.get('attach_handle_type') != MDEV or not isinstance(
+            info, Mapping):
+        return None
+    domain, bus, device, function = (info.get(part) for part in _PARTS)
+    try:
+        return model.PciAddress.parse(f'{domain}:{bus}:{device}.{function}')
+    except exception.InvalidPciAddress:
+        return None
+
+
+def of_group(arq: Mapping[str, Any]) -> tuple[model.PciAddress, ...] | None:
+    """Return the GPUs of a group, in the order in which the guest gets them.
+
+    :param arq: as :func:`of_handle`.
+    :returns: None for a handle that does not stand for a group.
+    :raises HandleRefused: if the handle does not name as many GPUs as the
+        group has, each once, and the handle's own function first.
+    """
+    leader = of_handle(arq)
+    info = arq.get('attach_handle_info')
+    if not isinstance(info, Mapping) or arq.get('attach_handle_type') != MDEV:
+        return None
+    size = vgpu_name.group_size(info.get('asked_type', ''))
+    if size is None:
+        return None
+    text = info.get('addresses')
+    try:
+        found = nvlink.from_text(text) if isinstance(text, str) else ()
+    except exception.InvalidPciAddress as error:
+        raise _address_refusal(arq, leader, str(error)) from error
+    if len(found) != size or len(set(found)) != size:
+        raise _address_refusal(arq, leader, f'it names {len(set(found))} GPUs '
+                               f'instead of {size}: {text!r}')
+    if found[0] != leader:
+        raise _address_refusal(
+            arq, leader, f'the first of its GPUs is {found[0]}')
+    return found
+
+
+def as_pci(arq: Mapping[str, Any], address: model.PciAddress
+           ) -> dict[str, Any]:
+    """Return the request with a handle of type PCI and that one address."""
+    return {**arq, 'attach_handle_type': 'PCI', 'attach_handle_info': {
+        **arq['attach_handle_info'],
+        'domain': f'{address.domain:04x}', 'bus': f'{address.bus:02x}',
+        'device': f'{address.device:02x}',
+        'function': f'{address.function:x}'}}
+
+
+def _address_refusal(arq: Mapping[str, Any], address: model.PciAddress | None,
+                     reason: str) -> exception.HandleRefused:
+    return exception.HandleRefused(
+        arq=arq.get('uuid'), address=address, reason=reason)
 
 _DEVICES = ('bus', 'pci', 'devices')
 _TYPE = re.compile(r'nvidia-(?P<number>[1-9]\d{0,9})', re.ASCII)
@@ -41,7 +124,7 @@ class HandleReader:
     :param sysfs: sysfs of this machine.
     """
 
-    def __init__(self, sysfs: sysfs_module.Sysfs):
+    def __init__(self, sysfs: pci.Sysfs):
         self._sysfs = sysfs
 
     def function(self, arq: Mapping[str, Any]) -> model.PciAddress | None:
@@ -52,8 +135,8 @@ class HandleReader:
         :raises HandleRefused: if the function does not carry the vGPU that
             the handle stands for, so that no other vGPU is attached.
         """
-        address = addresses.of_handle(arq)
-        if address is None or addresses.of_group(arq) is not None:
+        address = of_handle(arq)
+        if address is None or of_group(arq) is not None:
             return None
         place = (*_DEVICES, str(address))
         try:
@@ -83,7 +166,7 @@ class HandleReader:
         :returns: None for any other handle.
         :raises HandleRefused: if the handle does not name GPUs of this host.
         """
-        found = addresses.of_group(arq)
+        found = of_group(arq)
         for address in found or ():
             place = (*_DEVICES, str(address))
             try:
@@ -102,3 +185,128 @@ class HandleReader:
 def _refusal(arq, address, reason):
     return exception.HandleRefused(
         arq=arq.get('uuid'), address=address, reason=reason)
+
+
+# GPUs whose vGPUs Nova's own PCI code hands out, and the vGPUs on them.
+
+_MODES = (policies_module.Mode.VGPU, policies_module.Mode.MIG)
+
+
+def is_left(gpu: model.Gpu, policy: policies_module.Policy,
+            settings: policies.Settings) -> bool:
+    """Whether Nova, not Cyborg, hands out the GPU's virtual functions."""
+    return (gpu.framework is model.Framework.VENDOR_VFIO
+            and policy.mode in _MODES and not settings.vfio_handles)
+
+
+def assigned(gpu: model.Gpu, policy: policies_module.Policy,
+             remembered: Mapping[model.PciAddress, str],
+             live_migratable: bool = False) -> tuple[pci_config.Assigned, ...]:
+    """Return the fixed vGPUs of one GPU, whether they exist yet or not.
+
+    :param remembered: see :func:`cyborg_gpu_driver.partition.fixed.plan`.
+    :param live_migratable: whether the vGPUs can migrate, by NVML.
+    :raises FixedVgpusRefused: if the GPU cannot carry what the policy says.
+    """
+    return tuple(
+        _assigned(gpu, policy, item, live_migratable)
+        for item in fixed.plan(gpu, policy, remembered).vgpus)
+
+
+def _assigned(gpu, policy, assignment, live_migratable):
+    # Cyborg would give the type the same resource class and traits.
+    offer = offers.Offer(
+        gpu=gpu.address, policy=policy.name, mode=policy.mode,
+        profile=assignment.name, total=1,
+        vgpu_type_id=assignment.type_id)
+    return pci_config.Assigned(
+        function=assignment.function, gpu=gpu.address,
+        vendor_id=gpu.vendor_id, product_id=gpu.device_id,
+        type_name=assignment.name,
+        resource_class=names.resource_class(offer),
+        traits=tuple(trait for trait in names.traits(gpu, offer)
+                     if trait != os_traits.OWNER_CYBORG),
+        live_migratable=live_migratable)
+
+
+# The accelerator requests of a server when Nova does not ask for them.
+#
+# Nova's compute manager asks Cyborg when it creates, starts, reboots or
+# rebuilds a server. It does not ask when it resumes servers at the boot of the
+# host or when it rescues a server (nova/compute/manager.py of Nova 34:
+# ``_resume_guests_state``, ``rescue_instance``).
+
+LOG = logging.getLogger(__name__)
+
+_PROFILE = 'accel:device_profile'
+_LIMIT = 120.0
+"""Seconds that one process waits for Cyborg in total. After a power failure
+cyborg-api may start later than a GPU host. Nova resumes one server after the
+other, so the wait must not start again for each server."""
+_PAUSE = 5.0
+"""Seconds between two attempts."""
+
+
+def has_profile(instance: Any) -> bool:
+    """Whether the flavor of a server asks Cyborg for accelerators.
+
+    :param instance: Nova's instance.
+    """
+    return bool(instance.flavor.extra_specs.get(_PROFILE))
+
+
+class Requests:
+    """Reads the bound accelerator requests of servers.
+
+    :param ask: returns the requests of a server from Cyborg, by Nova's
+        context and the UUID of the server.
+    :param clock: seconds since any point in time.
+    :param sleep: waits for a number of seconds.
+    """
+
+    def __init__(self, ask: Callable[[Any, str], list[dict[str, Any]]],
+                 clock: Callable[[], float] = time.monotonic,
+                 sleep: Callable[[float], None] = time.sleep):
+        self._ask = ask
+        self._clock = clock
+        self._sleep = sleep
+        self._left = _LIMIT
+
+    def of(self, context: Any, instance: Any) -> list[dict[str, Any]]:
+        """Return the requests that are bound to a server on its host.
+
+        :param context: Nova's request context.
+        :param instance: Nova's instance.
+        :returns: an empty list if the flavor has no device profile.
+        :raises RequestsUnknown: if Cyborg does not return them, or if one of
+            them is not bound to the node of the server. Its handle would be
+            an address on another host.
+        """
+        if not has_profile(instance):
+            return []
+        found = self._read(context, instance.uuid)
+        for arq in found:
+            if arq['state'] != 'Bound' or arq['hostname'] != instance.node:
+                raise exception.RequestsUnknown(
+                    server=instance.uuid, reason=f'request {arq["uuid"]} is '
+                    f'{arq["state"]} on {arq["hostname"]}, not Bound on '
+                    f'{instance.node}')
+        return found
+
+    def _read(self, context, server):
+        while True:
+            begun = self._clock()
+            try:
+                return self._ask(context, server)
+            # Keystone, the network and Cyborg each have their own errors.
+            except Exception as error:
+                if self._left <= 0:
+                    raise exception.RequestsUnknown(
+                        server=server, reason=str(error)) from error
+                LOG.warning(
+                    'Cyborg does not return the accelerators of server '
+                    '%(server)s: %(error)s. Next attempt in %(pause)d '
+                    'seconds', {'server': server, 'error': error,
+                                'pause': _PAUSE})
+            self._sleep(_PAUSE)
+            self._left -= self._clock() - begun

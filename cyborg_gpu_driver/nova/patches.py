@@ -42,9 +42,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.nova import bound
 from cyborg_gpu_driver.nova import handles
-from cyborg_gpu_driver.nova.attach import addresses
 
 LOG = logging.getLogger(__name__)
 
@@ -62,7 +60,7 @@ class Patches:
     """
 
     def __init__(self, reader: handles.HandleReader,
-                 requests: bound.Requests,
+                 requests: handles.Requests,
                  refuse: Callable[[str], Exception]):
         self._reader = reader
         self._requests = requests
@@ -117,7 +115,7 @@ class Patches:
 
         def resume_state_on_host_boot(*args, **kwargs):
             instance = signature.bind(*args, **kwargs).arguments['instance']
-            if bound.has_profile(instance):
+            if handles.has_profile(instance):
                 raise self._refuse(
                     'this release of Nova would start the server without its '
                     'accelerators. Reboot the server hard')
@@ -183,7 +181,7 @@ class Patches:
                 LOG.info('GPUs %(gpus)s are attached as accelerator request '
                          '%(arq)s', {'gpus': ', '.join(map(str, group)),
                                      'arq': arq['uuid']})
-                found.extend(addresses.as_pci(arq, address)
+                found.extend(handles.as_pci(arq, address)
                              for address in group)
                 continue
             function = self._function(arq)

@@ -27,8 +27,8 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.nova.scheduling import chooser
+from cyborg_gpu_driver.nova.weighing import cost
 from cyborg_gpu_driver.nova.weighing import placement
-from cyborg_gpu_driver.nova.weighing import ranking
 
 LOG = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class GpuWeigher(weights.BaseHostWeigher):
         for host in hosts:
             self._chooser.keep_admitted(request, host)
         rows = self._chooser.figures(request, hosts)
-        return ranking.weights(
+        return cost.weights(
             [chooser.put_best_first(host.allocation_candidates, row)
              if row else math.inf
              for host, row in zip(hosts, rows, strict=True)])

@@ -25,11 +25,11 @@ from cyborg_gpu_driver.cloud import definition
 from cyborg_gpu_driver.cloud import plan
 from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.cloud import state
-from cyborg_gpu_driver.cmd.output import terminal
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.osc import base
 from cyborg_gpu_driver.osc import profile as osc_profile
 from cyborg_gpu_driver.partition.layout import devices as layout_devices
-from cyborg_gpu_driver.partition.layout import schema as layout_schema
+from cyborg_gpu_driver.partition.layout import yaml
 
 
 class CreateBaremetalProfile(osc_profile.Changing):
@@ -127,7 +127,7 @@ class CreateConfigDrive(command.Command):
     def take_action(self, parsed_args):
         others, source = {}, 'arguments'
         if parsed_args.add_to is not None:
-            text, source = terminal.read_text(parsed_args.add_to)
+            text, source = output.read_text(parsed_args.add_to)
             others = _json(text, source)
         drive = _profile(parsed_args).config_drive(others, source)
         self.app.stdout.write(json.dumps(drive, indent=2) + '\n')
@@ -174,10 +174,10 @@ def _profile(parsed_args):
               else parsed_args.devices}
     if parsed_args.board:
         chosen['device-filter'] = parsed_args.board
-    place = layout_schema.place('--devices and --board')
-    layout_schema.check(chosen, layout_schema.DEVICES, place)
+    place = yaml.place_in('--devices and --board')
+    yaml.check(chosen, yaml.DEVICES, place)
     devices = layout_devices.Devices.parse(chosen, place)
-    text, source = terminal.read_text(parsed_args.file)
+    text, source = output.read_text(parsed_args.file)
     profiles = [item for item in definition.parse(text, source).items
                 if isinstance(item, resources.DeviceProfile)]
     return baremetal.make(

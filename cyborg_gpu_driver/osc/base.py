@@ -19,7 +19,7 @@ import sys
 from osc_lib.command import command
 
 from cyborg_gpu_driver.cloud import connection
-from cyborg_gpu_driver.cmd.output import table
+from cyborg_gpu_driver.cmd import output
 
 
 def say(text: str) -> None:
@@ -56,9 +56,9 @@ class CloudCommand(command.Command):
             return super().run(parsed_args) or self.code
 
 
-class Lister(CloudCommand, table.Lister):
+class Lister(CloudCommand, output.Lister):
     """A list."""
 
 
-class ShowOne(CloudCommand, table.ShowOne):
+class ShowOne(CloudCommand, output.ShowOne):
     """One thing with its fields, a line each."""

@@ -20,7 +20,7 @@ from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cloud import cordons
 from cyborg_gpu_driver.cloud import fleet
 from cyborg_gpu_driver.cloud import moves
-from cyborg_gpu_driver.cmd.output import columns
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.osc import base
 from cyborg_gpu_driver.partition import cordon
 
@@ -252,16 +252,16 @@ def _each(gpus, act):
 
 
 def _row(address, known):
-    return address, bool(known), columns.Names(map(str, known))
+    return address, bool(known), output.Names(map(str, known))
 
 
 def _holder_rows(found, failed):
     return ('Server', 'Name', 'Project', 'Status', 'GPU', 'Handles',
             'Consents', 'Result'), [
-        (holder.consumer, columns.Optional(holder.name),
-         columns.Optional(holder.project), columns.Optional(holder.status),
-         columns.Names(holder.gpus), columns.Names(holder.handles),
-         holder.consents, columns.Optional(_result(holder, failed)))
+        (holder.consumer, output.Optional(holder.name),
+         output.Optional(holder.project), output.Optional(holder.status),
+         output.Names(holder.gpus), output.Names(holder.handles),
+         holder.consents, output.Optional(_result(holder, failed)))
         for holder in found]
 
 

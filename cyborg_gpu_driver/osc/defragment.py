@@ -25,10 +25,10 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cloud import fleet
 from cyborg_gpu_driver.cloud import moves
-from cyborg_gpu_driver.cmd.output import columns
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.osc import base
 from cyborg_gpu_driver.partition import cordon
-from cyborg_gpu_driver.partition.moves import planner
+from cyborg_gpu_driver.partition import moves as partition_moves
 
 NO_PLAN = 3
 """The exit code if there is a profile without a plan."""
@@ -104,9 +104,9 @@ class Defragment(base.Lister):
         rows = []
         for name, asked in found.asked(parsed_args.profile).items():
             wanted = found.fleet.want(asked)
-            answer = (planner.Answer(None, True) if wanted is None else
-                      planner.find(found.fleet.gpus, wanted,
-                                   parsed_args.moves))
+            answer = (partition_moves.Answer(None, True) if wanted is None else
+                      partition_moves.find(found.fleet.gpus, wanted,
+                                           parsed_args.moves))
             if answer.plan is None:
                 self.code = NO_PLAN
             elif not answer.plan.certain:
@@ -158,7 +158,7 @@ def _rows(answer, found):
 
 def _row(number, action, server=None, origin=None, destination=None,
          certain=None):
-    return (number, action, columns.Optional(server and server.name),
+    return (number, action, output.Optional(server and server.name),
             _Where(origin), _Where(destination),
-            columns.Optional(server and server.uuid),
-            columns.Optional(certain))
+            output.Optional(server and server.uuid),
+            output.Optional(certain))

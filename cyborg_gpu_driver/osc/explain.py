@@ -14,8 +14,7 @@
 from __future__ import annotations
 
 from cyborg_gpu_driver.cloud import question
-from cyborg_gpu_driver.cmd.output import columns
-from cyborg_gpu_driver.cmd.output import table
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.osc import base
 
 _NEAREST = 10
@@ -76,7 +75,7 @@ class ExplainRequest(base.ShowOne):
         self.code = int(not self.found.schedulable)
         document = self.found.document()
         return tuple(document), tuple(
-            columns.Structure(value) if isinstance(value, list) else value
+            output.Structure(value) if isinstance(value, list) else value
             for value in document.values())
 
     def produce_output(self, parsed_args, column_names, data):
@@ -102,7 +101,7 @@ class ExplainRequest(base.ShowOne):
                  if parsed_args.long or name in _BRIEF]
         shown = [_COLUMNS.index(name) for name in names]
         if not parsed_args.long:
-            table.fit(parsed_args, self.app.stdout)
+            output.fit(parsed_args, self.app.stdout)
         self.formatter.emit_list(
             names, [[row[index] for index in shown] for row in rows],
             self.app.stdout, parsed_args)

@@ -23,7 +23,7 @@ from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import nova
 from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.cloud import state
-from cyborg_gpu_driver.cmd.output import columns
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.osc import base
 from cyborg_gpu_driver.partition import cordon
 
@@ -103,12 +103,12 @@ class ShowHost(base.ShowOne):
             ('host', host.name), ('provider', host.root),
             ('usable', host.usable), ('accelerators', host.accelerators),
             ('enabled', host.enabled),
-            ('service', columns.Optional(_service(service))),
-            ('disabled_reason', columns.Optional(
+            ('service', output.Optional(_service(service))),
+            ('disabled_reason', output.Optional(
                 service.reason or None if service else None)),
             ('gpus', Gpus(host.gpus)),
-            ('cyborg_devices', columns.Optional(None)
-             if host.devices is None else columns.Names(host.devices))))
+            ('cyborg_devices', output.Optional(None)
+             if host.devices is None else output.Names(host.devices))))
 
 
 def _row(host):
@@ -116,15 +116,15 @@ def _row(host):
     for offer in host.providers:
         free[offer.label] += offer.free
     return (
-        host.name, host.usable, columns.Optional(_service(host.service)),
+        host.name, host.usable, output.Optional(_service(host.service)),
         host.accelerators, len(host.gpus),
-        columns.Names(_distinct(gpu.model for gpu in host.gpus)),
-        columns.Names(_distinct(gpu.mode for gpu in host.gpus)),
-        columns.Counts(free),
-        columns.Names([f'{gpu.address} {reason}' for gpu in host.gpus
-                       for reason in gpu.conditions]),
-        columns.Optional(None if host.devices is None
-                         else len(host.devices)))
+        output.Names(_distinct(gpu.model for gpu in host.gpus)),
+        output.Names(_distinct(gpu.mode for gpu in host.gpus)),
+        output.Counts(free),
+        output.Names([f'{gpu.address} {reason}' for gpu in host.gpus
+                      for reason in gpu.conditions]),
+        output.Optional(None if host.devices is None
+                        else len(host.devices)))
 
 
 def _service(service: facts.Service | None) -> str | None:
@@ -232,8 +232,8 @@ def _accelerator_row(one):
     if provider is not None:
         where = (provider.gpu, provider.label, provider.fact('MODEL'),
                  provider.numa_node, ', '.join(provider.conditions) or 'ok')
-    gpu, label, model, numa, health = map(columns.Optional, where)
+    gpu, label, model, numa, health = map(output.Optional, where)
     return (one.arq, one.state, one.device_profile,
-            columns.Optional(one.host), gpu, label,
-            columns.Optional(one.handle_type), columns.Optional(one.handle),
-            columns.Optional(one.function), model, numa, health)
+            output.Optional(one.host), gpu, label,
+            output.Optional(one.handle_type), output.Optional(one.handle),
+            output.Optional(one.function), model, numa, health)

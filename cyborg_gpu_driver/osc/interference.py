@@ -17,7 +17,7 @@ from __future__ import annotations
 from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cloud import interference as servers
 from cyborg_gpu_driver.cmd import interference
-from cyborg_gpu_driver.cmd.output import terminal
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.interference import guest
 from cyborg_gpu_driver.osc import base
 
@@ -99,7 +99,7 @@ class CleanInterference(base.CloudCommand):
         if not found:
             base.say('There is nothing to delete.')
             return
-        if not parsed_args.yes and not terminal.agreed(
+        if not parsed_args.yes and not output.agreed(
                 f'Delete {len(found)} servers?'):
             base.say('Nothing was deleted.')
             self.code = 1

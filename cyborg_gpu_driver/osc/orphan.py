@@ -18,8 +18,7 @@ import time
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cloud import orphans
-from cyborg_gpu_driver.cmd.output import columns
-from cyborg_gpu_driver.cmd.output import terminal
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.osc import base
 
 _SETTLES = 60
@@ -50,7 +49,7 @@ class ListOrphan(base.Lister):
         return (('Kind', 'Subject', 'Where', 'Server', 'Pins', 'Safe',
                  'What', 'What to do'), [
             (item.kind.value, item.subject, item.where,
-             columns.Optional(item.server), item.pins, item.safe, item.text,
+             output.Optional(item.server), item.pins, item.safe, item.text,
              item.remedy) for item in found])
 
 
@@ -80,7 +79,7 @@ class CleanOrphan(base.CloudCommand):
                 '' if item.safe else f'\n  not removed; {item.remedy}'))
         if not safe:
             base.say('There is nothing to remove.')
-        elif not parsed_args.yes and not terminal.agreed(
+        elif not parsed_args.yes and not output.agreed(
                 f'Remove {len(safe)} of these?'):
             base.say('Nothing was removed.')
             self.code = 1

@@ -27,8 +27,7 @@ from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cloud import plan
 from cyborg_gpu_driver.cloud import quota
 from cyborg_gpu_driver.cloud import state
-from cyborg_gpu_driver.cmd.output import columns
-from cyborg_gpu_driver.cmd.output import terminal
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.osc import base
 
 _PLANNED = 'planned'
@@ -143,7 +142,7 @@ class SyncProfile(Changing):
         return parser
 
     def take_action(self, parsed_args):
-        text, source = terminal.read_text(parsed_args.file)
+        text, source = output.read_text(parsed_args.file)
         wanted = self.resolved(definition.parse(text, source))
         present = state.read(self.cloud, wanted, parsed_args.prune)
         changes = list(plan.make(wanted.items, present, parsed_args.adopt,
@@ -260,7 +259,7 @@ def _agreed(changes):
     for change in changes:
         base.say(f'{change.action.value} {change.item.kind.value} '
                  f'{change.item.name} ({change.text})')
-    return terminal.agreed(f'Make these {len(changes)} changes?')
+    return output.agreed(f'Make these {len(changes)} changes?')
 
 
 class ListProfile(base.Lister):
@@ -322,11 +321,11 @@ def _row(entry, device_profiles, flavors):
     asking = hosts.profiles_asking(device_profiles, entry.resource_class)
     return (
         entry.label, entry.resource_class,
-        columns.Names(entry.traits), columns.Names(entry.hosts), entry.gpus,
+        output.Names(entry.traits), output.Names(entry.hosts), entry.gpus,
         entry.total, entry.used, entry.reserved, entry.free,
-        columns.Names(asking),
-        columns.Optional(None) if flavors is None
-        else columns.Names(hosts.flavors_naming(flavors, asking)))
+        output.Names(asking),
+        output.Optional(None) if flavors is None
+        else output.Names(hosts.flavors_naming(flavors, asking)))
 
 
 class _Quotas(base.Lister):
@@ -434,8 +433,8 @@ class SetQuota(Changing):
 
 def _quota_row(one, names):
     return (
-        columns.Optional(one.project and names.get(one.project, '')),
-        columns.Optional(one.project), one.resource_class,
-        columns.Optional(one.limit), columns.Optional(one.used),
-        columns.Optional(one.free),
+        output.Optional(one.project and names.get(one.project, '')),
+        output.Optional(one.project), one.resource_class,
+        output.Optional(one.limit), output.Optional(one.used),
+        output.Optional(one.free),
         'project' if one.own else 'none' if one.limit is None else 'default')

@@ -23,7 +23,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import state
-from cyborg_gpu_driver.cmd.output import columns
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.osc import base
 
 _HOUR = 3600.0
@@ -180,5 +180,5 @@ class _Prometheus:
 def _cells(labels, values, names):
     for label, value in zip(labels, values, strict=True):
         if label == 'project':
-            yield columns.Optional(names.get(value, value) or None)
-        yield columns.Optional(value or None)
+            yield output.Optional(names.get(value, value) or None)
+        yield output.Optional(value or None)

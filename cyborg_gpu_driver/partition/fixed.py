@@ -27,15 +27,13 @@ from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition import plan as partition_plan
 from cyborg_gpu_driver.partition import policy as policies
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.partition.change import search as change_search
-from cyborg_gpu_driver.partition.mig import geometry
-from cyborg_gpu_driver.partition.mig import score
-from cyborg_gpu_driver.partition.vgpu import placement as vgpu_placement
-from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
+from cyborg_gpu_driver.partition import vgpu_type
 
-_Given = dict[model.VirtualFunction, vgpu_types.Type]
+_Given = dict[model.VirtualFunction, vgpu_type.Type]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,8 +84,8 @@ def surplus(gpu: model.Gpu, policy: policies.Policy | None,
     :param remembered: as for :func:`plan`. A vGPU that is not the remembered
         one is never surplus, because another tool created it.
     """
-    known = vgpu_types.by_id(gpu)
-    left: collections.Counter[vgpu_types.Type] = collections.Counter()
+    known = vgpu_type.by_id(gpu)
+    left: collections.Counter[vgpu_type.Type] = collections.Counter()
     for text, number in policy.fixed_vgpus if policy else ():
         for entry in known.values():
             if entry.is_called(text):
@@ -116,18 +114,18 @@ class _Refusal:
 
 
 def _wanted(gpu: model.Gpu, policy: policies.Policy, refuse: _Refusal
-            ) -> dict[vgpu_types.Type, int]:
+            ) -> dict[vgpu_type.Type, int]:
     """Return how many of each type to have, in the policy's order."""
-    types = vgpu_types.of_mode(gpu, policy.mode)
-    wanted: dict[vgpu_types.Type, int] = {}
+    types = vgpu_type.of_mode(gpu, policy.mode)
+    wanted: dict[vgpu_type.Type, int] = {}
     for text, number in policy.fixed_vgpus:
         entry = next((entry for entry in types if entry.is_called(text)),
                      None)
         if entry is None:
-            raise refuse(vgpu_types.unknown(types, text))
+            raise refuse(vgpu_type.unknown(types, text))
         wanted[entry] = wanted.get(entry, 0) + number
     for entry, number in wanted.items():
-        most = vgpu_types.most(entry, policy)
+        most = vgpu_type.most(entry, policy)
         if most is not None and number > most:
             raise refuse(f'{number} of {entry.name}, but at most {most} fit '
                          'on one GPU')
@@ -144,7 +142,7 @@ def _carried(function: model.VirtualFunction) -> str:
     return f'nvidia-{number}' if number else ''
 
 
-def _assign(gpu: model.Gpu, wanted: Mapping[vgpu_types.Type, int],
+def _assign(gpu: model.Gpu, wanted: Mapping[vgpu_type.Type, int],
             remembered: Mapping[model.PciAddress, str], refuse: _Refusal
             ) -> _Given:
     """Return the type of each function that is to carry a vGPU."""
@@ -153,7 +151,7 @@ def _assign(gpu: model.Gpu, wanted: Mapping[vgpu_types.Type, int],
               if function.current_vgpu_type is not None]
     given: _Given = {}
 
-    def give(function: model.VirtualFunction, entry: vgpu_types.Type) -> None:
+    def give(function: model.VirtualFunction, entry: vgpu_type.Type) -> None:
         if left[entry] > 0:
             left[entry] -= 1
             given[function] = entry
@@ -195,7 +193,7 @@ def _others(gpu: model.Gpu, given: _Given) -> list[model.VirtualFunction]:
 
 def _check_one_size(gpu: model.Gpu, given: _Given, refuse: _Refusal) -> None:
     """Refuse what does not fit: the first vGPU decides the size of all."""
-    known = vgpu_types.by_id(gpu)
+    known = vgpu_type.by_id(gpu)
     others = _others(gpu, given)
     entries = [*given.values(),
                *(known[_carried(function)] for function in others
@@ -242,7 +240,7 @@ def _places(gpu: model.Gpu, given: _Given, refuse: _Refusal
         if not entry.placements:
             raise refuse('this GPU does not support mixed sizes, or cannot '
                          'mix them now')
-        start = vgpu_placement.choose(empty, dataclasses.replace(
+        start = vgpu_type.choose(empty, dataclasses.replace(
             entry, free_placements=entry.placements), taken)
         if start is None:
             raise refuse(f'there is no placement left for {entry.name} on '
@@ -264,7 +262,7 @@ def _instances(gpu: model.Gpu, given: _Given, refuse: _Refusal
     missing: collections.Counter[tuple[Any, int, int]] = collections.Counter(
         (entry.gi_profile_id, entry.framebuffer_mib, entry.per_instance or 1)
         for function, entry in given.items() if not _carried(function))
-    known = vgpu_types.by_id(gpu)
+    known = vgpu_type.by_id(gpu)
     carried = collections.defaultdict(list)
     for function in gpu.vfs:
         if _carried(function) in known:
@@ -297,8 +295,8 @@ def _packed(mig: model.Mig,
             refuse: _Refusal) -> tuple[spec.MigInstanceSpec, ...]:
     grid = geometry.Geometry(mig.profiles)
     before = grid.occupancy_of(mig.instances)
-    after = max(change_search.completions(grid, before, counts),
-                key=lambda occupancy: (-score.cost(grid, occupancy),
+    after = max(partition_plan.completions(grid, before, counts),
+                key=lambda occupancy: (-geometry.cost(grid, occupancy),
                                        occupancy.taken), default=None)
     if after is None:
         raise refuse('there is no room for '

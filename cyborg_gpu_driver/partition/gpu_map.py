@@ -22,7 +22,9 @@ import dataclasses
 import enum
 import itertools
 import re
+import textwrap
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -30,11 +32,253 @@ from collections.abc import Sequence
 
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import picture
+from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.partition.mig import geometry
-from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
+from cyborg_gpu_driver.partition import vgpu_type
+
+# A GPU's slice grid, drawn for a terminal of 80 columns.
+#
+# Pure: takes a snapshot and returns lines, none with trailing spaces.
+
+WIDTH = 80
+"""The maximum length of a line."""
+
+_GRID_WIDTH = 64
+_MARGIN = '  '
+_LABEL = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Pens:
+    """The characters to draw with."""
+
+    line: str
+    wall: str
+    top: tuple[str, str, str]
+    bottom: tuple[str, str, str]
+    free: str
+    blocked: str
+    full_box: str
+    empty_box: str
+    cut: str
+    times: str
+
+
+UNICODE = Pens('─', '│', ('┌', '┬', '┐'), ('└', '┴', '┘'), '·', '░', '■', '□',
+               '…', '×')
+ASCII = Pens('-', '|', ('+', '+', '+'), ('+', '+', '+'), '.', 'x', '#', '-',
+             '~', 'x')
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """A box of the grid: an instance, or one free unit."""
+
+    units: int
+    text: tuple[str, ...] = ()
+    """The instance's name and its owner; empty for a free unit."""
+    kind: str = ''
+    """For the caller that paints the cells, see :func:`frame`."""
+    mark: str = ''
+    """Replaces the usual mark of a free unit."""
+
+
+def pens_for(encoding: str | None) -> Pens:
+    """Return box-drawing pens if a terminal of that encoding can show them."""
+    try:
+        ''.join(''.join(part) for part in
+                dataclasses.astuple(UNICODE)).encode(encoding or 'ascii')
+    except (UnicodeEncodeError, LookupError):
+        return ASCII
+    return UNICODE
+
+
+def grid_lines(gpu: model.Gpu,
+               owners: Mapping[model.Placement, str] | None = None,
+               pens: Pens = UNICODE, layout: spec.MigLayout | None = None
+               ) -> tuple[str, ...]:
+    """Return the GPU as lines of text: its grid or its time-sliced vGPUs.
+
+    :param owners: the owner of the instance at a placement, as far as known;
+        other instances are shown with their id.
+    :param layout: drawn instead of the live instances.
+    :returns: empty for a GPU that has neither a grid nor vGPUs.
+    """
+    layout = layout or spec.layout_of(gpu)
+    if (gpu.mig is not None and layout.enabled
+            and has_units(gpu.mig, layout.instances)):
+        drawn = _mig(gpu.mig, layout.instances, owners or {}, pens)
+    elif gpu.mig is not None and not gpu.vgpus:
+        drawn = ['MIG mode is on, but NVML lists no placements'
+                 if layout.enabled else 'MIG mode is off']
+    else:
+        drawn = _time_sliced(gpu, pens)
+    return tuple((_MARGIN + line).rstrip() for line in drawn)
+
+
+def has_units(mig: model.Mig, instances: Collection[object]) -> bool:
+    """Whether a GPU in MIG mode has units to draw.
+
+    A driver may list no placements, but have instances.
+    """
+    return bool(instances or geometry.Geometry(mig.profiles).units)
+
+
+def _mig(mig: model.Mig, instances: Sequence[spec.MigInstanceSpec],
+         owners: Mapping[model.Placement, str], pens: Pens) -> list[str]:
+    grid = geometry.Geometry(mig.profiles)
+    occupancy = grid.occupancy_of(instances)
+    units = max([grid.units, *(item.placement.start + item.placement.size
+                               for item in instances)])
+    drawn, hidden = _laid_out(instances)
+    owners = {**{item.placement: f'id {item.instance_id}'
+                 for item in mig.instances}, **owners}
+    cells = _grid_cells(mig, drawn, units, owners)
+    return [
+        *_grid(cells, units, pens),
+        *(f'{_label("also")}{spec.profile_name(mig, item.profile_id)} '
+          f'at {item.placement}'
+          for item in hidden),
+        _compute(mig, instances, pens), _memory(occupancy, units, pens),
+        *_fitting(grid, occupancy, pens)]
+
+
+def _laid_out(instances: Sequence[spec.MigInstanceSpec]
+              ) -> tuple[list[spec.MigInstanceSpec],
+                         list[spec.MigInstanceSpec]]:
+    """Return the instances to draw side by side, and the rest (never any)."""
+    drawn, hidden, end = [], [], 0
+    for instance in sorted(instances):
+        if instance.placement.start < end or not instance.placement.size:
+            hidden.append(instance)
+            continue
+        drawn.append(instance)
+        end = instance.placement.start + instance.placement.size
+    return drawn, hidden
+
+
+def _grid_cells(mig: model.Mig, instances: Iterable[spec.MigInstanceSpec],
+                units: int, owners: Mapping[model.Placement, str]
+                ) -> list[Cell]:
+    cells, unit = [], 0
+    for instance in instances:
+        place = instance.placement
+        cells += [Cell(1)] * (place.start - unit)
+        owner = ''.join(letter if letter.isprintable() else '?'
+                        for letter in owners.get(place, ''))
+        cells.append(Cell(place.size, (
+            spec.profile_name(mig, instance.profile_id), owner)))
+        unit = place.start + place.size
+    return cells + [Cell(1)] * (units - unit)
+
+
+def _grid(cells: Sequence[Cell], units: int, pens: Pens) -> list[str]:
+    pitch = max(2, _GRID_WIDTH // units)
+    if 1 + units * pitch > WIDTH - _LABEL - len(_MARGIN):
+        return _list(cells)
+    numbers, *framed = frame(cells, pitch, pens)
+    return [f'{_label("unit")}{numbers}', *(
+        _label('') + line for line in framed)]
+
+
+def frame(cells: Sequence[Cell], pitch: int, pens: Pens,
+          paint: Callable[[str, Cell], str] = lambda text, _: text
+          ) -> list[str]:
+    """Return cells side by side: the numbers of the units, then the boxes.
+
+    :param pitch: characters of a unit, including one wall.
+    :param paint: returns the replacement for a line of a cell's text, which
+        must have the same visible length.
+    """
+    edge = [pens.line * (cell.units * pitch - 1) for cell in cells]
+    texts = [_cell_text(cell, cell.units * pitch - 1, pens)
+             for cell in cells]
+    rows = [
+        pens.wall + pens.wall.join(
+            paint((text[row] if row < len(text) else '').center(len(line)),
+                  cell)
+            for cell, text, line in zip(cells, texts, edge, strict=True))
+        + pens.wall for row in range(max(map(len, texts)))]
+    units = sum(cell.units for cell in cells)
+    return [''.join(' ' + str(unit).center(pitch - 1)
+                    for unit in range(units)),
+            pens.top[1].join(edge).join(pens.top[::2]), *rows,
+            pens.bottom[1].join(edge).join(pens.bottom[::2])]
+
+
+def _list(cells: Iterable[Cell]) -> list[str]:
+    """Return rows that replace a grid too fine to draw."""
+    rows, unit = [], 0
+    for cell in cells:
+        if cell.text:
+            rows.append(f'{_label(f"unit {unit}")}{": ".join(cell.text)}')
+        unit += cell.units
+    return rows
+
+
+def _cell_text(cell: Cell, width: int, pens: Pens) -> list[str]:
+    if not cell.text:
+        return [cell.mark or pens.free] * 2
+    name, owner = cell.text
+    parts = [name]
+    if len(name) > width:
+        # 1g.10gb+me in a single unit: the attribute gets its own line.
+        parts = re.findall(r'[^+-]+|[+-].*', name)
+    return [part if len(part) <= width else part[:width - 1] + pens.cut
+            for part in (*parts, owner)]
+
+
+def _compute(mig: model.Mig, instances: Iterable[spec.MigInstanceSpec],
+             pens: Pens) -> str:
+    total = max(profile.slices for profile in mig.profiles)
+    used = sum(profile.slices for profile in map(
+        mig.profile_by_id, (item.profile_id for item in instances))
+        if profile is not None)
+    return (f'{_label("compute")}{_bar(used, total, pens)}  '
+            f'{used} of {total} slices')
+
+
+def _memory(occupancy: geometry.Occupancy, units: int, pens: Pens) -> str:
+    used = occupancy.mask
+    bar = ''.join(pens.full_box if used >> unit & 1 else pens.empty_box
+                  for unit in range(units))
+    return (f'{_label("memory")}{bar[:WIDTH // 2]}  '
+            f'{used.bit_count()} of {units} units')
+
+
+def _fitting(grid: geometry.Geometry, occupancy: geometry.Occupancy, pens: Pens
+             ) -> list[str]:
+    creatable = {profile.name: grid.creatable(occupancy, profile)
+                 for profile in grid.profiles}
+    words = [f'{count} {pens.times} {name}'.replace(' ', '\0')
+             for name, count in creatable.items() if count]
+    text = ' or '.join(words) or 'nothing'
+    return [line.replace('\0', ' ') for line in textwrap.wrap(
+        text, WIDTH - len(_MARGIN), initial_indent=_label('fits now'),
+        subsequent_indent=_label(''), break_on_hyphens=False)]
+
+
+def _time_sliced(gpu: model.Gpu, pens: Pens) -> list[str]:
+    types = vgpu_type.by_id(gpu)
+    rows = []
+    for type_id, count in sorted(collections.Counter(
+            vgpu.type_id for vgpu in gpu.vgpus).items()):
+        name = vgpu_type.name(types, type_id)
+        total = (types[type_id].max_instances if type_id in types else None)
+        rows.append(
+            f'{name}  {_bar(count, total, pens)}  {count} of {total}'
+            if total else f'{name}  {count}')
+    return rows
+
+
+def _bar(used: int, total: int, pens: Pens) -> str:
+    bar = pens.full_box * used + pens.empty_box * (total - used)
+    return bar[:WIDTH // 2]
+
+
+def _label(text: str) -> str:
+    return text.ljust(_LABEL)
 
 TILE = 38
 """Width of one GPU in characters: two GPUs and the gap fit 80 columns."""
@@ -127,14 +371,14 @@ def _boxes(gpu: model.Gpu, mode: policy.Mode | None, claimed: Claimed
     elif condition.is_failed(gpu):
         yield Box(State.UNREAD)
     elif gpu.vgpus:
-        types = vgpu_types.by_id(gpu)
+        types = vgpu_type.by_id(gpu)
         for vgpu in gpu.vgpus:
             handles = claimed.functions.get(vgpu.function, ())
             if vgpu.uuid is not None:
                 handles = ((vgpu.uuid,) if vgpu.uuid in claimed.mdevs
                            else ())
             yield Box(State.BOUND if handles else State.CREATED,
-                      vgpu_types.name(types, vgpu.type_id), handles=handles)
+                      vgpu_type.name(types, vgpu.type_id), handles=handles)
     elif mode is policy.Mode.OFF or mode is None:
         yield Box(State.OFF)
     elif mode in policy.WHOLE:
@@ -148,7 +392,7 @@ def _boxes(gpu: model.Gpu, mode: policy.Mode | None, claimed: Claimed
 def _gridded(gpu: model.Gpu) -> model.Mig | None:
     """Return the MIG state of a GPU that has a grid of units now."""
     if (gpu.mig is not None and gpu.mig.enabled
-            and picture.has_units(gpu.mig, gpu.mig.instances)):
+            and has_units(gpu.mig, gpu.mig.instances)):
         return gpu.mig
     return None
 
@@ -187,7 +431,7 @@ def _place(box: Box) -> tuple[int, int]:
     return place.start, place.size
 
 
-def lines(tiles: Sequence[Tile], pens: picture.Pens, width: int,
+def lines(tiles: Sequence[Tile], pens: Pens, width: int,
           paint: Paint = lambda text, _: text) -> list[str]:
     """Return the lines of the map; the last one explains the marks.
 
@@ -212,7 +456,7 @@ def _padded(text: str) -> str:
     return text + ' ' * (TILE - len(_ESCAPE.sub('', text)))
 
 
-def _drawn(item: Tile, pens: picture.Pens, paint: Paint) -> list[str]:
+def _drawn(item: Tile, pens: Pens, paint: Paint) -> list[str]:
     """Return the lines of one GPU."""
     gpu = item.gpu
     number = '-' if item.index is None else item.index
@@ -225,7 +469,7 @@ def _drawn(item: Tile, pens: picture.Pens, paint: Paint) -> list[str]:
     pitch = (TILE - 1) // units
     if pitch < _LEAST_PITCH:
         cells, pitch = [_listed(item)], TILE - 1
-    numbers, *framed = picture.frame(
+    numbers, *framed = frame(
         cells, pitch, pens, lambda text, cell: paint(text, cell.kind))
     name = (gpu.model or '').removeprefix('NVIDIA ')
     return [_cut(f'{number}  {gpu.address}  {name}'.rstrip(), pens),
@@ -233,8 +477,8 @@ def _drawn(item: Tile, pens: picture.Pens, paint: Paint) -> list[str]:
             *([numbers] if len(cells) > 1 else []), *framed]
 
 
-def _cells(item: Tile, pens: picture.Pens
-           ) -> tuple[list[picture.Cell], int]:
+def _cells(item: Tile, pens: Pens
+           ) -> tuple[list[Cell], int]:
     """Return the cells of the grid or GPU, and the number of units."""
     if _gridded(item.gpu) is None:
         return [_one_box(item)], 1
@@ -250,10 +494,10 @@ def _cells(item: Tile, pens: picture.Pens
         if box.name is None:
             mark = (pens.free if box.state is State.FREE
                     else pens.blocked)
-            cells += [picture.Cell(1, kind=box.state.value, mark=mark)
+            cells += [Cell(1, kind=box.state.value, mark=mark)
                       ] * box.placement.size
         else:
-            cells.append(picture.Cell(box.placement.size, (
+            cells.append(Cell(box.placement.size, (
                 _short(box.name, box.placement.size * pitch - 1),
                 _owner(box)), box.state.value))
     return cells, units
@@ -277,7 +521,7 @@ def _printable(text: str) -> str:
     return ''.join(letter if letter.isprintable() else '?' for letter in text)
 
 
-def _one_box(item: Tile) -> picture.Cell:
+def _one_box(item: Tile) -> Cell:
     """Return the one box of a GPU without a grid."""
     gpu, first = item.gpu, item.boxes[0]
     if first.name is not None:
@@ -290,22 +534,22 @@ def _one_box(item: Tile) -> picture.Cell:
                  else 'MIG mode is off')
     below = (f'{gpu.processes} processes have it open' if gpu.processes
              else '')
-    return picture.Cell(1, (above, below), first.state.value)
+    return Cell(1, (above, below), first.state.value)
 
 
-def _listed(item: Tile) -> picture.Cell:
+def _listed(item: Tile) -> Cell:
     """Return a cell that counts a GPU's partitions and the bound ones."""
     named = [box for box in item.boxes if box.name is not None]
     counts = collections.Counter(box.name for box in named)
     bound = sum(box.state is State.BOUND for box in named)
-    return picture.Cell(
+    return Cell(
         1, (', '.join(f'{count}x {name}'
                       for name, count in sorted(counts.items())) or '-',
             f'{_BOUND_MARK}{bound} bound' if bound else 'none bound'),
         (State.BOUND if bound else State.CREATED).value)
 
 
-def _cut(text: str, pens: picture.Pens) -> str:
+def _cut(text: str, pens: Pens) -> str:
     return text if len(text) <= TILE else text[:TILE - 1] + pens.cut
 
 

@@ -30,7 +30,7 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Annotated
 
-from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 
 TRAIT = 'CUSTOM_GPU_UNHEALTHY_'
@@ -104,9 +104,9 @@ _TEXTS = {
     'ECC': 'uncorrected ECC errors since the driver was loaded; a reset '
            'clears the counter',
     'THERMAL': 'too hot',
-    health_facts.UNREACHABLE: 'its PCI configuration space cannot be read',
-    health_facts.FATAL: 'fatal PCIe errors since NVML was last queried',
-    health_facts.LANES: 'its PCIe link has lost lanes',
+    condition.UNREACHABLE: 'its PCI configuration space cannot be read',
+    condition.FATAL: 'fatal PCIe errors since NVML was last queried',
+    condition.LANES: 'its PCIe link has lost lanes',
     DEAD_FUNCTION: 'servers on one of its virtual functions do not come up; '
                    'disabling and enabling the functions may cure it',
     'NEEDS_GPU_RESET': 'the driver asks for a reset',
@@ -251,7 +251,7 @@ def without_dead_function(conditions: Iterable[Condition]
     return tuple(item for item in conditions if item.code != DEAD_FUNCTION)
 
 
-def seen(conditions: tuple[Condition, ...], facts: health_facts.Facts,
+def seen(conditions: tuple[Condition, ...], facts: condition.Facts,
          now: float) -> tuple[Condition, ...]:
     """Return the conditions, with those that the GPU's answers show."""
     codes = set(_codes(facts))
@@ -262,7 +262,7 @@ def seen(conditions: tuple[Condition, ...], facts: health_facts.Facts,
                         for code in _codes(facts) if code not in known)
 
 
-def checked(conditions: tuple[Condition, ...], facts: health_facts.Facts,
+def checked(conditions: tuple[Condition, ...], facts: condition.Facts,
             needed: int, now: float,
             live: Collection[tuple[int, model.Placement]] | None = None
             ) -> tuple[Condition, ...]:
@@ -282,7 +282,7 @@ def checked(conditions: tuple[Condition, ...], facts: health_facts.Facts,
     codes = set(_codes(facts))
     if facts.by_pci or facts.answered:
         found = [item for item in found
-                 if item.code not in health_facts.PCI or item.code in codes]
+                 if item.code not in condition.PCI or item.code in codes]
     if not facts.answered or codes:
         return tuple(found)
     found = [dataclasses.replace(item, clean=item.clean + 1)
@@ -346,7 +346,7 @@ def unhealthy_placements(conditions: Iterable[Condition]
                      if item.placement is not None)
 
 
-def _heals(item: Condition, facts: health_facts.Facts) -> bool:
+def _heals(item: Condition, facts: condition.Facts) -> bool:
     """Whether a clean check counts towards the end of a condition."""
     if item.code in (*_PERMANENT, DEAD_FUNCTION):
         return False
@@ -355,7 +355,7 @@ def _heals(item: Condition, facts: health_facts.Facts) -> bool:
     return item.xid not in RESET_XIDS or facts.recovery_action == 0
 
 
-def _codes(facts: health_facts.Facts) -> Iterator[str]:
+def _codes(facts: condition.Facts) -> Iterator[str]:
     """Yield the codes of what the GPU's answers show, worst first."""
     yield from facts.pci
     if facts.remap_failed:
@@ -379,7 +379,7 @@ def _codes(facts: health_facts.Facts) -> Iterator[str]:
         yield 'THERMAL'
 
 
-def _too_hot(facts: health_facts.Facts) -> bool:
+def _too_hot(facts: condition.Facts) -> bool:
     limits = [limit for limit in (facts.slowdown_temperature,
                                   facts.shutdown_temperature)
               if limit is not None]

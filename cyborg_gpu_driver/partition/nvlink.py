@@ -25,7 +25,6 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from cyborg_gpu_driver.host.snapshot import fabric
 from cyborg_gpu_driver.host.snapshot import model
 
 
@@ -73,7 +72,7 @@ def from_text(text: str) -> tuple[model.PciAddress, ...]:
         for item in (first, *others))
 
 
-def of_partitions(partitions: Iterable[fabric.Partition],
+def of_partitions(partitions: Iterable[model.Partition],
                   modules: Mapping[model.PciAddress, int]
                   ) -> tuple[Group, ...]:
     """Return the groups that the fabric manager can connect.
@@ -84,7 +83,7 @@ def of_partitions(partitions: Iterable[fabric.Partition],
     :returns: for each first GPU and size, the group with the lowest partition
         number. A partition with a GPU that is not in ``modules`` is left out.
     """
-    board = fabric.Fabric(modules)
+    board = model.Fabric(modules)
     found: dict[tuple[model.PciAddress, int], Group] = {}
     for partition in sorted(partitions, key=lambda item: item.partition_id):
         known = tuple(sorted({

@@ -26,12 +26,12 @@ import dataclasses
 from collections.abc import Collection
 from collections.abc import Iterator
 
-from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.snapshot import whole
+from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import policy as policies
-from cyborg_gpu_driver.partition.change import action
 
-Action = action.Action
+Action = change.Action
 
 
 HARMLESS = frozenset({Action.BIND_VFIO})
@@ -97,15 +97,15 @@ def carved_up(gpu: model.Gpu) -> str:
     return ''
 
 
-def steps(gpu: model.Gpu, wanted: Wants) -> tuple[action.Step, ...]:
+def steps(gpu: model.Gpu, wanted: Wants) -> tuple[change.Step, ...]:
     """Return the ordered steps from the state of ``gpu`` to what is wanted."""
-    if wanted.driver == drivers.NVIDIA and gpu.driver != drivers.NVIDIA:
-        return (action.Step(Action.BIND_NVIDIA),)
+    if wanted.driver == whole.NVIDIA and gpu.driver != whole.NVIDIA:
+        return (change.Step(Action.BIND_NVIDIA),)
     modes = _modes(gpu, wanted)
-    hand = (wanted.driver == drivers.VFIO_PCI
-            and not drivers.is_vfio(gpu.driver))
-    return (*map(action.Step, modes), *_schedulers(gpu, wanted, modes),
-            *([action.Step(Action.BIND_VFIO)] if hand else ()))
+    hand = (wanted.driver == whole.VFIO_PCI
+            and not whole.is_vfio(gpu.driver))
+    return (*map(change.Step, modes), *_schedulers(gpu, wanted, modes),
+            *([change.Step(Action.BIND_VFIO)] if hand else ()))
 
 
 def actions(gpu: model.Gpu, wanted: Wants) -> tuple[Action, ...]:
@@ -147,7 +147,7 @@ def _modes(gpu: model.Gpu, wanted: Wants) -> list[Action]:
 
 
 def _schedulers(gpu: model.Gpu, wanted: Wants, modes: Collection[Action]
-                ) -> Iterator[action.Step]:
+                ) -> Iterator[change.Step]:
     """Yield the steps that set schedulers, which follow the mode changes."""
     if wanted.scheduler is None:
         return
@@ -158,24 +158,24 @@ def _schedulers(gpu: model.Gpu, wanted: Wants, modes: Collection[Action]
         for instance in () if modes else gpu.mig.instances:
             scheduler = instance_scheduler(gpu, wanted, instance.profile_id)
             if scheduler and not _schedules(instance.scheduler, *scheduler):
-                yield action.Step(
+                yield change.Step(
                     Action.SCHEDULER,
                     gpu.mig.profile_by_id(instance.profile_id),
                     instance.placement, scheduler=scheduler)
     elif reset or not _schedules(gpu.scheduler, *wanted.scheduler):
-        yield action.Step(Action.SCHEDULER, scheduler=wanted.scheduler)
+        yield change.Step(Action.SCHEDULER, scheduler=wanted.scheduler)
 
 
 def _passthrough(gpu: model.Gpu) -> Wants:
     if gpu.driver is None:
         # A GPU without a driver is not in use.
-        return Wants(driver=drivers.VFIO_PCI)
-    if gpu.driver != drivers.NVIDIA or not gpu.visible_to_nvml:
+        return Wants(driver=whole.VFIO_PCI)
+    if gpu.driver != whole.NVIDIA or not gpu.visible_to_nvml:
         # A driver other than NVIDIA's may drive a console; the operator
         # decides about it.
         return Wants()
     return Wants(mig=_mig(gpu, False), vfs=_vfs(gpu, False),
-                 driver=drivers.VFIO_PCI)
+                 driver=whole.VFIO_PCI)
 
 
 def _vgpu(gpu: model.Gpu, policy: policies.Policy) -> Wants:

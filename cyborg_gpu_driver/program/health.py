@@ -26,22 +26,20 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.host.health import pci as pci_health
 from cyborg_gpu_driver.host.health import reader as host_health
-from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import gpu_record as boards
-from cyborg_gpu_driver.host.snapshot import health_facts
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.snapshot import whole
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.record import gpu as gpu_record
-from cyborg_gpu_driver.record import health as health_record
 from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
-_NOTHING = health_facts.Facts()
+_NOTHING = condition.Facts()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Status:
     verdict: health.Verdict
     instances: Mapping[model.Placement, health.Verdict]
     """The unhealthy GPU instances."""
-    facts: health_facts.Facts
+    facts: condition.Facts
     conditions: tuple[health.Condition, ...]
 
 
@@ -108,7 +106,7 @@ class HealthKeeper:
                 self._checked, gpu=gpu, facts=facts[gpu.address], now=now))
         return {gpu.address: self._verdict(gpu.address) for gpu in host.gpus}
 
-    def event(self, event: health_facts.Event) -> None:
+    def event(self, event: condition.Event) -> None:
         """Note an error at once; called by the watcher's thread.
 
         An error that names a GPU instance makes only that one unhealthy, if
@@ -208,43 +206,43 @@ class HealthKeeper:
         return found
 
     def _ask_all(self, host: model.Host
-                 ) -> dict[model.PciAddress, health_facts.Facts]:
+                 ) -> dict[model.PciAddress, condition.Facts]:
         """The answers of all GPUs, which are asked in parallel."""
         return dict(zip(
             (gpu.address for gpu in host.gpus),
             deadline.each(lambda gpu: self._ask(gpu, host), host.gpus),
             strict=True))
 
-    def _ask(self, gpu: model.Gpu, host: model.Host) -> health_facts.Facts:
+    def _ask(self, gpu: model.Gpu, host: model.Host) -> condition.Facts:
         if gpu.physfn is not None:
             return _NOTHING
-        if gpu.in_pci_sysfs and gpu.driver != drivers.NVIDIA:
+        if gpu.in_pci_sysfs and gpu.driver != whole.NVIDIA:
             return self._ask_pci(gpu)
         if host.nvml_problem is not None:
             return _NOTHING
         return self._reader.read(gpu.address)
 
-    def _ask_pci(self, gpu: model.Gpu) -> health_facts.Facts:
+    def _ask_pci(self, gpu: model.Gpu) -> condition.Facts:
         """The facts that the PCI bus tells of a GPU hidden from NVML.
 
         They are compared with the board's record, if that is of this board
         and this boot.
         """
-        seen = pci_health.read(self._sysfs, gpu.address)
+        seen = host_health.read(self._sysfs, gpu.address)
         record = self._board_records.get(gpu.address)
-        before = pci_health.Seen()
+        before = host_health.Seen()
         if record is not None and boards.holds(record, gpu,
                                                    self._boot_id()):
-            before = pci_health.Seen(fatal=record.aer_fatal,
-                                     width=record.link_width)
-        return health_facts.Facts(
-            by_pci=True, pci=pci_health.wrong(before, seen))
+            before = host_health.Seen(fatal=record.aer_fatal,
+                                      width=record.link_width)
+        return condition.Facts(
+            by_pci=True, pci=host_health.wrong(before, seen))
 
-    def _of_boot(self, known: health_record.HealthRecord | None
-                 ) -> health_record.HealthRecord:
+    def _of_boot(self, known: gpu_record.HealthRecord | None
+                 ) -> gpu_record.HealthRecord:
         """A health record, without what a reboot since then has cured."""
         boot = self._boot_id()
-        return (health_record.HealthRecord(boot) if known is None
+        return (gpu_record.HealthRecord(boot) if known is None
                 else known.in_boot(boot))
 
     def _conditions(self, address: model.PciAddress
@@ -255,16 +253,16 @@ class HealthKeeper:
     def _verdict(self, address: model.PciAddress) -> health.Verdict:
         return health.judge(self._conditions(address))
 
-    def _checked(self, known: health_record.HealthRecord, gpu: model.Gpu,
-                 facts: health_facts.Facts, now: float
-                 ) -> health_record.HealthRecord:
+    def _checked(self, known: gpu_record.HealthRecord, gpu: model.Gpu,
+                 facts: condition.Facts, now: float
+                 ) -> gpu_record.HealthRecord:
         known = known.of_board(gpu.uuid)
         return dataclasses.replace(known, conditions=health.checked(
             known.conditions, facts, self._needed, now, _live(gpu)))
 
     def _change(self, address: model.PciAddress,
-                change: Callable[[health_record.HealthRecord],
-                                 health_record.HealthRecord]
+                change: Callable[[gpu_record.HealthRecord],
+                                 gpu_record.HealthRecord]
                 ) -> tuple[gpu_record.GpuRecord, gpu_record.GpuRecord]:
         """Change the health record of a GPU, and log what is new.
 

@@ -30,7 +30,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.partition.elastic import role_facts
+from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
@@ -135,7 +135,7 @@ class Journal:
         return frozenset(known.providers if known else ())
 
     def facts_by_role(self) -> list[tuple[model.PciAddress,
-                                      role_facts.FactsByRole]]:
+                                      roles.FactsByRole]]:
         """The GPUs with facts by role; empty if the records are unreadable.
         """
         try:

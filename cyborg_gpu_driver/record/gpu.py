@@ -27,13 +27,63 @@ from cyborg_gpu_driver.host.snapshot import gpu_record as boards
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
-from cyborg_gpu_driver.partition.elastic import role_facts
-from cyborg_gpu_driver.record import health as health_record
 from cyborg_gpu_driver.record import ledger as record_ledger
+
+# The health conditions in the record of one GPU. Pure.
+
+@dataclasses.dataclass(frozen=True)
+class HealthRecord:
+    """The health conditions of a GPU; a healthy GPU has no such record."""
+
+    boot: str
+    """Boot id of the machine when the conditions were noted."""
+    uuid: str | None = None
+    """UUID of the board; None if it was never read."""
+    conditions: tuple[health.Condition, ...] = ()
+
+    def in_boot(self, boot: str) -> HealthRecord:
+        """The record, without what a reboot since then has cured.
+
+        :param boot: boot id of the machine.
+        """
+        if self.boot == boot:
+            return self
+        return dataclasses.replace(
+            self, boot=boot,
+            conditions=health.after_reset(self.conditions))
+
+    def of_board(self, uuid: str | None) -> HealthRecord:
+        """The record, emptied if it is of another board.
+
+        :param uuid: UUID of the board; None if it is not known.
+        """
+        is_other = self.uuid and uuid and self.uuid != uuid
+        return dataclasses.replace(
+            self, uuid=uuid or self.uuid,
+            conditions=() if is_other else self.conditions)
+
+    def joined(self, kept: HealthRecord) -> HealthRecord:
+        """This record with the conditions of another one.
+
+        Of two conditions that are the same, the newer one counts.
+
+        :param kept: a record of this boot, made without this record.
+        """
+        there = self.in_boot(kept.boot).of_board(kept.uuid)
+        newest: dict[tuple, health.Condition] = {}
+        for item in sorted((*there.conditions, *kept.conditions),
+                           key=lambda item: item.last):
+            earlier = newest.get((item.code, item.placement), item)
+            newest[item.code, item.placement] = dataclasses.replace(
+                item, first=min(item.first, earlier.first),
+                count=max(item.count, earlier.count))
+        return dataclasses.replace(there, conditions=tuple(newest.values()))
 
 Handle = Annotated[str, vgpu_name.handle]
 VgpuType = Annotated[str, vgpu_name.mdev_type]
@@ -330,7 +380,7 @@ class GpuRecord:
     board: boards.Record | None = None
     """NVML's last answers about the board, used while NVML cannot be asked.
     """
-    health: health_record.HealthRecord | None = None
+    health: HealthRecord | None = None
     """None for a healthy GPU."""
     tenancy: cleaning.Known | None = None
     """Who has a GPU in passthrough mode; None if that was never seen."""
@@ -343,7 +393,7 @@ class GpuRecord:
     errors: int = 0
     """Errors since the GPU was last uncordoned or its health was cleared.
     They are counted only if that may cordon it."""
-    by_role: Mapping[str, role_facts.RoleFacts] = dataclasses.field(
+    by_role: Mapping[str, roles.RoleFacts] = dataclasses.field(
         default_factory=dict)
     """For a GPU in mode auto: what was read of it in each of its roles."""
     ledger: record_ledger.Ledger = record_ledger.Ledger()

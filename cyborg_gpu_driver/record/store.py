@@ -33,13 +33,16 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from collections.abc import Hashable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Any
 
 from cyborg_gpu_driver import durable
@@ -47,18 +50,224 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.record import content as content_module
+from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import ledger
-from cyborg_gpu_driver.record import pending
 from cyborg_gpu_driver.record import uptime
+
+# The content of the file of one GPU's record.
+#
+# A field that only a later release knows is ignored, and written again. Of a
+# damaged file each part is kept that can be decoded. If cordons or the health
+# may be lost, the GPU is cordoned until an operator lifts that.
+
+KIND = 'cyborg-gpu GPU'
+VERSION = 1
+_CLOSING = frozenset({'cordons', 'health'})
+"""Parts that say why a GPU gets no new server."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Salvaged:
+    """What a damaged file still tells."""
+
+    record: gpu_record.GpuRecord
+    lost: tuple[str, ...]
+    """The parts that may be lost."""
+    content: Any
+    """The content, with the fields of a later release; None if it has an
+    error somewhere."""
+
+    def __str__(self) -> str:
+        text = f'These parts of it are lost: {", ".join(self.lost)}.'
+        if self.record.claims_lost:
+            text += (' Its binds are rebuilt from the hardware and Cyborg; '
+                     'compare the GPU with its intended layout.')
+        if cordon.of(self.record.cordons, cordon.Source.RECORD):
+            text += (' The GPU gets no new server until an operator lifts '
+                     'its cordon with "cyborg-gpu gpu uncordon".')
+        return text
+
+
+def read(path: str, address: model.PciAddress
+         ) -> tuple[gpu_record.GpuRecord, Any] | None:
+    """The record of a GPU and the file's content; None without a file.
+
+    :raises JournalUnreadable: if this process cannot read the file.
+    :raises JournalError: if the record is damaged.
+    """
+    content = durable.read(path, KIND, VERSION)
+    if content is None:
+        return None
+    try:
+        values, problems = codec.parts(gpu_record.GpuRecord, content)
+        for name, problem in problems.items():
+            raise ValueError(f'{name}: {problem}')
+        record = gpu_record.GpuRecord(**values)
+        if not record.is_of(address):
+            raise ValueError('it belongs to another GPU')
+    except ValueError as error:
+        raise exception.JournalError(
+            path=path, reason=f'is damaged: {error}') from error
+    return record, content
+
+
+def write(path: str, record: gpu_record.GpuRecord, before: Any) -> Any:
+    """Write a record, with the fields of a later release in ``before``.
+
+    :returns: the content of the file.
+    :raises JournalError: if the file cannot be written.
+    """
+    content = codec.carried(gpu_record.GpuRecord, before,
+                            codec.encode(record))
+    durable.write(path, KIND, VERSION, content)
+    return content
+
+
+def salvage(path: str, address: model.PciAddress) -> Salvaged:
+    """Keep what a file that :func:`read` refuses still tells.
+
+    :raises JournalUnreadable: if this process cannot read the file.
+    """
+    content, is_sound = durable.salvage(path, KIND)
+    values: dict[str, Any] = {}
+    lost = {field.name for field in dataclasses.fields(gpu_record.GpuRecord)}
+    with contextlib.suppress(ValueError):
+        found, problems = codec.parts(gpu_record.GpuRecord, content)
+        if not gpu_record.GpuRecord(**found).is_of(address):
+            content = None
+        elif is_sound:
+            values, lost = found, set(problems)
+        else:
+            # Any value may be wrong. Keep what only closes the GPU.
+            values = {name: found[name] for name in _CLOSING & found.keys()}
+    record = gpu_record.GpuRecord(**values)
+    if not lost.isdisjoint({'claims', 'reported'}):
+        # Without the last report, Cyborg's handles are not known either.
+        record = dataclasses.replace(record, claims_lost=True)
+    if not lost.isdisjoint(_CLOSING):
+        record = dataclasses.replace(record, cordons=cordon.added(
+            record.cordons, cordon.Cordon(
+                cordon.Source.RECORD, time.time(),
+                reason='other cordons and errors of it may be lost')))
+    return Salvaged(record, tuple(sorted(lost)), content if is_sound else None)
+
+
+# Parts of records that no file has yet.
+
+_EMPTY = gpu_record.GpuRecord()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """The new value of a field."""
+
+    value: Any
+    was_read: bool
+    """Whether the record could be read when the field changed."""
+
+
+class Parts:
+    """What is to be written to one record.
+
+    :param parts: by field.
+    """
+
+    def __init__(self, parts: Mapping[str, _Part]):
+        self._parts = parts
+
+    def on(self, record: gpu_record.GpuRecord) -> gpu_record.GpuRecord:
+        """The record with these parts.
+
+        A part that was changed while the record could not be read does not
+        replace what the record has: the two are joined.
+        """
+        return dataclasses.replace(record, **{
+            name: part.value if part.was_read
+            else _joined(name, getattr(record, name), part.value)
+            for name, part in self._parts.items()})
+
+    def __iter__(self) -> Iterator[tuple[str, _Part]]:
+        return iter(self._parts.items())
+
+
+class Pending:
+    """The parts of all records that could not be written. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._parts: dict[model.PciAddress, dict[str, _Part]] = {}
+        self._mutex = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __contains__(self, address: model.PciAddress) -> bool:
+        return address in self._parts
+
+    def addresses(self) -> tuple[model.PciAddress, ...]:
+        """The GPUs whose records have parts in memory."""
+        with self._mutex:
+            return tuple(self._parts)
+
+    def of(self, address: model.PciAddress) -> Parts:
+        """A copy of the parts of a GPU's record."""
+        with self._mutex:
+            return Parts(dict(self._parts.get(address, {})))
+
+    def keep(self, address: model.PciAddress, before: gpu_record.GpuRecord,
+             after: gpu_record.GpuRecord, was_read: bool) -> None:
+        """Keep the fields that differ.
+
+        :param was_read: whether the record could be read.
+        """
+        changed = {
+            field.name: getattr(after, field.name)
+            for field in dataclasses.fields(after)
+            if getattr(after, field.name) != getattr(before, field.name)}
+        if not changed:
+            return
+        with self._mutex:
+            parts = self._parts.setdefault(address, {})
+            for name, value in changed.items():
+                # A value that was made from one in memory includes it.
+                earlier = parts.get(name)
+                parts[name] = _Part(value, was_read or (
+                    earlier is not None and earlier.was_read))
+
+    def forget(self, address: model.PciAddress, written: Parts) -> None:
+        """Drop parts that were written, unless they are newer now.
+
+        Another thread may have kept newer ones.
+        """
+        with self._mutex:
+            left = self._parts.get(address, {})
+            for name, part in written:
+                if left.get(name) is part:
+                    del left[name]
+            if not left:
+                self._parts.pop(address, None)
+
+
+def _joined(name: str, there: Any, kept: Any) -> Any:
+    """A field of a record, with what was kept while it could not be read.
+
+    What the next report observes again gives way to the record.
+    """
+    if name == 'health' and there and kept:
+        return there.joined(kept)
+    if name == 'errors':
+        # Not the sum: both may have counted a condition that lasts.
+        return max(there, kept)
+    if name == 'cordons':
+        return functools.reduce(cordon.added, (
+            item for item in kept if cordon.of(there, item.source) is None),
+            there)
+    return kept if there == getattr(_EMPTY, name) else there
 
 LOG = logging.getLogger(__name__)
 
-KIND = content_module.KIND
-VERSION = content_module.VERSION
 _SUFFIX = '.json'
-_EMPTY = gpu_record.GpuRecord()
 
 _stores: weakref.WeakValueDictionary[str, Store] = (
     weakref.WeakValueDictionary())
@@ -95,7 +304,7 @@ class Store:
         self._directory = os.path.join(state_path, 'gpus')
         self._cache: dict[model.PciAddress, tuple] = {}
         """The mark, record and content of each file when it was last read."""
-        self._pending = pending.Pending()
+        self._pending = Pending()
         self._failed: set[model.PciAddress] = set()
         """The GPUs whose last change is not written."""
         self._said = log_once.LogOnce()
@@ -249,7 +458,7 @@ class Store:
             error = self._damage(address)
             if error is not None:
                 kept = durable.keep_aside(path)
-                found = content_module.salvage(path, address)
+                found = salvage(path, address)
                 parts = self._pending.of(address)
                 self._write(address, parts.on(found.record), found.content)
                 self._pending.forget(address, parts)
@@ -299,7 +508,7 @@ class Store:
         known = self._cache.get(address)
         if known is not None and mark is not None and known[0] == mark:
             return known[1]
-        found = content_module.read(path, address)
+        found = read(path, address)
         if found is None:
             self._cache.pop(address, None)
             return _EMPTY
@@ -332,7 +541,7 @@ class Store:
         path = self.path(address)
         if before is None and address in self._cache:
             before = self._cache[address][2]
-        content = content_module.write(path, record, before)
+        content = write(path, record, before)
         self._cache[address] = durable.mark(path), record, content
 
     def _say(self, what: Hashable, error: object) -> None:

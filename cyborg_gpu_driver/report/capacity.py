@@ -15,12 +15,19 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Iterable
 from collections.abc import Mapping
 
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.snapshot import whole
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
 from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.report.content import names
@@ -67,3 +74,240 @@ def inventories(offers: Iterable[partition_offers.Offer],
                 offer.total, owned.get(offer.profile, 0),
                 0 if withheld else offer.creatable))
         for offer in offers if build.reportable(offer))
+
+
+# Remember the last report, so that nothing in use is ever withdrawn.
+#
+# Cyborg deletes what a report leaves out, in use or not. So each report is
+# compared with the last one. Facts that only NVML knows are kept while a
+# server holds the GPU and NVML cannot see it.
+
+_FACTS = tuple(field.name for field in
+               dataclasses.fields(gpu_record.ReportedFacts))
+
+
+def complete(gpu: model.Gpu, known: gpu_record.Reported | None) -> model.Gpu:
+    """``gpu`` with the facts that NVML told when it last saw the GPU.
+
+    Facts of another board in the same slot are not used.
+    """
+    if known is None or known.device_id != gpu.device_id or (
+            gpu.uuid is not None and gpu.uuid != known.facts.uuid):
+        return gpu
+    return dataclasses.replace(gpu, **{
+        name: getattr(known.facts, name) for name in _FACTS
+        if getattr(gpu, name) is None})
+
+
+def untrusted(gpu: model.Gpu, known: gpu_record.Reported | None,
+              library_missing: bool) -> str:
+    """Why this reading of ``gpu`` is not reliable; empty if it is.
+
+    :param library_missing: whether this machine has no NVML library.
+    """
+    if gpu.problems:
+        return '; '.join(gpu.problems)
+    if gpu.visible_to_nvml or gpu.driver != whole.NVIDIA:
+        return ''
+    if library_missing and (known is None or known.facts.uuid is None):
+        return ''
+    return 'the nvidia driver is bound, but NVML does not list the GPU'
+
+
+def is_unread(state_path: str, host: model.Host, gpu: model.Gpu) -> bool:
+    """Whether nothing can be bound on a GPU, because it cannot be read.
+
+    :param state_path: ``[gpu] state_path``.
+    """
+    return bool(untrusted(
+        gpu, store.of(state_path).peek(gpu.address).reported,
+        host.library_missing))
+
+
+def remember(gpu: model.Gpu, device: names.ReportedDevice,
+             before: gpu_record.Reported | None = None,
+             left: Iterable[str] = ()) -> gpu_record.Reported:
+    """What to remember about a GPU and the device that is reported for it.
+
+    :param before: what was remembered of the GPU before.
+    :param left: UUIDs of providers in ``before`` that this report withdraws
+        and that Placement still has. As long as there are any, the GPU keeps
+        the mode in ``before``.
+    """
+    mode = _mode(device).value
+    leftover = leaving(before, left).providers if before else {}
+    if before and leftover:
+        mode = before.mode
+    return gpu_record.Reported(
+        device_id=gpu.device_id,
+        mode=mode,
+        facts=gpu_record.ReportedFacts(**{
+            name: getattr(gpu, name) for name in _FACTS}),
+        providers={**leftover, **{
+            item.provider_uuid: _provider(item)
+            for item in device.deployables}})
+
+
+def _mode(device: names.ReportedDevice) -> policy.Mode:
+    modes = {deployable.mode for deployable in device.deployables}
+    if len(modes) > 1:
+        return policy.Mode.AUTO
+    return modes.pop() if modes else policy.Mode.OFF
+
+
+def leaving(before: gpu_record.Reported, left: Iterable[str]
+            ) -> gpu_record.Reported:
+    """What to remember about a GPU that is not reported any more.
+
+    :param left: see :func:`remember`.
+    """
+    return dataclasses.replace(before, providers={
+        uuid: before.providers[uuid] for uuid in left})
+
+
+def withdrawn(known: gpu_record.Reported, device: names.ReportedDevice | None
+              ) -> tuple[str, ...]:
+    """Providers that this report would delete or give other handles.
+
+    :param device: the device to report; None for none.
+    """
+    now = {item.provider_uuid: _provider(item)
+           for item in (device.deployables if device else ())}
+    return tuple(sorted(uuid for uuid, provider in known.providers.items()
+                        if now.get(uuid) != provider))
+
+
+def drained(before: gpu_record.Reported, dropped: Iterable[str]
+            ) -> list[reserved.Inventory]:
+    """The inventories of providers of which nothing may be promised."""
+    return [reserved.Inventory(uuid, before.providers[uuid].resource_class,
+                               before.providers[uuid].total,
+                               before.providers[uuid].total)
+            for uuid in dropped]
+
+
+def _provider(deployable: names.ReportedDeployable
+              ) -> gpu_record.ReportedProvider:
+    return gpu_record.ReportedProvider(
+        deployable.resource_class, deployable.num_accelerators,
+        _digest(item.attach_info for item in deployable.handles))
+
+
+def _digest(infos: Iterable[str]) -> str:
+    return names.digest('\n'.join(sorted(infos)))
+
+
+# Find the GPUs that servers may have without a trace on this machine.
+
+def of_reports(state_path: str, address: model.PciAddress) -> str:
+    """Why a server may have a GPU, when Placement cannot be queried.
+
+    A server that has the whole GPU has no entry in the journal of binds.
+
+    :param state_path: ``[gpu] state_path``.
+    :returns: empty if the GPU was not whole when it was last reported.
+    """
+    try:
+        known = store.of(state_path).read(address).reported
+    except exception.JournalError as error:
+        return f'the last report of it is not known: {error}'
+    if known is None or not known.is_whole:
+        return ''
+    return ('it was last reported as a whole GPU, and a server that is shut '
+            'off may have it: only the agent, which can query Placement, '
+            'prepares it')
+
+
+def of_placement(tree: publishing.ProviderTree, hostname: str,
+                 address: model.PciAddress) -> str:
+    """Why servers may have a part of a GPU; empty if none has.
+
+    A server that is shut off holds its GPU without a trace on the machine,
+    but its allocation remains in Placement. If Placement does not answer,
+    that is a reason too.
+
+    :param tree: the providers of this host.
+    :param hostname: name of the compute node's provider.
+    """
+    try:
+        for uuid in _providers(tree, hostname, address):
+            usages = tree.get(f'/resource_providers/{uuid}/usages')
+            if usages is None:
+                return f'provider {uuid} has just been deleted'
+            if any(usages['usages'].values()):
+                return f'Placement has allocations of provider {uuid}'
+    except Exception as error:
+        return ('Placement does not return its allocations: '
+                + exception.steady(error))
+    return ''
+
+
+def mixed(tree: publishing.ProviderTree, hostname: str,
+          address: model.PciAddress, bound: int) -> str:
+    """Why a GPU may have servers of several projects; empty if it has not.
+
+    A server already has its allocation when its part of the GPU is bound.
+    So if two servers are bound at the same time, at least one of the binds
+    sees the other server. If Placement does not answer, that is a reason
+    too.
+
+    :param tree: the providers of this host.
+    :param hostname: name of the compute node's provider.
+    :param bound: how many parts servers have, including the requested one.
+        The projects of parts without an allocation are unknown.
+    """
+    try:
+        parts, projects = _parts(tree, _providers(tree, hostname, address))
+    except Exception as error:
+        return ('Placement does not return the projects of its servers: '
+                + exception.steady(error))
+    if '' in projects or parts < bound:
+        return ('it has servers whose projects are not known: Placement has '
+                f'allocations of {parts} of its parts, and with this bind '
+                f'{bound} are bound')
+    if len(projects) > 1:
+        return 'it has servers of projects ' + ' and '.join(sorted(projects))
+    return ''
+
+
+def allocated(tree: publishing.ProviderTree, hostname: str,
+              item: offer.Offer) -> dict[str, int] | None:
+    """How many units of an offer each server has; one request.
+
+    :param hostname: name of the compute node's provider.
+    :returns: by provider and server; None if there is no such provider.
+    :raises Exception: if Placement does not answer.
+    """
+    uuid = names.provider_uuid(names.provider_name(hostname, item))
+    found = tree.get(f'/resource_providers/{uuid}/allocations')
+    return None if found is None else {
+        f'{uuid} {server}': sum(allocation['resources'].values())
+        for server, allocation in found['allocations'].items()}
+
+
+def _parts(tree: publishing.ProviderTree, providers: Iterable[str]
+           ) -> tuple[int, set[str]]:
+    """How many parts of a GPU are allocated, and to which projects."""
+    parts = 0
+    servers: set[str] = set()
+    for uuid in providers:
+        found = tree.get(f'/resource_providers/{uuid}/allocations')
+        for server, allocation in (found or {'allocations': {}}
+                                   )['allocations'].items():
+            parts += sum(allocation['resources'].values())
+            servers.add(server)
+    return parts, {(tree.get(f'/allocations/{server}') or {}
+                    ).get('project_id') or '' for server in servers}
+
+
+def _providers(tree: publishing.ProviderTree, hostname: str,
+               address: model.PciAddress) -> list[str]:
+    """UUIDs of the GPU's providers, of this or another policy."""
+    found = tree.of_host(hostname)
+    if not found:
+        raise exception.InvalidValue(
+            what='compute node', value=hostname,
+            expected='Placement has no provider of that name; expected the '
+            "node's hypervisor_hostname")
+    return [provider['uuid'] for provider in found
+            if f'_gpu_{address}_' in provider['name']]

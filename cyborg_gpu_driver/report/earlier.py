@@ -31,7 +31,7 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
-from cyborg_gpu_driver.report import provider_tree
+from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report.content import names
 
@@ -52,7 +52,7 @@ class Earlier:
     :param hostname: name of the compute node's provider.
     """
 
-    def __init__(self, tree: provider_tree.ProviderTree, hostname: str):
+    def __init__(self, tree: publishing.ProviderTree, hostname: str):
         self._tree = tree
         self._hostname = hostname
         self._known: tuple[reconcile.Earlier, ...] | None = None
@@ -96,7 +96,7 @@ class Earlier:
                 or {'inventories': {}})['inventories'].items())
 
 
-def read(tree: provider_tree.ProviderTree, hostname: str, host: model.Host
+def read(tree: publishing.ProviderTree, hostname: str, host: model.Host
          ) -> tuple[reconcile.Earlier, ...]:
     """The providers of Cyborg's own driver that servers have.
 
@@ -107,7 +107,7 @@ def read(tree: provider_tree.ProviderTree, hostname: str, host: model.Host
     return _in_use(tree, _providers(tree, hostname, host))
 
 
-def _in_use(tree: provider_tree.ProviderTree,
+def _in_use(tree: publishing.ProviderTree,
             there: Mapping[str, reconcile.Earlier]
             ) -> tuple[reconcile.Earlier, ...]:
     """The providers that servers have, with those servers."""
@@ -120,7 +120,7 @@ def _in_use(tree: provider_tree.ProviderTree,
     return tuple(found)
 
 
-def _providers(tree: provider_tree.ProviderTree, hostname: str,
+def _providers(tree: publishing.ProviderTree, hostname: str,
                host: model.Host) -> Mapping[str, reconcile.Earlier]:
     """The providers of Cyborg's own driver for GPUs of a host, by UUID.
 

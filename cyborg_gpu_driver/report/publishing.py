@@ -23,17 +23,27 @@ caller writes.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
 
+from cyborg.objects.driver_objects import driver_attach_handle
+from cyborg.objects.driver_objects import driver_attribute
+from cyborg.objects.driver_objects import driver_controlpath_id
+from cyborg.objects.driver_objects import driver_deployable
+from cyborg.objects.driver_objects import driver_device
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import threads
+from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.report.content import names
 
 LOG = logging.getLogger(__name__)
 
@@ -137,8 +147,8 @@ class Publisher:
             if address in self._busy:
                 return writing
             self._busy.add(address)
-        threads.begin(self._run, address,
-                      name=f'the free capacity of GPU {address}')
+        deadline.begin(self._run, address,
+                       name=f'the free capacity of GPU {address}')
         return writing
 
     def _run(self, address: model.PciAddress) -> None:
@@ -167,3 +177,138 @@ class _Writing:
         self.error: Exception | None = None
         self.generations: Mapping[str, int] | None = None
         """Set for a report, which also corrects what other clients wrote."""
+
+
+# Make Cyborg's driver objects from reported values.
+#
+# This is the only module of the package that imports cyborg. Callers that can
+# work without Cyborg import it late.
+
+def driver_devices(reported: Iterable[names.ReportedDevice]
+                   ) -> list[driver_device.DriverDevice]:
+    """The result of ``discover()``.
+
+    ``device_state`` remains unset: it is for devices that Cyborg cleans.
+    """
+    return [_device(device) for device in reported]
+
+
+def _device(device: names.ReportedDevice) -> driver_device.DriverDevice:
+    return driver_device.DriverDevice(
+        vendor=device.vendor,
+        model=device.model,
+        type=device.type,
+        std_board_info=device.std_board_info,
+        vendor_board_info=device.vendor_board_info,
+        controlpath_id=driver_controlpath_id.DriverControlPathID(
+            cpid_type=device.cpid_type, cpid_info=device.cpid_info),
+        deployable_list=[_deployable(deployable)
+                         for deployable in device.deployables],
+        stub=device.stub)
+
+
+def _deployable(deployable: names.ReportedDeployable
+                ) -> driver_deployable.DriverDeployable:
+    return driver_deployable.DriverDeployable(
+        name=deployable.name,
+        num_accelerators=deployable.num_accelerators,
+        driver_name=deployable.driver_name,
+        attribute_list=[
+            driver_attribute.DriverAttribute(key=key, value=value)
+            for key, value in deployable.attributes],
+        attach_handle_list=[
+            driver_attach_handle.DriverAttachHandle(
+                attach_type=handle.attach_type,
+                attach_info=handle.attach_info,
+                # Cyborg keeps this in its own database. It uses the value
+                # only for a new handle.
+                in_use=False)
+            for handle in deployable.handles])
+
+
+# Read this host's providers from Placement.
+
+VERSION = '1.26'
+"""The first version that takes and shows ``reserved`` equal to ``total``."""
+_TREE_VERSION = '1.14'
+"""The first version with ``in_tree``."""
+_MEMBERS = 8
+"""How many providers to try to find the tree: some may be missing."""
+
+
+class ProviderTree:
+    """The tree of providers below the compute node.
+
+    :param client: makes Cyborg's placement client or a similar one. Called
+        once, at the first use: each new client logs in to keystone.
+    """
+
+    def __init__(self, client: Callable[[], Any]):
+        self._make_client = client
+        self._client = None
+        self._root: str | None = None
+        self._latency = math.inf
+
+    @property
+    def latency(self) -> float:
+        """Seconds of the fastest answer so far; inf before the first.
+
+        The fastest answer depends least on how busy this process was.
+        """
+        return self._latency
+
+    @property
+    def client(self) -> Any:
+        """The client, for writes."""
+        if self._client is None:
+            self._client = self._make_client()
+        return self._client
+
+    def get(self, url: str, version: str = VERSION) -> Any:
+        """The body of a response; None for status 404.
+
+        :raises PlacementRefused: for any other status than 200 and 404.
+        :raises Exception: what the client raises.
+        """
+        client, begun = self.client, time.monotonic()
+        response = client.get(url, version=version)
+        self._latency = min(self._latency, time.monotonic() - begun)
+        if response.status_code == 404:
+            return None
+        if response.status_code != 200:
+            raise exception.PlacementRefused(
+                what=f'GET {url}', code=response.status_code,
+                text=response.text)
+        return response.json()
+
+    def members(self, provider: str) -> list[dict[str, Any]]:
+        """All providers in the tree of a provider (UUID)."""
+        return self.get(f'/resource_providers?in_tree={provider}',
+                        _TREE_VERSION)['resource_providers']
+
+    def of_host(self, hostname: str) -> list[dict[str, Any]]:
+        """All providers in the tree of a compute node; empty if it has none.
+
+        :param hostname: name of the compute node's provider.
+        """
+        name = urllib.parse.quote(hostname, safe='')
+        roots = self.get(f'/resource_providers?name={name}'
+                         )['resource_providers']
+        return self.members(roots[0]['uuid']) if roots else []
+
+    def generations(self, providers: Sequence[str]) -> dict[str, int]:
+        """Generation of each provider of this host's tree, in one request.
+
+        Any member finds the tree: the root once it is known, and one of
+        ``providers`` before that. Some of those may be missing.
+
+        :param providers: UUIDs of the driver's own providers.
+        :raises Exception: what the client raises.
+        """
+        for member in ([self._root] if self._root else providers[:_MEMBERS]):
+            tree = self.members(member)
+            if tree:
+                self._root = tree[0]['root_provider_uuid']
+                return {item['uuid']: item['generation'] for item in tree}
+        self._root = None
+        return {}

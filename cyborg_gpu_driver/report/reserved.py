@@ -32,7 +32,7 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.partition import cleaning
-from cyborg_gpu_driver.report import provider_tree
+from cyborg_gpu_driver.report import publishing
 
 LOG = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class ReservedKeeper:
     :param clock: a monotonic clock, in seconds.
     """
 
-    def __init__(self, tree: provider_tree.ProviderTree,
+    def __init__(self, tree: publishing.ProviderTree,
                  clock: Callable[[], float] = time.monotonic):
         self._clock = clock
         self._tree = tree
@@ -255,7 +255,7 @@ class ReservedKeeper:
                reserved: int) -> Any:
         """Write an inventory that was just read; return the response."""
         response = self._tree.client.put(
-            url, dict(body, reserved=reserved), version=provider_tree.VERSION)
+            url, dict(body, reserved=reserved), version=publishing.VERSION)
         if response.status_code == 200:
             self._own[provider] += 1
             self._written[provider] = (

@@ -31,10 +31,10 @@ from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.record import unknown_claims
-from cyborg_gpu_driver.report import memory
+from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report.content import build
-from cyborg_gpu_driver.report.content import values
+from cyborg_gpu_driver.report.content import names
 
 LOG = logging.getLogger(__name__)
 
@@ -53,8 +53,8 @@ class Decision:
     Placement which this report withdraws.
     """
 
-    devices: tuple[values.ReportedDevice, ...]
-    offered: Mapping[model.PciAddress, values.ReportedDevice | None]
+    devices: tuple[names.ReportedDevice, ...]
+    offered: Mapping[model.PciAddress, names.ReportedDevice | None]
     draining: tuple[reserved.Inventory, ...]
     leaving: frozenset[model.PciAddress] = frozenset()
 
@@ -76,7 +76,7 @@ class Decision:
 class Sent:
     """The part of a report that is about one GPU."""
 
-    device: values.ReportedDevice | None
+    device: names.ReportedDevice | None
     """The device to send; None for none. A stub tells Cyborg to keep the GPU
     as it is in its database."""
     problem: str = ''
@@ -93,7 +93,7 @@ class _Look:
 
     gpu: model.Gpu | None
     """The GPU. Facts that NVML does not tell now are from before."""
-    device: values.ReportedDevice | None
+    device: names.ReportedDevice | None
     """The device as it was read; None if there is nothing to report."""
     reason: str
     """Why Cyborg has to keep the GPU as it is; empty if it does not."""
@@ -109,7 +109,7 @@ class _Look:
              before: gpu_record.Reported | None) -> Sent:
         if self.reason:
             return Sent(build.stub_device(address), self.reason, self.left)
-        return Sent(self.device, self.waiting, memory.withdrawn(
+        return Sent(self.device, self.waiting, capacity.withdrawn(
             before, self.device) if before else ())
 
 
@@ -136,7 +136,7 @@ class Withdrawal:
         """Whether Placement has not answered since the last decision."""
 
     def decide(self, host: model.Host,
-               make: Callable[[model.Gpu], values.ReportedDevice | None],
+               make: Callable[[model.Gpu], names.ReportedDevice | None],
                ignored: Collection[model.PciAddress],
                claimed: Collection[model.PciAddress],
                unhealthy: Collection[model.PciAddress] = (),
@@ -192,10 +192,10 @@ class Withdrawal:
                 if before is not None:
                     kept[address] = before
             elif device is not None and look.gpu is not None:
-                kept[address] = memory.remember(look.gpu, device, before,
-                                                left)
+                kept[address] = capacity.remember(look.gpu, device, before,
+                                                  left)
             elif left and before is not None:
-                kept[address] = memory.leaving(before, left)
+                kept[address] = capacity.leaving(before, left)
         devices += [build.stub_device(item.function)
                     for item in earlier or () if item.function != item.gpu]
         self._keep(kept)
@@ -204,7 +204,7 @@ class Withdrawal:
 
     def preview(self, host: model.Host,
                 known: Mapping[model.PciAddress, gpu_record.Reported],
-                make: Callable[[model.Gpu], values.ReportedDevice | None],
+                make: Callable[[model.Gpu], names.ReportedDevice | None],
                 ignored: Collection[model.PciAddress],
                 claimed: Collection[model.PciAddress]
                 ) -> dict[model.PciAddress, Sent]:
@@ -223,7 +223,7 @@ class Withdrawal:
             for address in sorted({*present, *known, *unknown})}
 
     def held(self, present: Iterable[model.PciAddress] = ()
-             ) -> tuple[values.ReportedDevice, ...]:
+             ) -> tuple[names.ReportedDevice, ...]:
         """Stubs for all remembered GPUs; for none if they cannot be read.
 
         A GPU whose record cannot be used may have been reported.
@@ -239,19 +239,19 @@ class Withdrawal:
 
     def _look_at(self, gpu: model.Gpu | None,
                  before: gpu_record.Reported | None,
-                 make: Callable[[model.Gpu], values.ReportedDevice | None],
+                 make: Callable[[model.Gpu], names.ReportedDevice | None],
                  ignored: Collection[model.PciAddress], claimed: bool,
                  library_missing: bool) -> _Look:
         """Decide what to report of one GPU, and what prevents it."""
-        device: values.ReportedDevice | None = None
+        device: names.ReportedDevice | None = None
         reason = waiting = ''
         unread = False
         left: list[str] = []
         if gpu is not None and gpu.address not in ignored:
-            reason = memory.untrusted(gpu, before, library_missing)
+            reason = capacity.untrusted(gpu, before, library_missing)
             unread = bool(reason)
             if not unread:
-                gpu = memory.complete(gpu, before)
+                gpu = capacity.complete(gpu, before)
                 device = make(gpu)
         if device is not None and device.busy:
             waiting, device = self._without_busy_news(device, before)
@@ -266,11 +266,11 @@ class Withdrawal:
 
         A server that has a whole GPU has no claim on it.
         """
-        yield from memory.drained(before, look.left)
+        yield from capacity.drained(before, look.left)
         if look.reason and unhealthy:
             # Also close what Cyborg still offers.
-            yield from memory.drained(
-                before, memory.withdrawn(before, look.device))
+            yield from capacity.drained(
+                before, capacity.withdrawn(before, look.device))
         if not look.unread or unhealthy:
             return
         for uuid, known in before.providers.items():
@@ -282,14 +282,14 @@ class Withdrawal:
                 build.reserved(known.total, held, 0))
 
     def _withdrawn(self, before: gpu_record.Reported,
-                   device: values.ReportedDevice | None, claimed: bool
+                   device: names.ReportedDevice | None, claimed: bool
                    ) -> tuple[str, list[str]]:
         """Why nothing may be withdrawn now, and which providers are to go.
 
         Placement must not promise those providers any more.
         """
         uses = {uuid: claimed or self.held_by(uuid)
-                for uuid in memory.withdrawn(before, device)}
+                for uuid in capacity.withdrawn(before, device)}
         there = [uuid for uuid, used in uses.items() if used is not None]
         if any(uses.values()):
             return ('offers that must be withdrawn are still in use', there)
@@ -316,9 +316,9 @@ class Withdrawal:
                       {'uuid': provider, 'error': error})
             return True
 
-    def _without_busy_news(self, device: values.ReportedDevice,
+    def _without_busy_news(self, device: names.ReportedDevice,
                            before: gpu_record.Reported | None
-                           ) -> tuple[str, values.ReportedDevice | None]:
+                           ) -> tuple[str, names.ReportedDevice | None]:
         """Leave out busy deployables that Cyborg does not have yet.
 
         Cyborg would create their providers, and those would be open until

@@ -26,8 +26,118 @@ import yaml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
-from cyborg_gpu_driver.simulator import file_schema
 from cyborg_gpu_driver.simulator import spec
+
+# The schemas of the YAML files of simulated hosts and models.
+
+ALL = 'all'
+"""For ``vfs``: as many virtual functions as the model has."""
+SWITCHES = 'switches'
+"""For ``nvlink``: the links lead to the host's NVSwitches."""
+ARCHITECTURES = ('volta', 'turing', 'ampere', 'ada', 'hopper', 'blackwell')
+
+_TEXT = {'type': 'string', 'minLength': 1}
+_COUNT = schema.integer(0)
+_SOME = schema.integer(1)
+_ADDRESS = schema.matching(
+    '[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f][.][0-7]', 'a PCI address in quotes',
+    "'0000:3b:00.0'")
+
+
+def _digits(count: int) -> dict[str, Any]:
+    """Schema of hexadecimal digits. YAML may read unquoted ones as a number.
+    """
+    return schema.matching(
+        f'[0-9a-f]{{{count}}}',
+        f'{count} lower-case hexadecimal digits in quotes')
+
+
+_GPU = schema.mapping({'model': _TEXT, 'address': _ADDRESS}, {
+    'vfs': {'anyOf': [{'const': ALL}, _COUNT]},
+    'mig': schema.TRUTH,
+    'uuid': _TEXT,
+    'serial': _TEXT,
+    'numa_node': schema.integer(-1),
+    'iommu_group': _COUNT,
+    'driver': {'enum': ['nvidia', 'vfio-pci', 'nouveau', None]},
+    'framework': {'enum': list(spec.FRAMEWORKS)},
+    'nvlink': {'anyOf': [{'const': SWITCHES}, schema.listing(_ADDRESS)]}})
+_FUNCTION = schema.mapping({
+    'address': _ADDRESS,
+    'vendor': _digits(4),
+    'device': _digits(4),
+    'class': _digits(6)}, {
+    'driver': _TEXT,
+    'numa_node': {'type': 'integer'},
+    'iommu_group': _COUNT})
+HOST = schema.mapping({'driver_version': _TEXT}, {
+    'cuda_version': _COUNT,
+    'wsl': schema.TRUTH,
+    'virtual': schema.TRUTH,
+    'container': schema.TRUTH,
+    'dcgm': schema.TRUTH,
+    'keeps_mig': schema.TRUTH,
+    'fabric_mode': {'enum': [0, 1, 2]},
+    'clique': schema.matching(
+        '[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}[.][0-9]{1,9}',
+        'the UUID of an NVLink cluster, a dot and the number of a clique',
+        '51d4ba7b-6d2a-4b39-9e4b-1c4a4bd0f1a2.3'),
+    'gpus': schema.listing(_GPU),
+    'nvswitches': schema.listing(_FUNCTION),
+    'functions': schema.listing(_FUNCTION)})
+
+_PROFILE = schema.mapping({
+    'enum': _COUNT,
+    'id': _COUNT,
+    'name': _TEXT,
+    'slices': _SOME,
+    'memory_mib': _SOME,
+    'max': _SOME,
+    'size': _SOME,
+    'starts': schema.listing(_COUNT, 1),
+    'multiprocessors': _COUNT,
+    'copy_engines': _COUNT}, {
+    'order': schema.listing(_COUNT),
+    'capabilities': _COUNT,
+    **dict.fromkeys(spec.ENGINES, _COUNT)})
+_COMPUTE_PROFILE = schema.mapping(
+    {'enum': _COUNT, 'slices': _SOME, 'max': _SOME})
+_MIG = schema.mapping({
+    'units': _SOME,
+    'needs_reset': schema.TRUTH,
+    'profiles': schema.listing(_PROFILE, 1),
+    # The keys are the compute slices of the GPU instance.
+    'compute_profiles': {
+        'type': 'object',
+        'additionalProperties': schema.listing(_COMPUTE_PROFILE)}})
+_VGPU_TYPE = schema.mapping({
+    'id': _SOME,
+    'name': _TEXT,
+    'class': _TEXT,
+    'framebuffer_mib': _SOME,
+    'max': _SOME}, {
+    'profile': _COUNT,
+    'per_instance': _COUNT})
+MODEL = schema.mapping({
+    'product': _TEXT,
+    'architecture': {'enum': list(ARCHITECTURES)},
+    'compute_capability': schema.listing(_COUNT, 2, 2),
+    'device': _digits(4),
+    'subsystem_device': _digits(4),
+    'memory_mib': _SOME,
+    'bar1_mib': _COUNT,
+    'power_limit_watts': _COUNT,
+    'multiprocessors': _COUNT,
+    'row_remapping': schema.TRUTH}, {
+    'brand': _COUNT,
+    'subsystem_vendor': _digits(4),
+    'class': _digits(6),
+    'nvlinks': _COUNT,
+    'placement_region': _SOME,
+    'sriov': schema.nullable(schema.mapping(
+        {'totalvfs': _COUNT}, {'offset': _SOME, 'stride': _SOME})),
+    'mig': schema.nullable(_MIG),
+    'vgpu_types': schema.listing(_VGPU_TYPE)})
 
 HERE = pathlib.Path(__file__).parent
 # The same loader, written in C, if PyYAML was built with it.
@@ -229,7 +339,7 @@ def _made(kind, item, renamed=None, **others):
 
 def _vfs(value, place, model, wsl):
     """The number of virtual functions that a GPU has at the start."""
-    count = model.totalvfs if value == file_schema.ALL else value
+    count = model.totalvfs if value == ALL else value
     if count > model.totalvfs:
         raise place.wrong(value, f"'all' or at most {model.totalvfs}")
     if value and wsl:
@@ -239,7 +349,7 @@ def _vfs(value, place, model, wsl):
 
 def _peers(value, place, model, switches):
     """For each link, the address at its other end."""
-    if value != file_schema.SWITCHES:
+    if value != SWITCHES:
         if len(value) > model.nvlinks:
             raise place.error(
                 f'found {len(value)} addresses', 'expected at most '
@@ -267,7 +377,7 @@ def _model(name, path, digest):
 # One process may create many machines of a few hosts and models.
 @functools.lru_cache(maxsize=64)
 def _parse_host(path, data):
-    return _parse(path, data, file_schema.HOST)
+    return _parse(path, data, HOST)
 
 
 @functools.lru_cache(maxsize=64)
@@ -285,7 +395,7 @@ def _load(path, data):
 
 @functools.lru_cache(maxsize=64)
 def _parse_model(name, path, data, base):
-    content = _parse(path, data, file_schema.MODEL, base)
+    content = _parse(path, data, MODEL, base)
     place = schema.Place(str(path))
     mig = _mig(content.get('mig'), place.below('mig'))
     vgpu_types = tuple(

@@ -23,10 +23,10 @@ from cyborg_gpu_driver.host import open_files
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.nvml import access
 from cyborg_gpu_driver.host.nvml import session as nvml
-from cyborg_gpu_driver.host.sysfs import files as sysfs
+from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.simulator import libvirt
 from cyborg_gpu_driver.simulator import tools
-from cyborg_gpu_driver.simulator.driver import drivers
+from cyborg_gpu_driver.simulator.driver import gpu
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.simulator.sysfs import sysfs as simulated
 
@@ -49,11 +49,11 @@ def open_platform(machine: str | machine_module.Machine,
         machine = machine_module.Machine.load(machine, state)
     machine.install()
     return platform.Platform(
-        sysfs=sysfs.Sysfs(simulated.ROOT, os_module=machine.os),
+        sysfs=pci.Sysfs(simulated.ROOT, os_module=machine.os),
         nvml=nvml.NvmlSession(
             load=_no_library, wsl=machine.host.wsl,
             shared=_ACCESS.setdefault(machine, access.Access())),
-        proc=sysfs.Sysfs('/proc', os_module=machine.proc),
+        proc=pci.Sysfs('/proc', os_module=machine.proc),
         sleep=lambda seconds: None,
         simulated=True, sriov_manage=tools.sriov_manage(machine),
         mdevctl=tools.mdevctl(machine),
@@ -65,7 +65,7 @@ def open_platform(machine: str | machine_module.Machine,
         fabric_config=machine.fabric_config,
         load_fabric=machine.load_fabric_library,
         nv_fabricmanager=tools.fabric_manager(machine),
-        module_aliases=lambda: drivers.ALIASES,
+        module_aliases=lambda: gpu.ALIASES,
         libvirt=lambda: libvirt.Connection(machine),
         boot_id=lambda: machine.boot_id,
         is_root=lambda: machine.privileged)

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.simulator.machine import patch
+from cyborg_gpu_driver.simulator.machine import machine
 
 # Each command looks for its entry points among all installed packages, which
 # do not change while tests run.
@@ -61,7 +61,7 @@ def run(*arguments: object, encoding: str | None = None,
     before = privileged._platform
     root.handlers.clear()
     try:
-        with patch.kept(), contextlib.redirect_stdout(output), \
+        with machine.kept(), contextlib.redirect_stdout(output), \
                 contextlib.redirect_stderr(errors):
             # Garbage collection need not visit objects older than the command.
             gc.freeze()

@@ -10,7 +10,6 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-
 """Checks of the GPUs, their driver and the kernel."""
 
 from __future__ import annotations
@@ -19,18 +18,176 @@ import re
 from collections.abc import Iterator
 
 from cyborg_gpu_driver.check import facts as facts_module
+from cyborg_gpu_driver.check import placement
 from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.host.snapshot import condition
-from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.snapshot import whole
+from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
-from cyborg_gpu_driver.partition.change import action
-from cyborg_gpu_driver.partition.elastic import role as roles
+from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.partition.offer import passthrough
 
+# Checks of the NVSwitches and NVIDIA's fabric manager.
+
 _NVIDIA = 'nvidia'
+_ANY = ('0.0.0.0', '::')
+"""Addresses that include each address of the host."""
+_CONFIG = ('Set FABRIC_MODE={0} in fabricmanager.cfg and restart the unit '
+           'nvidia-fabricmanager while no server uses a GPU')
+_START = ('Run "systemctl enable --now nvidia-fabricmanager" and read its '
+          'log with "journalctl -u nvidia-fabricmanager"')
+
+
+def manager(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether the fabric manager supports the modes of the GPUs.
+
+    From the fabric manager's user guide: CUDA starts on a GPU on NVSwitches
+    only if the GPU's NVLinks are configured. The fabric manager and the
+    driver must have the same version. A partition must be active before a
+    server with a vGPU starts, even with a single vGPU. MIG slices use no
+    NVLink.
+    """
+    fabric = facts.fabric
+    modes = fabric and _modes(facts, fabric)
+    if not fabric or not modes:
+        return
+    yield from _port(facts, fabric)
+    if fabric.installed is False:
+        yield result.failure(
+            result.HOST, 'the machine has NVSwitches, but no fabric manager '
+            'is installed: CUDA does not start on its GPUs',
+            'Install nvidia-fabricmanager of the same version as the driver')
+        return
+    if not fabric.running:
+        yield result.failure(
+            result.HOST, 'the fabric manager does not run: CUDA does not '
+            'start on GPUs on NVSwitches', _START)
+        return
+    yield from _fabric_version(facts, fabric)
+    yield from _mode(fabric, modes)
+    yield from _isolation(facts)
+    yield from _partitions(facts, fabric)
+
+
+def _port(facts, fabric):
+    """Whether the fabric manager and cyborg-api want the same port.
+
+    Both have 127.0.0.1:6666 by default (FM_CMD_PORT_NUMBER of nv_fm_types.h,
+    cyborg/conf/api.py of Cyborg 17). The one that starts second fails.
+    """
+    if (facts.cyborg is None or fabric.address is None
+            or fabric.address.startswith('/')):
+        return
+    host, _, number = fabric.address.rpartition(':')
+    listens, port = facts.cyborg.api
+    if int(number) != port or listens not in (host, *_ANY):
+        return
+    text = ('the fabric manager and cyborg-api both listen on '
+            f'{fabric.address}: only one of them can run on this host')
+    running = facts.machine and facts.machine.running
+    if running and placement.API in running.commands:
+        yield result.failure(
+            result.HOST, text, 'Set FM_CMD_UNIX_SOCKET_PATH or '
+            'FM_CMD_PORT_NUMBER in fabricmanager.cfg, or [api] port in '
+            'cyborg.conf, and restart both')
+    else:
+        yield result.success(result.HOST, text)
+
+
+def _modes(facts, fabric):
+    """Return the modes of the GPUs that may be on the NVSwitches."""
+    return {mode for gpu, governing in facts.governed()
+            for mode in governing.modes
+            if gpu.address in fabric.modules or gpu.driver != _NVIDIA}
+
+
+def _fabric_version(facts, fabric):
+    driver = facts.host.driver_version
+    if fabric.version is None:
+        yield result.skipped(
+            result.HOST, 'whether the fabric manager has the same version as '
+            'the driver', 'Run "nv-fabricmanager --version" as root')
+    elif driver and fabric.version != driver:
+        yield result.failure(
+            result.HOST, f'the fabric manager has version {fabric.version} '
+            f'and the driver has version {driver}',
+            f'Install nvidia-fabricmanager {driver} and restart its unit')
+
+
+def _mode(fabric, modes):
+    """Check the mode of the board, which allows one kind of partition."""
+    if fabric.mode is None:
+        yield result.skipped(
+            result.HOST, f'the mode of the fabric manager: '
+            f'{fabric.mode_problem}',
+            'Let the user of cyborg-agent read the file')
+        return
+    if (policy.Mode.VGPU in modes
+            and fabric.mode is not model.Mode.VGPU):
+        yield result.failure(
+            result.HOST, f'FABRIC_MODE is {fabric.mode.value}: a vGPU that '
+            'takes a whole GPU does not start CUDA (cuInit error 802)',
+            _CONFIG.format(model.Mode.VGPU.value))
+    if (policy.Mode.NVLINK in modes
+            and fabric.mode is not model.Mode.SHARED_NVSWITCH):
+        yield result.failure(
+            result.HOST, f'FABRIC_MODE is {fabric.mode.value}: no partition '
+            'of whole GPUs can be activated for mode nvlink',
+            _CONFIG.format(model.Mode.SHARED_NVSWITCH.value))
+    if (policy.Mode.PASSTHROUGH in modes
+            and fabric.mode is model.Mode.VGPU):
+        yield result.warning(
+            result.HOST, f'FABRIC_MODE is {fabric.mode.value}: a whole GPU '
+            'starts CUDA only in a server that disables NVLink',
+            _CONFIG.format(model.Mode.SHARED_NVSWITCH.value)
+            + ', or disable NVLink in the image '
+            '(NVreg_NvLinkDisable=1 for the module nvidia)')
+
+
+def _isolation(facts):
+    """Check that no server reaches the GPUs of another one through NVLink."""
+    for gpu, governing in facts.governed():
+        if not gpu.nvlink_open or (policy.Mode.PASSTHROUGH
+                                   not in governing.modes):
+            continue
+        if governing.nvlink_not_isolated:
+            yield result.warning(
+                gpu.address, f'{gpu.nvlink_open}, and nvlink_not_isolated '
+                f'is set in [gpu_policy:{governing.name}]: its NVLinks may '
+                'reach the GPUs of other servers',
+                'Disable NVLink in the image (NVreg_NvLinkDisable=1 for the '
+                'module nvidia), and trust the servers')
+        else:
+            yield result.failure(
+                gpu.address, f'{gpu.nvlink_open}: its NVLinks may reach the '
+                'GPUs of other servers, so it is not offered alone',
+                'Use mode nvlink. '
+                + _CONFIG.format(model.Mode.SHARED_NVSWITCH.value))
+
+
+def _partitions(facts, fabric):
+    if fabric.mode in (None, model.Mode.BARE_METAL):
+        return
+    if fabric.problem:
+        yield result.failure(
+            result.HOST, 'the partitions cannot be read: ' + fabric.problem,
+            'See "NVSwitch boards" in the operator guide')
+        return
+    for name in fabric.failed:
+        yield result.failure(name, 'its NVLinks have failed',
+                             'Replace the GPU or the board')
+    for gpu, governing in facts.governed():
+        if (policy.Mode.VGPU in governing.modes
+                and gpu.address in fabric.modules
+                and fabric.single(gpu.address) is None):
+            yield result.failure(
+                gpu.address, 'the fabric manager has no partition for this '
+                'GPU alone', 'Disable the MIG mode of the GPU and reboot; '
+                'otherwise read the log of the fabric manager')
+
 _OTHERS = ('nouveau', 'nova_core', 'nvidiafb')
 """Drivers in the kernel tree that bind NVIDIA GPUs."""
 _BLACKLIST = ('Write "blacklist {0}" to a file in /etc/modprobe.d, rebuild '
@@ -41,22 +198,22 @@ _WITHOUT_MDEV = (6, 8)
 _FIRST_FOR_IT = 550
 """The driver of vGPU software 17, the first that supports Linux 6.8."""
 _BY_HAND = {
-    action.Action.DISABLE_FUNCTIONS: 'sriov-manage -d {}',
-    action.Action.ENABLE_MIG: 'nvidia-smi -i {} -mig 1',
-    action.Action.DISABLE_MIG: 'nvidia-smi -i {} -mig 0',
-    action.Action.ENABLE_FUNCTIONS: 'sriov-manage -e {}',
-    action.Action.MIXED_ON: 'nvidia-smi vgpu -i {} -shm 1',
-    action.Action.MIXED_OFF: 'nvidia-smi vgpu -i {} -shm 0',
-    action.Action.SCHEDULER: 'nvidia-smi vgpu set-scheduler-state -i {}',
+    change.Action.DISABLE_FUNCTIONS: 'sriov-manage -d {}',
+    change.Action.ENABLE_MIG: 'nvidia-smi -i {} -mig 1',
+    change.Action.DISABLE_MIG: 'nvidia-smi -i {} -mig 0',
+    change.Action.ENABLE_FUNCTIONS: 'sriov-manage -e {}',
+    change.Action.MIXED_ON: 'nvidia-smi vgpu -i {} -shm 1',
+    change.Action.MIXED_OFF: 'nvidia-smi vgpu -i {} -shm 0',
+    change.Action.SCHEDULER: 'nvidia-smi vgpu set-scheduler-state -i {}',
     # driverctl(8): set-override writes driver_override and binds.
-    action.Action.BIND_NVIDIA: 'driverctl set-override {} nvidia',
-    action.Action.BIND_VFIO: 'driverctl set-override {} vfio-pci',
+    change.Action.BIND_NVIDIA: 'driverctl set-override {} nvidia',
+    change.Action.BIND_VFIO: 'driverctl set-override {} vfio-pci',
 }
 """The command with which an operator can do a step.
 
 Only this driver does the other steps.
 """
-_MIG_STEPS = {action.Action.ENABLE_MIG, action.Action.DISABLE_MIG}
+_MIG_STEPS = {change.Action.ENABLE_MIG, change.Action.DISABLE_MIG}
 
 
 def offered(facts: facts_module.Facts) -> Iterator[result.Finding]:
@@ -136,7 +293,7 @@ def modules(facts: facts_module.Facts) -> Iterator[result.Finding]:
             yield result.warning(
                 result.HOST, f'{name} is loaded: after a reboot it may bind a '
                 'GPU before the right driver does', _BLACKLIST.format(name))
-    if drivers.releases_display(facts.host.driver_version):
+    if whole.releases_display(facts.host.driver_version):
         return
     for gpu, governing in facts.governed():
         if (_DISPLAY in loaded and gpu.architecture == 'ampere'
@@ -240,7 +397,7 @@ def ready(facts: facts_module.Facts) -> Iterator[result.Finding]:
                 'idle, or reboot')
         elif steps:
             yield _to_do(facts, gpu, steps)
-        elif (drivers.is_vfio(gpu.driver) and gpu.bound_from is None
+        elif (whole.is_vfio(gpu.driver) and gpu.bound_from is None
                 and policy.Mode.PASSTHROUGH in governing.modes
                 and facts.settings.clean_whole_gpus):
             yield result.skipped(
@@ -262,7 +419,7 @@ def _to_do(facts, gpu, steps):
     if facts.settings.prepare and (
             facts.settings.policies
             or [step.action for step in steps] == [
-                action.Action.BIND_VFIO]):
+                change.Action.BIND_VFIO]):
         return result.warning(
             gpu.address, details, 'cyborg-agent does this when the GPU is '
             f'idle; "cyborg-gpu gpu prepare {gpu.address}" does it now, or '
@@ -278,3 +435,112 @@ def _steps(facts, gpu, governing):
     """Return the steps that remain to be done."""
     return readiness.steps(gpu, readiness.wants(
         gpu, roles.governs(governing, gpu)))
+
+
+# Checks of how this host creates vGPUs.
+
+_MDEV = (model.Framework.MDEV_PF, model.Framework.MDEV_VF)
+_CHOOSE = ('Either set fixed_vgpus in its policy, run "cyborg-gpu nova '
+           'config" and let Nova assign the vGPUs; or start nova-compute as '
+           'cyborg-gpu-nova-compute and set [gpu] nova_vfio_handles')
+
+
+def way(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """How the vGPUs of each GPU are created and assigned to servers."""
+    for gpu, governing in facts.with_vgpus():
+        if condition.obstacle(gpu) and not condition.is_away(gpu):
+            yield unreadable(gpu)
+        elif gpu.framework is model.Framework.NONE:
+            yield from _no_way(gpu)
+        elif gpu.framework is not model.Framework.VENDOR_VFIO:
+            yield result.success(
+                gpu.address, 'mdev: created on demand and bound by Cyborg')
+        elif facts.settings.vfio_handles:
+            yield result.success(
+                gpu.address, 'virtual functions without mdev: created on '
+                'demand and bound by Cyborg')
+        elif governing.fixed_vgpus:
+            yield result.success(
+                gpu.address, 'virtual functions without mdev: fixed, and '
+                'assigned by Nova')
+        else:
+            yield result.failure(
+                gpu.address, 'without mdev: neither Cyborg nor Nova assigns '
+                'its virtual functions', _CHOOSE)
+
+
+def _no_way(gpu):
+    """Report that NVIDIA's driver supports no vGPUs on the GPU.
+
+    Other checks report another driver and missing virtual functions.
+    """
+    if gpu.driver == 'nvidia' and (not gpu.sriov_totalvfs or gpu.vfs):
+        yield result.failure(
+            gpu.address, 'its driver does not support vGPUs',
+            "Replace it with NVIDIA's vGPU host driver")
+
+
+def kernel(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether a GPU depends on mdev on a kernel without mdev."""
+    assert facts.machine is not None
+    for gpu, governing in facts.with_vgpus():
+        running = facts.machine.kernel
+        if (running is None or running < _WITHOUT_MDEV
+                or not gpu.sriov_totalvfs
+                or gpu.framework is not model.Framework.NONE):
+            continue
+        if facts.settings.vfio_handles or governing.fixed_vgpus:
+            continue
+        yield result.warning(
+            gpu.address, 'on Linux {}.{} its vGPUs have no '
+            'mdev'.format(*running), _CHOOSE)
+
+
+def sriov_manage(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether virtual functions can be created, also after a reboot."""
+    if facts.programs(facts.sriov_manage) is not False:
+        return
+    for gpu, _ in facts.with_vgpus():
+        if not gpu.sriov_totalvfs:
+            continue
+        details = f'{facts.sriov_manage} cannot be run'
+        advice = "Install NVIDIA's vGPU host driver"
+        if gpu.vfs:
+            yield result.warning(gpu.address, f'{details}: its virtual '
+                                 'functions are lost at a reboot', advice)
+        else:
+            yield result.failure(gpu.address, details, advice)
+
+
+def mdevctl(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether libvirt can define and start mdevs."""
+    mdevs = any(gpu.framework in _MDEV for gpu, _ in facts.with_vgpus())
+    if mdevs and facts.programs(facts.mdevctl) is False:
+        yield result.warning(
+            result.HOST, f'{facts.mdevctl} cannot be run: libvirt defines and '
+            'starts mdevs with it', 'Install the package mdevctl')
+
+
+def start_command(facts: facts_module.Facts) -> Iterator[result.Finding]:
+    """Whether nova-compute runs as [gpu] nova_vfio_handles requires."""
+    assert facts.machine is not None
+    on_demand = facts.settings.vfio_handles
+    seen = facts.machine.running
+    running = seen.nova_commands if seen else None
+    if not on_demand:
+        return
+    if not running:
+        yield result.warning(
+            result.HOST, '[gpu] nova_vfio_handles is true, and no '
+            'nova-compute process was found',
+            f'Start it as {placement.OURS}')
+    elif placement.STOCK in running:
+        yield result.failure(
+            result.HOST, '[gpu] nova_vfio_handles is true, but nova-compute '
+            'runs without the patches of this driver: servers with a vGPU '
+            'without mdev will fail to start',
+            f'Start it as {placement.OURS}, or '
+            'set nova_vfio_handles to false')
+    else:
+        yield result.success(
+            result.HOST, f'nova-compute runs as {placement.OURS}')

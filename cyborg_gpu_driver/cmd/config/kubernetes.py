@@ -20,15 +20,13 @@ import os
 from cliff import command
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.cmd.context import machine as cmd_machine
-from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.kubernetes import node as kubernetes_node
-from cyborg_gpu_driver.kubernetes import operator_values
+from cyborg_gpu_driver.kubernetes import plugin
 from cyborg_gpu_driver.kubernetes import render
-from cyborg_gpu_driver.kubernetes import sharing as kubernetes_sharing
-from cyborg_gpu_driver.kubernetes import strategy as kubernetes_strategy
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.layout import state as layout_state
 
@@ -66,7 +64,7 @@ class RenderKubernetes(command.Command):
             help=f'a GPU that the node has, by {choice.WAYS}; may be '
                  'repeated (default: all)')
         parser.add_argument(
-            '--strategy', choices=_values(kubernetes_strategy.Strategy),
+            '--strategy', choices=_values(plugin.Strategy),
             help='MIG strategy of all nodes (default: the simplest one that '
                  'offers everything in the layouts)')
         _add_sharing(parser)
@@ -84,13 +82,13 @@ class RenderKubernetes(command.Command):
     def take_action(self, parsed_args):
         machine = self.app.machine.for_changes()
         nodes = _nodes(machine, parsed_args)
-        values = (operator_values.Values.parse(
-            *terminal.read_text(parsed_args.merge))
-            if parsed_args.merge else operator_values.Values())
-        strategy = operator_values.choose_strategy(
-            parsed_args.strategy and kubernetes_strategy.Strategy(
+        values = (render.Values.parse(
+            *output.read_text(parsed_args.merge))
+            if parsed_args.merge else render.Values())
+        strategy = render.choose_strategy(
+            parsed_args.strategy and plugin.Strategy(
                 parsed_args.strategy),
-            [kubernetes_strategy.suited(node) for node in nodes], values)
+            [plugin.suited(node) for node in nodes], values)
         done = render.render(
             [render.Wanted(node, _sharing(parsed_args, node, strategy))
              for node in nodes], strategy, values)
@@ -122,11 +120,11 @@ def _add_sharing(parser):
     parser.add_argument(
         '--replicas', metavar='N', type=int,
         help='offer each device N times '
-             f'(at least {kubernetes_sharing.FEWEST})')
+             f'(at least {plugin.FEWEST})')
     parser.add_argument(
-        '--sharing', choices=_values(kubernetes_sharing.Method),
+        '--sharing', choices=_values(plugin.Method),
         help='how replicas share a device '
-             f'(default: {kubernetes_sharing.Method.TIME_SLICING.value})')
+             f'(default: {plugin.Method.TIME_SLICING.value})')
     parser.add_argument(
         '--resource', metavar='NAME', action='append', default=[],
         help='offer only this resource several times, such as '
@@ -156,7 +154,7 @@ def _nodes(machine, parsed_args):
                          '--layout')
         return [_node(machine, chosen, parsed_args, names[0] or _CURRENT,
                       None)]
-    text, source = terminal.read_text(parsed_args.layout)
+    text, source = output.read_text(parsed_args.layout)
     document = layout_file.LayoutFile.parse(text, source)
     entries = [document.entry(name) for name in names]
     return [_node(machine, chosen, parsed_args, entry.name, entry)
@@ -213,9 +211,9 @@ def _sharing(parsed_args, node, strategy):
                     expected='it has an effect only on replicas: give '
                              '--replicas too')
         return None
-    method = kubernetes_sharing.Method(
-        parsed_args.sharing or kubernetes_sharing.Method.TIME_SLICING)
-    return kubernetes_sharing.shared(
+    method = plugin.Method(
+        parsed_args.sharing or plugin.Method.TIME_SLICING)
+    return plugin.shared(
         method, parsed_args.replicas, parsed_args.resource, node, strategy,
         parsed_args.rename, parsed_args.allow_several)
 

@@ -25,7 +25,7 @@ from cyborg_gpu_driver.cmd.context import machine as cmd_machine
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import migration
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.nova import left
+from cyborg_gpu_driver.nova import handles
 from cyborg_gpu_driver.nova import pci_config
 from cyborg_gpu_driver.record import store
 
@@ -71,8 +71,8 @@ class ConfigNova(command.Command):
             governing = machine.settings.policy_for(gpu)
             if governing is None or not governing.fixed_vgpus:
                 continue
-            if left.is_left(gpu, governing, machine.settings):
-                found += left.assigned(
+            if handles.is_left(gpu, governing, machine.settings):
+                found += handles.assigned(
                     gpu, governing, before,
                     migrations[gpu.address].supported is True)
             else:

@@ -22,13 +22,13 @@ from oslo_config import cfg
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import host_parts
 from cyborg_gpu_driver import log_once
-from cyborg_gpu_driver.cmd.output import terminal
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.partition.elastic import role as roles
+from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import store
@@ -134,7 +134,7 @@ class HostView(host_parts.HostParts):
 
     def _say_once(self, error):
         if self._said.is_new(str(error), about=str(error)):
-            terminal.say(str(error))
+            output.say(str(error))
 
     def owned(self, gpu: model.Gpu) -> collections.Counter:
         """Return the number of bound instances per profile, by the journal."""
@@ -143,21 +143,21 @@ class HostView(host_parts.HostParts):
     def explain(self) -> None:
         """Print to standard error what a table cannot show."""
         if not self.host.gpus:
-            terminal.say('No NVIDIA GPU was found on this machine.')
+            output.say('No NVIDIA GPU was found on this machine.')
         if self.host.nvml_problem:
-            terminal.say(f'NVML: {self.host.nvml_problem}')
+            output.say(f'NVML: {self.host.nvml_problem}')
         for problem in self.host.problems:
-            terminal.say(problem)
+            output.say(problem)
         for gpu in self.host.gpus:
             if condition.is_failed(gpu):
-                terminal.say(': '.join(filter(None, (
+                output.say(': '.join(filter(None, (
                     self.name(gpu), condition.state(gpu),
                     '; '.join(gpu.problems)))))
             if known := self.cordons_of(gpu):
-                terminal.say(f'{self.name(gpu)} gets no new server: '
-                             f'{cordon.text(known)}')
+                output.say(f'{self.name(gpu)} gets no new server: '
+                           f'{cordon.text(known)}')
             governing = self.settings.policy_for(gpu)
             if governing is not None:
                 for complaint in offers.check_policy(
                         gpu, governing, self.situation(gpu).by_role):
-                    terminal.say(complaint)
+                    output.say(complaint)

@@ -23,29 +23,26 @@ from collections.abc import Mapping
 from cyborg_gpu_driver import cyborg_hooks
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import node
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.cmd.context import host_view
-from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.host.fabric import reader as fabric_reader
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.nova import capability
+from cyborg_gpu_driver.nova import compute
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offers
-from cyborg_gpu_driver.program.planning import groups
 from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.report import provider_tree
+from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.report import withdrawal
 from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.report.content import names
-from cyborg_gpu_driver.report.content import unhealthy
-from cyborg_gpu_driver.report.content import values
 
-say = terminal.say
+say = output.say
 
 
 class Machine(host_view.HostView, node.Node):
@@ -119,13 +116,13 @@ class Machine(host_view.HostView, node.Node):
     def open_placement(self) -> None:
         """Let :meth:`publish` write to Placement, if it is configured."""
         # Other commands start faster without it.
-        from cyborg_gpu_driver.cloud.api import placement
+        from cyborg_gpu_driver.cloud import placement_client
         try:
-            client = placement.Placement(self.conf)
+            client = placement_client.Placement(self.conf)
         except exception.CloudError as error:
             say(f'Placement is not used: {error}')
         else:
-            self.tree = provider_tree.ProviderTree(lambda: client)
+            self.tree = publishing.ProviderTree(lambda: client)
 
     def publish(self, address: model.PciAddress) -> None:
         """Write what can be created now, as the agent does too.
@@ -175,8 +172,8 @@ class Machine(host_view.HostView, node.Node):
         known = self.live.groups([gpu.address]) or [
             group for group in self._found_groups
             if gpu.address in group.members]
-        return groups.states(self.host, known, self.settings.policy_for,
-                             self.journal.owners)
+        return plan.states(self.host, known, self.settings.policy_for,
+                           self.journal.owners)
 
     @functools.cached_property
     def _found_groups(self) -> tuple[nvlink.Group, ...]:
@@ -196,7 +193,7 @@ class Machine(host_view.HostView, node.Node):
         """
         if self.conf.gpu.simulate or not importlib.util.find_spec('cyborg'):
             return ''
-        return cyborg_hooks.mismatch() or capability.mdev_problem()
+        return cyborg_hooks.mismatch() or compute.mdev_problem()
 
     @functools.cached_property
     def sent(self) -> Mapping[model.PciAddress, withdrawal.Sent]:
@@ -246,7 +243,7 @@ class Machine(host_view.HostView, node.Node):
         return problem
 
     def reported(self, offer: offers.Offer
-                 ) -> values.ReportedDeployable | None:
+                 ) -> names.ReportedDeployable | None:
         """Return an offer's deployable in the agent's report; None if none."""
         device = self.sent[offer.gpu].device
         name = names.provider_name(self.hostname, offer)
@@ -259,7 +256,7 @@ def _marked(sent, verdicts, claimed):
     """Return what is sent for a GPU, with an unhealthy GPU marked."""
     if sent.device is None:
         return sent
-    (device,) = unhealthy.marked((sent.device,), verdicts, claimed)
+    (device,) = build.marked((sent.device,), verdicts, claimed)
     if device.stub and not sent.device.stub:
         return withdrawal.Sent(device, 'unhealthy and in use: ' + '; '.join(
             verdicts[device.address].reasons))

@@ -21,9 +21,8 @@ from oslo_utils import uuidutils
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import moments
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.cmd.context import machine as cmd_machine
-from cyborg_gpu_driver.cmd.output import columns
-from cyborg_gpu_driver.cmd.output import table
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import model
@@ -41,7 +40,7 @@ class Evidence(cliff_columns.FormattableColumn):
         return self._value
 
 
-class ListAudit(table.Lister):
+class ListAudit(output.Lister):
     """List the GPUs and vGPUs that servers had, and the cleanups after them.
 
     The oldest entry comes first.
@@ -77,8 +76,8 @@ class ListAudit(table.Lister):
             cmd_machine.say(f'{reading.bad} line(s) of the audit record '
                             'cannot be read and are left out.')
         return (('time', 'gpu', 'what', 'subject', 'evidence'), [
-            (columns.Time(record.time), str(record.gpu),
-             record.what, columns.Optional(record.subject or None),
+            (output.Time(record.time), str(record.gpu),
+             record.what, output.Optional(record.subject or None),
              Evidence(record.evidence))
             for record in reading.records
             if (since is None or record.time >= since)

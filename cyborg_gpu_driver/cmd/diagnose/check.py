@@ -20,18 +20,15 @@ import os
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.check import facts
-from cyborg_gpu_driver.check import machine
-from cyborg_gpu_driver.check import peers
 from cyborg_gpu_driver.check import placement
 from cyborg_gpu_driver.check import run
 from cyborg_gpu_driver.check import services
-from cyborg_gpu_driver.check.rules import agents
-from cyborg_gpu_driver.check.rules import cyborg_conf
-from cyborg_gpu_driver.check.rules import migration
+from cyborg_gpu_driver.check.rules import cyborg as rules_cyborg
+from cyborg_gpu_driver.check.rules import nova as rules_nova
 from cyborg_gpu_driver.check.rules import result
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.cmd.config import nova
 from cyborg_gpu_driver.cmd.context import machine as machine_module
-from cyborg_gpu_driver.cmd.output import table
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import validation
 from cyborg_gpu_driver.host import migration as migration_reader
@@ -40,7 +37,7 @@ from cyborg_gpu_driver.host.fabric import reader as fabric_reader
 from cyborg_gpu_driver.nova import conf_file
 
 
-class CheckHost(table.Lister):
+class CheckHost(output.Lister):
     """Check that this host's GPUs, Cyborg and Nova fit together.
 
     Changes nothing. The exit code is 0 if no check found a problem, 1 if
@@ -70,7 +67,7 @@ class CheckHost(table.Lister):
         return parser
 
     def take_action(self, parsed_args):
-        named = tuple(peers.read(path) for path in parsed_args.peer)
+        named = tuple(placement.read(path) for path in parsed_args.peer)
         facts = gather(self.app.machine, parsed_args, parsed_args.offline)
         found = list(run.run(facts.compared(named)))
         self._code = result.exit_code(finding for _, finding in found)
@@ -82,7 +79,7 @@ class CheckHost(table.Lister):
     def run(self, parsed_args):
         if parsed_args.peer_facts:
             machine = self.app.machine
-            self.app.stdout.write(migration.describe(
+            self.app.stdout.write(rules_nova.describe(
                 gather(machine, parsed_args, offline=True),
                 machine.hostname).dump())
             return 0
@@ -129,13 +126,13 @@ def gather(host: machine_module.Machine, parsed_args: argparse.Namespace,
         **_placement(placement_files))
     if conf.gpu.simulate:
         return found
-    found = found.on(machine.look(
+    found = found.on(facts.look(
         gpu_conf.state_path(conf), _programs(found.cyborg)))
     if offline or found.cyborg is None:
         return found
     return found.asked(placement.ask(
         lambda: placement.client(list(validation.files(conf))),
-        cyborg_conf.names(found), host.host))
+        rules_cyborg.names(found), host.host))
 
 
 def _cyborg(conf):
@@ -168,6 +165,6 @@ def _placement(files):
 
 
 def _programs(cyborg):
-    helper = agents.helper_programs(cyborg.helper_command if cyborg
-                                    else None)
+    helper = rules_cyborg.helper_programs(cyborg.helper_command if cyborg
+                                          else None)
     return (platform.SRIOV_MANAGE, platform.MDEVCTL, *helper)

@@ -14,32 +14,245 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import functools
+import logging
+import re
+import threading
+from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
+from typing import TypeVar
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.check import run as checks
+from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import cyborg
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.cmd.context import cloud_options
 from cyborg_gpu_driver.cmd.context import machine as cmd_machine
 from cyborg_gpu_driver.cmd.diagnose import check
-from cyborg_gpu_driver.cmd.diagnose import diagnosis
-from cyborg_gpu_driver.cmd.output import columns
-from cyborg_gpu_driver.cmd.output import table
+from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import health as partition_health
+from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report import earlier
 
-_COMPARED = frozenset({diagnosis.Section.GPUS, diagnosis.Section.RECORDS,
-                       diagnosis.Section.CLOUD})
+# The findings of ``cyborg-gpu doctor``: one type for all problems.
+
+LOG = logging.getLogger(__name__)
+
+NOT_LOOKED_AT = 'not-looked-at'
+"""Code of a finding that something could not be examined."""
+_NOT_A_WORD = re.compile('[^a-z0-9]+')
+_ACT, _UNKNOWN = 1, 2
+
+_Answer = TypeVar('_Answer')
+
+
+class Section(enum.Enum):
+    """A part of the diagnosis, in the order in which it is made."""
+
+    HOST = 'host'
+    """The configuration, the host and its services: ``check``."""
+    HEALTH = 'health'
+    """The health of the GPUs: ``health show``."""
+    GPUS = 'gpus'
+    """Differences between the records and the GPUs."""
+    RECORDS = 'records'
+    """Damaged records, and changes that did not finish."""
+    CLOUD = 'cloud'
+    """Differences between this host and Placement or Cyborg."""
+
+
+class Severity(enum.Enum):
+    """How bad a finding is."""
+
+    ERROR = 'error'
+    """Servers fail, or hardware is idle, until the operator acts."""
+    WARNING = 'warning'
+    """The problem is possible or temporary, or the agent repairs it."""
+    UNKNOWN = 'unknown'
+    """Something could not be examined."""
+
+
+_SECTIONS = {
+    **dict.fromkeys(reconcile.Kind, Section.GPUS),
+    **dict.fromkeys((reconcile.Kind.BAD_RECORD, reconcile.Kind.UNFINISHED,
+                     reconcile.Kind.LAYOUT_CHANGE), Section.RECORDS),
+    **dict.fromkeys((reconcile.Kind.NO_REQUEST, reconcile.Kind.NOT_RECORDED,
+                     reconcile.Kind.ALLOCATED, reconcile.Kind.NOT_ALLOCATED,
+                     reconcile.Kind.RESERVED, reconcile.Kind.EARLIER_DRIVER),
+                    Section.CLOUD)}
+_CODES = {result.Code.FAILURE: Severity.ERROR,
+          result.Code.WARNING: Severity.WARNING,
+          result.Code.SKIPPED: Severity.UNKNOWN}
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """One problem, or one thing that could not be examined."""
+
+    section: Section
+    code: str
+    """The kind of problem, in lower case with hyphens."""
+    severity: Severity
+    message: str
+    action: str
+    """What the operator should do."""
+    gpu: str | None = None
+    """PCI address of the GPU or virtual function; None for the host."""
+    subject: str | None = None
+    """The affected handle, instance or provider of the GPU, if any."""
+    safe: bool = False
+    """Whether ``doctor --repair`` repairs it."""
+
+
+def of_check(found: Iterable[tuple[str, result.Finding]]
+             ) -> Iterator[Finding]:
+    """Yield the findings of the checks.
+
+    A skipped check is a finding if it has advice how to make the check.
+    Several checks that were skipped for one reason are one finding.
+    """
+    skipped = set()
+    for name, item in found:
+        if item.code is result.Code.SUCCESS or not item.advice:
+            continue
+        code = _NOT_A_WORD.sub('-', name.lower())
+        if item.code is result.Code.SKIPPED:
+            if item in skipped:
+                continue
+            skipped.add(item)
+            code = NOT_LOOKED_AT
+        yield Finding(
+            Section.HOST, code, _CODES[item.code], item.details, item.advice,
+            None if item.subject == result.HOST else item.subject)
+
+
+def of_health(statuses: Iterable[health.Status]) -> Iterator[Finding]:
+    """Yield the GPUs and instances that are or may be unhealthy."""
+    for status in statuses:
+        address = str(status.gpu.address)
+        if status.verdict.is_unhealthy:
+            yield Finding(
+                Section.HEALTH, 'unhealthy-gpu', Severity.ERROR,
+                _conditions(status.verdict), _heal(status), address)
+        elif condition.is_failed(status.gpu):
+            yield _unread(Section.HEALTH, status.gpu)
+        for place, verdict in status.instances.items():
+            yield Finding(
+                Section.HEALTH, 'unhealthy-instance', Severity.ERROR,
+                _conditions(verdict),
+                'delete the server that has the instance; an instance that '
+                'is created in its place is healthy', address, str(place))
+
+
+def of_differences(found: Iterable[reconcile.Difference]
+                   ) -> Iterator[Finding]:
+    """Yield the differences between the sources of ownership data."""
+    for item in found:
+        yield Finding(
+            _SECTIONS[item.kind], item.kind.value,
+            Severity.WARNING if item.may_pass or item.by_report
+            else Severity.ERROR,
+            item.text, item.remedy, str(item.gpu), item.subject, item.safe)
+
+
+def of_unread(host: model.Host) -> Iterator[Finding]:
+    """Yield the GPUs that could not be compared with their records."""
+    for gpu in host.gpus:
+        if condition.is_failed(gpu):
+            yield _unread(Section.GPUS, gpu)
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """Return 0 without findings, 1 with an error or a warning, and 2 if all
+    findings say that something could not be examined.
+    """
+    severities = {item.severity for item in findings}
+    return (_ACT if severities - {Severity.UNKNOWN}
+            else _UNKNOWN if severities else 0)
+
+
+def unknown(section: Section, reason: str) -> Finding:
+    """Return a finding that a section or a part of it was not examined."""
+    return Finding(section, NOT_LOOKED_AT, Severity.UNKNOWN, reason,
+                   'correct the problem and run "cyborg-gpu doctor --only '
+                   f'{section.value}"')
+
+
+def section_of(name: Section, seconds: float,
+               look: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    """Return the findings of a section, or one that says why it has none.
+
+    :param seconds: as in :func:`attempt`.
+    """
+    found = attempt(name, seconds, lambda: list(look()))
+    return [found] if isinstance(found, Finding) else found
+
+
+def attempt(section: Section, seconds: float,
+            look: Callable[[], _Answer]) -> _Answer | Finding:
+    """Return the result of ``look``, or a finding that says why it has none.
+
+    :param seconds: how long ``look`` may take. After that, it continues in
+        its thread, which ends with the process.
+    """
+    answers: list[_Answer] = []
+    errors: list[Exception] = []
+
+    def run():
+        try:
+            answers.append(look())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if answers:
+        return answers[0]
+    if not errors:
+        return unknown(section, f'it took longer than {seconds:g} seconds')
+    (error,) = errors
+    if isinstance(error, exception.GpuDriverError):
+        return unknown(section, str(error))
+    LOG.debug('The section %s failed', section.value, exc_info=error)
+    return unknown(section, f'{type(error).__name__}: {error}')
+
+
+def _unread(section, gpu):
+    return dataclasses.replace(
+        unknown(section, ': '.join(filter(None, (
+            condition.state(gpu), '; '.join(gpu.problems))))),
+        gpu=str(gpu.address))
+
+
+def _heal(status):
+    if status.verdict.state is partition_health.State.PERMANENT:
+        return 'replace the board'
+    return ('reset the GPU while it is idle, or restart the host; then run '
+            f'"cyborg-gpu health clear {status.gpu.address}"')
+
+
+def _conditions(verdict):
+    return f'{verdict.state.value}: ' + '; '.join(verdict.reasons)
+
+_COMPARED = frozenset({Section.GPUS, Section.RECORDS,
+                       Section.CLOUD})
 """The sections whose findings one comparison of all sources makes."""
 _SECONDS, _LONGEST = 60.0, 3600.0
 _QUESTIONS = 3
 """The number of queries that the comparison sends to services."""
 
 
-class Doctor(table.Lister):
+class Doctor(output.Lister):
     """Find problems of this host, and say what to do about them.
 
     Checks the configuration and the host, as "check" does, and the health of
@@ -64,9 +277,9 @@ class Doctor(table.Lister):
         parser = super().get_parser(prog_name)
         parser.add_argument(
             '--only', metavar='SECTION', action='append',
-            choices=[section.value for section in diagnosis.Section],
+            choices=[section.value for section in Section],
             help='check this section only: '
-                 + ', '.join(section.value for section in diagnosis.Section)
+                 + ', '.join(section.value for section in Section)
                  + '; may be repeated')
         parser.add_argument(
             '--timeout', metavar='SECONDS', default=_SECONDS,
@@ -85,52 +298,52 @@ class Doctor(table.Lister):
         found = list(self._findings(parsed_args))
         if not found:
             cmd_machine.say('No problem was found.')
-        self._code = diagnosis.exit_code(found)
+        self._code = exit_code(found)
         return (('section', 'code', 'severity', 'gpu', 'subject', 'message',
                  'action', 'safe'), [
             (item.section.value, item.code, item.severity.value,
-             columns.Optional(item.gpu), columns.Optional(item.subject),
+             output.Optional(item.gpu), output.Optional(item.subject),
              item.message, item.action, item.safe) for item in found])
 
     def run(self, parsed_args):
         return super().run(parsed_args) or self._code
 
-    def _findings(self, parsed_args) -> Iterator[diagnosis.Finding]:
-        chosen = [section for section in diagnosis.Section
+    def _findings(self, parsed_args) -> Iterator[Finding]:
+        chosen = [section for section in Section
                   if section.value in (parsed_args.only or
                                        (section.value,))]
         machine = self.app.machine
-        host = diagnosis.attempt(chosen[0], parsed_args.timeout,
-                                 lambda: machine.host)
-        if isinstance(host, diagnosis.Finding):
+        host = attempt(chosen[0], parsed_args.timeout,
+                       lambda: machine.host)
+        if isinstance(host, Finding):
             # Each section needs the GPUs.
             yield host
             return
         machine.explain()
         looks = {
-            diagnosis.Section.HOST: lambda: diagnosis.of_check(
+            Section.HOST: lambda: of_check(
                 checks.run(check.gather(machine, parsed_args))),
-            diagnosis.Section.HEALTH: lambda: diagnosis.of_health(
+            Section.HEALTH: lambda: of_health(
                 machine.health.statuses(host))}
         for section, look in looks.items():
             if section in chosen:
-                yield from diagnosis.section(section, parsed_args.timeout,
-                                             look)
+                yield from section_of(section, parsed_args.timeout,
+                                      look)
         compared = [section for section in chosen if section in _COMPARED]
         if compared:
             yield from self._compare(parsed_args, compared)
 
     def _compare(self, parsed_args, chosen):
         """Yield the findings of the sections that one comparison makes."""
-        cloud = diagnosis.Section.CLOUD in chosen
+        cloud = Section.CLOUD in chosen
         there = _Node.of(self.app.machine, parsed_args, cloud)
         there.asks_cloud = self.asks_cloud
-        found = diagnosis.section(
+        found = section_of(
             chosen[0], parsed_args.timeout * (1 + cloud),
-            lambda: diagnosis.of_differences(
+            lambda: of_differences(
                 there.reconciler.find(refresh=True)))
-        if diagnosis.Section.GPUS in chosen:
-            yield from diagnosis.of_unread(self.app.machine.host)
+        if Section.GPUS in chosen:
+            yield from of_unread(self.app.machine.host)
         yield from there.unanswered
         yield from (item for item in found if item.section in chosen)
 
@@ -168,7 +381,7 @@ class _Node(cmd_machine.Machine):
         self._cloud = cloud
         self._seconds = seconds
         self._strict = strict
-        self.unanswered: list[diagnosis.Finding] = []
+        self.unanswered: list[Finding] = []
         """Findings for the queries that services did not answer."""
         self.act_here()
 
@@ -215,11 +428,11 @@ class _Node(cmd_machine.Machine):
 
         :param without: the message if ``look`` returns None.
         """
-        found = diagnosis.attempt(diagnosis.Section.CLOUD,
-                                  self._seconds / _QUESTIONS, look)
+        found = attempt(Section.CLOUD,
+                        self._seconds / _QUESTIONS, look)
         if found is None and without:
-            found = diagnosis.unknown(diagnosis.Section.CLOUD, without)
-        if not isinstance(found, diagnosis.Finding):
+            found = unknown(Section.CLOUD, without)
+        if not isinstance(found, Finding):
             return found
         self.unanswered.append(found)
         return None

@@ -21,15 +21,14 @@ from cliff import command
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import moments
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.cmd.context import machine as machine_module
-from cyborg_gpu_driver.cmd.diagnose import diagnosis
-from cyborg_gpu_driver.cmd.output import columns
-from cyborg_gpu_driver.cmd.output import table
+from cyborg_gpu_driver.cmd.diagnose import doctor
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import model
 
 
-class ShowHealth(table.Lister):
+class ShowHealth(output.Lister):
     """Show the health of this host's GPUs.
 
     Asks the GPUs and reads the records of cyborg-agent. Changes nothing. The
@@ -55,7 +54,7 @@ class ShowHealth(table.Lister):
                 'and its earlier errors may be lost. If it is in order: '
                 f'cyborg-gpu gpu uncordon {address}')
         statuses = machine.health.statuses(host)
-        self._code = diagnosis.exit_code(diagnosis.of_health(statuses))
+        self._code = doctor.exit_code(doctor.of_health(statuses))
         return (('address', 'instance', 'state', 'reasons', 'since',
                  'temperature', 'ecc_uncorrected', 'remapped_rows', 'xids'),
                 [row for status in statuses for row in _rows(status)])
@@ -91,11 +90,11 @@ def _rows(status):
     """Yield a row for the GPU and one for each unhealthy instance on it."""
     facts = status.facts
     yield (*_columns(status, None, _state(status)),
-           columns.Optional(facts.temperature),
-           columns.Optional(facts.ecc_uncorrected),
-           columns.Optional(facts.remapped_rows), _xids(status, None))
+           output.Optional(facts.temperature),
+           output.Optional(facts.ecc_uncorrected),
+           output.Optional(facts.remapped_rows), _xids(status, None))
     for place, verdict in status.instances.items():
-        unknown = columns.Optional(None)
+        unknown = output.Optional(None)
         yield (*_columns(status, place, verdict.state.value),
                unknown, unknown, unknown, _xids(status, place))
 
@@ -104,8 +103,8 @@ def _columns(status, place, state):
     verdict = status.instances[place] if place else status.verdict
     since = verdict.since and moments.of(verdict.since)
     return (str(status.gpu.address),
-            columns.Optional(str(place) if place else None), state,
-            columns.Names(verdict.reasons), columns.Time(since or None))
+            output.Optional(str(place) if place else None), state,
+            output.Names(verdict.reasons), output.Time(since or None))
 
 
 def _state(status):
@@ -115,6 +114,6 @@ def _state(status):
 
 
 def _xids(status, place):
-    return columns.Counts({str(item.xid): item.count
-                           for item in status.conditions
-                           if item.xid and item.placement == place})
+    return output.Counts({str(item.xid): item.count
+                          for item in status.conditions
+                          if item.xid and item.placement == place})

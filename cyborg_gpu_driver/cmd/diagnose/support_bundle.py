@@ -10,7 +10,6 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-
 """``cyborg-gpu support-bundle``: the parts, and the archive of them."""
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ import tarfile
 import time
 import types
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from typing import Any
 from typing import BinaryIO
@@ -37,16 +37,96 @@ from cliff import columns
 from cliff import command
 from oslo_config import cfg
 from oslo_config import iniparser
+from oslo_utils import strutils
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.cmd.context import machine as cmd_machine
 from cyborg_gpu_driver.cmd.diagnose import doctor
-from cyborg_gpu_driver.cmd.diagnose import redaction
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.conf import validation
 from cyborg_gpu_driver.record import store
+
+# Removes secrets from data that is sent to others.
+#
+# Pure: the functions take texts and documents, and return them without
+# secrets.
+
+MASK = '***'
+_LEAST = 4
+"""Least characters of a secret: a shorter one matches unrelated texts."""
+_SECRET_NAME = re.compile('pass|secret|token|credential|private|(^|_)key$'
+                          '|_key_|transport_url|connection', re.IGNORECASE)
+_PUBLIC_NAME = re.compile('^send_|_(roles|required|time|debug|trace)$',
+                          re.IGNORECASE)
+"""Names of switches, times and roles, such as service_token_roles of
+keystonemiddleware. Their values, such as "service" and "True", are words of
+any log."""
+_USER_INFO = re.compile(r'(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)'
+                        r'(?P<user>[^\s/@:"\']*):[^\s"\'<>]*@')
+# Tokens of Keystone: X-Auth-Token and Authorization headers in a log.
+_HEADER = re.compile(r'(?i)((?:x-auth-token|x-subject-token|x-service-token'
+                     r'|authorization)["\']?\s*[:=]\s*["\']?)'
+                     r'(?:bearer |basic )?[^\s"\',]+')
+
+
+def is_secret(name: str) -> bool:
+    """Whether an option of this name may hold a secret."""
+    return bool(_SECRET_NAME.search(name)
+                and not _PUBLIC_NAME.search(name))
+
+
+def of_option(name: str, values: Iterable[str]) -> Iterator[str]:
+    """Yield the secrets in the values of an option, as they are written.
+
+    :param name: the name of the option. If :func:`is_secret`, each value is
+        a secret as a whole.
+    """
+    for value in values:
+        yield from _passwords(value)
+        if is_secret(name):
+            yield value
+
+
+def _passwords(value: str) -> Iterator[str]:
+    """Yield the passwords in a URL, for each host as in transport_url."""
+    _, _, rest = value.partition('://')
+    for part in rest.split(','):
+        password = part.rpartition('@')[0].partition(':')[2]
+        if password:
+            yield password
+
+
+class Redactor:
+    """Replaces known secrets and texts that look like secrets.
+
+    :param secrets: texts that must not occur.
+    """
+
+    def __init__(self, secrets: Iterable[str]):
+        # The longest first, because one may be the beginning of another.
+        known = sorted({text for text in secrets if len(text) >= _LEAST},
+                       key=len, reverse=True)
+        self._secrets = known and re.compile('|'.join(map(re.escape, known)))
+
+    def of(self, value: Any) -> Any:
+        """Return a document for JSON without secrets."""
+        if isinstance(value, str):
+            return '\n'.join(map(self._line, value.split('\n')))
+        if isinstance(value, dict):
+            return {self.of(key): self.of(item)
+                    for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.of(item) for item in value]
+        return value
+
+    def _line(self, text: str) -> str:
+        if self._secrets:
+            text = self._secrets.sub(MASK, text)
+        text = _USER_INFO.sub(rf'\g<scheme>\g<user>:{MASK}@', text)
+        text = _HEADER.sub(rf'\g<1>{MASK}', text)
+        return strutils.mask_password(text, MASK)
 
 _NAME = 'cyborg-gpu-support'
 _MODE = 0o600
@@ -98,7 +178,7 @@ class SupportBundle(command.Command):
             missing: dict[str, str] = {}
             found = {name: content for name, make in _parts(machine)
                      if (content := _attempt(name, make, missing)) is not None}
-            redactor = redaction.Redactor(_secrets(machine.conf))
+            redactor = Redactor(_secrets(machine.conf))
             missing = redactor.of(missing)
             found = redactor.of({'index.json': {
                 'kind': 'cyborg-gpu support-bundle', 'version': 1,
@@ -246,7 +326,7 @@ def _configuration(machine: cmd_machine.Machine) -> dict[str, Any]:
 
 def _is_shown(group: str, name: str) -> bool:
     return (group in _OURS or group.startswith(_OUR_GROUPS)
-            or name in _SHOWN.get(group, ())) and not redaction.is_secret(name)
+            or name in _SHOWN.get(group, ())) and not is_secret(name)
 
 
 def _secrets(conf: cfg.ConfigOpts) -> tuple[str, ...]:
@@ -258,7 +338,7 @@ def _secrets(conf: cfg.ConfigOpts) -> tuple[str, ...]:
         for name, values in options.items():
             if _is_shown(group, name):
                 values = [value for value in values if '://' in value]
-            found += redaction.of_option(name, values)
+            found += of_option(name, values)
     # A password is quoted in a URL, but not elsewhere.
     return (*found, *map(parse.unquote, found))
 

@@ -16,23 +16,32 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import pwd
+import time
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import log_once
+from cyborg_gpu_driver import moments
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.cmd.context import machine as cmd_machine
-from cyborg_gpu_driver.cmd.output import columns
-from cyborg_gpu_driver.cmd.output import table
-from cyborg_gpu_driver.cmd.output import terminal
+from cyborg_gpu_driver.host import domains
 from cyborg_gpu_driver.host.snapshot import choice
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.metrics import owners
+from cyborg_gpu_driver.metrics import state
+from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.record import store
 
 _NAMES = ('address', 'cordoned', 'cordons')
 
 
-class _Command(table.Lister):
+class _Command(output.Lister):
     """A command that changes the cordons of some GPUs, or of all.
 
     ``code``, which :meth:`take_action` may set, is the exit code.
@@ -96,7 +105,7 @@ class UncordonGpu(_Command):
         for address, known in left.items():
             if known:
                 self.code = 1
-                terminal.say(
+                output.say(
                     f'GPU {address} is still cordoned: {cordon.text(known)}. '
                     f'To enable it: openstack gpu uncordon {machine.hostname} '
                     f'{address}')
@@ -138,7 +147,7 @@ def cordon_gpus(machine: cmd_machine.Machine,
 
 
 def _row(address, known):
-    return str(address), bool(known), columns.Names(map(str, known))
+    return str(address), bool(known), output.Names(map(str, known))
 
 
 def _chosen(machine: cmd_machine.Machine, texts: list[str]
@@ -188,3 +197,237 @@ def _user() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return str(os.getuid())
+
+
+# ``cyborg-gpu gpu drain``.
+
+_ROUND = 5.0
+"""Seconds between two queries."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """A server or process that has a part of a GPU; None means unknown."""
+
+    gpu: model.PciAddress
+    what: str
+    """The profile, or what was found on the GPU, as text."""
+    server: str | None = None
+    project: str | None = None
+    handle: str | None = None
+
+
+class DrainGpu(output.Lister):
+    """Cordon GPUs, and list the servers that still have a part of them.
+
+    The servers are not touched: shelve, migrate or delete them, or use
+    "openstack gpu drain --shelve". The exit code is 0 if all of the GPUs are
+    free, and 1 if a server, a process or an allocation still has a part of
+    one. The server is known if cyborg-agent may ask Cyborg ([gpu] os_cloud)
+    or libvirt runs it; the project is known only from libvirt.
+    """
+
+    code = 0
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            'gpu', metavar='GPU', nargs='*',
+            help=f'a GPU, by {choice.WAYS} (default: all)')
+        add_reason(parser)
+        parser.add_argument(
+            '--wait', metavar='SECONDS', type=moments.seconds(0), default=0,
+            help='how long to wait until the GPUs are free (default: '
+            '%(default)s)')
+        return parser
+
+    def run(self, parsed_args):
+        return super().run(parsed_args) or self.code
+
+    def take_action(self, parsed_args):
+        there = self.app.machine
+        addresses = list(cordon_gpus(there, parsed_args))
+        there.act_here()
+        found = _wait(there, addresses, parsed_args.wait)
+        self.code = int(bool(found))
+        if not found:
+            output.say('Free: ' + ', '.join(map(str, addresses)))
+        return ('address', 'server', 'project', 'what', 'handle'), [
+            (str(holder.gpu), output.Optional(holder.server),
+             output.Optional(holder.project), holder.what,
+             output.Optional(holder.handle)) for holder in found]
+
+
+def _wait(there, addresses, seconds, clock=time.monotonic, sleep=time.sleep):
+    """Wait until the GPUs are free; return the holders that remain."""
+    end = clock() + seconds
+    before = None
+    said = log_once.LogOnce()
+    while True:
+        found = _holders(there, addresses, said)
+        left = end - clock()
+        if not found or left <= 0:
+            return found
+        if len(found) != before:
+            before = len(found)
+            output.say(f'Waiting up to {left:.0f} s for {before} holder'
+                       f'{"s" if before > 1 else ""} to release the GPUs')
+        sleep(min(_ROUND, left))
+
+
+def _holders(there, addresses, said) -> list[Holder]:
+    """Return what keeps the GPUs from being free."""
+    host = there.reader.snapshot()
+    whose = _owners(there, said)
+    return [holder for address in addresses
+            for holder in _of_gpu(there, host, address, whose)]
+
+
+def _of_gpu(there, host, address, whose):
+    record = store.of(there.state_path).read(address)
+    found = []
+    for claim in record.claims:
+        who = whose.of_claim(claim)
+        found.append(Holder(address, claim.profile, who.server or None,
+                            who.project or None, claim.handle))
+    tenancy = record.tenancy
+    if tenancy is not None and tenancy.state is cleaning.State.USED:
+        for server in tenancy.tenants:
+            who = whose.of_server(server)
+            found.append(Holder(address, policy.Mode.PASSTHROUGH.value, server,
+                                who.project or None))
+    return found or [Holder(address, text)
+                     for text in _others(there, host, address)]
+
+
+def _others(there, host, address):
+    """Return what has a part of a GPU without a record of a bind."""
+    claimed = there.claimed(address)
+    if claimed:
+        return [claimed]
+    try:
+        gpu = host.gpu(address)
+    except exception.UnknownGpu:
+        return []
+    try:
+        return blockers.of_running(there.platform, gpu)
+    except exception.GpuDriverError as error:
+        return [f'not known: {error}']
+
+
+def _owners(there, said):
+    """Return the servers that the agent and libvirt know.
+
+    Either of them may be unavailable.
+
+    :param said: the messages that were already printed.
+    """
+    try:
+        known = state.read(there.state_path)
+    except exception.JournalError as error:
+        _say_once(said, str(error))
+        known = None
+    listing = owners.Listing()
+    begun = time.time()
+    try:
+        listing = owners.Listing(begun, domains.DomainReader(
+            there.platform.libvirt).read())
+    except exception.LibvirtFailed as error:
+        _say_once(said,
+                  f'The projects of the servers are not known: {error}')
+    return owners.Owners(known.owners if known else {}, listing, {})
+
+
+def _say_once(said, text):
+    if said.is_new(text, text):
+        output.say(text)
+
+
+# ``cyborg-gpu gpu prepare``: prepares idle GPUs as the agent does.
+
+class PrepareGpu(output.Lister):
+    """Make idle GPUs ready for their policy.
+
+    Sets MIG mode, virtual functions, mixed-size mode and vGPU scheduler, and
+    creates fixed vGPUs, in the order that NVIDIA's driver requires. GPUs in
+    use are not changed. Exits 1 if a GPU does not match its policy at the end.
+    """
+
+    failed = False
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            'gpu', metavar='GPU', nargs='*',
+            help=f'a GPU, by {choice.WAYS} (default: all)')
+        parser.add_argument(
+            '--dry-run', action='store_true',
+            help='show what remains to be done, and do nothing')
+        return parser
+
+    def run(self, parsed_args):
+        return super().run(parsed_args) or int(self.failed)
+
+    def take_action(self, parsed_args):
+        machine = self.app.machine.for_changes()
+        if not parsed_args.dry_run:
+            machine.check_root()
+        gpus = ([_named(machine, text) for text in parsed_args.gpu]
+                or [gpu for gpu in machine.gpus if not machine.ignores(gpu)])
+        act = _planned if parsed_args.dry_run else _prepared
+        rows = [_unreadable(gpu) or act(machine, gpu) for gpu in gpus]
+        self.failed = any(row[2] == _NOT_READY for row in rows)
+        return ('address', 'steps', 'result', 'reason'), rows
+
+
+_NOT_READY = 'not ready'
+
+
+def _named(machine, text):
+    """Return the GPU that the operator named.
+
+    :raises ChangeRefused: if the driver ignores the GPU.
+    """
+    gpu = machine.gpu(text)
+    if machine.ignores(gpu):
+        raise exception.ChangeRefused(
+            gpu=gpu.address, reason='it is in [gpu] ignored_devices')
+    return gpu
+
+
+def _unreadable(gpu):
+    """Return the row of a GPU whose needs NVML cannot tell; else None."""
+    if not condition.is_failed(gpu):
+        return None
+    return _prepared_row(gpu, [], [condition.obstacle(gpu)
+                                   or '; '.join(gpu.problems)], '')
+
+
+def _planned(machine, gpu):
+    readied, made = machine.preparer.plan(gpu), machine.fixed.plan(gpu)
+    return _prepared_row(gpu, [*readied.done, *made.done],
+                         [readied.reason, made.reason], 'to be made ready')
+
+
+def _prepared(machine, gpu):
+    released = machine.fixed.release(gpu)
+    readied = machine.preparer.prepare(_now(machine, gpu))
+    made = machine.fixed.make(_now(machine, gpu))
+    return _prepared_row(gpu, [*released.done, *readied.done, *made.done],
+                         [released.reason, readied.reason, made.reason],
+                         'made ready')
+
+
+def _now(machine, gpu):
+    try:
+        return machine.reader.gpu(gpu.address)
+    except exception.UnknownGpu:
+        return gpu
+
+
+def _prepared_row(gpu, steps, reasons, done):
+    reason = '; '.join(filter(None, reasons))
+    result = done if steps else 'ready'
+    return (str(gpu.address), output.Names(steps),
+            _NOT_READY if reason else result,
+            output.Optional(reason or None))

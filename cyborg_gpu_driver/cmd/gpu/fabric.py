@@ -15,15 +15,14 @@
 from __future__ import annotations
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cmd.output import columns
-from cyborg_gpu_driver.cmd.output import table
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.host.fabric import reader
 
 _NAMES = ('partition', 'state', 'count', 'gpus', 'module_ids', 'nvlinks',
           'line_rate_mbps', 'overlaps', 'owner')
 
 
-class ListFabric(table.Lister):
+class ListFabric(output.Lister):
     """List the NVSwitch partitions of this host.
 
     A partition is a set of GPUs that NVIDIA's fabric manager connects by
@@ -60,15 +59,15 @@ def _row(fabric, partition, owner, members):
     known = partition.supported and first
     return (
         partition.partition_id, _state(partition), len(partition.members),
-        columns.Names(tuple(map(str, members or filter(
+        output.Names(tuple(map(str, members or filter(
             None, map(fabric.gpu, partition.members))))),
-        columns.Structure(sorted(partition.physical_ids)),
-        columns.Optional(first.links if known else None),
-        columns.Optional(first.line_rate if known else None),
-        columns.Structure([
+        output.Structure(sorted(partition.physical_ids)),
+        output.Optional(first.links if known else None),
+        output.Optional(first.line_rate if known else None),
+        output.Structure([
             other.partition_id for other in fabric.partitions
             if other is not partition and other.overlaps(partition)]),
-        columns.Optional(owner))
+        output.Optional(owner))
 
 
 def _state(partition):

@@ -19,23 +19,21 @@ import re
 from cliff import command
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.cmd.context import machine as cmd_machine
-from cyborg_gpu_driver.cmd.output import columns
-from cyborg_gpu_driver.cmd.output import table
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.change import change
-from cyborg_gpu_driver.partition.change import plan as change_plan
-from cyborg_gpu_driver.partition.change import target
-from cyborg_gpu_driver.partition.mig import geometry
-from cyborg_gpu_driver.partition.mig import score
+from cyborg_gpu_driver.partition import change
+from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition import plan
+from cyborg_gpu_driver.partition import target
 
 _GPU = f'the GPU, by {choice.WAYS}'
 _SIZES = re.compile('[1-9][0-9]?(,[1-9][0-9]?)*', re.ASCII)
 
 
-class ListInstance(table.Lister):
+class ListInstance(output.Lister):
     """List the GPU instances of this host and their users.
 
     Exits 1 if a GPU that is bound to NVIDIA's driver cannot be read.
@@ -69,11 +67,11 @@ class ListInstance(table.Lister):
                 profile = now.mig.profile_by_id(item.profile_id)
                 rows.append((
                     str(gpu.address), item.instance_id,
-                    columns.Optional(profile and profile.name),
+                    output.Optional(profile and profile.name),
                     item.placement.start, item.placement.size,
-                    columns.Names(f'{part.size}c at {part.start}'
-                                  for part in item.compute),
-                    columns.Optional(used.get(item.placement))))
+                    output.Names(f'{part.size}c at {part.start}'
+                                 for part in item.compute),
+                    output.Optional(used.get(item.placement))))
         return (('address', 'id', 'profile', 'start', 'size', 'compute',
                  'in_use'), rows)
 
@@ -159,7 +157,7 @@ def _creation(now, used, asked):
     grid = geometry.Geometry(now.mig.profiles)
     occupancy = grid.occupancy_of(now.mig.instances)
     if asked.start is None:
-        place = score.choose_start(grid, occupancy, profile)
+        place = geometry.choose_start(grid, occupancy, profile)
     else:
         place = next((item for item in grid.free_placements(
             occupancy, profile) if item.start == asked.start), None)
@@ -171,7 +169,7 @@ def _creation(now, used, asked):
                        + ('; it fits at ' + ', '.join(
                            str(item.start) for item in free)
                           if free else ''))
-    return change_plan.beside(now, now.mig, used, create=(change.Created(
+    return plan.beside(now, now.mig, used, create=(change.Created(
         place, target.WantedInstance(profile, _compute(asked, profile))),))
 
 
@@ -187,7 +185,7 @@ def _destruction(now, used, start):
     if found.placement in used:
         raise _refused(now, f'the instance at unit {start} is in use: '
                        + used[found.placement])
-    return change_plan.beside(now, now.mig, used, destroy=(found,))
+    return plan.beside(now, now.mig, used, destroy=(found,))
 
 
 def _compute(asked, profile):

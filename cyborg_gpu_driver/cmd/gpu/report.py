@@ -14,15 +14,96 @@
 
 from __future__ import annotations
 
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.cmd.context import machine as cmd_machine
-from cyborg_gpu_driver.cmd.gpu import offer
-from cyborg_gpu_driver.cmd.output import columns
-from cyborg_gpu_driver.cmd.output import table
+from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.report import capacity
+from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.report.content import names
-from cyborg_gpu_driver.report.content import view
+
+# ``cyborg-gpu offer list``.
+
+class ListOffer(output.Lister):
+    """List what each GPU offers, and how much of it can be created now.
+
+    The column gpus has the GPUs of a group that NVLink connects. An offer is
+    shown as reported if the agent would report it now. The reason why an offer
+    is not reported is also written to standard error.
+    """
+
+    brief = ('address', 'profile', 'total', 'in_use', 'creatable', 'reported')
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--all', action='store_true', dest='everything',
+            help='list what the GPUs could offer in any mode, not only in the '
+                 'mode of their policy')
+        return parser
+
+    def take_action(self, parsed_args):
+        machine = self.app.machine
+        machine.explain()
+        rows = [row for gpu in machine.host.gpus
+                for row in _offer_rows(machine, gpu, parsed_args.everything)]
+        for problem in problems(rows, 'profile'):
+            cmd_machine.say(problem)
+        return _OFFER_NAMES, [tuple(row.values()) for row in rows]
 
 
-class ShowReport(table.Lister):
+_OFFER_NAMES = ('address', 'profile', 'resource_class', 'total', 'in_use',
+                'creatable', 'reported', 'problem', 'traits', 'gpus')
+
+
+def _offer_rows(machine, gpu, everything):
+    """Yield a row for each offer of a GPU; one row if the agent cannot bind
+    anything on it, because it cannot be read.
+    """
+    if capacity.is_unread(machine.state_path, machine.host, gpu):
+        if machine.settings.policy_for(gpu) or everything:
+            yield _row(str(gpu.address), output.Optional(None),
+                       output.Optional(None), 0, 0, 0, 'no',
+                       output.Optional(machine.problem(gpu)
+                                       or condition.state(gpu)),
+                       output.Names(()), output.Names(()))
+        return
+    left = machine.problem(gpu)
+    for offer in machine.offers(gpu, everything):
+        reported = machine.reported(offer) is not None
+        problem = '' if reported else offer.problem or left
+        # With --all, the row shows what a policy could offer.
+        barred = offer.problem if everything else not reported
+        yield _row(
+            str(gpu.address), offer.profile, names.resource_class(offer),
+            offer.total, offer.in_use, 0 if barred else offer.creatable,
+            'yes' if reported else 'no',
+            output.Optional(problem or offer.busy or None),
+            output.Names(names.traits(gpu, offer)),
+            output.Names(tuple(map(str, offer.members or (gpu.address,)))))
+
+
+def _row(*values):
+    return dict(zip(_OFFER_NAMES, values, strict=True))
+
+
+def problems(rows, name):
+    """Yield one line for each GPU and problem, with all affected offers.
+
+    :param name: the column that names an offer.
+    """
+    hit = {}
+    for row in rows:
+        why = row['problem'].machine_readable()
+        if why:
+            what = ('none is free now' if row['reported'] == 'yes'
+                    else 'not reported')
+            hit.setdefault((row['address'], what, why), []).append(row[name])
+    for (address, what, why), affected in hit.items():
+        named = ', '.join(item for item in affected if isinstance(item, str))
+        yield (f'{address}: {what}' + (f' ({named})' if named else '')
+               + f': {why}')
+
+class ShowReport(output.Lister):
     """Show what the agent would report to Cyborg and Placement now.
 
     Each row is an offer. A reported offer is a deployable in Cyborg and a
@@ -38,7 +119,7 @@ class ShowReport(table.Lister):
         machine.explain()
         rows = [row for address, sent in machine.sent.items()
                 for row in _rows(machine, address, sent)]
-        for problem in offer.problems(rows, 'name'):
+        for problem in problems(rows, 'name'):
             cmd_machine.say(problem)
         return _NAMES, [tuple(row[name] for name in _NAMES) for row in rows]
 
@@ -46,7 +127,7 @@ class ShowReport(table.Lister):
 _NAMES = ('address', 'name', 'provider_uuid', 'resource_class', 'total',
           'reserved', 'reported', 'problem', 'traits', 'attributes',
           'driver_name', 'attach_handles', 'device')
-_NONE = columns.Optional(None)
+_NONE = output.Optional(None)
 
 
 def _rows(machine, address, sent):
@@ -85,14 +166,14 @@ def _unreported(address, problem, name=None, resource_class=None,
     return {
         'address': str(address), 'name': name or _NONE,
         'provider_uuid': _NONE,
-        'resource_class': columns.Optional(resource_class),
+        'resource_class': output.Optional(resource_class),
         'total': 0, 'reserved': 0, 'reported': 'no',
-        'problem': columns.Optional(
+        'problem': output.Optional(
             problem and (f'not changed in Cyborg: {problem}' if device
                          else problem)),
-        'traits': columns.Names(()), 'attributes': columns.Structure({}),
-        'driver_name': _NONE, 'attach_handles': columns.Structure([]),
-        'device': columns.Structure(_document(device) if device else {})}
+        'traits': output.Names(()), 'attributes': output.Structure({}),
+        'driver_name': _NONE, 'attach_handles': output.Structure([]),
+        'device': output.Structure(_document(device) if device else {})}
 
 
 def _reported(device, deployable, reserved):
@@ -105,18 +186,18 @@ def _reported(device, deployable, reserved):
         'reserved': reserved,
         'reported': 'yes',
         'problem': _NONE,
-        'traits': columns.Names(deployable.traits),
-        'attributes': columns.Structure(dict(deployable.attributes)),
+        'traits': output.Names(deployable.traits),
+        'attributes': output.Structure(dict(deployable.attributes)),
         'driver_name': deployable.driver_name,
-        'attach_handles': columns.Structure([
+        'attach_handles': output.Structure([
             {'attach_type': handle.attach_type,
              'attach_info': handle.attach_info}
             for handle in deployable.handles]),
-        'device': columns.Structure(_document(device)),
+        'device': output.Structure(_document(device)),
     }
 
 
 def _document(device):
-    document = view.device_to_dict(device)
+    document = build.device_to_dict(device)
     del document['deployables']
     return document

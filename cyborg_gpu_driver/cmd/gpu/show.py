@@ -15,18 +15,18 @@
 from __future__ import annotations
 
 import collections
+import os
 
 from cliff import columns as cliff_columns
 
 from cyborg_gpu_driver import moments
-from cyborg_gpu_driver.cmd.output import columns
-from cyborg_gpu_driver.cmd.output import table
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import picture
+from cyborg_gpu_driver.partition import gpu_map
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
+from cyborg_gpu_driver.partition import vgpu_type
 
 
 class Vgpus(cliff_columns.FormattableColumn):
@@ -40,7 +40,7 @@ class Vgpus(cliff_columns.FormattableColumn):
         return self._value
 
 
-class ListGpu(table.Lister):
+class ListGpu(output.Lister):
     """List the NVIDIA GPUs of this host."""
 
     brief = ('address', 'model', 'mode', 'partitions', 'health')
@@ -58,30 +58,30 @@ _NAMES = ('index', 'address', 'uuid', 'model', 'mode', 'roles', 'numa_node',
 
 def _row(view, gpu):
     return (
-        columns.Optional(choice.index(view.host, gpu)), str(gpu.address),
-        columns.Optional(gpu.uuid), columns.Optional(gpu.model),
-        _mode(view, gpu), _roles(view, gpu), columns.Optional(gpu.numa_node),
-        columns.Optional(gpu.memory_mib), columns.Optional(gpu.driver),
-        gpu.framework.value, columns.Counts(partitions(gpu)),
+        output.Optional(choice.index(view.host, gpu)), str(gpu.address),
+        output.Optional(gpu.uuid), output.Optional(gpu.model),
+        _mode(view, gpu), _roles(view, gpu), output.Optional(gpu.numa_node),
+        output.Optional(gpu.memory_mib), output.Optional(gpu.driver),
+        gpu.framework.value, output.Counts(partitions(gpu)),
         condition.state(gpu), _cordons(view, gpu))
 
 
 def _cordons(view, gpu):
     """Return the cordons: who cordoned the GPU, since when and why."""
-    return columns.Names(map(str, view.cordons_of(gpu)))
+    return output.Names(map(str, view.cordons_of(gpu)))
 
 
 def _mode(view, gpu):
     mode = view.mode(gpu)
-    return columns.Optional(mode and mode.value)
+    return output.Optional(mode and mode.value)
 
 
 def _roles(view, gpu):
     """Return the roles that a GPU in mode auto can have."""
-    return columns.Names(role.value for role in view.roles(gpu))
+    return output.Names(role.value for role in view.roles(gpu))
 
 
-class ShowGpu(table.ShowOne):
+class ShowGpu(output.ShowOne):
     """Show one GPU, with a picture of the slices in use."""
 
     def get_parser(self, prog_name):
@@ -106,11 +106,11 @@ class ShowGpu(table.ShowOne):
 
     def _draw(self, gpu):
         stdout = self.app.stdout
-        pens = picture.pens_for(getattr(stdout, 'encoding', None))
+        pens = gpu_map.pens_for(getattr(stdout, 'encoding', None))
         owners = {entry.placement: entry.handle
                   for entry in self.app.view.entries(gpu)
                   if entry.placement is not None}
-        for line in picture.lines(gpu, owners, pens):
+        for line in gpu_map.grid_lines(gpu, owners, pens):
             stdout.write(line + '\n')
 
 
@@ -123,9 +123,9 @@ def partitions(gpu: model.Gpu) -> collections.Counter:
         return collections.Counter(
             spec.profile_name(gpu.mig, item.profile_id)
             for item in gpu.mig.instances)
-    types = vgpu_types.by_id(gpu)
+    types = vgpu_type.by_id(gpu)
     return collections.Counter(
-        vgpu_types.name(types, vgpu.type_id) for vgpu in gpu.vgpus)
+        vgpu_type.name(types, vgpu.type_id) for vgpu in gpu.vgpus)
 
 
 def _facts(gpu, mode):
@@ -134,31 +134,31 @@ def _facts(gpu, mode):
     yield 'pci_class', gpu.class_code
     for name in ('model', 'architecture', 'uuid', 'serial', 'memory_mib',
                  'numa_node', 'iommu_group', 'driver'):
-        yield name, columns.Optional(getattr(gpu, name))
+        yield name, output.Optional(getattr(gpu, name))
     yield 'mode', mode
     yield 'visible_to_nvml', gpu.visible_to_nvml
-    yield 'told_at', columns.Optional(
+    yield 'told_at', output.Optional(
         gpu.told_at and moments.iso(gpu.told_at))
     yield 'processes', gpu.processes
     yield 'sriov_numvfs', gpu.sriov_numvfs
     yield 'sriov_totalvfs', gpu.sriov_totalvfs
-    yield 'physical_function', columns.Optional(
+    yield 'physical_function', output.Optional(
         str(gpu.physfn) if gpu.physfn else None)
-    yield 'nvlink_peers', columns.Names(map(str, gpu.nvlink_peers))
+    yield 'nvlink_peers', output.Names(map(str, gpu.nvlink_peers))
     yield from _mig_facts(gpu)
     yield from _vgpu_facts(gpu)
-    yield 'partitions', columns.Counts(partitions(gpu))
+    yield 'partitions', output.Counts(partitions(gpu))
     yield 'health', condition.state(gpu)
-    yield 'problems', columns.Names(gpu.problems)
+    yield 'problems', output.Names(gpu.problems)
 
 
 def _mig_facts(gpu):
-    yield 'mig_mode', columns.Optional(
+    yield 'mig_mode', output.Optional(
         gpu.mig and ('enabled' if gpu.mig.enabled else 'disabled'))
-    yield 'mig_mode_pending', columns.Optional(
+    yield 'mig_mode_pending', output.Optional(
         gpu.mig and ('enabled' if gpu.mig.pending else 'disabled'))
     profiles = gpu.mig.profiles if gpu.mig else ()
-    yield 'mig_profiles', columns.Structure([
+    yield 'mig_profiles', output.Structure([
         {'id': item.profile_id, 'name': item.name,
          'slices': item.slices, 'memory_mib': item.memory_mib,
          'max_instances': item.max_instances,
@@ -166,7 +166,7 @@ def _mig_facts(gpu):
                         for place in item.placements]}
         for item in profiles])
     instances = gpu.mig.instances if gpu.mig else ()
-    yield 'mig_instances', columns.Structure([
+    yield 'mig_instances', output.Structure([
         {'id': item.instance_id,
          'profile': spec.profile_name(gpu.mig, item.profile_id),
          'start': item.placement.start, 'size': item.placement.size,
@@ -176,20 +176,20 @@ def _mig_facts(gpu):
 
 def _vgpu_facts(gpu):
     yield 'vgpu_framework', gpu.framework.value
-    yield 'vgpu_mixed_sizes', columns.Optional(
+    yield 'vgpu_mixed_sizes', output.Optional(
         None if gpu.mixed_sizes is None
         else 'on' if gpu.mixed_sizes else 'off')
     yield from _scheduler_facts(gpu.scheduler)
-    types = vgpu_types.by_id(gpu)
+    types = vgpu_type.by_id(gpu)
     yield 'vgpus', Vgpus([
-        {'name': vgpu_types.name(types, vgpu.type_id), 'type': vgpu.type_id,
+        {'name': vgpu_type.name(types, vgpu.type_id), 'type': vgpu.type_id,
          'function': str(vgpu.function), 'uuid': vgpu.uuid,
          'gpu_instance_id': vgpu.instance_id} for vgpu in gpu.vgpus])
-    yield 'mdevs', columns.Structure([
+    yield 'mdevs', output.Structure([
         {'uuid': mdev.uuid, 'parent': str(mdev.parent),
-         'type': mdev.type_id, 'name': vgpu_types.name(types, mdev.type_id)}
+         'type': mdev.type_id, 'name': vgpu_type.name(types, mdev.type_id)}
         for mdev in gpu.all_mdevs])
-    yield 'virtual_functions', columns.Structure([
+    yield 'virtual_functions', output.Structure([
         {'address': str(item.address), 'index': item.index,
          'driver': item.driver, 'iommu_group': item.iommu_group,
          'current_type': item.current_vgpu_type,
@@ -198,7 +198,7 @@ def _vgpu_facts(gpu):
          'placement_id': item.placement_id,
          **({'problem': item.problem} if item.problem else {})}
         for item in gpu.vfs])
-    yield 'vgpu_types', columns.Structure([
+    yield 'vgpu_types', output.Structure([
         {'type': item.mdev_type_id, 'name': item.name,
          'framebuffer_mib': item.framebuffer_mib,
          'max_instances': item.max_instances,
@@ -213,9 +213,9 @@ def _vgpu_facts(gpu):
 def _scheduler_facts(scheduler):
     supported = scheduler.supported if scheduler else ()
     (name, policy), (slice_name, time_slice) = _scheduler_state(scheduler)
-    yield name, columns.Optional(policy)
-    yield 'vgpu_schedulers', columns.Names(item.value for item in supported)
-    yield slice_name, columns.Optional(time_slice)
+    yield name, output.Optional(policy)
+    yield 'vgpu_schedulers', output.Names(item.value for item in supported)
+    yield slice_name, output.Optional(time_slice)
 
 
 def _scheduler_state(scheduler):
@@ -238,3 +238,74 @@ def _creatable(function):
         return None
     return [int(item.type_id.rpartition('-')[2])
             for item in function.mdev_types if item.available]
+
+
+# ``cyborg-gpu gpu map``.
+
+_COLOURS = {'bound': '36', 'created': '33', 'free': '32',
+            'passthrough': '32', 'blocked': '2', 'off': '2', 'unread': '31'}
+"""Parameters of the escape sequence SGR (ECMA-48, 8.3.117)."""
+
+
+class MapGpu(output.Lister):
+    """Draw the layouts of all GPUs of this host side by side.
+
+    A box is a GPU instance with its profile and the attach handle that has
+    it, or a unit of memory that is free or in which nothing can be created
+    now. GPUs without MIG are one box. Other formats and --long list the
+    boxes, with the handles in full.
+    """
+
+    def take_action(self, parsed_args):
+        view = self.app.view
+        view.explain()
+        self._tiles = [_tile(view, gpu) for gpu in view.host.gpus]
+        return _MAP_NAMES, [row for tile in self._tiles for row in _rows(tile)]
+
+    def produce_output(self, parsed_args, column_names, data):
+        if (parsed_args.formatter != 'table' or parsed_args.long
+                or parsed_args.columns):
+            return super().produce_output(parsed_args, column_names, data)
+        stdout = self.app.stdout
+        pens = gpu_map.pens_for(getattr(stdout, 'encoding', None))
+        # Any value of NO_COLOR disables colors: https://no-color.org
+        coloured = stdout.isatty() and not os.environ.get('NO_COLOR')
+        for line in gpu_map.lines(
+                self._tiles, pens,
+                output.line_width(parsed_args.max_width, stdout),
+                _coloured if coloured else _plain):
+            stdout.write(line + '\n')
+        return 0
+
+
+_MAP_NAMES = ('index', 'address', 'model', 'mode', 'roles', 'start', 'size',
+              'state', 'profile', 'id', 'handles', 'health')
+
+
+def _tile(view, gpu):
+    return gpu_map.tile(
+        gpu, choice.index(view.host, gpu), view.mode(gpu),
+        gpu_map.claimed((entry.handle, entry.function, entry.placement)
+                        for entry in view.entries(gpu)),
+        view.roles(gpu))
+
+
+def _rows(tile):
+    for box in tile.boxes:
+        place = box.placement
+        yield (output.Optional(tile.index), str(tile.gpu.address),
+               output.Optional(tile.gpu.model),
+               output.Optional(tile.mode and tile.mode.value),
+               output.Names(role.value for role in tile.roles),
+               output.Optional(place and place.start),
+               output.Optional(place and place.size), box.state.value,
+               output.Optional(box.name), output.Optional(box.instance_id),
+               output.Names(box.handles), condition.state(tile.gpu))
+
+
+def _coloured(text, state):
+    return f'\x1b[{_COLOURS[state]}m{text}\x1b[0m'
+
+
+def _plain(text, state):
+    return text

@@ -21,20 +21,18 @@ from cliff import command
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import cyborg
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.cmd.context import cloud_options
 from cyborg_gpu_driver.cmd.context import machine as cmd_machine
-from cyborg_gpu_driver.cmd.output import columns
-from cyborg_gpu_driver.cmd.output import table
-from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
+from cyborg_gpu_driver.partition import vgpu_type
 from cyborg_gpu_driver.program.reconcile import orphans
 
 _UNKNOWN = '?'
 _NONE = 'none'
 
 
-class ListVgpu(table.Lister):
+class ListVgpu(output.Lister):
     """List the live vGPUs of this host and their owners.
 
     An orphan has no owner in the journal of binds, is not a fixed vGPU, and
@@ -149,13 +147,13 @@ def _claimed(parsed_args, hostname):
 
 
 def _type(found):
-    return vgpu_types.name(vgpu_types.by_id(found.gpu), found.vgpu.type_id)
+    return vgpu_type.name(vgpu_type.by_id(found.gpu), found.vgpu.type_id)
 
 
 def _instance(found):
     if found.on_instance and found.instance_id is None:
         return _UNKNOWN
-    return columns.Optional(found.instance_id)
+    return output.Optional(found.instance_id)
 
 
 def _request(found, claimed):
@@ -200,7 +198,7 @@ def _agreed(free):
     for found in free:
         cmd_machine.say(f'{found.vgpu.name}  {_type(found)} on GPU '
                         f'{found.gpu.address}')
-    return terminal.agreed(f'Remove {len(free)} of the vGPUs of this host?')
+    return output.agreed(f'Remove {len(free)} of the vGPUs of this host?')
 
 
 def _remove(keeper, free, claimed):

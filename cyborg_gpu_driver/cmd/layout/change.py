@@ -18,15 +18,14 @@ import contextlib
 import os
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.cmd.context import machine as cmd_machine
 from cyborg_gpu_driver.cmd.layout import hooks
 from cyborg_gpu_driver.cmd.layout import options as layout_options
 from cyborg_gpu_driver.cmd.layout import read as layout
-from cyborg_gpu_driver.cmd.output import terminal
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.partition.layout import state as layout_state
 from cyborg_gpu_driver.program.ready import apply
-from cyborg_gpu_driver.program.ready import checkpoint
 
 _TEXT = ('text', 'json', 'yaml')
 _SKIPPED = 'skipped'
@@ -110,9 +109,9 @@ class CheckpointLayout(layout_options.LayoutCommand):
         path = parsed_args.checkpoint_file
         if path:
             _check_directory(path)
-            checkpoint.write(path, saved)
+            apply.write(path, saved)
         else:
-            checkpoint.remember(machine.state_path, saved)
+            apply.remember(machine.state_path, saved)
         rows = [{'address': str(item.gpu), 'status': 'remembered',
                  'mig_enabled': item.layout.enabled,
                  'instances': len(item.layout.instances), 'error': None}
@@ -190,12 +189,12 @@ def _saved(parsed_args, machine):
     """Return the layouts of the named file, or those that apply saved."""
     file = parsed_args.checkpoint_file
     if not file:
-        return checkpoint.remembered(machine.state_path)
+        return apply.remembered(machine.state_path)
     if not os.path.exists(file):
         raise exception.InvalidValue(
             what='--checkpoint-file', value=file,
             expected='there is no such file')
-    return checkpoint.read(file)
+    return apply.read(file)
 
 
 def _hooks(parsed_args):
@@ -208,7 +207,7 @@ def _hooks(parsed_args):
         layout_options.MODE_ONLY: str(parsed_args.mode_only).lower()}
     if not parsed_args.hooks_file:
         return hooks.Hooks('no file', {}, envs, cmd_machine.say)
-    text, source = terminal.read_text(parsed_args.hooks_file)
+    text, source = output.read_text(parsed_args.hooks_file)
     return hooks.parse(text, source, envs, cmd_machine.say)
 
 

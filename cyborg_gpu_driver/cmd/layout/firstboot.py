@@ -25,16 +25,13 @@ from oslo_utils import timeutils
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import moments
-from cyborg_gpu_driver.baremetal import staged
-from cyborg_gpu_driver.baremetal.first_boot import config_drive
-from cyborg_gpu_driver.baremetal.first_boot import layout_sources
-from cyborg_gpu_driver.baremetal.first_boot import metadata_service
-from cyborg_gpu_driver.baremetal.first_boot import report as reports
-from cyborg_gpu_driver.baremetal.first_boot import run as first_boot
+from cyborg_gpu_driver.baremetal import cleaning
+from cyborg_gpu_driver.baremetal import first_boot
+from cyborg_gpu_driver.baremetal import layout_sources
 from cyborg_gpu_driver.cmd.context import machine as cmd_machine
 from cyborg_gpu_driver.conf import policies
 
-_LAYOUT_FILE = f'/{staged.LAYOUT_PATH}'
+_LAYOUT_FILE = f'/{cleaning.LAYOUT_PATH}'
 _DRIVER_TIMEOUT = 300
 _METADATA_TIMEOUT = 30
 
@@ -79,9 +76,9 @@ class FirstBoot(command.Command):
                  'block device with the label config-2 is read)')
         parser.add_argument(
             '--metadata-url', type=_url, metavar='URL',
-            default=metadata_service.URL,
+            default=layout_sources.URL,
             help='URL of the documents of the metadata service (default: '
-                 f'{metadata_service.URL})')
+                 f'{layout_sources.URL})')
         parser.add_argument(
             '--metadata-timeout', type=moments.seconds(0), metavar='SECONDS',
             default=_METADATA_TIMEOUT,
@@ -98,7 +95,7 @@ class FirstBoot(command.Command):
             return self._boot(parsed_args, self.app.machine)
         except Exception as error:
             # The console must have a result, whatever has failed.
-            self._say_result(parsed_args, reports.failure(error))
+            self._say_result(parsed_args, first_boot.failure(error))
             raise
 
     def _boot(self, parsed_args, node):
@@ -106,7 +103,7 @@ class FirstBoot(command.Command):
         node.act_here()
         report = _Boot(parsed_args, node).report()
         try:
-            reports.write(node.state_path, report)
+            first_boot.write(node.state_path, report)
         except exception.JournalError as error:
             cmd_machine.say(f'This report cannot be saved: {error}')
         self._write(parsed_args, report)
@@ -114,7 +111,7 @@ class FirstBoot(command.Command):
         return report.result.code
 
     def _show(self, parsed_args, node):
-        report = reports.read(node.state_path)
+        report = first_boot.read(node.state_path)
         if report is None:
             cmd_machine.say('There is no report: the first boot has not run '
                             'yet.')
@@ -148,26 +145,26 @@ class _Boot:
         self._machine = node.platform
         self._boot = first_boot.FirstBoot(node, cmd_machine.say)
         self._has_drive = False
-        self._missed: reports.Report | None = None
+        self._missed: first_boot.Report | None = None
         self._no_service: str | None = None
 
-    def report(self) -> reports.Report:
+    def report(self) -> first_boot.Report:
         """Search for the layout and apply it; errors are in the report."""
         found = layout_sources.Search()
         try:
             if not self._boot.has_gpus():
-                outcome = first_boot.Outcome(reports.Result.NO_GPU)
+                outcome = first_boot.Outcome(first_boot.Result.NO_GPU)
             else:
                 found = self._search()
                 outcome = self._cut(found)
         except exception.LayoutError as error:
-            outcome = first_boot.Outcome(reports.Result.UNUSABLE,
+            outcome = first_boot.Outcome(first_boot.Result.UNUSABLE,
                                          str(error))
         except exception.GpuDriverError as error:
-            outcome = first_boot.Outcome(reports.Result.FAILED, str(error))
+            outcome = first_boot.Outcome(first_boot.Result.FAILED, str(error))
         # The next boot must also know that this layout is missing.
         known = found.found or self._missed
-        return reports.Report(
+        return first_boot.Report(
             outcome.result, timeutils.utcnow(True).isoformat('T', 'seconds'),
             self._machine.boot_id(),
             source=known and known.source, layout=known and known.layout,
@@ -178,8 +175,8 @@ class _Boot:
     def _cut(self, search):
         found = search.found
         if found is None:
-            return first_boot.Outcome(reports.Result.NO_LAYOUT)
-        cmd_machine.say(reports.printable(
+            return first_boot.Outcome(first_boot.Result.NO_LAYOUT)
+        cmd_machine.say(first_boot.printable(
             f'Found the layout {found.layout} in {found.source}.'))
         return self._boot.partition(found, self._args.timeout, search.others)
 
@@ -200,7 +197,7 @@ class _Boot:
             layout of the last boot: then it is late, not absent.
         """
         url = self._args.metadata_url
-        service = metadata_service.MetadataService(
+        service = layout_sources.MetadataService(
             url, self._args.metadata_timeout,
             doubtful=last is not None and last.no_service == url)
         if last is None or not (last.source or '').startswith(service.url):
@@ -224,7 +221,7 @@ class _Boot:
     def _last(self):
         """Return the last report; None if there is no readable report."""
         try:
-            return reports.read(self._state_path)
+            return first_boot.read(self._state_path)
         except exception.JournalError as error:
             cmd_machine.say(str(error))
             return None
@@ -234,13 +231,13 @@ class _Boot:
             if directory is not None:
                 self._has_drive = True
                 yield from layout_sources.in_documents(
-                    functools.partial(config_drive.read, directory),
+                    functools.partial(layout_sources.read, directory),
                     'config drive')
 
     def _drive(self):
         if self._args.config_drive is not None:
             return contextlib.nullcontext(self._args.config_drive)
-        return config_drive.opened()
+        return layout_sources.opened()
 
 
 def _file(text: str) -> str:
@@ -257,6 +254,6 @@ def _directory(text: str) -> str:
 
 def _url(text: str) -> str:
     try:
-        return metadata_service.MetadataService(text, 0).url
+        return layout_sources.MetadataService(text, 0).url
     except exception.InvalidValue as error:
         raise argparse.ArgumentTypeError(str(error)) from error

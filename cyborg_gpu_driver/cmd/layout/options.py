@@ -29,7 +29,7 @@ import yaml
 from cliff import command
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cmd.output import terminal
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.partition.layout import file as layout_file
 
 CONFIG_FILE = 'MIG_PARTED_CONFIG_FILE'
@@ -115,7 +115,7 @@ def read_file(parsed_args: argparse.Namespace) -> layout_file.LayoutFile:
         raise exception.InvalidValue(
             what='--layout-file', value='',
             expected='name a layout file, or - for standard input')
-    text, source = terminal.read_text(name)
+    text, source = output.read_text(name)
     return layout_file.LayoutFile.parse(text, source)
 
 

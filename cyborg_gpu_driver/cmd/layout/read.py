@@ -24,12 +24,11 @@ from cyborg_gpu_driver.cmd.context import machine as cmd_machine
 from cyborg_gpu_driver.cmd.layout import options as layout_options
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import picture
-from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.partition import gpu_map
+from cyborg_gpu_driver.partition import target
 from cyborg_gpu_driver.partition.layout import file as layout_file
-from cyborg_gpu_driver.partition.layout import generate as layout_generate
-from cyborg_gpu_driver.partition.layout import schema as layout_schema
 from cyborg_gpu_driver.partition.layout import state as layout_state
+from cyborg_gpu_driver.partition.layout import yaml
 from cyborg_gpu_driver.program.ready import apply
 
 _TEXT = ('text', 'json', 'yaml')
@@ -76,7 +75,7 @@ class PlanLayout(layout_options.LayoutCommand):
         machine = self.app.machine.for_changes(links=False)
         options = apply.Options(mode_only=parsed_args.mode_only)
         rows, failed = [], False
-        pens = picture.pens_for(getattr(self.app.stdout, 'encoding', None))
+        pens = gpu_map.pens_for(getattr(self.app.stdout, 'encoding', None))
         for index, gpu, wanted in wanted_of(machine, parsed_args):
             row = {'index': index, 'address': str(gpu.address)}
             try:
@@ -178,9 +177,9 @@ class GenerateLayouts(layout_options.LayoutCommand):
         gpus = {index: gpu for index, gpu in enumerate(machine.gpus)
                 if index not in left_out}
         for index, gpu in gpus.items():
-            layout_file.check_placements(gpu, layout_schema.place(
+            layout_file.check_placements(gpu, yaml.place_in(
                 'this host', f'GPU {index}'))
-        _write_file(self, parsed_args, layout_generate.generate(
+        _write_file(self, parsed_args, layout_state.generate(
             gpus.values()))
 
 

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.fabric import abi
-from cyborg_gpu_driver.host.snapshot import fabric
+from cyborg_gpu_driver.host.snapshot import model
 
 PATH = '/usr/share/nvidia/nvswitch/fabricmanager.cfg'
 
@@ -35,7 +35,7 @@ PATH = '/usr/share/nvidia/nvswitch/fabricmanager.cfg'
 class Config:
     """The settings of the fabric manager that this library uses."""
 
-    mode: fabric.Mode = fabric.Mode.BARE_METAL
+    mode: model.Mode = model.Mode.BARE_METAL
     address: str = f'127.0.0.1:{abi.PORT}'
     """Where libnvfm reaches the fabric manager: address and port, or path."""
 
@@ -71,7 +71,7 @@ def parse(text: str, path: str = PATH) -> Config:
     """
     values = dict(_items(text))
     mode = _number(values, 'FABRIC_MODE', 0, 2, path)
-    return Config(fabric.Mode(mode), _address(values, path))
+    return Config(model.Mode(mode), _address(values, path))
 
 
 def _items(text: str) -> Iterator[tuple[str, str]]:

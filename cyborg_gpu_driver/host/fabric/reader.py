@@ -22,10 +22,9 @@ from typing import Any
 from oslo_concurrency import processutils
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import device_node
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.fabric import config as config_module
-from cyborg_gpu_driver.host.snapshot import fabric
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import pci
 
@@ -40,7 +39,7 @@ _SECONDS = 10
 
 
 def look(machine: platform.Platform, host: model.Host
-         ) -> fabric.Fabric | None:
+         ) -> model.Fabric | None:
     """Read the fabric, and query the fabric manager.
 
     :param host: a snapshot of the machine.
@@ -52,8 +51,8 @@ def look(machine: platform.Platform, host: model.Host
             and not _any_on_switches(machine, modules)):
         return None
     version, installed = _version(machine)
-    return fabric.Fabric(
-        modules, device_node.fabric_manager_runs(machine), version=version,
+    return model.Fabric(
+        modules, usage.fabric_manager_runs(machine), version=version,
         installed=installed, **_configured(machine), **_asked(machine))
 
 

@@ -34,7 +34,6 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.fabric import abi
 from cyborg_gpu_driver.host.fabric import config as config_module
-from cyborg_gpu_driver.host.snapshot import fabric
 from cyborg_gpu_driver.host.snapshot import model
 
 TIMEOUT = 30.0
@@ -88,7 +87,7 @@ class FabricSession:
         self._handle: ctypes.c_void_p | None = None
         self._process = 0
 
-    def partitions(self) -> tuple[fabric.Partition, ...]:
+    def partitions(self) -> tuple[model.Partition, ...]:
         """Return all partitions that are supported now.
 
         :raises FabricError: NOT_SUPPORTED with FABRIC_MODE=0.
@@ -98,7 +97,7 @@ class FabricSession:
         return tuple(_partition(item)
                      for item in _first(found.partitions, found.count))
 
-    def unsupported(self) -> tuple[fabric.Partition, ...]:
+    def unsupported(self) -> tuple[model.Partition, ...]:
         """Return the partitions that hardware errors have made unusable.
 
         Always empty on Hopper and later ("Getting a List of Unsupported
@@ -108,9 +107,9 @@ class FabricSession:
         """
         found = abi.stamped(abi.UnsupportedList)
         self._ask('fmGetUnsupportedFabricPartitions', found)
-        return tuple(fabric.Partition(
+        return tuple(model.Partition(
             item.partition_id,
-            tuple(fabric.Member(number) for number
+            tuple(model.Member(number) for number
                   in _first(item.physical_ids, item.gpu_count)),
             supported=False)
             for item in _first(found.partitions, found.count))
@@ -291,15 +290,15 @@ def _first(items: Any, count: int) -> list[Any]:
     return [items[index] for index in range(min(count, len(items)))]
 
 
-def _partition(item: Any) -> fabric.Partition:
-    return fabric.Partition(
+def _partition(item: Any) -> model.Partition:
+    return model.Partition(
         item.partition_id,
         tuple(_member(gpu) for gpu in _first(item.gpus, item.gpu_count)),
         active=item.is_active == 1)
 
 
-def _member(gpu: Any) -> fabric.Member:
+def _member(gpu: Any) -> model.Member:
     text = gpu.bus_id.decode('ascii', 'replace')
-    return fabric.Member(
+    return model.Member(
         gpu.physical_id, model.PciAddress.parse(text) if text else None,
         gpu.links_available, gpu.line_rate)

@@ -30,11 +30,11 @@ import pynvml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
-from cyborg_gpu_driver.host import threads
-from cyborg_gpu_driver.host.nvml import library as nvml_library
+from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import mig as nvml_mig
 from cyborg_gpu_driver.host.nvml import session as nvml_module
-from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 
 LOG = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ _STOP_SECONDS = 5.0
 """How long :meth:`Watcher.stop` waits for a thread that may be stuck in NVML.
 The thread keeps no process alive."""
 
-Callback = Callable[[health_facts.Event], object]
+Callback = Callable[[condition.Event], object]
 
 
 class Watcher:
@@ -96,8 +96,8 @@ class Watcher:
             self._wake.set()
             if self._thread is None or not self._thread.is_alive():
                 self._stopping = False
-            self._thread = threads.alive(self._thread, self._run,
-                                         'cyborg-gpu-events')
+            self._thread = deadline.alive(self._thread, self._run,
+                                          'cyborg-gpu-events')
 
     def stop(self) -> None:
         """End the thread; :meth:`watch` starts a new one."""
@@ -150,7 +150,7 @@ class Watcher:
         except Exception as error:
             self._say_failure(error)
 
-    def _tell(self, events: Iterable[health_facts.Event]) -> None:
+    def _tell(self, events: Iterable[condition.Event]) -> None:
         for event in events:
             try:
                 self._callback(event)
@@ -191,7 +191,7 @@ class EventSet:
         return taken
 
     def settle(self, wanted: frozenset[model.PciAddress]
-               ) -> list[health_facts.Event]:
+               ) -> list[condition.Event]:
         """Put these GPUs and no others into the set, as far as possible.
 
         A GPU that refuses is left out and does not affect the others.
@@ -214,11 +214,11 @@ class EventSet:
             for address in sorted(wanted - self._unfit
                                   - set(self.members.values())):
                 self._register(address)
-        return [health_facts.Event(address, OFF_THE_BUS)
+        return [condition.Event(address, OFF_THE_BUS)
                 for address in sorted(states)
                 if states[address] == 'GPU_IS_LOST']
 
-    def wait(self, milliseconds: int) -> list[health_facts.Event]:
+    def wait(self, milliseconds: int) -> list[condition.Event]:
         """Return the next event, if there is one within that time.
 
         :raises NvmlError: if the set can no longer be used.
@@ -238,14 +238,14 @@ class EventSet:
                 raise
             return lost
 
-    def _next(self, milliseconds: int) -> list[health_facts.Event]:
+    def _next(self, milliseconds: int) -> list[condition.Event]:
         if self._handle is None:
             return []
         data = self._call('nvmlEventSetWait_v2', self._handle, milliseconds)
-        return [health_facts.Event(
+        return [condition.Event(
             self._address(data.device), _xid(data),
-            nvml_library.known(data.gpuInstanceId),
-            nvml_library.known(data.computeInstanceId))]
+            gate.known(data.gpuInstanceId),
+            gate.known(data.computeInstanceId))]
 
     def close(self) -> None:
         """Free the set and close the session. Does not raise."""
@@ -270,7 +270,7 @@ class EventSet:
         try:
             return self._nvml.call(name, *arguments)
         except exception.NvmlError as error:
-            if error.symbol in nvml_library.NO_SESSION:
+            if error.symbol in gate.NO_SESSION:
                 # The set has ended with the session. Freeing it in the next
                 # session would free memory twice.
                 self._handle = None
@@ -291,8 +291,8 @@ class EventSet:
             types = _TYPES & self._call(
                 'nvmlDeviceGetSupportedEventTypes', device)
             if not types:
-                raise nvml_library.error('nvmlDeviceRegisterEvents',
-                                         pynvml.NVML_ERROR_NOT_SUPPORTED)
+                raise gate.error('nvmlDeviceRegisterEvents',
+                                 pynvml.NVML_ERROR_NOT_SUPPORTED)
             self._call('nvmlDeviceRegisterEvents', device, types,
                        self._handle)
             self.members[nvml_mig.pointer(device)] = address
@@ -320,7 +320,7 @@ class EventSet:
         if known is not None:
             return known
         info = self._call('nvmlDeviceGetPciInfo', device)
-        return model.PciAddress.parse(nvml_library.text(info.busId))
+        return model.PciAddress.parse(gate.text(info.busId))
 
 
 def _xid(data: Any) -> int:

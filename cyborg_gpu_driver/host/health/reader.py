@@ -10,22 +10,22 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-
 """Reads the health of GPUs, each on its own."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import pynvml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.nvml import gate
-from cyborg_gpu_driver.host.nvml import library as nvml_library
 from cyborg_gpu_driver.host.nvml import session as nvml_module
-from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import pci
 
 _BOOT_ID = '/proc/sys/kernel/random/boot_id'
 _LOST = 'GPU_IS_LOST'
@@ -57,7 +57,7 @@ class HealthReader:
         self._known: dict[model.PciAddress, _Known] = {}
 
     @gate.series
-    def read(self, address: model.PciAddress) -> health_facts.Facts:
+    def read(self, address: model.PciAddress) -> condition.Facts:
         """Read the health of the GPU at ``address``.
 
         Makes five calls, more the first time. Does not raise for a hardware
@@ -68,7 +68,7 @@ class HealthReader:
         with self._nvml.about(address):
             return self._read(address)
 
-    def _read(self, address: model.PciAddress) -> health_facts.Facts:
+    def _read(self, address: model.PciAddress) -> condition.Facts:
         asked = _Questions(self._nvml, address)
         if not asked.reachable:
             return asked.facts()
@@ -165,7 +165,7 @@ class _Questions:
         try:
             answer = self._nvml.call(call, self._device, *arguments)
         except exception.NvmlError as error:
-            if error.symbol in nvml_library.ABSENT:
+            if error.symbol in gate.ABSENT:
                 absent.add(call)
             else:
                 self._failures.add(error.symbol)
@@ -173,11 +173,11 @@ class _Questions:
         self.answered = True
         return answer
 
-    def facts(self, **facts: Any) -> health_facts.Facts:
+    def facts(self, **facts: Any) -> condition.Facts:
         """Return the facts that follow from the calls and their failures."""
         lost = _LOST in self._failures or (
             _UNKNOWN in self._failures and not self.answered)
-        return health_facts.Facts(
+        return condition.Facts(
             answered=self.answered or lost or bool(
                 self._failures & {_RESET, _SILENT}),
             lost=lost, not_answering=_SILENT in self._failures,
@@ -214,3 +214,77 @@ def boot_id() -> str:
             return stream.read().strip()
     except OSError:
         return ''
+
+
+# What the PCI bus shows of a GPU's health, whatever its driver.
+#
+# Sources, all in the kernel's documentation: ``aer_dev_fatal`` in
+# Documentation/ABI/testing/sysfs-bus-pci-devices-aer, ``current_link_width``
+# in Documentation/ABI/testing/sysfs-bus-pci. A function that is off the bus
+# reads as all ones (PCI Local Bus Specification, "master abort"). A function
+# that sleeps is woken for a read of its configuration space
+# (pci_config_pm_runtime_get in drivers/pci/pci.c).
+
+_TOTAL = re.compile('TOTAL_ERR_FATAL ([0-9]+)', re.ASCII)
+_ABSENT = b'\xff\xff\xff\xff'
+"""First register (vendor and device id) of a function that does not answer."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """A function at one moment; None where the kernel reports nothing."""
+
+    reachable: bool | None = None
+    """Whether its configuration space can be read."""
+    fatal: int | None = None
+    """Fatal errors since the machine was started (AER)."""
+    width: int | None = None
+    """PCIe lanes in use. The speed of the link is no sign of health: GPUs
+    lower it while they are idle (the manual of nvidia-smi, "PCIe Generation
+    and Link Width")."""
+
+
+def read(sysfs: pci.Sysfs, address: model.PciAddress) -> Seen:
+    """Read the state of a function. Does not raise for a hardware fault."""
+    place = (*pci.DEVICES, str(address))
+    try:
+        config = sysfs.read_bytes(*place, 'config')
+    except exception.SysfsError:
+        config = None
+    return Seen(
+        reachable=None if not config else config[:4] != _ABSENT,
+        fatal=_fatal(_optional(sysfs, *place, 'aer_dev_fatal')),
+        width=_number(_optional(sysfs, *place, 'current_link_width')))
+
+
+def wrong(before: Seen, now: Seen) -> tuple[str, ...]:
+    """Return what is wrong with a function.
+
+    :param before: its state when NVML last found it healthy.
+    :param now: its state now.
+    :returns: codes from :data:`health_facts.PCI`.
+    """
+    return tuple(code for code, found in (
+        (condition.UNREACHABLE, now.reachable is False),
+        (condition.FATAL, _grew(before.fatal, now.fatal)),
+        (condition.LANES, _grew(now.width, before.width))) if found)
+
+
+def _grew(one: int | None, other: int | None) -> bool:
+    return one is not None and other is not None and one < other
+
+
+def _optional(sysfs: pci.Sysfs, *place: str) -> str | None:
+    try:
+        return sysfs.read_optional(*place)
+    except exception.SysfsError:
+        return None
+
+
+def _fatal(text: str | None) -> int | None:
+    match = _TOTAL.search(text or '')
+    return _number(match[1]) if match else None
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isascii() and text.isdigit() else None

@@ -22,13 +22,13 @@ from typing import Any
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import problems as problems_module
-from cyborg_gpu_driver.host.nvml import library as nvml_library
+from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import process as nvml_process
 from cyborg_gpu_driver.host.nvml import session as nvml_module
 from cyborg_gpu_driver.host.nvml import static as nvml_static
 from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
-from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.snapshot import whole
 
 LOG = logging.getLogger(__name__)
 
@@ -207,7 +207,7 @@ class GpuReader:
         try:
             return self._nvml.mig_mode(device)
         except exception.NvmlError as error:
-            if error.symbol in nvml_library.ABSENT:
+            if error.symbol in gate.ABSENT:
                 return None
             raise
 
@@ -340,7 +340,7 @@ class GpuReader:
         try:
             count = self._nvml.device_count()
             # NVML counts each GPU that is bound to its driver.
-            if count <= sum(gpu.visible_to_nvml or gpu.driver == drivers.NVIDIA
+            if count <= sum(gpu.visible_to_nvml or gpu.driver == whole.NVIDIA
                             for gpu in seen):
                 return ()
             key = (self._nvml.generation, count)
@@ -351,7 +351,7 @@ class GpuReader:
             return ()
         shown = {gpu.address for gpu in seen}
         known = {gpu.address for gpu in seen
-                 if gpu.driver == drivers.NVIDIA}
+                 if gpu.driver == whole.NVIDIA}
         missing = count - len(known.union(self._listed[1]))
         if missing > 0:
             unidentified.add(f'NVML counts {count} GPUs, but does not return '

@@ -22,7 +22,7 @@ from typing import Any
 
 import pynvml
 
-from cyborg_gpu_driver.host.nvml import library as nvml_library
+from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.snapshot import model
 
 INSTANCE_LIMIT = 64
@@ -55,7 +55,7 @@ class MigCalls:
         :raises NvmlError: NO_PERMISSION, NOT_SUPPORTED.
         """
         activation = self.call('nvmlDeviceSetMigMode', device, int(enable))
-        return nvml_library.symbol(activation)
+        return gate.symbol(activation)
 
     def gpu_instances(self, device: Any, profile_id: int,
                       limit: int = INSTANCE_LIMIT
@@ -175,7 +175,7 @@ class MigCalls:
 
         :param instance: handle of the GPU instance.
         """
-        return (info for _, info in nvml_library.indexed(
+        return (info for _, info in gate.indexed(
             lambda index: self.call(
                 'nvmlGpuInstanceGetComputeInstanceProfileInfo', instance,
                 index, pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED,
@@ -202,7 +202,7 @@ class MigCalls:
     def _uuid(self, handle: Any) -> str:
         device = self.call('nvmlComputeInstanceGetInfo', handle).device
         self.belongs(device, handle)
-        return nvml_library.text(self.call('nvmlDeviceGetUUID', device))
+        return gate.text(self.call('nvmlDeviceGetUUID', device))
 
     def _instance_handles(self, device: Any, profile_id: int, limit: int
                           ) -> list[Any]:

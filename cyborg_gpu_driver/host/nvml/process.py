@@ -19,8 +19,10 @@ from collections.abc import Collection
 from collections.abc import Iterable
 from typing import Any
 
+import pynvml
+
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host.nvml import library as nvml_library
+from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import session as nvml_module
 from cyborg_gpu_driver.host.snapshot import model
 
@@ -55,8 +57,8 @@ def processes(nvml: nvml_module.NvmlSession, device: Any,
     for kind in (_COMPUTE, _GRAPHICS) if graphics else (_COMPUTE,):
         for entry in _entries(nvml, kind, device):
             found.add(Process(
-                entry.pid, nvml_library.known(entry.gpuInstanceId),
-                nvml_library.known(entry.computeInstanceId)))
+                entry.pid, gate.known(entry.gpuInstanceId),
+                gate.known(entry.computeInstanceId)))
     return tuple(sorted(found, key=lambda item: (
         item.pid, item.instance_id or 0, item.compute_id or 0)))
 
@@ -123,3 +125,40 @@ def smallest(nvml: nvml_module.NvmlSession,
             found.append(nvml.call('nvmlDeviceGetMemoryInfo',
                                    nvml.device(address)).total)
     return min(found, default=None)
+
+
+# The traces that users leave on a GPU, as NVML shows them.
+
+_MIB = 1 << 20
+
+
+def uuid(nvml: nvml_module.NvmlSession, device: Any) -> str:
+    """The GPU's UUID.
+
+    :raises NvmlError: if it cannot be read.
+    """
+    return gate.text(nvml.call('nvmlDeviceGetUUID', device))
+
+
+def memory_mib(nvml: nvml_module.NvmlSession, device: Any
+               ) -> tuple[int, int] | None:
+    """Return the used memory without the driver's own, and the total.
+
+    :returns: None if the driver does not report its own memory separately.
+    :raises NvmlError: if it cannot be read.
+    """
+    found = nvml.optional('nvmlDeviceGetMemoryInfo', device,
+                          pynvml.nvmlMemory_v2)
+    return found and (found.used // _MIB, found.total // _MIB)
+
+
+def uncorrected_errors(nvml: nvml_module.NvmlSession, device: Any
+                       ) -> int | None:
+    """Uncorrected memory errors since the last reset (volatile ECC).
+
+    :returns: None on a GPU without ECC.
+    :raises NvmlError: if they cannot be read.
+    """
+    return nvml.optional('nvmlDeviceGetTotalEccErrors', device,
+                         pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+                         pynvml.NVML_VOLATILE_ECC)

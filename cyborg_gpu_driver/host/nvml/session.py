@@ -45,7 +45,6 @@ from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.nvml import access
 from cyborg_gpu_driver.host.nvml import gate
-from cyborg_gpu_driver.host.nvml import library as nvml_library
 from cyborg_gpu_driver.host.nvml import mig as nvml_mig
 from cyborg_gpu_driver.host.snapshot import model
 
@@ -102,7 +101,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
     :param shared: what the sessions of this process share; None creates it.
     """
 
-    def __init__(self, wsl_library: str = nvml_library.WSL_PATH,
+    def __init__(self, wsl_library: str = gate.WSL_PATH,
                  load: Callable[[str], Any] = ctypes.CDLL,
                  wsl: bool | None = None, timeout: float = TIMEOUT,
                  shared: access.Access | None = None):
@@ -147,7 +146,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             with self.kept():
                 self._opened()
         except exception.NvmlError as error:
-            return nvml_library.reason(error)
+            return gate.reason(error)
         return None
 
     def reset(self) -> bool:
@@ -179,15 +178,15 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         try:
             return self.call(name, *args)
         except exception.NvmlError as error:
-            if error.symbol in nvml_library.ABSENT:
+            if error.symbol in gate.ABSENT:
                 return None
             raise
 
     def _call(self, name: str, *args: Any) -> Any:
         session = self._opened()
-        function = nvml_library.function(name)
+        function = gate.function(name)
         if function is None:
-            raise nvml_library.error(
+            raise gate.error(
                 name, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         try:
             if name in _OWN_THREAD:
@@ -196,8 +195,8 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             answer = deadline.run(owner, self._seconds(name), name, function,
                                   *args)
         except pynvml.NVMLError as error:
-            wrapped = nvml_library.error(name, error.value)
-            if wrapped.symbol in nvml_library.NO_SESSION:
+            wrapped = gate.error(name, error.value)
+            if wrapped.symbol in gate.NO_SESSION:
                 self._close(session)
             raise wrapped from error
         if isinstance(answer, ctypes._Pointer):
@@ -225,7 +224,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         """
         owners = self._opened().owners
         owners[nvml_mig.pointer(handle)] = owners.get(
-            nvml_mig.pointer(owner), nvml_library.NVML)
+            nvml_mig.pointer(owner), gate.NVML)
 
     def instance_ids(self) -> dict[int, int]:
         """Ids of the known GPU instances, by the address in their handles."""
@@ -261,7 +260,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             self._said.over('close')
             self._session = None
             try:
-                closed = nvml_library.shut_down(
+                closed = gate.try_shut_down(
                     session.library, self.timeout, self.gate.closed)
             except exception.NvmlNotAnswering:
                 self._session = session
@@ -283,8 +282,8 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             gate.close_abandoned()
             self.gate.opening()
             try:
-                deadline.run(nvml_library.NVML, self._seconds(INIT), INIT,
-                             nvml_library.initialise, self._wsl_library,
+                deadline.run(gate.NVML, self._seconds(INIT), INIT,
+                             gate.initialise, self._wsl_library,
                              self._load, undo=pynvml.nvmlShutdown)
             except pynvml.NVMLError as error:
                 self._session = None
@@ -306,11 +305,11 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
         self._end.atexit = False
 
     def _refused(self, code: int) -> exception.NvmlError:
-        error = nvml_library.error(INIT, code)
-        self.library_missing = nvml_library.is_missing(error)
-        reason = nvml_library.reason(error)
+        error = gate.error(INIT, code)
+        self.library_missing = gate.is_missing(error)
+        reason = gate.reason(error)
         if self._said.is_new(reason):
-            LOG.log(logging.INFO if nvml_library.is_usual(error)
+            LOG.log(logging.INFO if gate.is_usual(error)
                     else logging.WARNING, 'NVML is not available: %s', reason)
         return error
 
@@ -323,7 +322,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
 
     def driver_version(self) -> str:
         """Version of the kernel driver (nvmlSystemGetDriverVersion)."""
-        return nvml_library.text(self.call('nvmlSystemGetDriverVersion'))
+        return gate.text(self.call('nvmlSystemGetDriverVersion'))
 
     def device_count(self) -> int:
         """Number of GPUs that NVML knows (nvmlDeviceGetCount)."""
@@ -364,7 +363,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             except exception.NvmlError as error:
                 LOG.debug('GPU %d: %s', index, error)
                 continue
-            found.append(model.PciAddress.parse(nvml_library.text(info.busId)))
+            found.append(model.PciAddress.parse(gate.text(info.busId)))
         return tuple(sorted(found))
 
 
@@ -382,7 +381,7 @@ def _owner(session: _Open, name: str, arguments: tuple[Any, ...]) -> Hashable:
         owner = _EVENTS
     if owner is None:
         about = getattr(_here, 'about', None)
-        owner = about[0] if about else nvml_library.NVML
+        owner = about[0] if about else gate.NVML
     return owner
 
 

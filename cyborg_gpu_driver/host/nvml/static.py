@@ -25,11 +25,10 @@ import pynvml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import problems as problems_module
-from cyborg_gpu_driver.host.nvml import library as nvml_library
+from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import session as nvml_module
 from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
 from cyborg_gpu_driver.host.snapshot import model as host_model
-from cyborg_gpu_driver.host.snapshot import profile_name
 
 _MIB = 1 << 20
 _NAME_PREFIX = 'MIG '
@@ -222,7 +221,7 @@ class StaticReader:
               ) -> str | None:
         with problems.noted(name):
             value = self._nvml.optional(name, device)
-            return nvml_library.text(value) if value else None
+            return gate.text(value) if value else None
         return None
 
     def _profiles(self, device: Any, mig: bool | None, total_mib: int | None
@@ -231,7 +230,7 @@ class StaticReader:
         return tuple(
             _profile(index, info, total_mib,
                      self._placements_allowed(device, mig, info.id))
-            for index, info in nvml_library.indexed(
+            for index, info in gate.indexed(
                 lambda index: self._profile_info(device, index)))
 
     def _placements_allowed(self, device: Any, mig: bool | None,
@@ -298,9 +297,9 @@ class StaticReader:
 
     def _vgpu_type(self, device: Any, number: int, mixes: bool
                    ) -> host_model.VgpuType:
-        name = nvml_library.text(self._nvml.call('nvmlVgpuTypeGetName',
-                                                number))
-        profile_id = nvml_library.known(self._nvml.optional(
+        name = gate.text(self._nvml.call('nvmlVgpuTypeGetName',
+                                        number))
+        profile_id = gate.known(self._nvml.optional(
             'nvmlVgpuTypeGetGpuInstanceProfileId', number))
         placements: tuple[int, ...] = ()
         per_instance = size = None
@@ -312,7 +311,7 @@ class StaticReader:
                 self._nvml, device, number)
         return host_model.VgpuType(
             type_id=number, name=name.split()[-1] if name.split() else '',
-            vgpu_class=nvml_library.text(
+            vgpu_class=gate.text(
                 self._nvml.call('nvmlVgpuTypeGetClass', number)),
             framebuffer_mib=self._nvml.call(
                 'nvmlVgpuTypeGetFramebufferSize', number) // _MIB,
@@ -331,7 +330,7 @@ class StaticReader:
         :raises NvmlError: if they cannot be read.
         """
         ends, on_switch = set(), False
-        for link, active in nvml_library.indexed(
+        for link, active in gate.indexed(
                 lambda link: self._nvml.optional('nvmlDeviceGetNvLinkState',
                                                  device, link),
                 pynvml.NVML_NVLINK_MAX_LINKS):
@@ -344,7 +343,7 @@ class StaticReader:
                                       device, link)
             if end is not None:
                 ends.add(host_model.PciAddress.parse(
-                    nvml_library.text(end.busId)))
+                    gate.text(end.busId)))
         return tuple(sorted(ends)), on_switch
 
 
@@ -365,9 +364,9 @@ def _profile(index: int, info: Any, total_mib: int | None,
 
 def _name(index: int, info: Any, total_mib: int | None) -> str:
     """Return the ``name`` of the structure, or else the computed name."""
-    name = nvml_library.text(getattr(info, 'name', '') or '')
+    name = gate.text(getattr(info, 'name', '') or '')
     if name:
         return name.removeprefix(_NAME_PREFIX)
-    return profile_name.computed(
+    return host_model.computed(
         info.sliceCount, info.memorySizeMB, total_mib or info.memorySizeMB,
-        profile_name.attribute(index))
+        host_model.attribute(index))

@@ -30,7 +30,7 @@ from typing import Any
 import pynvml
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host.nvml import library as nvml_library
+from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import session as nvml_module
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.snapshot import telemetry
@@ -38,7 +38,7 @@ from cyborg_gpu_driver.host.snapshot import telemetry
 Quantity = telemetry.Quantity
 Value = telemetry.Value
 
-_LEFT_OUT = nvml_library.ABSENT | {'NO_PERMISSION'}
+_LEFT_OUT = gate.ABSENT | {'NO_PERMISSION'}
 """nvml.h on nvmlDeviceGetMemoryInfo: in MIG mode it answers for the GPU "only
 if the caller has appropriate privileges"."""
 _NOW_AND_THEN = frozenset({'NO_DATA', 'NOT_FOUND', 'NOT_READY'})
@@ -168,8 +168,8 @@ class TelemetryReader:
             'nvmlDeviceGetFieldValues', device, [field]) or ())
         count = self._nvml.optional('nvmlDeviceGetMaxMigDeviceCount', device)
         return _Known(
-            valid, nvml_library.text(self._nvml.call('nvmlDeviceGetUUID',
-                                                     device)),
+            valid, gate.text(self._nvml.call('nvmlDeviceGetUUID',
+                                             device)),
             int(links.get((field, 0), 0)), (count or 0) if valid[1] else 0)
 
 
@@ -303,8 +303,8 @@ def _vgpus(asked: _Questions, device: Any) -> Iterator[telemetry.Vgpu]:
         yield telemetry.Vgpu(
             vgpu, _uuid(mdev), _server(asked.ask('nvmlVgpuInstanceGetVmID',
                                                  vgpu)),
-            nvml_library.known(asked.ask('nvmlVgpuInstanceGetGpuInstanceId',
-                                         vgpu)))
+            gate.known(asked.ask('nvmlVgpuInstanceGetGpuInstanceId',
+                                 vgpu)))
 
 
 def _vgpu_values(asked: _Questions, device: Any,
@@ -341,6 +341,6 @@ def _server(answer: tuple[Any, int] | None) -> str:
 def _uuid(value: str | bytes | None) -> str:
     """Return a UUID as OpenStack writes it; empty if the value is no UUID."""
     try:
-        return str(uuid.UUID(nvml_library.text(value or '')))
+        return str(uuid.UUID(gate.text(value or '')))
     except ValueError:
         return ''

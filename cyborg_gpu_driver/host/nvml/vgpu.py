@@ -24,7 +24,7 @@ from typing import Any
 import pynvml
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host.nvml import library as nvml_library
+from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import session as nvml_module
 from cyborg_gpu_driver.host.snapshot import model
 
@@ -108,7 +108,7 @@ def migration_metadata(nvml: nvml_module.NvmlSession, device: Any
     :raises NvmlError: if that cannot be read.
     """
     found = nvml.optional('nvmlDeviceGetPgpuMetadataString', device)
-    return found and nvml_library.text(found[0])
+    return found and gate.text(found[0])
 
 
 def mixes_sizes(nvml: nvml_module.NvmlSession, device: Any) -> bool | None:

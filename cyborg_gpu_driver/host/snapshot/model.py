@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 import re
+from collections.abc import Mapping
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import whole
@@ -398,3 +400,149 @@ class Host:
             if gpu.address == address:
                 return gpu
         raise exception.UnknownGpu(address=address)
+
+
+# What the fabric manager reports about NVSwitches: values, no I/O.
+
+class Mode(enum.IntEnum):
+    """FABRIC_MODE in the configuration of the fabric manager.
+
+    From the comments in fabricmanager.cfg and from "Virtualization Models"
+    in the fabric manager's user guide.
+    """
+
+    BARE_METAL = 0
+    """One fabric of all GPUs, or full passthrough with the NVSwitches."""
+    SHARED_NVSWITCH = 1
+    """Partitions of whole GPUs that are passed through."""
+    VGPU = 2
+    """Partitions of virtual functions with vGPUs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A GPU of a partition, as the fabric manager describes it."""
+
+    physical_id: int
+    address: PciAddress | None = None
+    """None on Hopper and later: the user guide ("Data Structures") says that
+    the UUID and the PCI address are empty there, and that the physical id is
+    the module id of NVML."""
+    links: int = 0
+    """Number of NVLinks that can be used in the partition."""
+    line_rate: int = 0
+    """Line rate of each NVLink, in MB/s."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Partition:
+    """A set of GPUs that the fabric manager can connect."""
+
+    partition_id: int
+    members: tuple[Member, ...]
+    active: bool = False
+    supported: bool = True
+    """False if hardware that it needs has failed."""
+
+    @property
+    def physical_ids(self) -> frozenset[int]:
+        """Physical ids of its GPUs."""
+        return frozenset(member.physical_id for member in self.members)
+
+    def overlaps(self, other: Partition) -> bool:
+        """Whether they have a common GPU, so that only one can be active."""
+        return bool(self.physical_ids & other.physical_ids)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fabric:
+    """The NVSwitch fabric of a host, read once."""
+
+    modules: Mapping[PciAddress, int]
+    """NVML's module id of each GPU on the baseboard. A GPU that is not bound
+    to NVIDIA's driver is missing."""
+    running: bool = False
+    """Whether the process nv-fabricmanager runs."""
+    mode: Mode | None = None
+    """None if its configuration cannot be read."""
+    mode_problem: str = ''
+    """Why ``mode`` is None."""
+    address: str | None = None
+    """Where it listens: address and port, or path; None if unknown."""
+    version: str | None = None
+    """Version of the installed nv-fabricmanager; None if unknown."""
+    installed: bool | None = None
+    """Whether nv-fabricmanager is installed; None if unknown."""
+    partitions: tuple[Partition, ...] = ()
+    """All partitions by id, including those that are not supported."""
+    failed: tuple[str, ...] = ()
+    """PCI addresses of GPUs and NVSwitches whose NVLinks have failed."""
+    problem: str = ''
+    """Why the partitions cannot be read."""
+
+    def gpu(self, member: Member) -> PciAddress | None:
+        """Return the GPU of this host that a member of a partition is.
+
+        :returns: None if it is not known, because the GPU is not bound to
+            NVIDIA's driver and NVML does not report its module id.
+        """
+        if member.address is not None:
+            return member.address
+        found = [address for address, module in self.modules.items()
+                 if module == member.physical_id]
+        return found[0] if len(found) == 1 else None
+
+    def single(self, address: PciAddress) -> Partition | None:
+        """Return the partition of only this GPU; None if there is none."""
+        return next((
+            partition for partition in self.partitions
+            if partition.supported and len(partition.members) == 1
+            and self.gpu(partition.members[0]) == address), None)
+
+
+# Names of GPU instance profiles, for drivers that do not report them.
+#
+# nvmlGpuInstanceProfileInfo_v2_t contains a name; before it, tools computed
+# the name from the profile's size.
+
+_MIB_PER_GIB = 1024
+_EIGHTHS = 8
+
+_ATTRIBUTES = {
+    0x07: '+me', 0x08: '+me',
+    0x0a: '+gfx', 0x0b: '+gfx', 0x0c: '+gfx', 0x11: '+gfx',
+    0x0d: '-me', 0x0e: '-me',
+    0x0f: '+me.all', 0x10: '+me.all',
+}
+"""By enumeration index, NVML_GPU_INSTANCE_PROFILE_* of nvml.h. The index of
+a profile of twice the memory (1_SLICE_REV2) adds nothing to its name."""
+
+
+def attribute(index: int) -> str:
+    """Return the name suffix of the profile at an enumeration index."""
+    return _ATTRIBUTES.get(index, '')
+
+
+def memory_gb(memory_mib: int, total_mib: int) -> int:
+    """Return the memory in a profile's name.
+
+    It is rounded up to eighths of the GPU's memory. The GPU's memory is
+    rounded up to GiB, as marketed.
+
+    :param memory_mib: ``memorySizeMB``, above 0.
+    :param total_mib: the whole GPU's (nvmlDeviceGetMemoryInfo), above 0.
+    """
+    eighths = -(-memory_mib * _EIGHTHS // total_mib)
+    whole_gb = -(-total_mib // _MIB_PER_GIB)
+    # Round half up; round() would round 70.5 down to 70.
+    return math.floor(eighths * whole_gb / _EIGHTHS + 0.5)
+
+
+def computed(slices: int, memory_mib: int, total_mib: int,
+             suffix: str = '') -> str:
+    """A profile's name as ``nvidia-smi mig -lgip`` prints it: 1g.10gb+me.
+
+    :param slices: ``sliceCount``.
+    :param suffix: as :func:`attribute` returns it.
+    """
+    return f'{slices}g.{memory_gb(memory_mib, total_mib)}gb{suffix}'

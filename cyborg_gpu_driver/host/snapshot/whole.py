@@ -22,7 +22,32 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 
-from cyborg_gpu_driver.host.snapshot import drivers
+# The kernel drivers that a GPU may be bound to. Pure.
+
+NVIDIA = 'nvidia'
+VFIO_PCI = 'vfio-pci'
+_RELEASES_DISPLAY = (580, 105, 8)
+"""The first version whose remove callback makes nvidia_drm let go of the GPU
+(nvidia_modeset_remove in kernel-open/nvidia/nv-pci.c of NVIDIA's open kernel
+modules; not in 580.95.05)."""
+
+
+def is_vfio(driver: str | None) -> bool:
+    """Whether a driver assigns a function to a guest.
+
+    vfio-pci does, and so do drivers for single boards such as
+    nvgrace_gpu_vfio_pci.
+    """
+    return driver is not None and 'vfio' in driver
+
+
+def releases_display(version: str | None) -> bool:
+    """Whether an unbind from NVIDIA's driver makes nvidia_drm let go.
+
+    :param version: of the driver; None if it is unknown.
+    """
+    return tuple(int(part) for part in (version or '').split('.')
+                 if part.isdigit()) >= _RELEASES_DISPLAY
 
 _BESIDE = (None, 'pcieport', 'pci-stub')
 """Drivers, beside those of VFIO, that do not manage the DMA of their functions
@@ -45,7 +70,7 @@ class Neighbour:
     @property
     def is_harmless(self) -> bool:
         """Whether VFIO accepts a group with it."""
-        return (self.driver in _BESIDE or drivers.is_vfio(self.driver)
+        return (self.driver in _BESIDE or is_vfio(self.driver)
                 or self.class_code == _BRIDGE)
 
 

@@ -15,17 +15,163 @@
 from __future__ import annotations
 
 import dataclasses
+import errno as errno_codes
 import fnmatch
+import functools
 import os
 import re
+from collections.abc import Callable
 from collections.abc import Iterable
+from typing import Any
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import problems as problems_module
-from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.snapshot import whole
-from cyborg_gpu_driver.host.sysfs import files as sysfs_module
+
+# Files of sysfs, read and written one system call at a time.
+#
+# The only module that opens a file below ``/sys``. A simulated machine
+# replaces the kernel through ``root`` and ``os_module``: it passes an object
+# with the few functions of :mod:`os` that are used here.
+
+_ABSENT = frozenset({errno_codes.ENOENT, errno_codes.ENOTDIR,
+                     errno_codes.ENODEV, errno_codes.ENXIO})
+_READ_LIMIT = 1 << 20
+
+
+class Sysfs:
+    """sysfs below ``root``.
+
+    Callers pass paths as components, and only this class joins them. It
+    refuses a component that could leave the tree before it builds a path.
+
+    :param root: where sysfs is mounted, ``/sys`` on a real machine.
+    :param os_module: has the functions ``open``, ``read``, ``write``,
+        ``close``, ``listdir``, ``readlink`` and ``stat``.
+    """
+
+    def __init__(self, root: str = '/sys', os_module: Any = os) -> None:
+        self.root = root
+        self._os = os_module
+
+    def read(self, *parts: str) -> str:
+        """Return the text of a file without surrounding white space.
+
+        :raises SysfsError: with the kernel's errno.
+        """
+        return self.read_bytes(*parts).decode('utf-8', 'replace').strip()
+
+    def read_bytes(self, *parts: str) -> bytes:
+        """Return the content of a file.
+
+        :raises SysfsError: with the kernel's errno.
+        """
+        path = self._path(parts)
+        try:
+            descriptor = self._os.open(path, os.O_RDONLY)
+            try:
+                return self._os.read(descriptor, _READ_LIMIT)
+            finally:
+                self._os.close(descriptor)
+        except OSError as error:
+            raise _sysfs_error('read', path, error) from error
+
+    def read_optional(self, *parts: str) -> str | None:
+        """Like :meth:`read`; None if there is no such file."""
+        try:
+            return self.read(*parts)
+        except exception.SysfsError as error:
+            if error.errno in _ABSENT:
+                return None
+            raise
+
+    def write(self, value: str, *parts: str) -> None:
+        """Write a control file with exactly one write.
+
+        A buffered file object would repeat a refused write when it is
+        closed, and a control file would act twice.
+
+        :raises SysfsError: with the kernel's errno.
+        """
+        path = self._path(parts)
+        try:
+            descriptor = self._os.open(path, os.O_WRONLY)
+            try:
+                self._os.write(descriptor, value.encode('ascii'))
+            finally:
+                self._os.close(descriptor)
+        except OSError as error:
+            raise _sysfs_error('write', path, error) from error
+
+    def apart(self, seconds: float, act: Callable[..., str | None],
+              *arguments: str) -> str:
+        """Call a method of this object that may never return.
+
+        A call that hangs in the kernel cannot be interrupted, and keeps its
+        process from ending. So a child process makes the call. A simulated
+        kernel may be in this process's memory and is called in a thread.
+
+        :param seconds: how long to wait for the call.
+        :param act: such as :meth:`write` or :meth:`read_optional`.
+        :returns: its answer; empty for None.
+        :raises TimeoutError: if the call did not return; it may still do so.
+        :raises SysfsError: with the kernel's errno.
+        """
+        call = deadline.call if self._os is os else deadline.call_in_thread
+        return call(seconds, functools.partial(act, *arguments))
+
+    def listdir(self, *parts: str) -> list[str]:
+        """Return the sorted names in a directory; empty if it is missing.
+
+        :raises SysfsError: if the directory exists and cannot be read.
+        """
+        path = self._path(parts)
+        try:
+            return sorted(self._os.listdir(path))
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return []
+            raise _sysfs_error('list', path, error) from error
+
+    def link_name(self, *parts: str) -> str | None:
+        """Last component of a symbolic link's target, None without one."""
+        target = self.link_parts(*parts)
+        return target[-1] if target else None
+
+    def link_parts(self, *parts: str) -> tuple[str, ...]:
+        """Components of a symbolic link's target, empty without one."""
+        path = self._path(parts)
+        try:
+            return tuple(self._os.readlink(path).split('/'))
+        except OSError as error:
+            if error.errno in _ABSENT or error.errno == errno_codes.EINVAL:
+                return ()
+            raise _sysfs_error('follow', path, error) from error
+
+    def exists(self, *parts: str) -> bool:
+        """Whether there is such a file, directory or link target."""
+        try:
+            self._os.stat(self._path(parts))
+        except OSError:
+            return False
+        return True
+
+    def _path(self, parts: tuple[str, ...]) -> str:
+        for part in parts:
+            if (not part or part in ('.', '..') or '/' in part
+                    or '\0' in part):
+                raise exception.InvalidValue(
+                    what='sysfs path component', value=part,
+                    expected='expected a plain file name')
+        return '/'.join((self.root, *parts))
+
+
+def _sysfs_error(action: str, path: str, error: OSError
+                 ) -> exception.SysfsError:
+    return exception.SysfsError(action=action, path=path, errno=error.errno,
+                                reason=os.strerror(error.errno or 0))
 
 DEVICES = ('bus', 'pci', 'devices')
 _NVIDIA = '10de'
@@ -72,7 +218,7 @@ def module_aliases() -> str:
         return ''
 
 
-def board(sysfs: sysfs_module.Sysfs, address: model.PciAddress
+def board(sysfs: Sysfs, address: model.PciAddress
           ) -> tuple[str | None, ...] | model.PciAddress:
     """Return a board's kind: its PCI ids, or its address without them.
 
@@ -84,7 +230,7 @@ def board(sysfs: sysfs_module.Sysfs, address: model.PciAddress
     return address if None in ids else ids
 
 
-def physical_function(sysfs: sysfs_module.Sysfs, name: str
+def physical_function(sysfs: Sysfs, name: str
                       ) -> model.PciAddress | None:
     """Return the physical function of a virtual function.
 
@@ -103,7 +249,7 @@ class PciBus:
     on the bus.
     """
 
-    def __init__(self, sysfs: sysfs_module.Sysfs):
+    def __init__(self, sysfs: Sysfs):
         self._sysfs = sysfs
         self._known: dict[str, Identity | None] = {}
         self.has_nvswitches = False
@@ -208,7 +354,7 @@ class PciBus:
                  _VFIO_ALIAS.findall(aliases)
                  if fnmatch.fnmatchcase(name or '', pattern)]
         module = min(found)[1] if found else ''
-        return drivers.VFIO_PCI if module in ('', 'vfio_pci') else module
+        return whole.VFIO_PCI if module in ('', 'vfio_pci') else module
 
     def nvswitches(self) -> frozenset[str]:
         """Device ids of the NVSwitches of this machine.

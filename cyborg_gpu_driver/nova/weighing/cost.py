@@ -13,7 +13,7 @@
 """What a request would cost on each GPU. Pure.
 
 The cost is the loss by the measure of
-:mod:`cyborg_gpu_driver.partition.mig.score`, by which the agent also chooses a
+:mod:`cyborg_gpu_driver.partition.geometry`, by which the agent also chooses a
 start. Room is how many more units of a resource class the whole cloud could
 still allocate.
 
@@ -41,12 +41,13 @@ import math
 import statistics
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from cyborg_gpu_driver.nova.weighing import grid as weigher_grid
 from cyborg_gpu_driver.nova.weighing import published
-from cyborg_gpu_driver.partition.mig import score
-from cyborg_gpu_driver.report.content import traits
+from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.report.content import names
 
 _TIE = 1e-9
 """The weight of emptiness relative to loss, or of loss relative to
@@ -99,7 +100,7 @@ class Fleet:
             for state in self._put([gpu.offers for gpu in members]):
                 for number, offer in enumerate(state.offers):
                     self._rooms[offer.resource_class] += state.room[number]
-                    self.has_isolated |= traits.ISOLATED in offer.traits
+                    self.has_isolated |= names.ISOLATED in offer.traits
         self._losses: dict[tuple, float] = {}
 
     @classmethod
@@ -151,7 +152,7 @@ class Fleet:
 
     @functools.cached_property
     def _prices(self):
-        return dict(zip(self._rooms, score.prices(self._rooms.values()),
+        return dict(zip(self._rooms, geometry.prices(self._rooms.values()),
                         strict=True))
 
     def cost(self, allocations: Mapping[str, Any]) -> Cost | None:
@@ -239,7 +240,7 @@ class _Part:
 
     numbers: tuple[int, ...]
     """Positions of the role's offers among those of the GPU."""
-    rows: tuple[score.Row, ...]
+    rows: tuple[geometry.Row, ...]
     """Partitionings that the GPU may have now; empty if unknown."""
     room: tuple[float, ...]
     empty: float
@@ -251,7 +252,7 @@ class _Part:
         asked = tuple(self.numbers.index(number) for number in numbers
                       if number in self.numbers)
         if not asked:
-            return score.loss(self.room, own)
+            return geometry.loss(self.room, own)
         if self.rows:
             return _computed(self.rows, asked, own)
         return _estimated(self.room, asked, own)
@@ -307,7 +308,7 @@ def _of_row(row, numbers, prices):
     """Return the loss if each instance is created where it costs least."""
     total = 0.0
     for number in numbers:
-        losses = [(score.loss(option.lost, prices), position)
+        losses = [(geometry.loss(option.lost, prices), position)
                   for position, option in enumerate(row.options[number])]
         if not losses:
             return math.inf
@@ -320,5 +321,27 @@ def _of_row(row, numbers, prices):
 def _estimated(room, numbers, prices):
     # The room that the first unit takes from the second makes no
     # difference: the remaining room shrinks in the same proportion.
-    return sum(score.loss(room, prices) / room[number]
+    return sum(geometry.loss(room, prices) / room[number]
                for number in numbers)
+
+
+# Weights of hosts by how bad their GPUs are. Pure.
+
+IMPOSSIBLE = -10.0
+"""The weight of a host that cannot take the request."""
+
+
+def weights(figures: Sequence[float | None]) -> list[float]:
+    """Return the weights of hosts: 0 to 1, and :data:`IMPOSSIBLE`.
+
+    :param figures: how bad each host's best GPU is; infinite if it is
+        impossible. An unknown one counts as the mean of the others.
+    """
+    known = [figure for figure in figures
+             if figure is not None and math.isfinite(figure)]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    mean = statistics.fmean(known) if known else 0.0
+    span = high - low or 1.0
+    return [IMPOSSIBLE if figure == math.inf
+            else (high - (mean if figure is None else figure)) / span
+            for figure in figures]

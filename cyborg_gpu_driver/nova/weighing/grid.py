@@ -28,9 +28,8 @@ from collections.abc import Iterator
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import names
-from cyborg_gpu_driver.partition.mig import geometry
-from cyborg_gpu_driver.partition.mig import score
 
 Counts = tuple[int, ...]
 """One figure for each profile of a GPU, in the order of its profiles."""
@@ -47,7 +46,7 @@ double. The limit is below 2 because names round: 1g.18gb and 1g.35gb."""
 
 
 def rows(profiles: tuple[str, ...], used: Counts, free: Counts
-         ) -> tuple[score.Row, ...]:
+         ) -> tuple[geometry.Row, ...]:
     """Return the possible partitionings of a GPU by Placement's figures.
 
     Between a claim and its bind, more is used than was created, and what
@@ -70,7 +69,7 @@ def rows(profiles: tuple[str, ...], used: Counts, free: Counts
 
 
 @functools.lru_cache(maxsize=256)
-def tables(profiles: tuple[str, ...]) -> tuple[score.Table, ...]:
+def tables(profiles: tuple[str, ...]) -> tuple[geometry.Table, ...]:
     """Return the grids that a GPU can have, likeliest first.
 
     Profiles in a table are in the order of ``profiles``, and their ID is the
@@ -81,7 +80,7 @@ def tables(profiles: tuple[str, ...]) -> tuple[score.Table, ...]:
     except exception.InvalidValue:
         return ()
     return tuple(
-        score.Table(geometry.Geometry(
+        geometry.Table(geometry.Geometry(
             _profile(number, name, shape) for number, (name, shape)
             in enumerate(zip(parsed, shapes, strict=True))))
         for shapes in _hypotheses(parsed))
@@ -128,7 +127,7 @@ def _settled(grid, free, occupancies):
 def _claimed(grid, free, occupancies):
     possible = [occupancy for occupancy in occupancies
                 if all(map(int.__le__, _left(grid, occupancy), free))]
-    costs = [score.cost(grid, occupancy) for occupancy in possible]
+    costs = [geometry.cost(grid, occupancy) for occupancy in possible]
     return [occupancy for occupancy, cost
             in zip(possible, costs, strict=True) if cost == min(costs)]
 

@@ -21,7 +21,6 @@ from typing import Any
 
 from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.layout import schema as layout_schema
 from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 
 
@@ -46,7 +45,7 @@ class Devices:
         if len({board.lower() for board in boards}) < len(boards):
             raise place.below('device-filter').error(
                 'a board appears twice', 'keep one')
-        return cls(None if item['devices'] == layout_schema.ALL
+        return cls(None if item['devices'] == layout_yaml.ALL
                    else tuple(item['devices']), boards)
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,7 +55,7 @@ class Devices:
             result['device-filter'] = self.boards[0]
         elif self.boards:
             result['device-filter'] = layout_yaml.Flow(self.boards)
-        result['devices'] = (layout_schema.ALL if self.indices is None
+        result['devices'] = (layout_yaml.ALL if self.indices is None
                              else layout_yaml.Flow(self.indices))
         return result
 
@@ -77,7 +76,7 @@ class Devices:
         return not set(self.indices).isdisjoint(other.indices)
 
     def __str__(self) -> str:
-        chosen = (layout_schema.ALL if self.indices is None
+        chosen = (layout_yaml.ALL if self.indices is None
                   else f'[{", ".join(map(str, self.indices))}]')
         boards = f' of {", ".join(self.boards)}' if self.boards else ''
         return f'devices {chosen}{boards}'

@@ -38,10 +38,9 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.change import search as change_search
-from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.partition import plan
+from cyborg_gpu_driver.partition import target
 from cyborg_gpu_driver.partition.layout import devices as layout_devices
-from cyborg_gpu_driver.partition.layout import schema as layout_schema
 from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 
 
@@ -121,7 +120,7 @@ class Entry:
                  if section.devices.include(index, gpu)]
         if not found:
             return None
-        where = layout_schema.place(
+        where = layout_yaml.place_in(
             self.source, f'entry {self.name}, GPU {index}')
         if len(found) > 1:
             raise where.error(
@@ -139,10 +138,10 @@ class Entry:
         if wanted.devices:
             check_placements(gpu, where)
         if (gpu.mig is not None and wanted.enabled
-                and not change_search.fits_empty(gpu.mig, wanted)):
+                and not plan.fits_empty(gpu.mig, wanted)):
             raise where.error(
                 f'{wanted} do not fit on one {gpu.model or gpu.device_id}',
-                'at most ' + target.listed(change_search.largest(
+                'at most ' + target.listed(plan.largest(
                     gpu.mig, wanted)) + ' of them do')
         return wanted
 
@@ -169,7 +168,7 @@ class Entry:
         wanted = {index: value for index, value in found
                   if value is not None}
         if wanted and all(value.without_mig for value in wanted.values()):
-            raise layout_schema.place(
+            raise layout_yaml.place_in(
                 self.source, f'entry {self.name}').error(
                 'mig-enabled: true, but none of the selected GPUs supports '
                 'MIG',
@@ -192,7 +191,7 @@ class Entry:
             index for section in self.sections
             for index in section.devices.indices or () if index >= count})
         if missing:
-            raise layout_schema.place(
+            raise layout_yaml.place_in(
                 self.source, f'entry {self.name}').error(
                 f'there is no GPU {", ".join(map(str, missing))}',
                 f'this host has 0 to {count - 1}' if count
@@ -218,15 +217,15 @@ class LayoutFile:
         :param source: the file's name, for error messages.
         :raises LayoutError: if it is no layout file.
         """
-        place = layout_schema.place(source)
+        place = layout_yaml.place_in(source)
         content = layout_yaml.plain(text, place)
-        layout_schema.check(content, layout_schema.LAYOUT_FILE, place)
-        place = place.below(layout_schema.ROOT)
+        layout_yaml.check(content, layout_yaml.LAYOUT_FILE, place)
+        place = place.below(layout_yaml.ROOT)
         entries, unreadable = [], {}
-        for name, items in content[layout_schema.ROOT].items():
+        for name, items in content[layout_yaml.ROOT].items():
             try:
-                layout_schema.check(items, layout_schema.ITEMS,
-                                    place.below(name))
+                layout_yaml.check(items, layout_yaml.ITEMS,
+                                  place.below(name))
                 entries.append(Entry.parse(name, items, place.below(name)))
             except exception.LayoutError as error:
                 unreadable[name] = error
@@ -250,13 +249,13 @@ class LayoutFile:
         for entry in self.entries:
             if entry.name == name:
                 return entry
-        raise layout_schema.place(self.source, layout_schema.ROOT).error(
+        raise layout_yaml.place_in(self.source, layout_yaml.ROOT).error(
             'the file has several entries; choose one' if name is None
             else f'no entry {name!r}', 'there are ' + ', '.join(self.names))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the whole file as plain values."""
-        return {'version': layout_schema.VERSION, layout_schema.ROOT: {
+        return {'version': layout_yaml.VERSION, layout_yaml.ROOT: {
             entry.name: [section.to_dict() for section in entry.sections]
             for entry in self.entries}}
 

@@ -10,24 +10,27 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-
 """The current state of GPUs, in the terms of layout files."""
 
 from __future__ import annotations
 
 import collections
 from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition import names
+from cyborg_gpu_driver.partition import plan
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.partition.change import plan as change_plan
-from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.partition import target
 from cyborg_gpu_driver.partition.layout import devices as layout_devices
 from cyborg_gpu_driver.partition.layout import file as layout_file
-from cyborg_gpu_driver.partition.layout import schema as layout_schema
+from cyborg_gpu_driver.partition.layout import yaml
 
 _NOBODY: Mapping[model.Placement, str] = {}
 
@@ -61,7 +64,7 @@ def differences(gpu: model.Gpu, wanted: target.Wanted,
     :param in_use: as for :func:`change_plan.plan`.
     """
     try:
-        if change_plan.plan(gpu, wanted, in_use).is_empty:
+        if plan.plan(gpu, wanted, in_use).is_empty:
             return ()
     except exception.LayoutUnreachable:
         pass
@@ -120,7 +123,7 @@ def check_described(gpus: Sequence[model.Gpu], file: layout_file.LayoutFile,
     for index, wanted in file.entry().for_host(gpus).items():
         found = differences(gpus[index], wanted, in_use.get(index, _NOBODY))
         if found:
-            raise layout_schema.place(file.source, f'GPU {index}').error(
+            raise yaml.place_in(file.source, f'GPU {index}').error(
                 'a layout file cannot describe it: ' + '; '.join(found),
                 'apply a layout to it, or complete or undo the change')
 
@@ -153,3 +156,115 @@ def _whole_counts(gpu: model.Gpu) -> list[tuple[str, int]]:
 
 def _word(enabled: bool) -> str:
     return 'on' if enabled else 'off'
+
+
+# Generate a layout file of all sensible layouts for a host's GPUs.
+
+_Counts = tuple[tuple[str, int], ...]
+_Content = tuple[bool, _Counts]
+"""MIG mode, and the number of instances of each profile by name."""
+_DISABLED: _Content = (False, ())
+_ENABLED: _Content = (True, ())
+
+
+def generate(gpus: Iterable[model.Gpu], source: str = 'this host'
+             ) -> layout_file.LayoutFile:
+    """Return all sensible layouts for the GPUs found.
+
+    These are: MIG off; MIG on and empty; each profile as often as it fits;
+    all sizes of plain profile together (``all-balanced``); and each other
+    set of plain profiles to which none can be added. An entry covers each
+    kind of board that it suits. If there are several kinds, it has sections
+    with a device-filter.
+    """
+    boards: dict[str, model.Mig | None] = {}
+    for gpu in gpus:
+        # If a GPU cannot be read, another GPU of its board may know more.
+        board = layout_devices.board(gpu)
+        boards[board] = boards.get(board) or gpu.mig
+    entries: dict[str, dict[str, _Content]] = collections.defaultdict(dict)
+    for board, mig in sorted(boards.items()):
+        entries['all-disabled'][board] = _DISABLED
+        if mig is None:
+            continue
+        entries['all-enabled'][board] = _ENABLED
+        for name, counts in _layouts(mig):
+            entries[name][board] = (True, counts)
+    return layout_file.LayoutFile(tuple(
+        layout_file.Entry(source, name, _sections(alike, len(boards)))
+        for name, alike in entries.items()), source)
+
+
+def _sections(by_board: Mapping[str, _Content], board_count: int
+              ) -> tuple[layout_file.Section, ...]:
+    """Return one section for all boards with the same content."""
+    alike = collections.defaultdict(list)
+    for board, content in by_board.items():
+        alike[content].append(board)
+    return tuple(layout_file.Section(
+        layout_devices.Devices(
+            boards=() if len(boards) == board_count else tuple(boards)),
+        enabled, dict(counts))
+        for (enabled, counts), boards in alike.items())
+
+
+def _layouts(mig: model.Mig) -> Iterator[tuple[str, _Counts]]:
+    """Yield (entry name, ((profile name, count), ...)) for one board."""
+    grid = geometry.Geometry(mig.profiles)
+    for profile in mig.profiles:
+        count = grid.creatable(geometry.EMPTY, profile)
+        if count:
+            yield _entry_name(((profile.name, 1),)), ((profile.name, count),)
+    mixed = _mixed(grid, _plain(mig.profiles))
+    if mixed:
+        # The most sizes, and among those layouts the most instances.
+        yield 'all-balanced', max(mixed, key=lambda counts: (
+            len(counts), sum(count for _name, count in counts)))
+    for counts in mixed:
+        yield _entry_name(counts), counts
+
+
+def _plain(profiles: Iterable[model.GpuInstanceProfile]
+           ) -> tuple[model.GpuInstanceProfile, ...]:
+    """Return the plain profile of each size: without attributes, and of two
+    with equal slices the smaller one, of which more fit.
+    """
+    plain: dict[int, model.GpuInstanceProfile] = {}
+    for profile in profiles:
+        other = plain.get(profile.slices)
+        if not _attributes(profile) and (
+                other is None
+                or profile.max_instances > other.max_instances):
+            plain[profile.slices] = profile
+    return tuple(plain.values())
+
+
+def _attributes(profile: model.GpuInstanceProfile) -> bool:
+    try:
+        return bool(names.ProfileName.parse(profile.name).attributes)
+    except exception.InvalidValue:
+        return True
+
+
+def _mixed(grid: geometry.Geometry, plain: Sequence[model.GpuInstanceProfile]
+           ) -> list[_Counts]:
+    """Return sets of two or more profiles that no larger set contains."""
+    by_id = {profile.profile_id: profile for profile in plain}
+    found = [dict(item) for item in
+             geometry.maximal_multisets(grid, plain)]
+    largest = [item for item in found if not any(
+        item != other and item.items() != other.items()
+        and all(other.get(key, 0) >= count for key, count in item.items())
+        for other in found)]
+    return sorted(
+        tuple((by_id[profile_id].name, item[profile_id])
+              for profile_id in sorted(
+                  item, key=lambda key: -by_id[key].slices))
+        for item in largest if len(item) > 1)
+
+
+def _entry_name(counts: _Counts) -> str:
+    """Return a name like ``all-3g.20gb-4x1g.5gb``, a label without plus."""
+    words = [f'{count}x{name}' if count > 1 else name
+             for name, count in counts]
+    return 'all-' + '-'.join(words).replace('+', '.')

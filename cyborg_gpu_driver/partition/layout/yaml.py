@@ -10,7 +10,6 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-
 """Strict YAML for layout files: whatever is not understood is an error.
 
 If a misspelt key were ignored silently, a GPU would stay as it is or be
@@ -23,7 +22,9 @@ from typing import Any
 
 import yaml
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
+from cyborg_gpu_driver.partition import names
 
 _BITS = 63
 """Bits of the largest number; Python refuses to print far larger ones."""
@@ -106,3 +107,64 @@ def dump(content: dict[str, Any]) -> str:
     """Return a layout file's text."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False,
                      default_flow_style=False)
+
+
+# The schema of layout files: mig-parted's own format (api/spec/v1).
+
+VERSION = 'v1'
+"""The only version of mig-parted's format."""
+ROOT = 'mig-configs'
+"""The key that holds the entries of a layout file."""
+ALL = 'all'
+"""For ``devices``: every GPU."""
+FORMATS = {'mig-device': names.ProfileName.parse}
+
+_BOARD = schema.matching(
+    '0[xX][0-9a-fA-F]{8}', 'PCI device id and vendor id in quotes',
+    '"0x233010DE"')
+_CHOICE = {
+    'devices': {
+        'description': 'all, or a list of indices of GPUs',
+        'examples': ['[0, 1]'],
+        'anyOf': [{'const': ALL}, schema.listing(
+            {**schema.integer(0), 'description': 'the index of a GPU, from '
+             '0'}, uniqueItems=True)]}}
+_FILTER = {
+    'device-filter': {
+        'description': 'one or a list of "0xDDDDVVVV", '
+                       + _BOARD['description'],
+        'examples': _BOARD['examples'],
+        'anyOf': [_BOARD, schema.listing(_BOARD), {'enum': ['', None]}]}}
+DEVICES = schema.mapping(_CHOICE, _FILTER)
+"""The keys of an item that select GPUs."""
+
+_ITEM = schema.mapping({**_CHOICE, 'mig-enabled': schema.TRUTH}, {
+    **_FILTER,
+    'mig-devices': {
+        'type': 'object',
+        'description': 'names of MIG devices and how many of each',
+        'examples': ['{"1g.10gb": 2}'],
+        'propertyNames': {'type': 'string', 'format': 'mig-device'},
+        'additionalProperties': schema.integer(0)}})
+ITEMS = schema.listing(_ITEM, 1)
+"""The items of one entry."""
+LAYOUT_FILE = schema.mapping({
+    'version': {'const': VERSION},
+    ROOT: {
+        'type': 'object', 'minProperties': 1,
+        'description': 'at least one entry, NAME: [...]'}})
+"""A layout file. Each entry is checked by itself, with :data:`ITEMS`."""
+
+
+def place_in(source: str, path: str = '') -> schema.Place:
+    """Return a place in a layout, which raises LayoutError."""
+    return schema.Place(source, path, exception.LayoutError)
+
+
+def check(value: Any, what: schema.Schema, where: schema.Place) -> None:
+    """Check a layout file or a part of one.
+
+    :param what: one of the schemas of this module.
+    :raises LayoutError: naming the place and what is expected.
+    """
+    schema.check(value, what, where, FORMATS)

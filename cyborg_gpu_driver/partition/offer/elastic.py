@@ -23,8 +23,7 @@ from collections.abc import Sequence
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy as policies
 from cyborg_gpu_driver.partition import readiness
-from cyborg_gpu_driver.partition.elastic import role as roles
-from cyborg_gpu_driver.partition.elastic import role_facts
+from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition.offer import offer
 
 _WHOLE = policies.Mode.PASSTHROUGH
@@ -38,7 +37,7 @@ class Situation:
 
     claimed: frozenset[policies.Mode] = frozenset()
     """The roles of the claims on it."""
-    by_role: role_facts.FactsByRole = dataclasses.field(default_factory=dict)
+    by_role: roles.FactsByRole = dataclasses.field(default_factory=dict)
 
 
 def offers(gpu: model.Gpu, policy: policies.Policy, situation: Situation,
@@ -63,14 +62,14 @@ def offers(gpu: model.Gpu, policy: policies.Policy, situation: Situation,
 
 
 def owner_of(function: model.PciAddress,
-             known: Collection[tuple[model.PciAddress, role_facts.FactsByRole]]
+             known: Collection[tuple[model.PciAddress, roles.FactsByRole]]
              ) -> model.PciAddress | None:
     """Return the GPU that has a function in one of its roles, if not now.
 
     :param known: GPUs with their facts by role.
     """
     return next((address for address, by_role in known
-                 if function in role_facts.functions(by_role)), None)
+                 if function in roles.functions(by_role)), None)
 
 
 def _whole(gpu: model.Gpu, policy: policies.Policy, make: _Make
@@ -90,7 +89,7 @@ def _partitioned(gpu: model.Gpu, policy: policies.Policy, role: policies.Mode,
         yield from make(gpu, roles.rules(policy, role, gpu), held)
         return
     known = situation.by_role.get(role.value)
-    if known is None or not role_facts.holds(known, gpu):
+    if known is None or not roles.holds(known, gpu):
         yield offer.nothing(
             gpu, policy.in_role(role), role.value,
             'the GPU has not been read in this role yet; the driver does so '
@@ -99,7 +98,7 @@ def _partitioned(gpu: model.Gpu, policy: policies.Policy, role: policies.Mode,
         yield offer.nothing(gpu, policy.in_role(role), role.value,
                             known.problem)
     else:
-        picture = role_facts.gpu_in_role(gpu, role, known)
+        picture = roles.gpu_in_role(gpu, role, known)
         yield from make(picture, roles.rules(policy, role, picture), ())
 
 

@@ -36,12 +36,11 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import policy as policies
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition import vgpu_type
 from cyborg_gpu_driver.partition.offer import offer
-from cyborg_gpu_driver.partition.vgpu import functions
-from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +48,13 @@ class _Kind:
     """The profile and vGPU type of one offer."""
 
     profile: model.GpuInstanceProfile
-    backing: vgpu_types.Type | None
+    backing: vgpu_type.Type | None
     """None if no type of the GPU uses the profile."""
     shared: bool
     """Whether an instance holds several vGPUs."""
 
     @property
-    def sharing(self) -> vgpu_types.Type | None:
+    def sharing(self) -> vgpu_type.Type | None:
         """The type of which an instance holds several vGPUs, if it does."""
         return self.backing if self.shared else None
 
@@ -85,7 +84,7 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
         for name in policy.profiles or (policy.mode.value,):
             yield offer.nothing(gpu, policy, name, problem)
         return
-    types = vgpu_types.of_mode(gpu, policy.mode)
+    types = vgpu_type.of_mode(gpu, policy.mode)
     kinds = _kinds(gpu.mig, types, policy)
     room = _Room(gpu, gpu.mig, types, held)
     for kind, most, own in _handles(gpu, policy, kinds, room):
@@ -120,7 +119,7 @@ def short_of_functions(gpu: model.Gpu, policy: policies.Policy
     """
     if gpu.mig is None:
         return []
-    types = vgpu_types.of_mode(gpu, policy.mode)
+    types = vgpu_type.of_mode(gpu, policy.mode)
     room = _Room(gpu, gpu.mig, types, ())
     return [f'{kind.name} has {len(own)} of {most} attach handles, because '
             'each handle that can be bound at the same time needs a virtual '
@@ -139,7 +138,7 @@ def unknown_profile(mig: model.Mig, name: str) -> str:
 
 
 def _unknown(gpu: model.Gpu, mig: model.Mig, policy: policies.Policy,
-             types: Sequence[vgpu_types.Type]) -> Iterator[offer.Offer]:
+             types: Sequence[vgpu_type.Type]) -> Iterator[offer.Offer]:
     """Yield an offer for each name in the policy that the GPU lacks.
 
     If the policy names profiles, a type only says how one of them is
@@ -152,10 +151,10 @@ def _unknown(gpu: model.Gpu, mig: model.Mig, policy: policies.Policy,
     for text in () if policy.profiles else dict.fromkeys(policy.vgpu_types):
         if not any(entry.is_called(text) for entry in types):
             yield offer.nothing(gpu, policy, text,
-                                vgpu_types.unknown(types, text))
+                                vgpu_type.unknown(types, text))
 
 
-def _kinds(mig: model.Mig, types: Sequence[vgpu_types.Type],
+def _kinds(mig: model.Mig, types: Sequence[vgpu_type.Type],
            policy: policies.Policy) -> tuple[_Kind, ...]:
     """Return the kinds in NVML's order, whatever the order of the policy."""
     return tuple(kind for profile in mig.profiles
@@ -163,11 +162,11 @@ def _kinds(mig: model.Mig, types: Sequence[vgpu_types.Type],
 
 
 def _kinds_of(profile: model.GpuInstanceProfile,
-              types: Sequence[vgpu_types.Type], policy: policies.Policy
+              types: Sequence[vgpu_type.Type], policy: policies.Policy
               ) -> Iterator[_Kind]:
-    named = [entry for entry in vgpu_types.using(types, profile)
+    named = [entry for entry in vgpu_type.using(types, profile)
              if any(map(entry.is_called, policy.vgpu_types))]
-    filling = vgpu_types.filling(types, profile)
+    filling = vgpu_type.filling(types, profile)
     if policy.profiles:
         whole = profile.name in policy.profiles
     elif policy.vgpu_types:
@@ -175,7 +174,7 @@ def _kinds_of(profile: model.GpuInstanceProfile,
     else:
         whole = bool(filling) or not types
     if whole:
-        yield _Kind(profile, vgpu_types.backing(
+        yield _Kind(profile, vgpu_type.backing(
             types, profile, policy.vgpu_types), False)
     for entry in named:
         if entry not in filling:
@@ -184,7 +183,7 @@ def _kinds_of(profile: model.GpuInstanceProfile,
 
 def _total(policy: policies.Policy, kind: _Kind) -> int:
     told = [kind.profile.max_instances * kind.per_instance,
-            vgpu_types.most(kind.backing, policy) if kind.backing else None]
+            vgpu_type.most(kind.backing, policy) if kind.backing else None]
     return min(filter(None, told), default=0)
 
 
@@ -192,10 +191,10 @@ def _handles(gpu: model.Gpu, policy: policies.Policy,
              kinds: Sequence[_Kind], room: _Room
              ) -> Iterator[tuple[_Kind, int, tuple[model.PciAddress, ...]]]:
     """Yield each kind, the most that the GPU can have, and its functions."""
-    claims = [functions.Claim(_total(policy, kind), group)
+    claims = [vgpu_type.Claim(_total(policy, kind), group)
               for kind, group in zip(kinds, room.groups(kinds), strict=True)]
     for kind, claim, own in zip(
-            kinds, claims, functions.assign(gpu.vfs, claims), strict=True):
+            kinds, claims, vgpu_type.assign(gpu.vfs, claims), strict=True):
         yield kind, claim.total, own
 
 
@@ -215,7 +214,7 @@ class _Room:
     """The instances and vGPUs on a GPU, and the room that they leave."""
 
     def __init__(self, gpu: model.Gpu, mig: model.Mig,
-                 types: Iterable[vgpu_types.Type],
+                 types: Iterable[vgpu_type.Type],
                  held: Sequence[offer.Held]) -> None:
         self._gpu = gpu
         self._instances = mig.instances
@@ -250,9 +249,9 @@ class _Room:
                            == kind.profile.profile_id)
         if not self._gpu.vfs:
             return fitting
-        return min(fitting, len(functions.empty(self._gpu, own)))
+        return min(fitting, len(vgpu_type.empty(self._gpu, own)))
 
-    def _spare(self, instance: model.GpuInstance, entry: vgpu_types.Type
+    def _spare(self, instance: model.GpuInstance, entry: vgpu_type.Type
                ) -> int:
         """Return how many more of a type an instance of this driver takes."""
         there = self._held[spec.of(instance)]

@@ -23,8 +23,8 @@ import dataclasses
 from collections.abc import Iterable
 from collections.abc import Iterator
 
-from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.snapshot import whole
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import policy as policies
 from cyborg_gpu_driver.partition import readiness
@@ -67,7 +67,7 @@ def offers(gpu: model.Gpu, policy: policies.Policy, states: Iterable[State],
             'NVLink connects to it: ' + (
                 'it was bound to vfio-pci before NVML could tell; leave it '
                 'bound to nvidia, and the agent binds it'
-                if drivers.is_vfio(gpu.driver) and gpu.bound_from is None
+                if whole.is_vfio(gpu.driver) and gpu.bound_from is None
                 else 'see the row NVSwitches of "cyborg-gpu check"'))
     there = {len(state.group.members) for state in states}
     for size in sizes if states else ():

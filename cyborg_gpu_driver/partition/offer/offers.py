@@ -19,15 +19,14 @@ from collections.abc import Sequence
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy as policies
-from cyborg_gpu_driver.partition.elastic import role as roles
-from cyborg_gpu_driver.partition.elastic import role_facts
+from cyborg_gpu_driver.partition import roles
+from cyborg_gpu_driver.partition import vgpu_type
 from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.partition.offer import mig as offer_mig
 from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.partition.offer import passthrough
 from cyborg_gpu_driver.partition.offer import vgpu as offer_vgpu
-from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 
 Held = offer.Held
 Offer = offer.Offer
@@ -77,7 +76,7 @@ def possible_offers(gpu: model.Gpu) -> tuple[Offer, ...]:
         '', policies.Mode.PASSTHROUGH)))
     # One type at a time: all types together might need more virtual
     # functions than the GPU has.
-    for entry in vgpu_types.of_mode(gpu, policies.Mode.VGPU):
+    for entry in vgpu_type.of_mode(gpu, policies.Mode.VGPU):
         found += offers(gpu, policies.Policy(
             '', policies.Mode.VGPU, vgpu_types=(entry.type_id,)))
     if gpu.mig is not None:
@@ -89,7 +88,7 @@ def possible_offers(gpu: model.Gpu) -> tuple[Offer, ...]:
 
 
 def check_policy(gpu: model.Gpu, policy: policies.Policy,
-                 by_role: role_facts.FactsByRole | None = None) -> list[str]:
+                 by_role: roles.FactsByRole | None = None) -> list[str]:
     """Describe what a policy asks for and this GPU lacks or has too few of.
 
     :param by_role: of a GPU in mode auto.
@@ -115,9 +114,9 @@ def check_policy(gpu: model.Gpu, policy: policies.Policy,
                 f'{where}vgpu_scheduler: has no effect, because no vGPU type '
                 'of this GPU shares a GPU instance with others')
     if (policy.mode in (policies.Mode.MIG, policies.Mode.VGPU)
-            and vgpu_types.types_of(gpu)):
-        types = vgpu_types.of_mode(gpu, policy.mode)
-        found += [where + f'{option}: ' + vgpu_types.unknown(types, text)
+            and vgpu_type.types_of(gpu)):
+        types = vgpu_type.of_mode(gpu, policy.mode)
+        found += [where + f'{option}: ' + vgpu_type.unknown(types, text)
                   for option, texts in _type_options(policy)
                   for text in texts
                   if not any(entry.is_called(text) for entry in types)]
@@ -125,17 +124,17 @@ def check_policy(gpu: model.Gpu, policy: policies.Policy,
 
 
 def _check_roles(gpu: model.Gpu, policy: policies.Policy,
-                 by_role: role_facts.FactsByRole) -> Iterator[str]:
+                 by_role: roles.FactsByRole) -> Iterator[str]:
     """Yield what is wrong with each role of a policy in mode auto."""
     for role in policy.roles:
         known = by_role.get(role.value)
-        if known is None or not role_facts.holds(known, gpu):
+        if known is None or not roles.holds(known, gpu):
             continue
         if known.problem:
             yield (f'policy {policy.name}, GPU {gpu.address}: roles: '
                    f'{role.value} is not offered: {known.problem}')
             continue
-        picture = role_facts.gpu_in_role(gpu, role, known)
+        picture = roles.gpu_in_role(gpu, role, known)
         yield from check_policy(picture, roles.rules(policy, role, picture))
 
 
@@ -148,8 +147,8 @@ def _type_options(policy: policies.Policy
 
 def _shared(mig: model.Mig, gpu: model.Gpu) -> tuple[str, ...]:
     """Return the types of which a GPU instance holds several."""
-    types = vgpu_types.of_mode(gpu, policies.Mode.MIG)
+    types = vgpu_type.of_mode(gpu, policies.Mode.MIG)
     return tuple(
         entry.type_id for profile in mig.profiles
-        for entry in vgpu_types.using(types, profile)
-        if entry not in vgpu_types.filling(types, profile))
+        for entry in vgpu_type.using(types, profile)
+        if entry not in vgpu_type.filling(types, profile))

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from collections.abc import Iterator
 
-from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.snapshot import whole
 from cyborg_gpu_driver.partition import policy as policies
@@ -61,7 +60,7 @@ def busy_with(gpu: model.Gpu, must_be_bound: bool = False,
     group = unassignable(gpu, together)
     if group:
         return group
-    if not must_be_bound or drivers.is_vfio(gpu.driver):
+    if not must_be_bound or whole.is_vfio(gpu.driver):
         return ''
     return (f'bound to {gpu.driver}; it will be offered when it is bound to '
             'vfio-pci' if gpu.driver else 'not bound to vfio-pci yet')
@@ -75,4 +74,4 @@ def unassignable(gpu: model.Gpu,
     """
     return whole.obstacle(
         str(gpu.address), gpu.iommu_group, gpu.neighbours,
-        follow=not drivers.is_vfio(gpu.driver), together=[*map(str, together)])
+        follow=not whole.is_vfio(gpu.driver), together=[*map(str, together)])

@@ -27,9 +27,8 @@ from collections.abc import Sequence
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy as policies
+from cyborg_gpu_driver.partition import vgpu_type
 from cyborg_gpu_driver.partition.offer import offer
-from cyborg_gpu_driver.partition.vgpu import functions
-from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 
 
 def offers(gpu: model.Gpu, policy: policies.Policy, vfio_handles: bool
@@ -48,12 +47,12 @@ def offers(gpu: model.Gpu, policy: policies.Policy, vfio_handles: bool
         yield offer.nothing(gpu, policy, policy.mode.value,
                             f'policy {policy.name} has no vgpu_types')
         return
-    types = vgpu_types.of_mode(gpu, policy.mode)
+    types = vgpu_type.of_mode(gpu, policy.mode)
     enabled = [entry for entry in types if any(map(entry.is_called, names))]
-    claims = [functions.Claim(_most(policy, entry),
+    claims = [vgpu_type.Claim(_most(policy, entry),
                               _group(policy, entry, enabled))
               for entry in enabled]
-    parents = functions.assign(gpu.vfs, claims)
+    parents = vgpu_type.assign(gpu.vfs, claims)
     for entry, claim, own in zip(enabled, claims, parents, strict=True):
         # The total never depends on what is in use.
         total = len(own) if gpu.vfs else claim.total
@@ -72,15 +71,15 @@ def offers(gpu: model.Gpu, policy: policies.Policy, vfio_handles: bool
     for text in dict.fromkeys(names):
         if not any(entry.is_called(text) for entry in enabled):
             yield offer.nothing(gpu, policy, text,
-                                vgpu_types.unknown(types, text))
+                                vgpu_type.unknown(types, text))
 
 
 def _is_parent(gpu: model.Gpu) -> bool:
     return gpu.framework is model.Framework.MDEV_PF
 
 
-def _group(policy: policies.Policy, entry: vgpu_types.Type,
-           enabled: Iterable[vgpu_types.Type]) -> str | None:
+def _group(policy: policies.Policy, entry: vgpu_type.Type,
+           enabled: Iterable[vgpu_type.Type]) -> str | None:
     """Return a key that the types that can be together on the GPU share.
 
     With mixed sizes these are all types, otherwise those of one
@@ -92,15 +91,15 @@ def _group(policy: policies.Policy, entry: vgpu_types.Type,
                 if other is entry or other.is_as_large_as(entry))
 
 
-def _most(policy: policies.Policy, entry: vgpu_types.Type) -> int:
+def _most(policy: policies.Policy, entry: vgpu_type.Type) -> int:
     """Return how many fit on the GPU; 0 if no source says."""
-    told = [vgpu_types.most(entry, policy)]
+    told = [vgpu_type.most(entry, policy)]
     if policy.mixed_sizes:
         told.append(len(entry.placements))
     return min(filter(None, told), default=0)
 
 
-def _problem(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_types.Type,
+def _problem(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_type.Type,
              vfio_handles: bool) -> str:
     if gpu.mig is not None and gpu.mig.enabled:
         return 'MIG mode is on: time-sliced vGPUs need it off'
@@ -124,7 +123,7 @@ def _problem(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_types.Type,
     return ''
 
 
-def _available(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_types.Type,
+def _available(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_type.Type,
                own: Sequence[model.PciAddress]) -> int:
     """Return how many more could be created beside the existing vGPUs.
 
@@ -132,10 +131,10 @@ def _available(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_types.Type,
     """
     if _is_parent(gpu):
         return _available_on_gpu(gpu, policy, entry)
-    room = len(functions.empty(gpu, own, entry.type_id))
+    room = len(vgpu_type.empty(gpu, own, entry.type_id))
     if policy.mixed_sizes:
         return min(room, _free_places(gpu, entry))
-    alike = {other.type_id for other in vgpu_types.types_of(gpu)
+    alike = {other.type_id for other in vgpu_type.types_of(gpu)
              if other.is_as_large_as(entry)}
     if any(vgpu.type_id not in alike for vgpu in gpu.vgpus):
         return 0
@@ -144,7 +143,7 @@ def _available(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_types.Type,
 
 
 def _available_on_gpu(gpu: model.Gpu, policy: policies.Policy,
-                      entry: vgpu_types.Type) -> int:
+                      entry: vgpu_type.Type) -> int:
     """Return what the kernel reports as available, or all if it was not read.
 
     Types exclude each other. This function checks that too, because the
@@ -157,7 +156,7 @@ def _available_on_gpu(gpu: model.Gpu, policy: policies.Policy,
     return _most(policy, entry) if known is None else known
 
 
-def _free_places(gpu: model.Gpu, entry: vgpu_types.Type) -> int:
+def _free_places(gpu: model.Gpu, entry: vgpu_type.Type) -> int:
     """Return how many placements are free; unread ones count as taken."""
     if entry.free_placements is not None:
         return len(entry.free_placements)

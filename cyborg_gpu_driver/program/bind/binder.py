@@ -19,12 +19,14 @@ was given back. What it cannot remove soon, the next report removes.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import threading
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import TypeVar
 
 from oslo_log import log as logging
@@ -32,28 +34,145 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver import log_once
-from cyborg_gpu_driver.host import threads
+from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import cordons as cordon_keeper
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
-from cyborg_gpu_driver.program.bind import admission
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.bind import making
 from cyborg_gpu_driver.program.bind import partitions
-from cyborg_gpu_driver.program.bind import role_taker
 from cyborg_gpu_driver.program.bind import turns
 from cyborg_gpu_driver.program.planning import plan
-from cyborg_gpu_driver.program.planning import request
 from cyborg_gpu_driver.program.steps import transaction
+
+# Which binds are refused before anything is changed for them.
 
 LOG = logging.getLogger(__name__)
 
+_SECONDS = 5.0
+"""How long a bind waits for Placement's answer."""
+
+
+class Admission:
+    """Refuses the binds of servers that must not be on a GPU.
+
+    Cyborg does not tell the driver which server a handle is for. So each
+    bound handle counts for one unit that a server has in Placement. A bind
+    is refused if no unit is left: it has no allocation. Handles that were
+    bound before this process started, or whose servers are gone, count for
+    none.
+
+    :param host: the state of the machine.
+    :param cloud: knows the servers' allocations and projects.
+    :param cordons: knows which GPUs get no new server.
+    """
+
+    def __init__(self, host: live.LiveHost, cloud: services.Services,
+                 cordons: cordon_keeper.CordonKeeper):
+        self._host = host
+        self._cloud = cloud
+        self._cordons = cordons
+        self._mutex = threading.Lock()
+        self._units: dict[str, str] = {}
+        """By handle: the server and provider that its bind counts for."""
+        self._stuck: threading.Thread | None = None
+        """A request that Placement has not answered in time."""
+        self._said = log_once.LogOnce()
+
+    def check_servers(self, address: model.PciAddress, asked: plan.Request
+                      ) -> None:
+        """Refuse the bind of a server that must not have its handle.
+
+        The server needs an allocation, and no other project may have a part
+        of a GPU that forbids it. This needs no lock, because allocations
+        precede binds.
+
+        :raises BindRefused: also if the projects matter and are unknown.
+        """
+        reason = self._cloud.mixed(address, asked.handle)
+        if reason:
+            raise plan.refusal(
+                asked, f'GPU {address} has isolation = project, and {reason}')
+        self._check_allocation(address, asked)
+
+    def check_cordons(self, address: model.PciAddress, asked: plan.Request
+                      ) -> None:
+        """Refuse a bind that Placement promised just before a cordon.
+
+        :raises BindRefused: if the GPU is cordoned.
+        """
+        cordons = self._cordons.of(address)
+        if cordons:
+            raise plan.refusal(asked, f'GPU {address} is cordoned: '
+                               + cordon.text(cordons))
+
+    def over(self, handle: str) -> None:
+        """Forget a handle that is not bound, or not any more."""
+        with self._mutex:
+            self._units.pop(handle, None)
+
+    def _check_allocation(self, address: model.PciAddress,
+                          asked: plan.Request) -> None:
+        """Refuse a bind without an allocation; if unknown, let it go on.
+
+        Nova and Cyborg bind only what a server has claimed.
+        """
+        allocated = self._allocated(address, asked)
+        if allocated is None:
+            return
+        with self._mutex:
+            counted = collections.Counter(
+                unit for handle, unit in self._units.items()
+                if handle != asked.handle)
+            free = [unit for unit, number in sorted(allocated.items())
+                    if number > counted[unit]]
+            if free:
+                self._units[asked.handle] = free[0]
+                return
+        raise plan.refusal(
+            asked, f'Placement has no allocation for it on GPU {address}')
+
+    def _allocated(self, address: model.PciAddress, asked: plan.Request
+                   ) -> Mapping[str, int] | None:
+        """What servers have of the offer of a bind; None if unknown."""
+        gpu = self._host.gpu(address)
+        try:
+            item = plan.find_offer(gpu, self._host.offers(gpu), asked)
+        except exception.BindRefused:
+            # The bind will be refused for this.
+            return None
+        answers: list[Mapping[str, int] | None] = []
+        errors: list[Exception] = [TimeoutError(
+            f'it has not answered within {_SECONDS:g} s')]
+
+        def ask() -> None:
+            try:
+                answers.append(self._cloud.allocated(item))
+            except Exception as error:
+                errors[0] = error
+
+        if self._stuck is None or not self._stuck.is_alive():
+            thread = deadline.begin(
+                ask, name=f'the allocation of handle {asked.handle}')
+            if thread is not None:
+                thread.join(_SECONDS)
+                self._stuck = thread if thread.is_alive() else None
+        if answers:
+            self._said.over()
+            return answers[0]
+        if self._said.is_new(type(errors[0]).__name__):
+            LOG.warning('Binds go on although it is not known whether their '
+                        'servers have allocations, because of Placement: %s',
+                        exception.steady(errors[0]))
+        return None
+
 CAME_UP_SECONDS = 10.0
 """A server that gives its vGPU back earlier never came up."""
-_Subject = TypeVar('_Subject', journal.Entry, request.Request)
+_Subject = TypeVar('_Subject', journal.Entry, plan.Request)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,11 +213,11 @@ class Binder:
         self._state_path = transactions.state_path
         self._cloud = cloud
         self._limits = limits
-        self._admission = admission.Admission(host, cloud, cordons)
+        self._admission = Admission(host, cloud, cordons)
         self._audit = audit.Audit(self._state_path)
         self._maker = making.Maker(transactions.machine, host, parts,
                                    records, self._audit, keeper)
-        self._roles = role_taker.RoleTaker(host, transactions, cloud)
+        self._roles = making.RoleTaker(host, transactions, cloud)
         self._turns = running or turns.Turns(limits.clock)
         self._health = keeper
         self._failed: set[model.PciAddress] = set()
@@ -118,7 +237,7 @@ class Binder:
             handle back meanwhile. The bind is rolled back.
         :raises NvmlError, SysfsError: if the hardware refused it; undone.
         """
-        asked = request.parse(pci_addr, asked_type, ah_uuid)
+        asked = plan.parse(pci_addr, asked_type, ah_uuid)
         with self._turns.turn(asked, seconds) as turn:
             address = self._host.owner(asked.function)
             self._admission.check_servers(address, asked)
@@ -167,7 +286,7 @@ class Binder:
             another process holds the GPU's lock.
         :raises StepFailed: if the removal is not finished yet.
         """
-        asked = request.parse(pci_addr, asked_type, ah_uuid)
+        asked = plan.parse(pci_addr, asked_type, ah_uuid)
         self._turns.cancel(asked.handle)
         self._admission.over(asked.handle)
         try:
@@ -271,8 +390,8 @@ class Binder:
         finally:
             for handle in defined:
                 # Cyborg does not wait for mdevctl.
-                threads.begin(self._parts.undefine_mdev, handle,
-                              name=f'mdevctl undefine {handle}')
+                deadline.begin(self._parts.undefine_mdev, handle,
+                               name=f'mdevctl undefine {handle}')
 
     def _finish_change(self, address: model.PciAddress, turn: turns.Turn
                        ) -> None:
@@ -332,7 +451,7 @@ class Binder:
                     LOG.error('Unbind of handle %(handle)s: %(error)s',
                               {'handle': subject.handle, 'error': error})
 
-        thread = threads.begin(
+        thread = deadline.begin(
             run, name=f'the unbind of handle {subject.handle}')
         if thread is not None:
             thread.join(self._limits.unbind)
@@ -380,7 +499,7 @@ class Binder:
                 current = None
             yield current
 
-    def _remove_unrecorded(self, asked: request.Request, seconds: float
+    def _remove_unrecorded(self, asked: plan.Request, seconds: float
                            ) -> None:
         """Remove the mdev of a handle that the journal does not know.
 

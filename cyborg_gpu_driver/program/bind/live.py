@@ -28,16 +28,14 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import policy as policy_module
 from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
-from cyborg_gpu_driver.partition.elastic import role as roles
 from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program.planning import groups
 from cyborg_gpu_driver.program.planning import plan
-from cyborg_gpu_driver.program.planning import request
 
 _ChangeMdevs = Callable[[model.PciAddress, tuple[model.Mdev, ...]],
                         Iterable[model.Mdev]]
@@ -169,7 +167,7 @@ class LiveHost:
             group for group in self.groups([leader])
             if group.leader == leader and group.profile == profile), None)
 
-    def changed_by(self, address: model.PciAddress, asked: request.Request
+    def changed_by(self, address: model.PciAddress, asked: plan.Request
                    ) -> frozenset[model.PciAddress]:
         """All GPUs that a bind on a GPU may change."""
         if not asked.is_group:
@@ -202,7 +200,7 @@ class LiveHost:
                 ) -> tuple[offer_nvlink.State, ...]:
         if not self.is_linked(gpu):
             return ()
-        return groups.states(
+        return plan.states(
             self.host(), self.groups([gpu.address]),
             self._settings.policy_for, self._journal.owners)
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+from collections.abc import Iterator
 from typing import TypeGuard
 
 from oslo_log import log as logging
@@ -28,23 +29,306 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import change
+from cyborg_gpu_driver.partition import nvlink
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program.bind import groups
+from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.bind import turns
 from cyborg_gpu_driver.program.planning import plan
-from cyborg_gpu_driver.program.planning import request
 from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
 from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
+from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.program.steps import executor
 from cyborg_gpu_driver.program.steps import reset
+from cyborg_gpu_driver.program.steps import transaction
+
+# Give a GPU in mode auto the role that a bind needs.
 
 LOG = logging.getLogger(__name__)
+
+
+class RoleTaker:
+    """Gives idle GPUs the roles that binds ask for.
+
+    :param host: the state of the machine.
+    :param transactions: has the machine and its records.
+    :param cloud: ensures that no server gets a GPU as a whole.
+    """
+
+    def __init__(self, host: live.LiveHost,
+                 transactions: transaction.Transactions,
+                 cloud: services.Services):
+        self._host = host
+        self._machine = transactions.machine
+        self._records = transactions.records
+        self._cloud = cloud
+
+    @contextlib.contextmanager
+    def partitioning(self, address: model.PciAddress, asked: plan.Request
+                     ) -> Iterator[None]:
+        """Let no server get a GPU as a whole while a part of it is bound.
+
+        Cyborg does not tell the driver about a server that gets a whole
+        GPU. The server's allocation in Placement precedes its bind. So the
+        whole GPU is reserved first and its allocations are read after that.
+        The caller does not hold the GPU's lock.
+
+        :raises BindRefused: if a server has or may have the whole GPU.
+        """
+        if not self._may_be_whole(self._host.gpu(address)):
+            yield
+            return
+        with self._cloud.partitioning(address) as reason:
+            if reason:
+                raise plan.refusal(asked, reason)
+            yield
+
+    def take(self, address: model.PciAddress, turn: turns.Turn) -> None:
+        """Give a GPU the role that a bind needs; the caller holds its lock.
+
+        :raises BindRefused: if the GPU has another role, or cannot take this
+            one now. The next report reverts the steps taken until then.
+        :raises BindAbandoned: if Cyborg no longer waits for the bind.
+        :raises JournalError: if the GPU's record cannot be read.
+        """
+        gpu = self._host.gpu(address)
+        governing = self._host.policy_for(gpu)
+        if governing is None or governing.mode is not policy.Mode.AUTO:
+            return
+        role = plan.find_offer(gpu, self._host.offers(gpu), turn.asked).mode
+        force = self._host.role(gpu)
+        if force is role:
+            return
+        if force is not None:
+            raise plan.refusal(turn.asked, _other_role(address, force))
+        if self._records.read(address).claims_lost:
+            raise plan.refusal(
+                turn.asked, f'the record of GPU {address} was damaged, and '
+                'what is bound on it is not known yet')
+        taken: list[change.Step] = []
+        try:
+            self._switch(address, role, turn, taken)
+        except (exception.BindRefused, exception.BindAbandoned):
+            raise
+        except exception.GpuDriverError as error:
+            step = f'{taken[-1]}: ' if taken else ''
+            raise plan.refusal(
+                turn.asked, f'GPU {address} cannot take role {role.value}: '
+                f'{step}{error}') from error
+        finally:
+            self._host.refresh_gpu(address)
+        if taken:
+            LOG.info('GPU %(gpu)s has taken role %(role)s',
+                     {'gpu': address, 'role': role.value})
+
+    def _switch(self, address: model.PciAddress, role: policy.Mode,
+                turn: turns.Turn, taken: list[change.Step]) -> None:
+        def wants(now: model.Gpu) -> readiness.Wants:
+            turn.check()
+            return self._host.wants(now, role)
+
+        now = self._host.reader.complete_gpu(address)
+        if not readiness.steps(now, wants(now)):
+            return
+        force = roles.in_force(now, ())
+        if force is not None and force is not role:
+            raise plan.refusal(turn.asked, _other_role(address, force))
+        found = blockers.of_preparing(self._machine, now, ())
+        if found:
+            raise plan.refusal(
+                turn.asked, f'GPU {address} cannot take role {role.value}: '
+                'in use: ' + ', '.join(found))
+        transaction.take(self._machine, self._host.reader, now, wants, taken)
+
+    def _may_be_whole(self, gpu: model.Gpu) -> bool:
+        governing = self._host.policy_for(gpu)
+        return (governing is not None
+                and policy.Mode.PASSTHROUGH in governing.roles)
+
+
+def _other_role(address: model.PciAddress, role: policy.Mode) -> str:
+    return (f'GPU {address} is in role {role.value}, which it keeps until '
+            'nothing is bound on it')
+
+
+# Bind and unbind groups of whole GPUs that NVLink connects.
+#
+# A bind writes a claim on each GPU before it activates the partition. An
+# unbind deactivates the partition before it removes a claim. So no partition
+# is active without an owner, whenever a process dies.
+#
+# A GPU is reset after its server has left and its partition is inactive. It is
+# never reset between the activation of its partition and the start of the
+# server: no source says what a reset does to an active partition.
+
+Action = change.Action
+
+
+class Groups:
+    """Binds and unbinds groups; callers hold the locks of their GPUs.
+
+    :param machine: the machine with the GPUs.
+    :param host: the state of the machine.
+    :param records: the journal.
+    :param history: the audit log.
+    :param resetter: resets GPUs.
+    """
+
+    def __init__(self, machine: platform.Platform, host: live.LiveHost,
+                 records: journal.Journal, history: audit.Audit,
+                 resetter: reset.Resetter):
+        self._machine = machine
+        self._host = host
+        self._journal = records
+        self._audit = history
+        self._resetter = resetter
+
+    def make(self, turn: turns.Turn) -> journal.Entry:
+        """Bind a free group to a handle.
+
+        :returns: the claim on the first GPU.
+        :raises BindRefused: if the group is not free; nothing has changed.
+        :raises BindAbandoned: if Cyborg no longer waits for the bind, which
+            is rolled back.
+        :raises FabricError: if the fabric manager refused it; rolled back.
+        """
+        asked = turn.asked
+        group = self._check(turn)
+        entry = journal.Entry(
+            handle=asked.handle, gpu=group.leader, function=asked.function,
+            mdev_type=asked.mdev_type, profile=group.profile,
+            phase=journal.Phase.BINDING, boot=self._machine.boot_id(),
+            fabric_partition=group.partition, members=group.members)
+        try:
+            self._journal.put(*journal.on_each(entry))
+            # A partition that is active was left by a deleted server.
+            self._take(entry, Action.DEACTIVATE_PARTITION)
+            self._take(entry, Action.ACTIVATE_PARTITION)
+            for address in entry.gpus:
+                # A GPU that has disappeared refuses the bind.
+                self._host.refresh_gpu(address)
+            turn.check()
+            bound = journal.on_each(entry, phase=journal.Phase.BOUND,
+                                    since=self._journal.clock())
+            self._journal.put(*reversed(bound))
+        except Exception as error:
+            self._roll_back(entry)
+            if isinstance(error, exception.StepFailed):
+                raise plan.refusal(asked, str(error)) from error
+            raise
+        return bound[0]
+
+    def remove(self, entry: journal.Entry) -> None:
+        """Release a group: deactivate its partition, and reset its GPUs.
+
+        After a bind that did not finish no GPU is reset, because the group
+        had no server yet.
+
+        :raises GpuInUse: while a process has one of its GPUs open.
+        :raises FabricError: if the fabric manager refused it.
+        :raises StepFailed: if a GPU cannot be reset, or is not clean.
+        :raises NvmlError, SysfsError, UsageUnknown, DriverError, NvmlHeld: as
+            the machine answers.
+        :raises JournalError: if the claims could not be removed.
+        """
+        had_server = entry.phase is not journal.Phase.BINDING
+        if entry.phase is journal.Phase.BOUND:
+            # The unbind continues even if the journal cannot be written.
+            with contextlib.suppress(exception.JournalError):
+                self._journal.give_back(entry.handle)
+        if had_server:
+            for address in entry.gpus:
+                reset.refuse_held(address)
+        self._take(entry, Action.DEACTIVATE_PARTITION)
+        if had_server and self._host.cleans:
+            for address in entry.gpus:
+                self._clean(entry, address)
+        ended = self._journal.get(entry.handle, entry.gpu) or entry
+        self._audit.record(
+            entry.gpus[0], 'unbound' if had_server else 'undone',
+            entry.handle, audit.of_entry(ended))
+        self._journal.remove(entry.handle)
+        for address in entry.gpus:
+            with contextlib.suppress(exception.UnknownGpu):
+                self._host.refresh_gpu(address)
+
+    def _check(self, turn: turns.Turn) -> nvlink.Group:
+        """Return the requested group, if it is free.
+
+        :raises BindRefused: if there is no such group, or one of its GPUs
+            is claimed or in use.
+        """
+        asked = turn.asked
+        group = self._host.group(asked.function, asked.mdev_type)
+        for address in group.members if group else ():
+            self._host.refresh_gpu(address)
+        gpu = self._host.gpu(asked.function)
+        offer = plan.find_offer(gpu, self._host.offers(gpu), asked)
+        if group is None or offer.members != group.members:
+            raise plan.refusal(asked, 'its GPUs are not known')
+        for address in group.members:
+            owners = self._journal.owners(address)
+            if owners:
+                raise plan.refusal(
+                    asked, f'GPU {address} of the group is taken: {owners}')
+        if not offer.creatable:
+            raise plan.refusal(asked, offer.busy or 'it is in use')
+        try:
+            for address in group.members:
+                reset.refuse_held(address)
+        except exception.GpuInUse as error:
+            raise plan.refusal(asked, str(error)) from error
+        self._check_boot(turn, group)
+        return group
+
+    def _check_boot(self, turn: turns.Turn, group: nvlink.Group) -> None:
+        """Refuse a group if a module id was not read since the host started.
+
+        The GPUs of a partition are identified by their module ids.
+        """
+        if group.partition is None:
+            return
+        for address in group.members:
+            known = self._journal.nvlink(address)
+            if known is None or known.boot != self._machine.boot_id():
+                raise plan.refusal(
+                    turn.asked, f'the module ID of GPU {address} has not '
+                    'been read since the host started: the GPU must be bound '
+                    'to nvidia when the agent starts')
+
+    def _clean(self, entry: journal.Entry, address: model.PciAddress
+               ) -> None:
+        evidence = self._resetter.reset(self._host.refresh_gpu(address),
+                                        lambda: None)
+        self._audit.record(address, 'cleaned', entry.handle, evidence)
+
+    def _take(self, entry: journal.Entry, what: change.Action) -> None:
+        """Change the partition of a group, if it has one."""
+        if entry.fabric_partition is not None:
+            executor.Executor(self._machine, entry.gpu).take(change.Step(
+                what, fabric_partition=entry.fabric_partition))
+
+    def _roll_back(self, entry: journal.Entry) -> None:
+        """Roll back a bind. What fails is left to the next report."""
+        try:
+            self.remove(entry)
+        except Exception as error:
+            # Cyborg must get the error of the bind, not this one.
+            LOG.error('Could not roll back the bind of handle %(handle)s on '
+                      'GPUs %(gpus)s: %(error)s. The next report tries '
+                      'again.', {'handle': entry.handle,
+                                 'gpus': ', '.join(map(str, entry.gpus)),
+                                 'error': error}, exc_info=not isinstance(
+                                     error, exception.GpuDriverError))
 
 _ATTEMPTS = 3
 """Plans to try if another program changes the GPU at the same time."""
@@ -84,11 +368,11 @@ class Maker:
         self._journal = records
         self._audit = history
         self._health = keeper
-        self._groups = groups.Groups(machine, host, records, history,
-                                     reset.Resetter(machine, keeper))
+        self._groups = Groups(machine, host, records, history,
+                              reset.Resetter(machine, keeper))
 
     def is_made(self, address: model.PciAddress,
-                asked: request.Request) -> bool:
+                asked: plan.Request) -> bool:
         """Whether an earlier bind has made what this bind asks for.
 
         Removes first what an earlier unbind could not remove.
@@ -218,7 +502,7 @@ class Maker:
         self._host.record(entry.gpu, gone=(instance, entry.live()))
 
     def remove_unrecorded(self, address: model.PciAddress,
-                          asked: request.Request) -> None:
+                          asked: plan.Request) -> None:
         """Remove the mdev of a handle that the journal does not know.
 
         :raises VgpuInUse, UsageUnknown: if it is, or may be, in use.
@@ -273,7 +557,7 @@ class Maker:
         return entry
 
     def _check_unclaimed(self, entry: journal.Entry,
-                         asked: request.Request) -> None:
+                         asked: plan.Request) -> None:
         """Refuse the bind if its vGPU exists already."""
         if self._parts.vgpu_type(entry.vgpu) is not None:
             raise plan.refusal(asked, (
@@ -282,7 +566,7 @@ class Maker:
                 + ' that this driver did not create')
 
     def _entry(self, gpu: model.Gpu, offer: offers.Offer,
-               planned: plan.BindPlan, asked: request.Request
+               planned: plan.BindPlan, asked: plan.Request
                ) -> journal.Entry:
         foreign: tuple[int, ...] = ()
         profile = spec.profile(gpu, planned.profile_id)
@@ -319,7 +603,7 @@ class Maker:
                            error, exception.GpuDriverError))
 
 
-def _own_partition(gpu: model.Gpu, asked: request.Request) -> int | None:
+def _own_partition(gpu: model.Gpu, asked: plan.Request) -> int | None:
     """The NVSwitch partition that the vGPU needs; None if it needs none.
 
     :raises BindRefused: if the vGPU needs a partition and cannot get it.
@@ -330,7 +614,7 @@ def _own_partition(gpu: model.Gpu, asked: request.Request) -> int | None:
         raise plan.refusal(asked, str(error)) from error
 
 
-def check_same(entry: journal.Entry, asked: request.Request) -> None:
+def check_same(entry: journal.Entry, asked: plan.Request) -> None:
     """Refuse a handle that is bound as something else, or elsewhere.
 
     Nova looks for the vGPU on the function in the current request.

@@ -35,11 +35,11 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program.planning import differences
+from cyborg_gpu_driver.program.planning import desired
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.program.steps import executor
@@ -47,7 +47,7 @@ from cyborg_gpu_driver.program.steps import vfio
 
 LOG = logging.getLogger(__name__)
 
-Action = action.Action
+Action = change.Action
 
 
 class Partitions:
@@ -109,7 +109,7 @@ class Partitions:
         :raises StepFailed: if the driver chose another placement.
         """
         runner = executor.Executor(self._machine, gpu.address, gpu)
-        runner.take(action.Step(
+        runner.take(change.Step(
             Action.CREATE_INSTANCE, spec.profile(gpu, entry.profile_id),
             entry.placement, scheduler=readiness.instance_scheduler(
                 gpu, wanted, entry.profile_id)))
@@ -134,9 +134,9 @@ class Partitions:
             made another one.
         """
         runner = executor.Executor(self._machine, entry.gpu, gpu)
-        runner.take(action.Step(Action.CREATE_VGPU, vgpu=entry.vgpu))
+        runner.take(change.Step(Action.CREATE_VGPU, vgpu=entry.vgpu))
         if entry.fabric_partition is not None:
-            runner.take(action.Step(Action.ACTIVATE_PARTITION,
+            runner.take(change.Step(Action.ACTIVATE_PARTITION,
                                     vgpu=entry.vgpu,
                                     fabric_partition=entry.fabric_partition))
         found = self.instance_under(entry)
@@ -189,7 +189,7 @@ class Partitions:
         :raises SysfsError, DriverStuck: if the kernel does not remove it.
         """
         executor.Executor(self._machine, address, gpu).take(
-            action.Step(Action.DESTROY_VGPU, vgpu=vgpu))
+            change.Step(Action.DESTROY_VGPU, vgpu=vgpu))
 
     def disconnect(self, entry: journal.Entry) -> None:
         """Deactivate the NVSwitch partition of a vGPU that is gone.
@@ -197,7 +197,7 @@ class Partitions:
         :raises FabricError: if the fabric manager refused it.
         """
         if entry.fabric_partition is not None:
-            executor.Executor(self._machine, entry.gpu).take(action.Step(
+            executor.Executor(self._machine, entry.gpu).take(change.Step(
                 Action.DEACTIVATE_PARTITION,
                 fabric_partition=entry.fabric_partition))
 
@@ -268,11 +268,11 @@ class Partitions:
             self._take(entry, instance, Action.DESTROY_INSTANCE)
 
     def _take(self, entry: journal.Entry, instance: model.GpuInstance,
-              *actions: action.Action) -> None:
+              *actions: change.Action) -> None:
         runner = executor.Executor(self._machine, entry.gpu)
         runner.know(instance)
         for item in actions:
-            runner.take(action.Step(item, placement=instance.placement))
+            runner.take(change.Step(item, placement=instance.placement))
 
     def _remove_used(self, entry: journal.Entry,
                      read: Callable[[model.PciAddress], model.Gpu],
@@ -285,7 +285,7 @@ class Partitions:
         vgpus = usage.vgpus(self._machine, gpu)
         here = {vgpu.name for vgpu in vgpus if vgpu.instance_id == number}
         for other in self._finished(entry):
-            if differences.vgpu_name(other) in here:
+            if desired.vgpu_name(other) in here:
                 # The other entry's vGPU runs on this entry's instance, so
                 # this entry's vGPU may have been on the other's instance.
                 moved = dataclasses.replace(

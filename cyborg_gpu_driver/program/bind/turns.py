@@ -29,7 +29,7 @@ from collections.abc import Iterator
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.program.planning import request
+from cyborg_gpu_driver.program.planning import plan
 
 
 class Turn:
@@ -38,7 +38,7 @@ class Turn:
     :param seconds: how long the bind may take from now on.
     """
 
-    def __init__(self, asked: request.Request, seconds: float,
+    def __init__(self, asked: plan.Request, seconds: float,
                  clock: Callable[[], float]):
         self.asked = asked
         self.cancelled = False
@@ -99,7 +99,7 @@ class Turns:
             return self._partitioning[address] > 0
 
     @contextlib.contextmanager
-    def turn(self, asked: request.Request, seconds: float
+    def turn(self, asked: plan.Request, seconds: float
              ) -> Iterator[Turn]:
         """Create the turn of a bind that has just arrived."""
         turn = Turn(asked, seconds, self._clock)

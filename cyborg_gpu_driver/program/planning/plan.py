@@ -16,21 +16,90 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition import nvlink
+from cyborg_gpu_driver.partition import policy as policies
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.partition.mig import geometry
-from cyborg_gpu_driver.partition.mig import score
+from cyborg_gpu_driver.partition import vgpu_name
+from cyborg_gpu_driver.partition import vgpu_type
+from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offers
-from cyborg_gpu_driver.partition.vgpu import placement as vgpu_placement
-from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program.planning import request
 
+# Collect the state of the groups that a GPU is in. Pure.
+
+def states(host: model.Host, groups: Iterable[nvlink.Group],
+           policy_for: Callable[[model.Gpu], policies.Policy | None],
+           owners: Callable[[model.PciAddress], str]
+           ) -> tuple[offer_nvlink.State, ...]:
+    """The groups with all facts that decide whether they are available.
+
+    :param groups: the groups that one GPU is in.
+    :param policy_for: returns the policy of a GPU.
+    :param owners: returns the claims on a GPU as text; empty if none.
+    """
+    gpus = {gpu.address: gpu for gpu in host.gpus}
+
+    def member(address: model.PciAddress, leader: policies.Policy | None
+               ) -> offer_nvlink.Member:
+        gpu = gpus.get(address)
+        return offer_nvlink.Member(
+            gpu, gpu is not None and policy_for(gpu) == leader,
+            owners(address))
+
+    found = []
+    for group in groups:
+        leader = gpus.get(group.leader)
+        governing = None if leader is None else policy_for(leader)
+        found.append(offer_nvlink.State(group, tuple(
+            member(address, governing) for address in group.members)))
+    return tuple(found)
+
+
+# Check the arguments of Cyborg's RPC before they are used.
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A bind or unbind that cyborg-conductor or cyborg-api requests.
+
+    ``function`` is the handle's PCI function (the GPU or a VF of it).
+    ``handle`` is the attach handle's UUID, which is also the mdev's UUID.
+    """
+
+    function: model.PciAddress
+    mdev_type: str
+    handle: str
+
+    @property
+    def is_group(self) -> bool:
+        """Whether the request is for a group; ``function`` is its first GPU.
+        """
+        return vgpu_name.group_size(self.mdev_type) is not None
+
+    @property
+    def mdev(self) -> spec.VgpuSpec:
+        """The mdev of the handle, if the GPU's framework makes mdevs."""
+        return spec.VgpuSpec(self.function, self.mdev_type, self.handle)
+
+
+def parse(pci_addr: str, asked_type: str, ah_uuid: str) -> Request:
+    """Check three strings from RPC.
+
+    :param pci_addr: ``0000:3b:00.4``.
+    :param asked_type: mdev type, ``nvidia-474``, or ``nvlink-2`` for a group
+        of two GPUs.
+    :param ah_uuid: the attach handle's UUID, lower case with dashes.
+    :raises InvalidValue: naming the string that is malformed.
+    """
+    return Request(function=model.PciAddress.parse(pci_addr),
+                   mdev_type=vgpu_name.asked_type(asked_type),
+                   handle=vgpu_name.handle(ah_uuid))
 
 @dataclasses.dataclass(frozen=True)
 class BindPlan:
@@ -74,7 +143,7 @@ def held(gpu: model.Gpu, entries: Sequence[journal.Entry], boot: str
 
 
 def find_offer(gpu: model.Gpu, available: tuple[offers.Offer, ...],
-               asked: request.Request) -> offers.Offer:
+               asked: Request) -> offers.Offer:
     """Find the offer that a request asks for.
 
     :param available: the offers of the GPU's policy.
@@ -98,7 +167,7 @@ def find_offer(gpu: model.Gpu, available: tuple[offers.Offer, ...],
 
 
 def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
-         offer: offers.Offer, asked: request.Request,
+         offer: offers.Offer, asked: Request,
          entries: Sequence[journal.Entry], boot: str, share: bool = True
          ) -> BindPlan:
     """Plan the bind of a request on ``gpu`` in its current state.
@@ -110,7 +179,7 @@ def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
     :raises BindRefused: if there is no room, naming what occupies it.
     """
     function = _parent(gpu, asked, entries)
-    if offer.mode is not policy.Mode.MIG:
+    if offer.mode is not policies.Mode.MIG:
         return BindPlan(function, vgpu_placement=_placement_id(
             gpu, available, offer, asked, entries))
     shared = _shared(gpu, offer, entries, boot) if share else None
@@ -125,26 +194,26 @@ def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
     taken: tuple[model.GpuInstance | spec.MigInstanceSpec, ...] = (
         *mig.instances, *spec.missing(mig, filter(None, (
             entry.instance for entry in entries))))
-    start = score.choose_start(grid, grid.occupancy_of(taken), profile)
+    start = geometry.choose_start(grid, grid.occupancy_of(taken), profile)
     if start is None:
         raise refusal(asked, f'no room for {offer.profile} next to '
                       + _names(mig, taken))
     return BindPlan(function, profile.profile_id, start)
 
 
-def refusal(asked: request.Request, reason: str) -> exception.BindRefused:
+def refusal(asked: Request, reason: str) -> exception.BindRefused:
     """Make the exception that refuses a bind for a reason."""
     return exception.BindRefused(
         handle=asked.handle, asked_type=asked.mdev_type,
         address=asked.function, reason=reason)
 
 
-def _parent(gpu: model.Gpu, asked: request.Request,
+def _parent(gpu: model.Gpu, asked: Request,
             entries: Iterable[journal.Entry]) -> model.PciAddress:
     """The function that the handle names, which has to be empty.
 
     Nova looks for the vGPU only on that function
-    (:mod:`cyborg_gpu_driver.partition.vgpu.functions`). A virtual function
+    (:mod:`cyborg_gpu_driver.partition.vgpu_type`). A virtual function
     holds one vGPU. If a guest did not release its vGPU at the unbind, the
     journal still has the entry of that vGPU's handle.
 
@@ -176,7 +245,7 @@ def _shared(gpu: model.Gpu, offer: offers.Offer,
     if offer.per_instance < 2:
         return None
     sizes = {kind.type_id: kind.framebuffer_mib
-             for kind in vgpu_types.types_of(gpu)}
+             for kind in vgpu_type.types_of(gpu)}
     there = collections.defaultdict(list)
     for vgpu in held(gpu, entries, boot):
         there[vgpu.instance.placement].append(sizes.get(vgpu.type_id))
@@ -197,7 +266,7 @@ def _ours(gpu: model.Gpu, entries: Iterable[journal.Entry], boot: str
 
 
 def _placement_id(gpu: model.Gpu, available: Iterable[offers.Offer],
-                  offer: offers.Offer, asked: request.Request,
+                  offer: offers.Offer, asked: Request,
                   entries: Iterable[journal.Entry]) -> int | None:
     """The vGPU's placement on a GPU of mixed sizes; None on another GPU.
 
@@ -212,7 +281,7 @@ def _placement_id(gpu: model.Gpu, available: Iterable[offers.Offer],
              for entry in entries
              if entry.vgpu_placement is not None
              and entry.mdev_type in known]
-    chosen = vgpu_placement.choose(
+    chosen = vgpu_type.choose(
         [known[other.vgpu_type_id] for other in available
          if other.vgpu_type_id in known and not other.problem],
         known[offer.vgpu_type_id or ''], taken)

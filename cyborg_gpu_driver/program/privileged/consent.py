@@ -20,16 +20,56 @@ can interrupt it. So the driver is asked first, as NVIDIA's own programs do
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from collections.abc import Iterator
 
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import device_node
+from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.privileged import child
-from cyborg_gpu_driver.program.privileged import holders
 from cyborg_gpu_driver.program.privileged import mig as privileged
+
+# Describe what prevents a reset or unbind of a GPU, for people.
+#
+# The text names each holder and what the operator can do about it.
+
+PERSISTENCED = 'nvidia-persiste'
+"""The process of nvidia-persistenced."""
+_REMEDIES = {
+    PERSISTENCED: 'nvidia-smi could not ask it to close the GPU; install '
+                  'nvidia-smi, and give a container '
+                  '/run/nvidia-persistenced',
+    'nv-hostengine': 'stop the unit nvidia-dcgm, or dcgm',
+    'dcgm-exporter': 'stop dcgm-exporter',
+    'nvsm_core': 'stop the unit nvsm',
+    'nvsm': 'stop the unit nvsm',
+    'nv-fabricmanage': 'it closes GPUs that nvidia-smi resets; if it does '
+                       'not, stop the unit nvidia-fabricmanager',
+    'nvidia_drm': 'it drives a display with modeset=1; use driver 580.105.08 '
+                  'or later, or set options nvidia_drm modeset=0 in '
+                  'modprobe.d and run modprobe -r nvidia_drm',
+    'qemu-system-x86': 'a guest has it; delete the server, or wait until '
+                       'the guest ends',
+    'nvidia-smi': 'it ends by itself, unless it runs in a loop',
+}
+"""By process name, cut to 15 characters as in the kernel (TASK_COMM_LEN)."""
+
+
+def describe(found: Iterable[tuple[int, str]]) -> str:
+    """Describe what has a GPU open, and what the operator can do about it.
+
+    :param found: process ids and names; id 0 is a kernel module.
+    :returns: empty if nothing has the GPU open.
+    """
+    return ', '.join(_one(pid, name) for pid, name in sorted(found))
+
+
+def _one(pid: int, name: str) -> str:
+    what = f'process {pid} ({name})' if pid else f'kernel module {name}'
+    remedy = _REMEDIES.get(name)
+    return f'{what}: {remedy}' if remedy else what
 
 LOG = logging.getLogger(__name__)
 
@@ -95,10 +135,10 @@ def end_persistence(gpu: model.PciAddress) -> bool:
 def users(gpu: model.PciAddress) -> str:
     """Who has a GPU open, for people, or why that is not known."""
     try:
-        found = device_node.holders(privileged.machine(), gpu)
+        found = usage.holders(privileged.machine(), gpu)
     except exception.UsageUnknown as error:
         return f'who uses it is unknown ({error})'
-    return ('open in ' + holders.describe(found) if found else
+    return ('open in ' + describe(found) if found else
             'no process has its device node open: a process may have it '
             'attached to another descriptor, or the driver has not ended a '
             'use. If this remains, restart the host')
@@ -126,7 +166,7 @@ def ask(gpu: model.PciAddress) -> None:
 
 def _is_granted(gpu: model.PciAddress) -> bool:
     if not _has_lock(gpu):
-        return device_node.is_unused(privileged.machine(), gpu)
+        return usage.is_unused(privileged.machine(), gpu)
     _lock(gpu, '1')
     # A lock that is not granted is no error of the write.
     return _is_locked(gpu)

@@ -27,13 +27,11 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
-from cyborg_gpu_driver.host import device_node
-from cyborg_gpu_driver.host.snapshot import drivers
+from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.snapshot import whole
 from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.program.privileged import consent
-from cyborg_gpu_driver.program.privileged import holders as holders_module
 from cyborg_gpu_driver.program.privileged import mig as privileged
 
 LOG = logging.getLogger(__name__)
@@ -57,7 +55,7 @@ def holders(address: str) -> tuple[tuple[int, str], ...]:
 
     :raises UsageUnknown, SysfsError: if that cannot be found out.
     """
-    return device_node.holders(privileged.machine(), nvidia_gpu(address))
+    return usage.holders(privileged.machine(), nvidia_gpu(address))
 
 
 @privsep.slow_entrypoint
@@ -77,13 +75,13 @@ def bind(address: str, driver: str) -> None:
         bound to its former driver again, if possible.
     :raises UsageUnknown, SysfsError: if the GPU's state cannot be read.
     """
-    if driver not in (drivers.NVIDIA, drivers.VFIO_PCI):
+    if driver not in (whole.NVIDIA, whole.VFIO_PCI):
         raise exception.InvalidValue(
             what='driver', value=driver,
-            expected=f'expected {drivers.NVIDIA} or {drivers.VFIO_PCI}')
+            expected=f'expected {whole.NVIDIA} or {whole.VFIO_PCI}')
     gpu = nvidia_gpu(address)
     machine = privileged.machine()
-    own = driver if driver == drivers.NVIDIA else pci.PciBus(
+    own = driver if driver == whole.NVIDIA else pci.PciBus(
         machine.sysfs).vfio_driver(gpu, machine.module_aliases())
     _check_loaded(gpu, own)
     others = _others(gpu, driver)
@@ -146,7 +144,7 @@ def reset(address: str) -> None:
         raise exception.DriverError(
             address=gpu, reason=f'it was not reset: {error}',
             state=_taken_back(gpu, former, was_persistent)) from error
-    if drivers.is_vfio(former):
+    if whole.is_vfio(former):
         # The tool that bound it to vfio-pci may have cleared the override
         # since then.
         _override(gpu, former)
@@ -197,11 +195,11 @@ def _take(gpu: model.PciAddress, former: str | None, driver: str | None
         raise exception.GpuInUse(
             gpu=gpu, reason=f'it has {functions} virtual functions '
             f'(sriov-manage -d {gpu} removes them)')
-    if former != drivers.NVIDIA:
-        found = device_node.holders(privileged.machine(), gpu)
+    if former != whole.NVIDIA:
+        found = usage.holders(privileged.machine(), gpu)
         if found:
             raise exception.GpuInUse(
-                gpu=gpu, reason='open in ' + holders_module.describe(found))
+                gpu=gpu, reason='open in ' + consent.describe(found))
         _override(gpu, driver)
         _unbind(gpu, former)
         return False
@@ -232,7 +230,7 @@ def _others(gpu: model.PciAddress, driver: str) -> list[str]:
     board = [name for name in privileged.machine().sysfs.listdir(
         *pci.DEVICES) if name != str(gpu) and _board(name) == _board(gpu)
         and not _exists(name, 'physfn')]
-    if driver != drivers.VFIO_PCI:
+    if driver != whole.VFIO_PCI:
         return board
     bus = pci.PciBus(privileged.machine().sysfs)
     group = bus.iommu_group(gpu)
@@ -249,11 +247,11 @@ def _follow(other: str, driver: str) -> None:
     """Bind another function of the board as the GPU was bound."""
     now = _driver(other)
     _override(other, driver)
-    if driver == drivers.VFIO_PCI:
-        if now != drivers.VFIO_PCI:
+    if driver == whole.VFIO_PCI:
+        if now != whole.VFIO_PCI:
             _unbind(other, now)
-            _bind(other, drivers.VFIO_PCI)
-    elif drivers.is_vfio(now) or now is None:
+            _bind(other, whole.VFIO_PCI)
+    elif whole.is_vfio(now) or now is None:
         _unbind(other, now)
         _apart(other, 'no driver was bound to it',
                privileged.machine().sysfs.write, other, 'bus', 'pci',
@@ -266,7 +264,7 @@ def _override(function: model.PciAddress | str, driver: str | None) -> None:
     late = 'another bind or unbind of it did not end'
     place = (*pci.DEVICES, str(function), 'driver_override')
     now = _apart(function, late, sysfs.read_optional, *place) or _NONE
-    wanted = driver if driver and drivers.is_vfio(driver) else _NONE
+    wanted = driver if driver and whole.is_vfio(driver) else _NONE
     if now != wanted:
         _apart(function, late, sysfs.write,
                '\n' if wanted == _NONE else wanted, *place)

@@ -25,7 +25,6 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.host.fabric import config
 from cyborg_gpu_driver.host.fabric import reader
-from cyborg_gpu_driver.host.snapshot import fabric
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.privileged import mig as privileged
 
@@ -50,13 +49,13 @@ def own_partition(address: str) -> int | None:
     if module is None:
         return None
     mode = config.read(machine.fabric_config).mode
-    if mode is not fabric.Mode.VGPU:
+    if mode is not model.Mode.VGPU:
         raise exception.StepFailed(
             reason=f'GPU {gpu} is on NVSwitches and FABRIC_MODE of the '
             f'fabric manager is {mode.value}: CUDA would not start in the '
             'guest; FABRIC_MODE=2 is needed')
-    found = fabric.Fabric({gpu: module},
-                          partitions=machine.fabric.partitions()).single(gpu)
+    found = model.Fabric({gpu: module},
+                         partitions=machine.fabric.partitions()).single(gpu)
     if found is None:
         raise exception.StepFailed(
             reason=f'the fabric manager has no partition for GPU {gpu} alone')
@@ -145,15 +144,15 @@ def partitions(unsupported: bool
 
 
 def read_partitions(unsupported: bool = False
-                    ) -> tuple[fabric.Partition, ...]:
+                    ) -> tuple[model.Partition, ...]:
     """The result of :func:`partitions` as :class:`fabric.Partition` objects.
 
     :raises FabricError: if they cannot be read.
     """
     return tuple(
-        fabric.Partition(number, tuple(
-            fabric.Member(physical_id,
-                          address and model.PciAddress.parse(address))
+        model.Partition(number, tuple(
+            model.Member(physical_id,
+                         address and model.PciAddress.parse(address))
             for physical_id, address in members), active, supported)
         for number, members, active, supported in partitions(unsupported))
 
@@ -188,6 +187,6 @@ def deactivate(partition_id: int) -> None:
             raise
 
 
-def active_of(found: Iterable[fabric.Partition]) -> set[int]:
+def active_of(found: Iterable[model.Partition]) -> set[int]:
     """The numbers of the active partitions."""
     return {item.partition_id for item in found if item.active}

@@ -23,17 +23,16 @@ import contextlib
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.host import deadline
-from cyborg_gpu_driver.host import device_node
-from cyborg_gpu_driver.host.nvml import library as nvml_library
+from cyborg_gpu_driver.host import usage
+from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import session as nvml_session
 from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.privileged import child
 from cyborg_gpu_driver.program.privileged import consent
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
-from cyborg_gpu_driver.program.privileged import holders
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.program.privileged import sriov
+from cyborg_gpu_driver.program.privileged import vgpu
 
 _RESET_SECONDS = 120.0
 """Time limit of nvidia-smi. A reset takes seconds. If the GPU does not come
@@ -100,7 +99,7 @@ def set_virtual_functions(address: str, enable: bool) -> None:
     # sriov-manage asks the driver for unbindLock itself.
     was_persistent = consent.end_persistence(gpu)
     try:
-        sriov.manage(str(gpu), enable, machine.sriov_manage, machine.sleep)
+        vgpu.manage(str(gpu), enable, machine.sriov_manage, machine.sleep)
     except exception.SriovError as error:
         raise _refused(gpu) or error from error
     finally:
@@ -202,8 +201,8 @@ def reset_by_driver(address: str) -> bool:
         return False
     except child.Failed as error:
         with contextlib.suppress(exception.UsageUnknown):
-            if device_node.only_display_uses(
-                    privileged.machine(), gpu, holders.PERSISTENCED):
+            if usage.only_display_uses(
+                    privileged.machine(), gpu, consent.PERSISTENCED):
                 return False
         raise _refused(gpu) or exception.StepFailed(
             reason=f'nvidia-smi did not reset it: {error}') from error
@@ -227,19 +226,19 @@ def _refused(gpu: model.PciAddress) -> exception.GpuInUse | None:
     Manager User Guide on nvidia-smi -r).
     """
     try:
-        found = [holder for holder in device_node.holders(
-            privileged.machine(), gpu) if holder[1] != holders.PERSISTENCED]
+        found = [holder for holder in usage.holders(
+            privileged.machine(), gpu) if holder[1] != consent.PERSISTENCED]
     except (exception.UsageUnknown, exception.SysfsError):
         return None
     return exception.GpuInUse(
-        gpu=gpu, reason='open in ' + holders.describe(found)
+        gpu=gpu, reason='open in ' + consent.describe(found)
     ) if found else None
 
 
 @privsep.entrypoint
 def fabric_manager_runs() -> bool:
     """Whether NVIDIA's fabric manager runs; only root sees all processes."""
-    return device_node.fabric_manager_runs(privileged.machine())
+    return usage.fabric_manager_runs(privileged.machine())
 
 
 def _has_instances(nvml: nvml_session.NvmlSession, address: model.PciAddress
@@ -248,6 +247,6 @@ def _has_instances(nvml: nvml_session.NvmlSession, address: model.PciAddress
     device = nvml.device(address)
     if not any(nvml.optional('nvmlDeviceGetMigMode', device) or ()):
         return False
-    return any(found for _, found in nvml_library.indexed(
+    return any(found for _, found in gate.indexed(
         lambda index: nvml.gpu_instances(device, nvml.call(
             'nvmlDeviceGetGpuInstanceProfileInfo', device, index, 1).id)))

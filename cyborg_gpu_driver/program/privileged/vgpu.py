@@ -20,13 +20,17 @@ from __future__ import annotations
 
 import errno
 import os
+import time
+from collections.abc import Callable
+
+from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.host.sysfs import mdev
+from cyborg_gpu_driver.host.sysfs import functions
 from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.program.privileged import child
@@ -71,7 +75,7 @@ def remove_mdev(uuid: str) -> None:
     usage.refuse_open(machine, handle)
     try:
         machine.sysfs.apart(machine.driver_timeout, machine.sysfs.write,
-                            '1', *mdev.DEVICES, handle, 'remove')
+                            '1', *functions.DEVICES, handle, 'remove')
     except TimeoutError as error:
         raise exception.DriverStuck(
             address=handle, reason='the kernel did not remove the mdev '
@@ -132,7 +136,7 @@ def set_vgpu_placement(vgpu: str, placement: int) -> None:
     privileged.check_number('placement id', placement, 1 << 16)
     try:
         handle, function = _nvidia_mdev(vgpu)
-        place = (*mdev.DEVICES, handle)
+        place = (*functions.DEVICES, handle)
     except exception.InvalidValue:
         function = privileged.nvidia_function(vgpu)
         place = (*pci.DEVICES, str(function))
@@ -169,10 +173,10 @@ def _nvidia_mdev(uuid: str) -> tuple[str, model.PciAddress | None]:
     """
     handle = vgpu_name.handle(uuid)
     sysfs = privileged.machine().sysfs
-    if not sysfs.exists(*mdev.DEVICES, handle):
+    if not sysfs.exists(*functions.DEVICES, handle):
         return handle, None
     # A link to the device, which is in its parent's directory.
-    parent = (sysfs.link_parts(*mdev.DEVICES, handle) or ('', ''))[-2]
+    parent = (sysfs.link_parts(*functions.DEVICES, handle) or ('', ''))[-2]
     try:
         return handle, privileged.nvidia_function(parent)
     except exception.InvalidPciAddress as error:
@@ -193,3 +197,51 @@ def _write(function: model.PciAddress, value: str, *place: str) -> None:
     gpu = pci.physical_function(machine.sysfs, str(function)) or function
     deadline.run(gpu, machine.nvml.timeout, f'a write to {place[-1]}',
                  machine.sysfs.write, value, *place)
+
+
+# Create a GPU's virtual functions with NVIDIA's sriov-manage.
+#
+# There is no other way: the kernel's control file (``sriov_numvfs``) refuses
+# writes with NVIDIA's driver, and NVML has no call for it.
+
+LOG = logging.getLogger(__name__)
+
+_ATTEMPTS = 5
+_SECONDS = 120.0
+"""Time limit of one attempt. sriov-manage unbinds the GPU and makes up to a
+few hundred virtual functions, which takes seconds."""
+_PASSING = 'unbindLock'
+"""In its output while another unbind is under way, which is temporary."""
+_PAUSE = 1.0
+"""Seconds between two attempts."""
+
+
+def manage(address: str, enable: bool, tool: child.Tool,
+           sleep: Callable[[float], object] = time.sleep) -> None:
+    """Create or remove all virtual functions of a GPU.
+
+    :param address: the GPU's PCI address.
+    :param tool: the script's path, or a simulated machine's function for it
+        (:attr:`cyborg_gpu_driver.host.platform.Platform.sriov_manage`).
+    :param sleep: called between two attempts.
+    :raises SriovError: with the output of the script.
+    """
+    arguments = ((address, enable) if callable(tool)
+                 else ('-e' if enable else '-d', address))
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            child.run(_SECONDS, tool, *arguments)
+            return
+        except FileNotFoundError as error:
+            raise exception.SriovError(
+                address=address, reason=f'{tool} cannot be run '
+                f'({error}); it comes with NVIDIA vGPU software'
+            ) from error
+        except child.Failed as error:
+            if _PASSING not in str(error) or attempt == _ATTEMPTS:
+                raise exception.SriovError(
+                    address=address,
+                    reason=f'sriov-manage failed: {error}') from error
+            LOG.info('GPU %(gpu)s: %(said)s; trying again',
+                     {'gpu': address, 'said': error})
+        sleep(_PAUSE)

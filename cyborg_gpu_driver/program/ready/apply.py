@@ -22,23 +22,105 @@ import collections
 import concurrent.futures
 import dataclasses
 import enum
+import os
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 
 from oslo_log import log as logging
 
+from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import change
+from cyborg_gpu_driver.partition import plan
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.partition.change import change
-from cyborg_gpu_driver.partition.change import plan as change_plan
-from cyborg_gpu_driver.partition.change import target
-from cyborg_gpu_driver.program.ready import checkpoint
+from cyborg_gpu_driver.partition import target
 from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.program.steps import transaction
+from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
+
+# The layouts that the GPUs of a host need after a reboot.
+#
+# GPU instances do not survive a reboot, and on most GPUs the MIG mode does not
+# either. A boot configuration of the driver may create others
+# (RmMIGBootConfiguration in nvrm_registry.h of NVIDIA's open kernel modules,
+# since 570). A GPU's record keeps the layout that an operator applied. The
+# layouts can also be written to a file and read from one.
+
+_KIND = 'cyborg-gpu checkpoint'
+_VERSION = 1
+
+
+def saved(gpu: model.Gpu, record: gpu_record.GpuRecord, boot: str
+          ) -> gpu_record.SavedLayout:
+    """What to remember of a GPU.
+
+    GPU instances that are bound to handles or were created for fixed vGPUs
+    are left out: a restore of these creates them again. Instances that an
+    unbind still has to destroy are left out too. But an instance that was
+    created in the place of a destroyed one remains after the unbind.
+
+    :param gpu: as it is now, with compute instances.
+    :param boot: boot id of the machine.
+    """
+    live = gpu.mig.instances if gpu.mig else ()
+    others = record.fixed.instances | {
+        claim.instance for claim in record.claims
+        if claim.phase is not gpu_record.Phase.UNBINDING
+        or any(claim.made(instance, boot) for instance in live)}
+    found = spec.layout_of(gpu)
+    return gpu_record.SavedLayout(
+        gpu.address, gpu.device_id, bool(gpu.sriov_numvfs),
+        dataclasses.replace(found, pending=found.enabled, instances=tuple(
+            item for item in found.instances if item.bare not in others)))
+
+
+def remembered(state_path: str) -> tuple[gpu_record.SavedLayout, ...]:
+    """The layouts in the records of a machine, by GPU."""
+    return tuple(
+        record.layout for record in store.of(state_path).records().values()
+        if record.layout is not None)
+
+
+def remember(state_path: str, layouts: Iterable[gpu_record.SavedLayout]
+             ) -> None:
+    """Put layouts into the records, and forget those of other GPUs.
+
+    :raises JournalError: if a record cannot be read or written.
+    """
+    records = store.of(state_path)
+    by_gpu = {item.gpu: item for item in layouts}
+    for address in {*by_gpu, *records.addresses()}:
+        records.put(address, layout=by_gpu.get(address))
+
+
+def read(file: str) -> tuple[gpu_record.SavedLayout, ...]:
+    """The layouts of a checkpoint file; empty without a file.
+
+    :raises JournalError: if it cannot be read, or is another kind of file.
+    """
+    content = durable.read(file, _KIND, _VERSION)
+    try:
+        return tuple(codec.decode(gpu_record.SavedLayout, item)
+                     for item in content or ())
+    except (TypeError, ValueError) as error:
+        raise exception.JournalError(
+            path=file, reason=f'is damaged: {error!r}') from error
+
+
+def write(file: str, gpus: Iterable[gpu_record.SavedLayout]) -> None:
+    """Write a checkpoint file of these GPUs, replacing an existing one.
+
+    :raises JournalError: if it cannot be written.
+    """
+    durable.write(os.path.abspath(file), _KIND, _VERSION, [
+        codec.encode(item)
+        for item in sorted(gpus, key=lambda item: item.gpu)])
 
 LOG = logging.getLogger(__name__)
 
@@ -94,8 +176,8 @@ class Applier:
         :param gpu: as :meth:`.transaction.Transactions.read` returns it.
         :raises JournalError: if the owners of its instances are unknown.
         """
-        return checkpoint.saved(gpu, self._records.read(gpu.address),
-                                self._machine.boot_id())
+        return saved(gpu, self._records.read(gpu.address),
+                     self._machine.boot_id())
 
     def plan(self, gpu: model.Gpu, wanted: target.Wanted,
              options: Options = Options()) -> change.Change:
@@ -111,9 +193,9 @@ class Applier:
                 gpu.mig.enabled == gpu.mig.pending == wanted.enabled)):
             return change.Change(gpu, target.Wanted(wanted.enabled))
         in_use = self._transactions.in_use(gpu)
-        planned = (change_plan.mode(gpu, wanted.enabled, in_use)
+        planned = (plan.mode(gpu, wanted.enabled, in_use)
                    if options.mode_only
-                   else change_plan.plan(gpu, wanted, in_use))
+                   else plan.plan(gpu, wanted, in_use))
         if gpu.mig is not None and gpu.mig.enabled != wanted.enabled:
             found = blockers.of_mode(self._machine, gpu, wanted.enabled)
             if found:

@@ -31,11 +31,11 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import fixed
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.program.planning import desired
 from cyborg_gpu_driver.program.ready import backoff
 from cyborg_gpu_driver.program.steps import blockers
@@ -45,7 +45,7 @@ from cyborg_gpu_driver.record import gpu as gpu_record
 
 LOG = logging.getLogger(__name__)
 
-_READY = frozenset({action.Action.SCHEDULER})
+_READY = frozenset({change.Action.SCHEDULER})
 """Actions that may be left on a GPU that is ready for its fixed vGPUs."""
 
 
@@ -256,7 +256,7 @@ class FixedVgpus:
             return Made(gpu.address, tuple(map(str, steps)))
 
     def _creation(self, gpu: model.Gpu, planned: fixed.FixedPlan
-                  ) -> list[action.Step]:
+                  ) -> list[change.Step]:
         """The steps that create the missing parts of a plan.
 
         GPU instances come first: without one, the kernel answers EIO to a
@@ -267,7 +267,7 @@ class FixedVgpus:
         return [
             *desired.creation(gpu, planned.instances,
                               self._settings.wants(gpu)),
-            *(action.Step(action.Action.CREATE_VGPU, vgpu=item)
+            *(change.Step(change.Action.CREATE_VGPU, vgpu=item)
               for item in sorted(_missing(gpu, planned), key=lambda item: (
                   -sizes.get(item.type_id, 0), item.function)))]
 
@@ -283,9 +283,9 @@ class FixedVgpus:
 
 
 def _removal(functions: Iterable[model.PciAddress],
-             record: gpu_record.FixedVgpus) -> list[action.Step]:
+             record: gpu_record.FixedVgpus) -> list[change.Step]:
     """The steps that remove the vGPUs of functions."""
-    return [action.Step(action.Action.DESTROY_VGPU, vgpu=spec.VgpuSpec(
+    return [change.Step(change.Action.DESTROY_VGPU, vgpu=spec.VgpuSpec(
         function, record.types[function])) for function in functions]
 
 

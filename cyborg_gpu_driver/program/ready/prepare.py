@@ -29,27 +29,111 @@ from collections.abc import Iterable
 
 from oslo_log import log as logging
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import change
+from cyborg_gpu_driver.partition import policy as policy_module
 from cyborg_gpu_driver.partition import readiness
-from cyborg_gpu_driver.partition.change import action
-from cyborg_gpu_driver.partition.elastic import role as roles
+from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.ready import backoff
-from cyborg_gpu_driver.program.ready import role_reader
 from cyborg_gpu_driver.program.steps import blockers
-from cyborg_gpu_driver.program.steps import passthrough
-from cyborg_gpu_driver.program.steps import taking
 from cyborg_gpu_driver.program.steps import transaction
+from cyborg_gpu_driver.program.steps import vfio
+
+# Reading idle GPUs of mode auto once in each of their roles.
 
 LOG = logging.getLogger(__name__)
 
-_HARMLESS = frozenset({action.Action.SCHEDULER})
+
+class RoleReader:
+    """Determines the role facts (:mod:`.elastic.role_facts`) of GPUs.
+
+    Each process tries once more a role that a GPU could not take.
+
+    :param host_reader: reads GPUs.
+    :param transactions: has the machine and its records.
+    """
+
+    def __init__(self, host_reader: reader.HostReader,
+                 transactions: transaction.Transactions,
+                 settings: policies.Settings):
+        self._machine = transactions.machine
+        self._reader = host_reader
+        self._records = transactions.records
+        self._settings = settings
+        self._tried: set[tuple[model.PciAddress, policy_module.Mode]] = set()
+
+    def missing(self, gpu: model.Gpu) -> tuple[policy_module.Mode, ...]:
+        """The roles of a GPU's policy in which it must still be read.
+
+        :raises JournalError: if its record cannot be read.
+        """
+        governing = self._settings.policy_for(gpu)
+        if governing is None or governing.mode is not policy_module.Mode.AUTO:
+            return ()
+        known = self._records.read(gpu.address).by_role
+        return tuple(
+            role for role in governing.roles if role in roles.PARTITIONED
+            and (not roles.holds(known.get(role.value), gpu)
+                 or known[role.value].is_doubtful)
+            and (gpu.address, role) not in self._tried)
+
+    def take(self, gpu: model.Gpu, taken: list[change.Step]) -> model.Gpu:
+        """Let an idle GPU take its roles in turn, and record the facts.
+
+        The caller holds the GPU's lock, and keeps servers from getting it.
+
+        :param gpu: the GPU as it is now.
+        :param taken: the steps that are taken are appended to it.
+        :returns: the GPU after the last role.
+        :raises StepFailed: if it cannot be read.
+        :raises JournalError: if its record cannot be written.
+        """
+        for role in self.missing(gpu):
+            gpu, found = self._in_role(gpu, role, taken)
+            known = self._records.read(gpu.address).by_role
+            self._records.put(gpu.address, by_role={
+                **known, role.value: found})
+            self._tried.add((gpu.address, role))
+            if found.problem:
+                LOG.warning('GPU %(gpu)s: role %(role)s is not offered: '
+                            '%(problem)s', {
+                                'gpu': gpu.address, 'role': role.value,
+                                'problem': found.problem})
+        return gpu
+
+    def _in_role(self, gpu: model.Gpu, role: policy_module.Mode,
+                 taken: list[change.Step]
+                 ) -> tuple[model.Gpu, roles.RoleFacts]:
+        steps: list[change.Step] = []
+        try:
+            gpu = transaction.take(
+                self._machine, self._reader, gpu,
+                lambda now: self._settings.wants(now, role), steps)
+            problem = roles.unsupported(gpu, role)
+            if problem:
+                return gpu, roles.RoleFacts(gpu.device_id, problem)
+            if not roles.stands(gpu, role):
+                return gpu, roles.RoleFacts(
+                    gpu.device_id, 'the GPU did not take this role',
+                    is_doubtful=True)
+            return gpu, roles.of(gpu)
+        except exception.GpuDriverError as error:
+            return (self._reader.complete_gpu(gpu.address),
+                    roles.RoleFacts(
+                        gpu.device_id, f'{steps[-1]}: {error}' if steps
+                        else str(error), is_doubtful=True))
+        finally:
+            taken.extend(steps)
+
+_HARMLESS = frozenset({change.Action.SCHEDULER})
 """Actions possible beside vGPUs while no virtual machine runs (nvml.h on
 nvmlDeviceSetVgpuSchedulerState and nvmlGpuInstanceSetVgpuSchedulerState)."""
 
@@ -59,7 +143,7 @@ class Outcome:
     """What was done to make one GPU ready, and why it is not ready."""
 
     gpu: model.PciAddress
-    steps: tuple[action.Step, ...] = ()
+    steps: tuple[change.Step, ...] = ()
     """The steps that were taken, including one that failed; of a plan, the
     steps that are left."""
     reason: str = ''
@@ -97,8 +181,8 @@ class Preparer:
         self._cloud = cloud
         self._records = transactions.records
         self._backoff = backoff.Backoff(LOG, clock)
-        self._role_reader = role_reader.RoleReader(host_reader, transactions,
-                                              settings)
+        self._role_reader = RoleReader(host_reader, transactions,
+                                  settings)
 
     def plan(self, gpu: model.Gpu) -> Outcome:
         """The steps that are left on a GPU, and what prevents them.
@@ -114,21 +198,21 @@ class Preparer:
 
         :param gpu: of a recent snapshot.
         """
-        taken: list[action.Step] = []
+        taken: list[change.Step] = []
         return self._backoff.attempt(
             gpu.address, lambda: self._prepare(gpu, taken),
             lambda reason: Outcome(gpu.address, tuple(taken), reason
                                    if not taken else
                                    f'{taken[-1]}: {reason}'))
 
-    def _prepare(self, gpu: model.Gpu, taken: list[action.Step]) -> Outcome:
+    def _prepare(self, gpu: model.Gpu, taken: list[change.Step]) -> Outcome:
         rolled_back = (
             self._settings.prepare
             and self._records.read(gpu.address).change is not None
             and self._transactions.recover(gpu, locks.REPORT_SECONDS))
-        if passthrough.was_cut_off(self._machine, gpu):
+        if vfio.was_cut_off(self._machine, gpu):
             with self._transactions.lock(gpu.address):
-                rolled_back |= passthrough.roll_back(
+                rolled_back |= vfio.roll_back(
                     self._machine, self._reader.gpu(gpu.address))
         if rolled_back:
             gpu = self._reader.gpu(gpu.address)
@@ -145,7 +229,7 @@ class Preparer:
         return Outcome(gpu.address, tuple(taken), reason, rolled_back)
 
     def _make_ready(self, address: model.PciAddress, is_unread: bool,
-                    taken: list[action.Step]) -> str:
+                    taken: list[change.Step]) -> str:
         """Take all steps that a GPU needs.
 
         :param is_unread: whether to read the GPU in its roles too.
@@ -160,13 +244,13 @@ class Preparer:
                 now = self._role_reader.take(now, taken)
             # A separate list, because leaving a role may repeat a step that
             # was taken for it.
-            last: list[action.Step] = []
+            last: list[change.Step] = []
             try:
-                taking.take(self._machine, self._reader, now, wants, last)
+                transaction.take(self._machine, self._reader, now, wants, last)
             finally:
                 taken.extend(last)
             if self._health.has_dead_function(address) and any(
-                    step.action is action.Action.DISABLE_FUNCTIONS
+                    step.action is change.Action.DISABLE_FUNCTIONS
                     for step in taken):
                 self._health.functions_renewed(address)
         return reason
@@ -199,7 +283,7 @@ class Preparer:
         return self._settings.wants(gpu, roles.in_force(
             gpu, journal.claimed(claims)))
 
-    def _in_the_way(self, gpu: model.Gpu, steps: Iterable[action.Step],
+    def _in_the_way(self, gpu: model.Gpu, steps: Iterable[change.Step],
                     is_unread: bool = False) -> str:
         """Why the steps cannot be taken now, for people; or ``''``.
 
@@ -210,13 +294,13 @@ class Preparer:
             return '; '.join(doubts)
         actions = {step.action for step in steps}
         unhealthy = self._health.unhealthy(gpu.address)
-        if action.Action.BIND_VFIO in actions and unhealthy:
+        if change.Action.BIND_VFIO in actions and unhealthy:
             return (f'it is unhealthy ({"; ".join(unhealthy.reasons)}); it '
                     'stays bound to its driver, which reports when it is '
                     'healthy again')
         try:
             if not is_unread and readiness.HARMLESS.issuperset(actions):
-                found = passthrough.blockers_of(self._machine, gpu, actions)
+                found = vfio.blockers_of(self._machine, gpu, actions)
             elif not is_unread and _HARMLESS.issuperset(actions):
                 found = blockers.of_running(self._machine, gpu)
             else:

@@ -33,11 +33,11 @@ from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
+from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.partition.change import action
-from cyborg_gpu_driver.partition.elastic import role as roles
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import partitions
@@ -47,7 +47,6 @@ from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.program.ready import fixed
 from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.program.steps import executor
-from cyborg_gpu_driver.program.steps import taking
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.record import gpu as gpu_record
 
@@ -189,13 +188,13 @@ class Restorer:
             LOG.info('GPU %(gpu)s is not made ready for its policy: '
                      '%(reason)s', {'gpu': gpu.address, 'reason': reason})
             return now
-        taken: list[action.Step] = []
+        taken: list[change.Step] = []
         try:
-            now = taking.take(self._machine, self._reader, now, wanted,
-                               taken)
+            now = transaction.take(self._machine, self._reader, now, wanted,
+                                    taken)
         except exception.GpuDriverError as error:
             # A guest can run without its scheduler, but not without a vGPU.
-            if not (taken and taken[-1].action is action.Action.SCHEDULER):
+            if not (taken and taken[-1].action is change.Action.SCHEDULER):
                 raise
             failed.append(f'{taken.pop()}: {error}')
             now = self._reader.complete_gpu(gpu.address)
@@ -216,7 +215,7 @@ class Restorer:
         if claim.fabric_partition in privileged_fabric.active_of(
                 privileged_fabric.read_partitions()):
             return
-        step = action.Step(action.Action.ACTIVATE_PARTITION,
+        step = change.Step(change.Action.ACTIVATE_PARTITION,
                            fabric_partition=claim.fabric_partition)
         executor.Executor(self._machine, claim.gpu).take(step)
         done.append(str(step))

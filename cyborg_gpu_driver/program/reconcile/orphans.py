@@ -30,8 +30,8 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.program.steps import executor
@@ -177,7 +177,7 @@ class Keeper:
         vgpu = spec.VgpuSpec(found.vgpu.function, found.vgpu.type_id,
                              found.vgpu.uuid)
         executor.Executor(self._machine, found.gpu.address, found.gpu).take(
-            action.Step(action.Action.DESTROY_VGPU, vgpu=vgpu))
+            change.Step(change.Action.DESTROY_VGPU, vgpu=vgpu))
         if executor.type_of(self._machine, vgpu) is not None:
             raise _kept(found, 'the kernel has not removed it')
         if vgpu.uuid is None:

@@ -42,7 +42,7 @@ from cyborg_gpu_driver.partition.offer import offers as partition_offers
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import live
-from cyborg_gpu_driver.program.planning import differences
+from cyborg_gpu_driver.program.planning import desired
 from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
@@ -231,7 +231,7 @@ def entries(gpu: model.Gpu, offers: Sequence[partition_offers.Offer],
     vfio = gpu.framework is model.Framework.VENDOR_VFIO
     there: list[tuple[str, model.Vgpu | None]]
     if vfio:
-        there = [(claim.handle, differences.claimed_vgpu(gpu, claim))
+        there = [(claim.handle, desired.claimed_vgpu(gpu, claim))
                  for claim in requested.values()]
     else:
         there = [(vgpu.uuid, vgpu) for vgpu in gpu.vgpus
@@ -277,7 +277,7 @@ def placed(gpu: model.Gpu, bare: Iterable[journal.Entry],
             if spec.of(instance) not in taken}
     below = {}
     for entry in bare:
-        number = told.get(differences.vgpu_name(entry))
+        number = told.get(desired.vgpu_name(entry))
         if number is not None and number in free:
             below[entry.handle] = free[number]
     pending = collections.defaultdict(list)

@@ -37,16 +37,174 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.program.bind import binder
 from cyborg_gpu_driver.program.bind import live
-from cyborg_gpu_driver.program.planning import differences
-from cyborg_gpu_driver.program.reconcile import fabric
-from cyborg_gpu_driver.program.reconcile import nvlink
+from cyborg_gpu_driver.program.planning import desired
+from cyborg_gpu_driver.program.privileged import consent
+from cyborg_gpu_driver.program.privileged import driver as privileged_driver
+from cyborg_gpu_driver.program.ready import restore
+from cyborg_gpu_driver.program.reconcile import groups
 from cyborg_gpu_driver.program.reconcile import orphans
 from cyborg_gpu_driver.program.reconcile import rebuild
-from cyborg_gpu_driver.program.reconcile import repair
 from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.record import unknown_claims
+
+# Safe repairs of differences.
+#
+# A difference may be outdated. So each repair asks Cyborg again, then locks
+# the GPU, and changes something only if nothing has changed since.
+
+class Repairer:
+    """Carries out repairs on one machine.
+
+    :param host: the last snapshot of the machine.
+    :param restorer: creates what a claim lacks.
+    :param records: the journal.
+    :param keeper: knows who uses a vGPU.
+    :param rebuilder: writes the entries of requests that have none.
+    :param binds: finishes interrupted binds and unbinds.
+    :param state_path: where the locks are.
+    :param cloud: knows the accelerator requests, and publishes.
+    """
+
+    def __init__(self, host: live.LiveHost, restorer: restore.Restorer,
+                 records: journal.Journal, keeper: orphans.Keeper,
+                 rebuilder: rebuild.Rebuilder, binds: binder.Binder,
+                 state_path: str, cloud: services.Services):
+        self._host = host
+        self._restorer = restorer
+        self._journal = records
+        self._keeper = keeper
+        self._rebuilder = rebuilder
+        self._binder = binds
+        self._state_path = state_path
+        self._cloud = cloud
+        self._ways = {
+            reconcile.Kind.NO_REQUEST: self._return,
+            reconcile.Kind.VGPU_GONE: self._make_again,
+            reconcile.Kind.INSTANCE_GONE: self._make_again,
+            reconcile.Kind.NOT_RECORDED: self._record,
+            reconcile.Kind.UNFINISHED: self._finish,
+            reconcile.Kind.RESERVED: self._publish,
+        }
+
+    def repair(self, difference: reconcile.Difference) -> str:
+        """Repair one difference that is safe.
+
+        :returns: what was done, for people.
+        :raises GpuDriverError: saying why it could not be repaired.
+        """
+        return self._ways[difference.kind](difference)
+
+    def _return(self, difference: reconcile.Difference) -> str:
+        """Release the accelerator of a handle that Cyborg no longer has.
+
+        Cyborg is asked before the GPU is locked, so that binds do not wait
+        for its answer. Cyborg records the start of a bind before it calls
+        the agent. So if no request had the handle and none was under way,
+        only a later bind can have given it one. Such a bind changes the
+        entry (``repeats``), or finds an entry that is being removed.
+        """
+        entry = self._entry(difference)
+        claims = self._cloud.requests()
+        if claims is None:
+            raise _kept('Cyborg could not be queried again')
+        if claims.of(entry.handle) is not None:
+            raise _kept('an accelerator request has it now')
+        if claims.unsettled:
+            raise _kept('accelerator requests are in progress: '
+                        + ', '.join(claims.unsettled))
+        with self._locked(difference):
+            self._check_unchanged(entry)
+            user = users(self._keeper, entry.gpu, (entry,)).get(
+                desired.vgpu_name(entry))
+            if user:
+                raise _kept(user)
+            self._journal.give_back(entry.handle)
+        self._finish(difference)
+        return f'returned {entry.profile} of handle {entry.handle}'
+
+    def _finish(self, difference: reconcile.Difference) -> str:
+        self._binder.recover()
+        if self._journal.get(difference.subject) is not None:
+            raise _kept('it cannot be removed yet; the log says why')
+        return f'removed the leftovers of handle {difference.subject}'
+
+    def _make_again(self, difference: reconcile.Difference) -> str:
+        """Create a handle's GPU instance and vGPU again, in their places."""
+        entry = self._entry(difference)
+        claims = self._cloud.requests()
+        if claims is None or claims.of(entry.handle) is None:
+            raise _kept('no accelerator request has it')
+        with self._locked(difference):
+            self._check_unchanged(entry)
+            try:
+                done = self._restorer.restore_claim(
+                    self._host.gpu(entry.gpu), entry.handle)
+            finally:
+                self._host.refresh_gpu(entry.gpu)
+        return (f'recreated what handle {entry.handle} lacked: '
+                + (', '.join(done) or 'nothing'))
+
+    def _record(self, difference: reconcile.Difference) -> str:
+        """Write the entry of a request whose vGPU exists."""
+        claims = self._cloud.requests()
+        claim = None if claims is None else claims.of(difference.subject)
+        if claim is None:
+            raise _kept('no accelerator request has it any more')
+        with self._locked(difference):
+            if self._journal.get(claim.handle) is None:
+                self._rebuilder.adopt(
+                    self._host.gpu(difference.gpu), claim)
+        self._cloud.publish(difference.gpu)
+        return f'recorded handle {claim.handle} as bound'
+
+    def _publish(self, difference: reconcile.Difference) -> str:
+        self._cloud.publish(difference.gpu)
+        return 'wrote reserved'
+
+    def _locked(self, difference: reconcile.Difference
+                ) -> contextlib.AbstractContextManager:
+        return locks.gpu(self._state_path, difference.gpu)
+
+    def _entry(self, difference: reconcile.Difference) -> journal.Entry:
+        entry = self._journal.get(difference.subject)
+        if entry is None or entry.phase is not journal.Phase.BOUND:
+            raise _kept('it is not bound any more')
+        return entry
+
+    def _check_unchanged(self, entry: journal.Entry) -> None:
+        if self._journal.get(entry.handle) != entry:
+            raise _kept('it was bound or unbound in the meantime')
+
+
+def users(keeper: orphans.Keeper, gpu: model.PciAddress,
+          entries: tuple[journal.Entry, ...]) -> dict[str, str]:
+    """The users of the entries' vGPUs that are in use, or may be, by name.
+
+    Reads no other GPUs than those of the entries, so the caller may hold the
+    GPU's lock.
+    """
+    found = {}
+    for entry in entries:
+        for address in entry.members:
+            there = privileged_driver.holders(str(address))
+            if there:
+                found[desired.vgpu_name(entry)] = (
+                    f'GPU {address} is open in ' + consent.describe(there))
+    names = {desired.vgpu_name(entry) for entry in entries
+             if not entry.members}
+    for item in keeper.on(gpu):
+        if item.vgpu.name in names:
+            user = dataclasses.replace(item, owner=None).obstacle(None)
+            if user:
+                found[item.vgpu.name] = user
+    return found
+
+
+def _kept(reason: str) -> exception.StepFailed:
+    return exception.StepFailed(reason=reason)
 
 LOG = logging.getLogger(__name__)
 
@@ -75,13 +233,13 @@ class Reconciler:
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
                  records: journal.Journal, settings: policies.Settings,
                  state_path: str, keeper: orphans.Keeper,
-                 rebuilder: rebuild.Rebuilder, repairer: repair.Repairer,
+                 rebuilder: rebuild.Rebuilder, repairer: Repairer,
                  cloud: services.Services, grace: float = _GRACE,
                  clock: Callable[[], float] = time.monotonic):
         self._machine = machine
-        self._fabric = fabric.FabricKeeper(machine, host, records,
+        self._fabric = groups.FabricKeeper(machine, host, records,
                                            state_path)
-        self._nvlink = nvlink.NvlinkKeeper(machine, host, records,
+        self._nvlink = groups.NvlinkKeeper(machine, host, records,
                                            state_path, self._fabric)
         self._host = host
         self._journal = records
@@ -133,7 +291,7 @@ class Reconciler:
         seen = {item.key: item for item in now}
         self._last = {
             key: item for key, item in self._last.items()
-            if item.gpu in compared and not differences.could_find(
+            if item.gpu in compared and not desired.could_find(
                 compared[item.gpu], item.kind)} | seen
         found = self._due(self._last.values())
         self._name(found)
@@ -160,7 +318,7 @@ class Reconciler:
     def _compare(self, refresh: bool = False
                  ) -> tuple[tuple[reconcile.Difference, ...],
                             Mapping[model.PciAddress,
-                                    differences.Facts | None]]:
+                                    desired.Facts | None]]:
         """All differences now, and the facts that were compared.
 
         :param refresh: as in :meth:`find`.
@@ -177,7 +335,7 @@ class Reconciler:
         claims = self._cloud.requests()
         usages = self._cloud.usages({gpu.address: self._host.offers(gpu)
                                      for gpu in gpus})
-        compared: dict[model.PciAddress, differences.Facts | None] = (
+        compared: dict[model.PciAddress, desired.Facts | None] = (
             dict.fromkeys(gpu.address for gpu in host.gpus))
         for gpu in gpus:
             with contextlib.suppress(exception.LockTimeout), \
@@ -191,31 +349,31 @@ class Reconciler:
                 compared[gpu.address] = self._facts(
                     gpu, entries, claims, None if usages is None
                     else usages.get(gpu.address, ()))
-        return (*(differences.unusable(address, why.reason, why.remedy)
+        return (*(desired.unusable(address, why.reason, why.remedy)
                   for address, why in unknown.items()),
-                *(differences.unusable(
+                *(desired.unusable(
                     address, 'its record was damaged, so it gets no new '
                     'server: earlier cordons and errors of it may be lost',
                     'see whether the GPU is in order, then "cyborg-gpu gpu '
                     f'uncordon {address}"')
                   for address in self._journal.closed_by_damage()
                   if address not in unknown),
-                *differences.absent(before, host),
-                *differences.earlier(self._cloud.earlier(host)),
+                *desired.absent(before, host),
+                *desired.earlier(self._cloud.earlier(host)),
                 *(item for facts in compared.values() if facts is not None
-                  for item in differences.compare(facts))), compared
+                  for item in desired.compare(facts))), compared
 
     def _facts(self, gpu: model.Gpu, entries: tuple[journal.Entry, ...],
                claims: reconcile.Claims | None,
                usages: tuple[reconcile.Usage, ...] | None
-               ) -> differences.Facts:
+               ) -> desired.Facts:
         record = dataclasses.replace(self._store.read(gpu.address),
                                      claims=entries)
-        facts = differences.Facts(gpu, record, self._governs(gpu), claims,
-                                  usages, boot=self._machine.boot_id())
-        lost = differences.unrequested(facts)
+        facts = desired.Facts(gpu, record, self._governs(gpu), claims,
+                              usages, boot=self._machine.boot_id())
+        lost = desired.unrequested(facts)
         return dataclasses.replace(
-            facts, users=repair.users(self._keeper, gpu.address, lost)
+            facts, users=users(self._keeper, gpu.address, lost)
             if lost else {},
             in_use=self._in_use(facts))
 
@@ -228,10 +386,10 @@ class Reconciler:
                 or self._settings.vfio_handles
                 or bool(governing.fixed_vgpus))
 
-    def _in_use(self, facts: differences.Facts
+    def _in_use(self, facts: desired.Facts
                 ) -> Mapping[model.Placement, str] | None:
         """The users of GPU instances, if some are unexplained."""
-        if not facts.governed or not differences.unexplained(facts):
+        if not facts.governed or not desired.unexplained(facts):
             return {}
         try:
             return blockers.in_use(self._machine, facts.gpu, facts.entries)

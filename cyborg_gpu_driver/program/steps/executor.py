@@ -28,18 +28,16 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.host.snapshot import drivers
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.host.sysfs import mdev
+from cyborg_gpu_driver.host.snapshot import whole
+from cyborg_gpu_driver.host.sysfs import functions
+from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
-from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
 from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
-from cyborg_gpu_driver.program.steps import mig_mode
-from cyborg_gpu_driver.program.steps import passthrough
 from cyborg_gpu_driver.program.steps import reset
 from cyborg_gpu_driver.program.steps import vfio
 
@@ -70,7 +68,7 @@ def type_of(machine: platform.Platform, vgpu: spec.VgpuSpec) -> str | None:
     """
     if vgpu.uuid is None:
         return vfio.type_on(machine, vgpu.function)
-    return machine.sysfs.link_name(*mdev.DEVICES, vgpu.uuid, 'mdev_type')
+    return machine.sysfs.link_name(*functions.DEVICES, vgpu.uuid, 'mdev_type')
 
 
 class Executor:
@@ -100,7 +98,7 @@ class Executor:
         """Add a live instance that the caller has read separately."""
         self._live[instance.placement] = instance
 
-    def take(self, step: action.Step) -> None:
+    def take(self, step: change.Step) -> None:
         """Take one step.
 
         :raises NvmlError, SysfsError, SriovError, DriverError, ModeBlocked,
@@ -128,10 +126,10 @@ class Executor:
         return self._gpu
 
     def _switch_mig(self, enable: bool) -> None:
-        self.pending = not mig_mode.switch(self._machine, self._snapshot(),
-                                           enable, self._may_reset)
+        self.pending = not reset.switch(self._machine, self._snapshot(),
+                                        enable, self._may_reset)
 
-    def _create_instance(self, step: action.Step) -> None:
+    def _create_instance(self, step: change.Step) -> None:
         """Create a GPU instance at its placement, and set its scheduler.
 
         The scheduler is set before the first vGPU, because NVML refuses it
@@ -152,9 +150,9 @@ class Executor:
         self._live[asked] = made
         if step.scheduler is not None:
             self._try_to_schedule(dataclasses.replace(
-                step, action=action.Action.SCHEDULER))
+                step, action=change.Action.SCHEDULER))
 
-    def _destroy_instance(self, step: action.Step) -> None:
+    def _destroy_instance(self, step: change.Step) -> None:
         """Destroy a GPU instance and its compute instances."""
         instance = self.instance(step.placement)
         for part in instance.compute:
@@ -166,7 +164,7 @@ class Executor:
                                             instance.instance_id)
         del self._live[instance.placement]
 
-    def _create_compute(self, step: action.Step) -> None:
+    def _create_compute(self, step: change.Step) -> None:
         instance = self.instance(step.placement)
         number, start, size = privileged.create_compute_instance(
             self._address, instance.profile_id, instance.instance_id,
@@ -176,7 +174,7 @@ class Executor:
                 *instance.compute,
                 model.ComputeInstance(start, size, number)))))
 
-    def _destroy_compute(self, step: action.Step) -> None:
+    def _destroy_compute(self, step: change.Step) -> None:
         """Destroy one compute instance, or all if the step names none."""
         instance = self.instance(step.placement)
         if step.slices is None:
@@ -196,7 +194,7 @@ class Executor:
             instance, compute=tuple(
                 other for other in instance.compute if other != part))
 
-    def _create_vgpu(self, step: action.Step) -> None:
+    def _create_vgpu(self, step: change.Step) -> None:
         """Create a vGPU, unless it exists."""
         vgpu = _vgpu(step)
         found = type_of(self._machine, vgpu)
@@ -228,7 +226,7 @@ class Executor:
 
         Each vGPU of the GPU changes which types can be created.
         """
-        creatable = mdev.MdevTree(self._machine.sysfs).creatable_types(
+        creatable = functions.MdevTree(self._machine.sysfs).creatable_types(
             vgpu.function)
         number = vgpu_name.type_number(vgpu.type_id)
         if creatable is not None and number not in creatable:
@@ -236,7 +234,7 @@ class Executor:
                 vgpu=vgpu.name or vgpu.type_id, function=vgpu.function,
                 creatable=', '.join(map(str, creatable)) or 'nothing')
 
-    def _destroy_vgpu(self, step: action.Step) -> None:
+    def _destroy_vgpu(self, step: change.Step) -> None:
         """Remove an unused vGPU, if it exists."""
         vgpu = _vgpu(step)
         if vgpu.uuid is not None:
@@ -245,18 +243,18 @@ class Executor:
             vfio.check_idle(self._machine, self._snapshot(), vgpu.function)
             privileged_vgpu.set_vgpu_type(str(vgpu.function), 0)
 
-    def _activate(self, step: action.Step) -> None:
+    def _activate(self, step: change.Step) -> None:
         if step.vgpu is None:
             privileged_fabric.activate_whole(_partition(step))
         else:
             privileged_fabric.activate(_partition(step),
                                        str(step.vgpu.function))
 
-    def _deactivate(self, step: action.Step) -> None:
+    def _deactivate(self, step: change.Step) -> None:
         privileged_fabric.deactivate(_partition(step))
 
     def _remove_mdev(self, uuid: str) -> None:
-        if not self._machine.sysfs.exists(*mdev.DEVICES, uuid):
+        if not self._machine.sysfs.exists(*functions.DEVICES, uuid):
             return
         try:
             privileged_vgpu.remove_mdev(uuid)
@@ -272,7 +270,7 @@ class Executor:
     def _mix_sizes(self, enable: bool) -> None:
         privileged_gpu.set_mixed_sizes(self._address, enable)
 
-    def _schedule(self, step: action.Step) -> None:
+    def _schedule(self, step: change.Step) -> None:
         if step.scheduler is None:
             raise _refused(f'{step}: the step names none')
         scheduler, time_slice = step.scheduler
@@ -288,7 +286,7 @@ class Executor:
         privileged_gpu.set_instance_scheduler(
             self._address, instance.instance_id, scheduler.value, time_slice)
 
-    def _try_to_schedule(self, step: action.Step) -> None:
+    def _try_to_schedule(self, step: change.Step) -> None:
         try:
             self._schedule(step)
         except exception.GpuDriverError as error:
@@ -296,14 +294,14 @@ class Executor:
                 'gpu': self._address, 'step': step, 'error': error})
 
     def _bind_nvidia(self) -> None:
-        passthrough.bind(self._machine, self._snapshot().address,
-                         drivers.NVIDIA)
+        vfio.bind(self._machine, self._snapshot().address,
+                  whole.NVIDIA)
 
     def _bind_vfio(self) -> None:
         gpu = self._snapshot()
-        if gpu.driver == drivers.NVIDIA:
+        if gpu.driver == whole.NVIDIA:
             reset.clear_partitions(self._machine, gpu.address)
-        passthrough.hand_over(self._machine, gpu)
+        vfio.hand_over(self._machine, gpu)
 
 
 def _check_scheduler(now: model.Scheduler | None,
@@ -339,13 +337,13 @@ def _or_gone() -> Iterator[None]:
             raise
 
 
-def _partition(step: action.Step) -> int:
+def _partition(step: change.Step) -> int:
     if step.fabric_partition is None:
         raise _refused(f'{step}: the step names none')
     return step.fabric_partition
 
 
-def _vgpu(step: action.Step) -> spec.VgpuSpec:
+def _vgpu(step: change.Step) -> spec.VgpuSpec:
     if step.vgpu is None:
         raise _refused(f'{step}: the step names none')
     return step.vgpu
@@ -355,25 +353,25 @@ def _refused(reason: str) -> exception.StepFailed:
     return exception.StepFailed(reason=reason)
 
 
-_Taken = Callable[[Executor, action.Step], None]
-_ACTIONS: dict[action.Action, _Taken] = {
-    action.Action.BIND_NVIDIA: lambda self, _step: self._bind_nvidia(),
-    action.Action.DISABLE_FUNCTIONS:
+_Taken = Callable[[Executor, change.Step], None]
+_ACTIONS: dict[change.Action, _Taken] = {
+    change.Action.BIND_NVIDIA: lambda self, _step: self._bind_nvidia(),
+    change.Action.DISABLE_FUNCTIONS:
         lambda self, _step: self._switch_functions(False),
-    action.Action.ENABLE_MIG: lambda self, _step: self._switch_mig(True),
-    action.Action.DISABLE_MIG: lambda self, _step: self._switch_mig(False),
-    action.Action.ENABLE_FUNCTIONS:
+    change.Action.ENABLE_MIG: lambda self, _step: self._switch_mig(True),
+    change.Action.DISABLE_MIG: lambda self, _step: self._switch_mig(False),
+    change.Action.ENABLE_FUNCTIONS:
         lambda self, _step: self._switch_functions(True),
-    action.Action.MIXED_ON: lambda self, _step: self._mix_sizes(True),
-    action.Action.MIXED_OFF: lambda self, _step: self._mix_sizes(False),
-    action.Action.SCHEDULER: Executor._schedule,
-    action.Action.DESTROY_VGPU: Executor._destroy_vgpu,
-    action.Action.DESTROY_COMPUTE: Executor._destroy_compute,
-    action.Action.DESTROY_INSTANCE: Executor._destroy_instance,
-    action.Action.CREATE_INSTANCE: Executor._create_instance,
-    action.Action.CREATE_COMPUTE: Executor._create_compute,
-    action.Action.CREATE_VGPU: Executor._create_vgpu,
-    action.Action.ACTIVATE_PARTITION: Executor._activate,
-    action.Action.DEACTIVATE_PARTITION: Executor._deactivate,
-    action.Action.BIND_VFIO: lambda self, _step: self._bind_vfio(),
+    change.Action.MIXED_ON: lambda self, _step: self._mix_sizes(True),
+    change.Action.MIXED_OFF: lambda self, _step: self._mix_sizes(False),
+    change.Action.SCHEDULER: Executor._schedule,
+    change.Action.DESTROY_VGPU: Executor._destroy_vgpu,
+    change.Action.DESTROY_COMPUTE: Executor._destroy_compute,
+    change.Action.DESTROY_INSTANCE: Executor._destroy_instance,
+    change.Action.CREATE_INSTANCE: Executor._create_instance,
+    change.Action.CREATE_COMPUTE: Executor._create_compute,
+    change.Action.CREATE_VGPU: Executor._create_vgpu,
+    change.Action.ACTIVATE_PARTITION: Executor._activate,
+    change.Action.DEACTIVATE_PARTITION: Executor._deactivate,
+    change.Action.BIND_VFIO: lambda self, _step: self._bind_vfio(),
 }

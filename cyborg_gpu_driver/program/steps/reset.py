@@ -21,6 +21,7 @@ its driver, reset and bound again.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
@@ -33,24 +34,23 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.fabric import config
 from cyborg_gpu_driver.host.fabric import reader
-from cyborg_gpu_driver.host.health import pci as pci_health
+from cyborg_gpu_driver.host.health import reader as health_reader
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import modes
 from cyborg_gpu_driver.host.nvml import process as nvml_process
-from cyborg_gpu_driver.host.nvml import traces as nvml_traces
-from cyborg_gpu_driver.host.snapshot import drivers
-from cyborg_gpu_driver.host.snapshot import fabric
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.snapshot import whole
 from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.program import health
+from cyborg_gpu_driver.program.privileged import consent
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
 from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
 from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
-from cyborg_gpu_driver.program.privileged import holders
 from cyborg_gpu_driver.program.privileged import mig as privileged_mig
-from cyborg_gpu_driver.program.steps import passthrough
+from cyborg_gpu_driver.program.steps import blockers
+from cyborg_gpu_driver.program.steps import vfio
 
 LOG = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def clear_partitions(machine: platform.Platform, address: model.PciAddress
         mode = config.read(machine.fabric_config).mode
     except exception.FabricError:
         return
-    if (mode is not fabric.Mode.SHARED_NVSWITCH
+    if (mode is not model.Mode.SHARED_NVSWITCH
             or pci.PciBus(machine.sysfs).nvswitches()):
         return
     with machine.nvml.kept():
@@ -110,7 +110,7 @@ def refuse_held(address: model.PciAddress) -> None:
     found = privileged_driver.holders(str(address))
     if found:
         raise exception.GpuInUse(
-            gpu=address, reason='open in ' + holders.describe(found))
+            gpu=address, reason='open in ' + consent.describe(found))
 
 
 def _reset(machine: platform.Platform, address: model.PciAddress,
@@ -118,7 +118,7 @@ def _reset(machine: platform.Platform, address: model.PciAddress,
     driver = pci.PciBus(machine.sysfs).driver(address)
     switches = pci.PciBus(machine.sysfs).nvswitches()
     LOG.info('Resetting GPU %s', address)
-    if driver == drivers.NVIDIA:
+    if driver == whole.NVIDIA:
         _check_fabric(switches)
         if privileged_gpu.reset_by_driver(str(address)):
             return 'nvidia-smi'
@@ -154,7 +154,7 @@ def _check_fabric(switches: Iterable[str]) -> None:
 def _check_answers(machine: platform.Platform, address: model.PciAddress
                    ) -> None:
     """Check that a GPU bound to NVIDIA's driver works after its reset."""
-    if pci.PciBus(machine.sysfs).driver(address) != drivers.NVIDIA:
+    if pci.PciBus(machine.sysfs).driver(address) != whole.NVIDIA:
         return
     nvml = machine.nvml
     try:
@@ -181,7 +181,7 @@ class Resetter:
 
     def can_reset(self, gpu: model.Gpu) -> bool:
         """Whether nvidia-smi or the kernel can reset the GPU."""
-        return (drivers.NVIDIA in (gpu.driver, gpu.bound_from)
+        return (whole.NVIDIA in (gpu.driver, gpu.bound_from)
                 or self._machine.sysfs.exists(
                     *pci.DEVICES, str(gpu.address), 'reset'))
 
@@ -203,9 +203,9 @@ class Resetter:
         record = self._machine.records.get(address)
         # It may be at nvidia again, after a reset that did not finish.
         wanted = (record.modes if record is not None
-                  and record.bound_from == drivers.NVIDIA else None)
+                  and record.bound_from == whole.NVIDIA else None)
         before = self._opened(gpu, begin, wanted)
-        if before.driver != drivers.NVIDIA:
+        if before.driver != whole.NVIDIA:
             # The operator has bound it, and NVML cannot read its modes.
             wanted = None
         if before.uuid is not None and gpu.uuid not in (None, before.uuid):
@@ -216,7 +216,7 @@ class Resetter:
         if wanted is not None:
             self._restore(gpu, wanted)
         method = once(self._machine, address,
-                      gpu.bound_from == drivers.NVIDIA)
+                      gpu.bound_from == whole.NVIDIA)
         seconds = round(time.monotonic() - began, 3)
         self._health.reset_done(address)
         self.done.add(address)
@@ -227,7 +227,7 @@ class Resetter:
                                       self._modes(address)[0])
         if reason:
             raise exception.StepFailed(reason=reason)
-        if pci_health.read(self._machine.sysfs, address).reachable is False:
+        if health_reader.read(self._machine.sysfs, address).reachable is False:
             raise exception.StepFailed(
                 reason='its PCI configuration space cannot be read after '
                 'the reset')
@@ -276,9 +276,9 @@ class Resetter:
         A GPU that the operator bound to vfio-pci remains there: the operator
         may not want the nvidia driver to have it at all.
         """
-        if gpu.bound_from == drivers.NVIDIA:
+        if gpu.bound_from == whole.NVIDIA:
             begin()
-            passthrough.bind(self._machine, gpu.address, drivers.NVIDIA)
+            vfio.bind(self._machine, gpu.address, whole.NVIDIA)
 
     def _check_possible(self, gpu: model.Gpu) -> None:
         if not self.can_reset(gpu):
@@ -304,17 +304,127 @@ class Resetter:
         :raises NvmlError, SysfsError: if the GPU cannot be examined.
         """
         driver = pci.PciBus(self._machine.sysfs).driver(address)
-        if driver is None or drivers.is_vfio(driver):
+        if driver is None or whole.is_vfio(driver):
             return cleaning.Traces(driver)
-        if driver != drivers.NVIDIA:
+        if driver != whole.NVIDIA:
             raise exception.StepFailed(
                 reason=f'it is bound to {driver}, and the users of that '
                        'driver cannot be determined')
         nvml = self._machine.nvml
         device = nvml.device(address)
-        used, total = nvml_traces.memory_mib(nvml, device) or (None, None)
+        used, total = nvml_process.memory_mib(nvml, device) or (None, None)
         return cleaning.Traces(
-            driver=driver, uuid=nvml_traces.uuid(nvml, device),
+            driver=driver, uuid=nvml_process.uuid(nvml, device),
             processes=len(nvml_process.processes(nvml, device)),
             memory_used_mib=used, memory_mib=total,
-            ecc_uncorrected=nvml_traces.uncorrected_errors(nvml, device))
+            ecc_uncorrected=nvml_process.uncorrected_errors(nvml, device))
+
+
+# Turning a GPU's MIG mode on and off, with the reset that it may need.
+#
+# NVML's answer is not sufficient: the mode may be set and only pending. So
+# the mode is read again each time (nvmlDeviceGetMigMode).
+
+_BUSY = 'IN_USE'
+_RESTART = 'RESET_REQUIRED'
+_REASONS = (exception.GpuInUse, exception.NvmlHeld, exception.StepFailed,
+            exception.DriverError, exception.UsageUnknown)
+"""Why a GPU is neither changed nor reset."""
+
+
+def switch(machine: platform.Platform, gpu: model.Gpu, enable: bool,
+           may_reset: bool = True) -> bool:
+    """Turn a GPU's MIG mode on or off.
+
+    nvmlDeviceSetMigMode unbinds or resets the GPU if the mode needs that to
+    take effect, as on Ampere. Its activation status is IN_USE if the GPU
+    could not be unbound because it is not idle, and RESET_REQUIRED if this
+    machine cannot reset the GPU (nvml.h). If the mode is only pending after
+    the call, this function resets the GPU.
+
+    :param gpu: without GPU instances if MIG mode is turned off.
+    :param may_reset: False leaves a mode that waits for a reset pending.
+    :returns: whether the mode is current; False only if it is pending and
+        ``may_reset`` is False.
+    :raises ModeBlocked: naming what is in the way; the mode may be pending.
+    :raises NvmlError, SysfsError: if the hardware refuses the mode.
+    """
+    if _read(machine, gpu) == (enable, enable):
+        return True
+    try:
+        with machine.nvml.alone():
+            return _switch(machine, gpu, enable, may_reset)
+    except _REASONS as error:
+        raise _blocked(gpu, enable, str(error), ()) from error
+
+
+def _switch(machine: platform.Platform, gpu: model.Gpu, enable: bool,
+            may_reset: bool) -> bool:
+    """As :func:`switch`; the caller has exclusive use of NVML."""
+    status = _set(machine, gpu, enable)
+    current, pending = _read(machine, gpu)
+    if current == enable:
+        return True
+    if pending != enable:
+        raise _blocked(gpu, enable, f'NVML answered {status}',
+                       blockers.of_mode(machine, gpu, enable))
+    if not may_reset:
+        LOG.info('GPU %s waits for a reset', gpu.address)
+        return False
+    if status == _RESTART:
+        raise _blocked(gpu, enable, 'the mode takes effect when this machine '
+                       'is restarted, because it cannot reset its GPUs', ())
+    machine.nvml.reset()
+    try:
+        once(machine, gpu.address)
+    except _REASONS:
+        # A pending mode would take effect at any later reset.
+        with contextlib.suppress(exception.NvmlError):
+            _set(machine, gpu, current)
+        raise
+    if _read(machine, gpu)[0] != enable:
+        raise _blocked(gpu, enable,
+                       'the GPU was reset, but its mode is the same', ())
+    return True
+
+
+def put_back(machine: platform.Platform, gpu: model.Gpu, enabled: bool,
+             pending: bool) -> None:
+    """Restore a GPU's current and pending MIG mode.
+
+    :raises ModeBlocked, NvmlError, SysfsError: as :func:`switch`.
+    """
+    current, waiting = _read(machine, gpu)
+    if current != enabled:
+        switch(machine, gpu, enabled)
+        current, waiting = _read(machine, gpu)
+    if waiting != pending:
+        with machine.nvml.alone():
+            _set(machine, gpu, pending)
+
+
+@gate.series
+def _read(machine: platform.Platform, gpu: model.Gpu) -> tuple[bool, bool]:
+    nvml = machine.nvml
+    return nvml.mig_mode(nvml.device(gpu.address))
+
+
+def _set(machine: platform.Platform, gpu: model.Gpu, enable: bool) -> str:
+    try:
+        return privileged_mig.set_mig_mode(str(gpu.address), enable)
+    except exception.NvmlError as error:
+        if error.symbol != _BUSY:
+            raise
+        raise _blocked(gpu, enable, str(error), blockers.of_mode(
+            machine, gpu, enable)) from error
+    finally:
+        # NVIDIA's driver may unbind the GPU; NVML's handle is then invalid.
+        machine.nvml.forget(gpu.address)
+
+
+def _blocked(gpu: model.Gpu, enable: bool, reason: str,
+             found: Iterable[str]) -> exception.ModeBlocked:
+    if found:
+        reason += '; blocked by ' + ', '.join(found)
+    return exception.ModeBlocked(
+        gpu=gpu.address, mode='on' if enable else 'off', reason=reason)

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -39,18 +40,66 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.nvml import compute
+from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import pci
+from cyborg_gpu_driver.partition import change as partition_change
+from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.program.planning import desired
 from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.program.steps import executor
-from cyborg_gpu_driver.program.steps import gpu_state
-from cyborg_gpu_driver.program.steps import mig_mode
+from cyborg_gpu_driver.program.steps import reset
 from cyborg_gpu_driver.program.steps import vfio
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
+
+# One GPU's MIG state as it is at this moment, compute instances included.
+
+class StateReader:
+    """Reads the MIG state of a GPU that a snapshot has described.
+
+    :param machine: the machine of the GPU.
+    """
+
+    def __init__(self, machine: platform.Platform):
+        self._nvml = machine.nvml
+        self._compute = compute.ComputeReader(
+            machine.nvml, functools.partial(pci.board, machine.sysfs))
+
+    def read(self, gpu: model.Gpu) -> model.Gpu:
+        """``gpu`` with its MIG mode, instances and compute instances.
+
+        :param gpu: of any snapshot, from which the profiles are taken.
+        :raises NvmlError: if NVML cannot read them, even with a new handle
+            of the GPU.
+        """
+        if gpu.mig is None:
+            return gpu
+        try:
+            return self._read(gpu, gpu.mig)
+        except exception.NvmlError as error:
+            if error.symbol in ('NO_PERMISSION', 'NOT_SUPPORTED'):
+                raise
+            self._nvml.forget(gpu.address)
+        return self._read(gpu, gpu.mig)
+
+    @gate.series
+    def _read(self, gpu: model.Gpu, known: model.Mig) -> model.Gpu:
+        device = self._nvml.device(gpu.address)
+        enabled, pending = self._nvml.mig_mode(device)
+        found: tuple[model.GpuInstance, ...] = ()
+        if enabled:
+            found = tuple(
+                dataclasses.replace(instance, compute=self._compute.instances(
+                    gpu.address, instance, handle))
+                for instance, handle in self._nvml.live_handles(
+                    device, known.profiles))
+        return dataclasses.replace(gpu, mig=dataclasses.replace(
+            known, enabled=enabled, pending=pending, instances=found))
 
 LOG = logging.getLogger(__name__)
 
@@ -73,7 +122,7 @@ class Transactions:
         self.machine = machine
         self.state_path = state_path
         self.records = store.of(state_path)
-        self._reader = gpu_state.StateReader(machine)
+        self._reader = StateReader(machine)
 
     def read(self, gpu: model.Gpu) -> model.Gpu:
         """A GPU of a snapshot as it is now, with compute instances.
@@ -103,7 +152,7 @@ class Transactions:
         return blockers.in_use(self.machine, gpu,
                                self.records.read(gpu.address).claims)
 
-    def run(self, gpu: model.Gpu, steps: Sequence[action.Step],
+    def run(self, gpu: model.Gpu, steps: Sequence[partition_change.Step],
             check: Callable[[model.Gpu], Mapping[str, Any] | None], *,
             may_reset: bool = True) -> tuple[model.Gpu, bool]:
         """Take all steps, or none.
@@ -160,9 +209,9 @@ class Transactions:
             ) from error
         return now, runner.pending
 
-    def take_idle(self, gpu: model.Gpu, steps: Iterable[action.Step],
+    def take_idle(self, gpu: model.Gpu, steps: Iterable[partition_change.Step],
                   used: Mapping[model.Placement, str]
-                  ) -> tuple[list[action.Step], list[str]]:
+                  ) -> tuple[list[partition_change.Step], list[str]]:
         """Take the steps that do not affect GPU instances in use.
 
         :param gpu: the GPU as it is now, with compute instances.
@@ -172,7 +221,7 @@ class Transactions:
             steps are taken: they may need it.
         """
         runner = executor.Executor(self.machine, gpu.address, gpu)
-        taken: list[action.Step] = []
+        taken: list[partition_change.Step] = []
         blocked: list[str] = []
         for step in steps:
             reasons = _reasons(step, used)
@@ -254,7 +303,7 @@ class Transactions:
         before = change.before
         now = self._read(gpu, change)
         if before.enabled and not _is_enabled(now):
-            mig_mode.put_back(self.machine, gpu, True, before.pending)
+            reset.put_back(self.machine, gpu, True, before.pending)
             now = self._read(gpu, change)
         steps = desired.rollback(now, change)
         used = self.in_use(now) if any(
@@ -263,8 +312,8 @@ class Transactions:
         if blocked:
             return '; '.join(blocked)
         if gpu.mig is not None:
-            mig_mode.put_back(self.machine, gpu, before.enabled,
-                              before.pending)
+            reset.put_back(self.machine, gpu, before.enabled,
+                           before.pending)
         left = desired.differences(self._read(gpu, change), change)
         return '; '.join(left) or None
 
@@ -274,7 +323,8 @@ class Transactions:
         return self._reader.read(gpu)
 
 
-def _about_to(change: gpu_record.Change, number: int, step: action.Step
+def _about_to(change: gpu_record.Change, number: int,
+              step: partition_change.Step
               ) -> gpu_record.Change:
     """The record to write before a step is taken."""
     touched, vgpus = set(change.touched), change.vgpus
@@ -287,7 +337,7 @@ def _about_to(change: gpu_record.Change, number: int, step: action.Step
                                touched=tuple(sorted(touched)))
 
 
-def _reasons(step: action.Step, used: Mapping[model.Placement, str]
+def _reasons(step: partition_change.Step, used: Mapping[model.Placement, str]
              ) -> list[str]:
     """The instances in use that prevent a step, for people."""
     if step.placement is None:
@@ -295,9 +345,37 @@ def _reasons(step: action.Step, used: Mapping[model.Placement, str]
     return [f'{place} is in use: {reason}' for place, reason in used.items()
             if place.mask & step.placement.mask
             # A new compute instance does not disturb those beside it.
-            and not (step.action is action.Action.CREATE_COMPUTE
+            and not (step.action is partition_change.Action.CREATE_COMPUTE
                      and step.placement == place)]
 
 
 def _is_enabled(gpu: model.Gpu) -> bool:
     return gpu.mig is not None and gpu.mig.enabled
+
+
+# Steps to a wanted state, each chosen from the GPU's current state.
+
+def take(machine: platform.Platform, host_reader: reader.HostReader,
+         gpu: model.Gpu, wants_of: Callable[[model.Gpu], readiness.Wants],
+         taken: list[partition_change.Step]) -> model.Gpu:
+    """Take all steps that a GPU needs. The caller holds its lock.
+
+    :param gpu: the GPU as it is now; it is idle.
+    :param wants_of: returns what is wanted of a GPU in a given state.
+    :param taken: each step is appended to it before it is taken.
+    :returns: the GPU after the last step.
+    :raises StepFailed: if a step had no effect, or cannot be taken.
+    :raises ModeBlocked, SriovError, NvmlError, SysfsError: if the hardware
+        refuses a step.
+    """
+    while True:
+        left = readiness.steps(gpu, wants_of(gpu))
+        if not left:
+            return gpu
+        step = left[0]
+        if step in taken:
+            raise exception.StepFailed(reason=f'"{step}" had no effect')
+        taken.append(step)
+        LOG.info('GPU %(gpu)s: %(step)s', {'gpu': gpu.address, 'step': step})
+        executor.Executor(machine, gpu.address, gpu).take(step)
+        gpu = host_reader.complete_gpu(gpu.address)

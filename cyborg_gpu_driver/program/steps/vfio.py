@@ -19,13 +19,25 @@ prove that the vGPU on a function is unused before clearing it.
 from __future__ import annotations
 
 import dataclasses
+import time
+from collections.abc import Collection
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import usage
+from cyborg_gpu_driver.host.fabric import reader as fabric
+from cyborg_gpu_driver.host.health import reader as host_health
+from cyborg_gpu_driver.host.nvml import modes
+from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.host.sysfs import mdev
+from cyborg_gpu_driver.host.snapshot import whole
+from cyborg_gpu_driver.host.sysfs import functions
+from cyborg_gpu_driver.partition import change
+from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.program.privileged import driver as privileged_driver
+from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
+from cyborg_gpu_driver.program.steps import blockers
 
 
 def type_on(machine: platform.Platform, function: model.PciAddress
@@ -34,7 +46,7 @@ def type_on(machine: platform.Platform, function: model.PciAddress
 
     :raises SysfsError, InvalidValue: if that cannot be read.
     """
-    number = mdev.MdevTree(machine.sysfs).current_vgpu_type(function)
+    number = functions.MdevTree(machine.sysfs).current_vgpu_type(function)
     return f'nvidia-{number}' if number else None
 
 
@@ -44,8 +56,8 @@ def instance_under(machine: platform.Platform, function: model.PciAddress
 
     :raises SysfsError: if that cannot be read.
     """
-    return mdev.MdevTree(machine.sysfs).vgpu_output(function,
-                                                    'gpu_instance_id')
+    return functions.MdevTree(machine.sysfs).vgpu_output(function,
+                                                         'gpu_instance_id')
 
 
 def check_idle(machine: platform.Platform, gpu: model.Gpu,
@@ -72,10 +84,129 @@ def read_functions(machine: platform.Platform, gpu: model.Gpu) -> model.Gpu:
 
     :raises SysfsError: if that cannot be read.
     """
-    tree = mdev.MdevTree(machine.sysfs)
+    tree = functions.MdevTree(machine.sysfs)
     return dataclasses.replace(gpu, vfs=tuple(
         dataclasses.replace(
             vf, current_vgpu_type=tree.current_vgpu_type(vf.address),
             gpu_instance_id=tree.vgpu_output(vf.address, 'gpu_instance_id'),
             placement_id=tree.vgpu_output(vf.address, 'placement_id'))
         for vf in gpu.vfs))
+
+
+# Handing a whole GPU over: its record, and the driver to which it is bound.
+#
+# The nvidia driver does not release a GPU that is in use: its remove callback
+# waits until the last use ends (nv_pci_remove_helper in
+# kernel-open/nvidia/nv-pci.c of NVIDIA's open kernel modules). libvirt
+# triggers that callback when it binds a GPU to vfio-pci for a server. So this
+# module reads, records and closes a GPU, and binds it to vfio-pci, before a
+# server can request it.
+
+def hand_over(machine: platform.Platform, gpu: model.Gpu) -> None:
+    """Bind a GPU to vfio-pci, after recording what NVML reports of it.
+
+    :param gpu: of a complete snapshot that was taken just now.
+    :raises StepFailed: if NVML says that it is unhealthy.
+    :raises GpuInUse: naming the processes that have it open.
+    :raises JournalError: if its record cannot be written.
+    :raises DriverError, SysfsError: if the machine refuses it.
+    """
+    if gpu.driver == whole.NVIDIA:
+        _keep(machine, gpu)
+    bind(machine, gpu.address, whole.VFIO_PCI)
+
+
+def bind(machine: platform.Platform, address: model.PciAddress,
+         driver: str) -> None:
+    """Bind a GPU to another driver, after this library has closed NVML.
+
+    :raises GpuInUse: naming the processes that have it open.
+    :raises NvmlHeld: naming a process of this library that does not close it.
+    :raises DriverError, UsageUnknown, SysfsError: if the machine refuses it.
+    """
+    with machine.nvml.alone():
+        privileged_driver.bind(str(address), driver)
+    if driver == whole.NVIDIA:
+        _persist(machine, address)
+
+
+def _persist(machine: platform.Platform, address: model.PciAddress) -> None:
+    """Turn persistence mode on again if it was on before."""
+    record = machine.records.get(address)
+    if record is not None and record.persistence:
+        with machine.nvml.alone():
+            privileged_gpu.persist(str(address))
+
+
+def roll_back(machine: platform.Platform, gpu: model.Gpu) -> bool:
+    """Let a GPU be opened if a hand-over died just before the unbind.
+
+    From its consent on, the driver opens the GPU for nobody until the unbind
+    (:mod:`cyborg_gpu_driver.program.privileged.consent`). A GPU that was never
+    handed over is not touched: a tool of the operator may be about to unbind
+    it. The caller holds the GPU's lock.
+
+    :returns: whether it was so.
+    :raises NvmlHeld: naming a process of this library that does not close it.
+    :raises SysfsError, DriverStuck: if the driver does not answer.
+    """
+    return was_cut_off(machine, gpu) and _unlock(machine, gpu.address)
+
+
+def was_cut_off(machine: platform.Platform, gpu: model.Gpu) -> bool:
+    """Whether the hand-over of a GPU may have died."""
+    return (gpu.driver == whole.NVIDIA and not gpu.visible_to_nvml
+            and machine.records.get(gpu.address) is not None)
+
+
+def _unlock(machine: platform.Platform, address: model.PciAddress) -> bool:
+    with machine.nvml.alone():
+        return privileged_driver.reopen(str(address))
+
+
+def _keep(machine: platform.Platform, gpu: model.Gpu) -> None:
+    """Record what NVML and PCI report of a GPU.
+
+    :raises StepFailed: if NVML says that it is unhealthy, or does not answer.
+    :raises JournalError: if its record cannot be written.
+    """
+    now = time.time()
+    facts = host_health.HealthReader(machine.nvml).read(gpu.address)
+    if not facts.answered:
+        raise exception.StepFailed(reason='NVML does not return its health')
+    verdict = health.judge(health.seen((), facts, now))
+    if verdict.is_unhealthy:
+        raise exception.StepFailed(
+            reason='it is unhealthy: ' + '; '.join(verdict.reasons))
+    with machine.nvml.kept():
+        persistence = machine.nvml.optional(
+            'nvmlDeviceGetPersistenceMode', machine.nvml.device(gpu.address))
+        at_once, later = modes.kept(machine.nvml, gpu.address)
+        module, on_switches = fabric.baseboard(machine, gpu.address)
+    seen = host_health.read(machine.sysfs, gpu.address)
+    machine.records.put(gpu.address, gpu_record.of(
+        gpu, machine.boot_id(), now, machine.nvml.driver_version(),
+        health=gpu_record.Health(verdict.state.value, verdict.reasons, now),
+        persistence=bool(persistence), module=module, on_switches=on_switches,
+        modes=dataclasses.replace(at_once, ecc=later.ecc),
+        link_width=seen.width, aer_fatal=seen.fatal, bound_from=gpu.driver))
+
+
+def blockers_of(machine: platform.Platform, gpu: model.Gpu,
+                actions: Collection[change.Action]) -> tuple[str, ...]:
+    """What keeps a GPU from being handed over, for people.
+
+    A vGPU prevents it, running or not: an unbind of the driver removes the
+    vGPUs on the GPU itself (mdev_unregister_parent in
+    drivers/vfio/mdev/mdev_core.c of the kernel), and a server with such a
+    vGPU cannot start again. The bind to the other driver finds the processes
+    that have the device node open.
+
+    :raises NvmlError, UsageUnknown: if that is unknown.
+    """
+    found = tuple(f'vGPU {vgpu.name} on {vgpu.function}'
+                  for vgpu in gpu.vgpus)
+    if (found or change.Action.BIND_VFIO not in actions
+            or not gpu.visible_to_nvml):
+        return found
+    return blockers.of_running(machine, gpu)

@@ -10,24 +10,24 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-
 """Make a report from a snapshot and its offers. Pure."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
+from typing import Any
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.report.content import names
-from cyborg_gpu_driver.report.content import traits
-from cyborg_gpu_driver.report.content import values
 
 NVIDIA = '10de'
 
@@ -37,7 +37,7 @@ _CONTROLLERS = {'0300': 'VGA compatible controller', '0302': '3D controller'}
 
 def device(gpu: model.Gpu, gpu_offers: Iterable[offers.Offer],
            hostname: str, cordons: cordon.Cordons = ()
-           ) -> values.ReportedDevice:
+           ) -> names.ReportedDevice:
     """One GPU's device; without deployables if nothing is reportable.
 
     :param gpu_offers: the GPU's offers, in any order.
@@ -45,7 +45,7 @@ def device(gpu: model.Gpu, gpu_offers: Iterable[offers.Offer],
     :param cordons: the GPU's cordons. Cyborg's API shows them.
     :raises InvalidValue: if ``hostname`` is empty.
     """
-    deployables: dict[str, values.ReportedDeployable] = {}
+    deployables: dict[str, names.ReportedDeployable] = {}
     # Sorted, so that the choice between two offers with the same provider
     # name is always the same.
     wanted = sorted(filter(reportable, gpu_offers), key=lambda item: (
@@ -53,7 +53,7 @@ def device(gpu: model.Gpu, gpu_offers: Iterable[offers.Offer],
     for offer in wanted:
         deployable = _deployable(gpu, offer, hostname)
         deployables.setdefault(deployable.name, deployable)
-    return values.ReportedDevice(
+    return names.ReportedDevice(
         address=gpu.address,
         vendor=gpu.vendor_id,
         model=_model(gpu.model, gpu.device_id),
@@ -93,13 +93,13 @@ def reportable(offer: offers.Offer) -> bool:
             or bool(offer.vgpu_type_id and offer.parents))
 
 
-def stub_device(address: model.PciAddress) -> values.ReportedDevice:
+def stub_device(address: model.PciAddress) -> names.ReportedDevice:
     """A device that tells Cyborg not to touch the GPU at ``address``.
 
     It needs only the address, so that it can stand for a GPU that no longer
     exists. Cyborg reads only its stub flag and ``cpid_info``.
     """
-    return values.ReportedDevice(
+    return names.ReportedDevice(
         address=address, vendor=NVIDIA, model=_model(None, None),
         std_board_info=_json({}), vendor_board_info=_json({}),
         cpid_info=cpid_info(address), stub=True)
@@ -129,22 +129,22 @@ def cpid_info(address: model.PciAddress) -> str:
 
 
 def _deployable(gpu: model.Gpu, offer: offers.Offer, hostname: str
-                ) -> values.ReportedDeployable:
-    return values.ReportedDeployable(
+                ) -> names.ReportedDeployable:
+    return names.ReportedDeployable(
         name=names.provider_name(hostname, offer),
         gpu=gpu.address,
         mode=offer.mode,
         profile=offer.profile,
         resource_class=names.resource_class(offer),
-        traits=traits.traits(gpu, offer),
+        traits=names.traits(gpu, offer),
         handles=_handles(gpu, offer))
 
 
 def _handles(gpu: model.Gpu, offer: offers.Offer
-             ) -> tuple[values.ReportedHandle, ...]:
+             ) -> tuple[names.ReportedHandle, ...]:
     if offer.mode is policy.Mode.PASSTHROUGH:
-        return (values.ReportedHandle(values.PCI, cpid_info(gpu.address),
-                                      gpu.address),)
+        return (names.ReportedHandle(names.PCI, cpid_info(gpu.address),
+                                     gpu.address),)
     parents = sorted(offer.parents)
     # If a report lacks some handles of a deployable, Cyborg removes the
     # newest ones instead (its filter ignores attach_info), and never settles.
@@ -158,8 +158,8 @@ def _handles(gpu: model.Gpu, offer: offers.Offer
                if offer.members else {})
     for number in range(offer.total):
         parent = parents[number % len(parents)]
-        handles.append(values.ReportedHandle(
-            attach_type=values.MDEV,
+        handles.append(names.ReportedHandle(
+            attach_type=names.MDEV,
             attach_info=_json(_pci(parent) | members | {
                 'asked_type': offer.vgpu_type_id,
                 'vgpu_mark': f'{names.label(offer)}_{number}_{mark}'}),
@@ -203,8 +203,101 @@ def _vendor_board_info(gpu: model.Gpu, cordons: cordon.Cordons) -> str:
 
 
 def _text(text: str) -> str:
-    return text[:values.INFO_MAX]
+    return text[:names.INFO_MAX]
 
 
 def _json(value: Mapping[str, str | None]) -> str:
     return json.dumps(value, sort_keys=True)
+
+
+# The report as dictionaries, for people and for JSON.
+
+def device_to_dict(device: names.ReportedDevice,
+                   reserved: Mapping[str, int] | None = None
+                   ) -> dict[str, Any]:
+    """One device with all the strings that go to Cyborg and Placement.
+
+    :param reserved: ``reserved`` by provider name, as far as it is known.
+    """
+    return {
+        'address': str(device.address),
+        'vendor': device.vendor,
+        'model': device.model,
+        'type': device.type,
+        'stub': device.stub,
+        'std_board_info': device.std_board_info,
+        'vendor_board_info': device.vendor_board_info,
+        'controlpath_id': {'cpid_type': device.cpid_type,
+                           'cpid_info': device.cpid_info},
+        'deployables': [
+            deployable_to_dict(deployable,
+                               (reserved or {}).get(deployable.name, 0))
+            for deployable in device.deployables],
+    }
+
+
+def deployable_to_dict(deployable: names.ReportedDeployable,
+                       reserved: int = 0) -> dict[str, Any]:
+    """One deployable, and the resource provider that Cyborg makes of it."""
+    total = deployable.num_accelerators
+    return {
+        'name': deployable.name,
+        'driver_name': deployable.driver_name,
+        'num_accelerators': total,
+        'attributes': dict(deployable.attributes),
+        'attach_handles': [
+            {'attach_type': handle.attach_type,
+             'attach_info': handle.attach_info}
+            for handle in deployable.handles],
+        'resource_provider': {
+            'uuid': deployable.provider_uuid,
+            'name': deployable.name,
+            'inventories': {deployable.resource_class: {
+                'total': total, 'max_unit': total, 'reserved': reserved}},
+            'traits': list(deployable.traits),
+        },
+    }
+
+
+# Mark unhealthy GPUs in a report to Cyborg. Pure.
+
+def of(devices: Iterable[names.ReportedDevice],
+       verdicts: Mapping[model.PciAddress, health.Verdict]
+       ) -> tuple[names.ReportedDevice, ...]:
+    """The devices that are unhealthy; stubs are left out."""
+    return tuple(device for device in devices
+                 if _is_unhealthy(device, verdicts))
+
+
+def marked(devices: Iterable[names.ReportedDevice],
+           verdicts: Mapping[model.PciAddress, health.Verdict],
+           used: Collection[model.PciAddress]
+           ) -> tuple[names.ReportedDevice, ...]:
+    """The devices, with the unhealthy ones marked.
+
+    An unhealthy GPU that servers use becomes a stub, so that Cyborg does not
+    touch it. An unused one gets a trait that names the reason. ``reserved``
+    ensures that nothing more is promised on either.
+
+    :param used: the unhealthy GPUs that servers use.
+    """
+    return tuple(
+        _marked(device, verdicts[device.address], used)
+        if _is_unhealthy(device, verdicts) else device for device in devices)
+
+
+def _is_unhealthy(device: names.ReportedDevice,
+                  verdicts: Mapping[model.PciAddress, health.Verdict]
+                  ) -> bool:
+    verdict = verdicts.get(device.address)
+    return not device.stub and verdict is not None and verdict.is_unhealthy
+
+
+def _marked(device: names.ReportedDevice, verdict: health.Verdict,
+            used: Collection[model.PciAddress]) -> names.ReportedDevice:
+    if device.address in used:
+        return dataclasses.replace(device, stub=True)
+    return dataclasses.replace(device, deployables=tuple(
+        dataclasses.replace(deployable, traits=tuple(sorted(
+            {*deployable.traits, *filter(None, [verdict.trait])})))
+        for deployable in device.deployables))

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pynvml
@@ -228,3 +229,292 @@ def _vf_address(gpu, index):
     identifier += gpu.model.vf_offset + index * gpu.model.vf_stride
     return (f'{domain}:{identifier >> 8:02x}:'
             f'{identifier >> 3 & 0x1f:02x}.{identifier & 7}')
+
+
+# The kernel's driver core: which PCI function is bound to which driver.
+#
+# The module follows drivers/base/bus.c and dd.c of Linux, and for the PCI bus
+# drivers/pci/pci-driver.c and Documentation/ABI/testing/sysfs-bus-pci.
+
+NVIDIA = 'nvidia'
+VFIO = 'vfio-pci'
+GRACE = 'nvgrace_gpu_vfio_pci'
+_GRACE_BOARDS = ('2342', '2345', '2348', '2941', '31c2')
+"""nvgrace_gpu_vfio_pci_table in drivers/vfio/pci/nvgrace-gpu/main.c of Linux.
+"""
+_ALWAYS = (NVIDIA, VFIO, GRACE)
+"""Modules that are loaded on every machine."""
+_LONGEST = 4094
+"""Characters of a driver_override: a page less two."""
+
+
+ALIASES = 'alias vfio_pci:v*d*sv*sd*bc*sc*i* vfio_pci\n' + ''.join(
+    f'alias vfio_pci:v000010DEd0000{device.upper()}sv*sd*bc*sc*i* {GRACE}\n'
+    for device in _GRACE_BOARDS)
+"""What modules.alias of the kernel says of VFIO."""
+
+
+def is_vfio(driver: str | None) -> bool:
+    """Whether a driver gives functions to guests."""
+    return driver in (VFIO, GRACE)
+
+
+def for_guests(gpu: Gpu) -> str:
+    """The driver that gives a GPU, with its memory, to guests."""
+    return GRACE if gpu.model.device in _GRACE_BOARDS else VFIO
+
+
+class Drivers:
+    """The drivers of a machine. Use them only within an operation on it."""
+
+    def __init__(self, machine):
+        self._machine = machine
+        self._vfs = {vf: gpu for gpu in machine.gpus
+                     for vf in gpu.vf_addresses}
+
+    def names(self) -> list[str]:
+        """Return the names of all drivers whose modules are loaded."""
+        functions = {function.driver
+                     for function in self._machine.host.functions}
+        bound = {state.driver for state in self._states()}
+        return sorted({*_ALWAYS, *functions, *bound} - {None})
+
+    def of(self, address: str) -> str | None:
+        """Return the driver to which a function is bound."""
+        if address in self._vfs:
+            return NVIDIA if self._vfs[address].bound else None
+        return self._state(address).driver
+
+    def override(self, address: str) -> str:
+        """Return the content of a function's ``driver_override``."""
+        found = None if address in self._vfs else self._state(address).override
+        return found or '(null)'
+
+    def set_override(self, address: str, text: str) -> None:
+        """Let a function match only one driver, or any for an empty line.
+
+        :raises OSError: EINVAL for a text that is too long; EOPNOTSUPP for
+            a virtual function, whose driver never changes here.
+        """
+        if address in self._vfs:
+            _fail(errno.EOPNOTSUPP)
+        if len(text) > _LONGEST:
+            _fail(errno.EINVAL)
+        self._state(address).override = text.removesuffix('\n') or None
+
+    def unbind(self, driver: str, text: str) -> None:
+        """Unbind a function from its driver.
+
+        :raises OSError: ENODEV if there is no such function, or it is not
+            bound to this driver.
+        :raises Waits: while the function is in use.
+        """
+        address = text.removesuffix('\n')
+        if not self._known(address) or self.of(address) != driver:
+            _fail(errno.ENODEV)
+        gpu = self._gpu(address)
+        if gpu is None:
+            self._state(address).driver = None
+            return
+        if self._waits(gpu):
+            raise refusal.Waits()
+        unbound(gpu)
+
+    def bind(self, driver: str, text: str) -> None:
+        """Bind a function to a driver.
+
+        :raises OSError: ENODEV if there is no such function, or the driver
+            does not match it or fails; EBUSY if it is bound to a driver.
+        """
+        address = text.removesuffix('\n')
+        if not self._known(address) or not self._matches(driver, address):
+            _fail(errno.ENODEV)
+        if self.of(address) is not None:
+            _fail(errno.EBUSY)
+        self._probe(driver, address)
+
+    def probe(self, text: str) -> None:
+        """Bind a function without a driver to the first one that matches.
+
+        :raises OSError: ENODEV if there is no such function. If no driver
+            takes the function, this is not an error.
+        """
+        address = text.removesuffix('\n')
+        if not self._known(address):
+            _fail(errno.ENODEV)
+        if self.of(address) is not None:
+            return
+        first = self._first(address)
+        for driver in sorted(self.names(), key=lambda name: name != first):
+            if self._matches(driver, address):
+                try:
+                    self._probe(driver, address)
+                except OSError:
+                    continue
+                return
+
+    def _probe(self, driver, address):
+        gpu = self._gpu(address)
+        if gpu is not None and driver == NVIDIA and gpu.unreachable:
+            # RmInitAdapter fails.
+            _fail(errno.ENODEV)
+        self._state(address).driver = driver
+
+    def _matches(self, driver, address):
+        """Whether a driver matches a function (pci_match_device of Linux).
+
+        It matches by name if the function has an override, else by id.
+        """
+        override = self._state(address).override
+        if override is not None:
+            return override == driver
+        return driver == self._first(address) or (
+            driver == NVIDIA and self._gpu(address) is not None)
+
+    def _first(self, address):
+        """The driver that a function had, or would have had, at boot.
+
+        vfio-pci matches only the ids in its parameter ``ids``, with which an
+        operator binds GPUs to it at boot.
+        """
+        gpu = self._gpu(address)
+        if gpu is None:
+            return self._machine.host.function(address).driver
+        return gpu.spec.driver or NVIDIA
+
+    def _waits(self, gpu):
+        """Whether an unbind of a GPU from its driver still has to wait.
+
+        nvidia: nv_pci_remove_helper in kernel-open/nvidia/nv-pci.c of
+        NVIDIA's open kernel modules. It removes the GPU from the list that
+        open() searches, then waits until the usage count is 0. If the count
+        has leaked, it waits until the machine starts again.
+        vfio-pci: vfio_unregister_group_dev in drivers/vfio/vfio_main.c.
+        """
+        held = bool(gpu.state.vfio) if not gpu.bound else (
+            gpu.used() if gpu.drm_lets_go else gpu.held())
+        if held and not gpu.state.removing:
+            gpu.state.removing = True
+            self._machine.state.blocked.append(state_module.BlockedUnbind(
+                gpu.address, gpu.state.driver,
+                [*gpu.holders(), *(state_module.Holder(pid, 'qemu')
+                                   for pid in gpu.state.vfio)]))
+        return held
+
+    def _states(self):
+        return (*self._machine.state.gpus.values(),
+                *self._machine.state.functions.values())
+
+    def _state(self, address):
+        gpu = self._gpu(address)
+        return self._machine.state.functions[address] if gpu is None else (
+            gpu.state)
+
+    def _gpu(self, address) -> Gpu | None:
+        return next((gpu for gpu in self._machine.gpus
+                     if gpu.address == address), None)
+
+    def _known(self, address):
+        """Whether there is such a function. VFs never change their driver.
+        """
+        return (self._gpu(address) is not None
+                or address in self._machine.state.functions)
+
+
+def unbound(gpu: Gpu) -> None:
+    """Set the state of a GPU that was unbound from its driver."""
+    state = gpu.state
+    if gpu.bound:
+        if state.vfs:
+            gpu.harm('unbound with virtual functions')
+        state.vfs = 0
+        gpu.driver_leaves()
+        gpu.remove_node()
+        state.returned = True
+    state.driver = None
+    state.removing = False
+
+
+def _fail(code):
+    raise OSError(code, os.strerror(code))
+
+
+# Resets of a GPU. NVIDIA's driver checks for users, the kernel does not.
+
+_OFF_THE_BUS = 79
+
+
+def by_driver(gpu: Gpu) -> None:
+    """Reset a GPU as ``nvidia-smi --gpu-reset`` does.
+
+    A pending MIG mode becomes current, and handles are dead.
+    nvidia-persistenced is no obstacle, because nvidia-smi asks it through its
+    socket ("You can leave the nvidia-persistenced service running", Fabric
+    Manager User Guide).
+
+    :raises OSError: ENODEV if the GPU is not bound to NVIDIA's driver; EIO
+        if it is lost; EBUSY while its device node is open
+        (NVIDIA/gpu-operator#118, NVIDIA/mig-parted#181) or VFs exist;
+        ENOTCONN if it needs a fabric manager and none runs.
+    """
+    if not gpu.bound:
+        _fail(errno.ENODEV)
+    if gpu.unreachable:
+        _fail(errno.EIO)
+    daemon, gpu.state.daemon = gpu.state.daemon, False
+    try:
+        if gpu.held() or gpu.busy() or gpu.state.vfs:
+            _fail(errno.EBUSY)
+    finally:
+        gpu.state.daemon = daemon
+    if not fabric_allows(gpu):
+        _fail(errno.ENOTCONN)
+    done(gpu)
+
+
+def by_kernel(gpu: Gpu) -> None:
+    """Reset a GPU as a write to its sysfs file ``reset`` does.
+
+    pci_reset_function (drivers/pci/pci.c of Linux) does not check for users.
+    It notifies the driver through ``err_handler``, which nv_pci_driver does
+    not have (kernel-open/nvidia/nv-pci.c of NVIDIA's open kernel modules).
+    So the driver continues with a GPU that has lost its state. Only a reboot,
+    or an unbind, a reset and a bind, repair this. No public source says what
+    NVML then returns; here the GPU is lost to NVML, with XID 79.
+
+    :raises OSError: ENOTTY if the GPU is off the bus.
+    :raises Waits: while its driver is being unbound (the kernel's device
+        lock).
+    """
+    state = gpu.state
+    if state.lost:
+        _fail(errno.ENOTTY)
+    if state.removing:
+        raise refusal.Waits()
+    if state.vfio or any(vgpu.guest for vgpu in state.vgpus):
+        gpu.harm('reset under a guest')
+    if state.driver is None or is_vfio(state.driver):
+        done(gpu)
+        return
+    gpu.harm(f'reset under the driver {state.driver}')
+    state.dead = True
+    gpu.machine.raise_xid(gpu.address, _OFF_THE_BUS)
+
+
+def fabric_allows(gpu: Gpu) -> bool:
+    """Whether the state of the fabric manager allows a reset of one GPU.
+
+    The manual page of nvidia-smi: a reset needs a running fabric manager on
+    NVSwitch systems with Ampere GPUs, and no longer on Hopper and later.
+    """
+    return (gpu.model.architecture != pynvml.NVML_DEVICE_ARCH_AMPERE
+            or not gpu.on_switches
+            or bool(gpu.machine.state.fabric_manager))
+
+
+def done(gpu: Gpu) -> None:
+    """Set the state of a GPU after a reset."""
+    gpu.clear()
+    gpu.state.resets += 1
+    gpu.state.dead = gpu.state.stale = False
+    gpu.state.mig = gpu.state.pending

@@ -15,12 +15,13 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 
 from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
-from cyborg_gpu_driver.simulator.driver import placements
+from cyborg_gpu_driver.simulator.driver import mig
 from cyborg_gpu_driver.simulator.driver import refusal
 
 _FIRST_ID = 3251634000
@@ -58,7 +59,7 @@ def _room(gpu, kind):
     if gpu.state.mig:
         return 0
     if gpu.state.heterogeneous:
-        return len(placements.free(gpu, kind))
+        return len(mig.free(gpu, kind))
     others = [gpu.model.vgpu_type(vgpu.type_id) for vgpu in gpu.state.vgpus]
     # One size at a time: a PF that carries vGPUs itself takes only more of
     # the same type; virtual functions take types with the same framebuffer.
@@ -137,7 +138,7 @@ def remove_mdev(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu) -> None:
 def _first_placement(gpu, kind, instance):
     """The placement that the driver chooses if none is requested."""
     if gpu.state.heterogeneous:
-        return placements.free(gpu, kind)[0]
+        return mig.free(gpu, kind)[0]
     taken = {vgpu.placement for vgpu in gpu.state.vgpus
              if vgpu.instance == instance}
     return next(number for number in range(len(taken) + 1)
@@ -161,7 +162,7 @@ def set_params(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu,
         raise OSError(errno.EINVAL, '')
     vgpu.params = text.strip()
     if gpu.state.heterogeneous:
-        placements.settle(gpu, vgpu)
+        mig.settle(gpu, vgpu)
 
 
 def start_guest(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu,
@@ -173,8 +174,39 @@ def start_guest(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu,
         the virtual machine does not boot: EINVAL if no vGPU of its type can
         have that placement, EBUSY if another vGPU overlaps.
     """
-    placements.check(gpu, vgpu)
+    mig.check(gpu, vgpu)
     if vgpu.function in gpu.state.wedged:
         gpu.harm(f'a guest on the dead function {vgpu.function}')
     vgpu.guest = True
     vgpu.holders.append(pid)
+
+
+# The effect of NVIDIA's sriov-manage on a GPU.
+
+def manage(gpu: gpu_module.Gpu, enable: bool, count: int | None,
+           unless_open: bool = False) -> None:
+    """Create or remove the virtual functions of a GPU.
+
+    A GPU that already has virtual functions, or none, as requested does not
+    change. Otherwise the driver is unbound for a moment: handles die, and the
+    state that only the driver keeps is lost.
+
+    :param count: how many; None for all that the model has.
+    :param unless_open: refuse while a process has the GPU open, as the
+        script must: it requests the driver's unbindLock
+        (nv_procfs_close_unbind_lock in kernel-open/nvidia/nv-procfs.c of
+        NVIDIA's open kernel modules).
+    :raises OSError: EBUSY while processes or vGPUs use the GPU; ENODEV if
+        the GPU is not bound to NVIDIA's driver or has no SR-IOV.
+    """
+    total = gpu.model.totalvfs
+    if not gpu.bound or not total or gpu.machine.host.wsl:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+    if enable == bool(gpu.state.vfs):
+        return
+    if gpu.busy() or unless_open and gpu.held():
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+    wanted = total if count is None else min(count, total)
+    gpu.state.vfs = wanted if enable else 0
+    gpu.state.wedged.clear()
+    gpu.forget_settings()

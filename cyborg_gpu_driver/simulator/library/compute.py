@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import pynvml
 
-from cyborg_gpu_driver.simulator.abi import memory
-from cyborg_gpu_driver.simulator.abi import symbols
+from cyborg_gpu_driver.simulator import abi
 from cyborg_gpu_driver.simulator.driver import mig as rules
 from cyborg_gpu_driver.simulator.driver import refusal
 from cyborg_gpu_driver.simulator.library import mig as library_mig
@@ -28,7 +27,7 @@ _REV1 = pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1
 
 def _known(gpu, instance, number):
     """The profile with an id, as capacity and instance calls take it."""
-    profile = rules.compute_profile(gpu, instance, memory.number(number))
+    profile = rules.compute_profile(gpu, instance, abi.number(number))
     if profile is None:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     return profile
@@ -36,9 +35,9 @@ def _known(gpu, instance, number):
 
 def _enumerated(library, handle, number, engines):
     gpu, _, instance = library.instance(handle)
-    value = memory.number(number)
+    value = abi.number(number)
     if (not 0 <= value < pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT
-            or memory.number(engines) !=
+            or abi.number(engines) !=
             pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED):
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     profile = rules.compute_profile(gpu, instance, value)
@@ -60,16 +59,16 @@ def _fill(info, parent, profile):
     info.sharedOfaCount = parent.ofa
 
 
-@symbols.symbol('nvmlGpuInstanceGetComputeInstanceProfileInfo')
+@abi.symbol('nvmlGpuInstanceGetComputeInstanceProfileInfo')
 def profile_info(library, handle, number, engines, info):
     parent, profile = _enumerated(library, handle, number, engines)
-    _fill(memory.target(info), parent, profile)
+    _fill(abi.target(info), parent, profile)
 
 
-@symbols.symbol('nvmlGpuInstanceGetComputeInstanceProfileInfoV')
+@abi.symbol('nvmlGpuInstanceGetComputeInstanceProfileInfoV')
 def profile_info_v(library, handle, number, engines, info):
     parent, profile = _enumerated(library, handle, number, engines)
-    info = memory.target(info)
+    info = abi.target(info)
     if info.version != pynvml.nvmlComputeInstanceProfileInfo_v2:
         raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
     _fill(info, parent, profile)
@@ -81,16 +80,16 @@ def profile_info_v(library, handle, number, engines, info):
     info.name = f'MIG {name}'.encode()
 
 
-@symbols.symbol('nvmlGpuInstanceGetComputeInstanceRemainingCapacity',
-                privileged=True)
+@abi.symbol('nvmlGpuInstanceGetComputeInstanceRemainingCapacity',
+            privileged=True)
 def remaining_capacity(library, handle, number, count):
     gpu, _, instance = library.instance(handle)
-    memory.put(count, rules.compute_remaining(
+    abi.put(count, rules.compute_remaining(
         gpu, instance, _known(gpu, instance, number)))
 
 
-@symbols.symbol('nvmlGpuInstanceGetComputeInstancePossiblePlacements',
-                privileged=True)
+@abi.symbol('nvmlGpuInstanceGetComputeInstancePossiblePlacements',
+            privileged=True)
 def possible_placements(library, handle, number, placements, count):
     gpu, _, instance = library.instance(handle)
     profile = _known(gpu, instance, number)
@@ -99,35 +98,35 @@ def possible_placements(library, handle, number, placements, count):
         profile.slices, pynvml.c_nvmlComputeInstancePlacement_t)
 
 
-@symbols.symbol('nvmlGpuInstanceCreateComputeInstance', writes=True,
-                privileged=True)
+@abi.symbol('nvmlGpuInstanceCreateComputeInstance', writes=True,
+            privileged=True)
 def create(library, handle, number, compute):
     gpu, instance_id, _ = library.instance(handle)
-    memory.target(compute)
-    memory.put_handle(compute, library.compute_handle(
+    abi.target(compute)
+    abi.put_handle(compute, library.compute_handle(
         gpu, instance_id, rules.create_compute(
-            gpu, instance_id, memory.number(number))))
+            gpu, instance_id, abi.number(number))))
 
 
-@symbols.symbol('nvmlGpuInstanceCreateComputeInstanceWithPlacement',
-                writes=True, privileged=True)
+@abi.symbol('nvmlGpuInstanceCreateComputeInstanceWithPlacement',
+            writes=True, privileged=True)
 def create_with_placement(library, handle, number, placement, compute):
     gpu, instance_id, _ = library.instance(handle)
-    memory.target(compute)
-    placement = memory.target(placement)
-    memory.put_handle(compute, library.compute_handle(
+    abi.target(compute)
+    placement = abi.target(placement)
+    abi.put_handle(compute, library.compute_handle(
         gpu, instance_id, rules.create_compute(
-            gpu, instance_id, memory.number(number),
+            gpu, instance_id, abi.number(number),
             (placement.start, placement.size))))
 
 
-@symbols.symbol('nvmlComputeInstanceDestroy', writes=True,
-                privileged=True)
+@abi.symbol('nvmlComputeInstanceDestroy', writes=True,
+            privileged=True)
 def destroy(library, handle):
     rules.destroy_compute(*library.compute(handle))
 
 
-@symbols.symbol('nvmlGpuInstanceGetComputeInstances', privileged=True)
+@abi.symbol('nvmlGpuInstanceGetComputeInstances', privileged=True)
 def instances(library, handle, number, array, count):
     gpu, instance_id, instance = library.instance(handle)
     profile = _known(gpu, instance, number)
@@ -137,25 +136,25 @@ def instances(library, handle, number, array, count):
         if compute.profile_id == profile.enum])
 
 
-@symbols.symbol('nvmlGpuInstanceGetComputeInstanceById', privileged=True)
+@abi.symbol('nvmlGpuInstanceGetComputeInstanceById', privileged=True)
 def instance_by_id(library, handle, number, compute):
     gpu, instance_id, instance = library.instance(handle)
-    compute_id = memory.number(number)
+    compute_id = abi.number(number)
     if compute_id not in instance.compute:
         raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
-    memory.put_handle(compute, library.compute_handle(
+    abi.put_handle(compute, library.compute_handle(
         gpu, instance_id, compute_id))
 
 
-@symbols.symbol('nvmlComputeInstanceGetInfo_v2')
+@abi.symbol('nvmlComputeInstanceGetInfo_v2')
 def info_of(library, handle, info):
     gpu, instance_id, compute_id = library.compute(handle)
     compute = gpu.state.instances[instance_id].compute[compute_id]
-    info = memory.target(info)
-    info.device = memory.as_handle(
+    info = abi.target(info)
+    info.device = abi.as_handle(
         library.compute_handle(gpu, instance_id, compute_id, 'mig'),
         pynvml.c_nvmlDevice_t)
-    info.gpuInstance = memory.as_handle(
+    info.gpuInstance = abi.as_handle(
         library.instance_handle(gpu, instance_id),
         pynvml.c_nvmlGpuInstance_t)
     info.id = compute_id

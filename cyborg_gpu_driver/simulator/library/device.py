@@ -18,8 +18,7 @@ import re
 
 import pynvml
 
-from cyborg_gpu_driver.simulator.abi import memory
-from cyborg_gpu_driver.simulator.abi import symbols
+from cyborg_gpu_driver.simulator import abi
 from cyborg_gpu_driver.simulator.driver import refusal
 
 Refused = refusal.Refused
@@ -43,17 +42,17 @@ _BUS_ID = re.compile('(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):'
 def asked_for(library, name, argument):
     """The GPU that a GetHandleBy call requests; None if there is none."""
     if 'ByIndex' in name:
-        position = memory.number(argument)
+        position = abi.number(argument)
         gpus = library.visible()
         return gpus[position] if 0 <= position < len(gpus) else None
     if 'ByUUIDV' in name:
-        return _by_uuid(library, _uuid_of(memory.target(argument)))[0]
+        return _by_uuid(library, _uuid_of(abi.target(argument)))[0]
     if 'ByUUID' in name:
-        return _by_uuid(library, memory.text(argument))[0]
+        return _by_uuid(library, abi.text(argument))[0]
     if 'BySerial' in name:
         return _first(library, lambda gpu: gpu.spec.serial
-                      == memory.text(argument))
-    address = sysfs_address(memory.text(argument))
+                      == abi.text(argument))
+    address = sysfs_address(abi.text(argument))
     return _first(library, lambda gpu: gpu.address == address)
 
 
@@ -105,23 +104,23 @@ def _by_uuid(library, uuid):
     return None, None
 
 
-@symbols.symbol('nvmlDeviceGetHandleByIndex_v2', 'nvmlDeviceGetHandleByIndex')
+@abi.symbol('nvmlDeviceGetHandleByIndex_v2', 'nvmlDeviceGetHandleByIndex')
 def handle_by_index(library, index, handle):
     gpu = asked_for(library, 'ByIndex', index)
     if gpu is None:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    memory.put_handle(handle, library.handle_of(gpu))
+    abi.put_handle(handle, library.handle_of(gpu))
 
 
-@symbols.symbol('nvmlDeviceGetHandleByPciBusId_v2',
-                'nvmlDeviceGetHandleByPciBusId')
+@abi.symbol('nvmlDeviceGetHandleByPciBusId_v2',
+            'nvmlDeviceGetHandleByPciBusId')
 def handle_by_bus_id(library, bus_id, handle):
-    if sysfs_address(memory.text(bus_id)) is None:
+    if sysfs_address(abi.text(bus_id)) is None:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     _put_found(library, asked_for(library, 'ByPciBusId', bus_id), handle)
 
 
-@symbols.symbol('nvmlDeviceGetHandleBySerial')
+@abi.symbol('nvmlDeviceGetHandleBySerial')
 def handle_by_serial(library, serial, handle):
     found = asked_for(library, 'BySerial', serial)
     _open_until(library, found)
@@ -131,17 +130,17 @@ def handle_by_serial(library, serial, handle):
 def _put_found(library, gpu, handle):
     if gpu is None:
         raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
-    memory.put_handle(handle, library.handle_of(gpu))
+    abi.put_handle(handle, library.handle_of(gpu))
 
 
-@symbols.symbol('nvmlDeviceGetHandleByUUID')
+@abi.symbol('nvmlDeviceGetHandleByUUID')
 def handle_by_uuid(library, uuid, handle):
-    _put_by_uuid(library, memory.text(uuid), handle)
+    _put_by_uuid(library, abi.text(uuid), handle)
 
 
-@symbols.symbol('nvmlDeviceGetHandleByUUIDV')
+@abi.symbol('nvmlDeviceGetHandleByUUIDV')
 def handle_by_uuid_v(library, uuid, handle):
-    _put_by_uuid(library, _uuid_of(memory.target(uuid)), handle)
+    _put_by_uuid(library, _uuid_of(abi.target(uuid)), handle)
 
 
 def _put_by_uuid(library, uuid, handle):
@@ -150,52 +149,52 @@ def _put_by_uuid(library, uuid, handle):
     if ids is None:
         _put_found(library, gpu, handle)
     else:
-        memory.put_handle(handle, library.compute_handle(gpu, *ids, 'mig'))
+        abi.put_handle(handle, library.compute_handle(gpu, *ids, 'mig'))
 
 
-@symbols.symbol('nvmlDeviceGetIndex')
+@abi.symbol('nvmlDeviceGetIndex')
 def index_of(library, handle, index):
     gpu = library.gpu(handle)
-    memory.put(index, library.visible().index(gpu))
+    abi.put(index, library.visible().index(gpu))
 
 
-@symbols.symbol('nvmlDeviceGetName')
+@abi.symbol('nvmlDeviceGetName')
 def name(library, handle, buffer, length):
     gpu, ids = library.device(handle)
     text = gpu.model.product
     if ids is not None:
         text += ' MIG ' + _profile(gpu, ids).name
-    memory.put_text(buffer, memory.number(length), text)
+    abi.put_text(buffer, abi.number(length), text)
 
 
 def _profile(gpu, ids):
     return gpu.mig().by_id(gpu.state.instances[ids[0]].profile_id)
 
 
-@symbols.symbol('nvmlDeviceGetUUID')
+@abi.symbol('nvmlDeviceGetUUID')
 def uuid_of(library, handle, buffer, length):
     gpu, ids = library.device(handle)
     uuid = gpu.spec.uuid
     if ids is not None:
         uuid = gpu.state.instances[ids[0]].compute[ids[1]].uuid
-    memory.put_text(buffer, memory.number(length), uuid)
+    abi.put_text(buffer, abi.number(length), uuid)
 
 
-@symbols.symbol('nvmlDeviceGetSerial')
+@abi.symbol('nvmlDeviceGetSerial')
 def serial_of(library, handle, buffer, length):
-    memory.put_text(buffer, memory.number(length),
-                    library.gpu(handle).spec.serial)
+    abi.put_text(buffer, abi.number(length),
+                 library.gpu(handle).spec.serial)
 
 
-@symbols.symbol('nvmlDeviceGetMinorNumber')
+@abi.symbol('nvmlDeviceGetMinorNumber')
 def minor_number(library, handle, number):
-    memory.put(number, library.gpu(handle).spec.minor)
+    abi.put(number, library.gpu(handle).spec.minor)
 
 
-@symbols.symbol('nvmlDeviceGetPciInfo_v3', 'nvmlDeviceGetPciInfo')
+@abi.symbol('nvmlDeviceGetPciInfo_v3', 'nvmlDeviceGetPciInfo')
 def pci_info(library, handle, info):
     gpu = library.gpu(handle)
-    info = memory.target(info)
+    info = abi.target(info)
     model = gpu.model
     fill_bus_id(info, gpu.address)
     info.pciDeviceId = int(model.device + model.vendor, 16)
@@ -203,10 +202,10 @@ def pci_info(library, handle, info):
         model.subsystem_device + model.subsystem_vendor, 16)
 
 
-@symbols.symbol('nvmlDeviceGetPciInfoExt')
+@abi.symbol('nvmlDeviceGetPciInfoExt')
 def pci_info_ext(library, handle, info):
     gpu = library.gpu(handle)
-    info = memory.target(info)
+    info = abi.target(info)
     if info.version != pynvml.nvmlPciInfoExt_v1:
         raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
     model = gpu.model
@@ -235,23 +234,23 @@ def _memory_mib(gpu, ids):
         _profile(gpu, ids).memory_mib)
 
 
-@symbols.symbol('nvmlDeviceGetMemoryInfo')
+@abi.symbol('nvmlDeviceGetMemoryInfo')
 def memory_info(library, handle, info):
     gpu, ids = library.device(handle)
     library.check_usage(gpu, ids)
     total = _memory_mib(gpu, ids) * _MIB
-    info = memory.target(info)
+    info = abi.target(info)
     info.total = total
     info.used = min(_RESERVED_MIB * _MIB, total)
     info.free = total - info.used
 
 
-@symbols.symbol('nvmlDeviceGetMemoryInfo_v2')
+@abi.symbol('nvmlDeviceGetMemoryInfo_v2')
 def memory_info_v2(library, handle, info):
     gpu, ids = library.device(handle)
     library.check_usage(gpu, ids)
     total = _memory_mib(gpu, ids) * _MIB
-    info = memory.target(info)
+    info = abi.target(info)
     if info.version != _MEMORY_V2:
         raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
     info.total = total
@@ -260,39 +259,39 @@ def memory_info_v2(library, handle, info):
     info.free = total - info.reserved
 
 
-@symbols.symbol('nvmlDeviceGetBAR1MemoryInfo')
+@abi.symbol('nvmlDeviceGetBAR1MemoryInfo')
 def bar1_memory_info(library, handle, info):
     total = library.gpu(handle).model.bar1_mib * _MIB
-    info = memory.target(info)
+    info = abi.target(info)
     info.bar1Total = info.bar1Free = total
     info.bar1Used = 0
 
 
-@symbols.symbol('nvmlDeviceGetArchitecture')
+@abi.symbol('nvmlDeviceGetArchitecture')
 def architecture(library, handle, value):
-    memory.put(value, library.device(handle)[0].model.architecture)
+    abi.put(value, library.device(handle)[0].model.architecture)
 
 
-@symbols.symbol('nvmlDeviceGetVbiosVersion')
+@abi.symbol('nvmlDeviceGetVbiosVersion')
 def vbios_version(library, handle, buffer, length):
     model = library.gpu(handle).model
-    memory.put_text(buffer, memory.number(length), _VBIOS_OF.get(
+    abi.put_text(buffer, abi.number(length), _VBIOS_OF.get(
         model.name, _VBIOS[model.architecture]))
 
 
-@symbols.symbol('nvmlDeviceGetBrand')
+@abi.symbol('nvmlDeviceGetBrand')
 def brand(library, handle, value):
-    memory.put(value, library.device(handle)[0].model.brand)
+    abi.put(value, library.device(handle)[0].model.brand)
 
 
-@symbols.symbol('nvmlDeviceGetCudaComputeCapability')
+@abi.symbol('nvmlDeviceGetCudaComputeCapability')
 def compute_capability(library, handle, major, minor):
     values = library.device(handle)[0].model.compute_capability
-    memory.put(major, values[0])
-    memory.put(minor, values[1])
+    abi.put(major, values[0])
+    abi.put(minor, values[1])
 
 
-@symbols.symbol('nvmlDeviceGetNumaNodeId')
+@abi.symbol('nvmlDeviceGetNumaNodeId')
 def numa_node_id(library, handle, node):
     # Supported only if the GPU's memory is itself a NUMA node (Grace). Only
     # sysfs knows the NUMA node to which a PCI GPU is attached.
@@ -300,27 +299,27 @@ def numa_node_id(library, handle, node):
     raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
-@symbols.symbol('nvmlDeviceGetMemoryAffinity')
+@abi.symbol('nvmlDeviceGetMemoryAffinity')
 def memory_affinity(library, handle, size, nodes, scope):
     # Without NUMA, node 0: seen on an H100 and an H200, driver 580.159.04.
     node = max(library.gpu(handle).spec.numa_node, 0)
-    nodes = memory.target(nodes)
-    for position in range(memory.number(size)):
+    nodes = abi.target(nodes)
+    for position in range(abi.number(size)):
         nodes[position] = (
             1 << node % 64 if position == node // 64 else 0)
 
 
-@symbols.symbol('nvmlDeviceGetPersistenceMode')
+@abi.symbol('nvmlDeviceGetPersistenceMode')
 def persistence_mode(library, handle, mode):
     state = library.gpu(handle).state
-    memory.put(mode, int(state.persistence or state.daemon))
+    abi.put(mode, int(state.persistence or state.daemon))
 
 
-@symbols.symbol('nvmlDeviceSetPersistenceMode', writes=True,
-                privileged=True)
+@abi.symbol('nvmlDeviceSetPersistenceMode', writes=True,
+            privileged=True)
 def set_persistence_mode(library, handle, mode):
     gpu = library.gpu(handle)
-    value = memory.number(mode)
+    value = abi.number(mode)
     if value not in (pynvml.NVML_FEATURE_DISABLED,
                      pynvml.NVML_FEATURE_ENABLED):
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -328,20 +327,20 @@ def set_persistence_mode(library, handle, mode):
     gpu.state.persistence = bool(value)
 
 
-@symbols.symbol('nvmlDeviceGetComputeMode')
+@abi.symbol('nvmlDeviceGetComputeMode')
 def compute_mode(library, handle, mode):
     library.device(handle)
-    memory.put(mode, pynvml.NVML_COMPUTEMODE_DEFAULT)
+    abi.put(mode, pynvml.NVML_COMPUTEMODE_DEFAULT)
 
 
-@symbols.symbol('nvmlDeviceGetAttributes_v2')
+@abi.symbol('nvmlDeviceGetAttributes_v2')
 def attributes(library, handle, values):
     gpu, ids = library.device(handle)
     if ids is None:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     profile = _profile(gpu, ids)
     compute = gpu.state.instances[ids[0]].compute[ids[1]]
-    values = memory.target(values)
+    values = abi.target(values)
     values.multiprocessorCount = (
         profile.multiprocessors * compute.size // profile.slices)
     values.sharedCopyEngineCount = profile.copy_engines

@@ -10,7 +10,6 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-
 """NVML's events: sets of GPUs for whose events a process waits.
 
 Events are part of the machine's state, so that a process receives events that
@@ -25,9 +24,8 @@ import time
 
 import pynvml
 
+from cyborg_gpu_driver.simulator import abi
 from cyborg_gpu_driver.simulator import state as state_module
-from cyborg_gpu_driver.simulator.abi import memory
-from cyborg_gpu_driver.simulator.abi import symbols
 from cyborg_gpu_driver.simulator.driver import refusal
 
 Refused = refusal.Refused
@@ -77,32 +75,32 @@ class EventSets:
         :raises Refused: INVALID_ARGUMENT if there is no such set.
         """
         try:
-            return self._sets[memory.handle(argument)]
+            return self._sets[abi.handle(argument)]
         except KeyError:
             raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT) from None
 
     def free(self, argument: object) -> None:
         self.get(argument)
-        del self._sets[memory.handle(argument)]
+        del self._sets[abi.handle(argument)]
 
     def clear(self) -> None:
         """Forget all sets, as at the end of a session."""
         self._sets.clear()
 
 
-@symbols.symbol('nvmlEventSetCreate')
+@abi.symbol('nvmlEventSetCreate')
 def create(library, reference):
-    memory.put_handle(reference, library.events.make())
+    abi.put_handle(reference, library.events.make())
 
 
-@symbols.symbol('nvmlEventSetFree')
+@abi.symbol('nvmlEventSetFree')
 def free(library, event_set):
     library.events.free(event_set)
 
 
-@symbols.symbol('nvmlDeviceGetSupportedEventTypes')
+@abi.symbol('nvmlDeviceGetSupportedEventTypes')
 def supported_types(library, handle, types):
-    memory.put(types, _supported(library.gpu(handle)))
+    abi.put(types, _supported(library.gpu(handle)))
 
 
 def _supported(gpu):
@@ -110,20 +108,20 @@ def _supported(gpu):
             == pynvml.NVML_DEVICE_ARCH_HOPPER else _SUPPORTED)
 
 
-@symbols.symbol('nvmlDeviceRegisterEvents')
+@abi.symbol('nvmlDeviceRegisterEvents')
 def register(library, handle, types, event_set):
     gpu = library.gpu(handle)
-    types = memory.number(types)
+    types = abi.number(types)
     if types & ~_supported(gpu):
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     library.events.get(event_set)[gpu.address] = _Registered(
-        memory.handle(handle), gpu.state.epoch, types,
+        abi.handle(handle), gpu.state.epoch, types,
         library.machine.state.counter)
 
 
 def _linger(library, event_set, _data, milliseconds):
     """Wait until the call can return, or until its timeout."""
-    end = time.monotonic() + memory.number(milliseconds) / 1000
+    end = time.monotonic() + abi.number(milliseconds) / 1000
     while not _has_answer(library, event_set):
         left = end - time.monotonic()
         if left <= 0:
@@ -143,7 +141,7 @@ def _has_answer(library, event_set):
                 or _any_lost(library, members))
 
 
-@symbols.symbol('nvmlEventSetWait_v2', 'nvmlEventSetWait', before=_linger)
+@abi.symbol('nvmlEventSetWait_v2', 'nvmlEventSetWait', before=_linger)
 def wait(library, event_set, data, milliseconds):
     members = library.events.get(event_set)
     event = _next(library, members)
@@ -153,8 +151,8 @@ def wait(library, event_set, data, milliseconds):
                       else pynvml.NVML_ERROR_TIMEOUT)
     member = members[event.gpu]
     member.seen = event.number
-    data = memory.target(data)
-    data.device = memory.as_handle(member.handle, pynvml.c_nvmlDevice_t)
+    data = abi.target(data)
+    data.device = abi.as_handle(member.handle, pynvml.c_nvmlDevice_t)
     data.eventType = _type(event)
     data.eventData = event.xid or 0
     data.gpuInstanceId = _id(event.instance)
@@ -189,3 +187,128 @@ def _any_lost(library, members):
 
 def _epoch(library, address):
     return library.machine.gpu(address).state.epoch
+
+
+# NVML's calls about health, power and running processes.
+
+_CELSIUS = {
+    pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: 92,
+    pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: 89,
+}
+"""The thresholds of an A100, and here of all boards but Hopper's."""
+_CELSIUS_OF_HOPPER = {
+    pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: 95,
+    pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: 89,
+    pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX: 95,
+    pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX: 87,
+}
+"""Seen on an H100 and an H200, driver 580.159.04."""
+_IDLE_SHARE = 6
+"""An idle board draws about its power limit divided by this number."""
+_NO_INSTANCE = 0xffffffff
+
+
+@abi.symbol('nvmlDeviceGetTemperature')
+def temperature(library, handle, sensor, value):
+    abi.put(value, library.gpu(handle).state.celsius)
+
+
+@abi.symbol('nvmlDeviceGetTemperatureV')
+def temperature_v(library, handle, value):
+    abi.target(value).temperature = library.gpu(handle).state.celsius
+
+
+@abi.symbol('nvmlDeviceGetTemperatureThreshold')
+def temperature_threshold(library, handle, threshold, value):
+    gpu = library.gpu(handle)
+    number = abi.number(threshold)
+    if not 0 <= number < pynvml.NVML_TEMPERATURE_THRESHOLD_COUNT:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    celsius = _CELSIUS_OF_HOPPER if (
+        gpu.model.architecture == pynvml.NVML_DEVICE_ARCH_HOPPER) else _CELSIUS
+    if number not in celsius:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    abi.put(value, celsius[number])
+
+
+@abi.symbol('nvmlDeviceGetCurrentClocksEventReasons')
+def clocks_event_reasons(library, handle, reasons):
+    hot = library.gpu(handle).state.celsius >= _CELSIUS[
+        pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN]
+    abi.put(reasons, pynvml.nvmlClocksEventReasonHwThermalSlowdown
+            if hot else pynvml.nvmlClocksEventReasonGpuIdle)
+
+
+@abi.symbol('nvmlDeviceGetPowerUsage')
+def power_usage(library, handle, milliwatts):
+    limit = library.gpu(handle).model.power_limit_watts
+    abi.put(milliwatts, limit * 1000 // _IDLE_SHARE)
+
+
+@abi.symbol('nvmlDeviceGetPowerManagementLimit',
+            'nvmlDeviceGetEnforcedPowerLimit')
+def power_limit(library, handle, milliwatts):
+    abi.put(milliwatts,
+            library.gpu(handle).model.power_limit_watts * 1000)
+
+
+@abi.symbol('nvmlDeviceGetTotalEccErrors')
+def ecc_errors(library, handle, kind, counter, count):
+    gpu = library.gpu(handle)
+    # nvml.h: "Requires ECC Mode to be enabled."
+    if not gpu.state.ecc_modes[0]:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    # Remapped rows count the errors of the board's whole life.
+    counters = (gpu.state.ecc
+                if abi.number(counter) == pynvml.NVML_VOLATILE_ECC
+                else gpu.state.remapped)
+    abi.put(count, counters[
+        0 if abi.number(kind) ==
+        pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED else 1])
+
+
+@abi.symbol('nvmlDeviceGetRemappedRows')
+def remapped_rows(library, handle, corrected, uncorrected, pending, failed):
+    gpu = library.gpu(handle)
+    # nvml.h: not supported "on MIG-enabled GPUs with active instances".
+    if not gpu.model.row_remapping or (gpu.state.mig and gpu.state.instances):
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    for reference, value in zip((corrected, uncorrected, pending, failed),
+                                gpu.state.remapped):
+        abi.put(reference, value)
+
+
+@abi.symbol('nvmlDeviceGetRetiredPagesPendingStatus')
+def retired_pages_pending(library, handle, pending):
+    gpu = library.gpu(handle)
+    if gpu.model.row_remapping:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    abi.put(pending, gpu.state.remapped[2])
+
+
+@abi.symbol('nvmlDeviceGetComputeRunningProcesses_v2',
+            'nvmlDeviceGetComputeRunningProcesses_v3')
+def compute_processes(library, handle, count, infos):
+    gpu, ids = library.device(handle)
+    library.check_usage(gpu, ids)
+    values = []
+    for process in gpu.state.processes:
+        if ids is not None and ids != (process.instance, process.compute):
+            continue
+        values.append(pynvml.c_nvmlProcessInfo_v3_t(
+            pid=process.pid, usedGpuMemory=1 << 28,
+            gpuInstanceId=_or_none(process.instance),
+            computeInstanceId=_or_none(process.compute)))
+    abi.put_list(infos, count, pynvml.c_nvmlProcessInfo_v3_t, values)
+
+
+def _or_none(number):
+    return _NO_INSTANCE if number is None else number
+
+
+@abi.symbol('nvmlDeviceGetGraphicsRunningProcesses_v2',
+            'nvmlDeviceGetGraphicsRunningProcesses_v3',
+            'nvmlDeviceGetMPSComputeRunningProcesses_v3')
+def other_processes(library, handle, count, infos):
+    library.check_usage(*library.device(handle))
+    abi.put(count, 0)

@@ -26,28 +26,23 @@ from typing import Any
 
 import pynvml
 
+from cyborg_gpu_driver.simulator import abi
 from cyborg_gpu_driver.simulator import state as state_module
-from cyborg_gpu_driver.simulator.abi import handles
-from cyborg_gpu_driver.simulator.abi import memory
-from cyborg_gpu_driver.simulator.abi import symbols
 from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
 from cyborg_gpu_driver.simulator.driver import refusal
 from cyborg_gpu_driver.simulator.library import compute as library_compute
 from cyborg_gpu_driver.simulator.library import device as library_device
 from cyborg_gpu_driver.simulator.library import events as library_events
-from cyborg_gpu_driver.simulator.library import health as library_health
-from cyborg_gpu_driver.simulator.library import link as library_link
 from cyborg_gpu_driver.simulator.library import mig as library_mig
 from cyborg_gpu_driver.simulator.library import modes as library_modes
 from cyborg_gpu_driver.simulator.library import placement as library_placement
-from cyborg_gpu_driver.simulator.library import scheduler as library_scheduler
 from cyborg_gpu_driver.simulator.library import system as library_system
 from cyborg_gpu_driver.simulator.library import telemetry as library_telemetry
 from cyborg_gpu_driver.simulator.library import vgpu as library_vgpu
 
-TOPICS = (library_system, library_device, library_health, library_modes,
-          library_link, library_mig, library_compute, library_vgpu,
-          library_placement, library_scheduler, library_telemetry,
+TOPICS = (library_system, library_device, library_events, library_modes,
+          library_telemetry, library_mig, library_compute, library_vgpu,
+          library_placement, library_modes, library_telemetry,
           library_events)
 _WITHOUT_SESSION = frozenset({'nvmlInitWithFlags', 'nvmlInit_v2',
                               'nvmlErrorString'})
@@ -64,7 +59,7 @@ class Library:
 
     def __init__(self, machine):
         self.machine = machine
-        self.handles = handles.Handles()
+        self.handles = abi.Handles()
         self.events = library_events.EventSets()
         self._sessions = 0
         self._hanging: list[str] = []
@@ -74,14 +69,14 @@ class Library:
 
     def __getattr__(self, name):
         try:
-            symbol = symbols.TABLE[name]
+            symbol = abi.TABLE[name]
         except KeyError:
             raise AttributeError(name) from None
         function = _Function(self, name, symbol)
         setattr(self, name, function)
         return function
 
-    def call(self, name: str, symbol: symbols.Symbol,
+    def call(self, name: str, symbol: abi.Symbol,
              arguments: tuple[Any, ...]) -> Any:
         """Call a C function as one operation on the machine."""
         machine = self.machine
@@ -142,7 +137,7 @@ class Library:
             gpu = library_device.asked_for(self, name, arguments[0])
             return gpu and gpu.address
         for argument in arguments:
-            key = self.handles.key(memory.handle(argument))
+            key = self.handles.key(abi.handle(argument))
             if key is not None:
                 return key[1]
         return None
@@ -311,7 +306,7 @@ class Library:
 
     def _key(self, argument, *kinds):
         """The key of a handle, which must be of these kinds and alive."""
-        key = self.handles.key(memory.handle(argument))
+        key = self.handles.key(abi.handle(argument))
         if key is None or key[0] not in kinds:
             raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         if self.machine.gpu(key[1]).unreachable:

@@ -18,8 +18,7 @@ import ctypes
 
 import pynvml
 
-from cyborg_gpu_driver.simulator.abi import memory
-from cyborg_gpu_driver.simulator.abi import symbols
+from cyborg_gpu_driver.simulator import abi
 from cyborg_gpu_driver.simulator.driver import mig as rules
 from cyborg_gpu_driver.simulator.driver import refusal
 
@@ -32,23 +31,23 @@ _PEER = 0x1
 """NVML_GPU_INSTANCE_PROFILE_CAPS_P2P."""
 
 
-@symbols.symbol('nvmlDeviceGetMigMode')
+@abi.symbol('nvmlDeviceGetMigMode')
 def get_mode(library, handle, current, pending):
     gpu = library.gpu(handle)
     gpu.mig()
-    memory.put(current, int(gpu.state.mig))
-    memory.put(pending, int(gpu.state.pending))
+    abi.put(current, int(gpu.state.mig))
+    abi.put(pending, int(gpu.state.pending))
 
 
-@symbols.symbol('nvmlDeviceSetMigMode', writes=True, privileged=True)
+@abi.symbol('nvmlDeviceSetMigMode', writes=True, privileged=True)
 def set_mode(library, handle, mode, activation):
     gpu = library.gpu(handle)
     gpu.mig()
-    value = memory.number(mode)
+    value = abi.number(mode)
     if value not in (0, 1):
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    memory.target(activation)
-    memory.put(activation, rules.set_mode(gpu, bool(value)))
+    abi.target(activation)
+    abi.put(activation, rules.set_mode(gpu, bool(value)))
 
 
 def _enumerated(library, handle, number):
@@ -59,7 +58,7 @@ def _enumerated(library, handle, number):
     """
     gpu = library.gpu(handle)
     mig = gpu.mig()
-    value = memory.number(number)
+    value = abi.number(number)
     if not 0 <= value < _profile_count(gpu.machine.host.driver_version):
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     profile = mig.by_enum(value)
@@ -88,24 +87,24 @@ def _fill(info, profile):
     info.memorySizeMB = profile.memory_mib
 
 
-@symbols.symbol('nvmlDeviceGetGpuInstanceProfileInfo')
+@abi.symbol('nvmlDeviceGetGpuInstanceProfileInfo')
 def profile_info(library, handle, number, info):
     profile = _enumerated(library, handle, number)
-    info = memory.target(info)
+    info = abi.target(info)
     _fill(info, profile)
     info.isP2pSupported = profile.capabilities & _PEER
 
 
-@symbols.symbol('nvmlDeviceGetGpuInstanceProfileInfoV')
+@abi.symbol('nvmlDeviceGetGpuInstanceProfileInfoV')
 def profile_info_v(library, handle, number, info):
     _fill_versioned(info, _enumerated(library, handle, number))
 
 
-@symbols.symbol('nvmlDeviceGetGpuInstanceProfileInfoByIdV')
+@abi.symbol('nvmlDeviceGetGpuInstanceProfileInfoByIdV')
 def profile_info_by_id(library, handle, profile_id, info):
     gpu = library.gpu(handle)
     _fill_versioned(info, rules.profile_by_id(gpu.mig(),
-                                       memory.number(profile_id)))
+                                       abi.number(profile_id)))
 
 
 def _fill_versioned(info, profile):
@@ -113,7 +112,7 @@ def _fill_versioned(info, profile):
 
     Version 3 has capabilities instead of peer access.
     """
-    info = memory.target(info)
+    info = abi.target(info)
     version = info.version >> 24
     if (version not in _VERSIONS
             or info.version & 0xffffff != ctypes.sizeof(info)):
@@ -128,32 +127,32 @@ def _fill_versioned(info, profile):
     info.version = 0
 
 
-@symbols.symbol('nvmlDeviceGetGpuInstancePossiblePlacements_v2',
-                privileged=True)
+@abi.symbol('nvmlDeviceGetGpuInstancePossiblePlacements_v2',
+            privileged=True)
 def possible_placements(library, handle, profile_id, placements, count):
     gpu = library.gpu(handle)
-    profile = rules.profile_by_id(gpu.mig(), memory.number(profile_id))
+    profile = rules.profile_by_id(gpu.mig(), abi.number(profile_id))
     put_placements(placements, count, profile.starts, profile.size,
                    pynvml.c_nvmlGpuInstancePlacement_t)
 
 
 def put_placements(placements, count, starts, size, kind):
     """Fill placements; with NULL, only their number."""
-    count = memory.target(count)
+    count = abi.target(count)
     if placements is not None:
-        array = memory.array(placements, kind, len(starts), count.value)
+        array = abi.array(placements, kind, len(starts), count.value)
         for position, start in enumerate(starts):
             array[position].start = start
             array[position].size = size
     count.value = len(starts)
 
 
-@symbols.symbol('nvmlDeviceGetGpuInstanceRemainingCapacity', privileged=True)
+@abi.symbol('nvmlDeviceGetGpuInstanceRemainingCapacity', privileged=True)
 def remaining_capacity(library, handle, profile_id, count):
     gpu = library.gpu(handle)
-    number = memory.number(profile_id)
-    memory.put(count, rules.profile_by_id(gpu.mig(), number).max_instances
-               if _answers_outside(gpu) else rules.remaining(gpu, number))
+    number = abi.number(profile_id)
+    abi.put(count, rules.profile_by_id(gpu.mig(), number).max_instances
+            if _answers_outside(gpu) else rules.remaining(gpu, number))
 
 
 def _answers_outside(gpu):
@@ -168,40 +167,40 @@ def _answers_outside(gpu):
             and gpu.model.architecture >= pynvml.NVML_DEVICE_ARCH_HOPPER)
 
 
-@symbols.symbol('nvmlDeviceCreateGpuInstance', writes=True, privileged=True)
+@abi.symbol('nvmlDeviceCreateGpuInstance', writes=True, privileged=True)
 def create(library, handle, profile_id, instance):
     gpu = library.gpu(handle)
-    memory.target(instance)
+    abi.target(instance)
     _put_created(library, gpu, instance, rules.create(
-        gpu, memory.number(profile_id)))
+        gpu, abi.number(profile_id)))
 
 
-@symbols.symbol('nvmlDeviceCreateGpuInstanceWithPlacement', writes=True,
-                privileged=True)
+@abi.symbol('nvmlDeviceCreateGpuInstanceWithPlacement', writes=True,
+            privileged=True)
 def create_with_placement(library, handle, profile_id, placement, instance):
     gpu = library.gpu(handle)
-    memory.target(instance)
-    placement = memory.target(placement)
+    abi.target(instance)
+    placement = abi.target(placement)
     _put_created(library, gpu, instance, rules.create(
-        gpu, memory.number(profile_id), (placement.start, placement.size)))
+        gpu, abi.number(profile_id), (placement.start, placement.size)))
 
 
 def _put_created(library, gpu, instance, instance_id):
-    memory.put_handle(instance, library.instance_handle(gpu, instance_id))
+    abi.put_handle(instance, library.instance_handle(gpu, instance_id))
     if library.machine.faults.vanishes(gpu.address):
         rules.destroy(gpu, instance_id)
 
 
-@symbols.symbol('nvmlGpuInstanceDestroy', writes=True, privileged=True)
+@abi.symbol('nvmlGpuInstanceDestroy', writes=True, privileged=True)
 def destroy(library, handle):
     gpu, instance_id, _ = library.instance(handle)
     rules.destroy(gpu, instance_id)
 
 
-@symbols.symbol('nvmlDeviceGetGpuInstances', privileged=True)
+@abi.symbol('nvmlDeviceGetGpuInstances', privileged=True)
 def instances(library, handle, profile_id, array, count):
     gpu = library.gpu(handle)
-    number = memory.number(profile_id)
+    number = abi.number(profile_id)
     mig = gpu.mig() if _answers_outside(gpu) else rules.enabled(gpu)
     rules.profile_by_id(mig, number)
     found = [instance_id for instance_id, instance
@@ -217,50 +216,50 @@ def put_handles(array, count, values):
     The count is only an output. The caller knows the necessary length of the
     array from the profile. The length of Python's own arrays is checked.
     """
-    count = memory.target(count)
+    count = abi.target(count)
     kind = pynvml.c_nvmlGpuInstance_t
-    memory_ = memory.array(array, kind, len(values))
+    memory_ = abi.array(array, kind, len(values))
     for position, value in enumerate(values):
-        memory_[position] = memory.as_handle(value, kind)
+        memory_[position] = abi.as_handle(value, kind)
     count.value = len(values)
 
 
-@symbols.symbol('nvmlDeviceGetGpuInstanceById', privileged=True)
+@abi.symbol('nvmlDeviceGetGpuInstanceById', privileged=True)
 def instance_by_id(library, handle, number, instance):
     gpu = library.gpu(handle)
     if not _answers_outside(gpu):
         rules.enabled(gpu)
-    instance_id = memory.number(number)
+    instance_id = abi.number(number)
     if instance_id not in gpu.state.instances:
         raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
-    memory.put_handle(instance, library.instance_handle(gpu, instance_id))
+    abi.put_handle(instance, library.instance_handle(gpu, instance_id))
 
 
-@symbols.symbol('nvmlGpuInstanceGetInfo')
+@abi.symbol('nvmlGpuInstanceGetInfo')
 def instance_info(library, handle, info):
     gpu, instance_id, instance = library.instance(handle)
-    info = memory.target(info)
-    info.device = memory.as_handle(library.handle_of(gpu),
-                                   pynvml.c_nvmlDevice_t)
+    info = abi.target(info)
+    info.device = abi.as_handle(library.handle_of(gpu),
+                                pynvml.c_nvmlDevice_t)
     info.id = instance_id
     info.profileId = instance.profile_id
     info.placement.start = instance.start
     info.placement.size = instance.size
 
 
-@symbols.symbol('nvmlDeviceIsMigDeviceHandle')
+@abi.symbol('nvmlDeviceIsMigDeviceHandle')
 def is_mig_device(library, handle, answer):
-    memory.put(answer, int(library.device(handle)[1] is not None))
+    abi.put(answer, int(library.device(handle)[1] is not None))
 
 
-@symbols.symbol('nvmlDeviceGetGpuInstanceId')
+@abi.symbol('nvmlDeviceGetGpuInstanceId')
 def gpu_instance_id(library, handle, number):
-    memory.put(number, _mig_device(library, handle)[1][0])
+    abi.put(number, _mig_device(library, handle)[1][0])
 
 
-@symbols.symbol('nvmlDeviceGetComputeInstanceId')
+@abi.symbol('nvmlDeviceGetComputeInstanceId')
 def compute_instance_id(library, handle, number):
-    memory.put(number, _mig_device(library, handle)[1][1])
+    abi.put(number, _mig_device(library, handle)[1][1])
 
 
 def _mig_device(library, handle):
@@ -270,20 +269,20 @@ def _mig_device(library, handle):
     return gpu, ids
 
 
-@symbols.symbol('nvmlDeviceGetMaxMigDeviceCount')
+@abi.symbol('nvmlDeviceGetMaxMigDeviceCount')
 def max_mig_devices(library, handle, count):
     # nvml.h: "Returns zero if MIG is not supported or enabled."
     gpu = library.gpu(handle)
-    memory.put(count, max(
+    abi.put(count, max(
         profile.max_instances for profile in gpu.model.mig.profiles)
-        if gpu.state.mig else 0)
+     if gpu.state.mig else 0)
 
 
-@symbols.symbol('nvmlDeviceGetMigDeviceHandleByIndex')
+@abi.symbol('nvmlDeviceGetMigDeviceHandleByIndex')
 def mig_device_by_index(library, handle, index, device):
     gpu = library.gpu(handle)
     mig = rules.enabled(gpu)
-    number = memory.number(index)
+    number = abi.number(index)
     if number >= max(profile.max_instances for profile in mig.profiles):
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     devices = [(instance_id, compute_id)
@@ -292,11 +291,11 @@ def mig_device_by_index(library, handle, index, device):
                for compute_id in sorted(instance.compute)]
     if number >= len(devices):
         raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
-    memory.put_handle(device, library.compute_handle(
+    abi.put_handle(device, library.compute_handle(
         gpu, *devices[number], 'mig'))
 
 
-@symbols.symbol('nvmlDeviceGetDeviceHandleFromMigDeviceHandle')
+@abi.symbol('nvmlDeviceGetDeviceHandleFromMigDeviceHandle')
 def parent_device(library, handle, device):
     gpu, _ = _mig_device(library, handle)
-    memory.put_handle(device, library.handle_of(gpu))
+    abi.put_handle(device, library.handle_of(gpu))

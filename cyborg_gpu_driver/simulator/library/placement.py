@@ -18,9 +18,8 @@ import ctypes
 
 import pynvml
 
-from cyborg_gpu_driver.simulator.abi import memory
-from cyborg_gpu_driver.simulator.abi import symbols
-from cyborg_gpu_driver.simulator.driver import placements
+from cyborg_gpu_driver.simulator import abi
+from cyborg_gpu_driver.simulator.driver import mig
 from cyborg_gpu_driver.simulator.driver import refusal
 from cyborg_gpu_driver.simulator.library import vgpu as library_vgpu
 
@@ -54,7 +53,7 @@ def _placement_list(library, argument):
     :raises Refused: ARGUMENT_VERSION_MISMATCH for a version that the driver
         does not know.
     """
-    argument = memory.target(argument)
+    argument = abi.target(argument)
     version = argument.version
     if version == pynvml.VgpuPlacementList_v1:
         return _ListV1.from_buffer(argument)
@@ -73,7 +72,7 @@ def _time_sliced(library, handle, type_id):
     kind = gpu.model.vgpu_type(
         library_vgpu.vgpu_type(library, type_id).type_id)
     if (kind is None or gpu.vgpu_on_pf
-            or not placements.supported(gpu.model, kind)):
+            or not mig.supported(gpu.model, kind)):
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     return gpu, kind
 
@@ -90,12 +89,12 @@ def _fill(wanted, gpu, kind, ids):
     room = wanted.count if isinstance(wanted, _ListV2) else (
         kind.max_instances)
     wanted.count = len(ids)
-    wanted.size = placements.size(gpu.model, kind)
+    wanted.size = mig.size(gpu.model, kind)
     if ids:
-        memory.array(wanted.ids, ctypes.c_uint, len(ids), room)[:] = ids
+        abi.array(wanted.ids, ctypes.c_uint, len(ids), room)[:] = ids
 
 
-@symbols.symbol('nvmlDeviceGetVgpuTypeSupportedPlacements')
+@abi.symbol('nvmlDeviceGetVgpuTypeSupportedPlacements')
 def supported(library, handle, type_id, argument):
     gpu, kind = _time_sliced(library, handle, type_id)
     wanted = _placement_list(library, argument)
@@ -106,13 +105,13 @@ def supported(library, handle, type_id, argument):
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     if mode != pynvml.NVML_VGPU_PGPU_HETEROGENEOUS_MODE:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    _fill(wanted, gpu, kind, placements.supported(gpu.model, kind))
+    _fill(wanted, gpu, kind, mig.supported(gpu.model, kind))
 
 
-@symbols.symbol('nvmlDeviceGetVgpuTypeCreatablePlacements')
+@abi.symbol('nvmlDeviceGetVgpuTypeCreatablePlacements')
 def creatable(library, handle, type_id, argument):
     gpu, kind = _time_sliced(library, handle, type_id)
     wanted = _placement_list(library, argument)
     if not gpu.state.heterogeneous:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    _fill(wanted, gpu, kind, placements.free(gpu, kind))
+    _fill(wanted, gpu, kind, mig.free(gpu, kind))

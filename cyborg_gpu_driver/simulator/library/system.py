@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import pynvml
 
-from cyborg_gpu_driver.simulator.abi import memory
-from cyborg_gpu_driver.simulator.abi import symbols
+from cyborg_gpu_driver.simulator import abi
 
 _PCI = 'NVML_ERROR_'
 _TEXTS = {
@@ -25,48 +24,48 @@ _TEXTS = {
     for name in dir(pynvml) if name.startswith(_PCI)}
 
 
-@symbols.symbol('nvmlInitWithFlags')
+@abi.symbol('nvmlInitWithFlags')
 def init_with_flags(library, flags):
-    library.start(attach=not memory.number(flags)
+    library.start(attach=not abi.number(flags)
                   & pynvml.NVML_INIT_FLAG_NO_ATTACH)
 
 
-@symbols.symbol('nvmlInit_v2')
+@abi.symbol('nvmlInit_v2')
 def init(library):
     library.start()
 
 
-@symbols.symbol('nvmlShutdown')
+@abi.symbol('nvmlShutdown')
 def shutdown(library):
     library.stop()
 
 
-@symbols.symbol('nvmlErrorString')
+@abi.symbol('nvmlErrorString')
 def error_string(library, code):
-    code = memory.number(code)
+    code = abi.number(code)
     if code == pynvml.NVML_SUCCESS:
         return b'Success'
     return _TEXTS.get(code, 'Unknown Error').encode()
 
 
-@symbols.symbol('nvmlSystemGetDriverVersion')
+@abi.symbol('nvmlSystemGetDriverVersion')
 def driver_version(library, buffer, length):
-    memory.put_text(buffer, memory.number(length),
-                    library.machine.host.driver_version)
+    abi.put_text(buffer, abi.number(length),
+                 library.machine.host.driver_version)
 
 
-@symbols.symbol('nvmlSystemGetNVMLVersion')
+@abi.symbol('nvmlSystemGetNVMLVersion')
 def nvml_version(library, buffer, length):
-    memory.put_text(buffer, memory.number(length),
-                    library.machine.host.nvml_version)
+    abi.put_text(buffer, abi.number(length),
+                 library.machine.host.nvml_version)
 
 
-@symbols.symbol('nvmlSystemGetCudaDriverVersion',
-                'nvmlSystemGetCudaDriverVersion_v2')
+@abi.symbol('nvmlSystemGetCudaDriverVersion',
+            'nvmlSystemGetCudaDriverVersion_v2')
 def cuda_version(library, version):
-    memory.put(version, library.machine.host.cuda_version)
+    abi.put(version, library.machine.host.cuda_version)
 
 
-@symbols.symbol('nvmlDeviceGetCount_v2', 'nvmlDeviceGetCount')
+@abi.symbol('nvmlDeviceGetCount_v2', 'nvmlDeviceGetCount')
 def device_count(library, count):
-    memory.put(count, len(library.visible()))
+    abi.put(count, len(library.visible()))

@@ -20,12 +20,13 @@ nothing, GPUs before Hopper have only the fields that are older than Hopper.
 from __future__ import annotations
 
 import time
+import uuid
 
 import pynvml
 
-from cyborg_gpu_driver.simulator.abi import memory
-from cyborg_gpu_driver.simulator.abi import symbols
+from cyborg_gpu_driver.simulator import abi
 from cyborg_gpu_driver.simulator.driver import refusal
+from cyborg_gpu_driver.simulator.library import device as library_device
 from cyborg_gpu_driver.simulator.library import vgpu as library_vgpu
 
 Refused = refusal.Refused
@@ -47,32 +48,32 @@ _OF_A_LINK = {
     pynvml.NVML_FI_DEV_NVLINK_ERROR_DL_CRC: 0}
 
 
-@symbols.symbol('nvmlDeviceGetUtilizationRates')
+@abi.symbol('nvmlDeviceGetUtilizationRates')
 def utilization(library, handle, rates):
     # nvml.h: "On MIG-enabled GPUs, querying device utilization rates is not
     # currently supported."
     gpu = library.gpu(handle)
     if gpu.state.mig:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    rates = memory.target(rates)
+    rates = abi.target(rates)
     rates.gpu, rates.memory = gpu.state.meters.gpu, gpu.state.meters.memory
 
 
-@symbols.symbol('nvmlDeviceGetClockInfo')
+@abi.symbol('nvmlDeviceGetClockInfo')
 def clock_info(library, handle, kind, value):
     gpu = library.gpu(handle)
     clocks = _MHZ if gpu.state.meters.gpu else _IDLE_MHZ
-    number = memory.number(kind)
+    number = abi.number(kind)
     if number not in clocks:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    memory.put(value, clocks[number])
+    abi.put(value, clocks[number])
 
 
-@symbols.symbol('nvmlDeviceGetFieldValues')
+@abi.symbol('nvmlDeviceGetFieldValues')
 def field_values(library, handle, count, values):
     gpu = library.gpu(handle)
-    for field in memory.array(values, pynvml.c_nvmlFieldValue_t,
-                              memory.number(count)):
+    for field in abi.array(values, pynvml.c_nvmlFieldValue_t,
+                           abi.number(count)):
         try:
             found = _field(gpu, field.fieldId, field.scopeId)
         except Refused as refused:
@@ -182,7 +183,7 @@ def _times(factors, number, count):
     return factors[number] * count if number in factors else None
 
 
-@symbols.symbol('nvmlDeviceGetVgpuUtilization')
+@abi.symbol('nvmlDeviceGetVgpuUtilization')
 def vgpu_utilization(library, handle, since, kind, count, samples):
     """Return one current sample for each vGPU on which a guest runs."""
     gpu = library_vgpu.vgpu_host(library, handle)
@@ -196,24 +197,137 @@ def vgpu_utilization(library, handle, since, kind, count, samples):
                                  vgpu.percents, strict=True):
             getattr(sample, name).uiVal = percent
         found.append(sample)
-    if found and memory.number(since) >= now:
+    if found and abi.number(since) >= now:
         raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
-    memory.put(kind, pynvml.NVML_VALUE_TYPE_UNSIGNED_INT)
-    memory.put_list(samples, count,
-                    pynvml.c_nvmlVgpuInstanceUtilizationSample_t, found)
+    abi.put(kind, pynvml.NVML_VALUE_TYPE_UNSIGNED_INT)
+    abi.put_list(samples, count,
+                 pynvml.c_nvmlVgpuInstanceUtilizationSample_t, found)
 
 
-@symbols.symbol('nvmlVgpuInstanceGetFbUsage')
+@abi.symbol('nvmlVgpuInstanceGetFbUsage')
 def framebuffer_usage(library, vgpu_id, used):
     _, vgpu = library_vgpu.active_vgpu(library, vgpu_id)
-    memory.put(used, vgpu.used_mib * _MIB)
+    abi.put(used, vgpu.used_mib * _MIB)
 
 
-@symbols.symbol('nvmlVgpuInstanceGetVmID')
+@abi.symbol('nvmlVgpuInstanceGetVmID')
 def vm_id(library, vgpu_id, buffer, size, kind):
     """nvml.h: the id's format varies by platform; ``kind`` says which it is.
     """
     _, vgpu = library_vgpu.active_vgpu(library, vgpu_id)
-    memory.put_text(buffer, memory.number(size), vgpu.vm)
-    memory.put(kind, pynvml.NVML_VGPU_VM_ID_DOMAIN_ID if vgpu.vm.isdecimal()
-               else pynvml.NVML_VGPU_VM_ID_UUID)
+    abi.put_text(buffer, abi.number(size), vgpu.vm)
+    abi.put(kind, pynvml.NVML_VGPU_VM_ID_DOMAIN_ID if vgpu.vm.isdecimal()
+            else pynvml.NVML_VGPU_VM_ID_UUID)
+
+
+# NVML's calls about NVLink and how GPUs reach each other.
+
+def _link(library, handle, link):
+    """A GPU and the address at its link's other end, None if unconnected."""
+    gpu = library.gpu(handle)
+    number = abi.number(link)
+    if not gpu.model.nvlinks:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    if number >= gpu.model.nvlinks:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    peers = gpu.spec.nvlink_peers
+    return gpu, peers[number] if number < len(peers) else None
+
+
+@abi.symbol('nvmlDeviceGetNvLinkState')
+def link_state(library, handle, link, active):
+    gpu, peer = _link(library, handle, link)
+    abi.put(active, int(
+        peer is not None
+        and abi.number(link) not in gpu.state.meters.links_down))
+
+
+@abi.symbol('nvmlDeviceGetNvLinkRemotePciInfo_v2',
+            'nvmlDeviceGetNvLinkRemotePciInfo')
+def remote_pci_info(library, handle, link, info):
+    gpu, peer = _link(library, handle, link)
+    if peer is None:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    info = abi.target(info)
+    library_device.fill_bus_id(info, peer)
+    info.pciDeviceId = gpu.machine.host.pci_id(peer)
+
+
+@abi.symbol('nvmlDeviceGetNvLinkRemoteDeviceType')
+def remote_device_type(library, handle, link, kind):
+    gpu, peer = _link(library, handle, link)
+    if peer is None:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    abi.put(kind, pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
+            if gpu.machine.host.gpu(peer) is None
+            else pynvml.NVML_NVLINK_DEVICE_TYPE_GPU)
+
+
+@abi.symbol('nvmlDeviceGetModuleId')
+def module_id(library, handle, number):
+    """The module id; 0 for a GPU that is not on a baseboard (nvml.h)."""
+    gpu = library.gpu(handle)
+    abi.put(number, gpu.machine.host.module(gpu.address))
+
+
+@abi.symbol('nvmlDeviceGetP2PStatus')
+def p2p_status(library, handle, other_handle, index, status):
+    gpu, other = library.gpu(handle), library.gpu(other_handle)
+    one, two = set(gpu.spec.nvlink_peers), set(other.spec.nvlink_peers)
+    linked = (other.address in one
+              or any(gpu.machine.host.gpu(peer) is None
+                     for peer in one & two))
+    abi.put(status, pynvml.NVML_P2P_STATUS_OK
+            if linked and not gpu.state.mig and not other.state.mig
+            else pynvml.NVML_P2P_STATUS_NOT_SUPPORTED)
+
+
+@abi.symbol('nvmlDeviceGetTopologyCommonAncestor')
+def common_ancestor(library, handle, other_handle, level):
+    gpu, other = library.gpu(handle), library.gpu(other_handle)
+    if gpu is other:
+        # Seen on an H100 and an H200, driver 580.159.04.
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    if gpu.spec.numa_node == other.spec.numa_node:
+        value = pynvml.NVML_TOPOLOGY_NODE
+    else:
+        value = pynvml.NVML_TOPOLOGY_SYSTEM
+    abi.put(level, value)
+
+
+@abi.symbol('nvmlDeviceGetGpuFabricInfoV')
+def fabric_info(library, handle, info):
+    """State of the GPU's registration with the fabric manager.
+
+    nvml.h: for Hopper and later. The fabric manager's user guide shows
+    Completed and Success while the fabric manager runs, and In Progress
+    before. Cluster and clique are zeros if the NVLinks do not lead to other
+    machines.
+    """
+    gpu = library.gpu(handle)
+    if gpu.model.architecture < pynvml.NVML_DEVICE_ARCH_HOPPER:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    info = abi.target(info)
+    if info.version not in (pynvml.nvmlGpuFabricInfo_v2,
+                            pynvml.nvmlGpuFabricInfo_v3):
+        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    info.status = pynvml.NVML_SUCCESS
+    info.state = _fabric_state(gpu)
+    if (info.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
+            and gpu.machine.host.clique is not None):
+        cluster, _, clique = gpu.machine.host.clique.partition('.')
+        info.clusterUuid[:] = uuid.UUID(cluster).bytes
+        info.cliqueId = int(clique)
+    if info.version == pynvml.nvmlGpuFabricInfo_v3:
+        info.healthSummary = (
+            pynvml.NVML_GPU_FABRIC_HEALTH_SUMMARY_HEALTHY
+            if info.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
+            else pynvml.NVML_GPU_FABRIC_HEALTH_SUMMARY_NOT_SUPPORTED)
+
+
+def _fabric_state(gpu):
+    if not gpu.on_switches:
+        return pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED
+    if not gpu.machine.state.fabric_manager:
+        return pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS
+    return pynvml.NVML_GPU_FABRIC_STATE_COMPLETED

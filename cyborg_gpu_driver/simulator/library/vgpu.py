@@ -18,9 +18,8 @@ import ctypes
 
 import pynvml
 
+from cyborg_gpu_driver.simulator import abi
 from cyborg_gpu_driver.simulator import spec
-from cyborg_gpu_driver.simulator.abi import memory
-from cyborg_gpu_driver.simulator.abi import symbols
 from cyborg_gpu_driver.simulator.driver import refusal
 from cyborg_gpu_driver.simulator.driver import vgpu as rules
 
@@ -53,7 +52,7 @@ def vgpu_host(library, handle):
 
 
 def vgpu_type(library, type_id):
-    number = memory.number(type_id)
+    number = abi.number(type_id)
     for gpu in library.machine.gpus:
         kind = gpu.model.vgpu_type(number)
         if kind is not None:
@@ -61,90 +60,90 @@ def vgpu_type(library, type_id):
     raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
-@symbols.symbol('nvmlDeviceGetVirtualizationMode')
+@abi.symbol('nvmlDeviceGetVirtualizationMode')
 def virtualization_mode(library, handle, mode):
     gpu = library.gpu(handle)
     if gpu.machine.host.virtual:
-        memory.put(mode, pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH)
+        abi.put(mode, pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH)
         return
-    memory.put(mode, pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE
-               if gpu.framework == spec.NO_FRAMEWORK
-               else pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VGPU)
+    abi.put(mode, pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE
+            if gpu.framework == spec.NO_FRAMEWORK
+            else pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VGPU)
 
 
-@symbols.symbol('nvmlDeviceGetHostVgpuMode')
+@abi.symbol('nvmlDeviceGetHostVgpuMode')
 def host_vgpu_mode(library, handle, mode):
     gpu = vgpu_host(library, handle)
-    memory.put(mode, pynvml.NVML_HOST_VGPU_MODE_NON_SRIOV
-               if gpu.vgpu_on_pf else pynvml.NVML_HOST_VGPU_MODE_SRIOV)
+    abi.put(mode, pynvml.NVML_HOST_VGPU_MODE_NON_SRIOV
+            if gpu.vgpu_on_pf else pynvml.NVML_HOST_VGPU_MODE_SRIOV)
 
 
-@symbols.symbol('nvmlDeviceGetSupportedVgpus')
+@abi.symbol('nvmlDeviceGetSupportedVgpus')
 def supported(library, handle, count, types):
     gpu = vgpu_host(library, handle)
-    memory.put_list(types, count, ctypes.c_uint,
-                    [kind.type_id for kind in gpu.model.vgpu_types])
+    abi.put_list(types, count, ctypes.c_uint,
+                 [kind.type_id for kind in gpu.model.vgpu_types])
 
 
-@symbols.symbol('nvmlDeviceGetCreatableVgpus')
+@abi.symbol('nvmlDeviceGetCreatableVgpus')
 def creatable(library, handle, count, types):
     gpu = vgpu_host(library, handle)
-    memory.put_list(types, count, ctypes.c_uint,
-                    [kind.type_id for kind in rules.creatable(gpu)])
+    abi.put_list(types, count, ctypes.c_uint,
+                 [kind.type_id for kind in rules.creatable(gpu)])
 
 
-@symbols.symbol('nvmlVgpuTypeGetName')
+@abi.symbol('nvmlVgpuTypeGetName')
 def type_name(library, type_id, buffer, size):
     kind = vgpu_type(library, type_id)
-    memory.put_text(buffer, memory.target(size).value,
-                    f'NVIDIA {kind.name}')
+    abi.put_text(buffer, abi.target(size).value,
+                 f'NVIDIA {kind.name}')
 
 
-@symbols.symbol('nvmlVgpuTypeGetClass')
+@abi.symbol('nvmlVgpuTypeGetClass')
 def type_class(library, type_id, buffer, size):
     kind = vgpu_type(library, type_id)
-    memory.put_text(buffer, memory.target(size).value, kind.vgpu_class)
+    abi.put_text(buffer, abi.target(size).value, kind.vgpu_class)
 
 
-@symbols.symbol('nvmlVgpuTypeGetLicense')
+@abi.symbol('nvmlVgpuTypeGetLicense')
 def type_license(library, type_id, buffer, size):
     kind = vgpu_type(library, type_id)
-    memory.put_text(buffer, memory.number(size),
-                    _LICENSES[kind.vgpu_class])
+    abi.put_text(buffer, abi.number(size),
+                 _LICENSES[kind.vgpu_class])
 
 
-@symbols.symbol('nvmlVgpuTypeGetFramebufferSize')
+@abi.symbol('nvmlVgpuTypeGetFramebufferSize')
 def type_framebuffer(library, type_id, size):
-    memory.put(size, vgpu_type(library, type_id).framebuffer_mib * _MIB)
+    abi.put(size, vgpu_type(library, type_id).framebuffer_mib * _MIB)
 
 
-@symbols.symbol('nvmlVgpuTypeGetGpuInstanceProfileId')
+@abi.symbol('nvmlVgpuTypeGetGpuInstanceProfileId')
 def type_profile(library, type_id, profile_id):
     kind = vgpu_type(library, type_id)
-    memory.put(profile_id, _NONE if kind.profile_id is None
-               else kind.profile_id)
+    abi.put(profile_id, _NONE if kind.profile_id is None
+            else kind.profile_id)
 
 
-@symbols.symbol('nvmlVgpuTypeGetMaxInstances')
+@abi.symbol('nvmlVgpuTypeGetMaxInstances')
 def type_max_instances(library, handle, type_id, count):
     gpu = vgpu_host(library, handle)
-    kind = gpu.model.vgpu_type(memory.number(type_id))
+    kind = gpu.model.vgpu_type(abi.number(type_id))
     if kind is None:
         # nvml.h: "if vgpuTypeId is invalid or is not supported on target
         # device".
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    memory.put(count, kind.max_instances)
+    abi.put(count, kind.max_instances)
 
 
-@symbols.symbol('nvmlVgpuTypeGetMaxInstancesPerVm')
+@abi.symbol('nvmlVgpuTypeGetMaxInstancesPerVm')
 def type_max_per_vm(library, type_id, count):
     vgpu_type(library, type_id)
-    memory.put(count, 1)
+    abi.put(count, 1)
 
 
-@symbols.symbol('nvmlVgpuTypeGetMaxInstancesPerGpuInstance')
+@abi.symbol('nvmlVgpuTypeGetMaxInstancesPerGpuInstance')
 def type_max_per_instance(library, info):
-    info = memory.target(info)
+    info = abi.target(info)
     if info.version != pynvml.nvmlVgpuTypeMaxInstance_v1:
         raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
     kind = vgpu_type(library, info.vgpuTypeId)
@@ -153,30 +152,30 @@ def type_max_per_instance(library, info):
     info.maxInstancePerGI = kind.per_instance
 
 
-@symbols.symbol('nvmlVgpuTypeGetCapabilities')
+@abi.symbol('nvmlVgpuTypeGetCapabilities')
 def type_capabilities(library, type_id, capability, value):
     kind = vgpu_type(library, type_id)
-    number = memory.number(capability)
+    number = abi.number(capability)
     if not 0 <= number < pynvml.NVML_VGPU_CAP_COUNT:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    memory.put(value, int(
+    abi.put(value, int(
         number == pynvml.NVML_VGPU_CAP_EXCLUSIVE_SIZE
         and kind.profile_id is None))
 
 
-@symbols.symbol('nvmlVgpuTypeGetNumDisplayHeads')
+@abi.symbol('nvmlVgpuTypeGetNumDisplayHeads')
 def type_display_heads(library, type_id, count):
-    memory.put(count, 1 if vgpu_type(library, type_id).vgpu_class == 'Compute'
-               else 4)
+    abi.put(count, 1 if vgpu_type(library, type_id).vgpu_class == 'Compute'
+            else 4)
 
 
-@symbols.symbol('nvmlDeviceGetVgpuCapabilities')
+@abi.symbol('nvmlDeviceGetVgpuCapabilities')
 def device_capabilities(library, handle, capability, value):
     gpu = vgpu_host(library, handle)
-    number = memory.number(capability)
+    number = abi.number(capability)
     if not 0 <= number < pynvml.NVML_DEVICE_VGPU_CAP_COUNT:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    memory.put(value, int(number in _capabilities(gpu)))
+    abi.put(value, int(number in _capabilities(gpu)))
 
 
 def _capabilities(gpu):
@@ -196,21 +195,21 @@ def _mixes_sizes(gpu):
     return (gpu.model.placement_region is not None and not gpu.vgpu_on_pf)
 
 
-@symbols.symbol('nvmlDeviceGetVgpuMetadata')
+@abi.symbol('nvmlDeviceGetVgpuMetadata')
 def physical_metadata(library, handle, metadata, size):
     """nvml.h: if the buffer is too small, the call returns the needed size.
     """
     gpu = vgpu_host(library, handle)
     needed = ctypes.sizeof(pynvml.c_nvmlVgpuPgpuMetadata_t)
     _check_room(metadata, size, needed)
-    found = memory.target(metadata)
+    found = abi.target(metadata)
     found.version = found.revision = _REVISION
     found.hostDriverVersion = library.machine.host.driver_version.encode()
     found.pgpuVirtualizationCaps = int(gpu.state.migration)
     found.opaqueDataSize = 0
 
 
-@symbols.symbol('nvmlDeviceGetPgpuMetadataString')
+@abi.symbol('nvmlDeviceGetPgpuMetadataString')
 def physical_metadata_string(library, handle, text, size):
     """The metadata string; for a GPU without migration, its UUID.
 
@@ -226,26 +225,26 @@ def physical_metadata_string(library, handle, text, size):
         value = (f'{gpu.model.device}{gpu.model.subsystem_device}'
                  f'{capabilities:08X}').upper()
     _check_room(text, size, len(value) + 1)
-    memory.put_text(text, _METADATA_SIZE, value)
+    abi.put_text(text, _METADATA_SIZE, value)
 
 
 def _check_room(buffer, size, needed):
-    count = memory.target(size)
+    count = abi.target(size)
     room, count.value = count.value, needed
     if room < needed:
         raise Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
-    memory.target(buffer)
+    abi.target(buffer)
 
 
-@symbols.symbol('nvmlDeviceGetVgpuHeterogeneousMode')
+@abi.symbol('nvmlDeviceGetVgpuHeterogeneousMode')
 def heterogeneous_mode(library, handle, info):
     gpu = vgpu_host(library, handle)
     info = _heterogeneous(gpu, info)
     info.mode = int(gpu.state.heterogeneous)
 
 
-@symbols.symbol('nvmlDeviceSetVgpuHeterogeneousMode', writes=True,
-                privileged=True)
+@abi.symbol('nvmlDeviceSetVgpuHeterogeneousMode', writes=True,
+            privileged=True)
 def set_heterogeneous_mode(library, handle, info):
     gpu = vgpu_host(library, handle)
     info = _heterogeneous(gpu, info)
@@ -263,7 +262,7 @@ def set_heterogeneous_mode(library, handle, info):
 
 
 def _heterogeneous(gpu, info):
-    info = memory.target(info)
+    info = abi.target(info)
     if info.version != pynvml.VgpuHeterogeneousMode_v1:
         raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
     if gpu.state.mig or not _mixes_sizes(gpu):
@@ -271,12 +270,12 @@ def _heterogeneous(gpu, info):
     return info
 
 
-@symbols.symbol('nvmlDeviceGetActiveVgpus')
+@abi.symbol('nvmlDeviceGetActiveVgpus')
 def active(library, handle, count, vgpus):
     gpu = vgpu_host(library, handle)
-    memory.put_list(vgpus, count, ctypes.c_uint,
-                    [vgpu.vgpu_id for vgpu in gpu.state.vgpus
-                     if vgpu.guest])
+    abi.put_list(vgpus, count, ctypes.c_uint,
+                 [vgpu.vgpu_id for vgpu in gpu.state.vgpus
+                  if vgpu.guest])
 
 
 def active_vgpu(library, vgpu_id):
@@ -286,7 +285,7 @@ def active_vgpu(library, vgpu_id):
 
     :raises Refused: INVALID_ARGUMENT for 0, NOT_FOUND for any other id.
     """
-    number = memory.number(vgpu_id)
+    number = abi.number(vgpu_id)
     for gpu in library.visible():
         for vgpu in gpu.state.vgpus:
             if vgpu.vgpu_id == number and vgpu.guest:
@@ -295,38 +294,38 @@ def active_vgpu(library, vgpu_id):
                   else pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
-@symbols.symbol('nvmlVgpuInstanceGetType')
+@abi.symbol('nvmlVgpuInstanceGetType')
 def instance_type(library, vgpu_id, type_id):
-    memory.put(type_id, active_vgpu(library, vgpu_id)[1].type_id)
+    abi.put(type_id, active_vgpu(library, vgpu_id)[1].type_id)
 
 
-@symbols.symbol('nvmlVgpuInstanceGetMdevUUID')
+@abi.symbol('nvmlVgpuInstanceGetMdevUUID')
 def instance_mdev_uuid(library, vgpu_id, buffer, size):
     _, vgpu = active_vgpu(library, vgpu_id)
     if vgpu.uuid is None:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    memory.put_text(buffer, memory.number(size), vgpu.uuid)
+    abi.put_text(buffer, abi.number(size), vgpu.uuid)
 
 
-@symbols.symbol('nvmlVgpuInstanceGetGpuInstanceId')
+@abi.symbol('nvmlVgpuInstanceGetGpuInstanceId')
 def instance_gpu_instance(library, vgpu_id, number):
     _, vgpu = active_vgpu(library, vgpu_id)
-    memory.put(number, _NONE if vgpu.instance is None else vgpu.instance)
+    abi.put(number, _NONE if vgpu.instance is None else vgpu.instance)
 
 
-@symbols.symbol('nvmlVgpuInstanceGetPlacementId')
+@abi.symbol('nvmlVgpuInstanceGetPlacementId')
 def instance_placement(library, vgpu_id, info):
     gpu, vgpu = active_vgpu(library, vgpu_id)
-    info = memory.target(info)
+    info = abi.target(info)
     if info.version != pynvml.VgpuPlacementId_v1:
         raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
     info.placementId = (vgpu.placement if gpu.state.heterogeneous
                         else _NO_PLACEMENT)
 
 
-@symbols.symbol('nvmlVgpuInstanceGetGpuPciId')
+@abi.symbol('nvmlVgpuInstanceGetGpuPciId')
 def instance_pci_id(library, vgpu_id, buffer, size):
     # This is the address within the guest, whose driver would have to run.
     # It says nothing about the function that carries the vGPU.
     active_vgpu(library, vgpu_id)
-    memory.put_text(buffer, memory.target(size).value, '00000000:00:00.0')
+    abi.put_text(buffer, abi.target(size).value, '00000000:00:00.0')

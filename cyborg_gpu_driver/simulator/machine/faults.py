@@ -14,9 +14,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Any
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.simulator import fabric as simulator_fabric
 from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.machine import part
 
@@ -136,3 +139,94 @@ class HardwareFaults(part.Part):
         if facts:
             raise exception.SimulationError(
                 name=self.host.name, reason=f'no such fact: {min(facts)}')
+
+
+# The fabric manager of a simulated machine, as an operator manages it.
+
+class FabricService(part.Part):
+    """The part of a machine that runs nv-fabricmanager."""
+
+    @property
+    def fabric_manager_runs(self) -> bool:
+        """Whether nv-fabricmanager runs."""
+        with self.operation():
+            return bool(self.state.fabric_manager)
+
+    def start_fabric_manager(self, restart: bool = False) -> None:
+        """Start nv-fabricmanager.
+
+        :param restart: with its option ``--restart``: NVLinks of active
+            partitions stay up, and the fabric manager waits for the list of
+            active partitions.
+        """
+        with self.operation(write=True):
+            if self.host.has_switches:
+                simulator_fabric.Manager(self).start(restart)
+            self.state.fabric_manager = True
+
+    def stop_fabric_manager(self) -> None:
+        """Stop nv-fabricmanager. NVLinks of active partitions stay up."""
+        with self.operation(write=True):
+            self.state.fabric_manager = False
+
+    def remove_fabric_manager(self) -> None:
+        """Uninstall nv-fabricmanager and its library."""
+        with self.operation(write=True):
+            self.state.fabric_manager = None
+
+    def configure_fabric_manager(self, mode: int | None = None,
+                                 socket: str | None = None,
+                                 version: str | None = None) -> None:
+        """Change the fabric manager's configuration for its next start.
+
+        :param mode: FABRIC_MODE.
+        :param socket: FM_CMD_UNIX_SOCKET_PATH.
+        :param version: version of the package; empty for the driver's.
+        """
+        with self.operation(write=True):
+            fabric = self.state.fabric
+            if mode is not None:
+                fabric.configured = mode
+            if socket is not None:
+                fabric.socket = socket
+            if version is not None:
+                fabric.version = version
+
+    @property
+    def active_partitions(self) -> tuple[int, ...]:
+        """Ids of the partitions whose NVLinks are up."""
+        with self.operation():
+            return tuple(sorted(map(int, self.state.fabric.active)))
+
+    def fabric_config(self) -> str:
+        """Return the text of fabricmanager.cfg.
+
+        :raises FileNotFoundError: if the fabric manager is not installed.
+        """
+        with self.operation():
+            if self.state.fabric_manager is None:
+                raise FileNotFoundError(errno.ENOENT,
+                                        os.strerror(errno.ENOENT))
+            fabric = self.state.fabric
+            return (f'# FABRIC_MODE=0\nFABRIC_MODE={fabric.configured}\n'
+                    'FM_CMD_BIND_INTERFACE=127.0.0.1\n'
+                    'FM_CMD_PORT_NUMBER=6666\n'
+                    f'FM_CMD_UNIX_SOCKET_PATH={fabric.socket}\n')
+
+    def load_fabric_library(self, name: str) -> simulator_fabric.Library:
+        """Return what ctypes.CDLL returns for libnvfm, one in each process.
+
+        :raises OSError: if the library is not installed.
+        """
+        with self.operation():
+            if self.state.fabric_manager is None:
+                raise OSError(f'{name}: cannot open shared object file: '
+                              'No such file or directory')
+        return self._fabric_library
+
+    def _boot_fabric(self):
+        """Set the state at a start of the machine, with the machine held."""
+        self.state.fabric.active.clear()
+        self.state.fabric.waiting = False
+        if self.state.fabric_manager and self.host.has_switches:
+            simulator_fabric.Manager(self).start(restart=False)

@@ -23,36 +23,241 @@ import collections
 import contextlib
 import errno
 import os
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
 
 import pynvml
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.simulator import fabric
 from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator import state as state_module
-from cyborg_gpu_driver.simulator.driver import drivers
-from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
-from cyborg_gpu_driver.simulator.driver import reset
-from cyborg_gpu_driver.simulator.driver import sriov
-from cyborg_gpu_driver.simulator.fabric import library as fabric_library
+from cyborg_gpu_driver.simulator.driver import gpu as driver_gpu
+from cyborg_gpu_driver.simulator.driver import refusal
+from cyborg_gpu_driver.simulator.driver import vgpu
 from cyborg_gpu_driver.simulator.library import device as library_device
 from cyborg_gpu_driver.simulator.library import library
-from cyborg_gpu_driver.simulator.machine import drivers as machine_drivers
-from cyborg_gpu_driver.simulator.machine import fabric as machine_fabric
 from cyborg_gpu_driver.simulator.machine import faults as machine_faults
-from cyborg_gpu_driver.simulator.machine import opens
-from cyborg_gpu_driver.simulator.machine import patch
+from cyborg_gpu_driver.simulator.machine import part
 from cyborg_gpu_driver.simulator.machine import store
 from cyborg_gpu_driver.simulator.machine import users as machine_users
 from cyborg_gpu_driver.simulator.sysfs import sysfs
 from cyborg_gpu_driver.simulator.sysfs import tree
-from cyborg_gpu_driver.simulator.sysfs import tree_proc
+
+# The drivers of a simulated machine's GPUs, and guests with whole GPUs.
+
+_FIRST_PID = 300000
+_LOOK_EVERY = 0.02
+"""In seconds. The real nv_pci_remove_helper checks every half second."""
+
+
+class DriverBinding(part.Part):
+    """The part of a machine that binds and unbinds drivers."""
+
+    pause: Callable[[float], object] = staticmethod(time.sleep)
+    """Called by a system call that waits, before it checks again."""
+
+    def system_call(self, action: Callable[[], Any]) -> Any:
+        """Repeat an action of the kernel until it ends; return its result.
+
+        :param action: called within an operation, again and again as long as
+            it raises Waits; the machine is not held in between.
+        :raises OSError: EINTR if the machine was started again meanwhile.
+        """
+        start = None
+        while True:
+            with self.operation(write=True):
+                if start not in (None, self.state.starts):
+                    raise OSError(errno.EINTR, os.strerror(errno.EINTR))
+                start = self.state.starts
+                try:
+                    return action()
+                except refusal.Waits:
+                    pass
+            self.pause(_LOOK_EVERY)
+
+    def bind_driver(self, address: str, driver: str | None) -> None:
+        """Set a GPU's kernel driver, as if it had been bound since the boot.
+
+        This is a shortcut for tests. The simulated sysfs binds drivers as on
+        a real machine. Processes that have the GPU open lose it.
+
+        :param driver: None for no driver.
+        :raises OSError: EBUSY while the GPU is in use.
+        """
+        gpu = self.gpu(address)
+        with self.operation(write=True):
+            if gpu.busy() or gpu.state.vfs or gpu.state.vfio:
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+            gpu.clear()
+            driver_gpu.unbound(gpu)
+            gpu.state.driver = driver
+            gpu.state.dead = False
+
+    @property
+    def blocked_unbinds(self) -> tuple[state_module.BlockedUnbind, ...]:
+        """Unbinds that had to wait for holders, possibly forever."""
+        with self.operation():
+            return tuple(self.state.blocked)
+
+    @property
+    def damage(self) -> tuple[state_module.Damage, ...]:
+        """The mistakes so far that would break a GPU or a guest."""
+        with self.operation():
+            return tuple(self.state.damage)
+
+    def attach_whole(self, address: str) -> int:
+        """Start a guest that has a whole GPU, as libvirt does.
+
+        With managed='yes' libvirt unbinds the GPU from its driver (so this
+        waits while a process has the GPU open), binds it to vfio-pci and
+        opens it (virPCIDeviceDetach in src/util/virpci.c of libvirt). A GPU
+        that is already bound to vfio-pci remains so, also after the guest.
+
+        :returns: id of the virtual machine's process.
+        :raises OSError: EBUSY if a guest has the GPU; EPERM if the GPU's
+            IOMMU group is not viable, because another function of the group
+            has another driver; ENODEV if vfio-pci does not take the GPU.
+        """
+        gpu = self.gpu(address)
+        with self.operation(write=True):
+            if gpu.state.vfio:
+                raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+            managed = not driver_gpu.is_vfio(gpu.state.driver)
+        wanted = driver_gpu.for_guests(gpu)
+        if managed:
+            self._rebind(gpu, wanted)
+        with self.operation(write=True):
+            if gpu.state.driver != wanted:
+                gpu.harm(f'given to a guest without {wanted}')
+            if not self._viable(gpu):
+                raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+            gpu.state.managed = managed
+            gpu.state.guest = True
+            gpu.state.vfio.append(_FIRST_PID + self.state.number())
+            return gpu.state.vfio[-1]
+
+    def detach_whole(self, address: str) -> None:
+        """End the guest that has a whole GPU, as libvirt does.
+
+        VFIO resets the GPU (vfio_pci_core_disable). libvirt binds the GPU to
+        its driver again if it has unbound the GPU from one.
+
+        :raises SimulationError: if no guest has the GPU.
+        """
+        gpu = self.gpu(address)
+        with self.operation(write=True):
+            if not gpu.state.guest:
+                raise exception.SimulationError(
+                    name=self.host.name, reason=f'no guest has {address}')
+            gpu.state.guest = False
+            gpu.state.vfio.pop()
+            driver_gpu.done(gpu)
+            managed, gpu.state.managed = gpu.state.managed, False
+        if managed:
+            self._rebind(gpu, None)
+
+    def _rebind(self, gpu, override):
+        """Bind a GPU to another driver by libvirt's writes to sysfs.
+
+        See virPCIDeviceBindWithDriverOverride and virPCIDeviceRebind.
+        """
+        def unbind():
+            core.set_override(gpu.address, override or '')
+            if gpu.state.driver is not None:
+                core.unbind(gpu.state.driver, gpu.address)
+            core.probe(gpu.address)
+        core = self.drivers
+        self.system_call(unbind)
+        with self.operation():
+            if override is not None and gpu.state.driver != override:
+                raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    def _viable(self, gpu):
+        """Whether VFIO lets a guest use the GPU's IOMMU group.
+
+        Documentation/driver-api/vfio.rst: each function of the group must be
+        bound to vfio-pci or to no driver.
+        """
+        return all(driver is None or driver_gpu.is_vfio(driver)
+                   for driver in map(
+            self.drivers.of, self.os.group_of(gpu.address)))
+
+
+# Put a simulated library under the real pynvml, and remove it again.
+
+_POINTERS = pynvml._nvmlGetFunctionPointer_cache
+
+
+class Patch:
+    """One replacement of ``pynvml.nvmlLib``. Undo them in reverse order."""
+
+    def __init__(self, machine):
+        self._machine = machine
+        self._before = None
+
+    def apply(self) -> Patch:
+        with pynvml.libLoadLock:
+            self._before = _saved()
+            # pynvml caches each function that it has looked up.
+            _POINTERS.clear()
+            pynvml.nvmlLib = self._machine.library
+            pynvml._LoadNvmlLibrary = self._load
+            pynvml._nvmlLib_refcount = 0
+        return self
+
+    def undo(self) -> None:
+        with pynvml.libLoadLock:
+            _restore(self._before)
+
+    def _load(self):
+        """Replaces the function of pynvml that loads libnvidia-ml.so.1."""
+        with self._machine.operation():
+            code = self._machine.state.nvml
+        if code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+            raise pynvml.NVMLError(code)
+
+
+def replace(before: Any, after: Any) -> None:
+    """Replace one library by another, if pynvml uses the first one."""
+    with pynvml.libLoadLock:
+        if pynvml.nvmlLib is before:
+            _POINTERS.clear()
+            pynvml.nvmlLib = after
+            pynvml._nvmlLib_refcount = 0
+
+
+@contextlib.contextmanager
+def kept() -> Iterator[None]:
+    """Restore at exit what pynvml uses at entry."""
+    with pynvml.libLoadLock:
+        before = _saved()
+    try:
+        yield
+    finally:
+        with pynvml.libLoadLock:
+            _restore(before)
+
+
+def _saved():
+    return (pynvml.nvmlLib, pynvml._LoadNvmlLibrary,
+            pynvml._nvmlLib_refcount, dict(_POINTERS))
+
+
+def _restore(before):
+    (pynvml.nvmlLib, pynvml._LoadNvmlLibrary, pynvml._nvmlLib_refcount,
+     pointers) = before
+    _POINTERS.clear()
+    _POINTERS.update(pointers)
 
 names = files.names
 
 
-class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
+class Machine(DriverBinding, machine_faults.FabricService,
               machine_faults.HardwareFaults, machine_users.Users):
     """One simulated machine, as one process sees it.
 
@@ -70,15 +275,15 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
         self.calls: collections.Counter[str] = collections.Counter()
         self._allowed = True
         self._store = store.Store(host, state)
-        self.opens = opens.Opens(state)
-        self.gpus = tuple(gpu_module.Gpu(self, gpu) for gpu in host.gpus)
+        self.opens = machine_users.Opens(state)
+        self.gpus = tuple(driver_gpu.Gpu(self, gpu) for gpu in host.gpus)
         self._by_address = {gpu.address: gpu for gpu in self.gpus}
-        self.drivers = drivers.Drivers(self)
+        self.drivers = driver_gpu.Drivers(self)
         self.library = library.Library(self)
-        self._fabric_library = fabric_library.Library(self)
+        self._fabric_library = fabric.Library(self)
         self.os = sysfs.SimulatedOs(self, sysfs.ROOT, tree.build(self))
-        self.proc = sysfs.SimulatedOs(self, '/proc', tree_proc.build(self))
-        self._patches: list[patch.Patch] = []
+        self.proc = sysfs.SimulatedOs(self, '/proc', tree.build_proc(self))
+        self._patches: list[Patch] = []
 
     @classmethod
     def load(cls, name_or_path: str, state: str | None = None) -> Machine:
@@ -138,7 +343,7 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
 
     def install(self) -> Machine:
         """Make pynvml in this process use :attr:`library`."""
-        self._patches.append(patch.Patch(self).apply())
+        self._patches.append(Patch(self).apply())
         return self
 
     def uninstall(self) -> None:
@@ -159,7 +364,7 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
     def __exit__(self, *details: object) -> None:
         self.uninstall()
 
-    def gpu(self, address: str) -> gpu_module.Gpu:
+    def gpu(self, address: str) -> driver_gpu.Gpu:
         """Return the GPU at an address, which is written as in sysfs.
 
         :raises SimulationError: if there is no GPU at the address.
@@ -190,7 +395,7 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
         with self.operation(write=True):
             if gpu.busy() or gpu.state.vfs:
                 raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-            reset.done(gpu)
+            driver_gpu.done(gpu)
 
     def smi_reset(self, name: str) -> None:
         """Reset a GPU with nvidia-smi.
@@ -204,7 +409,7 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
             with self._tool('nvidia-smi', gpu and gpu.address):
                 if gpu is None:
                     raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
-                reset.by_driver(gpu)
+                driver_gpu.by_driver(gpu)
 
     def smi_persistence(self, name: str, enable: bool) -> bool:
         """Set the persistence mode of a GPU with nvidia-smi.
@@ -277,7 +482,7 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
                     state.mig = state.pending
             self._boot_fabric()
         before, self.library = self.library, self.library.after_reboot()
-        patch.replace(before, self.library)
+        replace(before, self.library)
 
     def sriov_manage(self, address: str, enable: bool = True,
                      count: int | None = None,
@@ -302,7 +507,7 @@ class Machine(machine_drivers.DriverBinding, machine_fabric.FabricService,
             for gpu in gpus:
                 with self._tool('sriov-manage', gpu.address):
                     try:
-                        sriov.manage(gpu, enable, count, unless_open)
+                        vgpu.manage(gpu, enable, count, unless_open)
                     except OSError as error:
                         if (address != 'ALL'
                                 or error.errno != errno.ENODEV):

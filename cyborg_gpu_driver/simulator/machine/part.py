@@ -18,11 +18,10 @@ import contextlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cyborg_gpu_driver.simulator import fabric
     from cyborg_gpu_driver.simulator import spec
     from cyborg_gpu_driver.simulator import state as state_module
-    from cyborg_gpu_driver.simulator.driver import drivers as drivers_module
     from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
-    from cyborg_gpu_driver.simulator.fabric import library
     from cyborg_gpu_driver.simulator.sysfs import sysfs
 
 
@@ -31,9 +30,9 @@ class Part:
 
     host: spec.Host
     gpus: tuple[gpu_module.Gpu, ...]
-    drivers: drivers_module.Drivers
+    drivers: gpu_module.Drivers
     os: sysfs.SimulatedOs
-    _fabric_library: library.Library
+    _fabric_library: fabric.Library
 
     @property
     def state(self) -> state_module.State:

@@ -13,19 +13,159 @@
 """An object that replaces :mod:`os` for paths below ``/sys`` or ``/proc``.
 
 The object has the few functions that
-:mod:`cyborg_gpu_driver.host.sysfs.files` calls, and raises OSError as the
+:mod:`cyborg_gpu_driver.host.sysfs.pci` calls, and raises OSError as the
 kernel does.
 """
 
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import stat as stat_modes
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 from typing import NoReturn
 
-from cyborg_gpu_driver.simulator.sysfs import nodes
+# The files, directories and links of a simulated sysfs.
+
+_MOST_LINKS = 16
+
+
+class Node:
+    """A node of the tree. ``present`` says whether the node exists now."""
+
+    def __init__(self, present: Callable[[], bool] | None = None):
+        self._present = present
+
+    def there(self) -> bool:
+        return self._present is None or self._present()
+
+
+class File(Node):
+    """A file.
+
+    :param read: returns the text without the last newline, or all bytes;
+        None for a file that can only be written. A string is a constant
+        content.
+    :param write: called with the written text; None for a file that can only
+        be read. Both raise OSError as the kernel does.
+    """
+
+    def __init__(self,
+                 read: Callable[[], str | bytes] | str | None = None,
+                 write: Callable[[str], None] | None = None,
+                 present: Callable[[], bool] | None = None):
+        super().__init__(present)
+        self.read = (lambda: read) if isinstance(read, str) else read
+        self.write = write
+
+
+class Link(Node):
+    """A symbolic link to ``target``, which is relative to the root.
+
+    :param target: path without leading slash, such as
+        ``bus/pci/drivers/nvidia``, or a function that returns it.
+    """
+
+    def __init__(self, target: Callable[[], str] | str,
+                 present: Callable[[], bool] | None = None):
+        super().__init__(present)
+        self.target = (lambda: target) if isinstance(target, str) else target
+
+
+class Directory(Node):
+    """A directory with these entries."""
+
+    def __init__(self, entries: Mapping[str, Node],
+                 present: Callable[[], bool] | None = None):
+        super().__init__(present)
+        self._entries = dict(entries)
+
+    def names(self) -> Iterable[str]:
+        return [name for name, node in self._entries.items()
+                if node.there()]
+
+    def child(self, name: str) -> Node | None:
+        node = self._entries.get(name)
+        return node if node is not None and node.there() else None
+
+
+class Listing(Directory):
+    """A directory whose entries change.
+
+    :param names: returns the current names.
+    :param make: creates the node of a name.
+    :param entries: nodes that always exist.
+    :param has: whether a name exists now, if there is a faster way than
+        ``names``.
+    """
+
+    def __init__(self, names: Callable[[], Iterable[str]],
+                 make: Callable[[str], Node],
+                 entries: Mapping[str, Node] | None = None,
+                 present: Callable[[], bool] | None = None,
+                 has: Callable[[str], bool] | None = None):
+        super().__init__(entries or {}, present)
+        self._names = names
+        self._make = make
+        self._has = has or (lambda name: name in names())
+
+    def names(self) -> Iterable[str]:
+        return [*super().names(), *self._names()]
+
+    def child(self, name: str) -> Node | None:
+        node = super().child(name)
+        if node is None and self._has(name):
+            node = self._make(name)
+        return node
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _reversed(path: str) -> tuple[str, ...]:
+    """The parts of a path, the last part first."""
+    return tuple(part for part in reversed(path.split('/'))
+                 if part and part != '.')
+
+
+def find(root: Directory, path: str, follow: bool = True
+         ) -> tuple[list[str], Node]:
+    """Walk a path; return its canonical parts and its node.
+
+    :param path: path from the root, with or without a leading slash.
+    :param follow: whether to follow a link at the end of the path.
+    :raises FileNotFoundError, NotADirectoryError: as the kernel does.
+    """
+    links = 0
+    todo = [*_reversed(path)]
+    done: list[str] = []
+    stack: list[Node] = [root]
+    while todo:
+        name = todo.pop()
+        if name == '..':
+            if done:
+                done.pop()
+                stack.pop()
+            continue
+        here = stack[-1]
+        if not isinstance(here, Directory):
+            raise NotADirectoryError(errno.ENOTDIR, 'Not a directory')
+        node = here.child(name)
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, 'No such file')
+        if isinstance(node, Link) and (todo or follow):
+            links += 1
+            if links > _MOST_LINKS:
+                raise OSError(errno.ELOOP, 'Too many links')
+            todo.extend(_reversed(node.target()))
+            done.clear()
+            del stack[1:]
+            continue
+        done.append(name)
+        stack.append(node)
+    return done, stack[-1]
 
 ROOT = '/sys'
 _FIRST_DESCRIPTOR = 1 << 20
@@ -40,7 +180,7 @@ class SimulatedOs:
     :param place: where the tree is mounted.
     """
 
-    def __init__(self, machine, place: str, root: nodes.Directory):
+    def __init__(self, machine, place: str, root: Directory):
         self._machine = machine
         self._place = place
         self._root = root
@@ -51,7 +191,7 @@ class SimulatedOs:
         """Open a file; return a descriptor that only this object knows."""
         with self._machine.operation():
             place, node = self._find(path)
-            if isinstance(node, nodes.Directory):
+            if isinstance(node, Directory):
                 if _writes(flags):
                     _fail(errno.EISDIR, path)
             elif (_wants(flags, node)
@@ -65,7 +205,7 @@ class SimulatedOs:
     def read(self, descriptor: int, length: int) -> bytes:
         with self._machine.operation():
             file = self._file(descriptor)
-            if isinstance(file.node, nodes.Directory):
+            if isinstance(file.node, Directory):
                 _fail(errno.EISDIR, file.path)
             if file.node.read is None:
                 _fail(errno.EBADF, file.path)
@@ -104,14 +244,14 @@ class SimulatedOs:
     def listdir(self, path: str = ROOT) -> list[str]:
         with self._machine.operation():
             node = self._find(path)[1]
-            if not isinstance(node, nodes.Directory):
+            if not isinstance(node, Directory):
                 _fail(errno.ENOTDIR, path)
             return list(node.names())
 
     def readlink(self, path: str) -> str:
         with self._machine.operation():
             place, node = self._find(path, follow=False)
-            if not isinstance(node, nodes.Link):
+            if not isinstance(node, Link):
                 _fail(errno.EINVAL, path)
             fault = self._machine.faults.read(path, place)
             if fault:
@@ -145,7 +285,7 @@ class SimulatedOs:
         if path != place and not path.startswith(place + '/'):
             _fail(errno.ENOENT, path)
         try:
-            parts, node = nodes.find(
+            parts, node = find(
                 self._root, path[len(place):], follow)
         except OSError as error:
             _fail(error.errno or errno.EIO, path)
@@ -172,7 +312,7 @@ class SimulatedOs:
 
 
 class _OpenFile:
-    def __init__(self, path: str, place: str, node: nodes.Node):
+    def __init__(self, path: str, place: str, node: Node):
         self.path = path
         self.place = place
         self.node: Any = node
@@ -195,9 +335,9 @@ def _wants(flags, file):
 
 
 def _stat(node):
-    if isinstance(node, nodes.Directory):
+    if isinstance(node, Directory):
         mode = stat_modes.S_IFDIR | 0o755
-    elif isinstance(node, nodes.Link):
+    elif isinstance(node, Link):
         mode = stat_modes.S_IFLNK | 0o777
     else:
         mode = stat_modes.S_IFREG

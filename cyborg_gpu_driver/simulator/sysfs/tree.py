@@ -21,19 +21,348 @@ from __future__ import annotations
 
 import errno
 import functools
+import os
+import re
+import struct
+
+import pynvml
 
 from cyborg_gpu_driver.simulator import spec
-from cyborg_gpu_driver.simulator.driver import reset
+from cyborg_gpu_driver.simulator import state as state_module
+from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
+from cyborg_gpu_driver.simulator.driver import refusal
 from cyborg_gpu_driver.simulator.driver import vgpu as rules
-from cyborg_gpu_driver.simulator.sysfs import nodes
-from cyborg_gpu_driver.simulator.sysfs import tree_pci
-from cyborg_gpu_driver.simulator.sysfs import tree_vgpu
+from cyborg_gpu_driver.simulator.sysfs import sysfs
+
+# Files of a GPU in sysfs that the PCI core creates with any driver.
+#
+# Formats: Documentation/ABI/testing/sysfs-bus-pci and
+# sysfs-bus-pci-devices-aer of Linux.
+
+_CONFIG_BYTES = 256
+"""The part that root reads, without the extended capabilities."""
+_COMMAND = 0x0406
+"""Memory decoding and bus mastering on, legacy interrupts off."""
+_STATUS = 0x0010
+"""The function has capabilities."""
+_UNKNOWN_WIDTH = 63
+"""All ones in the six bits of the link status register."""
+_SPEEDS = {
+    pynvml.NVML_DEVICE_ARCH_TURING: '8.0 GT/s PCIe',
+    pynvml.NVML_DEVICE_ARCH_AMPERE: '16.0 GT/s PCIe',
+    pynvml.NVML_DEVICE_ARCH_ADA: '16.0 GT/s PCIe',
+}
+_SPEED = '32.0 GT/s PCIe'
+"""The speed of Hopper and Blackwell, from NVIDIA's data sheets."""
+_CORRECTABLE = ('RxErr', 'BadTLP', 'BadDLLP', 'Rollover', 'Timeout',
+                'NonFatalErr', 'CorrIntErr', 'HeaderOF')
+_UNCORRECTABLE = ('Undefined', 'DLP', 'SDES', 'TLP', 'FCP', 'CmpltTO',
+                  'CmpltAbrt', 'UnxCmplt', 'RxOF', 'MalfTLP', 'ECRC',
+                  'UnsupReq', 'ACSViol', 'UncorrIntErr', 'BlockedTLP',
+                  'AtomicOpBlocked', 'TLPBlockedErr')
+
+
+def pci_entries(gpu: gpu_module.Gpu) -> dict[str, sysfs.Node]:
+    """Return the files of a GPU by name."""
+    speed = _SPEEDS.get(gpu.model.architecture, _SPEED)
+    return {
+        'config': sysfs.File(lambda: _config(gpu)),
+        'max_link_speed': sysfs.File(speed),
+        'max_link_width': sysfs.File(str(state_module.LANES)),
+        'current_link_speed': sysfs.File(
+            lambda: 'Unknown' if gpu.state.lost else speed),
+        'current_link_width': sysfs.File(lambda: str(
+            _UNKNOWN_WIDTH if gpu.state.lost else gpu.state.lanes)),
+        'aer_dev_correctable': _aer(gpu, 0, _CORRECTABLE, 'COR'),
+        'aer_dev_nonfatal': _aer(gpu, 1, _UNCORRECTABLE, 'NONFATAL'),
+        'aer_dev_fatal': _aer(gpu, 2, _UNCORRECTABLE, 'FATAL'),
+    }
+
+
+def _config(gpu):
+    """The configuration space; all ones for a GPU that is off the bus."""
+    if gpu.state.lost:
+        return b'\xff' * _CONFIG_BYTES
+    model = gpu.model
+    header = struct.pack(
+        '<HHHHI36xHH', int(model.vendor, 16), int(model.device, 16),
+        _COMMAND, _STATUS, int(model.class_code, 16) << 8 | 0xa1,
+        int(model.subsystem_vendor, 16), int(model.subsystem_device, 16))
+    return header.ljust(_CONFIG_BYTES, b'\0')
+
+
+def _aer(gpu, kind, names, total):
+    """A file of error counters. All errors count under the second name."""
+    def read():
+        count = gpu.state.aer[kind]
+        lines = [f'{name} {count if name == names[1] else 0}'
+                 for name in names]
+        return '\n'.join((*lines, f'TOTAL_ERR_{total} {count}'))
+    return sysfs.File(read)
+
+
+# The files that NVIDIA's driver has below ``/proc/driver/nvidia/gpus``.
+#
+# They are those of kernel-open/nvidia/nv-procfs.c in NVIDIA's open kernel
+# modules. A GPU has them while it is bound to the driver.
+
+_POWER = """\
+Runtime D3 status:          {0}
+Video Memory:               {1}
+
+GPU Hardware Support:
+ Video Memory Self Refresh: {2}
+ Video Memory Off:          {2}
+
+S0ix Power Management:
+ Platform Support:          {2}
+ Status:                    {3}
+
+Notebook Dynamic Boost:     {2}
+"""
+"""The file as an H100 and an H200 with driver 580.159.04 show it."""
+
+
+def build_proc(machine) -> sysfs.Directory:
+    """Return the root of a machine's tree."""
+    return sysfs.Directory({'driver': sysfs.Directory({
+        'nvidia': sysfs.Directory({'gpus': sysfs.Directory({
+            gpu.address: _gpu(gpu) for gpu in machine.gpus})},
+            present=lambda: any(gpu.bound for gpu in machine.gpus))})})
+
+
+def _gpu(gpu):
+    return sysfs.Directory({
+        'information': sysfs.File(
+            f'Model: \t\t {gpu.model.product}\n'
+            f'Bus Location: \t {gpu.address}\n'
+            f'Device Minor: \t {gpu.spec.minor}'),
+        'power': sysfs.File(lambda: _power(gpu)),
+        # nv_procfs_add_gpu makes it only if os_is_vgx_hyper().
+        'unbindLock': sysfs.File(
+            lambda: str(int(gpu.state.locked)), lambda text: _lock(gpu, text),
+            present=lambda: gpu.machine.host.vgpu_driver)},
+        present=lambda: gpu.bound)
+
+
+def _power(gpu: gpu_module.Gpu) -> str:
+    """The text of rm_get_power_info.
+
+    It has question marks unless RM has the GPU attached: from the first use
+    to the end of the last one, and in persistence mode also after that
+    (nv_start_device and nv_stop_device in kernel-open/nvidia/nv.c).
+    """
+    if gpu.held() or gpu.state.persistence:
+        return _POWER.format('Disabled by default', 'Active', 'Not Supported',
+                             'Disabled')
+    return _POWER.format('?', '?', '?', '?')
+
+
+def _lock(gpu: gpu_module.Gpu, text: str) -> None:
+    """Do what nv_procfs_close_unbind_lock does when the file is closed.
+
+    A lock that is not granted is no error: the file reads 0 then.
+    """
+    if text.strip() not in ('0', '1'):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    if text.strip() == '0':
+        gpu.state.locked = False
+    elif not gpu.held():
+        gpu.state.locked = True
+
+
+# The files that create vGPUs: mdev types and the vendor's VFIO files.
+
+_UUID = re.compile('[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', re.I)
+
+
+class VgpuFiles:
+    """The files for vGPUs in the directories of one GPU's functions."""
+
+    def __init__(self, gpu: gpu_module.Gpu):
+        self.gpu = gpu
+        self._kinds = {_type_id(kind): kind for kind in gpu.model.vgpu_types}
+
+    def entries(self, address: str) -> dict[str, sysfs.Node]:
+        """Return the entries for the directory of a PF or a VF."""
+        gpu = self.gpu
+        if gpu.vgpu_on_pf != (address == gpu.address):
+            return {}
+        if gpu.spec.framework == spec.MDEV:
+            return {'mdev_supported_types': sysfs.Listing(
+                self._kinds.keys,
+                lambda name: self._type(address, self._kinds[name]),
+                present=lambda: gpu.framework == spec.MDEV)}
+        if gpu.spec.framework == spec.VENDOR_VFIO:
+            return {
+                'nvidia': sysfs.Directory(
+                    self._vendor(address),
+                    present=lambda: gpu.framework == spec.VENDOR_VFIO),
+                'vfio-dev': sysfs.Directory(
+                    {self._vfio_name(address): sysfs.Directory({})},
+                    present=lambda: bool(gpu.vgpus_on(address)))}
+        return {}
+
+    def _vfio_name(self, address):
+        """A name that no other function of the machine has."""
+        functions = [vf for gpu in self.gpu.machine.gpus
+                     for vf in gpu.vf_addresses]
+        return f'vfio{functions.index(address)}'
+
+    def mdevs(self, address: str) -> list[str]:
+        """Return the UUIDs of the mdevs on a function."""
+        return [vgpu.uuid for vgpu in self.gpu.vgpus_on(address)
+                if vgpu.uuid]
+
+    def mdev(self, address: str, uuid: str) -> sysfs.Node:
+        """Return the directory of an mdev."""
+        kind = self.gpu.model.vgpu_type(self._vgpu(uuid).type_id)
+        place = f'devices/pci0000:00/{address}'
+        return sysfs.Directory({
+            'mdev_type': sysfs.Link(
+                f'{place}/mdev_supported_types/{_type_id(kind)}'),
+            'iommu_group': sysfs.Link(
+                f'kernel/iommu_groups/{rules.iommu_group(self._vgpu(uuid))}'),
+            'remove': sysfs.File(
+                write=lambda text: self._remove(uuid, text)),
+            'nvidia': sysfs.Directory({
+                'vgpu_params': sysfs.File(
+                    lambda: self._vgpu(uuid).params,
+                    lambda text: rules.set_params(
+                        self.gpu, self._vgpu(uuid), text))}),
+        })
+
+    def _vgpu(self, uuid):
+        return next(vgpu for vgpu in self.gpu.state.vgpus
+                    if vgpu.uuid == uuid)
+
+    def _type(self, address, kind):
+        return sysfs.Directory({
+            'name': sysfs.File(f'NVIDIA {kind.name}'),
+            'description': sysfs.File(_description(kind)),
+            'device_api': sysfs.File('vfio-pci'),
+            'available_instances': sysfs.File(
+                lambda: str(rules.available(self.gpu, kind, address))),
+            'create': sysfs.File(
+                write=lambda text: self._create(address, kind, text)),
+            'devices': sysfs.Listing(
+                lambda: [vgpu.uuid for vgpu in self.gpu.vgpus_on(address)
+                         if vgpu.type_id == kind.type_id and vgpu.uuid],
+                lambda uuid: sysfs.Link(
+                    f'devices/pci0000:00/{address}/{uuid}')),
+        })
+
+    def _create(self, address, kind, text):
+        # The kernel accepts only a UUID with or without a newline.
+        uuid = text[:-1] if text.endswith('\n') else text
+        if _UUID.fullmatch(uuid) is None:
+            raise OSError(errno.EINVAL, '')
+        uuid = uuid.lower()
+        if any(vgpu.uuid == uuid for gpu in self.gpu.machine.gpus
+               for vgpu in gpu.state.vgpus):
+            raise OSError(errno.EEXIST, '')
+        try:
+            rules.create(self.gpu, kind, address, uuid)
+        except refusal.Unavailable:
+            raise OSError(errno.ENOSPC, '') from None
+
+    def _remove(self, uuid, text):
+        if text.strip() not in ('0', '1'):
+            raise OSError(errno.EINVAL, '')
+        if text.strip() == '0':
+            return
+        rules.remove_mdev(self.gpu, self._vgpu(uuid))
+
+    def _forget(self, vgpu):
+        if vgpu.holders:
+            raise OSError(errno.EBUSY, '')
+        self.gpu.state.vgpus.remove(vgpu)
+
+    def _vendor(self, address):
+        return {
+            'creatable_vgpu_types': sysfs.File(
+                lambda: self._creatable(address)),
+            'current_vgpu_type': sysfs.File(
+                lambda: str(self._current(address)),
+                lambda text: self._set_current(address, text)),
+            'gpu_instance_id': sysfs.File(
+                lambda: self._output(address, 'instance')),
+            'placement_id': sysfs.File(
+                lambda: self._output(address, 'placement')),
+            'vgpu_params': sysfs.File(
+                lambda: self._params(address),
+                lambda text: self._set_params(address, text)),
+            'warm_update': sysfs.File('0', lambda text: None),
+        }
+
+    def _creatable(self, address):
+        lines = ['ID    : vGPU Name']
+        lines += [f'{kind.type_id:<6}: NVIDIA {kind.name}'
+                  for kind in self.gpu.model.vgpu_types
+                  if rules.available(self.gpu, kind, address)]
+        return '\n'.join(lines)
+
+    def _current(self, address):
+        vgpus = self.gpu.vgpus_on(address)
+        return vgpus[0].type_id if vgpus else 0
+
+    def _set_current(self, address, text):
+        value = text.strip()
+        if re.fullmatch('[0-9]+', value) is None:
+            raise OSError(errno.EINVAL, '')
+        vgpus = self.gpu.vgpus_on(address)
+        if int(value) == 0:
+            for vgpu in vgpus:
+                self._forget(vgpu)
+            return
+        kind = self.gpu.model.vgpu_type(int(value))
+        if kind is None:
+            raise OSError(errno.EINVAL, '')
+        if vgpus:
+            raise OSError(errno.EBUSY, '')
+        try:
+            rules.create(self.gpu, kind, address, None)
+        except refusal.Unavailable:
+            # The driver logs "Failed to add vgpu create request".
+            raise OSError(errno.EIO, '') from None
+
+    def _params(self, address):
+        vgpus = self.gpu.vgpus_on(address)
+        return vgpus[0].params if vgpus else ''
+
+    def _set_params(self, address, text):
+        vgpus = self.gpu.vgpus_on(address)
+        if not vgpus:
+            raise OSError(errno.ENXIO, '')
+        rules.set_params(self.gpu, vgpus[0], text)
+
+    def _output(self, address, name):
+        """A value that the driver shows for a vGPU.
+
+        :raises OSError: ENXIO while there is no vGPU or no such value.
+        """
+        vgpus = self.gpu.vgpus_on(address)
+        if not vgpus or getattr(vgpus[0], name) is None:
+            raise OSError(errno.ENXIO, '')
+        return str(getattr(vgpus[0], name))
+
+
+def _type_id(kind):
+    return f'nvidia-{kind.type_id}'
+
+
+def _description(kind):
+    heads = 1 if kind.vgpu_class == 'Compute' else 4
+    return (f'num_heads={heads}, frl_config=60, '
+            f'framebuffer={kind.framebuffer_mib}M, '
+            f'max_resolution=4096x2160, '
+            f'max_instance={kind.max_instances}')
 
 _FIRST_GROUP = 40
 """The first IOMMU group that is used if the machine's file names none."""
 
 
-def build(machine) -> nodes.Directory:
+def build(machine) -> sysfs.Directory:
     """Return the root of a machine's tree."""
     return _Builder(machine).root()
 
@@ -44,7 +373,7 @@ class _Builder:
         self.host = machine.host
         self.drivers = machine.drivers
         self.gpus = () if machine.host.wsl else machine.gpus
-        self.vgpu_files = {gpu.address: tree_vgpu.VgpuFiles(gpu)
+        self.vgpu_files = {gpu.address: VgpuFiles(gpu)
                            for gpu in self.gpus}
         self.functions = {function.address: function
                           for function in machine.host.functions}
@@ -78,43 +407,43 @@ class _Builder:
         return groups
 
     def root(self):
-        directory = nodes.Directory
+        directory = sysfs.Directory
         entries = {
             'bus': directory({
                 'pci': directory({
-                    'devices': nodes.Listing(
+                    'devices': sysfs.Listing(
                         self.present, _link, has=self.is_present),
-                    'drivers': nodes.Listing(
+                    'drivers': sysfs.Listing(
                         self.drivers.names, self._driver),
-                    'drivers_probe': nodes.File(
+                    'drivers_probe': sysfs.File(
                         write=self.drivers.probe)}),
                 'mdev': directory({
-                    'devices': nodes.Listing(
-                        self.mdevs, lambda uuid: nodes.Link(
+                    'devices': sysfs.Listing(
+                        self.mdevs, lambda uuid: sysfs.Link(
                             f'{_place(self._mdev_parent(uuid))}/{uuid}'))},
                     present=self._has_mdev_bus)}),
             'class': directory({
-                'mdev_bus': nodes.Listing(
+                'mdev_bus': sysfs.Listing(
                     self._mdev_parents, _link, present=self._has_mdev_bus),
                 'misc': directory({
                     # The paravirtual GPU of WSL 2.
-                    'dxg': directory({'dev': nodes.File('10:124')},
+                    'dxg': directory({'dev': sysfs.File('10:124')},
                                      present=lambda: self.host.wsl)})}),
             'devices': directory({
-                'pci0000:00': nodes.Listing(
+                'pci0000:00': sysfs.Listing(
                     self.present, self._device, has=self.is_present)}),
             'kernel': directory({
-                'iommu_groups': nodes.Listing(
+                'iommu_groups': sysfs.Listing(
                     self._group_names, self._group)}),
             'module': directory({
                 'nvidia_drm': directory(
-                    {'parameters': directory({'modeset': nodes.File(
+                    {'parameters': directory({'modeset': sysfs.File(
                         lambda: 'Y' if self.machine.state.drm_modeset
                         else 'N')})},
                     present=lambda: self.machine.state.drm_modeset
                     is not None),
                 'nvidia': directory(
-                    {'version': nodes.File(self.host.driver_version)},
+                    {'version': sysfs.File(self.host.driver_version)},
                     present=lambda: any(gpu.bound
                                         for gpu in self.gpus))}),
         }
@@ -136,13 +465,13 @@ class _Builder:
         return address == gpu.address or address in gpu.vfs()
 
     def _driver(self, name):
-        return nodes.Listing(
+        return sysfs.Listing(
             lambda: [address for address in self.present()
                      if self.drivers.of(address) == name],
             _link, {
-                'bind': nodes.File(
+                'bind': sysfs.File(
                     write=lambda text: self.drivers.bind(name, text)),
-                'unbind': nodes.File(
+                'unbind': sysfs.File(
                     write=lambda text: self.drivers.unbind(name, text))})
 
     def mdevs(self) -> list[str]:
@@ -171,10 +500,10 @@ class _Builder:
                 for vgpu in gpu.state.vgpus if vgpu.uuid}
 
     def _group(self, name):
-        return nodes.Directory({'devices': nodes.Listing(
+        return sysfs.Directory({'devices': sysfs.Listing(
             lambda: [address for address in self.present()
                      if str(self.groups[address]) == name],
-            _link, {uuid: nodes.Link(f'{_place(self._mdev_parent(uuid))}'
+            _link, {uuid: sysfs.Link(f'{_place(self._mdev_parent(uuid))}'
                                      f'/{uuid}')
                     for group, uuid in self._mdev_groups().items()
                     if group == name})})
@@ -189,13 +518,13 @@ class _Builder:
     def _make_device(self, address):
         gpu = self.owner.get(address)
         entries = {
-            'driver': nodes.Link(
+            'driver': sysfs.Link(
                 lambda: f'bus/pci/drivers/{self.drivers.of(address)}',
                 present=lambda: self.drivers.of(address) is not None),
-            'driver_override': nodes.File(
+            'driver_override': sysfs.File(
                 lambda: self.drivers.override(address),
                 lambda text: self.drivers.set_override(address, text)),
-            'iommu_group': nodes.Link(
+            'iommu_group': sysfs.Link(
                 f'kernel/iommu_groups/{self.groups[address]}'),
         }
         if gpu is None:
@@ -203,7 +532,7 @@ class _Builder:
             entries.update(_identity(
                 function.vendor, function.device, function.class_code,
                 function.vendor, '0000', function.numa_node))
-            return nodes.Directory(entries)
+            return sysfs.Directory(entries)
         model = gpu.model
         entries.update(_identity(
             model.vendor, model.device, model.class_code,
@@ -212,29 +541,29 @@ class _Builder:
         if address == gpu.address:
             entries.update(self._physical(gpu))
         else:
-            entries['physfn'] = nodes.Link(_place(gpu.address))
+            entries['physfn'] = sysfs.Link(_place(gpu.address))
         files = self.vgpu_files[gpu.address]
         entries.update(files.entries(address))
-        return nodes.Listing(
+        return sysfs.Listing(
             lambda: files.mdevs(address),
             lambda uuid: files.mdev(address, uuid), entries)
 
     def _physical(self, gpu):
         entries = {
-            'reset': nodes.File(write=lambda text: self._reset(gpu, text)),
-            'reset_method': nodes.File(self._reset_methods(gpu)),
-            'drm': nodes.Directory({}, present=lambda: gpu.bound and
+            'reset': sysfs.File(write=lambda text: self._reset(gpu, text)),
+            'reset_method': sysfs.File(self._reset_methods(gpu)),
+            'drm': sysfs.Directory({}, present=lambda: gpu.bound and
                                    gpu.machine.state.drm_modeset
                                    is not None)}
-        entries.update(tree_pci.entries(gpu))
+        entries.update(pci_entries(gpu))
         # An H200 in a virtual machine has no SR-IOV capability.
         if not gpu.model.totalvfs or gpu.machine.host.virtual:
             return entries
-        entries['sriov_totalvfs'] = nodes.File(str(gpu.model.totalvfs))
-        entries['sriov_numvfs'] = nodes.File(
+        entries['sriov_totalvfs'] = sysfs.File(str(gpu.model.totalvfs))
+        entries['sriov_numvfs'] = sysfs.File(
             lambda: str(gpu.state.vfs), _refuse_numvfs)
         for index, vf in enumerate(gpu.vf_addresses):
-            entries[f'virtfn{index}'] = nodes.Link(
+            entries[f'virtfn{index}'] = sysfs.Link(
                 _place(vf), present=functools.partial(
                     _has_function, gpu, index))
         return entries
@@ -252,12 +581,12 @@ class _Builder:
     def _reset(self, gpu, text):
         if text.strip() != '1':
             raise OSError(errno.EINVAL, '')
-        reset.by_kernel(gpu)
+        gpu_module.by_kernel(gpu)
 
 
 @functools.cache
 def _link(address):
-    return nodes.Link(_place(address))
+    return sysfs.Link(_place(address))
 
 
 def _has_function(gpu, index):
@@ -271,13 +600,13 @@ def _place(address):
 def _identity(vendor, device, class_code, subsystem_vendor,
               subsystem_device, numa_node):
     return {
-        'vendor': nodes.File(f'0x{vendor}'),
-        'device': nodes.File(f'0x{device}'),
-        'class': nodes.File(f'0x{class_code}'),
-        'subsystem_vendor': nodes.File(f'0x{subsystem_vendor}'),
-        'subsystem_device': nodes.File(f'0x{subsystem_device}'),
-        'numa_node': nodes.File(str(numa_node)),
-        'modalias': nodes.File('pci:' + ''.join(
+        'vendor': sysfs.File(f'0x{vendor}'),
+        'device': sysfs.File(f'0x{device}'),
+        'class': sysfs.File(f'0x{class_code}'),
+        'subsystem_vendor': sysfs.File(f'0x{subsystem_vendor}'),
+        'subsystem_device': sysfs.File(f'0x{subsystem_device}'),
+        'numa_node': sysfs.File(str(numa_node)),
+        'modalias': sysfs.File('pci:' + ''.join(
             key + value.upper() for key, value in (
                 ('v0000', vendor), ('d0000', device),
                 ('sv0000', subsystem_vendor), ('sd0000', subsystem_device),

@@ -28,7 +28,7 @@ import subprocess
 import sys
 
 import cyborg_gpu_driver
-from cyborg_gpu_driver.baremetal import staged
+from cyborg_gpu_driver.baremetal import cleaning
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 
 _COMMAND = 'cyborg-gpu'
@@ -114,8 +114,8 @@ class Image:
 
     def stage(self, layout: str) -> None:
         """Put a layout and the unit into the image."""
-        for item in staged.files(layout):
-            if isinstance(item, staged.File):
+        for item in cleaning.files(layout):
+            if isinstance(item, cleaning.File):
                 self.write(item.path, item.text, item.mode)
                 continue
             target = self.path(item.path)

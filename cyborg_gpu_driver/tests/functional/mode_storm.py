@@ -39,7 +39,7 @@ from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.program.steps import mig_mode
+from cyborg_gpu_driver.program.steps import reset
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import empty_placement
 from cyborg_gpu_driver.tests import nobody
@@ -163,7 +163,7 @@ class Storm:
             gpu = self._reader.gpu(address)
             if gpu.problems:
                 raise AssertionError(gpu.problems)
-            if not mig_mode.switch(self._machine, gpu, enable):
+            if not reset.switch(self._machine, gpu, enable):
                 raise AssertionError('the mode is pending')
 
     def _check(self, addresses, enable):

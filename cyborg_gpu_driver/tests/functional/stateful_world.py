@@ -37,7 +37,7 @@ from oslo_config import cfg
 from cyborg_gpu_driver import agent
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import deadline
-from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import store
@@ -266,7 +266,7 @@ class StatefulCase(gpu_cloud.GpuTestCase):
 
     def raise_xid(self, gpu, xid):
         """Tell the agent of an error, as its watcher's thread does."""
-        self.driver._running()._health.event(health_facts.Event(
+        self.driver._running()._health.event(condition.Event(
             model.PciAddress.parse(gpu), xid))
 
     def heal(self, gpu):

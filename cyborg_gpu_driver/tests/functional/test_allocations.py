@@ -17,7 +17,7 @@ import uuid
 import fixtures
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.program.bind import admission
+from cyborg_gpu_driver.program.bind import binder
 from cyborg_gpu_driver.tests.functional import test_mig
 from demo_lib import client
 
@@ -64,7 +64,7 @@ class AllocationTest(test_mig.OneGpuCase):
         self.assertEqual(self.untouched, self.everything())
 
     def test_a_bind_goes_on_while_placement_is_silent(self):
-        log = self.useFixture(fixtures.FakeLogger(admission.__name__))
+        log = self.useFixture(fixtures.FakeLogger(binder.__name__))
         agent = self.driver._running()
         (device,) = agent.report()
         handles = [(str(handle.address), handle.asked_type,

@@ -23,7 +23,7 @@ import io
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.simulator.machine import patch
+from cyborg_gpu_driver.simulator.machine import machine
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import gpu_cloud
@@ -45,7 +45,7 @@ class BenchmarkTest(base.BaseTestCase):
         stack = contextlib.ExitStack()
         self.addCleanup(stack.close)
         # A program leaves its simulation in place until its process ends.
-        stack.enter_context(patch.kept())
+        stack.enter_context(machine.kept())
         self.directory = self.useFixture(fixtures.TempDir()).path
 
     def by_name(self, benchmark, figures):

@@ -21,7 +21,7 @@ from cyborg_gpu_driver.cloud import cordons
 from cyborg_gpu_driver.cloud import fleet
 from cyborg_gpu_driver.cloud import moves
 from cyborg_gpu_driver.partition import cordon
-from cyborg_gpu_driver.partition.moves import planner
+from cyborg_gpu_driver.partition import moves as partition_moves
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import explain_case
 from cyborg_gpu_driver.tests.functional import test_disable
@@ -71,7 +71,7 @@ class ApplyTest(test_disable.DisableCase):
     def plan(self):
         found = self.look()
         asked = found.asked(self.whole)[self.whole]
-        return asked, planner.find(
+        return asked, partition_moves.find(
             found.fleet.gpus, found.fleet.want(asked)).plan
 
     def run_plan(self):

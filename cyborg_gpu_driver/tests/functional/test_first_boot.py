@@ -19,7 +19,7 @@ import fixtures
 import testscenarios
 from oslotest import base
 
-from cyborg_gpu_driver.baremetal import staged
+from cyborg_gpu_driver.baremetal import cleaning
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import booted_image
 
@@ -52,7 +52,7 @@ class ImageCase(base.BaseTestCase):
     def start(self):
         """Start the only unit that is enabled."""
         (name, words), = self.image.units().items()
-        self.assertEqual(staged.UNIT, name)
+        self.assertEqual(cleaning.UNIT, name)
         process = self.image.start(*words)
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
@@ -134,7 +134,7 @@ class WrongTest(ImageCase):
             self.assertIn(words, said)
             self.assertEqual('unusable', self.report()['result'])
             self.assertEqual([_MIXED] * 8, self.gpus())
-        self.image.write(staged.LAYOUT_PATH, 'mig-configs: [')
+        self.image.write(cleaning.LAYOUT_PATH, 'mig-configs: [')
         self.assertIn('not YAML', self.boot(code=2))
         self.assertEqual([_MIXED] * 8, self.gpus())
         self.image.stage(_LAYOUT)

@@ -33,7 +33,7 @@ from typing import Any
 import fixtures
 
 from cyborg_gpu_driver.partition import nvlink
-from cyborg_gpu_driver.simulator.driver import drivers
+from cyborg_gpu_driver.simulator.driver import gpu as driver_gpu
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import base as functional
@@ -214,7 +214,7 @@ class FirstHourTest(gpu_cloud.GpuTestCase):
             state = self.hardware(address)
             self.assertEqual(([], {}), (state.vgpus, state.instances))
             if self.hour.framework == 'none':
-                self.assertEqual(drivers.for_guests(self.world().gpu(address)),
+                self.assertEqual(driver_gpu.for_guests(self.world().gpu(address)),
                                  state.driver)
 
     def assert_unharmed(self):

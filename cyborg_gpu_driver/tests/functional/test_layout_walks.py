@@ -21,8 +21,7 @@ import itertools
 import random
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.partition.mig import enumeration
-from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.partition import boards
@@ -81,7 +80,7 @@ class BoardCase(layouts.LayoutCase):
     def check_walks(self):
         """Walk from sampled states, partly in use, to sampled layouts."""
         chance = random.Random(self.MACHINE)
-        occupancies = sorted(enumeration.states(self.grid),
+        occupancies = sorted(geometry.states(self.grid),
                              key=lambda item: item.taken)
         multisets = sorted(boards.packable(self.grid)) + [()]
         reached = 0

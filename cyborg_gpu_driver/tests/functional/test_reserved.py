@@ -21,7 +21,7 @@ from oslotest import base as oslo_base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import placement_client
-from cyborg_gpu_driver.report import provider_tree
+from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.tests.functional import base
 from demo_lib import client
@@ -74,7 +74,7 @@ class ReservedCase(oslo_base.BaseTestCase):
 
     def restart(self):
         self.keeper = reserved.ReservedKeeper(
-            provider_tree.ProviderTree(lambda: self.client),
+            publishing.ProviderTree(lambda: self.client),
             lambda: self.now)
 
     def provider(self, name, parent=None):

@@ -18,7 +18,7 @@ import sqlalchemy
 from cyborg import context
 from cyborg import objects
 
-from cyborg_gpu_driver.report import steady as steady_module
+from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
@@ -78,7 +78,7 @@ class SteadyTest(gpu_cloud.GpuTestCase):
         steady._clock = lambda: now  # However long a report takes.
         self.cloud.report()
         self.assertEqual(set(), self.handles())
-        steady._clock = lambda: now + steady_module.INTERVAL
+        steady._clock = lambda: now + drift.INTERVAL
         self.cloud.report()
         self.assertEqual(before, len(self.handles()))
 

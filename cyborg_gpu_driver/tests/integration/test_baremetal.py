@@ -20,7 +20,7 @@ import uuid
 import fixtures
 import yaml
 
-from cyborg_gpu_driver.baremetal.inventory import names
+from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.osc import baremetal
 from cyborg_gpu_driver.tests.integration import base
@@ -28,7 +28,7 @@ from cyborg_gpu_driver.tests.ironic import node as node_module
 from cyborg_gpu_driver.tests.unit.osc import running
 
 _PROFILE = 'metal-slices'
-_TRAIT = names.layout_trait(_PROFILE)
+_TRAIT = inventory.layout_trait(_PROFILE)
 _LAYOUT = {_PROFILE: [{'devices': 'all', 'mig-enabled': True,
                        'mig-devices': {'1g.6gb': 2}}]}
 

@@ -18,7 +18,7 @@ import collections
 
 from openstack import exceptions
 
-from cyborg_gpu_driver.report.content import traits
+from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import storm_case
 
@@ -93,7 +93,7 @@ class IsolationTest(storm_case.StormCase):
                     f'/resource_providers/{provider.id}/traits',
                     headers=storm_case.PLACEMENT)
                 exceptions.raise_from_response(answer)
-                found.add(traits.ISOLATED in answer.json()['traits'])
+                found.add(names.ISOLATED in answer.json()['traits'])
         return found
 
     def look(self):

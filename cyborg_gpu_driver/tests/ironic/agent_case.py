@@ -37,8 +37,8 @@ from oslo_config import cfg
 from oslo_config import fixture as config_fixture
 from oslotest import base
 
-from cyborg_gpu_driver.baremetal import image
-from cyborg_gpu_driver.baremetal import tree
+from cyborg_gpu_driver.baremetal import hook
+from cyborg_gpu_driver.baremetal import layouter
 from cyborg_gpu_driver.conf import baremetal
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.program.privileged import mig as privileged
@@ -158,9 +158,9 @@ class AgentCase(base.BaseTestCase):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(0o755)
 
-    def found_root(self) -> contextlib.AbstractContextManager[tree.Tree]:
+    def found_root(self) -> contextlib.AbstractContextManager[hook.Tree]:
         """The root file system of the deployed image, as a step finds it."""
-        return image.mounted()
+        return layouter.mounted()
 
     def stub(self, name: str, script: str) -> None:
         """Write a stub program that is a shell script."""

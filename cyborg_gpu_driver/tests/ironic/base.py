@@ -18,7 +18,7 @@ from openstack.baremetal.v1 import node as sdk_node
 from oslotest import base
 from testtools import content
 
-from cyborg_gpu_driver.baremetal.inventory import names
+from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.tests.ironic import node as node_module
 from cyborg_gpu_driver.tests.ironic import services
 
@@ -47,8 +47,8 @@ class TestCase(base.BaseTestCase):
         """
         name, = layout
         template = self.baremetal.create_deploy_template(
-            name=names.layout_trait(name), steps=[{
-                'interface': 'deploy', 'step': names.APPLY_LAYOUT,
+            name=inventory.layout_trait(name), steps=[{
+                'interface': 'deploy', 'step': inventory.APPLY_LAYOUT,
                 'args': {'layout': layout}, 'priority': 65}])
         self.addCleanup(self.baremetal.delete_deploy_template, template)
         return template.name

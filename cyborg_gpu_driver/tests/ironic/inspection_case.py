@@ -32,7 +32,7 @@ from ironic_python_agent import inspector
 from ironic_python_agent import utils as agent_utils
 from oslo_config import cfg
 
-from cyborg_gpu_driver.baremetal.inventory import names
+from cyborg_gpu_driver.baremetal import inventory as baremetal_inventory
 from cyborg_gpu_driver.conf import baremetal as baremetal_conf
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.simulator.machine import machine as simulator
@@ -127,7 +127,7 @@ class InspectionCase(base.DbTestCase):
                           trait=trait).create()
 
     def add_template(self, name: str, layout: object,
-                     step: str = names.APPLY_LAYOUT
+                     step: str = baremetal_inventory.APPLY_LAYOUT
                      ) -> objects.DeployTemplate:
         """Add a deploy template for a layout."""
         template = objects.DeployTemplate(
@@ -147,7 +147,7 @@ class InspectionCase(base.DbTestCase):
     @property
     def layouts(self) -> set[str]:
         """The node's layout traits."""
-        return set(filter(names.is_layout_trait, self.traits))
+        return set(filter(baremetal_inventory.is_layout_trait, self.traits))
 
     @property
     def others(self) -> set[str]:

@@ -24,7 +24,7 @@ import fixtures
 import requests
 from oslotest import base
 
-from cyborg_gpu_driver.baremetal.inventory import names
+from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.osc import baremetal
 from cyborg_gpu_driver.simulator import platform
@@ -159,7 +159,7 @@ def _sent(name):
     machine = simulator.Machine.load(name)
     opened = platform.open_platform(machine)
     try:
-        return {names.KEY: inspected.sent(
+        return {inventory.KEY: inspected.sent(
             reader.HostReader(opened).snapshot(), {})}
     finally:
         machine.uninstall()

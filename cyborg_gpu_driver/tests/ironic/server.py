@@ -24,7 +24,7 @@ import sys
 
 import yaml
 
-from cyborg_gpu_driver.baremetal import staged
+from cyborg_gpu_driver.baremetal import cleaning
 from cyborg_gpu_driver.simulator.machine import machine
 from cyborg_gpu_driver.tests import nobody
 from cyborg_gpu_driver.tests.ironic import programs
@@ -107,7 +107,7 @@ class Server:
         return subprocess.run(
             [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
              '--config-file', str(path), 'firstboot', '--layout-file',
-             str(self.image / staged.LAYOUT_PATH), '--metadata-timeout',
+             str(self.image / cleaning.LAYOUT_PATH), '--metadata-timeout',
              '0'], check=True, capture_output=True, text=True,
             stdin=subprocess.DEVNULL).stdout
 
@@ -137,12 +137,12 @@ class Server:
 
     def staged_layout(self) -> dict | None:
         """The layouts that the deployed system applies at boot, or None."""
-        path = self.image / staged.LAYOUT_PATH
+        path = self.image / cleaning.LAYOUT_PATH
         if not path.exists():
             return None
-        unit = self.image / staged.WANTS_PATH
+        unit = self.image / cleaning.WANTS_PATH
         if self.image.joinpath(os.readlink(unit)[1:]).read_text(
-                encoding='utf-8') != staged.unit_text():
+                encoding='utf-8') != cleaning.unit_text():
             raise AssertionError(f'{unit} leads to something else')
         return yaml.safe_load(
             path.read_text(encoding='utf-8'))['mig-configs']

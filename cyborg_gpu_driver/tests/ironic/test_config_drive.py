@@ -29,7 +29,7 @@ from ironic.api.controllers.v1 import utils as api_utils
 from ironic.conductor import configdrive_utils
 from oslotest import base
 
-from cyborg_gpu_driver.baremetal.first_boot import config_drive
+from cyborg_gpu_driver.baremetal import layout_sources
 from cyborg_gpu_driver.osc import baremetal
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests.unit.osc import running
@@ -120,6 +120,6 @@ class ConfigDriveTest(base.BaseTestCase):
         labels = self.directory / 'by-label'
         labels.mkdir()
         (labels / 'config-2').symlink_to(device)
-        with config_drive.opened(str(labels)) as directory:
+        with layout_sources.opened(str(labels)) as directory:
             self.assertEqual('halves', self.boot(
                 '--config-drive', directory)['layout'])

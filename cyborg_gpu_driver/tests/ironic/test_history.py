@@ -20,8 +20,8 @@ from ironic.drivers.modules import agent_base
 from ironic.tests.unit.db import base
 from ironic.tests.unit.objects import utils as obj_utils
 
-from cyborg_gpu_driver.baremetal import history
-from cyborg_gpu_driver.baremetal import steps
+from cyborg_gpu_driver.baremetal import cleaning
+from cyborg_gpu_driver.baremetal import hook as baremetal_hook
 
 _GPU = '0000:31:00.0'
 
@@ -31,7 +31,7 @@ class EventTest(base.DbTestCase):
     def setUp(self):
         with mock.patch('logging.config.fileConfig', autospec=True):
             super().setUp()
-        history.register()
+        baremetal_hook.register()
 
     def events(self, kind, step, result):
         """The history of a node after a step with this result."""
@@ -60,7 +60,7 @@ class EventTest(base.DbTestCase):
             self.events('clean', 'verify_gpus', {'clean_result': {'gpus': [
                 {'gpu': _GPU, 'model': 'NVIDIA A30', 'mig_mode': False,
                  'ecc_mode': None, 'health': {'a': 1}}]}}))
-        self.assertEqual(set(steps.CLEAN_PRIORITIES), set(
+        self.assertEqual(set(cleaning.CLEAN_PRIORITIES), set(
             agent_base._POST_STEP_HOOKS['clean']['deploy']))
 
     def test_what_is_malformed_fails_no_step(self):
@@ -68,7 +68,7 @@ class EventTest(base.DbTestCase):
                 None, [], {'deploy_result': 7},
                 {'deploy_result': {'layout': ['\n'], 'staged': 3,
                                    'gpus': [3, {'a\nb': '\x1b' * 9999}]}})):
-            text = history.event('apply_gpu_layout', (
+            text = baremetal_hook.event('apply_gpu_layout', (
                 result or {}) and result['deploy_result'])
             self.assertTrue(text.isprintable(), number)
             self.assertLess(len(text), 2000)

@@ -21,7 +21,7 @@ import subprocess
 from ironic_python_agent import errors
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal import staged
+from cyborg_gpu_driver.baremetal import cleaning
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.ironic import agent_case
 
@@ -89,7 +89,7 @@ class RaidTest(DiskCase):
     def test_staged(self):
         self.deploy()
         with self.mounted():
-            self.assertTrue((self.root / staged.LAYOUT_PATH).exists())
+            self.assertTrue((self.root / cleaning.LAYOUT_PATH).exists())
         self.assertIn(f'The root file system is on {self.image}',
                       self.log.output)
 
@@ -133,14 +133,14 @@ class DiskTest(DiskCase):
         self.deploy()
         with self.mounted():
             self.assertIn('1g.10gb', agent_case.read(
-                self.root / staged.LAYOUT_PATH))
-            status = (self.root / staged.UNIT_PATH).stat()
+                self.root / cleaning.LAYOUT_PATH))
+            status = (self.root / cleaning.UNIT_PATH).stat()
             self.assertEqual((0, 0, 0o644), (
                 status.st_uid, status.st_gid, status.st_mode & 0o7777))
-            self.assertTrue((self.root / staged.WANTS_PATH).is_symlink())
+            self.assertTrue((self.root / cleaning.WANTS_PATH).is_symlink())
         self.deploy('all-7g.80gb')
         with self.mounted():
-            text = agent_case.read(self.root / staged.LAYOUT_PATH)
+            text = agent_case.read(self.root / cleaning.LAYOUT_PATH)
             self.assertIn('7g.80gb', text)
             self.assertNotIn('1g.10gb', text)
 
@@ -153,8 +153,8 @@ class DiskTest(DiskCase):
                 self.skipTest(f'no labels can be set here: {error}')
         self.deploy()
         with self.mounted():
-            wants = pathlib.Path(staged.WANTS_PATH)
-            for path in (staged.UNIT_PATH, wants.parent, wants):
+            wants = pathlib.Path(cleaning.WANTS_PATH)
+            for path in (cleaning.UNIT_PATH, wants.parent, wants):
                 self.assertEqual(_UNIT_LABEL, os.getxattr(
                     self.root / path, _LABEL, follow_symlinks=False))
 

@@ -29,7 +29,7 @@ import fixtures
 from diskimage_builder import element_dependencies
 from oslotest import base
 
-from cyborg_gpu_driver.baremetal import staged
+from cyborg_gpu_driver.baremetal import cleaning
 from cyborg_gpu_driver.tests import scope
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -80,7 +80,7 @@ def _wheel(directory):
         f'{info}/entry_points.txt': '\n'.join(
             f'[{group}]\n{names.strip()}' for group, names
             in setup['entry_points'].items()),
-        f'{data}/{staged.UNIT}': staged.unit_text()}
+        f'{data}/{cleaning.UNIT}': cleaning.unit_text()}
     files[f'{info}/RECORD'] = ''.join(
         f'{name},,\n' for name in (*files, f'{info}/RECORD'))
     path = directory / 'cyborg_gpu_driver-1.0-py3-none-any.whl'
@@ -189,15 +189,15 @@ class TenantTest(HooksCase):
                          os.readlink(command))
         self.assertTrue(os.access(self.path(os.readlink(command)), os.X_OK))
         # The unit is the one that the deploy step writes.
-        self.assertEqual(staged.unit_text(), self.read(staged.UNIT_PATH))
-        self.assertEqual(f'/{staged.UNIT_PATH}',
-                         os.readlink(self.path(staged.WANTS_PATH)))
-        self.assertEqual(_LAYOUT, self.read(staged.LAYOUT_PATH))
+        self.assertEqual(cleaning.unit_text(), self.read(cleaning.UNIT_PATH))
+        self.assertEqual(f'/{cleaning.UNIT_PATH}',
+                         os.readlink(self.path(cleaning.WANTS_PATH)))
+        self.assertEqual(_LAYOUT, self.read(cleaning.LAYOUT_PATH))
         # Run the hook again, without a layout.
         shutil.rmtree(self.path('/etc/cyborg-gpu'))
         (self.hooks / 'cyborg-gpu' / 'layout.yaml').unlink()
         self.run_hooks('post-install')
-        self.assertEqual(staged.unit_text(), self.read(staged.UNIT_PATH))
+        self.assertEqual(cleaning.unit_text(), self.read(cleaning.UNIT_PATH))
         self.assertFalse(self.path('/etc/cyborg-gpu').exists())
 
     def test_variables_that_are_wrong(self):

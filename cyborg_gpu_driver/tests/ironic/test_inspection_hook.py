@@ -119,7 +119,7 @@ class LayoutTraitsTest(HookCase):
         self.assertEqual(19, len(self.layouts))
         self.assertNotIn(LAYOUT + 'ODD', self.layouts)
         self.assertIn(f'deploy template {LAYOUT}ODD cannot be used: layout: '
-                      'top level: both a and b; keep one', self.log.output)
+                      'top level: found keys a, b; expected', self.log.output)
 
     def test_template_that_is_gone(self):
         template = self.add_template(LAYOUT + 'GONE', HALVES)

@@ -20,7 +20,7 @@ import pathlib
 import fixtures
 import yaml
 
-from cyborg_gpu_driver.baremetal import history
+from cyborg_gpu_driver.baremetal import hook
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.ironic import base
 
@@ -62,7 +62,7 @@ class LifeTest(base.TestCase):
             f'/nodes/{node.uuid}/history?detail=true',
             microversion='1.78').json()['history']
         events = [item['event'] for item in found
-                  if item['event_type'] == history.EVENT_TYPE][-4:]
+                  if item['event_type'] == hook.EVENT_TYPE][-4:]
         self.assertEqual(
             ['clear_gpu_partitions', 'reset_gpus', 'verify_gpus',
              'apply_gpu_layout'],

@@ -19,8 +19,8 @@ import fixtures
 import yaml
 from ironic_python_agent import errors
 
-from cyborg_gpu_driver.baremetal import image
-from cyborg_gpu_driver.baremetal import staged
+from cyborg_gpu_driver.baremetal import cleaning
+from cyborg_gpu_driver.baremetal import layouter
 from cyborg_gpu_driver.tests.ironic import agent_case
 
 _STEP = 'apply_gpu_layout'
@@ -52,7 +52,7 @@ class LayoutCase(agent_case.AgentCase):
     def layout(self):
         """The layout that the image's own program reads."""
         return yaml.safe_load(agent_case.read(
-            self.image / staged.LAYOUT_PATH))['mig-configs']
+            self.image / cleaning.LAYOUT_PATH))['mig-configs']
 
 
 class StageTest(LayoutCase):
@@ -67,13 +67,13 @@ class StageTest(LayoutCase):
         self.assertEqual([(True, True)] * 4, self.modes())
         self.assertEqual(_HALVES, self.layout())
         self.assertEqual(agent_case.read(
-            pathlib.Path(staged.__file__).with_name(staged.UNIT)),
-            agent_case.read(self.image / staged.UNIT_PATH))
-        self.assertEqual(f'/{staged.UNIT_PATH}',
-                         os.readlink(self.image / staged.WANTS_PATH))
+            pathlib.Path(cleaning.__file__).with_name(cleaning.UNIT)),
+            agent_case.read(self.image / cleaning.UNIT_PATH))
+        self.assertEqual(f'/{cleaning.UNIT_PATH}',
+                         os.readlink(self.image / cleaning.WANTS_PATH))
         self.assertEqual('halves', done['layout'])
-        self.assertEqual([f'/{staged.LAYOUT_PATH}', f'/{staged.UNIT_PATH}',
-                          f'/{staged.WANTS_PATH}'], done['staged'])
+        self.assertEqual([f'/{cleaning.LAYOUT_PATH}', f'/{cleaning.UNIT_PATH}',
+                          f'/{cleaning.WANTS_PATH}'], done['staged'])
         self.assertEqual(
             {'gpu': self.machine.gpus[0].address, 'wanted': '2 x 2g.12gb',
              'mig_mode': 'set now'}, done['gpus'][0])
@@ -163,7 +163,8 @@ class ElsewhereTest(LayoutCase):
         super().setUp()
         # A step that looks for a partition to mount fails.
         self.useFixture(fixtures.MockPatchObject(
-            image.disk_utils, 'list_partitions', side_effect=AssertionError))
+            layouter.disk_utils, 'list_partitions',
+            side_effect=AssertionError))
 
     def test_the_mode_is_set_and_no_image_mounted(self):
         self.clear()

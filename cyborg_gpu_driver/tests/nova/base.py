@@ -41,13 +41,11 @@ from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.nova import bound
-from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.nova import compute
 from cyborg_gpu_driver.nova import handles
 from cyborg_gpu_driver.nova import patches
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.report.content import values
+from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import empty_placement
@@ -107,12 +105,12 @@ class GpuHost(fixtures.Fixture):
 
     def bind(self, request):
         """Bind on the agent, as Cyborg does for an accelerator request."""
-        if request['attach_handle_type'] == values.MDEV:
+        if request['attach_handle_type'] == names.MDEV:
             self._agent.bind(*_rpc(request))
 
     def unbind(self, request):
         """Unbind on the agent, as Cyborg does for a deleted request."""
-        if request['attach_handle_type'] == values.MDEV:
+        if request['attach_handle_type'] == names.MDEV:
             self._agent.unbind(*_rpc(request))
 
 
@@ -237,16 +235,16 @@ class DriverCase(test.TestCase):
 
         :param version: version of Nova; None for the installed one.
         """
-        for name in (*capability.METHODS, 'spawn', 'power_on', 'reboot',
+        for name in (*compute.METHODS, 'spawn', 'power_on', 'reboot',
                      'resume_state_on_host_boot'):
             self.useFixture(fixtures.MonkeyPatch(
                 f'nova.virt.libvirt.driver.LibvirtDriver.{name}',
                 getattr(libvirt_driver.LibvirtDriver, name)))
         return compute.extend(
             libvirt_driver.LibvirtDriver,
-            version or capability.nova_version(), patches.Patches(
+            version or compute.nova_version(), patches.Patches(
                 handles.HandleReader(host.sysfs),
-                bound.Requests(
+                handles.Requests(
                     lambda context, server: self.requests[server]),
                 lambda reason: nova_exception.AcceleratorRequestOpFailed(
                     op='attach', msg=reason)))

@@ -18,7 +18,7 @@ import threading
 import fixtures
 from nova import test
 
-from cyborg_gpu_driver.nova.scheduling import choices
+from cyborg_gpu_driver.nova.scheduling import chooser
 from cyborg_gpu_driver.nova.weighing import cost
 from cyborg_gpu_driver.tests import scope
 
@@ -27,8 +27,8 @@ class ChoicesTest(test.NoDBTestCase):
 
     def test_nobody_waits_for_good(self):
         self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.nova.scheduling.choices._WAIT', 0.01))
-        found = choices.Choices(lambda: cost.Fleet(()), 1.0)
+            'cyborg_gpu_driver.nova.scheduling.chooser._WAIT', 0.01))
+        found = chooser.Choices(lambda: cost.Fleet(()), 1.0)
         request, entered, leave = object(), threading.Event(), (
             threading.Event())
 

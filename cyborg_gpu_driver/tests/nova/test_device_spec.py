@@ -27,7 +27,7 @@ from nova.pci import devspec
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.nova import device_spec
+from cyborg_gpu_driver.nova import pci_config
 from cyborg_gpu_driver.tests import scope
 
 GPU = model.PciAddress.parse('0000:3b:00.0')
@@ -35,7 +35,7 @@ GPU = model.PciAddress.parse('0000:3b:00.0')
 
 def _function(vendor, product, bus, function):
     address = model.PciAddress(0, bus, 0, function)
-    return device_spec.Function(
+    return pci_config.Function(
         address, vendor, product, parent=GPU if function else None)
 
 
@@ -93,7 +93,7 @@ class DeviceSpecTest(test.NoDBTestCase):
 
     def ours(self, spec, function):
         try:
-            (found,) = device_spec.parse([json.dumps(spec)])
+            (found,) = pci_config.parse([json.dumps(spec)])
         except exception.InvalidValue:
             return None
         return found.matches(function)
@@ -103,6 +103,6 @@ class ManagedTest(testtools.TestCase):
 
     def test_managed_as_nova_reads_it(self):
         for value in ('no', 'yes', 'false', '0', 'True'):
-            (ours,) = device_spec.parse([json.dumps({'managed': value})])
+            (ours,) = pci_config.parse([json.dumps({'managed': value})])
             nova = devspec.PciDeviceSpec({'managed': value}).get_tags()
             self.assertEqual(nova['managed'] == 'true', ours.managed)

@@ -19,7 +19,7 @@ import fixtures
 from keystoneauth1 import exceptions as keystone_exceptions
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.report.content import traits
+from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.nova import weigher_case
 
@@ -83,7 +83,7 @@ class BindTest(IsolationCase):
 
     def test_providers_have_the_trait(self):
         provider, = (item for item in self.client.get(
-            f'/resource_providers?required={traits.ISOLATED}'
+            f'/resource_providers?required={names.ISOLATED}'
             f'&in_tree={self.agent.root}', version='1.36').json()
             ['resource_providers'] if FIRST in item['name'])
         self.assertIn(SMALL, provider['name'])

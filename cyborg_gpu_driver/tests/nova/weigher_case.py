@@ -218,8 +218,8 @@ class WeigherCase(test.TestCase):
         self.addCleanup(chooser.shared.cache_clear)
         # The reader reads all hosts, even on a slow machine.
         for limit in ('weigher_reader._READING_LIMIT',
-                      'weigher_reader._FIRST', 'scheduling.choices._WAIT',
-                      'scheduling.choices._CLAIM'):
+                      'weigher_reader._FIRST', 'scheduling.chooser._WAIT',
+                      'scheduling.chooser._CLAIM'):
             self.useFixture(fixtures.MonkeyPatch(
                 f'cyborg_gpu_driver.nova.{limit}', 600.0))
         self.flags(weight_classes=[WEIGHER], group='filter_scheduler')

@@ -28,7 +28,7 @@ from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.record import health as health_record
+from cyborg_gpu_driver.record import gpu as record_gpu
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import empty_placement
 from cyborg_gpu_driver.tests import unreadable
@@ -125,7 +125,7 @@ class TestAgent(AgentCase):
         self.agent.bind(*asked)
         (entry,) = journal.Journal(self.state_path).entries()
         records = store.of(self.state_path)
-        records.put(entry.gpu, health=health_record.HealthRecord(
+        records.put(entry.gpu, health=record_gpu.HealthRecord(
             entry.boot, None, (health.Condition(
                 'XID_95', 1.0, 2.0, placement=entry.placement,
                 instance_id=entry.instance_id),)))

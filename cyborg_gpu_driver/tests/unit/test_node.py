@@ -23,7 +23,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import node
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import policy
 
@@ -77,7 +77,7 @@ class InventoriesTest(base.BaseTestCase):
             (), ())
 
     def test_all_of_an_unhealthy_gpu_is_reserved(self):
-        self.node.health.event(health_facts.Event(self.gpu, 79))
+        self.node.health.event(condition.Event(self.gpu, 79))
         self.assert_reserved(self.gpu)
 
     def test_all_of_a_cordoned_gpu_is_reserved(self):

@@ -22,21 +22,21 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
-from cyborg_gpu_driver.baremetal.inventory import schema as inventory_schema
+from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.cloud import definition
 from cyborg_gpu_driver.cmd.layout import hooks
-from cyborg_gpu_driver.kubernetes import operator_values
-from cyborg_gpu_driver.kubernetes import plugin_schema
-from cyborg_gpu_driver.partition.layout import schema as layout_schema
-from cyborg_gpu_driver.simulator import file_schema
+from cyborg_gpu_driver.kubernetes import plugin
+from cyborg_gpu_driver.kubernetes import render
+from cyborg_gpu_driver.partition.layout import yaml
+from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.tests.unit.fuzz import base as fuzz
 
 _SCHEMAS = (
-    definition.DEFINITION, file_schema.HOST, file_schema.MODEL,
-    hooks.HOOKS_FILE, inventory_schema.INVENTORY,
-    inventory_schema.PCI_DEVICES, inventory_schema.PCI_GPU,
-    layout_schema.DEVICES, layout_schema.ITEMS, layout_schema.LAYOUT_FILE,
-    operator_values.VALUES, plugin_schema.PLUGIN_CONFIG)
+    definition.DEFINITION, files.HOST, files.MODEL,
+    hooks.HOOKS_FILE, inventory.INVENTORY,
+    inventory.PCI_DEVICES, inventory.PCI_GPU,
+    yaml.DEVICES, yaml.ITEMS, yaml.LAYOUT_FILE,
+    render.VALUES, plugin.PLUGIN_CONFIG)
 _FLAVOR = schema.mapping({
     'name': schema.matching('[a-z]+', 'lower-case letters', 'gpu'),
     'ram': schema.integer(1, 9)}, {

@@ -14,7 +14,7 @@
 
 import json
 
-from cyborg_gpu_driver.baremetal.inventory import inventory
+from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.simulator import platform

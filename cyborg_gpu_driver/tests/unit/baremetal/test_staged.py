@@ -21,7 +21,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal import staged
+from cyborg_gpu_driver.baremetal import cleaning
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.partition.layout import file as layout_file
 
@@ -38,20 +38,20 @@ mig-configs:
 class StagedTest(base.BaseTestCase):
 
     def test_files(self):
-        layout, unit, link = staged.files(_LAYOUT)
-        self.assertEqual(staged.File('etc/cyborg-gpu/layout.yaml', _LAYOUT,
-                                     0o644), layout)
+        layout, unit, link = cleaning.files(_LAYOUT)
+        self.assertEqual(cleaning.File('etc/cyborg-gpu/layout.yaml', _LAYOUT,
+                                       0o644), layout)
         self.assertEqual(
             'etc/systemd/system/cyborg-gpu-firstboot.service', unit.path)
-        self.assertEqual(staged.unit_text(), unit.text)
-        self.assertEqual(staged.Link(
+        self.assertEqual(cleaning.unit_text(), unit.text)
+        self.assertEqual(cleaning.Link(
             'etc/systemd/system/multi-user.target.wants/'
             'cyborg-gpu-firstboot.service',
             '/etc/systemd/system/cyborg-gpu-firstboot.service'), link)
 
     def test_a_written_layout_can_be_staged(self):
         text = layout_file.LayoutFile.parse(_LAYOUT, 'here').dump()
-        self.assertEqual(text, staged.files(text)[0].text)
+        self.assertEqual(text, cleaning.files(text)[0].text)
 
     def test_nothing_else_is_staged(self):
         two = _LAYOUT + _LAYOUT.partition('mig-configs:\n')[2].replace(
@@ -60,10 +60,10 @@ class StagedTest(base.BaseTestCase):
                             (two, 'the file has several entries; choose one'),
                             (_LAYOUT.replace('devices: all', 'devices: x'),
                              "devices: found 'x'; expected all, or a list")):
-            error = self.assertRaises(exception.LayoutError, staged.files,
+            error = self.assertRaises(exception.LayoutError, cleaning.files,
                                       text)
             self.assertIn(words, str(error))
-            self.assertIn(staged.LAYOUT_PATH, str(error))
+            self.assertIn(cleaning.LAYOUT_PATH, str(error))
 
 
 class UnitTest(base.BaseTestCase):
@@ -74,15 +74,15 @@ class UnitTest(base.BaseTestCase):
         self.unit = configparser.ConfigParser(strict=False,
                                               interpolation=None)
         self.unit.optionxform = str
-        self.unit.read_string(staged.unit_text())
+        self.unit.read_string(cleaning.unit_text())
 
     def test_systemd_understands_it(self):
         if shutil.which('systemd-analyze') is None:
             self.skipTest('there is no systemd-analyze')
         directory = self.useFixture(fixtures.TempDir()).path
-        path = f'{directory}/{staged.UNIT}'
+        path = f'{directory}/{cleaning.UNIT}'
         with open(path, 'w', encoding='utf-8') as stream:
-            stream.write(staged.unit_text())
+            stream.write(cleaning.unit_text())
         done = subprocess.run(['systemd-analyze', 'verify', path],
                               capture_output=True, text=True, check=False)
         self.assertEqual((0, ''), (done.returncode, done.stderr))
@@ -128,7 +128,7 @@ class UnitTest(base.BaseTestCase):
 
     def test_it_is_enabled_as_it_says(self):
         self.assertEqual(f'{self.unit["Install"]["WantedBy"]}.wants',
-                         staged.WANTS_PATH.split('/')[-2])
+                         cleaning.WANTS_PATH.split('/')[-2])
 
     def test_it_may_reach_the_hardware(self):
         """No option hides the GPUs, sysfs or the driver's modules."""

@@ -16,10 +16,9 @@ import dataclasses
 
 from oslotest import base
 
-from cyborg_gpu_driver.baremetal import faults
-from cyborg_gpu_driver.baremetal import steps
-from cyborg_gpu_driver.baremetal.inventory import modes
-from cyborg_gpu_driver.baremetal.inventory import names
+from cyborg_gpu_driver.baremetal import cleaning
+from cyborg_gpu_driver.baremetal import inventory
+from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health
 
@@ -36,28 +35,28 @@ _NO_MODES = modes.Modes()
 class ObstacleTest(base.BaseTestCase):
 
     def obstacle(self, step, *gpus, resettable=()):
-        return steps.obstacle(step, model.Host(gpus), resettable)
+        return cleaning.obstacle(step, model.Host(gpus), resettable)
 
     def test_no_gpu(self):
-        for step in (names.APPLY_LAYOUT, *steps.CLEAN_PRIORITIES):
+        for step in (inventory.APPLY_LAYOUT, *cleaning.CLEAN_PRIORITIES):
             self.assertIn('no NVIDIA GPU', self.obstacle(step))
 
     def test_one_of_them_with_mig_is_enough(self):
-        for step in (names.APPLY_LAYOUT, steps.CLEAR):
+        for step in (inventory.APPLY_LAYOUT, cleaning.CLEAR):
             self.assertIn('supports MIG', self.obstacle(step, _T4))
             self.assertEqual('', self.obstacle(step, _T4, _A30))
 
     def test_vgpus_without_mig(self):
         mdev = model.Mdev('uuid', _T4.address, 'nvidia-231')
-        self.assertEqual('', self.obstacle(steps.CLEAR, dataclasses.replace(
+        self.assertEqual('', self.obstacle(cleaning.CLEAR, dataclasses.replace(
             _T4, mdevs=(mdev,))))
 
     def test_all_of_them_must_be_reset(self):
         self.assertEqual('', self.obstacle(
-            steps.RESET, _T4, _A30,
+            cleaning.RESET, _T4, _A30,
             resettable={_T4.address, _A30.address}))
         self.assertIn(f'cannot reset GPU {_A30.address}', self.obstacle(
-            steps.RESET, _T4, _A30, resettable={_T4.address}))
+            cleaning.RESET, _T4, _A30, resettable={_T4.address}))
 
     def test_drivers(self):
         for driver, fit in ((None, True), ('vfio-pci', True),
@@ -66,25 +65,26 @@ class ObstacleTest(base.BaseTestCase):
             gpu = dataclasses.replace(_T4, driver=driver,
                                       visible_to_nvml=False)
             self.assertEqual(fit, not self.obstacle(
-                steps.RESET, gpu, resettable={gpu.address}), driver)
+                cleaning.RESET, gpu, resettable={gpu.address}), driver)
 
     def test_modes_that_last(self):
-        self.assertTrue(steps.keeps_mig_mode(_A30))
-        self.assertFalse(steps.keeps_mig_mode(dataclasses.replace(
+        self.assertTrue(cleaning.keeps_mig_mode(_A30))
+        self.assertFalse(cleaning.keeps_mig_mode(dataclasses.replace(
             _A30, architecture='hopper')))
-        self.assertFalse(steps.keeps_mig_mode(dataclasses.replace(
+        self.assertFalse(cleaning.keeps_mig_mode(dataclasses.replace(
             _T4, architecture='ampere')))
 
 
 class FaultsTest(base.BaseTestCase):
 
     def boards(self, *boards):
-        return faults.boards((_A30, _T4), {'nvidia_gpus': {'boards': boards}})
+        return cleaning.boards(
+            (_A30, _T4), {'nvidia_gpus': {'boards': boards}})
 
     def test_boards(self):
         board = {'device_id': '20b7', 'model': None, 'count': 1}
         other = {'device_id': '2330', 'model': 'NVIDIA H100', 'count': 1}
-        self.assertEqual('', faults.boards((_A30,), {}))
+        self.assertEqual('', cleaning.boards((_A30,), {}))
         self.assertEqual('', self.boards({**board, 'device_id': '1eb8'},
                                          board))
         self.assertIn('Tesla T4, NVIDIA A30 where the last inspection found '
@@ -96,19 +96,19 @@ class FaultsTest(base.BaseTestCase):
         for value in (8, 'eight', [], {}, {'boards': None}, {'boards': [1]},
                       {'boards': [{'device_id': '20b7'}]},
                       {'boards': [{'device_id': '20b7', 'count': 'x'}]}):
-            self.assertIn('inspect the node again', faults.boards(
+            self.assertIn('inspect the node again', cleaning.boards(
                 (_A30,), {'nvidia_gpus': value}))
 
     def test_a_well_gpu(self):
-        self.assertEqual((), faults.of_gpu(_A30, (), _NO_MODES, None))
+        self.assertEqual((), cleaning.of_gpu(_A30, (), _NO_MODES, None))
 
     def test_a_gpu_with_everything(self):
         gpu = dataclasses.replace(
             _A30, problems=('a problem',), sriov_numvfs=4, mig=model.Mig(
                 True, True, instances=(model.GpuInstance(
                     model.Placement(2, 1), 14, 3),)))
-        found = faults.of_gpu(gpu, (health.Condition('LOST', 0, 0),),
-                              _NO_MODES, None)
+        found = cleaning.of_gpu(gpu, (health.Condition('LOST', 0, 0),),
+                                _NO_MODES, None)
         self.assertEqual((
             'a problem', 'NVML cannot reach it',
             '4 virtual functions are left',
@@ -116,19 +116,19 @@ class FaultsTest(base.BaseTestCase):
             'its MIG mode is on instead of off: clear_gpu_partitions sets it, '
             'or inspect the node again to accept this mode'), found)
         self.assertNotIn('MIG mode', ' '.join(
-            faults.of_gpu(gpu, (), None, None)))
+            cleaning.of_gpu(gpu, (), None, None)))
 
     def test_modes(self):
         wanted = modes.Modes({_A30.address: True}, {_A30.address: True})
         gpu = dataclasses.replace(_A30, mig=model.Mig(False, True))
-        self.assertEqual((), faults.of_gpu(gpu, (), wanted, True))
+        self.assertEqual((), cleaning.of_gpu(gpu, (), wanted, True))
         # A GPU without an ECC mode has nothing to compare.
-        self.assertEqual((), faults.of_gpu(gpu, (), wanted, None))
-        found, = faults.of_gpu(gpu, (), wanted, False)
+        self.assertEqual((), cleaning.of_gpu(gpu, (), wanted, None))
+        found, = cleaning.of_gpu(gpu, (), wanted, False)
         self.assertIn('its ECC mode is off instead of on', found)
-        found, = faults.of_gpu(_A30, (), wanted, True)
+        found, = cleaning.of_gpu(_A30, (), wanted, True)
         self.assertIn('its MIG mode is off instead of on', found)
 
     def test_a_mode_that_is_off_after_the_restart(self):
         gpu = dataclasses.replace(_A30, mig=model.Mig(True, False))
-        self.assertEqual((), faults.of_gpu(gpu, (), _NO_MODES, None))
+        self.assertEqual((), cleaning.of_gpu(gpu, (), _NO_MODES, None))

@@ -22,17 +22,16 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.mig import geometry
-from cyborg_gpu_driver.partition.mig import score
+from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.tests.unit.benchmarks import test_packing
 from cyborg_gpu_driver.tests.unit.partition import boards
 
 online = test_packing.program('online')
 
 # The tables are shared: the rows of a full A100 take most of a second.
-FULL = {board: score.Table(geometry.Geometry(profiles))
+FULL = {board: geometry.Table(geometry.Geometry(profiles))
         for board, profiles in boards.ALL.items()}
-BASE = {board: score.Table(geometry.Geometry(
+BASE = {board: geometry.Table(geometry.Geometry(
     boards.named(boards.ALL[board], *names)))
     for board, names in boards.BASE.items()}
 TABLES = st.sampled_from([*FULL.values(), *BASE.values()])

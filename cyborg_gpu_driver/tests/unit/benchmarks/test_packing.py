@@ -25,7 +25,7 @@ import sys
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.partition import boards
 
@@ -148,7 +148,7 @@ class PlayTest(base.BaseTestCase):
 class MeasureTest(base.BaseTestCase):
 
     def row(self, *taken):
-        table = packing.score.Table(packing.GRID)
+        table = packing.geometry.Table(packing.GRID)
         occupancy = geometry.EMPTY
         for number, start in taken:
             profile = packing.PROFILES[number]
@@ -172,7 +172,7 @@ class MeasureTest(base.BaseTestCase):
         self.assertEqual(1 + 4, measures.mfi(self.row((0, 6)), ()))
 
     def test_the_policy_takes_what_grows_least(self):
-        table = packing.score.Table(packing.GRID)
+        table = packing.geometry.Table(packing.GRID)
         # FGD does not distinguish placements that block only the 7g.
         for measure, start in (measures.fgd, 4), (measures.mfi, 6):
             cluster = measures.Steepest(table, {0: geometry.EMPTY}, measure)

@@ -18,11 +18,10 @@ from __future__ import annotations
 from oslotest import base
 
 from cyborg_gpu_driver.check import facts
-from cyborg_gpu_driver.check import machine
-from cyborg_gpu_driver.check import processes
+from cyborg_gpu_driver.check import placement
 from cyborg_gpu_driver.check import services
 from cyborg_gpu_driver.check.rules import access
-from cyborg_gpu_driver.check.rules import agents
+from cyborg_gpu_driver.check.rules import cyborg
 from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
@@ -51,8 +50,8 @@ class AgentCase(case.FindingCase):
         return facts.Facts(
             model.Host((GPU,)), policies.Settings((policy_,)),
             services.Cyborg('h', helper_command=helper),
-            machine=machine.Machine(
-                running=processes.Running(agent=user) if listed else None,
+            machine=facts.Machine(
+                running=placement.Running(agent=user) if listed else None,
                 devices=dict(devices), mig_device=mig, state=state,
                 programs=dict(programs)),
             state_path='/var/lib/cyborg/gpu')
@@ -67,7 +66,7 @@ class AgentCase(case.FindingCase):
 class PrivilegesTest(AgentCase):
 
     def found(self, **more):
-        return list(agents.privileges(self.facts(**more)))
+        return list(cyborg.privileges(self.facts(**more)))
 
     def test_not_seen(self):
         for found in (self.found(user=None), self.found(listed=False)):
@@ -109,13 +108,13 @@ class HelperProgramsTest(base.BaseTestCase):
                 ('/usr/bin/sudo /opt/p --x', ('/usr/bin/sudo', '/opt/p')),
                 ('sudo -u root p', ('sudo',)), ('sudo', ('sudo',)),
                 ('p --config-file x', ('p',)), ('"', ()), (' ', ())):
-            self.assertEqual(wanted, agents.helper_programs(command))
+            self.assertEqual(wanted, cyborg.helper_programs(command))
 
 
 class AccessTest(AgentCase):
 
     def found(self, **more):
-        return list(agents.access(self.facts(**more)))
+        return list(cyborg.access(self.facts(**more)))
 
     def test_devices(self):
         found = self.found(devices=(

@@ -21,7 +21,6 @@ import fixtures
 from cyborg import conf
 
 from cyborg_gpu_driver.check import facts
-from cyborg_gpu_driver.check import machine
 from cyborg_gpu_driver.check import run
 from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.conf import policies
@@ -261,7 +260,7 @@ class RunTest(base.CommandCase):
 
     def test_what_a_check_cannot_do_without(self):
         found = self.findings(facts.Facts(
-            model.Host(), policies.Settings(), machine=machine.Machine(),
+            model.Host(), policies.Settings(), machine=facts.Machine(),
             cyborg_problem='x', nova_problem='y'))
         self.assertIn('not checked: x', found['host name'].details)
         self.assertIn('not checked: y', found['Nova mdev types'].details)

@@ -16,10 +16,9 @@
 from __future__ import annotations
 
 from cyborg_gpu_driver.check import facts
-from cyborg_gpu_driver.check import machine
 from cyborg_gpu_driver.check import placement
 from cyborg_gpu_driver.check import services
-from cyborg_gpu_driver.check.rules import cyborg_conf
+from cyborg_gpu_driver.check.rules import cyborg as rules_cyborg
 from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
@@ -32,8 +31,8 @@ GPU = model.Gpu(model.PciAddress.parse('0000:16:00.0'), '10de', '20b2',
 SLICES = policy.Policy('s', policy.Mode.MIG)
 WHOLE = policy.Policy('w', policy.Mode.PASSTHROUGH)
 FULL = 'gpu1.example.org'
-NAMES = machine.Names('gpu1', FULL)
-NONE = machine.Release()
+NAMES = facts.Names('gpu1', FULL)
+NONE = facts.Release()
 
 
 class CyborgCase(case.FindingCase):
@@ -43,7 +42,7 @@ class CyborgCase(case.FindingCase):
         return facts.Facts(
             model.Host((GPU,)), policies.Settings((policy_,)),
             services.Cyborg(host, **{'has_placement_user': True, **cyborg}),
-            machine=machine.Machine(NAMES, release), placement=answer)
+            machine=facts.Machine(NAMES, release), placement=answer)
 
     def succeeds(self, words, findings):
         self.check(result.Code.SUCCESS, words, findings)
@@ -58,8 +57,8 @@ class CyborgCase(case.FindingCase):
 class ReleaseTest(CyborgCase):
 
     def found(self, *release, policy_=SLICES):
-        return cyborg_conf.release(self.facts(
-            policy_, machine.Release(*release)))
+        return rules_cyborg.release(self.facts(
+            policy_, facts.Release(*release)))
 
     def test_right(self):
         self.succeeds('Cyborg 17.0.0', self.found('17.0.0'))
@@ -83,8 +82,8 @@ class ReleaseTest(CyborgCase):
 class DriversTest(CyborgCase):
 
     def found(self, *enabled, **more):
-        return list(cyborg_conf.drivers(self.facts(enabled_drivers=enabled,
-                                               **more)))
+        return list(rules_cyborg.drivers(self.facts(enabled_drivers=enabled,
+                                                **more)))
 
     def test_enabled(self):
         self.assertEqual([], self.found('fake_driver', 'cyborg_gpu_driver'))
@@ -103,7 +102,7 @@ class DriversTest(CyborgCase):
 class HostNameTest(CyborgCase):
 
     def found(self, **more):
-        return cyborg_conf.host_name(self.facts(**more))
+        return rules_cyborg.host_name(self.facts(**more))
 
     def answer(self, *providers):
         return placement.Answer(frozenset(providers))
@@ -135,13 +134,13 @@ class HostNameTest(CyborgCase):
     def test_names_to_ask_for(self):
         self.assertEqual(
             {'n1', 'p', 'gpu1', FULL},
-            cyborg_conf.names(self.facts(host='n1', provider_name='p')))
+            rules_cyborg.names(self.facts(host='n1', provider_name='p')))
 
 
 class PlacementTest(CyborgCase):
 
     def found(self, **more):
-        return cyborg_conf.placement(self.facts(**more))
+        return rules_cyborg.placement(self.facts(**more))
 
     def test_answers(self):
         self.succeeds('can use it', self.found(
@@ -169,23 +168,23 @@ class PlacementTest(CyborgCase):
 class ServiceRolesTest(CyborgCase):
 
     def test_roles(self):
-        self.succeeds('the role a or b', cyborg_conf.service_roles(
+        self.succeeds('the role a or b', rules_cyborg.service_roles(
             self.facts(service_roles=('a', 'b'))))
 
     def test_none(self):
-        self.fails('403', cyborg_conf.service_roles(
+        self.fails('403', rules_cyborg.service_roles(
             self.facts(service_roles=())))
 
     def test_nobody_is_asked_for_a_token(self):
         self.warns('Cyborg 16.0.0 requires no service token',
-                   cyborg_conf.service_roles(self.facts(release=machine.Release(
+                   rules_cyborg.service_roles(self.facts(release=facts.Release(
                        '16.0.0', wants_service_token=False))))
 
 
 class EarlierTest(CyborgCase):
 
     def found(self, *earlier, providers=frozenset({FULL})):
-        return cyborg_conf.earlier(self.facts(answer=placement.Answer(
+        return rules_cyborg.earlier(self.facts(answer=placement.Answer(
             providers, earlier)))
 
     def test_servers_are_named(self):
@@ -202,6 +201,6 @@ class EarlierTest(CyborgCase):
 
     def test_placement_did_not_tell(self):
         for findings in (self.found(providers=frozenset()),
-                         cyborg_conf.earlier(self.facts())):
+                         rules_cyborg.earlier(self.facts())):
             (finding,) = findings
             self.assertEqual(result.Code.SKIPPED, finding.code)

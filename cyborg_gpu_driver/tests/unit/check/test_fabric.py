@@ -16,13 +16,11 @@ from __future__ import annotations
 import dataclasses
 
 from cyborg_gpu_driver.check import facts
-from cyborg_gpu_driver.check import machine
-from cyborg_gpu_driver.check import processes
+from cyborg_gpu_driver.check import placement
 from cyborg_gpu_driver.check import services
-from cyborg_gpu_driver.check.rules import fabric as rules
+from cyborg_gpu_driver.check.rules import gpus
 from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host.snapshot import fabric
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.tests.unit.check import case
@@ -30,10 +28,10 @@ from cyborg_gpu_driver.tests.unit.check import case
 ADDRESS = model.PciAddress.parse('0000:18:00.0')
 GPU = model.Gpu(ADDRESS, '10de', '2330', '0302', driver='nvidia',
                 visible_to_nvml=True)
-SINGLE = fabric.Partition(7, (fabric.Member(1),))
-GOOD = fabric.Fabric({ADDRESS: 1}, running=True, mode=fabric.Mode.VGPU,
-                     version='550.144.02', installed=True,
-                     partitions=(SINGLE,))
+SINGLE = model.Partition(7, (model.Member(1),))
+GOOD = model.Fabric({ADDRESS: 1}, running=True, mode=model.Mode.VGPU,
+                    version='550.144.02', installed=True,
+                    partitions=(SINGLE,))
 VGPUS = policy.Policy('v', policy.Mode.VGPU, vgpu_types=('H100-80C',))
 WHOLE = policy.Policy('w', policy.Mode.PASSTHROUGH)
 SLICES = policy.Policy('s', policy.Mode.MIG)
@@ -43,7 +41,7 @@ LINKED = policy.Policy('l', policy.Mode.NVLINK)
 class FabricTest(case.FindingCase):
 
     def find(self, policy_=VGPUS, gpu=GPU, **changes):
-        return list(rules.manager(facts.Facts(
+        return list(gpus.manager(facts.Facts(
             model.Host((gpu,), driver_version='550.144.02'),
             policies.Settings((policy_,)),
             fabric=dataclasses.replace(GOOD, **changes))))
@@ -53,12 +51,12 @@ class FabricTest(case.FindingCase):
 
     def test_all_is_well(self):
         self.assertEqual([], self.find())
-        self.assertEqual([], self.find(SLICES, mode=fabric.Mode.BARE_METAL))
+        self.assertEqual([], self.find(SLICES, mode=model.Mode.BARE_METAL))
         self.assertEqual([], self.find(
-            WHOLE, mode=fabric.Mode.SHARED_NVSWITCH))
+            WHOLE, mode=model.Mode.SHARED_NVSWITCH))
 
     def test_no_nvswitches(self):
-        self.assertEqual([], list(rules.manager(facts.Facts(
+        self.assertEqual([], list(gpus.manager(facts.Facts(
             model.Host((GPU,)), policies.Settings((VGPUS,))))))
 
     def test_a_gpu_that_is_not_on_the_board(self):
@@ -82,16 +80,16 @@ class FabricTest(case.FindingCase):
                    self.find(version=None))
 
     def test_vgpus_need_their_mode(self):
-        for mode in (fabric.Mode.BARE_METAL, fabric.Mode.SHARED_NVSWITCH):
+        for mode in (model.Mode.BARE_METAL, model.Mode.SHARED_NVSWITCH):
             self.fails('FABRIC_MODE=2', self.find(mode=mode))
 
     def test_whole_gpus_need_theirs(self):
         self.check(result.Code.WARNING, 'FABRIC_MODE=1', self.find(
-            WHOLE, mode=fabric.Mode.VGPU))
+            WHOLE, mode=model.Mode.VGPU))
 
     def test_whole_gpus_must_be_isolated(self):
         gpu = dataclasses.replace(GPU, nvlink_open='FABRIC_MODE is 0')
-        mode = fabric.Mode.BARE_METAL
+        mode = model.Mode.BARE_METAL
         self.fails('not offered alone', self.find(WHOLE, gpu, mode=mode))
         self.check(result.Code.WARNING, 'nvlink_not_isolated', self.find(
             dataclasses.replace(WHOLE, nvlink_not_isolated=True), gpu,
@@ -99,19 +97,19 @@ class FabricTest(case.FindingCase):
         self.assertEqual([], self.find(SLICES, gpu, mode=mode))
 
     def test_groups_need_it_as_well(self):
-        for mode in (fabric.Mode.BARE_METAL, fabric.Mode.VGPU):
+        for mode in (model.Mode.BARE_METAL, model.Mode.VGPU):
             self.fails('FABRIC_MODE=1', self.find(LINKED, mode=mode))
         self.assertEqual([], self.find(
-            LINKED, mode=fabric.Mode.SHARED_NVSWITCH))
+            LINKED, mode=model.Mode.SHARED_NVSWITCH))
 
     def test_cyborg_api_has_its_port(self):
         def find(address='127.0.0.1:6666', api=('127.0.0.1', 6666),
                  commands=('cyborg-api',)):
-            return list(rules.manager(facts.Facts(
+            return list(gpus.manager(facts.Facts(
                 model.Host((GPU,), driver_version='550.144.02'),
                 policies.Settings((VGPUS,)),
                 cyborg=services.Cyborg('host', api=api),
-                machine=machine.Machine(running=processes.Running(
+                machine=facts.Machine(running=placement.Running(
                     frozenset(commands))),
                 fabric=dataclasses.replace(GOOD, address=address))))
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 
 from cyborg_gpu_driver.check import facts
-from cyborg_gpu_driver.check import machine
 from cyborg_gpu_driver.check.rules import gpus
 from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.conf import policies
@@ -52,8 +51,8 @@ class GpuCase(case.FindingCase):
         return facts.Facts(
             model.Host(found, **dict(host)),
             policies.Settings((policy_,), **dict(settings)),
-            machine=machine.Machine(kernel=kernel,
-                                    modules=frozenset(loaded)))
+            machine=facts.Machine(kernel=kernel,
+                                  modules=frozenset(loaded)))
 
     def fails(self, words, findings):
         return self.check(result.Code.FAILURE, words, findings)

@@ -20,7 +20,7 @@ import os
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.check import machine
+from cyborg_gpu_driver.check import facts
 
 
 class NamesTest(base.BaseTestCase):
@@ -32,7 +32,7 @@ class NamesTest(base.BaseTestCase):
                 ('gpu1', '', 'gpu1'),
                 ('gpu1', 'localhost.localdomain', 'gpu1'),
                 ('localhost', 'gpu1.example.org', 'localhost')):
-            self.assertEqual(wanted, machine.Names(short, full).libvirt)
+            self.assertEqual(wanted, facts.Names(short, full).libvirt)
 
 
 class LookTest(base.BaseTestCase):
@@ -50,8 +50,8 @@ class LookTest(base.BaseTestCase):
         return path
 
     def look(self, *programs):
-        return machine.look(f'{self.root}/state', programs,
-                            f'{self.root}/proc', f'{self.root}/dev')
+        return facts.look(f'{self.root}/state', programs,
+                          f'{self.root}/proc', f'{self.root}/dev')
 
     def test_modules(self):
         self.write('proc/modules', 'nvidia 1 2 - Live 0x0\n\nnouveau 1 0\n')
@@ -113,6 +113,6 @@ class LookTest(base.BaseTestCase):
 class ReleaseTest(base.BaseTestCase):
 
     def test_release(self):
-        self.assertEqual((6, 8), machine.release('6.8.0-31-generic'))
-        self.assertEqual((5, 14), machine.release('5.14.0-427.el9.x86_64'))
-        self.assertIsNone(machine.release('unknown'))
+        self.assertEqual((6, 8), facts.release('6.8.0-31-generic'))
+        self.assertEqual((5, 14), facts.release('5.14.0-427.el9.x86_64'))
+        self.assertIsNone(facts.release('unknown'))

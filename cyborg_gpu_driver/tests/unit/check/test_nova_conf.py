@@ -19,21 +19,19 @@ import dataclasses
 import json
 
 from cyborg_gpu_driver.check import facts
-from cyborg_gpu_driver.check import machine
-from cyborg_gpu_driver.check import processes
+from cyborg_gpu_driver.check import placement
 from cyborg_gpu_driver.check import services
-from cyborg_gpu_driver.check.rules import nova_conf
+from cyborg_gpu_driver.check.rules import nova as rules_nova
 from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.nvml import session as nvml
-from cyborg_gpu_driver.host.snapshot import migration
+from cyborg_gpu_driver.host.snapshot import domain
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.host.sysfs import files as sysfs
+from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.nova import conf_file
-from cyborg_gpu_driver.nova import device_spec
-from cyborg_gpu_driver.nova import left
+from cyborg_gpu_driver.nova import handles
 from cyborg_gpu_driver.nova import pci_config
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.simulator.machine import machine as simulator
@@ -54,7 +52,7 @@ class NovaCase(case.FindingCase):
         guard = simulator.Machine.load('l40sx4').install()
         self.addCleanup(guard.uninstall)
         self.host = reader.HostReader(platform.Platform(
-            sysfs.Sysfs('/sys', os_module=guard.os), nvml.NvmlSession(),
+            pci.Sysfs('/sys', os_module=guard.os), nvml.NvmlSession(),
             simulated=True)).snapshot()
 
     def facts(self, *specs, governing=(FIXED, OTHERS), in_placement=True,
@@ -64,16 +62,16 @@ class NovaCase(case.FindingCase):
             self.host,
             policies.Settings(governing, vfio_handles=vfio_handles),
             nova=conf_file.NovaConf(
-                ('nova.conf',), device_spec.parse(
+                ('nova.conf',), pci_config.parse(
                     [json.dumps(spec) for spec in specs]), in_placement,
                 mdev_types),
-            nova_services=nova, machine=machine.Machine(
-                running=processes.Running(frozenset(commands))))
+            nova_services=nova, machine=facts.Machine(
+                running=placement.Running(frozenset(commands))))
 
     def lines(self, in_placement=True):
         """Return the entries that "cyborg-gpu nova config" writes."""
         return list(pci_config.build(
-            left.assigned(self.host.gpu(FIRST), FIXED, {}),
+            handles.assigned(self.host.gpu(FIRST), FIXED, {}),
             in_placement).device_spec)
 
 
@@ -81,7 +79,7 @@ class LeftTest(NovaCase):
     """GPUs whose virtual functions Nova assigns."""
 
     def findings(self, *specs, **more):
-        return list(nova_conf.pci_devices(self.facts(*specs, **more)))
+        return list(rules_nova.pci_devices(self.facts(*specs, **more)))
 
     def test_the_lines_that_we_write(self):
         for in_placement in (True, False):
@@ -108,10 +106,10 @@ class LeftTest(NovaCase):
         facts = self.facts(*lines)
         for supported in (True, None):
             self.check(result.Code.SUCCESS, '2 virtual',
-                       nova_conf.pci_devices(self.saying(facts, supported)))
+                       rules_nova.pci_devices(self.saying(facts, supported)))
         found = self.check(
             result.Code.FAILURE, 'NVML says that the GPU does not',
-            nova_conf.pci_devices(self.saying(facts, False)))
+            rules_nova.pci_devices(self.saying(facts, False)))
         self.assertEqual(lines[1]['address'], found.subject)
 
     def test_post_copy(self):
@@ -120,20 +118,20 @@ class LeftTest(NovaCase):
         given = dataclasses.replace(given, nova=dataclasses.replace(
             given.nova, post_copy=True))
         self.check(result.Code.SUCCESS, '2 virtual',
-                   nova_conf.pci_devices(given))
+                   rules_nova.pci_devices(given))
         for line in lines:
             line['live_migratable'] = 'yes'
         given = self.facts(*lines)
         self.check(result.Code.SUCCESS, '2 virtual',
-                   nova_conf.pci_devices(given))
-        found, _ = nova_conf.pci_devices(dataclasses.replace(
+                   rules_nova.pci_devices(given))
+        found, _ = rules_nova.pci_devices(dataclasses.replace(
             given, nova=dataclasses.replace(given.nova, post_copy=True)))
         self.assertEqual(result.Code.FAILURE, found.code)
         self.assertIn('live_migration_permit_post_copy is true', found.details)
 
     def saying(self, facts, supported):
         return dataclasses.replace(facts, migrations={
-            FIRST: migration.Migration(supported)})
+            FIRST: domain.Migration(supported)})
 
     def test_another_resource_class(self):
         first, second = self.lines()
@@ -204,7 +202,7 @@ class OursTest(NovaCase):
     """GPUs that Cyborg hands out."""
 
     def findings(self, *specs, **more):
-        return list(nova_conf.pci_devices(self.facts(*specs, **more)))
+        return list(rules_nova.pci_devices(self.facts(*specs, **more)))
 
     def test_nova_has_a_gpu_of_ours_too(self):
         found = self.check(
@@ -233,13 +231,13 @@ class MdevTypesTest(NovaCase):
 
     def test_nova_makes_mdevs_too(self):
         self.check(result.Code.FAILURE, 'nvidia-1',
-                   nova_conf.mdev_types(self.facts(mdev_types=('nvidia-1',))))
+                   rules_nova.mdev_types(self.facts(mdev_types=('nvidia-1',))))
 
     def test_nothing_to_say(self):
         for found in (
                 self.facts(),
                 self.facts(mdev_types=('nvidia-1',), governing=(WHOLE,))):
-            self.assertEqual([], list(nova_conf.mdev_types(found)))
+            self.assertEqual([], list(rules_nova.mdev_types(found)))
 
 
 class ReleaseTest(NovaCase):
@@ -247,9 +245,9 @@ class ReleaseTest(NovaCase):
     slices = policy.Policy('s', policy.Mode.MIG, match_address=(FIRST,))
 
     def findings(self, *governing, vfio_handles=True, **seen):
-        return list(nova_conf.release(self.facts(
+        return list(rules_nova.release(self.facts(
             governing=(*governing, OTHERS), vfio_handles=vfio_handles,
-        ).on(machine.Machine(machine.Names('', ''), **seen))))
+        ).on(facts.Machine(facts.Names('', ''), **seen))))
 
     def test_mdevs_are_left_out(self):
         self.check(result.Code.FAILURE, 'why / Upgrade Nova to 34.0.0',
@@ -274,7 +272,7 @@ class ReleaseTest(NovaCase):
 class ServiceTokenTest(NovaCase):
 
     def findings(self, **nova):
-        return list(nova_conf.service_token(
+        return list(rules_nova.service_token(
             self.facts(nova=services.Nova(**nova))))
 
     def test_no_token(self):
@@ -295,7 +293,7 @@ class GuestsTest(NovaCase):
     resumes = services.Nova(resumes_guests=True)
 
     def findings(self, **more):
-        return list(nova_conf.guests(self.facts(**more)))
+        return list(rules_nova.guests(self.facts(**more)))
 
     def test_guests_without_their_gpus(self):
         self.check(result.Code.FAILURE, 'resume_guests_state_on_host_boot',
@@ -323,9 +321,9 @@ class GuestsTest(NovaCase):
 class QuotasTest(NovaCase):
 
     def findings(self, unified=True, **machine_facts):
-        return list(nova_conf.quotas(self.facts(
+        return list(rules_nova.quotas(self.facts(
             nova=services.Nova(unified_limits=unified),
-        ).on(machine.Machine(**machine_facts))))
+        ).on(facts.Machine(**machine_facts))))
 
     def test_release_that_does_not_count(self):
         self.check(result.Code.WARNING, 'does not count', self.findings(

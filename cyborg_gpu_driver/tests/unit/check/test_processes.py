@@ -20,7 +20,7 @@ import os
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.check import processes
+from cyborg_gpu_driver.check import placement
 from cyborg_gpu_driver.check.rules import access
 
 
@@ -41,7 +41,7 @@ class ProcCase(base.BaseTestCase):
 
     def check(self, *wanted):
         self.assertEqual(set(wanted),
-                         processes.running(self.proc).nova_commands)
+                         placement.running(self.proc).nova_commands)
 
 
 class RunningTest(ProcCase):
@@ -70,14 +70,14 @@ class RunningTest(ProcCase):
     def test_the_api(self):
         self.run_('/usr/bin/python3', '/usr/bin/cyborg-api')
         self.assertEqual({'cyborg-api'},
-                         processes.running(self.proc).commands)
+                         placement.running(self.proc).commands)
 
     def test_process_that_ends_meanwhile(self):
         os.mkdir(f'{self.proc}/77')
         self.check()
 
     def test_without_procfs(self):
-        self.assertIsNone(processes.running(f'{self.proc}/none'))
+        self.assertIsNone(placement.running(f'{self.proc}/none'))
 
 
 class AgentTest(ProcCase):
@@ -86,7 +86,7 @@ class AgentTest(ProcCase):
         directory = self.run_('/usr/bin/python3', '/usr/bin/cyborg-agent')
         with open(f'{directory}/status', 'w', encoding='utf-8') as stream:
             stream.write(status)
-        return processes.running(self.proc).agent
+        return placement.running(self.proc).agent
 
     def test_user(self):
         self.assertEqual(
@@ -107,4 +107,4 @@ class AgentTest(ProcCase):
 
     def test_no_agent(self):
         self.run_('/usr/bin/python3', '/usr/bin/cyborg-conductor')
-        self.assertIsNone(processes.running(self.proc).agent)
+        self.assertIsNone(placement.running(self.proc).agent)

@@ -18,10 +18,9 @@ from __future__ import annotations
 from oslotest import base
 
 from cyborg_gpu_driver.check import facts
-from cyborg_gpu_driver.check import machine
-from cyborg_gpu_driver.check import processes
+from cyborg_gpu_driver.check import placement
+from cyborg_gpu_driver.check.rules import gpus
 from cyborg_gpu_driver.check.rules import result
-from cyborg_gpu_driver.check.rules import vgpus
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
@@ -50,17 +49,17 @@ class CheckCase(case.FindingCase):
         return facts.Facts(
             model.Host((gpu,)),
             policies.Settings((policy_,), vfio_handles=vfio_handles),
-            machine=machine.Machine(
+            machine=facts.Machine(
                 kernel=kernel, programs=dict(programs),
                 running=None if commands is None
-                else processes.Running(frozenset(commands))),
+                else placement.Running(frozenset(commands))),
             sriov_manage='/x/sriov-manage', mdevctl='mdevctl')
 
 
 class WayTest(CheckCase):
 
     def check_way(self, wanted, words, *args, **kwargs):
-        self.check(wanted, words, vgpus.way(self.facts(*args, **kwargs)))
+        self.check(wanted, words, gpus.way(self.facts(*args, **kwargs)))
 
     def test_mdev(self):
         for framework in (model.Framework.MDEV_PF, model.Framework.MDEV_VF):
@@ -82,7 +81,7 @@ class WayTest(CheckCase):
                 self.facts(framework=model.Framework.NONE, vfs=()),
                 self.facts(framework=model.Framework.NONE, driver='nouveau'),
                 self.facts(framework=model.Framework.NONE, driver=None)):
-            self.assertEqual([], list(vgpus.way(found)))
+            self.assertEqual([], list(gpus.way(found)))
 
     def test_driver_without_vgpus(self):
         self.check_way(result.Code.FAILURE, 'vGPU host driver',
@@ -91,7 +90,7 @@ class WayTest(CheckCase):
                        framework=model.Framework.NONE, vfs=(), totalvfs=0)
 
     def test_whole_gpus_are_no_matter(self):
-        self.assertEqual([], list(vgpus.way(self.facts(WHOLE))))
+        self.assertEqual([], list(gpus.way(self.facts(WHOLE))))
 
 
 class KernelTest(CheckCase):
@@ -100,7 +99,7 @@ class KernelTest(CheckCase):
 
     def test_mdev_that_will_not_come(self):
         self.check(result.Code.WARNING, 'Linux 6.8',
-                   vgpus.kernel(self.facts(kernel=(6, 8))))
+                   gpus.kernel(self.facts(kernel=(6, 8))))
 
     def test_nothing_to_say(self):
         for found in (
@@ -111,7 +110,7 @@ class KernelTest(CheckCase):
                 self.facts(WHOLE, kernel=(6, 8)),
                 self.facts(kernel=(6, 8),
                            framework=model.Framework.MDEV_VF)):
-            self.assertEqual([], list(vgpus.kernel(found)))
+            self.assertEqual([], list(gpus.kernel(found)))
 
 
 class SriovManageTest(CheckCase):
@@ -120,19 +119,19 @@ class SriovManageTest(CheckCase):
 
     def test_functions_cannot_be_made(self):
         self.check(result.Code.FAILURE, '/x/sriov-manage cannot be run',
-                   vgpus.sriov_manage(self.facts(
+                   gpus.sriov_manage(self.facts(
                        vfs=(), programs=self.absent)))
 
     def test_functions_are_lost_at_a_reboot(self):
         self.check(result.Code.WARNING, 'lost at a reboot',
-                   vgpus.sriov_manage(self.facts(programs=self.absent)))
+                   gpus.sriov_manage(self.facts(programs=self.absent)))
 
     def test_nothing_to_say(self):
         for found in (self.facts(programs=(('/x/sriov-manage', True),)),
                       self.facts(),
                       self.facts(programs=self.absent, totalvfs=0),
                       self.facts(WHOLE, programs=self.absent)):
-            self.assertEqual([], list(vgpus.sriov_manage(found)))
+            self.assertEqual([], list(gpus.sriov_manage(found)))
 
 
 class MdevctlTest(CheckCase):
@@ -142,8 +141,8 @@ class MdevctlTest(CheckCase):
     def test_absent(self):
         for framework in (model.Framework.MDEV_PF, model.Framework.MDEV_VF):
             self.check(result.Code.WARNING, 'the package mdevctl',
-                       vgpus.mdevctl(self.facts(framework=framework,
-                                                programs=self.absent)))
+                       gpus.mdevctl(self.facts(framework=framework,
+                                               programs=self.absent)))
 
     def test_nothing_to_say(self):
         mdev = model.Framework.MDEV_VF
@@ -151,13 +150,13 @@ class MdevctlTest(CheckCase):
                 self.facts(programs=self.absent),
                 self.facts(WHOLE, mdev, programs=self.absent),
                 self.facts(framework=mdev, programs=(('mdevctl', True),))):
-            self.assertEqual([], list(vgpus.mdevctl(found)))
+            self.assertEqual([], list(gpus.mdevctl(found)))
 
 
 class StartCommandTest(CheckCase):
 
     def command(self, vfio_handles, *running, unknown=False):
-        return vgpus.start_command(self.facts(
+        return gpus.start_command(self.facts(
             vfio_handles=vfio_handles,
             commands=None if unknown else running))
 

@@ -20,7 +20,7 @@ import json
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.simulator.machine import patch
+from cyborg_gpu_driver.simulator.machine import machine
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests.unit.program import machines
 
@@ -32,7 +32,7 @@ class CommandCase(base.BaseTestCase):
         super().setUp()
         # At the end, remove the machines that the test puts under pynvml.
         stack = contextlib.ExitStack()
-        stack.enter_context(patch.kept())
+        stack.enter_context(machine.kept())
         self.addCleanup(stack.close)
 
     def run_program(self, *arguments, code=0):

@@ -27,7 +27,7 @@ import testscenarios
 
 from cyborg_gpu_driver.cmd import interference as interference_command
 from cyborg_gpu_driver.cmd import main
-from cyborg_gpu_driver.nova.weighing import interference
+from cyborg_gpu_driver.nova.weighing import published
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.interference import commands
@@ -98,7 +98,7 @@ class MeasureTest(InterferenceCase):
         document = json.loads(self.path.read_text())
         self.assertEqual(['sh', '-c', 'exit 0'],
                          document['applications']['b']['command'])
-        interference.parse(document)
+        published.parse(document)
         for row in json.loads(output):
             if row['Beside']:
                 # None if noise moved such a short run's slowdown out of

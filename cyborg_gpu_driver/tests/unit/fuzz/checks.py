@@ -20,6 +20,7 @@ library. It raises AssertionError if the data that was read is not sound.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import math
@@ -29,19 +30,18 @@ import re
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal.first_boot import layout_sources
-from cyborg_gpu_driver.baremetal.first_boot import report as first_boot_report
-from cyborg_gpu_driver.baremetal.inventory import inventory
-from cyborg_gpu_driver.baremetal.inventory import node
+from cyborg_gpu_driver.baremetal import first_boot
+from cyborg_gpu_driver.baremetal import inventory
+from cyborg_gpu_driver.baremetal import layout_sources
+from cyborg_gpu_driver.baremetal import node
 from cyborg_gpu_driver.cmd.layout import hooks
 from cyborg_gpu_driver.host import problems
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.host.sysfs import files as sysfs
-from cyborg_gpu_driver.host.sysfs import mdev
+from cyborg_gpu_driver.host.sysfs import functions
 from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.interference import guest
-from cyborg_gpu_driver.nova.weighing import interference
 from cyborg_gpu_driver.nova.weighing import placement
+from cyborg_gpu_driver.nova.weighing import published
 from cyborg_gpu_driver.nova.weighing import utilization
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import health
@@ -51,7 +51,7 @@ from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program.ready import checkpoint
+from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 
@@ -110,7 +110,7 @@ def hooks_file(text):
 
 def slowdowns(document):
     """Read the measured slowdowns of applications on one GPU."""
-    found = attempt(interference.parse, document)
+    found = attempt(published.parse, document)
     if found is not None:
         hold(found.slowdown('a', ['b']) > 0, document)
 
@@ -190,8 +190,8 @@ class _Everywhere:
 def tree(data):
     """Run each reader of sysfs when all that it reads is ``data``."""
     everywhere = _Everywhere(data)
-    files = sysfs.Sysfs('/sys', os_module=everywhere)
-    bus, mdevs = pci.PciBus(files), mdev.MdevTree(files)
+    files = pci.Sysfs('/sys', os_module=everywhere)
+    bus, mdevs = pci.PciBus(files), functions.MdevTree(files)
     found = problems.Problems()
     attempt(bus.functions, found)
     attempt(mdevs.live, found)
@@ -266,7 +266,9 @@ def record_file(state_path):
         instances=frozenset({spec.MigInstanceSpec(
             model.Placement(0, 1), 1)})))
     records.put(ADDRESS, fixed=record.fixed)
-    hold(store.Store(state_path).read(ADDRESS) == record, record)
+    # The time that servers have had the GPU goes on.
+    now = store.Store(state_path).read(ADDRESS)
+    hold(dataclasses.replace(now, ledger=record.ledger) == record, record)
     hold(str(record.change) and record.owned_instances is not None, record)
     _parts(record)
     journal.owned(record.claims)
@@ -301,22 +303,22 @@ def _parts(record):
 def checkpoint_file(state_path):
     """Read a checkpoint that an operator has written."""
     path = os.path.join(state_path, 'a.json')
-    saved = attempt(checkpoint.read, path)
+    saved = attempt(apply.read, path)
     if saved is not None:
-        checkpoint.write(path, saved)
+        apply.write(path, saved)
         hold(sorted(saved, key=lambda item: item.gpu)
-             == list(checkpoint.read(path)), saved)
+             == list(apply.read(path)), saved)
 
 
 def first_boot_file(state_path):
     """Read the report of a first boot, which can also be printed."""
-    found = attempt(first_boot_report.read, state_path)
+    found = attempt(first_boot.read, state_path)
     if found is not None:
         hold('\n'.join(found.lines()).encode(), found)
         for text in (found.time, found.boot_id, *found.others, *found.notes):
             hold(isinstance(text, str), found)
-        first_boot_report.write(state_path, found)
-        hold(first_boot_report.read(state_path) == found, found)
+        first_boot.write(state_path, found)
+        hold(first_boot.read(state_path) == found, found)
 
 
 STATE_FILES = {

@@ -17,7 +17,7 @@
 import hypothesis
 import yaml
 
-from cyborg_gpu_driver.cmd.output import terminal
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.simulator import platform
@@ -88,6 +88,6 @@ class LayoutFileTest(base.FuzzCase):
         path = f'{self.state_path}/layout'
         with open(path, 'wb') as stream:
             stream.write(data)
-        read = self.attempt(terminal.read_text, path)
+        read = self.attempt(output.read_text, path)
         if read is not None:
             self.attempt(layout_file.LayoutFile.parse, *read)

@@ -20,7 +20,7 @@ import hypothesis
 import yaml
 from hypothesis import strategies
 
-from cyborg_gpu_driver.check import peers
+from cyborg_gpu_driver.check import placement
 from cyborg_gpu_driver.cmd.layout import hooks
 from cyborg_gpu_driver.nova import conf_file
 from cyborg_gpu_driver.tests.unit.fuzz import base
@@ -42,7 +42,7 @@ _VALUES = strategies.one_of(
             '{"address": {"bus": "a{99999999999}"}}', '{"address": "' +
             '(' * 500 + '"}', '{"address": {"bus": "' + '(' * 500 + '"}}',
             '{"vendor_id": "' + '1' * 5000 + '"}', '%(x)s', 'a\n b')))
-_PEER = peers.Peer('gpu2', '580.65.06', (peers.Gpu(
+_PEER = placement.Peer('gpu2', '580.65.06', (placement.Gpu(
     '0000:16:00.0', 'NVIDIA L40S', ('L40S-12Q',), False, False, True, True,
     '26B9185100000003'),))
 
@@ -162,7 +162,7 @@ class PeerTest(base.FuzzCase):
         for written in (json.dumps(content).encode(), data):
             with open(path, 'wb') as stream:
                 stream.write(written)
-            found = self.attempt(peers.read, path)
+            found = self.attempt(placement.read, path)
             if found is not None:
                 self.assertEqual(json.loads(written),
                                  json.loads(found.dump()))

@@ -85,7 +85,7 @@ class PrivilegedTest(base.FuzzCase):
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.program.privileged.mig._platform', None))
         self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.program.privileged.sriov._PAUSE', 0))
+            'cyborg_gpu_driver.program.privileged.vgpu._PAUSE', 0))
         self.addCleanup(privsep.gpu_context.set_client_mode,
                         privsep.gpu_context.client_mode)
         privileged.run_here(simulated.open_platform(machine))

@@ -22,7 +22,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.report import claims
+from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import withdrawal
 from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.tests.unit.fuzz import base
@@ -56,7 +56,7 @@ class ReportTest(base.FuzzCase):
         path = store.Store(self.state_path).path(_ADDRESS)
         durable.write(path, store.KIND, store.VERSION, {'reported': content})
         self.assertIsInstance(
-            claims.of_reports(self.state_path, _ADDRESS), str)
+            capacity.of_reports(self.state_path, _ADDRESS), str)
         # Without Placement, everything counts as in use.
         for used in (set(), None):
             keeper = withdrawal.Withdrawal(

@@ -27,7 +27,7 @@ from cyborg_gpu_driver import driver
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.partition import vgpu_name
-from cyborg_gpu_driver.program.planning import request
+from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.fuzz import base
@@ -55,7 +55,7 @@ class RequestTest(base.FuzzCase):
     @hypothesis.example(('0000:07:00.4/..', 'nvidia-463', _HANDLE))
     def test_parse(self, arguments):
         try:
-            asked = request.parse(*arguments)
+            asked = plan.parse(*arguments)
         except exception.InvalidValue:
             return
         for value in (str(asked.function), asked.mdev_type, asked.handle):

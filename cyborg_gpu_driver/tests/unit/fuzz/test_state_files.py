@@ -27,7 +27,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program.ready import checkpoint
+from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.fuzz import base
 from cyborg_gpu_driver.tests.unit.fuzz import checks
@@ -131,7 +131,7 @@ class StateFileTest(base.FuzzCase):
         durable.make_directory(os.path.dirname(path))
         for read in (
                 lambda: store.Store(self.state_path).read(_ADDRESS),
-                lambda: checkpoint.read(
+                lambda: apply.read(
                     os.path.join(self.state_path, 'a.json'))):
             for name in (path, 'a.json'):
                 with open(os.path.join(self.state_path, name),

@@ -27,7 +27,7 @@ from hypothesis import strategies
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.nvml import session as nvml
-from cyborg_gpu_driver.host.sysfs import files as sysfs
+from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.program.steps import vfio
@@ -125,7 +125,7 @@ class SysfsCase(base.FuzzCase):
         self.addCleanup(machine.install().uninstall)
         self.os = FuzzedOs(machine)
         self.platform = platform.Platform(
-            sysfs=sysfs.Sysfs('/sys', os_module=self.os),
+            sysfs=pci.Sysfs('/sys', os_module=self.os),
             nvml=nvml.NvmlSession(), simulated=True,
             vfio_holders=machine.vfio_holders)
         self.make_vgpus()

@@ -18,11 +18,11 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import device_node
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.host.sysfs import files as sysfs
+from cyborg_gpu_driver.host.sysfs import pci
 
 _GPU = model.PciAddress.parse('0000:3b:00.0')
 _INFORMATION = """Model: \t\t NVIDIA A100-SXM4-40GB
@@ -71,8 +71,8 @@ class HoldersTest(base.BaseTestCase):
         self.add_process(pid, name, link)
 
     def holders(self):
-        return device_node.holders(
-            platform.Platform(sysfs.Sysfs(str(self.sys)),
+        return usage.holders(
+            platform.Platform(pci.Sysfs(str(self.sys)),
                               nvml.NvmlSession()), _GPU, str(self.proc))
 
     def test_nobody(self):
@@ -84,7 +84,7 @@ class HoldersTest(base.BaseTestCase):
         # The number of /dev/null is 1:3. A container may have renamed the
         # node, and may have another GPU's node under this name.
         self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.host.device_node._MAJOR', 1))
+            'cyborg_gpu_driver.host.usage._MAJOR', 1))
         self.information.write_text(_INFORMATION[:-2] + '3\n')
         self.add_node(9, 'nvidia-persiste', 'nvidia3', '/dev/null')
         self.add_node(8, 'python', 'nvidia0', '/dev/null')
@@ -116,18 +116,18 @@ class HoldersTest(base.BaseTestCase):
         self.assertEqual((), self.holders())
 
     def test_the_fabric_manager(self):
-        machine = platform.Platform(sysfs.Sysfs(str(self.sys)),
+        machine = platform.Platform(pci.Sysfs(str(self.sys)),
                                     nvml.NvmlSession())
-        self.assertFalse(device_node.fabric_manager_runs(
+        self.assertFalse(usage.fabric_manager_runs(
             machine, str(self.proc)))
         # In a PID namespace of its own, this is left to NVIDIA's programs.
         namespace = self.proc / 'self' / 'ns'
         namespace.mkdir(parents=True)
         (namespace / 'pid').symlink_to('pid:[4026532412]')
-        self.assertTrue(device_node.fabric_manager_runs(
+        self.assertTrue(usage.fabric_manager_runs(
             machine, str(self.proc)))
         (namespace / 'pid').unlink()
         # The kernel keeps fifteen characters of a process name.
         self.add_process(6, 'nv-fabricmanager'[:15])
-        self.assertTrue(device_node.fabric_manager_runs(
+        self.assertTrue(usage.fabric_manager_runs(
             machine, str(self.proc)))

@@ -24,9 +24,8 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.fabric import reader
-from cyborg_gpu_driver.host.snapshot import fabric
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.program.reconcile import fabric as fabric_keeper
+from cyborg_gpu_driver.program.reconcile import groups
 
 
 class RealCase(base.BaseTestCase):
@@ -61,7 +60,7 @@ class FabricConfigTest(RealCase):
     """The configuration of the fabric manager, in all code that reads it."""
 
     def test_the_reader(self):
-        for number, mode in enumerate(fabric.Mode):
+        for number, mode in enumerate(model.Mode):
             self.write(f'FABRIC_MODE={number}\n')
             found = reader.look(self.machine(), model.Host(gpus=()))
             self.assertEqual((mode, ''), (found.mode, found.mode_problem))
@@ -78,7 +77,7 @@ class FabricConfigTest(RealCase):
     def test_the_agent_after_a_restart(self):
         for number, looked in ((1, False), (2, True)):
             self.write(f'FABRIC_MODE={number}\n')
-            keeper = fabric_keeper.FabricKeeper(
+            keeper = groups.FabricKeeper(
                 self.machine(), mock.Mock(), mock.Mock(),
                 str(self.directory))
             keeper.partitions = mock.Mock(side_effect=exception.StepFailed(

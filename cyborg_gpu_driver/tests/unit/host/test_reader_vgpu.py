@@ -21,8 +21,8 @@ from oslotest import base as oslo_base
 
 from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.host.sysfs import files as sysfs
-from cyborg_gpu_driver.host.sysfs import mdev
+from cyborg_gpu_driver.host.sysfs import functions
+from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.tests.unit.host import base
 
 _1G = 19
@@ -419,7 +419,7 @@ class FileTest(oslo_base.BaseTestCase):
         self.place = os.path.join(root, 'bus/pci/devices',
                                   str(self.function), 'nvidia')
         os.makedirs(self.place)
-        self.tree = mdev.MdevTree(sysfs.Sysfs(root))
+        self.tree = functions.MdevTree(pci.Sysfs(root))
 
     def _write(self, name, text):
         with open(os.path.join(self.place, name), 'w',

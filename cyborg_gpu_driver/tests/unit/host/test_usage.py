@@ -24,7 +24,7 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.host.sysfs import files as sysfs
+from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.tests.unit.host import base
 
 _WHOLE = 'pid:[4026531836]'
@@ -42,7 +42,7 @@ class ProcTest(base.SimulatedTestCase):
         self.root = self.useFixture(fixtures.TempDir()).path
         self.proc = os.path.join(self.root, 'proc')
         self.machine_here = platform.Platform(
-            sysfs=sysfs.Sysfs(os.path.join(self.root, 'sys')),
+            sysfs=pci.Sysfs(os.path.join(self.root, 'sys')),
             nvml=self.nvml)
         place = os.path.join(self.root, 'sys/bus/pci/devices', str(_VF))
         os.makedirs(os.path.join(place, 'vfio-dev', 'vfio7'))

@@ -22,7 +22,7 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.interference import applications
 from cyborg_gpu_driver.interference import results
-from cyborg_gpu_driver.nova.weighing import interference
+from cyborg_gpu_driver.nova.weighing import published
 
 load_tests = testscenarios.load_tests_apply_scenarios
 Outcome = results.Outcome
@@ -49,7 +49,7 @@ class ResultsTest(base.BaseTestCase):
         self.assertEqual(1000.25, measured().ratio('b', 'b'))
 
     def test_nova_reads_the_file(self):
-        matrix = interference.parse(json.loads(measured().dump()))
+        matrix = published.parse(json.loads(measured().dump()))
         self.assertEqual(1.5, matrix.slowdown('a', ['a']))
         self.assertEqual(float('inf'), matrix.slowdown('a', ['b']))
 

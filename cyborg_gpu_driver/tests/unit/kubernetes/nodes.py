@@ -16,7 +16,7 @@ import dataclasses
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.kubernetes import node
-from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.partition import target
 from cyborg_gpu_driver.tests.unit.partition import boards
 
 A100 = boards.gpu(

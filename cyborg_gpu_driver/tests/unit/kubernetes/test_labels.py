@@ -20,12 +20,11 @@ change.
 from oslotest import base
 
 from cyborg_gpu_driver.kubernetes import labels
-from cyborg_gpu_driver.kubernetes import sharing
-from cyborg_gpu_driver.kubernetes import strategy
+from cyborg_gpu_driver.kubernetes import plugin
 from cyborg_gpu_driver.tests.unit.kubernetes import nodes
 
-NONE, SINGLE, MIXED = strategy.Strategy
-SLICED, MPS = sharing.Method
+NONE, SINGLE, MIXED = plugin.Strategy
+SLICED, MPS = plugin.Method
 SEVENS = nodes.cut(nodes.A100, {'1g.5gb': 7})
 
 
@@ -33,7 +32,7 @@ def of(asked, *gpus, shared=None, **options):
     """Return labels without the common prefix."""
     node = nodes.of(*gpus, **options)
     if shared is not None:
-        shared = sharing.shared(*shared, (), node, asked)
+        shared = plugin.shared(*shared, (), node, asked)
     return {key.removeprefix('nvidia.com/'): value for key, value
             in labels.labels(node, asked, shared).items()}
 
@@ -69,7 +68,7 @@ class WholeTest(base.BaseTestCase):
 
     def test_renamed_product_is_not_called_shared(self):
         node = nodes.of(nodes.cut(nodes.T4))
-        found = labels.labels(node, NONE, sharing.shared(
+        found = labels.labels(node, NONE, plugin.shared(
             SLICED, 4, (), node, NONE, rename=True))
         self.assertEqual('Tesla-T4', found['nvidia.com/gpu.product'])
         self.assertEqual('4', found['nvidia.com/gpu.replicas'])

@@ -22,16 +22,13 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.kubernetes import labels
 from cyborg_gpu_driver.kubernetes import node as kubernetes_node
-from cyborg_gpu_driver.kubernetes import operator_values
-from cyborg_gpu_driver.kubernetes import plugin_config
+from cyborg_gpu_driver.kubernetes import plugin
 from cyborg_gpu_driver.kubernetes import render
-from cyborg_gpu_driver.kubernetes import sharing
-from cyborg_gpu_driver.kubernetes import strategy
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.tests.unit.kubernetes import nodes
 
-NONE, SINGLE, MIXED = strategy.Strategy
-SLICED, MPS = sharing.Method
+NONE, SINGLE, MIXED = plugin.Strategy
+SLICED, MPS = plugin.Method
 
 T4 = nodes.of(nodes.cut(nodes.T4), name='t4')
 WHOLE = nodes.of(nodes.cut(nodes.A100))
@@ -52,7 +49,7 @@ def rendered(node, asked, shared=None):
 def contents(node, asked, shared=None):
     """Return plain values by file name, parsed from the text of each file."""
     if shared is not None:
-        shared = sharing.shared(*shared, (), node, asked)
+        shared = plugin.shared(*shared, (), node, asked)
     return {file.name: yaml.safe_load(file.text)
             for file in rendered(node, asked, shared).files}
 
@@ -63,7 +60,7 @@ class RenderTest(base.BaseTestCase):
         for node, asked, shared in (
                 (T4, NONE, (SLICED, 4)), (SEVENS, SINGLE, None),
                 (MANY, MIXED, (SLICED, 2)), (T4, NONE, (MPS, 2))):
-            shared = shared and sharing.shared(*shared, (), node, asked)
+            shared = shared and plugin.shared(*shared, (), node, asked)
             files = rendered(node, asked, shared).files
             for file in files:
                 value = yaml.safe_load(file.text)
@@ -90,8 +87,8 @@ class RenderTest(base.BaseTestCase):
         self.assertEqual(['mps'], list(found['sharing']))
 
     def test_choices_of_sharing(self):
-        shared = sharing.shared(SLICED, 2, ('mig-1g.5gb',), MANY, MIXED,
-                                rename=True, several=True)
+        shared = plugin.shared(SLICED, 2, ('mig-1g.5gb',), MANY, MIXED,
+                               rename=True, several=True)
         done = rendered(MANY, MIXED, shared)
         self.assertEqual({
             'renameByDefault': True, 'failRequestsGreaterThanOne': False,
@@ -107,7 +104,7 @@ class RenderTest(base.BaseTestCase):
         self.assertEqual((), rendered(T4, NONE).notes)
         for method, word in ((SLICED, 'their memory is not isolated'),
                              (MPS, 'equal part of memory')):
-            done = rendered(T4, NONE, sharing.shared(
+            done = rendered(T4, NONE, plugin.shared(
                 method, 2, (), T4, NONE))
             self.assertIn(word, done.notes[-1])
 
@@ -117,7 +114,7 @@ class MigPartedTest(base.BaseTestCase):
     def test_the_layout_comes_back(self):
         for node in (SEVENS, MANY):
             text = {file.name: file.text for file in rendered(
-                node, strategy.suited(node)).files}[render.MIG_PARTED]
+                node, plugin.suited(node)).files}[render.MIG_PARTED]
             entry = layout_file.LayoutFile.parse(text, 'x').entry('halves')
             self.assertEqual(
                 {index: item.wanted for index, item
@@ -157,7 +154,7 @@ class ClusterTest(base.BaseTestCase):
             self.assertTrue(_DNS_LABEL.fullmatch(name), name)
 
     def test_pod_asks_for_what_is_renamed_by_its_new_name(self):
-        done = rendered(T4, NONE, sharing.shared(
+        done = rendered(T4, NONE, plugin.shared(
             SLICED, 4, (), T4, NONE, rename=True))
         container, = {file.name: file for file in done.files}[
             render.POD].content['spec']['containers']
@@ -178,10 +175,10 @@ class ClusterTest(base.BaseTestCase):
         configs = values['devicePlugin']['config']['data']
         given = found[render.LABELS]['metadata']['labels']
         self.assertEqual(
-            found[render.PLUGIN], plugin_config.parse(
+            found[render.PLUGIN], plugin.parse(
                 configs[given[labels.PLUGIN_CONFIG]], 'x'))
         # A node without the label is not shared.
-        self.assertNotIn('sharing', plugin_config.parse(
+        self.assertNotIn('sharing', plugin.parse(
             configs[values['devicePlugin']['config']['default']], 'x'))
         layouts = layout_file.LayoutFile.parse(
             values['migManager']['config']['data']['config.yaml'], 'x')
@@ -207,7 +204,7 @@ class SeveralTest(base.BaseTestCase):
         configs = content['devicePlugin']['config']['data']
         self.assertEqual({'default', 'sevenths', 'many'}, set(configs))
         for name, text in configs.items():
-            plugin_config.parse(text, name)
+            plugin.parse(text, name)
         layouts = layout_file.LayoutFile.parse(
             content['migManager']['config']['data']['config.yaml'], 'x')
         self.assertEqual({'all-disabled', 'sevenths', 'many'},
@@ -226,16 +223,16 @@ class SeveralTest(base.BaseTestCase):
         self.check(self.values(self.first, self.second).content)
 
     def test_one_after_another(self):
-        there = operator_values.Values.parse(
+        there = render.Values.parse(
             self.values(self.first).text, 'values.yaml')
         both = self.values(self.second, values=there)
         self.check(both.content)
-        again = operator_values.Values.parse(both.text, 'values.yaml')
+        again = render.Values.parse(both.text, 'values.yaml')
         self.assertEqual(both.text,
                          self.values(self.second, values=again).text)
 
     def test_what_is_there_is_kept(self):
-        there = operator_values.Values.parse(yaml.safe_dump({
+        there = render.Values.parse(yaml.safe_dump({
             'driver': {'enabled': False}, 'migManager': {'enabled': True},
             'devicePlugin': {'config': {'name': 'mine', 'data': {
                 'default': 'version: v1\nflags: {migStrategy: mixed}\n'}}},
@@ -276,8 +273,8 @@ class StrategyTest(base.BaseTestCase):
 
     def choose(self, *suited, asked=None, there=None):
         content = {'mig': {'strategy': there and there.value}}
-        return operator_values.choose_strategy(
-            asked, suited, operator_values.Values(content, 'values.yaml'))
+        return render.choose_strategy(
+            asked, suited, render.Values(content, 'values.yaml'))
 
     def test_one_for_all(self):
         self.assertIs(NONE, self.choose(NONE))
@@ -323,14 +320,14 @@ class ValuesTest(base.BaseTestCase):
                  'mig-configs: {all-disabled: [{devices: all, mig-enabled: '
                  'true, mig-devices: {}}]}}"}}}', 'turns MIG mode on')):
             error = self.assertRaises(
-                exception.GpuDriverError, operator_values.Values.parse,
+                exception.GpuDriverError, render.Values.parse,
                 text, 'values.yaml')
             self.assertIn('values.yaml', str(error))
             self.assertIn(words, str(error))
 
     def test_nothing_is_there(self):
         for text in ('', '{}', 'devicePlugin:\nmigManager: {config: }'):
-            values = operator_values.Values.parse(text, 'values.yaml')
+            values = render.Values.parse(text, 'values.yaml')
             self.assertEqual(((), {}, None), (
                 values.layouts(), values.configs, values.strategy))
 

@@ -15,12 +15,11 @@
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.kubernetes import sharing
-from cyborg_gpu_driver.kubernetes import strategy
+from cyborg_gpu_driver.kubernetes import plugin
 from cyborg_gpu_driver.tests.unit.kubernetes import nodes
 
-NONE, SINGLE, MIXED = strategy.Strategy
-SLICED, MPS = sharing.Method
+NONE, SINGLE, MIXED = plugin.Strategy
+SLICED, MPS = plugin.Method
 
 T4 = nodes.of(nodes.cut(nodes.T4))
 TWO_KINDS = nodes.of(nodes.cut(nodes.A100, {'1g.5gb': 4, '3g.20gb': 1}),
@@ -28,9 +27,9 @@ TWO_KINDS = nodes.of(nodes.cut(nodes.A100, {'1g.5gb': 4, '3g.20gb': 1}),
 
 
 def offered(node, asked_strategy, *arguments, **options):
-    shared = sharing.shared(*arguments, node, asked_strategy, **options)
-    return sharing.allocatable(
-        strategy.resources(node, asked_strategy), shared)
+    shared = plugin.shared(*arguments, node, asked_strategy, **options)
+    return plugin.allocatable(
+        plugin.resources(node, asked_strategy), shared)
 
 
 class AllocatableTest(base.BaseTestCase):
@@ -57,7 +56,7 @@ class AllocatableTest(base.BaseTestCase):
                     ('mig-1g.5gb', 'nvidia.com/mig-1g.5gb'), rename=True))
 
     def test_a_resource_asked_for_twice_is_shared_once(self):
-        self.assertEqual(('nvidia.com/gpu',), sharing.shared(
+        self.assertEqual(('nvidia.com/gpu',), plugin.shared(
             SLICED, 2, ('gpu', 'nvidia.com/gpu'), T4, NONE).resources)
 
     def test_mig_devices_of_strategy_single(self):
@@ -66,7 +65,7 @@ class AllocatableTest(base.BaseTestCase):
                          offered(node, SINGLE, SLICED, 2, ()))
 
     def test_without_sharing(self):
-        self.assertEqual({'nvidia.com/gpu': 8}, sharing.allocatable(
+        self.assertEqual({'nvidia.com/gpu': 8}, plugin.allocatable(
             {'nvidia.com/gpu': 8}, None))
 
 
@@ -74,7 +73,7 @@ class RefusalTest(base.BaseTestCase):
 
     def refused(self, word, node, asked_strategy, *arguments):
         error = self.assertRaises(
-            exception.InvalidValue, sharing.shared, *arguments, node,
+            exception.InvalidValue, plugin.shared, *arguments, node,
             asked_strategy)
         self.assertIn(word, str(error))
 
@@ -103,9 +102,9 @@ class RefusalTest(base.BaseTestCase):
         self.refused('mixed', T4, MIXED, MPS, 2, ())
 
     def test_more_clients_than_mps_serves(self):
-        sharing.shared(MPS, 48, (), T4, NONE)
+        plugin.shared(MPS, 48, (), T4, NONE)
         self.refused('at most 48 clients on GPU 0', T4, NONE, MPS, 49, ())
         both = nodes.of(nodes.cut(nodes.T4), nodes.cut(nodes.V100))
-        sharing.shared(MPS, 16, (), both, NONE)
+        plugin.shared(MPS, 16, (), both, NONE)
         self.refused('at most 16 clients on GPU 1', both, NONE, MPS, 17, ())
-        sharing.shared(SLICED, 49, (), both, NONE)
+        plugin.shared(SLICED, 49, (), both, NONE)

@@ -15,10 +15,10 @@
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.kubernetes import strategy
+from cyborg_gpu_driver.kubernetes import plugin
 from cyborg_gpu_driver.tests.unit.kubernetes import nodes
 
-NONE, SINGLE, MIXED = strategy.Strategy
+NONE, SINGLE, MIXED = plugin.Strategy
 
 WHOLE = nodes.cut(nodes.A100)
 EMPTY = nodes.cut(nodes.A100, {})
@@ -33,7 +33,7 @@ class StrategyCase(base.BaseTestCase):
     def refused(self, node, asked, *words):
         """Check that a strategy is refused, and why."""
         error = self.assertRaises(exception.InvalidValue,
-                                  strategy.resources, node, asked)
+                                  plugin.resources, node, asked)
         for word in (asked.value, *words):
             self.assertIn(word, str(error))
 
@@ -43,8 +43,8 @@ class ResourcesTest(StrategyCase):
     def test_none_offers_whole_gpus_whatever_they_are(self):
         node = nodes.of(WHOLE, SEVENS, EMPTY)
         self.assertEqual({'nvidia.com/gpu': 3},
-                         strategy.resources(node, NONE))
-        notes = strategy.notes(node, NONE)
+                         plugin.resources(node, NONE))
+        notes = plugin.notes(node, NONE)
         self.assertEqual(2, len(notes))
         self.assertIn('GPU 1 (0000:08:00.0) is in MIG mode (7 x 1g.5gb)',
                       notes[0])
@@ -52,31 +52,31 @@ class ResourcesTest(StrategyCase):
     def test_single_offers_mig_devices_as_gpus(self):
         self.assertEqual(
             {'nvidia.com/gpu': 14},
-            strategy.resources(nodes.of(SEVENS, SEVENS), SINGLE))
+            plugin.resources(nodes.of(SEVENS, SEVENS), SINGLE))
 
     def test_single_without_mig_mode_offers_whole_gpus(self):
         self.assertEqual(
             {'nvidia.com/gpu': 2},
-            strategy.resources(nodes.of(WHOLE, WHOLE), SINGLE))
+            plugin.resources(nodes.of(WHOLE, WHOLE), SINGLE))
 
     def test_mixed_offers_each_kind(self):
         node = nodes.of(WHOLE, TWO_KINDS, SEVENS)
         self.assertEqual(
             {'nvidia.com/gpu': 1, 'nvidia.com/mig-1g.5gb': 11,
-             'nvidia.com/mig-3g.20gb': 1}, strategy.resources(node, MIXED))
-        self.assertEqual((), strategy.notes(node, MIXED))
+             'nvidia.com/mig-3g.20gb': 1}, plugin.resources(node, MIXED))
+        self.assertEqual((), plugin.notes(node, MIXED))
 
     def test_names_of_attributes(self):
         self.assertEqual(
             {'nvidia.com/mig-1g.24gb.me.all': 1,
              'nvidia.com/mig-1g.24gb-me': 3},
-            strategy.resources(nodes.of(MEDIA), MIXED))
+            plugin.resources(nodes.of(MEDIA), MIXED))
 
     def test_mixed_passes_over_an_empty_gpu_and_says_so(self):
         node = nodes.of(EMPTY, SEVENS)
         self.assertEqual({'nvidia.com/mig-1g.5gb': 7},
-                         strategy.resources(node, MIXED))
-        note, = strategy.notes(node, MIXED)
+                         plugin.resources(node, MIXED))
+        note, = plugin.notes(node, MIXED)
         self.assertIn('GPU 0', note)
 
 
@@ -107,11 +107,11 @@ class RefusalTest(StrategyCase):
     def test_mixed_with_parts_of_gpu_instances(self):
         self.refused(nodes.of(PARTS), MIXED, '1c.3g.20gb', 'single')
         self.assertEqual({'nvidia.com/gpu': 3},
-                         strategy.resources(nodes.of(PARTS), SINGLE))
+                         plugin.resources(nodes.of(PARTS), SINGLE))
 
     def test_nothing_to_offer(self):
         self.refused(nodes.of(EMPTY, EMPTY), MIXED, 'nothing to offer')
-        for asked in strategy.Strategy:
+        for asked in plugin.Strategy:
             self.refused(nodes.of(), asked)
 
 
@@ -122,4 +122,4 @@ class SuitedTest(base.BaseTestCase):
                 ((WHOLE, WHOLE), NONE), ((SEVENS, SEVENS), SINGLE),
                 ((PARTS,), SINGLE), ((SEVENS, WHOLE), MIXED),
                 ((SEVENS, EMPTY), MIXED), ((TWO_KINDS,), MIXED)):
-            self.assertIs(expected, strategy.suited(nodes.of(*gpus)))
+            self.assertIs(expected, plugin.suited(nodes.of(*gpus)))

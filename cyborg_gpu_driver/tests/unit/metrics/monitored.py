@@ -49,7 +49,6 @@ from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine as simulator
-from cyborg_gpu_driver.simulator.machine import patch
 from cyborg_gpu_driver.tests import empty_placement
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host.snapshot import test_domain
@@ -110,7 +109,7 @@ class Exporter(fixtures.Fixture):
 
     def sample(self, machine):
         """Ask the GPUs of a machine, as ``--nvml`` does."""
-        with patch.kept():
+        with simulator.kept():
             found = sampler.Sampler(platform.open_platform(machine),
                                     self.state_path)
             found.round()
@@ -118,7 +117,7 @@ class Exporter(fixtures.Fixture):
 
     def list_domains(self, machine):
         """Ask libvirt on a machine, as ``--libvirt`` does."""
-        with patch.kept():
+        with simulator.kept():
             watch = owners.Watch(domains.DomainReader(
                 platform.open_platform(machine).libvirt))
             watch.round()
@@ -136,7 +135,7 @@ def keep_pynvml(fixture):
     """
     stack = contextlib.ExitStack()
     fixture.addCleanup(stack.close)
-    stack.enter_context(patch.kept())
+    stack.enter_context(simulator.kept())
 
 
 class Agent(fixtures.Fixture):

@@ -32,7 +32,7 @@ from cyborg_gpu_driver import agent
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.metrics import collect
 from cyborg_gpu_driver.metrics import definitions
@@ -45,7 +45,6 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.record import gpu as gpu_record
-from cyborg_gpu_driver.record import health as health_record
 from cyborg_gpu_driver.record import ledger
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import empty_placement
@@ -286,7 +285,7 @@ class AgentTest(_Case):
         self.agent.bind(*self.asked)
         (entry,) = self.agent._journal.entries()
         for number in (13, 79, 79):
-            self.agent._event(health_facts.Event(entry.gpu, number))
+            self.agent._event(condition.Event(entry.gpu, number))
         self.assertNotIn('cyborg_gpu_xid_errors_total', self.scrape())
         self.agent._observer._write()
         # XID 13 is an application's fault and no condition of the GPU.
@@ -312,7 +311,7 @@ class AgentTest(_Case):
         # Every NVML call and every access to sysfs would fail now.
         self.useFixture(fixtures.MonkeyPatch('pynvml.nvmlLib', None))
         self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.host.sysfs.files.Sysfs.__init__', None))
+            'cyborg_gpu_driver.host.sysfs.pci.Sysfs.__init__', None))
         self.assertEqual(expected, self.scrape().keys())
 
     def offering(self):
@@ -372,7 +371,7 @@ class RecordsTest(_Case):
         self.assertEqual(0.0, self.one('agent_state_timestamp_seconds'))
 
     def test_what_an_operator_has_disabled_and_what_is_unhealthy(self):
-        self.put(cordons=_CORDONS, health=health_record.HealthRecord(
+        self.put(cordons=_CORDONS, health=gpu_record.HealthRecord(
             'boot', None, (health.Condition('XID_79', 1.0, 2.0),)))
         self.assertEqual(1.0, self.one('disabled'))
         self.assertEqual(1.0, self.one('cordoned'))

@@ -20,8 +20,8 @@ import types
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.nova import bound
 from cyborg_gpu_driver.nova import compute
+from cyborg_gpu_driver.nova import handles
 
 _ARQ = {'uuid': 'a', 'state': 'Bound', 'hostname': 'node1'}
 
@@ -45,7 +45,7 @@ class RequestsTest(base.BaseTestCase):
         self.now = 0.0
         self.asked = 0
         self.answers_at = 0.0
-        self.requests = bound.Requests(
+        self.requests = handles.Requests(
             self.ask, lambda: self.now, self.sleep)
 
     def sleep(self, seconds):
@@ -81,7 +81,7 @@ class RequestsTest(base.BaseTestCase):
 
     def test_not_bound_here(self):
         for wrong in ({'hostname': 'node2'}, {'state': 'BindFailed'}):
-            requests = bound.Requests(
+            requests = handles.Requests(
                 lambda context, server, wrong=wrong: [{**_ARQ, **wrong}])
             self.assertRaises(exception.RequestsUnknown,
                               requests.of, None, SERVER)

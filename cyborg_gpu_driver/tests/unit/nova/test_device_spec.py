@@ -21,17 +21,17 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.nova import device_spec
+from cyborg_gpu_driver.nova import pci_config
 
-GPU = device_spec.Function(
+GPU = pci_config.Function(
     model.PciAddress.parse('0000:16:00.0'), '10de', '26b9')
-VF = device_spec.Function(
+VF = pci_config.Function(
     model.PciAddress.parse('0000:16:00.4'), '10de', '26b9', GPU.address)
 
 
 def spec(**entry):
     """The parsed entry of an option that has one entry."""
-    (found,) = device_spec.parse([json.dumps(entry)])
+    (found,) = pci_config.parse([json.dumps(entry)])
     return found
 
 
@@ -69,7 +69,7 @@ class MatchTest(base.BaseTestCase):
 class ParseTest(base.BaseTestCase):
 
     def test_a_line_may_hold_several(self):
-        found = device_spec.parse(['[{"address": "0000:16:00.4"}, {}]'])
+        found = pci_config.parse(['[{"address": "0000:16:00.4"}, {}]'])
         self.assertEqual([False, True],
                          [entry.matches(GPU) for entry in found])
 
@@ -87,5 +87,5 @@ class ParseTest(base.BaseTestCase):
                      '{"address": "0000:16:20.0"}',
                      '{"address": {"bus": "["}}', '{"address": 5}'):
             error = self.assertRaises(exception.InvalidValue,
-                                      device_spec.parse, [text])
+                                      pci_config.parse, [text])
             self.assertIn(repr(text), str(error))

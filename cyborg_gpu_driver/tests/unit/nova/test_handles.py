@@ -22,7 +22,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host.sysfs import files as sysfs
+from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.nova import handles
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 
@@ -45,7 +45,7 @@ class FunctionTest(base.BaseTestCase):
     def setUp(self):
         super().setUp()
         self.machine = simulator.Machine.load('l40sx4')
-        self.sysfs = sysfs.Sysfs('/sys', os_module=self.machine.os)
+        self.sysfs = pci.Sysfs('/sys', os_module=self.machine.os)
         self.reader = handles.HandleReader(self.sysfs)
         self.type_id = next(
             kind.type_id for kind in self.machine.gpus[0].model.vgpu_types
@@ -90,14 +90,14 @@ class FunctionTest(base.BaseTestCase):
         class NoFiles:
             def __getattr__(self, name):
                 raise AssertionError(name)
-        reader = handles.HandleReader(sysfs.Sysfs('/sys', NoFiles()))
+        reader = handles.HandleReader(pci.Sysfs('/sys', NoFiles()))
         for part in ('../..', '', '00 ', '\u0660\u0660', 'zz', None):
             self.assertIsNone(reader.function(request(bus=part)))
 
     def test_functions_with_mdev_types_are_novas(self):
         machine = simulator.Machine.load('dgx-a100-40')
         reader = handles.HandleReader(
-            sysfs.Sysfs('/sys', os_module=machine.os))
+            pci.Sysfs('/sys', os_module=machine.os))
         function = machine.gpus[0].vf_addresses[0]
         self.assertIsNone(reader.function(request(function)))
 
@@ -107,7 +107,7 @@ class FunctionTest(base.BaseTestCase):
         os.makedirs(f'{place}/nvidia')
         with open(f'{place}/nvidia/current_vgpu_type', 'w') as stream:
             stream.write('1155\n')
-        reader = handles.HandleReader(sysfs.Sysfs(root))
+        reader = handles.HandleReader(pci.Sysfs(root))
         self.assertEqual(FUNCTION, str(reader.function(request())))
         os.mkdir(f'{place}/mdev_supported_types')
         self.assertIsNone(reader.function(request()))
@@ -129,7 +129,7 @@ class GroupTest(base.BaseTestCase):
         self.assertLessEqual(set(self.GPUS),
                              {gpu.address for gpu in machine.gpus})
         self.reader = handles.HandleReader(
-            sysfs.Sysfs('/sys', os_module=machine.os))
+            pci.Sysfs('/sys', os_module=machine.os))
 
     def group(self, addresses, asked_type='nvlink-2', **more):
         return self.reader.group(request(

@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 from cyborg_gpu_driver.nova.weighing import published
-from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.tests.unit.partition import boards
 
 

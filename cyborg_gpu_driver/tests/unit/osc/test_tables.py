@@ -23,7 +23,7 @@ import pathlib
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.cmd.output import table
+from cyborg_gpu_driver.cmd import output as cmd_output
 from cyborg_gpu_driver.tests.unit.cloud import services
 from cyborg_gpu_driver.tests.unit.nova import prometheus
 from cyborg_gpu_driver.tests.unit.osc import running
@@ -134,7 +134,7 @@ class TableTest(AnswerCase):
         for name, output in self.run_all().items():
             self.assertIn('+-', output, name)
             self.assertEqual([], [line for line in output.splitlines()
-                                  if len(line) > table.WIDTH], name)
+                                  if len(line) > cmd_output.WIDTH], name)
 
     def test_names_of_columns_have_one_case(self):
         for name, output in self.run_all('-f', 'json').items():

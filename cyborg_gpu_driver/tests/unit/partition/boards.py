@@ -19,7 +19,7 @@ real boards and that NVIDIA's MIG user guide gives.
 import dataclasses
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.mig import enumeration
+from cyborg_gpu_driver.partition import geometry
 
 
 def profile(profile_id, name, memory_mib, maximum, starts, size,
@@ -141,8 +141,8 @@ def packable(grid, profiles=None):
 
     Each is a tuple of (profile id, count) pairs, ordered by id.
     """
-    return {enumeration.multiset(occupancy) for occupancy
-            in enumeration.states(grid, profiles)} - {()}
+    return {geometry.multiset(occupancy) for occupancy
+            in geometry.states(grid, profiles)} - {()}
 
 
 def gpu(profiles, live=(), enabled=True, **fields):

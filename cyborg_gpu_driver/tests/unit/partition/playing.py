@@ -16,10 +16,10 @@
 import dataclasses
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.change import action
-from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition import change
+from cyborg_gpu_driver.partition import geometry
 
-Action = action.Action
+Action = change.Action
 
 
 class Refused(AssertionError):

@@ -20,10 +20,10 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import fixed
+from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
-from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.partition.vgpu import test_placement
 

@@ -20,7 +20,6 @@ from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import gpu_map
-from cyborg_gpu_driver.partition import picture
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.tests.unit.partition import boards
 
@@ -46,7 +45,7 @@ def tile(board, *live, mode=policy.Mode.MIG, claimed=NOTHING):
                         claimed)
 
 
-def drawn(*tiles, width=80, pens=picture.UNICODE, **kwargs):
+def drawn(*tiles, width=80, pens=gpu_map.UNICODE, **kwargs):
     return '\n'.join(gpu_map.lines(tiles, pens, width, **kwargs))
 
 
@@ -168,7 +167,7 @@ class TestLines(base.BaseTestCase):
     def test_no_line_is_longer_than_80(self):
         for board in boards.ALL:
             for line in drawn(*[tile(board)] * 3,
-                              pens=picture.ASCII).splitlines():
+                              pens=gpu_map.ASCII).splitlines():
                 self.assertLessEqual(len(line), 80, board)
                 self.assertEqual(line.rstrip(), line)
                 line.encode('ascii')

@@ -17,11 +17,11 @@ import dataclasses
 
 from oslotest import base
 
-from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health
 
-_CLEAN = health_facts.Facts(
+_CLEAN = condition.Facts(
     answered=True, ecc_uncorrected=0, remap_pending=False,
     remap_failed=False, retired_pending=False, temperature=40,
     slowdown_temperature=89, shutdown_temperature=92,
@@ -172,7 +172,7 @@ class HealingTest(base.BaseTestCase):
     def test_no_answer_is_no_clean_check(self):
         conditions = health.noted((), 94, _NOW)
         self.assertEqual(conditions, _after_checks(
-            conditions, health_facts.Facts(), 99))
+            conditions, condition.Facts(), 99))
 
     def test_nor_is_one_that_finds_something_else(self):
         conditions = health.noted((), 94, _NOW)
@@ -201,7 +201,7 @@ class HealingTest(base.BaseTestCase):
         self.assertFalse(_after_checks(conditions, _CLEAN, 3))
 
     def test_a_gpu_that_answers_again_is_well_after_clean_checks(self):
-        silent = health_facts.Facts(answered=True, not_answering=True)
+        silent = condition.Facts(answered=True, not_answering=True)
         conditions = _after_checks((), silent, 9)
         self.assertEqual('CUSTOM_GPU_UNHEALTHY_NOT_ANSWERING',
                          health.judge(conditions).trait)
@@ -239,10 +239,10 @@ class PciTest(base.BaseTestCase):
     """A GPU of which only the PCI bus is read."""
 
     def pci(self, *codes):
-        return health_facts.Facts(by_pci=True, pci=codes)
+        return condition.Facts(by_pci=True, pci=codes)
 
     def test_each_is_a_condition_while_the_bus_says_so(self):
-        for code in health_facts.PCI:
+        for code in condition.PCI:
             conditions = _after_checks((), self.pci(code), 1)
             verdict = health.judge(conditions)
             self.assertEqual(health.State.TRANSIENT, verdict.state)

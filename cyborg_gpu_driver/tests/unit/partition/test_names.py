@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host.snapshot import profile_name
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import names
 from cyborg_gpu_driver.tests.unit.partition import boards
 
@@ -107,7 +107,7 @@ class TestComputed(base.BaseTestCase):
         for board, profiles in boards.ALL.items():
             for profile in profiles:
                 attributes = names.ProfileName.parse(profile.name).attributes
-                self.assertEqual(profile.name, profile_name.computed(
+                self.assertEqual(profile.name, model.computed(
                     profile.slices, profile.memory_mib,
                     boards.TOTAL_MIB[board], ''.join(attributes)), board)
 
@@ -122,7 +122,7 @@ class TestComputed(base.BaseTestCase):
             # instance.
             total = whole * _GIB - 500
             for eighths, size in zip((1, 2, 4, 8), sizes, strict=True):
-                self.assertEqual(size, profile_name.memory_gb(
+                self.assertEqual(size, model.memory_gb(
                     total * eighths // 8 - 300, total), whole)
 
     def test_sizes_seen(self):
@@ -132,13 +132,13 @@ class TestComputed(base.BaseTestCase):
                 (23.00, 97871, 24), (46.50, 97871, 48), (93.00, 97871, 96),
                 # RTX PRO 6000 under the vGPU host driver.
                 (23.12, 97887, 24), (46.50, 97887, 48), (93.38, 97887, 96)):
-            self.assertEqual(size, profile_name.memory_gb(
+            self.assertEqual(size, model.memory_gb(
                 int(gib * _GIB), total), gib)
 
     def test_half_goes_up(self):
         # 4 eighths of 141 are 70.5 and of 137 are 68.5.
         for whole, size in ((141, 71), (137, 69)):
-            self.assertEqual(size, profile_name.memory_gb(
+            self.assertEqual(size, model.memory_gb(
                 whole * _GIB // 2 - 100, whole * _GIB))
 
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import picture
-from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition import gpu_map
 from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.partition.mig import test_geometry
 
@@ -46,7 +46,7 @@ RTX = '''\
 
 def drawn(board, *live, **kwargs):
     gpu = boards.gpu(boards.ALL[board], live)
-    return '\n'.join(picture.lines(gpu, **kwargs))
+    return '\n'.join(gpu_map.grid_lines(gpu, **kwargs))
 
 
 class TestLines(base.BaseTestCase):
@@ -61,7 +61,7 @@ class TestLines(base.BaseTestCase):
     def test_plain(self):
         self.assertEqual(RTX, drawn(
             'RTX PRO 6000', ('1g.24gb+me.all', 3), ('2g.48gb-me', 6),
-            pens=picture.ASCII))
+            pens=gpu_map.ASCII))
 
     def test_owner_that_would_break_the_lines(self):
         lines = drawn('A30', ('4g.24gb', 0), owners={
@@ -84,7 +84,7 @@ class TestLines(base.BaseTestCase):
                 model.GpuInstance(model.Placement(0, 2), 99, 1),
                 model.GpuInstance(model.Placement(1, 2), 99, 2),
                 model.GpuInstance(model.Placement(4, 1), 98, 3))))
-        text = '\n'.join(picture.lines(gpu))
+        text = '\n'.join(gpu_map.grid_lines(gpu))
         self.assertIn('profile 99', text)
         self.assertIn('also      profile 99 at 1:2', text)
         self.assertIn('4 of 5 units', text)
@@ -94,25 +94,25 @@ class TestLines(base.BaseTestCase):
             1, '1g.1gb', 1, 1024, 64,
             tuple(model.Placement(start, 1) for start in range(64)))
         gpu = boards.gpu((profile,), [('1g.1gb', 40)])
-        lines = picture.lines(gpu)
+        lines = gpu_map.grid_lines(gpu)
         self.assertEqual('  unit 40   1g.1gb: id 7', lines[0])
-        self.assertLessEqual(max(map(len, lines)), picture.WIDTH)
+        self.assertLessEqual(max(map(len, lines)), gpu_map.WIDTH)
 
     def test_mig_off(self):
         gpu = boards.gpu(boards.A30, enabled=False)
-        self.assertEqual(('  MIG mode is off',), picture.lines(gpu))
+        self.assertEqual(('  MIG mode is off',), gpu_map.grid_lines(gpu))
 
     def test_no_placements(self):
         for profiles in ((), (model.GpuInstanceProfile(
                 1, '1g.1gb', 1, 1024, 64, ()),)):
             self.assertEqual(
                 ('  MIG mode is on, but NVML lists no placements',),
-                picture.lines(boards.gpu(profiles)))
+                gpu_map.grid_lines(boards.gpu(profiles)))
 
     def test_an_instance_is_drawn_without_placements(self):
         gpu = boards.without_placements(
             boards.gpu(boards.A30, [('1g.6gb', 1)]))
-        drawn = '\n'.join(picture.lines(gpu))
+        drawn = '\n'.join(gpu_map.grid_lines(gpu))
         self.assertIn('1g.6gb', drawn)
         self.assertIn('id 7', drawn)
 
@@ -126,7 +126,7 @@ class TestLines(base.BaseTestCase):
                             ('a', 'nvidia-231'), ('b', 'nvidia-9'),
                             ('c', 'nvidia-231'), ('d', 'nvidia-231'))))
         self.assertEqual(('  T4-2B  ■■■□□□□□  3 of 8', '  nvidia-9  1'),
-                         picture.lines(gpu))
+                         gpu_map.grid_lines(gpu))
 
     def test_time_sliced_without_mdev(self):
         gpu = boards.gpu(
@@ -138,22 +138,22 @@ class TestLines(base.BaseTestCase):
                 model.PciAddress(0, 1, 0, number), number, 'nvidia', None,
                 current_vgpu_type=vgpu_type)
                 for number, vgpu_type in ((4, 720), (5, 0))))
-        self.assertEqual(('  A30-12C  ■□  1 of 2',), picture.lines(gpu))
+        self.assertEqual(('  A30-12C  ■□  1 of 2',), gpu_map.grid_lines(gpu))
 
     def test_nothing_to_draw(self):
-        self.assertEqual((), picture.lines(boards.gpu((), mig=None)))
+        self.assertEqual((), gpu_map.grid_lines(boards.gpu((), mig=None)))
 
     @hypothesis.given(test_geometry.occupied_boards(), st.text(max_size=40),
-                      st.sampled_from([picture.UNICODE, picture.ASCII]))
+                      st.sampled_from([gpu_map.UNICODE, gpu_map.ASCII]))
     def test_every_state_fits_a_terminal(self, reached, owner, pens):
         grid, occupancy = reached
         profiles = {item.profile_id: item for item in grid.profiles}
         gpu = boards.gpu(grid.profiles, [
             (profiles[profile_id].name, place.start)
             for profile_id, place in occupancy.taken])
-        lines = picture.lines(gpu, {place: owner for _profile, place in
-                                   occupancy.taken[:1]}, pens)
-        self.assertLessEqual(max(map(len, lines)), picture.WIDTH)
+        lines = gpu_map.grid_lines(gpu, {place: owner for _profile, place in
+                                        occupancy.taken[:1]}, pens)
+        self.assertLessEqual(max(map(len, lines)), gpu_map.WIDTH)
         self.assertEqual(list(lines), [line.rstrip() for line in lines])
         box = lines[1:lines.index(next(
             line for line in lines if line.startswith('  compute'))) - 1]
@@ -176,9 +176,9 @@ class TestLines(base.BaseTestCase):
 class TestPens(base.BaseTestCase):
 
     def test_by_encoding(self):
-        for encoding, pens in (('utf-8', picture.UNICODE),
-                               ('ascii', picture.ASCII),
-                               ('latin-1', picture.ASCII),
-                               (None, picture.ASCII),
-                               ('no-such', picture.ASCII)):
-            self.assertIs(pens, picture.pens_for(encoding), encoding)
+        for encoding, pens in (('utf-8', gpu_map.UNICODE),
+                               ('ascii', gpu_map.ASCII),
+                               ('latin-1', gpu_map.ASCII),
+                               (None, gpu_map.ASCII),
+                               ('no-such', gpu_map.ASCII)):
+            self.assertIs(pens, gpu_map.pens_for(encoding), encoding)

@@ -16,12 +16,12 @@ import itertools
 from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
-from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.tests.unit.partition import boards
 
-Step = action.Action
+Step = change.Action
 BEST = model.SchedulerPolicy.BEST_EFFORT
 FIXED = model.SchedulerPolicy.FIXED_SHARE
 BOTH = (BEST, FIXED)

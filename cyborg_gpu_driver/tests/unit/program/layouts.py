@@ -21,7 +21,7 @@ from oslotest import base
 
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.partition import target
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.program.steps import transaction

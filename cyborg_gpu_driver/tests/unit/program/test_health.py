@@ -22,7 +22,7 @@ from unittest import mock
 
 import fixtures
 
-from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
@@ -65,7 +65,7 @@ class KeeperCase(base.SimulatedTestCase):
         return verdicts
 
     def event(self, xid, address=None, instance=None):
-        self.keeper.event(health_facts.Event(
+        self.keeper.event(condition.Event(
             address or self.first, xid, instance))
 
     def trait(self, address=None):

@@ -18,9 +18,8 @@ import json
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
-from cyborg_gpu_driver.record import content
 from cyborg_gpu_driver.record import gpu as gpu_record
-from cyborg_gpu_driver.record import health as health_record
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.record import test_store
 
 _ADDRESS = test_store.ADDRESS
@@ -30,7 +29,7 @@ _FULL = gpu_record.GpuRecord(
             test_store.claim(2, phase=_BINDING)),
     fixed=test_store.FIXED, layout=test_store.LAYOUT,
     cordons=(cordon.Cordon(cordon.Source.OPERATOR, 1.0, 'ann', 'fan'),),
-    health=health_record.HealthRecord('boot', None, (
+    health=gpu_record.HealthRecord('boot', None, (
         health.Condition('XID_79', 1.0, 1.0),)))
 
 
@@ -43,13 +42,13 @@ class _ContentCase(test_store.StoreCase):
         self.path = self.records.path(_ADDRESS)
 
     def raw(self):
-        return durable.read(self.path, content.KIND, content.VERSION)
+        return durable.read(self.path, store.KIND, store.VERSION)
 
-    def change(self, change, version=content.VERSION):
+    def change(self, change, version=store.VERSION):
         """Change the file as another release would write it."""
         found = self.raw()
         change(found)
-        durable.write(self.path, content.KIND, version, found)
+        durable.write(self.path, store.KIND, version, found)
 
     def sources(self):
         return [item.source for item in self.again().read(_ADDRESS).cordons]
@@ -137,8 +136,8 @@ class PartTest(_ContentCase):
                          dataclasses.replace(found, health=None, cordons=()))
 
     def test_the_record_of_another_gpu(self):
-        durable.write(self.records.path(test_store.OTHER), content.KIND,
-                      content.VERSION, self.raw())
+        durable.write(self.records.path(test_store.OTHER), store.KIND,
+                      store.VERSION, self.raw())
         records = self.again()
         records.check()
         found = records.read(test_store.OTHER)

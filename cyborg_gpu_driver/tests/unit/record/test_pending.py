@@ -20,7 +20,6 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.record import gpu as gpu_record
-from cyborg_gpu_driver.record import health as health_record
 from cyborg_gpu_driver.tests import unreadable
 from cyborg_gpu_driver.tests.unit.record import test_store
 
@@ -35,7 +34,7 @@ def _condition(code, last=1.0, placement=None):
 
 
 def _health(*conditions, boot='one', uuid=None):
-    return health_record.HealthRecord(boot, uuid, conditions)
+    return gpu_record.HealthRecord(boot, uuid, conditions)
 
 
 class UnreadTest(test_store.StoreCase):

@@ -14,7 +14,7 @@
 
 import json
 
-from cyborg_gpu_driver.report import provider_tree
+from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.report import reserved
 
 
@@ -56,4 +56,4 @@ class Usages:
     def keeper(self):
         """Return a keeper that reads from this Placement."""
         return reserved.ReservedKeeper(
-            provider_tree.ProviderTree(lambda: self))
+            publishing.ProviderTree(lambda: self))

@@ -19,8 +19,8 @@ from oslotest import base
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.report import claims
-from cyborg_gpu_driver.report import provider_tree
+from cyborg_gpu_driver.report import capacity
+from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.tests.unit.report import placements
 
 _GPU = model.PciAddress(0, 7, 0, 0)
@@ -64,7 +64,7 @@ class _Placement:
 class MixedTest(base.BaseTestCase):
 
     def mixed(self, bound, **servers):
-        return claims.mixed(provider_tree.ProviderTree(
+        return capacity.mixed(publishing.ProviderTree(
             lambda: _Placement(**servers)), 'host1', _GPU, bound)
 
     def test_one_project(self):
@@ -84,32 +84,32 @@ class MixedTest(base.BaseTestCase):
             2, small={'one': ('a', 1), 'two': (None, 1)}))
 
     def test_placement_is_away(self):
-        self.assertIn('no Placement here', claims.mixed(
-            provider_tree.ProviderTree(_no_placement), 'host1', _GPU, 1))
+        self.assertIn('no Placement here', capacity.mixed(
+            publishing.ProviderTree(_no_placement), 'host1', _GPU, 1))
 
 
 class ClaimsTest(base.BaseTestCase):
 
     def test_what_is_not_known_is_a_claim(self):
-        found = claims.of_placement(
-            provider_tree.ProviderTree(_no_placement), 'host1', _GPU)
+        found = capacity.of_placement(
+            publishing.ProviderTree(_no_placement), 'host1', _GPU)
         self.assertIn('no Placement here', found)
 
     def test_no_compute_node_of_that_name(self):
-        found = claims.of_placement(provider_tree.ProviderTree(
+        found = capacity.of_placement(publishing.ProviderTree(
             _Placement), 'other', _GPU)
         self.assertIn("compute node 'other' is not valid: Placement", found)
 
     def test_what_was_reported_whole(self):
         path = self.useFixture(fixtures.TempDir()).path
-        self.assertEqual('', claims.of_reports(path, _GPU))
+        self.assertEqual('', capacity.of_reports(path, _GPU))
         records = store.Store(path)
         for mode, claimed in (('mig', False), ('vgpu', False),
                               ('passthrough', True), ('auto', True)):
             records.put(_GPU, reported=gpu_record.Reported(
                 '20b2', mode, gpu_record.ReportedFacts(), {}))
-            self.assertEqual(claimed, bool(claims.of_reports(path, _GPU)))
-            self.assertEqual('', claims.of_reports(path, _OTHER))
+            self.assertEqual(claimed, bool(capacity.of_reports(path, _GPU)))
+            self.assertEqual('', capacity.of_reports(path, _OTHER))
         with open(records.path(_GPU), 'w', encoding='utf-8') as stream:
             stream.write('[]')
-        self.assertIn('not known', claims.of_reports(path, _GPU))
+        self.assertIn('not known', capacity.of_reports(path, _GPU))

@@ -22,7 +22,7 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import drift
-from cyborg_gpu_driver.report import provider_tree
+from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.tests.unit.report import placements
 
@@ -81,7 +81,7 @@ class DriftTest(base.BaseTestCase):
         self.log = self.useFixture(fixtures.FakeLogger())
 
     def start(self, history=True):
-        return drift.Drift(provider_tree.ProviderTree(lambda: self.placement),
+        return drift.Drift(publishing.ProviderTree(lambda: self.placement),
                            'here', history)
 
     def inventories(self):

@@ -18,7 +18,7 @@ import dataclasses
 
 from oslotest import base
 
-from cyborg_gpu_driver.report import steady
+from cyborg_gpu_driver.report import drift
 from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.tests.unit.report import samples
 
@@ -35,12 +35,12 @@ class SteadyTest(base.BaseTestCase):
         self.there = {deployable.provider_uuid for device in self.devices
                       for deployable in device.deployables}
         self.now = 0.0
-        self.steady = steady.Steady(_INTERVAL, lambda: self.now)
+        self.steady = drift.Steady(_INTERVAL, lambda: self.now)
 
     def full(self, devices=None, there=None, room=_PLENTY):
         """Addresses of the devices that a report sends in full."""
         devices = self.devices if devices is None else devices
-        thinned = self.steady.thin(steady.Report(
+        thinned = self.steady.thin(drift.Report(
             devices, self.there if there is None else there), room)
         self.assertEqual([device.address for device in devices],
                          [device.address for device in thinned])
@@ -84,7 +84,7 @@ class SteadyTest(base.BaseTestCase):
         self.assertEqual([], self.full())
 
     def test_interval_0_makes_all_full(self):
-        self.steady = steady.Steady(0, lambda: self.now)
+        self.steady = drift.Steady(0, lambda: self.now)
         for _ in range(4):
             self.assertEqual(self.all(), self.full())
 
@@ -101,7 +101,7 @@ class SteadyTest(base.BaseTestCase):
         first = self.devices[0].address
         for _ in range(4):
             thinned = self.steady.thin(
-                steady.Report(self.devices, self.there, {first}), _PLENTY)
+                drift.Report(self.devices, self.there, {first}), _PLENTY)
             self.assertEqual([first], [device.address for device in thinned
                                        if not device.stub])
 
@@ -109,19 +109,19 @@ class SteadyTest(base.BaseTestCase):
         self.settle()
         self.assertEqual([], [
             device for device in self.steady.thin(
-                steady.Report(self.devices, None), 0)
+                drift.Report(self.devices, None), 0)
             if not device.stub])
 
     def test_a_stub_stays_one(self):
         stub = build.stub_device(self.devices[0].address)
         self.assertEqual((stub,), self.steady.thin(
-            steady.Report((stub,), set()), _PLENTY))
+            drift.Report((stub,), set()), _PLENTY))
 
     def test_a_stub_takes_no_room(self):
         """An unhealthy GPU in use is a stub that has its providers."""
         first, second, *_ = self.devices
         self.assertEqual([second.address], [
-            device.address for device in self.steady.thin(steady.Report(
+            device.address for device in self.steady.thin(drift.Report(
                 (dataclasses.replace(first, stub=True), second), set()), 0)
             if not device.stub])
 
@@ -147,6 +147,6 @@ class RoomTest(base.BaseTestCase):
 
     def test_room(self):
         """A quarter of the timeout, with 18 requests for each provider."""
-        self.assertEqual(83, steady.room(60, 0.01))
-        self.assertEqual(13, steady.room(60, 0.06))
-        self.assertEqual(0, steady.room(60, float('inf')))
+        self.assertEqual(83, drift.room(60, 0.01))
+        self.assertEqual(13, drift.room(60, 0.06))
+        self.assertEqual(0, drift.room(60, float('inf')))

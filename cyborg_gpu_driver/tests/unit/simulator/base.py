@@ -20,7 +20,7 @@ import pynvml
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host.sysfs import files as sysfs
+from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
 
 UUID = '4b20d080-1b54-4048-85b3-a6a62d165c01'
@@ -42,7 +42,7 @@ class MachineTestCase(base.BaseTestCase):
         self.addCleanup(machine.uninstall)
         # These tests have NVML, programs and the kernel to themselves.
         machine.stop_persistenced()
-        self.sysfs = sysfs.Sysfs('/sys', os_module=machine.os)
+        self.sysfs = pci.Sysfs('/sys', os_module=machine.os)
         pynvml.nvmlInit()
 
     def device(self, index=0):

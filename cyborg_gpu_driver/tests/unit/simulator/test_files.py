@@ -22,7 +22,6 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
-from cyborg_gpu_driver.simulator import file_schema
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator.machine import machine
 from cyborg_gpu_driver.tests.unit.simulator import base as simulator_base
@@ -66,8 +65,8 @@ class TestShippedHosts(simulator_base.MachineTestCase):
 
     def test_every_file_has_its_schema(self):
         """The files are not checked when they are read."""
-        for kind, what in (('hosts', file_schema.HOST),
-                           ('models', file_schema.MODEL)):
+        for kind, what in (('hosts', files.HOST),
+                           ('models', files.MODEL)):
             paths = sorted((files.HERE / kind).glob('*.yaml'))
             self.assertTrue(paths)
             for path in paths:

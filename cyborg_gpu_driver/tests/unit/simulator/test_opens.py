@@ -24,7 +24,7 @@ import pynvml
 from oslo_concurrency import processutils
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host import device_node
+from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator import tools
@@ -179,7 +179,7 @@ class TestOpens(OpensTestCase):
                          opened.gpu_holders(_FIRST))
         self.assertEqual(
             ((812, 'nvidia-persistenced'), (0, 'nvidia_drm')),
-            device_node.holders(opened, model.PciAddress.parse(_FIRST)))
+            usage.holders(opened, model.PciAddress.parse(_FIRST)))
         self.assertTrue(opened.fabric_manager())
         self.machine.stop_fabric_manager()
         self.assertFalse(opened.fabric_manager())

@@ -20,8 +20,8 @@ import fixtures
 import pynvml
 from oslo_concurrency import processutils
 
+from cyborg_gpu_driver.simulator import abi
 from cyborg_gpu_driver.simulator import tools
-from cyborg_gpu_driver.simulator.abi import symbols
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
@@ -74,7 +74,7 @@ class TestWithoutRoot(base.MachineTestCase):
 
     def test_functions_that_need_root(self):
         self.assertEqual([], [name for name in _NEEDS_ROOT
-                              if not symbols.TABLE[name].privileged])
+                              if not abi.TABLE[name].privileged])
 
     def test_instances_are_not_read(self):
         self.assert_code(pynvml.NVML_ERROR_NO_PERMISSION, self.instances,

@@ -19,7 +19,7 @@ import threading
 import pynvml
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host.sysfs import files
+from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
@@ -36,7 +36,7 @@ class UsageTestCase(base.MachineTestCase):
         super().setUp()
         pynvml.nvmlShutdown()
         self.machine.sriov_manage('ALL', enable=False)
-        self.proc = files.Sysfs('/proc', os_module=self.machine.proc)
+        self.proc = pci.Sysfs('/proc', os_module=self.machine.proc)
 
     def place(self, name):
         return ('driver', 'nvidia', 'gpus', _GPU, name)
@@ -100,7 +100,7 @@ class UnbindLockTest(UsageTestCase):
 
     def test_only_the_driver_of_vgpu_hosts_has_it(self):
         self.use(machine_module.Machine.load('h100nvlx2-595'))
-        self.proc = files.Sysfs('/proc', os_module=self.machine.proc)
+        self.proc = pci.Sysfs('/proc', os_module=self.machine.proc)
         self.assertIsNone(self.read('unbindLock'))
         self.assertIn('Device Minor: \t 0', self.read('information'))
 

@@ -33,14 +33,13 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import picture
+from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition import gpu_map
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.layout import file as layout_file
-from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine
-from cyborg_gpu_driver.simulator.machine import patch
 from cyborg_gpu_driver.tests.unit.cmd import base as cmd_base
 from cyborg_gpu_driver.tests.unit.tools import documents
 
@@ -122,7 +121,7 @@ class LayoutFilesTest(base.BaseTestCase):
     def setUp(self):
         super().setUp()
         simulated = machine.Machine.load('dgx-a100-80')
-        with patch.kept():
+        with machine.kept():
             self.gpus = reader.HostReader(
                 platform.open_platform(simulated)).snapshot().gpus
 
@@ -232,7 +231,7 @@ class ReadmeTest(base.BaseTestCase):
         self.text = (documents.ROOT / 'README.rst').read_text(
             encoding='utf-8')
         simulated = machine.Machine.load('mixed')
-        with patch.kept():
+        with machine.kept():
             gpus = reader.HostReader(
                 platform.open_platform(simulated)).snapshot().gpus
         self.gpu = next(gpu for gpu in gpus if gpu.mig and gpu.mig.enabled)
@@ -248,7 +247,7 @@ class ReadmeTest(base.BaseTestCase):
             instances.append(spec.MigInstanceSpec(
                 model.Placement(start, size), profiles[name].profile_id))
             start += size
-        drawn = picture.lines(
+        drawn = gpu_map.grid_lines(
             self.gpu, {item.placement: owner for item, owner
                        in zip(instances, owners, strict=True)},
             layout=spec.MigLayout(True, True, tuple(instances)))

@@ -24,7 +24,7 @@ import sys
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.simulator.abi import symbols
+from cyborg_gpu_driver.simulator import abi
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.tools import documents
@@ -66,7 +66,7 @@ class TestAllowed(base.BaseTestCase):
         self.assertEqual({'pynvml'}, found - set(sys.stdlib_module_names))
 
     def test_a_call_that_changes_something_is_refused(self):
-        for name, symbol in symbols.TABLE.items():
+        for name, symbol in abi.TABLE.items():
             if symbol.writes and not name.startswith((
                     'nvmlEventSet', 'nvmlDeviceRegisterEvents', 'nvmlInit',
                     'nvmlShutdown')):
@@ -115,7 +115,7 @@ class TestStages(base.BaseTestCase):
             self.assertTrue(calls, stage)
             self.assertEqual(set(), {
                 name for name in machine.calls
-                if symbols.TABLE[name].writes} - {
+                if abi.TABLE[name].writes} - {
                     'nvmlInitWithFlags', 'nvmlShutdown'})
             self.assertEqual([], [
                 record for record in calls

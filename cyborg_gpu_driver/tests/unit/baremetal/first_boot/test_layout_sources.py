@@ -20,7 +20,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal.first_boot import layout_sources
+from cyborg_gpu_driver.baremetal import layout_sources
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.simulator import platform

@@ -20,7 +20,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal.first_boot import config_drive
+from cyborg_gpu_driver.baremetal import layout_sources
 
 _META = 'meta_data.json'
 
@@ -34,7 +34,7 @@ class DocumentsTest(base.BaseTestCase):
         os.makedirs(self.latest)
 
     def read(self):
-        return config_drive.read(self.directory, _META)
+        return layout_sources.read(self.directory, _META)
 
     def test_documents(self):
         self.assertIsNone(self.read())
@@ -64,7 +64,7 @@ class NoRoomTest(base.BaseTestCase):
             'tempfile.tempdir', directory.join('full')))
         error = self.assertRaises(
             exception.LayoutSourceError,
-            config_drive.opened(directory.path).__enter__)
+            layout_sources.opened(directory.path).__enter__)
         self.assertIn('No such file or directory', str(error))
 
 
@@ -113,7 +113,7 @@ class DeviceTest(base.BaseTestCase):
         os.symlink(self.device, os.path.join(self.labels, name))
 
     def opened(self):
-        return config_drive.opened(self.labels, self.types)
+        return layout_sources.opened(self.labels, self.types)
 
     def mounts(self):
         number = os.stat(self.device).st_rdev
@@ -124,7 +124,7 @@ class DeviceTest(base.BaseTestCase):
     def test_no_drive(self):
         with self.opened() as directory:
             self.assertIsNone(directory)
-        with config_drive.opened(self.labels + '.not') as directory:
+        with layout_sources.opened(self.labels + '.not') as directory:
             self.assertIsNone(directory)
 
     def test_it_is_mounted_as_long_as_it_is_read(self):
@@ -133,7 +133,7 @@ class DeviceTest(base.BaseTestCase):
             with self.opened() as directory:
                 self.assertEqual([directory], self.mounts())
                 self.assertEqual('{"uuid": "of the drive"}',
-                                 config_drive.read(directory, _META))
+                                 layout_sources.read(directory, _META))
                 flags = os.statvfs(directory).f_flag
                 for flag in (os.ST_RDONLY, os.ST_NOSUID, os.ST_NODEV,
                              os.ST_NOEXEC):
@@ -170,7 +170,7 @@ class DeviceTest(base.BaseTestCase):
         self.label('config-2')
         error = self.assertRaises(
             exception.LayoutSourceError,
-            config_drive.opened(self.labels).__enter__)
+            layout_sources.opened(self.labels).__enter__)
         self.assertIn('config-2: cannot be mounted: it is not iso9660 or '
                       'vfat', str(error))
 

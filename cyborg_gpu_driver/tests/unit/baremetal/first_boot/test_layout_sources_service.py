@@ -18,8 +18,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal.first_boot import layout_sources
-from cyborg_gpu_driver.baremetal.first_boot import metadata_service
+from cyborg_gpu_driver.baremetal import layout_sources
 from cyborg_gpu_driver.tests.unit.baremetal.first_boot import metadata_server
 
 _META = 'meta_data.json'
@@ -39,7 +38,7 @@ class ServiceTest(base.BaseTestCase):
         self.now += seconds
 
     def service(self, timeout=10, doubtful=False):
-        return metadata_service.MetadataService(
+        return layout_sources.MetadataService(
             self.server.url + '/', timeout, doubtful, lambda: self.now,
             self.sleep)
 
@@ -115,7 +114,7 @@ class ServiceTest(base.BaseTestCase):
     def test_a_network_that_is_late(self):
         """Without a route, it is unknown whether there is a service."""
         # A connection to the broadcast address always fails.
-        service = metadata_service.MetadataService(
+        service = layout_sources.MetadataService(
             'http://255.255.255.255/', 3, True, lambda: self.now,
             self.sleep)
         self.assertIsNone(service.read(_META))
@@ -142,7 +141,7 @@ class ServiceTest(base.BaseTestCase):
             self.now += 1
             return self.now
 
-        service = metadata_service.MetadataService(
+        service = layout_sources.MetadataService(
             self.server.url, 4, clock=clock, sleep=self.sleep)
         error = self.assertRaises(exception.LayoutSourceError, service.read,
                                   _META)
@@ -160,6 +159,6 @@ class ServiceTest(base.BaseTestCase):
         for url in ('', 'file:///etc/shadow', 'ftp://host/x', 'http://',
                     'http://host:port/', 'http://host/?a', 'http://[/'):
             error = self.assertRaises(
-                exception.InvalidValue, metadata_service.MetadataService,
+                exception.InvalidValue, layout_sources.MetadataService,
                 url, 1)
             self.assertIn('expected a URL such as http://', str(error))

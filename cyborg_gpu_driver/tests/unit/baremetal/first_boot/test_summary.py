@@ -18,7 +18,7 @@ import re
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.baremetal.first_boot import report as reports
+from cyborg_gpu_driver.baremetal import first_boot
 from cyborg_gpu_driver.tests.unit.baremetal.first_boot import first_boot_case
 
 _FIRST = '0000:18:00.0'
@@ -35,31 +35,32 @@ def read(line):
 class LineTest(base.BaseTestCase):
 
     def line(self, result, **values):
-        return reports.Report(result, 'now', 'boot', **values).summary()
+        return first_boot.Report(result, 'now', 'boot', **values).summary()
 
     def test_well(self):
         self.assertEqual(
             'cyborg-gpu-firstboot: result=ok layout=a gpus=1 source="a b"',
-            self.line(reports.Result.APPLIED, layout='a', source='a b', gpus=(
-                reports.GpuReport(0, _FIRST, 'changed', '1g'),)))
+            self.line(
+                first_boot.Result.APPLIED, layout='a', source='a b',
+                gpus=(first_boot.GpuReport(0, _FIRST, 'changed', '1g'),)))
 
     def test_results(self):
-        for result in reports.Result:
+        for result in first_boot.Result:
             found = read(self.line(result))
             self.assertEqual('failed' if result.code else 'ok',
                              found['result'])
-            self.assertEqual(None if result is reports.Result.APPLIED
+            self.assertEqual(None if result is first_boot.Result.APPLIED
                              else result.value, found.get('reason'))
 
     def test_what_others_wrote_is_on_one_line_of_ascii(self):
         text = 'a"b\\c\nd\x1b[31m\u2028 result=ok \xe9'
-        line = self.line(reports.Result.UNUSABLE, layout=text, error=text)
+        line = self.line(first_boot.Result.UNUSABLE, layout=text, error=text)
         self.assertTrue(line.isascii() and line.isprintable(), line)
         self.assertEqual({'result': 'failed', 'layout': text, 'gpus': '0',
                           'reason': text}, read(line))
 
     def test_a_long_reason_is_cut(self):
-        found = read(self.line(reports.Result.FAILED, error='x' * 9000))
+        found = read(self.line(first_boot.Result.FAILED, error='x' * 9000))
         self.assertEqual('x' * 500 + '...', found['reason'])
 
 

@@ -22,9 +22,8 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import node
-from cyborg_gpu_driver.baremetal.first_boot import layout_sources
-from cyborg_gpu_driver.baremetal.first_boot import report as reports
-from cyborg_gpu_driver.baremetal.first_boot import run as first_boot
+from cyborg_gpu_driver.baremetal import first_boot
+from cyborg_gpu_driver.baremetal import layout_sources
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator import platform
@@ -64,7 +63,7 @@ class WaitTest(base.BaseTestCase):
 
     def test_a_driver_that_is_there(self):
         outcome = self.boot.partition(self.found, 300)
-        self.assertIs(reports.Result.APPLIED, outcome.result)
+        self.assertIs(first_boot.Result.APPLIED, outcome.result)
         self.assertEqual((0.0, []), (self.now, self.said))
 
     def test_each_reason_to_wait_is_said_once(self):
@@ -74,7 +73,7 @@ class WaitTest(base.BaseTestCase):
                 pynvml.NVML_ERROR_DRIVER_NOT_LOADED),
             7.0: self.hardware.load_library}
         outcome = self.boot.partition(self.found, 300)
-        self.assertIs(reports.Result.APPLIED, outcome.result)
+        self.assertIs(first_boot.Result.APPLIED, outcome.result)
         self.assertEqual(7.0, self.now)
         self.assertEqual([
             'Waiting for the NVIDIA driver, up to 300 seconds: there is no '
@@ -94,7 +93,7 @@ class WaitTest(base.BaseTestCase):
         self.happens = {2.0: comes}
         self.hardware.reset_calls()
         outcome = self.boot.partition(self.found, 300)
-        self.assertEqual((reports.Result.APPLIED, 2.0, 8),
+        self.assertEqual((first_boot.Result.APPLIED, 2.0, 8),
                          (outcome.result, self.now, len(outcome.gpus)))
         # An NVML session only knows the GPUs that existed when it was
         # opened. So the first boot opened a new session for each look at
@@ -108,9 +107,9 @@ class WaitTest(base.BaseTestCase):
         outcome = self.boot.partition(self.found, 2.5)
         self.assertEqual(2.5, self.now)
         self.assertEqual(
-            (reports.Result.FAILED, 'the NVIDIA driver is not ready after 2.5 '
-             'seconds: there is no NVML library (libnvidia-ml.so.1) on this '
-             'machine', ()),
+            (first_boot.Result.FAILED,
+             'the NVIDIA driver is not ready after 2.5 seconds: there is no '
+             'NVML library (libnvidia-ml.so.1) on this machine', ()),
             (outcome.result, outcome.error, outcome.gpus))
 
     def test_another_driver_is_named(self):
@@ -140,7 +139,7 @@ class WaitTest(base.BaseTestCase):
                                   times=None, address=_FIRST)
         outcome = self.boot.partition(self.found, 0)
         self.assertEqual(
-            (reports.Result.FAILED, ['failed', *['changed'] * 7]),
+            (first_boot.Result.FAILED, ['failed', *['changed'] * 7]),
             (outcome.result, [gpu.status for gpu in outcome.gpus]))
         self.assertIn(_FIRST, outcome.error)
         self.assertIn('it cannot be reached: unreadable: ',

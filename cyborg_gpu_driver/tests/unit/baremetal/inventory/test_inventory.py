@@ -18,11 +18,10 @@ import dataclasses
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal.inventory import inventory
-from cyborg_gpu_driver.baremetal.inventory import modes
+from cyborg_gpu_driver.baremetal import inventory
+from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.mig import enumeration
-from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.baremetal import inspected
@@ -284,7 +283,7 @@ class ParseTest(base.BaseTestCase):
 
     def test_ways_bound_the_occupancies(self):
         profiles = inventory.parse(self.sent).gpus[1].mig.profiles
-        count = len(list(enumeration.states(geometry.Geometry(profiles))))
+        count = len(list(geometry.states(geometry.Geometry(profiles))))
         ways = inventory.ways(profiles)
         self.assertEqual((True, 5536), (723 <= count <= ways, ways))
 

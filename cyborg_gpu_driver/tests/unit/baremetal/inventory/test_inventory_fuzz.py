@@ -18,8 +18,8 @@ import hypothesis
 from hypothesis import strategies
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal.inventory import inventory
-from cyborg_gpu_driver.baremetal.inventory import layouts
+from cyborg_gpu_driver.baremetal import inventory
+from cyborg_gpu_driver.baremetal import node
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests.unit.baremetal import inspected
 from cyborg_gpu_driver.tests.unit.fuzz import base
@@ -76,8 +76,8 @@ class InventoryTest(base.FuzzCase):
             base.mutated([ITEM]), base.mutated({'name': [ITEM]}),
             base.PLAIN))
         def holds(value):
-            entry = self.attempt(layouts.entry_of, value, self.gpus)
+            entry = self.attempt(node.entry_of, value, self.gpus)
             if entry is not None:
-                layouts.suits(self.gpus, entry)
+                node.suits(self.gpus, entry)
 
         holds()

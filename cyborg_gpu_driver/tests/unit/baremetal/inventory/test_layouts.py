@@ -17,7 +17,7 @@ import dataclasses
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal.inventory import layouts
+from cyborg_gpu_driver.baremetal import node
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.tests.unit.baremetal import inspected
@@ -61,7 +61,7 @@ class LayoutsTest(base.BaseTestCase):
         return inspected.found(self, name).gpus
 
     def applicable(self, gpus, *files):
-        return layouts.applicable(gpus, layouts.known(gpus, files))
+        return node.applicable(gpus, node.known(gpus, files))
 
     def operators(self, gpus):
         """The names of the layouts of the file that apply to the GPUs."""
@@ -71,8 +71,8 @@ class LayoutsTest(base.BaseTestCase):
     def test_an_entry_that_cannot_be_read_hides_a_generated_one(self):
         bad = file('version: v1\nmig-configs: {all-disabled: [], '
                    'good: [{devices: all, mig-enabled: false}]}')
-        self.assertEqual('good', layouts.entry_of('good', (), [bad]).name)
-        error = self.assertRaises(exception.LayoutError, layouts.entry_of,
+        self.assertEqual('good', node.entry_of('good', (), [bad]).name)
+        error = self.assertRaises(exception.LayoutError, node.entry_of,
                                   'all-disabled', (), [bad])
         self.assertIn('mine.yaml', str(error))
 
@@ -82,23 +82,23 @@ class LayoutsTest(base.BaseTestCase):
                             ('t4x4', 1), ('mixed', 19)):
             gpus = self.gpus(name)
             found = self.applicable(gpus)
-            self.assertEqual(tuple(layouts.known(gpus)), found, name)
+            self.assertEqual(tuple(node.known(gpus)), found, name)
             self.assertEqual(count, len(found), name)
 
     def test_no_gpu(self):
-        self.assertEqual({}, layouts.known(()))
+        self.assertEqual({}, node.known(()))
         self.assertEqual((), self.applicable((), file()))
 
     def test_the_operators_win(self):
         gpus = self.gpus('hgx-h100')
-        found = layouts.known(gpus, [file()])
+        found = node.known(gpus, [file()])
         self.assertEqual({'1g.10gb': 3},
                          found['all-1g.10gb'].sections[0].mig_devices)
         other = file('version: v1\nmig-configs:\n  training:\n  - {devices: '
                      'all, mig-enabled: false}', 'other.yaml')
         for files, source in (([file(), other], 'other.yaml'),
                               ([other, file()], 'mine.yaml')):
-            self.assertEqual(source, layouts.known(
+            self.assertEqual(source, node.known(
                 gpus, files)['training'].source)
 
     def test_of_the_operator(self):
@@ -131,7 +131,7 @@ class LayoutsTest(base.BaseTestCase):
         gpus = unseen(self.gpus('dgx-a100-80'))
         entry = layout_file.Entry('mine.yaml', 'twice', tuple(
             file().entry('a100').sections * 2))
-        self.assertFalse(layouts.suits(gpus, entry))
+        self.assertFalse(node.suits(gpus, entry))
 
 
 class EntryOfTest(base.BaseTestCase):
@@ -142,24 +142,24 @@ class EntryOfTest(base.BaseTestCase):
 
     def refused(self, value, *words):
         error = self.assertRaises(
-            exception.LayoutError, layouts.entry_of, value, self.gpus,
+            exception.LayoutError, node.entry_of, value, self.gpus,
             [file()])
         for word in words:
             self.assertIn(word, str(error))
 
     def test_name(self):
-        self.assertEqual('mine.yaml', layouts.entry_of(
+        self.assertEqual('mine.yaml', node.entry_of(
             'training', self.gpus, [file()]).source)
-        self.assertEqual('all-balanced', layouts.entry_of(
+        self.assertEqual('all-balanced', node.entry_of(
             'all-balanced', self.gpus).name)
 
     def test_items(self):
-        entry = layouts.entry_of(ITEMS)
+        entry = node.entry_of(ITEMS)
         self.assertEqual('inline', entry.name)
         self.assertEqual({'2g.20gb': 3}, entry.sections[0].mig_devices)
 
     def test_named_items(self):
-        entry = layouts.entry_of({'half': ITEMS})
+        entry = node.entry_of({'half': ITEMS})
         self.assertEqual('half', entry.name)
         self.assertEqual({'2g.20gb': 3}, entry.sections[0].mig_devices)
 

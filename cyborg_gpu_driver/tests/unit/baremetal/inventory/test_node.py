@@ -16,12 +16,11 @@ import dataclasses
 
 from oslotest import base
 
-from cyborg_gpu_driver.baremetal.inventory import inventory
-from cyborg_gpu_driver.baremetal.inventory import names
-from cyborg_gpu_driver.baremetal.inventory import node
+from cyborg_gpu_driver.baremetal import inventory
+from cyborg_gpu_driver.baremetal import node
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition.layout import file as layout_file
-from cyborg_gpu_driver.partition.layout import schema as layout_schema
+from cyborg_gpu_driver.partition.layout import yaml
 from cyborg_gpu_driver.tests.unit.baremetal import inspected
 
 LAYOUT = 'CUSTOM_GPU_LAYOUT_'
@@ -36,7 +35,7 @@ A100_HALVES = [{'devices': 'all', 'mig-enabled': True,
 
 def file(*entries, name='mine.yaml'):
     return layout_file.LayoutFile(tuple(
-        layout_file.Entry.parse(entry, items, layout_schema.place(name))
+        layout_file.Entry.parse(entry, items, yaml.place_in(name))
         for entry, items in entries), name)
 
 
@@ -61,7 +60,7 @@ class NodeCase(base.BaseTestCase):
         options = {'all_layouts': True, 'written': current, **options}
         traits = node.traits(current, found, **options).traits
         layouts = {trait for trait in traits
-                   if names.is_layout_trait(trait)}
+                   if inventory.is_layout_trait(trait)}
         return layouts, set(traits) - layouts
 
 
@@ -164,7 +163,7 @@ class WrittenTest(NodeCase):
 class HealthyTest(NodeCase):
 
     def healthy(self, found, *current, written=()):
-        return names.HEALTHY in node.traits(current, found, written).traits
+        return inventory.HEALTHY in node.traits(current, found, written).traits
 
     def test_only_where_all_are(self):
         self.assertTrue(self.healthy(self.h100))
@@ -175,7 +174,7 @@ class HealthyTest(NodeCase):
         self.assertFalse(self.healthy(inventory.Inventory()))
 
     def test_the_operator_vouches_for_what_cannot_be_asked(self):
-        trait = names.HEALTHY
+        trait = inventory.HEALTHY
         silent = without_nvml(self.h100)
         self.assertTrue(self.healthy(silent, trait))
         self.assertFalse(self.healthy(silent, trait, written=[trait]))
@@ -192,7 +191,7 @@ class UnhealthyTest(NodeCase):
             files=[file(('mine', HALVES))],
             templates={LAYOUT + 'HALVES': HALVES})
         self.assertEqual(set(), layouts)
-        self.assertEqual(H100 - {names.HEALTHY} | {
+        self.assertEqual(H100 - {inventory.HEALTHY} | {
             'CUSTOM_GPU_UNHEALTHY_XID_79',
             'CUSTOM_GPU_UNHEALTHY_THERMAL'}, others)
 

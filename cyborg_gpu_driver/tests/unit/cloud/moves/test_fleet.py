@@ -18,8 +18,7 @@ from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import fleet
 from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import resources
-from cyborg_gpu_driver.partition.moves import gpus as moving
-from cyborg_gpu_driver.partition.moves import planner
+from cyborg_gpu_driver.partition import moves
 from cyborg_gpu_driver.tests.unit.cloud import samples
 
 ONE, OTHER = '0000:07:00.0', '0000:0f:00.0'
@@ -77,7 +76,7 @@ class FleetTest(base.BaseTestCase):
         return holder.mobility
 
     def test_which_servers_can_go(self):
-        fixed, movable = moving.Mobility.FIXED, moving.Mobility.MOVABLE
+        fixed, movable = moves.Mobility.FIXED, moves.Mobility.MOVABLE
         self.assertEqual(movable, self.mobility(server('s')))
         self.assertEqual(movable, self.mobility(server('s', movable='True')))
         self.assertEqual(fixed, self.mobility(server('s', movable=None)))
@@ -88,18 +87,18 @@ class FleetTest(base.BaseTestCase):
         self.assertEqual(fixed, self.mobility(server('s', 'SHUTOFF')))
         self.assertEqual(fixed, self.mobility(
             server('s', task='rebuilding')))
-        self.assertEqual(moving.Mobility.IDLE, self.mobility(
+        self.assertEqual(moves.Mobility.IDLE, self.mobility(
             server('s', 'SHELVED', movable=None)))
 
     def test_a_server_with_two_accelerators_stays(self):
         other = samples.provider(gpu=OTHER)
-        self.assertEqual(moving.Mobility.FIXED, self.mobility(
+        self.assertEqual(moves.Mobility.FIXED, self.mobility(
             server('s'), more=[request('s', other, 'slice')]))
 
     def test_a_device_profile_that_is_gone_or_asks_for_more(self):
         for groups in (), (resources.group('CUSTOM_NVIDIA_1G_10GB', 2),), (
                 SLICE, SLICE), (HALF,):
-            self.assertEqual(moving.Mobility.FIXED, self.mobility(
+            self.assertEqual(moves.Mobility.FIXED, self.mobility(
                 server('s'), profiles={'slice': groups}))
 
     def test_a_cordoned_gpu_is_left_out(self):
@@ -115,9 +114,9 @@ class FleetTest(base.BaseTestCase):
         found = build([*one, *other], [
             request('s', one[0], 'slice'), request('t', other[1], 'half')],
             [server('s'), server('t', movable=None)])
-        answer = planner.find(found.gpus, found.want(WHOLE))
-        self.assertEqual(planner.Plan(HERE, (), (
-            planner.Move('s', '1g.10gb', HERE, THERE),), True), answer.plan)
+        answer = moves.find(found.gpus, found.want(WHOLE))
+        self.assertEqual(moves.Plan(HERE, (), (
+            moves.Move('s', '1g.10gb', HERE, THERE),), True), answer.plan)
 
     def test_traits_that_a_moved_server_needs(self):
         one = gpu(ONE, small=(1, 6), half=(0, 1), whole=(0, 0))
@@ -130,7 +129,7 @@ class FleetTest(base.BaseTestCase):
         wanted = found.want(resources.group(
             'CUSTOM_NVIDIA_7G_80GB', required=frozenset({samples.MODEL})))
         self.assertEqual(frozenset({HERE}), wanted.gpus)
-        self.assertIsNone(planner.find(found.gpus, wanted).plan)
+        self.assertIsNone(moves.find(found.gpus, wanted).plan)
 
     def test_whole_gpus(self):
         one, = passthrough(ONE, 1, ['CUSTOM_NEW'])
@@ -138,10 +137,10 @@ class FleetTest(base.BaseTestCase):
         found = build(
             [one, other], [request('s', one, 'any')], [server('s')],
             {'any': (resources.group('PGPU'),)})
-        answer = planner.find(found.gpus, found.want(resources.group(
+        answer = moves.find(found.gpus, found.want(resources.group(
             'PGPU', required=frozenset({'CUSTOM_NEW'}))))
-        self.assertEqual(planner.Plan(HERE, (), (
-            planner.Move('s', 'passthrough', HERE, THERE),), True),
+        self.assertEqual(moves.Plan(HERE, (), (
+            moves.Move('s', 'passthrough', HERE, THERE),), True),
             answer.plan)
 
     def test_what_no_grid_explains_counts_as_far_as_it_is_free(self):
@@ -150,7 +149,7 @@ class FleetTest(base.BaseTestCase):
         self.assertEqual(
             [HERE, None],
             [plan and plan.gpu for plan in (
-                planner.find(found.gpus, want).plan for want in wants)])
+                moves.find(found.gpus, want).plan for want in wants)])
 
     def test_hosts_that_nova_does_not_use(self):
         found = build(gpu(ONE), usable=False)

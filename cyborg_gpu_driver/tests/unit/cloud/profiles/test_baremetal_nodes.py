@@ -17,7 +17,7 @@ import functools
 
 from oslotest import base
 
-from cyborg_gpu_driver.baremetal.inventory import inventory
+from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.cloud import baremetal
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.simulator import platform

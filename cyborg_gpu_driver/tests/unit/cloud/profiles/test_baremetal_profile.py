@@ -17,7 +17,7 @@ import json
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal.inventory import layouts
+from cyborg_gpu_driver.baremetal import node
 from cyborg_gpu_driver.cloud import baremetal
 from cyborg_gpu_driver.cloud import definition
 from cyborg_gpu_driver.cloud import plan
@@ -162,7 +162,7 @@ class TemplateTest(base.BaseTestCase):
         self.assertEqual(['slice-10gb'], list(layout))
         # The deploy step reads the same layout from the argument.
         self.assertEqual(found.entry.sections,
-                         layouts.entry_of(layout).sections)
+                         node.entry_of(layout).sections)
 
     def change(self, name, groups, adopt=False):
         """The change to the deploy template of slice-10gb."""

@@ -106,9 +106,11 @@ class AuditListTest(base.CommandCase):
         output, _ = self.run_program('--config-file', self.config, 'audit',
                                      'list')
         handle = self.rows('--config-file', self.config, 'audit', 'list')[0]
-        self.assertIn(f"| {handle['subject']} ", output)
         for line in output.splitlines():
             self.assertLessEqual(len(line), 80)
+        output, _ = self.run_program('--config-file', self.config, 'audit',
+                                     'list', '--max-width', '100')
+        self.assertIn(f"| {handle['subject']} ", output)
         output, _ = self.run_program('--config-file', self.config, 'audit',
                                      'list', '--long')
         self.assertIn(handle['time'].replace('T', ' ').replace('+00:00', 'Z'),

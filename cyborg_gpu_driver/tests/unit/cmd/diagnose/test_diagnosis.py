@@ -18,32 +18,32 @@ import testtools
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.check.rules import result
-from cyborg_gpu_driver.cmd.diagnose import diagnosis
+from cyborg_gpu_driver.cmd.diagnose import doctor
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
 
-_HOST = diagnosis.Section.HOST
+_HOST = doctor.Section.HOST
 _GPU = model.PciAddress.parse('0000:07:00.0')
 
 
 def _finding(severity):
-    return diagnosis.Finding(_HOST, 'x', severity, 'it is', 'do')
+    return doctor.Finding(_HOST, 'x', severity, 'it is', 'do')
 
 
 class AttemptTest(testtools.TestCase):
 
     def test_an_answer(self):
-        found = [_finding(diagnosis.Severity.ERROR)]
-        self.assertEqual(found, diagnosis.section(
+        found = [_finding(doctor.Severity.ERROR)]
+        self.assertEqual(found, doctor.section_of(
             _HOST, 60, lambda: iter(found)))
-        self.assertIsNone(diagnosis.attempt(_HOST, 60, lambda: None))
+        self.assertIsNone(doctor.attempt(_HOST, 60, lambda: None))
 
     def test_one_that_hangs(self):
         ended = threading.Event()
         self.addCleanup(ended.set)
-        (found,) = diagnosis.section(_HOST, 0.01, ended.wait)
+        (found,) = doctor.section_of(_HOST, 0.01, ended.wait)
         self.assertEqual(
-            (diagnosis.NOT_LOOKED_AT, diagnosis.Severity.UNKNOWN,
+            (doctor.NOT_LOOKED_AT, doctor.Severity.UNKNOWN,
              'it took longer than 0.01 seconds'),
             (found.code, found.severity, found.message))
         self.assertIn('doctor --only host', found.action)
@@ -55,11 +55,11 @@ class AttemptTest(testtools.TestCase):
                  'OSError: [Errno 5] Input/output error'),
                 (KeyError('x'), "KeyError: 'x'")):
             def look(error=error):
-                yield _finding(diagnosis.Severity.ERROR)
+                yield _finding(doctor.Severity.ERROR)
                 raise error
 
-            (found,) = diagnosis.section(_HOST, 60, look)
-            self.assertEqual(diagnosis.NOT_LOOKED_AT, found.code)
+            (found,) = doctor.section_of(_HOST, 60, look)
+            self.assertEqual(doctor.NOT_LOOKED_AT, found.code)
             self.assertIn(text, found.message)
 
 
@@ -67,15 +67,15 @@ class FindingTest(testtools.TestCase):
 
     def test_exit_codes(self):
         error, warning, unknown = map(_finding, (
-            diagnosis.Severity.ERROR, diagnosis.Severity.WARNING,
-            diagnosis.Severity.UNKNOWN))
+            doctor.Severity.ERROR, doctor.Severity.WARNING,
+            doctor.Severity.UNKNOWN))
         for findings, code in (
                 ((), 0), ((error,), 1), ((warning,), 1), ((unknown,), 2),
                 ((unknown, warning), 1)):
-            self.assertEqual(code, diagnosis.exit_code(findings))
+            self.assertEqual(code, doctor.exit_code(findings))
 
     def test_checks(self):
-        found = list(diagnosis.of_check((
+        found = list(doctor.of_check((
             ('MIG mode and SR-IOV', result.failure(_GPU, 'off', 'do')),
             ('kernel', result.warning(result.HOST, 'old', 'do')),
             ('kernel', result.success(result.HOST, 'good')),
@@ -89,7 +89,7 @@ class FindingTest(testtools.TestCase):
             [(item.code, item.severity.value, item.gpu) for item in found])
 
     def test_every_difference_has_a_section(self):
-        found = list(diagnosis.of_differences(
+        found = list(doctor.of_differences(
             reconcile.Difference(kind, _GPU, 'subject', 'text', 'remedy')
             for kind in reconcile.Kind))
         self.assertEqual([kind.value for kind in reconcile.Kind],

@@ -18,7 +18,7 @@ import os
 
 import fixtures
 
-from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import services
@@ -68,7 +68,7 @@ class TestHealth(base.CommandCase):
             platform.open_platform(self.machine), self.state_path,
             services.Services(), clock=lambda: 86400.0)
         self.addCleanup(self.machine.uninstall)
-        agent.event(health_facts.Event(model.PciAddress.parse(_GPU), 119))
+        agent.event(condition.Event(model.PciAddress.parse(_GPU), 119))
         row = self.show(1)[0]
         self.assertEqual(
             ('transient', {'119': 1}, '1970-01-02T00:00:00+00:00'),
@@ -90,7 +90,7 @@ class TestHealth(base.CommandCase):
             machine.nvml.device(address), 14, model.Placement(2, 2))
         health.HealthKeeper(
             machine, self.state_path, services.Services()).event(
-            health_facts.Event(address, 94, instance.instance_id))
+            condition.Event(address, 94, instance.instance_id))
         rows = self.show(1)
         self.assertEqual([(None, 'ok', {}), ('2:2', 'transient', {'94': 1})],
                          [(row['instance'], row['state'], row['xids'])

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from oslotest import base
 
-from cyborg_gpu_driver.cmd.diagnose import redaction
+from cyborg_gpu_driver.cmd.diagnose import support_bundle
 
 _URL = 'rabbit://cyborg:first/pw@10.0.0.1,cyborg:second@h2:5672/'
 
@@ -27,30 +27,33 @@ class SecretsTest(base.BaseTestCase):
         for name in ('password', 'transport_url', 'connection', 'api_key',
                      'memcache_secret_key', 'auth_token', 'slave_connection',
                      'rabbit_password', 'key', 'credential_file'):
-            self.assertTrue(redaction.is_secret(name), name)
+            self.assertTrue(support_bundle.is_secret(name), name)
         for name in ('enabled_drivers', 'policies', 'log_file', 'keystone',
                      'monkey', 'service_token_roles',
                      'service_token_roles_required', 'token_cache_time',
                      'send_service_user_token', 'connection_recycle_time',
                      'connection_debug'):
-            self.assertFalse(redaction.is_secret(name), name)
-            self.assertEqual([], list(redaction.of_option(name, ['service'])))
+            self.assertFalse(support_bundle.is_secret(name), name)
+            self.assertEqual(
+                [], list(support_bundle.of_option(name, ['service'])))
 
     def test_of_an_option(self):
         self.assertEqual(
             ['first/pw', 'second', _URL],
-            list(redaction.of_option('transport_url', [_URL])))
+            list(support_bundle.of_option('transport_url', [_URL])))
         self.assertEqual(['hunter22'],
-                         list(redaction.of_option('password', ['hunter22'])))
-        self.assertEqual([], list(redaction.of_option('log_file', ['/x'])))
-        self.assertEqual([], list(redaction.of_option(
+                         list(support_bundle.of_option(
+                             'password', ['hunter22'])))
+        self.assertEqual(
+            [], list(support_bundle.of_option('log_file', ['/x'])))
+        self.assertEqual([], list(support_bundle.of_option(
             'endpoint_override', ['http://h:80/v1'])))
 
 
 class RedactorTest(base.BaseTestCase):
 
     def text(self, text, secrets=()):
-        return redaction.Redactor(secrets).of(text)
+        return support_bundle.Redactor(secrets).of(text)
 
     def test_known_secrets_wherever_they_are(self):
         self.assertEqual('a***b *** c', self.text(
@@ -77,5 +80,5 @@ class RedactorTest(base.BaseTestCase):
     def test_documents(self):
         self.assertEqual(
             {'***': ['***', 1, None, True, {'a': 'x***'}]},
-            redaction.Redactor(['hunter2']).of(
+            support_bundle.Redactor(['hunter2']).of(
                 {'hunter2': ('hunter2', 1, None, True, {'a': 'xhunter2'})}))

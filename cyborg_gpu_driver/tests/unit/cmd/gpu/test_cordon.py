@@ -162,7 +162,7 @@ class CordonTest(CordonCase):
             return ()
 
         for name, value in (
-                ('cloud.api.placement.Placement', lambda _: self),
+                ('cloud.placement_client.Placement', lambda _: self),
                 ('node.Node.inventories', inventories),
                 ('report.reserved.ReservedKeeper.generations',
                  lambda *_: {}),
@@ -239,7 +239,7 @@ class DrainTest(CordonCase):
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.host.domains.DomainReader.read', silent))
         self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.cmd.gpu.drain._ROUND', 0.01))
+            'cyborg_gpu_driver.cmd.gpu.cordon._ROUND', 0.01))
         _, errors = self.drain('--wait', '600')
         self.assertEqual(3, len(rounds))
         self.assertEqual(1, errors.count('no socket'))

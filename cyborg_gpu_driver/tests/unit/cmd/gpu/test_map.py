@@ -19,7 +19,7 @@ import os
 import fixtures
 
 from cyborg_gpu_driver.cmd import main
-from cyborg_gpu_driver.cmd.gpu import map as gpu_map
+from cyborg_gpu_driver.cmd.gpu import show
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import gpu as gpu_record
@@ -85,5 +85,5 @@ class MapTest(base.CommandCase):
 
     def test_every_state_has_a_colour(self):
         self.assertEqual(
-            {state.value for state in gpu_map.gpu_map.State},
-            set(gpu_map._COLOURS))
+            {state.value for state in show.gpu_map.State},
+            set(show._COLOURS))

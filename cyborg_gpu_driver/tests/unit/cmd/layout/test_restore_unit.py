@@ -21,7 +21,7 @@ import subprocess
 
 from oslotest import base
 
-from cyborg_gpu_driver.baremetal import staged
+from cyborg_gpu_driver.baremetal import cleaning
 from cyborg_gpu_driver.cmd import main
 
 _PATH = (pathlib.Path(__file__).resolve().parents[5]
@@ -74,7 +74,7 @@ class RestoreUnitTest(base.BaseTestCase):
 
     def test_it_is_hardened_like_the_unit_of_the_first_boot(self):
         service = dict(self.unit['Service'])
-        for name, value in _read(staged.unit_text())['Service'].items():
+        for name, value in _read(cleaning.unit_text())['Service'].items():
             if name not in _MOUNTS | _TIMES | _CONSOLE:
                 expected = ('read-only' if name == 'ProtectHome'
                             else value)
@@ -83,7 +83,7 @@ class RestoreUnitTest(base.BaseTestCase):
     def test_it_is_no_more_exposed_than_the_unit_of_the_first_boot(self):
         if shutil.which('systemd-analyze') is None:
             self.skipTest('there is no systemd-analyze')
-        first_boot = (pathlib.Path(staged.__file__).parent / staged.UNIT)
+        first_boot = (pathlib.Path(cleaning.__file__).parent / cleaning.UNIT)
         levels = []
         for path in (_PATH, first_boot):
             done = _analyze('security', '--offline=true', str(path))

@@ -22,7 +22,7 @@ import os
 import fixtures
 import yaml
 
-from cyborg_gpu_driver.cmd.output import table
+from cyborg_gpu_driver.cmd import output as cmd_output
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests.unit.cmd import base
 
@@ -52,7 +52,7 @@ class DefaultTableTest(base.CommandCase):
         for words in _LISTS:
             output = self.printed(*options, '--simulate', host, *words)
             wide = [line for line in output.splitlines()
-                    if len(line) > table.WIDTH]
+                    if len(line) > cmd_output.WIDTH]
             self.assertEqual([], wide, f'{host}: {words}')
             found[words] = output
         return found
@@ -176,4 +176,4 @@ class FlatFormatTest(base.CommandCase):
                 (None, ''), ('two\nlines', 'two lines'), (['a', None], 'a,'),
                 ((1, 2), '1,2'), ([], ''), ([['a']], '[["a"]]'),
                 ({'a': 1}, '{"a": 1}'), (7, 7), (True, True)):
-            self.assertEqual(text, table.flat(value))
+            self.assertEqual(text, cmd_output.flat(value))

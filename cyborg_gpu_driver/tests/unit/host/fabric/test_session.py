@@ -24,11 +24,9 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader as host_reader
 from cyborg_gpu_driver.host.fabric import reader
 from cyborg_gpu_driver.host.fabric import session
-from cyborg_gpu_driver.host.snapshot import fabric
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import platform as simulated
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
-from cyborg_gpu_driver.simulator.machine import patch
 from cyborg_gpu_driver.tests import scope
 
 _LOST = -9
@@ -227,7 +225,7 @@ class OtherModesTest(FabricCase):
     def test_bare_metal_has_no_partitions(self):
         self.start(0)
         self.refused('NOT_SUPPORTED', self.session.partitions)
-        self.assertIs(fabric.Mode.BARE_METAL, self.look().mode)
+        self.assertIs(model.Mode.BARE_METAL, self.look().mode)
 
     def test_whole_gpus(self):
         self.start(1)
@@ -284,7 +282,7 @@ class AmpereTest(FabricCase):
 class NoSwitchesTest(base.BaseTestCase):
 
     def test_nothing_to_look_at(self):
-        with patch.kept():
+        with machine_module.kept():
             machine = platform.simulated('h100nvlx2')
             self.assertIsNone(reader.look(
                 machine, host_reader.HostReader(machine).snapshot()))

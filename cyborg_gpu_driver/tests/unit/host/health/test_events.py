@@ -22,7 +22,7 @@ import pynvml
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.health import events
 from cyborg_gpu_driver.host.nvml import session as nvml
-from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host import base
 
@@ -43,7 +43,7 @@ class EventSetTest(base.SimulatedTestCase):
         return self.set.wait(0)
 
     def lost(self, address):
-        return [health_facts.Event(address, 79)]
+        return [condition.Event(address, 79)]
 
     def test_an_error_names_its_gpu_and_instance(self):
         self.settle()
@@ -51,16 +51,16 @@ class EventSetTest(base.SimulatedTestCase):
         self.machine.raise_xid(str(self.first), 62)
         self.machine.raise_xid(str(self.first), None)
         self.assertEqual(
-            [[health_facts.Event(self.second, 94, 3, 0)],
-             [health_facts.Event(self.first, 62)],
-             [health_facts.Event(self.first, 48)], []],
+            [[condition.Event(self.second, 94, 3, 0)],
+             [condition.Event(self.first, 62)],
+             [condition.Event(self.first, 48)], []],
             [self.wait() for _ in range(4)])
 
     def test_a_handle_that_nvml_spells_anew(self):
         self.settle()
         self.set.members.clear()
         self.machine.raise_xid(str(self.second), 62)
-        self.assertEqual([health_facts.Event(self.second, 62)], self.wait())
+        self.assertEqual([condition.Event(self.second, 62)], self.wait())
 
     def test_a_gpu_that_refuses_disturbs_no_other_and_is_said_once(self):
         self.machine.faults.fail(
@@ -69,7 +69,7 @@ class EventSetTest(base.SimulatedTestCase):
         self.assertEqual([], self.settle())
         self.assertNotIn(self.first, self.set.members.values())
         self.machine.raise_xid(str(self.second), 62)
-        self.assertEqual([health_facts.Event(self.second, 62)], self.wait())
+        self.assertEqual([condition.Event(self.second, 62)], self.wait())
         self.settle()
         self.assertEqual(1, len(self.log.about(str(self.first))))
         self.settle()
@@ -98,7 +98,7 @@ class EventSetTest(base.SimulatedTestCase):
         self.assertEqual(self.lost(self.first), self.wait())
         self.assertEqual(7, len(self.set.members))
         self.machine.raise_xid(str(self.second), 62)
-        self.assertEqual([health_facts.Event(self.second, 62)], self.wait())
+        self.assertEqual([condition.Event(self.second, 62)], self.wait())
         self.assertEqual([], self.settle())
         self.machine.find_gpu(str(self.first))
         self.settle()
@@ -116,7 +116,7 @@ class EventSetTest(base.SimulatedTestCase):
         self.machine.reset_gpu(str(self.first))
         self.assertEqual([], self.settle())
         self.machine.raise_xid(str(self.first), 62)
-        self.assertEqual([health_facts.Event(self.first, 62)], self.wait())
+        self.assertEqual([condition.Event(self.first, 62)], self.wait())
 
     def test_a_gpu_that_is_no_longer_wanted(self):
         self.settle()
@@ -129,7 +129,7 @@ class EventSetTest(base.SimulatedTestCase):
         self.settle()
         self.machine.raise_xid(str(self.first), 62)
         self.settle()
-        self.assertEqual([health_facts.Event(self.first, 62)], self.wait())
+        self.assertEqual([condition.Event(self.first, 62)], self.wait())
 
     def test_closing_lets_go_of_nvml(self):
         before = self.machine.library
@@ -204,7 +204,7 @@ class WatcherTest(base.SimulatedTestCase):
 
     def test_an_error_is_told(self):
         self.watch()
-        self.assertEqual(health_facts.Event(self.first, 62), self.raised())
+        self.assertEqual(condition.Event(self.first, 62), self.raised())
 
     def test_a_callback_that_fails_does_not_end_it(self):
         told = threading.Event()
@@ -227,7 +227,7 @@ class WatcherTest(base.SimulatedTestCase):
         self.machine.lose_gpu(str(self.first))
         # From the driver, and from the search for the GPU at fault.
         for _ in range(2):
-            self.assertEqual(health_facts.Event(self.first, 79), self.next())
+            self.assertEqual(condition.Event(self.first, 79), self.next())
         self.watch()
         self.assertEqual(62, self.raised(62, self.addresses[1]).xid)
 
@@ -237,7 +237,7 @@ class WatcherTest(base.SimulatedTestCase):
         self.machine.load_library()
         self.watch()
         self.watch()
-        self.assertEqual(health_facts.Event(self.first, 62), self.raised())
+        self.assertEqual(condition.Event(self.first, 62), self.raised())
 
     def test_while_nvml_is_away_it_rests(self):
         self.use_constant('_FIRST_DELAY', self.first_delay)

@@ -15,10 +15,10 @@ import os
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.host.health import pci as pci_health
-from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.health import reader
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.host.sysfs import files as sysfs
+from cyborg_gpu_driver.host.sysfs import pci
 
 _GPU = model.PciAddress.parse('0000:07:00.0')
 _CONFIG = bytes.fromhex('de10b220') + bytes(60)
@@ -34,7 +34,7 @@ class ReadTest(base.BaseTestCase):
         root = self.useFixture(fixtures.TempDir()).path
         self.place = os.path.join(root, 'bus', 'pci', 'devices', str(_GPU))
         os.makedirs(self.place)
-        self.sysfs = sysfs.Sysfs(root)
+        self.sysfs = pci.Sysfs(root)
 
     def write(self, name, content):
         if isinstance(content, str):
@@ -43,47 +43,47 @@ class ReadTest(base.BaseTestCase):
             stream.write(content)
 
     def read(self):
-        return pci_health.read(self.sysfs, _GPU)
+        return reader.read(self.sysfs, _GPU)
 
     def test_a_gpu_that_is_well(self):
         self.write('config', _CONFIG)
         self.write('aer_dev_fatal', _AER.format(3))
         self.write('current_link_width', '16\n')
-        self.assertEqual(pci_health.Seen(True, 3, 16), self.read())
+        self.assertEqual(reader.Seen(True, 3, 16), self.read())
 
     def test_a_gpu_that_is_off_the_bus(self):
         self.write('config', b'\xff' * 64)
         # drivers/pci/pci-sysfs.c prints 63, all bits set, without a link.
         self.write('current_link_width', '63\n')
-        self.assertEqual(pci_health.Seen(False, None, 63), self.read())
+        self.assertEqual(reader.Seen(False, None, 63), self.read())
 
     def test_a_kernel_that_does_not_tell(self):
-        self.assertEqual(pci_health.Seen(), self.read())
+        self.assertEqual(reader.Seen(), self.read())
         for name, text in (('config', ''), ('aer_dev_fatal', 'DLP 0\n'),
                            ('current_link_width', 'Unknown\n')):
             self.write(name, text)
-        self.assertEqual(pci_health.Seen(), self.read())
+        self.assertEqual(reader.Seen(), self.read())
 
     def test_no_such_function(self):
-        self.assertEqual(pci_health.Seen(), pci_health.read(
+        self.assertEqual(reader.Seen(), reader.read(
             self.sysfs, model.PciAddress.parse('0000:08:00.0')))
 
 
 class WrongTest(base.BaseTestCase):
 
     def test_each(self):
-        seen = pci_health.Seen
+        seen = reader.Seen
         before = seen(True, 1, 16)
         for now, expected in (
                 (before, ()), (seen(), ()),
-                (seen(False, None, None), (health_facts.UNREACHABLE,)),
-                (seen(True, 2, 16), (health_facts.FATAL,)),
+                (seen(False, None, None), (condition.UNREACHABLE,)),
+                (seen(True, 2, 16), (condition.FATAL,)),
                 (seen(True, 0, 16), ()),
-                (seen(True, 1, 8), (health_facts.LANES,))):
-            self.assertEqual(expected, pci_health.wrong(before, now), now)
+                (seen(True, 1, 8), (condition.LANES,))):
+            self.assertEqual(expected, reader.wrong(before, now), now)
 
     def test_without_a_record_only_what_is_now_counts(self):
-        seen = pci_health.Seen
-        self.assertEqual((), pci_health.wrong(seen(), seen(True, 9, 1)))
-        self.assertEqual((health_facts.UNREACHABLE,),
-                         pci_health.wrong(seen(), seen(False, 9, 1)))
+        seen = reader.Seen
+        self.assertEqual((), reader.wrong(seen(), seen(True, 9, 1)))
+        self.assertEqual((condition.UNREACHABLE,),
+                         reader.wrong(seen(), seen(False, 9, 1)))

@@ -18,12 +18,12 @@ import dataclasses
 import pynvml
 
 from cyborg_gpu_driver.host.health import reader as health
-from cyborg_gpu_driver.host.snapshot import health_facts
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests.unit.host import base
 
 _CALLS = 5
-_CLEAN = health_facts.Facts(
+_CLEAN = condition.Facts(
     answered=True, ecc_uncorrected=0, remapped_rows=0, remap_pending=False,
     remap_failed=False, temperature=31, slowdown_temperature=89,
     shutdown_temperature=92, thermal_slowdown=False, recovery_action=0)
@@ -116,8 +116,8 @@ class HealthReaderTest(base.SimulatedTestCase):
         self.machine.faults.fail(
             'nvmlDeviceGet[!H]*', pynvml.NVML_ERROR_RESET_REQUIRED,
             times=None, address=self.name)
-        self.assertEqual(health_facts.Facts(answered=True,
-                                            reset_required=True), self.read())
+        self.assertEqual(condition.Facts(answered=True,
+                                         reset_required=True), self.read())
 
     def test_what_a_driver_does_not_have_is_not_asked_again(self):
         for call in ('nvmlDeviceGetFieldValues',
@@ -135,7 +135,7 @@ class HealthReaderTest(base.SimulatedTestCase):
 
     def test_without_nvml_nothing_is_known(self):
         self.machine.unload_library()
-        self.assertEqual(health_facts.Facts(), self.read())
+        self.assertEqual(condition.Facts(), self.read())
         self.machine.load_library()
         self.assertEqual(_CLEAN, self.read())
 

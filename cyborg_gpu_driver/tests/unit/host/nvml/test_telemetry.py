@@ -131,6 +131,9 @@ class MigTest(_Case):
     def test_without_mig_mode_there_is_utilization_again(self):
         self.values()
         self.machine.sriov_manage(str(self.first), enable=False)
+        with self.machine.operation():
+            for gpu in self.machine.gpus:
+                gpu.state.instances.clear()
         self.nvml.reset()
         self.nvml.set_mig_mode(self.device(), False)
         self.nvml.reset()

@@ -12,7 +12,7 @@
 
 from oslotest import base
 
-from cyborg_gpu_driver.host.snapshot import profile_name
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests.unit.host import base as simulated
 
 
@@ -25,13 +25,13 @@ class ProfileNameTest(base.BaseTestCase):
                 (5952, 24576, 6), (11968, 24576, 12), (16384, 144384, 18),
                 (33280, 144384, 35), (71424, 144384, 71)):
             self.assertEqual(
-                expected, profile_name.memory_gb(memory, total),
+                expected, model.memory_gb(memory, total),
                 f'{memory} of {total} MiB')
 
     def test_attribute_follows_the_slices(self):
-        self.assertEqual('1g.10gb+me', profile_name.computed(
-            1, 9856, 81920, profile_name.attribute(7)))
-        self.assertEqual('', profile_name.attribute(9))
+        self.assertEqual('1g.10gb+me', model.computed(
+            1, 9856, 81920, model.attribute(7)))
+        self.assertEqual('', model.attribute(9))
 
 
 class ComputedTest(simulated.SimulatedTestCase):

@@ -20,7 +20,7 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.host.sysfs import files as sysfs
+from cyborg_gpu_driver.host.sysfs import pci
 
 _GPU = {'vendor': '0x10de', 'device': '0x20b2', 'class': '0x030200',
         'subsystem_vendor': '0x10de', 'subsystem_device': '0x1463',
@@ -60,7 +60,7 @@ class PciTest(base.BaseTestCase):
             self.useFixture(fixtures.MonkeyPatch(f'pynvml.{name}', value))
         self.tree = self.useFixture(Tree())
         self.reader = reader.HostReader(platform.Platform(
-            sysfs=sysfs.Sysfs(self.tree.root),
+            sysfs=pci.Sysfs(self.tree.root),
             nvml=nvml.NvmlSession(load=_no_library, wsl=False)))
 
     def _gpus(self):
@@ -131,14 +131,14 @@ class PciTest(base.BaseTestCase):
         """The kernel holds it while a driver does not release the device."""
         self._with_vfs(4)
         names = set()
-        read = sysfs.Sysfs.read_bytes
+        read = pci.Sysfs.read_bytes
 
         def noted(files, *parts):
             names.add(parts[-1])
             return read(files, *parts)
 
         self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.host.sysfs.files.Sysfs.read_bytes', noted))
+            'cyborg_gpu_driver.host.sysfs.pci.Sysfs.read_bytes', noted))
         self.assertEqual(4, self._gpus()[0].sriov_numvfs)
         self.assertIn('sriov_totalvfs', names)
         self.assertEqual(set(), names & {'sriov_numvfs', 'driver_override'})

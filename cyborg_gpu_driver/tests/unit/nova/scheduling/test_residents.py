@@ -17,7 +17,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.nova.scheduling import residents
+from cyborg_gpu_driver.nova.scheduling import neighbours
 from cyborg_gpu_driver.nova.weighing import published
 
 ONE, TWO = (f'{digit * 8}-{digit * 4}-4{digit * 3}-8{digit * 3}-{digit * 12}'
@@ -41,12 +41,12 @@ class ResidentsTest(base.BaseTestCase):
         super().setUp()
         self.now = 100.0
         self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.nova.scheduling.residents.time.monotonic',
+            'cyborg_gpu_driver.nova.scheduling.neighbours.time.monotonic',
             lambda: self.now))
         self.status_code = 200
         self.urls = []
         self.consumers = {ONE: 1}
-        self.residents = residents.Residents(self.get)
+        self.residents = neighbours.Residents(self.get)
 
     def get(self, url, version):
         self.urls.append(url)
@@ -63,7 +63,7 @@ class ResidentsTest(base.BaseTestCase):
             published.Offer('provider', '2g', 'CUSTOM_X', used, 1)])
 
     def test_what_has_not_changed_is_not_read_again(self):
-        expected = (residents.Resident(ONE, 'of 1', 1),)
+        expected = (neighbours.Resident(ONE, 'of 1', 1),)
         for _ in range(3):
             self.assertEqual(expected, self.ask(1))
         self.assertEqual(['/resource_providers/provider/allocations',
@@ -73,8 +73,8 @@ class ResidentsTest(base.BaseTestCase):
         self.ask(1)
         self.urls.clear()
         self.consumers[TWO] = 2
-        self.assertEqual((residents.Resident(ONE, 'of 1', 1),
-                          residents.Resident(TWO, 'of 2', 2)), self.ask(3))
+        self.assertEqual((neighbours.Resident(ONE, 'of 1', 1),
+                          neighbours.Resident(TWO, 'of 2', 2)), self.ask(3))
         self.assertEqual(['/resource_providers/provider/allocations',
                           f'/allocations/{TWO}'], self.urls)
 
@@ -82,11 +82,11 @@ class ResidentsTest(base.BaseTestCase):
         self.ask(1)
         self.consumers = {TWO: 1}
         self.now += 60
-        self.assertEqual((residents.Resident(TWO, 'of 2', 1),), self.ask(1))
+        self.assertEqual((neighbours.Resident(TWO, 'of 2', 1),), self.ask(1))
 
     def test_no_request_with_a_name_that_is_no_server(self):
         self.consumers = {'../x': 1}
-        self.assertEqual((residents.Resident('../x', '', 1),), self.ask(1))
+        self.assertEqual((neighbours.Resident('../x', '', 1),), self.ask(1))
         self.assertEqual(1, len(self.urls))
 
     def test_placement_refuses(self):

@@ -23,8 +23,7 @@ from oslotest import base
 
 from cyborg_gpu_driver.nova.weighing import cost as weigher_cost
 from cyborg_gpu_driver.nova.weighing import published
-from cyborg_gpu_driver.partition.mig import geometry
-from cyborg_gpu_driver.partition.mig import score
+from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.tests.unit.nova import weigher_case
 from cyborg_gpu_driver.tests.unit.partition import boards
 
@@ -80,13 +79,13 @@ class GridTest(CostCase):
         profiles = [next(profile for profile in boards.H100_80
                          if profile.name == name) for name in names]
         grid = geometry.Geometry(boards.H100_80)
-        table = score.Table(grid, profiles)
+        table = geometry.Table(grid, profiles)
         rows = {gpu.address: table.row(self.occupancy(gpu, grid))
                 for gpu in gpus}
-        prices = score.prices(sum(room) for room in zip(
+        prices = geometry.prices(sum(room) for room in zip(
             *(row.room for row in rows.values()), strict=True))
         for number, profile in enumerate(profiles):
-            losses = [(score.loss(option.lost, prices), gpu)
+            losses = [(geometry.loss(option.lost, prices), gpu)
                       for gpu, row in rows.items()
                       for option in row.options[number]]
             found = self.costs(gpus, profile.name)
@@ -98,14 +97,14 @@ class GridTest(CostCase):
         grid = geometry.Geometry(profiles)
         taken = [('3g.40gb', 0)]
         gpu = weigher_case.gpu('host', 'gpu', profiles, taken=taken)
-        row = score.of_grid(grid.profiles).row(grid.occupancy_of(
+        row = geometry.of_grid(grid.profiles).row(grid.occupancy_of(
             boards.gpu(profiles, taken).mig.instances))
         fleet = weigher_cost.Fleet([gpu])
         for profile in profiles[:3]:
-            start = score.choose_start(grid, row.occupancy, profile)
+            start = geometry.choose_start(grid, row.occupancy, profile)
             after = row.table.row(row.occupancy.add(profile, start))
             self.assertAlmostEqual(
-                score.loss(row.lost(after), score.prices(row.room)),
+                geometry.loss(row.lost(after), geometry.prices(row.room)),
                 fleet.cost(weigher_case.asked(gpu, profile.name)).loss)
 
     def occupancy(self, gpu, grid):
@@ -150,16 +149,16 @@ class GridTest(CostCase):
         profiles = [profile for profile in boards.H100_80
                     if profile.name in offered]
         # A 2g leaves the same amount at each of its three starts.
-        table = score.Table(
+        table = geometry.Table(
             geometry.Geometry(boards.H100_80),
             sorted(profiles, key=lambda profile: profile.name))
         double, = (profile for profile in profiles
                    if profile.name == '2g.20gb')
         rows = [table.row(geometry.EMPTY.add(double, placement))
                 for placement in double.placements]
-        prices = score.prices(statistics.fmean(room) for room in zip(
+        prices = geometry.prices(statistics.fmean(room) for room in zip(
             *(row.room for row in rows), strict=True))
-        expected = [min(score.loss(option.lost, prices)
+        expected = [min(geometry.loss(option.lost, prices)
                         for option in row.options[0]) for row in rows]
         self.assertEqual(2, len(set(expected)))
         gpu = weigher_case.gpu('host', 'gpu', offered=offered,

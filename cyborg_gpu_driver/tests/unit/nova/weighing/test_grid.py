@@ -19,8 +19,7 @@ import testscenarios
 from oslotest import base
 
 from cyborg_gpu_driver.nova.weighing import grid as weigher_grid
-from cyborg_gpu_driver.partition.mig import enumeration
-from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.nova import weigher_case
 from cyborg_gpu_driver.tests.unit.partition import boards
@@ -50,7 +49,7 @@ class EveryStateTest(testscenarios.WithScenarios, base.BaseTestCase):
                    if choose(profile.name)]
         names = tuple(profile.name for profile in offered)
         tried = 0
-        for occupancy in scope.some(enumeration.states(grid, offered)):
+        for occupancy in scope.some(geometry.states(grid, offered)):
             rows = weigher_grid.rows(
                 names,
                 tuple(occupancy.counts[profile.profile_id]
@@ -79,7 +78,7 @@ class EveryStateTest(testscenarios.WithScenarios, base.BaseTestCase):
         # a GPU of four slices, and fits as often.
         grid = geometry.Geometry(self.board)
         for profile in self.board:
-            for occupancy in scope.some(enumeration.states(grid, [profile])):
+            for occupancy in scope.some(geometry.states(grid, [profile])):
                 left = grid.creatable(occupancy, profile)
                 rows = weigher_grid.rows(
                     (profile.name,), (len(occupancy.taken),), (left,))

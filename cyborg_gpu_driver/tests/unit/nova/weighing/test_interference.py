@@ -19,14 +19,14 @@ import testscenarios
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.nova.weighing import interference
+from cyborg_gpu_driver.nova.weighing import published
 
 load_tests = testscenarios.load_tests_apply_scenarios
 
 
 class MatrixTest(base.BaseTestCase):
 
-    matrix = interference.parse({'slowdown': {
+    matrix = published.parse({'slowdown': {
         'a': {'a': 1.5, 'b': 1.25}, 'b': {'a': 2, 'c': None}}})
 
     def test_slowdown_is_not_symmetric(self):
@@ -47,7 +47,7 @@ class MatrixTest(base.BaseTestCase):
         self.assertAlmostEqual(mean, self.matrix.slowdown('a', ['']))
         self.assertAlmostEqual(
             2 * mean - 2, self.matrix.interference('', ['a']))
-        self.assertEqual(1.0, interference.parse(
+        self.assertEqual(1.0, published.parse(
             {'slowdown': {}}).slowdown('a', ['b']))
 
 
@@ -60,6 +60,6 @@ class WrongDocumentTest(base.BaseTestCase):
                         math.nan, [])))]
 
     def test_error_shows_the_form(self):
-        error = self.assertRaises(exception.InvalidValue, interference.parse,
+        error = self.assertRaises(exception.InvalidValue, published.parse,
                                   self.document)
         self.assertIn('{"slowdown": {"A": {"B": 1.25}}}', str(error))

@@ -21,8 +21,8 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.nova.weighing import cost as weigher_cost
-from cyborg_gpu_driver.nova.weighing import interference
 from cyborg_gpu_driver.nova.weighing import placement
+from cyborg_gpu_driver.nova.weighing import published
 
 load_tests = testscenarios.load_tests_apply_scenarios
 
@@ -58,7 +58,7 @@ TOGETHER = {
 """Run times beside one other application, from the runs with standalone and
 with load balancing. The tests predict the run with bin packing."""
 
-MATRIX = interference.Matrix({
+MATRIX = published.Matrix({
     name: {other: sum(times) / len(times) / APPLICATIONS[name].alone
            for other, times in row.items()}
     for name, row in TOGETHER.items()})

@@ -23,23 +23,22 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.change import action
-from cyborg_gpu_driver.partition.change import plan as change_plan
-from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.partition import change
+from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition import plan
+from cyborg_gpu_driver.partition import target
 from cyborg_gpu_driver.partition.layout import state as layout_state
-from cyborg_gpu_driver.partition.mig import enumeration
-from cyborg_gpu_driver.partition.mig import geometry
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.partition import playing
 
-Action = action.Action
+Action = change.Action
 
 
 @functools.cache
 def states(board):
     """Every occupancy of a board with all its profiles."""
-    return tuple(enumeration.states(geometry.Geometry(boards.ALL[board])))
+    return tuple(geometry.states(geometry.Geometry(boards.ALL[board])))
 
 
 @functools.cache
@@ -47,7 +46,7 @@ def by_multiset(board):
     """The occupancies of a board, grouped by multiset of instances."""
     groups = collections.defaultdict(list)
     for state in states(board):
-        groups[enumeration.multiset(state)].append(state)
+        groups[geometry.multiset(state)].append(state)
     return dict(groups)
 
 
@@ -109,7 +108,7 @@ class EveryLayoutTestCase(base.BaseTestCase):
             for multiset in multisets:
                 results = set()
                 for order in itertools.permutations(multiset):
-                    planned = change_plan.plan(gpu, wanted_of(gpu, order))
+                    planned = plan.plan(gpu, wanted_of(gpu, order))
                     _mode, there = playing.play(planned)
                     self.assertEqual((), planned.destroy)
                     self.assertEqual(dict(multiset), collections.Counter(
@@ -125,7 +124,7 @@ class EveryLayoutTestCase(base.BaseTestCase):
         for ids in ((9, 19, 14, 19), (19, 19, 14, 9)):
             counts = collections.Counter(
                 gpu.mig.profile_by_id(number).name for number in ids)
-            plans.append(change_plan.plan(
+            plans.append(plan.plan(
                 gpu, target.wanted(gpu, True, counts)))
         self.assertEqual(plans[0], plans[1])
         _mode, there = playing.play(plans[0])
@@ -135,7 +134,7 @@ class EveryLayoutTestCase(base.BaseTestCase):
         for occupancy in states('A30'):
             gpu = gpu_of('A30', occupancy)
             for multiset in by_multiset('A30'):
-                planned = change_plan.plan(gpu, wanted_of(gpu, multiset))
+                planned = plan.plan(gpu, wanted_of(gpu, multiset))
                 self.assertEqual(fewest('A30', occupancy, multiset),
                                  len(planned.destroy))
                 _mode, there = playing.play(planned)
@@ -151,7 +150,7 @@ class EveryLayoutTestCase(base.BaseTestCase):
         expected = fewest(board, occupancy, multiset, used)
         wanted = wanted_of(gpu, multiset)
         try:
-            planned = change_plan.plan(gpu, wanted, in_use)
+            planned = plan.plan(gpu, wanted, in_use)
         except exception.LayoutUnreachable as error:
             self.assertIsNone(expected, str(error))
             self.assertIn('in use by somebody', str(error))
@@ -169,7 +168,7 @@ class EveryLayoutTestCase(base.BaseTestCase):
             set(there), set(geometry.Geometry(
                 gpu.mig.profiles).occupancy_of(after.mig.instances).taken))
         self.assertTrue(
-            change_plan.plan(after, wanted, in_use).is_empty)
+            plan.plan(after, wanted, in_use).is_empty)
         self.assertEqual((), layout_state.differences(
             after, wanted, in_use))
 
@@ -182,7 +181,7 @@ class EveryLayoutTestCase(base.BaseTestCase):
         slices = {item.name: item.slices for item in gpu.mig.profiles}
         expected = largest_part(board, multiset, used)
         error = self.assertRaises(
-            exception.LayoutUnreachable, change_plan.plan, gpu,
+            exception.LayoutUnreachable, plan.plan, gpu,
             wanted_of(gpu, multiset),
             {placement: 'somebody' for _profile, placement in used})
         words = str(error).rpartition('there is room for ')[2]
@@ -196,7 +195,7 @@ class EveryLayoutTestCase(base.BaseTestCase):
 class StepsTestCase(base.BaseTestCase):
 
     def plan(self, gpu, devices, in_use=None):
-        return change_plan.plan(
+        return plan.plan(
             gpu, target.wanted(gpu, True, devices), in_use or {})
 
     def test_nothing_is_done_twice(self):
@@ -238,7 +237,7 @@ class StepsTestCase(base.BaseTestCase):
         self.assertEqual((True, 1), (mode, len(there)))
         busy = playing.with_compute(
             boards.gpu(boards.A100_40, [('7g.40gb', 0)]))
-        planned = change_plan.plan(busy, target.Wanted(False))
+        planned = plan.plan(busy, target.Wanted(False))
         self.assertIs(Action.DISABLE_MIG, planned.steps[-1].action)
         self.assertEqual((False, {}), playing.play(planned))
 
@@ -251,14 +250,14 @@ class StepsTestCase(base.BaseTestCase):
             [step.action for step in self.plan(leaving, {}).steps])
         self.assertEqual(
             [Action.DISABLE_MIG],
-            [step.action for step in change_plan.plan(
+            [step.action for step in plan.plan(
                 leaving, target.Wanted(False)).steps])
 
     def test_mode_stays_while_an_instance_is_in_use(self):
         gpu = playing.with_compute(
             boards.gpu(boards.A100_40, [('1g.5gb', 2), ('1g.5gb', 3)]))
         error = self.assertRaises(
-            exception.LayoutUnreachable, change_plan.plan, gpu,
+            exception.LayoutUnreachable, plan.plan, gpu,
             target.Wanted(False), {model.Placement(2, 1): 'process 4711'})
         self.assertIn('1g.5gb at 2:1, in use by process 4711', str(error))
         self.assertNotIn('3:1', str(error))
@@ -266,8 +265,8 @@ class StepsTestCase(base.BaseTestCase):
     def test_a_gpu_without_mig_is_as_wanted_with_mode_off(self):
         gpu = boards.gpu((), mig=None)
         self.assertTrue(
-            change_plan.plan(gpu, target.Wanted(False)).is_empty)
-        self.assertRaises(exception.LayoutUnreachable, change_plan.plan,
+            plan.plan(gpu, target.Wanted(False)).is_empty)
+        self.assertRaises(exception.LayoutUnreachable, plan.plan,
                           gpu, target.Wanted(True))
 
     def test_the_one_in_the_way_is_named_and_no_other(self):
@@ -333,7 +332,7 @@ class StepsTestCase(base.BaseTestCase):
 class ComputeTestCase(base.BaseTestCase):
 
     def plan(self, gpu, devices, in_use=None):
-        return change_plan.plan(
+        return plan.plan(
             gpu, target.wanted(gpu, True, devices), in_use or {})
 
     def test_parts_share_as_few_instances_as_can_be(self):
@@ -447,14 +446,14 @@ class ComputeTestCase(base.BaseTestCase):
                 after.mig.profile_by_id(item.profile_id), part.size)
             for item in after.mig.instances for part in item.compute)
         wanted = target.wanted(before, True, counts)
-        planned = change_plan.plan(before, wanted)
+        planned = plan.plan(before, wanted)
         _mode, there = playing.play(planned)
         self.assertEqual(counts, collections.Counter(
             target.device_name(before.mig.profile_by_id(profile_id), size)
             for (profile_id, _placement), sizes in there.items()
             for size in sizes))
         self.assertTrue(
-            change_plan.plan(playing.made(planned), wanted).is_empty)
+            plan.plan(playing.made(planned), wanted).is_empty)
 
 
 def _cut(chance, gpu, instance):

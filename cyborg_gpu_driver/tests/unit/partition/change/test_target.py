@@ -15,8 +15,8 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.change import compute as compute_change
-from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.partition import change
+from cyborg_gpu_driver.partition import target
 from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.partition import playing
 
@@ -99,7 +99,7 @@ class ComputeChangeTestCase(base.BaseTestCase):
             model.Placement(0, 4), profile.profile_id, 1, compute=tuple(
                 model.ComputeInstance(start, size, number)
                 for number, (start, size) in enumerate(live)))
-        found = compute_change.change(
+        found = change.change(
             instance, target.WantedInstance(profile, wanted))
         return [(item.start, item.size)
                 for item in found.destroy], found.create
@@ -125,5 +125,5 @@ class ComputeChangeTestCase(base.BaseTestCase):
             instance = model.GpuInstance(
                 model.Placement(0, 4), profile.profile_id, 1,
                 compute=playing.end_to_end(sizes))
-            self.assertEqual(expected, compute_change.cost(
+            self.assertEqual(expected, change.cost(
                 instance, wanted, in_use=True))

@@ -13,10 +13,10 @@
 
 from oslotest import base
 
-from cyborg_gpu_driver.partition.change import plan as change_plan
+from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition import plan
 from cyborg_gpu_driver.partition.layout import file as layout_file
-from cyborg_gpu_driver.partition.layout import generate as layout_generate
-from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition.layout import state
 from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.partition import playing
 
@@ -32,7 +32,7 @@ def host(*names):
 class GenerateTestCase(base.BaseTestCase):
 
     def test_one_kind_of_board_needs_no_filter(self):
-        found = layout_generate.generate(host('A30', 'A30'))
+        found = state.generate(host('A30', 'A30'))
         self.assertEqual({
             'all-disabled': {},
             'all-enabled': {},
@@ -51,7 +51,7 @@ class GenerateTestCase(base.BaseTestCase):
             self.assertIsNone(section.devices.indices)
 
     def test_eight_units(self):
-        found = layout_generate.generate(host('A100-40'))
+        found = state.generate(host('A100-40'))
         self.assertEqual(
             {'3g.20gb': 1, '2g.10gb': 1, '1g.5gb': 2},
             found.entry('all-balanced').sections[0].mig_devices)
@@ -65,7 +65,7 @@ class GenerateTestCase(base.BaseTestCase):
 
     def test_each_board_gets_its_own(self):
         gpus = host(*_IDS) + [boards.gpu((), mig=None, device_id='1eb8')]
-        found = layout_generate.generate(gpus)
+        found = state.generate(gpus)
         self.assertEqual([
             (('0x20B010DE',), {'1g.10gb': 4}),
             (('0x20B210DE', '0x233010DE'), {'1g.10gb': 7}),
@@ -78,14 +78,14 @@ class GenerateTestCase(base.BaseTestCase):
 
     def test_every_layout_can_be_had(self):
         gpus = host(*_IDS)
-        found = layout_generate.generate(gpus)
+        found = state.generate(gpus)
         self.assertEqual(
             found, layout_file.LayoutFile.parse(found.dump(), found.source))
         spoken_of = set()
         for entry in found.entries:
             for index, wanted in entry.for_host(gpus).items():
                 spoken_of.add((entry.name, index))
-                planned = change_plan.plan(gpus[index], wanted)
+                planned = plan.plan(gpus[index], wanted)
                 mode, there = playing.play(planned)
                 self.assertEqual(wanted.enabled, mode)
                 self.assertEqual(sum(wanted.counts.values()), len(there))
@@ -97,7 +97,7 @@ class GenerateTestCase(base.BaseTestCase):
             grid = geometry.Geometry(gpu.mig.profiles)
             plain = boards.named(gpu.mig.profiles, *boards.BASE[name])
             packable = boards.packable(grid, plain)
-            found = layout_generate.generate([gpu])
+            found = state.generate([gpu])
             for entry in found.entries:
                 counts = entry.sections[0].mig_devices
                 if len(counts) < 2:
@@ -113,4 +113,4 @@ class GenerateTestCase(base.BaseTestCase):
                         packable, entry.name)
 
     def test_no_gpu(self):
-        self.assertEqual((), layout_generate.generate([]).entries)
+        self.assertEqual((), state.generate([]).entries)

@@ -17,7 +17,7 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.change import target
+from cyborg_gpu_driver.partition import target
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.layout import state as layout_state
 from cyborg_gpu_driver.tests.unit.partition import boards

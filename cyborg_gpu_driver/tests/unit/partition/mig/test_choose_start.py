@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.mig import geometry
-from cyborg_gpu_driver.partition.mig import score
+from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.partition.mig import test_geometry
 
@@ -28,7 +27,7 @@ def place(grid, occupancy, profiles):
     """Return the starts chosen in turn (None: no room) and the occupancy."""
     starts = []
     for profile in profiles:
-        chosen = score.choose_start(grid, occupancy, profile)
+        chosen = geometry.choose_start(grid, occupancy, profile)
         starts.append(chosen and chosen.start)
         if chosen is None:
             break
@@ -76,7 +75,7 @@ class TestChooseStart(base.BaseTestCase):
         for name, start in (('1g.10gb', 1), ('2g.20gb', 2),
                             ('3g.40gb', 4)):
             profile, = boards.named(boards.H100_80, name)
-            self.assertEqual(start, score.choose_start(
+            self.assertEqual(start, geometry.choose_start(
                 grid, occupancy, profile).start, name)
 
     def test_no_room(self):
@@ -85,7 +84,7 @@ class TestChooseStart(base.BaseTestCase):
         occupancy = grid.occupancy_of(gpu.mig.instances)
         for profile in boards.A30:
             self.assertIsNone(
-                score.choose_start(grid, occupancy, profile))
+                geometry.choose_start(grid, occupancy, profile))
 
     def test_instance_ids_do_not_matter(self):
         grid = geometry.Geometry(boards.A100_80)
@@ -95,14 +94,14 @@ class TestChooseStart(base.BaseTestCase):
             occupancy = grid.occupancy_of(
                 model.GpuInstance(model.Placement(start, 1), 19, number)
                 for start, number in zip((0, 3, 6), ids, strict=True))
-            chosen.add(score.choose_start(grid, occupancy, two))
+            chosen.add(geometry.choose_start(grid, occupancy, two))
         self.assertEqual({model.Placement(4, 2)}, chosen)
 
     @hypothesis.given(test_geometry.occupied_boards())
     def test_valid_and_never_refused(self, reached):
         grid, occupancy = reached
         for profile in grid.profiles:
-            chosen = score.choose_start(grid, occupancy, profile)
+            chosen = geometry.choose_start(grid, occupancy, profile)
             if chosen is None:
                 self.assertEqual(0, grid.creatable(occupancy, profile))
             else:
@@ -123,8 +122,8 @@ class TestChooseStart(base.BaseTestCase):
         other = geometry.Geometry(profiles)
         for profile in profiles:
             self.assertEqual(
-                score.choose_start(grid, occupancy, profile),
-                score.choose_start(
+                geometry.choose_start(grid, occupancy, profile),
+                geometry.choose_start(
                     other, geometry.Occupancy(tuple(taken)), profile))
 
     def test_whatever_fits_together_is_placed_largest_first(self):

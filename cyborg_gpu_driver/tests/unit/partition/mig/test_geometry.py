@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.mig import enumeration
-from cyborg_gpu_driver.partition.mig import geometry
+from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.partition import boards
 
@@ -247,9 +246,9 @@ class TestEnumeration(base.BaseTestCase):
         grid = geometry.Geometry(boards.ALL[board])
         profiles = boards.named(boards.ALL[board], *boards.BASE[board],
                                 *more)
-        return (len(list(enumeration.maximal_layouts(grid, profiles))),
-                len(enumeration.maximal_multisets(grid, profiles)),
-                len(list(enumeration.states(grid, profiles))),
+        return (len(list(geometry.maximal_layouts(grid, profiles))),
+                len(geometry.maximal_multisets(grid, profiles)),
+                len(list(geometry.states(grid, profiles))),
                 len(boards.packable(grid, profiles)))
 
     def test_eight_units(self):
@@ -278,14 +277,14 @@ class TestEnumeration(base.BaseTestCase):
                  for profile in profiles}
         found = [' '.join(f'{names[profile_id]}{place.start}'
                           for profile_id, place in layout.taken)
-                 for layout in enumeration.maximal_layouts(grid, profiles)]
+                 for layout in geometry.maximal_layouts(grid, profiles)]
         self.assertEqual(19, len(found))
         self.assertEqual(expected, set(found))
 
     def test_states_are_distinct_and_reachable(self):
         for board, profiles in boards.ALL.items():
             grid = geometry.Geometry(profiles)
-            states = list(enumeration.states(grid))
+            states = list(geometry.states(grid))
             self.assertEqual(len(states), len(set(states)), board)
             self.assertIn(geometry.EMPTY, states)
             known = set(states)
@@ -301,4 +300,4 @@ class TestEnumeration(base.BaseTestCase):
             occupancy = occupancy.add(
                 profile, model.Placement(start, profile.placements[0].size))
         self.assertEqual(((14, 1), (19, 2)),
-                         enumeration.multiset(occupancy))
+                         geometry.multiset(occupancy))

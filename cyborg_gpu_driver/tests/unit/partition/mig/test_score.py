@@ -18,15 +18,14 @@ import hypothesis
 from oslotest import base as test_base
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.mig import geometry
-from cyborg_gpu_driver.partition.mig import score
+from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.partition.mig import test_geometry
 
 
 def base(board):
     """The table of a board with its base profiles only."""
-    return score.Table(geometry.Geometry(
+    return geometry.Table(geometry.Geometry(
         boards.named(boards.ALL[board], *boards.BASE[board])))
 
 
@@ -34,7 +33,7 @@ class TableTest(test_base.BaseTestCase):
 
     def test_room_of_an_empty_gpu(self):
         for profiles in boards.ALL.values():
-            table = score.Table(geometry.Geometry(profiles))
+            table = geometry.Table(geometry.Geometry(profiles))
             self.assertEqual(
                 tuple(profile.max_instances for profile in table.profiles),
                 table.row(geometry.EMPTY).room)
@@ -45,7 +44,7 @@ class TableTest(test_base.BaseTestCase):
         occupancy = geometry.EMPTY.add(one, model.Placement(1, 1))
         # Room for 3 of 4 small ones and 1 of 2 halves. If the instance ends,
         # there is room for one more of each.
-        end = score.ENDING
+        end = geometry.ENDING
         self.assertEqual((3 + end, 1 + end, end), table.row(occupancy).room)
         occupancy = occupancy.add(two, model.Placement(2, 2))
         self.assertEqual((1 + end + 2 * end, 2 * end, end * end),
@@ -64,7 +63,7 @@ class TableTest(test_base.BaseTestCase):
     @hypothesis.given(test_geometry.occupied_boards())
     def test_options_are_the_free_starts_that_cost_least(self, reached):
         grid, occupancy = reached
-        table = score.Table(grid)
+        table = geometry.Table(grid)
         row = table.row(occupancy)
         for number, profile in enumerate(table.profiles):
             free = grid.free_placements(occupancy, profile)
@@ -82,7 +81,7 @@ class TableTest(test_base.BaseTestCase):
     def test_only_the_offered_profiles_count(self):
         profiles = boards.ALL['A100-80']
         small, = boards.named(profiles, '1g.10gb')
-        table = score.Table(geometry.Geometry(profiles), [small])
+        table = geometry.Table(geometry.Geometry(profiles), [small])
         row = table.row(geometry.EMPTY)
         self.assertEqual((7.0,), row.room)
         # All starts cost the same here, so the highest is chosen.
@@ -91,25 +90,25 @@ class TableTest(test_base.BaseTestCase):
 
     def test_more_instances_than_any_board_has(self):
         profile = boards.profile(1, '1g.1gb', 1, 64, range(64), 1, 1)
-        table = score.Table(geometry.Geometry([profile]))
+        table = geometry.Table(geometry.Geometry([profile]))
         occupancy = geometry.Occupancy(tuple(
             (1, model.Placement(start, 1)) for start in range(40)))
         # Only 8 of the 40 are assumed to end, which limits the work.
-        self.assertEqual((24 + 8 * score.ENDING,),
+        self.assertEqual((24 + 8 * geometry.ENDING,),
                          table.row(occupancy).room)
 
 
 class PriceTest(test_base.BaseTestCase):
 
     def test_what_is_scarce_is_expensive(self):
-        self.assertEqual((2.0, 0.4), score.prices([0, 2]))
+        self.assertEqual((2.0, 0.4), geometry.prices([0, 2]))
 
     def test_demand_weighs(self):
-        self.assertEqual((1.0, 1.2), score.prices([0, 2], [0.5, 3]))
+        self.assertEqual((1.0, 1.2), geometry.prices([0, 2], [0.5, 3]))
 
     def test_the_order_of_profiles_decides_nothing(self):
         lost, at = (0.1, 1e16, -1e16, 0.2), (1, 1, 1, 1)
-        found = {score.loss(order, at)
+        found = {geometry.loss(order, at)
                  for order in itertools.permutations(lost)}
         self.assertEqual(1, len(found))
 
@@ -118,23 +117,23 @@ class CostTest(test_base.BaseTestCase):
 
     def test_an_empty_gpu_costs_nothing(self):
         for profiles in boards.ALL.values():
-            self.assertEqual(0.0, score.cost(
+            self.assertEqual(0.0, geometry.cost(
                 geometry.Geometry(profiles), geometry.EMPTY))
 
     @hypothesis.given(test_geometry.occupied_boards())
     def test_each_instance_adds_to_it(self, reached):
         grid, occupancy = reached
-        before = score.cost(grid, occupancy)
+        before = geometry.cost(grid, occupancy)
         for profile in grid.profiles:
             for placement in grid.free_placements(occupancy, profile):
-                self.assertLess(before, score.cost(
+                self.assertLess(before, geometry.cost(
                     grid, occupancy.add(profile, placement)))
 
     def test_holes_cost_more_than_what_lies_together(self):
         grid = geometry.Geometry(boards.H100_80)
         one, = boards.named(boards.H100_80, '1g.10gb')
         together, apart = (
-            score.cost(grid, geometry.Occupancy(tuple(
+            geometry.cost(grid, geometry.Occupancy(tuple(
                 (one.profile_id, model.Placement(start, 1))
                 for start in starts)))
             for starts in ((4, 5), (0, 4)))
@@ -146,14 +145,14 @@ class ChooseStartTest(test_base.BaseTestCase):
     @hypothesis.given(test_geometry.occupied_boards())
     def test_no_start_loses_less(self, reached):
         grid, occupancy = reached
-        row = score.of_grid(grid.profiles).row(occupancy)
-        at = score.prices(row.room)
+        row = geometry.of_grid(grid.profiles).row(occupancy)
+        at = geometry.prices(row.room)
 
         def lost(profile, placement):
-            return score.loss(row.lost(row.table.row(
+            return geometry.loss(row.lost(row.table.row(
                 occupancy.add(profile, placement))), at)
         for profile in grid.profiles:
-            chosen = score.choose_start(grid, occupancy, profile)
+            chosen = geometry.choose_start(grid, occupancy, profile)
             free = grid.free_placements(occupancy, profile)
             if chosen is None:
                 self.assertEqual((), free)

@@ -16,21 +16,19 @@ import random
 
 from oslotest import base as test_base
 
-from cyborg_gpu_driver.partition.mig import geometry
-from cyborg_gpu_driver.partition.mig import score
-from cyborg_gpu_driver.partition.moves import gpus as moving
-from cyborg_gpu_driver.partition.moves import planner
+from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition import moves as planner
 from cyborg_gpu_driver.tests.unit.partition import boards
 
 SMALL, HALF, WHOLE = '1g.6gb', '2g.12gb', '4g.24gb'
 
 
 def table(board):
-    return score.of_grid(
+    return geometry.of_grid(
         boards.named(boards.ALL[board], *boards.BASE[board]))
 
 
-def gpu(name, board, *instances, mobility=moving.Mobility.MOVABLE):
+def gpu(name, board, *instances, mobility=planner.Mobility.MOVABLE):
     """A GPU with instances, each a profile's name and a start."""
     occupancy, holders = geometry.EMPTY, []
     profiles = {one.name: one for one in table(board).profiles}
@@ -38,9 +36,9 @@ def gpu(name, board, *instances, mobility=moving.Mobility.MOVABLE):
         place, = (one for one in profiles[profile].placements
                   if one.start == start)
         occupancy = occupancy.add(profiles[profile], place)
-        holders.append(moving.Holder(
-            f'{name}-{number}', moving.Want(profile), mobility, place))
-    return moving.Gpu(name, (table(board).row(occupancy),), tuple(holders))
+        holders.append(planner.Holder(
+            f'{name}-{number}', planner.Want(profile), mobility, place))
+    return planner.Gpu(name, (table(board).row(occupancy),), tuple(holders))
 
 
 def a30(name, *instances, **kwargs):
@@ -56,7 +54,7 @@ class FindTest(test_base.BaseTestCase):
 
     def test_room_that_is_there_needs_no_move(self):
         answer = planner.find(
-            [a30('a', (SMALL, 0)), a30('b')], moving.Want(WHOLE))
+            [a30('a', (SMALL, 0)), a30('b')], planner.Want(WHOLE))
         self.assertEqual(planner.Answer(
             planner.Plan('b', (), (), True), True), answer)
 
@@ -64,56 +62,56 @@ class FindTest(test_base.BaseTestCase):
         answer = planner.find(
             [a30('a', (SMALL, 0)), a30('b', (HALF, 2)),
              a30('c', (SMALL, 0), (SMALL, 3),
-                 mobility=moving.Mobility.IDLE)], moving.Want(WHOLE))
+                 mobility=planner.Mobility.IDLE)], planner.Want(WHOLE))
         self.assertEqual(planner.Plan(
             'c', ('c-0', 'c-1'), (), True), answer.plan)
 
     def test_only_the_idle_instances_that_are_in_the_way_go(self):
         answer = planner.find(
             [a30('a', (SMALL, 0), (SMALL, 1), (SMALL, 2),
-                 mobility=moving.Mobility.IDLE)], moving.Want(HALF))
+                 mobility=planner.Mobility.IDLE)], planner.Want(HALF))
         self.assertEqual(('a-2',), answer.plan.idle)
 
     def test_one_server_moves(self):
         answer = planner.find(
             [a30('a', (SMALL, 0)), a30('b', (SMALL, 0), (HALF, 2))],
-            moving.Want(WHOLE))
+            planner.Want(WHOLE))
         self.assertEqual([('a-0', 'a', 'b')], steps(answer))
         self.assertEqual('a', answer.plan.gpu)
 
     def test_a_server_moves_to_a_better_placement_on_its_gpu(self):
         answer = planner.find(
-            [a30('a', (SMALL, 0), (SMALL, 2))], moving.Want(HALF))
+            [a30('a', (SMALL, 0), (SMALL, 2))], planner.Want(HALF))
         self.assertEqual(1, len(answer.plan.moves))
         self.assertEqual(('a', 'a'), steps(answer)[0][1:])
 
     def test_a_server_makes_way_for_another(self):
         only = frozenset({'a', 'b'})
         gpus = [a30('a', (HALF, 0)), a30('b', (HALF, 0), (SMALL, 3)),
-                moving.Gpu('c', (table('A30').row(geometry.EMPTY),))]
-        pinned = [moving.Gpu(one.name, one.rows, tuple(
-            moving.Holder(holder.name, moving.Want(
+                planner.Gpu('c', (table('A30').row(geometry.EMPTY),))]
+        pinned = [planner.Gpu(one.name, one.rows, tuple(
+            planner.Holder(holder.name, planner.Want(
                 holder.want.profile,
                 only if holder.want.profile == HALF else None),
-                holder.mobility, holder.placement)
+                         holder.mobility, holder.placement)
             for holder in one.holders)) for one in gpus]
         answer = planner.find(
-            pinned, moving.Want(WHOLE, frozenset({'a'})))
+            pinned, planner.Want(WHOLE, frozenset({'a'})))
         self.assertEqual([('b-1', 'b', 'c'), ('a-0', 'a', 'b')],
                          steps(answer))
 
     def test_fixed_servers_stay(self):
-        fixed = moving.Mobility.FIXED
+        fixed = planner.Mobility.FIXED
         answer = planner.find(
             [a30('a', (SMALL, 0), mobility=fixed),
              a30('b', (SMALL, 0), (HALF, 2), mobility=fixed)],
-            moving.Want(WHOLE))
+            planner.Want(WHOLE))
         self.assertEqual(planner.Answer(None, True), answer)
 
     def test_more_moves_than_allowed(self):
         gpus = [a30('a', (SMALL, 0), (SMALL, 3)),
                 a30('b', (SMALL, 0), (SMALL, 1))]
-        wanted = moving.Want(WHOLE)
+        wanted = planner.Want(WHOLE)
         self.assertIsNone(planner.find(gpus, wanted, moves=1).plan)
         self.assertEqual(2, len(planner.find(gpus, wanted).plan.moves))
 
@@ -122,24 +120,24 @@ class FindTest(test_base.BaseTestCase):
                 a30('b', (SMALL, 0), (SMALL, 1))]
         self.assertEqual(
             planner.Answer(None, False),
-            planner.find(gpus, moving.Want(WHOLE), limit=3))
+            planner.find(gpus, planner.Want(WHOLE), limit=3))
 
     def test_whole_gpus(self):
         here, there = frozenset({'a'}), frozenset({'a', 'b'})
         answer = planner.find(
-            [moving.whole(moving.Holder('s', moving.Want(
-                moving.WHOLE, there)), 'a'), moving.whole(name='b')],
-            moving.Want(moving.WHOLE, here))
+            [planner.whole(planner.Holder('s', planner.Want(
+                planner.WHOLE, there)), 'a'), planner.whole(name='b')],
+            planner.Want(planner.WHOLE, here))
         self.assertEqual([('s', 'a', 'b')], steps(answer))
 
     def test_a_gpu_of_which_only_the_free_profiles_are_known(self):
         answer = planner.find(
             [a30('a', (SMALL, 0), (SMALL, 3)),
-             moving.only_free([SMALL, HALF], 'b')], moving.Want(WHOLE))
+             planner.only_free([SMALL, HALF], 'b')], planner.Want(WHOLE))
         self.assertIsNone(answer.plan)
         answer = planner.find(
             [a30('a', (SMALL, 0)),
-             moving.only_free([SMALL, HALF], 'b')], moving.Want(WHOLE))
+             planner.only_free([SMALL, HALF], 'b')], planner.Want(WHOLE))
         self.assertEqual([('a-0', 'a', 'b')], steps(answer))
 
 
@@ -149,15 +147,15 @@ class UncertainTest(test_base.BaseTestCase):
     def _gpu(self, name, *arrangements):
         known = [a30(name, *instances) for instances in arrangements]
         holders = tuple(
-            moving.Holder(one.name, one.want) for one in known[0].holders)
-        return moving.Gpu(
+            planner.Holder(one.name, one.want) for one in known[0].holders)
+        return planner.Gpu(
             name, tuple(one.rows[0] for one in known), holders)
 
     def test_a_plan_that_works_in_each_arrangement(self):
         answer = planner.find(
             [self._gpu('a', [(SMALL, 0), (SMALL, 1)],
                        [(SMALL, 1), (SMALL, 2)]), a30('b', (HALF, 0))],
-            moving.Want(WHOLE))
+            planner.Want(WHOLE))
         self.assertTrue(answer.plan.certain)
         self.assertEqual(2, len(answer.plan.moves))
 
@@ -165,7 +163,7 @@ class UncertainTest(test_base.BaseTestCase):
         # Of three in a row, the server's may be one at an end or the middle.
         answer = planner.find(
             [self._gpu('a', [(SMALL, 0), (SMALL, 1), (SMALL, 2)]),
-             moving.only_free([SMALL], 'b')], moving.Want(HALF), moves=1)
+             planner.only_free([SMALL], 'b')], planner.Want(HALF), moves=1)
         self.assertFalse(answer.plan.certain)
         self.assertEqual(1, len(answer.plan.moves))
 
@@ -181,7 +179,7 @@ def fewest(gpus, wanted, most):
 
 
 def _fits(gpu, rows, want):
-    return moving.arrived(rows, (gpu.numbers[want.profile],), True)
+    return planner.arrived(rows, (gpu.numbers[want.profile],), True)
 
 
 def _reachable(rows, there, by_name, wanted, moves):
@@ -189,9 +187,9 @@ def _reachable(rows, there, by_name, wanted, moves):
         return any(_fits(one, rows[one.name], wanted)
                    for one in by_name.values())
     for index, (holder, origin) in enumerate(there):
-        if holder.mobility is not moving.Mobility.MOVABLE:
+        if holder.mobility is not planner.Mobility.MOVABLE:
             continue
-        left = {**rows, origin.name: moving.without(
+        left = {**rows, origin.name: planner.without(
             rows[origin.name], holder)}
         for to in by_name.values():
             after = _fits(to, left[to.name], holder.want)
@@ -216,16 +214,16 @@ def cluster(chance, board, most):
                 continue
             place = chance.choice(places)
             row = table(board).row(row.occupancy.add(profile, place))
-            holders.append(moving.Holder(
-                f'{name}-{len(holders)}', moving.Want(profile.name),
-                chance.choices(list(moving.Mobility)[:2], [1, 5])[0], place))
+            holders.append(planner.Holder(
+                f'{name}-{len(holders)}', planner.Want(profile.name),
+                chance.choices(list(planner.Mobility)[:2], [1, 5])[0], place))
         kept = [one for one in holders if chance.random() < 0.7]
         for one in holders:
             if one not in kept:
-                row, = moving.without((row,), one)
-        found.append(moving.Gpu(name, (row,), tuple(kept)))
+                row, = planner.without((row,), one)
+        found.append(planner.Gpu(name, (row,), tuple(kept)))
     profiles = [one.name for one in table(board).profiles[1:]]
-    return found, moving.Want(chance.choice(profiles))
+    return found, planner.Want(chance.choice(profiles))
 
 
 class ExactTest(test_base.BaseTestCase):
@@ -260,7 +258,7 @@ class ExactTest(test_base.BaseTestCase):
                    for holder in one.holders}
         for move in plan.moves:
             holder = holders[move.server]
-            rows[move.origin] = moving.without(rows[move.origin], holder)
+            rows[move.origin] = planner.without(rows[move.origin], holder)
             rows[move.destination] = _fits(
                 by_name[move.destination], rows[move.destination],
                 holder.want)
@@ -273,9 +271,9 @@ class ChoiceTest(test_base.BaseTestCase):
     def test_the_placement_is_the_one_that_the_agent_chooses(self):
         for row in itertools.islice(_rows(table('A100-80')), 300):
             for number, profile in enumerate(row.table.profiles):
-                start = score.choose_start(
+                start = geometry.choose_start(
                     row.table.grid, row.occupancy, profile)
-                after = moving.arrived((row,), (number,), True)
+                after = planner.arrived((row,), (number,), True)
                 if start is None:
                     self.assertIsNone(after)
                 else:

@@ -18,8 +18,7 @@ from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.partition.elastic import role as roles
-from cyborg_gpu_driver.partition.elastic import role_facts
+from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.tests.unit.partition.offer import test_offers
@@ -48,8 +47,8 @@ def at_rest(**fields):
         **fields)
 
 
-BY_ROLE = {'mig': role_facts.of(gpu()),
-             'vgpu': role_facts.of(gpu(sliced=False))}
+BY_ROLE = {'mig': roles.of(gpu()),
+             'vgpu': roles.of(gpu(sliced=False))}
 
 
 class OffersTest(base.BaseTestCase):
@@ -110,7 +109,7 @@ class OffersTest(base.BaseTestCase):
         self.assertIn('as soon as the GPU is idle', found['mig'].problem)
 
     def test_a_role_that_the_board_does_not_have(self):
-        known = {**BY_ROLE, 'mig': role_facts.RoleFacts(
+        known = {**BY_ROLE, 'mig': roles.RoleFacts(
             '20b0', 'this GPU does not support MIG')}
         self.assertEqual('this GPU does not support MIG',
                          self.offers(at_rest(), by_role=known)
@@ -169,7 +168,7 @@ class RestTest(base.BaseTestCase):
         self.assertIs(_MIG, roles.resting(at_rest(), rules))
 
     def test_one_board_is_the_same_in_any_state(self):
-        known = [role_facts.complete(now, BY_ROLE) for now in (
+        known = [roles.complete(now, BY_ROLE) for now in (
             gpu(), gpu(sliced=False), at_rest())]
         self.assertEqual(1, len({(now.vgpu_types, now.mig.profiles)
                                  for now in known}))

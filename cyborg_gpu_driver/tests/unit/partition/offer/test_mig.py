@@ -20,10 +20,9 @@ from hypothesis import strategies as st
 from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.partition.mig import geometry
-from cyborg_gpu_driver.partition.mig import score
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.partition import test_fixed
@@ -253,7 +252,7 @@ def _place(board, offer, there):
                 and set(on_it) == {offer.framebuffer_mib}):
             return instance.placement
     grid = geometry.Geometry(board.mig.profiles)
-    return score.choose_start(
+    return geometry.choose_start(
         grid, grid.occupancy_of(board.mig.instances),
         board.mig.profile_by_id(offer.gi_profile_id))
 

@@ -19,8 +19,8 @@ from oslotest import base
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import vgpu_type
 from cyborg_gpu_driver.partition.offer import offers
-from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
 from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.simulator import platform as simulated
 from cyborg_gpu_driver.simulator.machine import machine as simulator
@@ -109,7 +109,7 @@ class TestOffers(SimulatedCase):
 
     def test_each_offer_has_a_name_of_its_own(self):
         gpu = self.gpus('rtxpro6000x8')[0]
-        types = vgpu_types.of_mode(gpu, policy.Mode.MIG)
+        types = vgpu_type.of_mode(gpu, policy.Mode.MIG)
         found = offers.offers(gpu, policy.Policy(
             'p', policy.Mode.MIG,
             vgpu_types=tuple(entry.name for entry in types)))

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.vgpu import functions
+from cyborg_gpu_driver.partition import vgpu_type
 from cyborg_gpu_driver.tests.unit.partition import boards
 
-CLAIMS = st.lists(st.builds(functions.Claim, st.integers(0, 20),
+CLAIMS = st.lists(st.builds(vgpu_type.Claim, st.integers(0, 20),
                             st.integers(0, 3)), max_size=8)
 
 
@@ -27,50 +27,50 @@ def named(count, *claims):
     vfs = boards.vfs(count)
     index = {function.address: function.index for function in vfs}
     return [[index[address] for address in given]
-            for given in functions.assign(vfs, claims)]
+            for given in vgpu_type.assign(vfs, claims)]
 
 
 class TestAssign(base.BaseTestCase):
 
     def test_distinct_while_there_are_enough(self):
         self.assertEqual([[0, 1, 2], [5], [3, 4]], named(
-            6, functions.Claim(3), functions.Claim(1, 'alone'),
-            functions.Claim(2)))
+            6, vgpu_type.Claim(3), vgpu_type.Claim(1, 'alone'),
+            vgpu_type.Claim(2)))
 
     def test_who_is_alone_shares_first(self):
         self.assertEqual([[0], [0, 1, 2], [3, 4]], named(
-            5, functions.Claim(1, 'alone'), functions.Claim(3),
-            functions.Claim(2)))
+            5, vgpu_type.Claim(1, 'alone'), vgpu_type.Claim(3),
+            vgpu_type.Claim(2)))
 
     def test_each_group_has_all_of_them(self):
         self.assertEqual([[0, 1], [0, 1, 2], [2, 3], [3]], named(
-            4, functions.Claim(2, 2), functions.Claim(3, 1),
-            functions.Claim(2, 2), functions.Claim(1, 1)))
+            4, vgpu_type.Claim(2, 2), vgpu_type.Claim(3, 1),
+            vgpu_type.Claim(2, 2), vgpu_type.Claim(1, 1)))
 
     def test_the_last_of_a_group_get_what_is_left(self):
         self.assertEqual([[0, 1], [2, 3], [], [0, 1, 2, 3]], named(
-            4, functions.Claim(3), functions.Claim(2), functions.Claim(3),
-            functions.Claim(6, 'alone')))
+            4, vgpu_type.Claim(3), vgpu_type.Claim(2), vgpu_type.Claim(3),
+            vgpu_type.Claim(6, 'alone')))
 
     def test_no_functions(self):
         self.assertEqual([[], []], named(
-            0, functions.Claim(3), functions.Claim(1, 'alone')))
+            0, vgpu_type.Claim(3), vgpu_type.Claim(1, 'alone')))
 
     def test_order_of_the_functions_does_not_matter(self):
         vfs = boards.vfs(12)
-        claims = [functions.Claim(7), functions.Claim(3)]
-        self.assertEqual(functions.assign(vfs, claims),
-                         functions.assign(vfs[::-1], claims))
+        claims = [vgpu_type.Claim(7), vgpu_type.Claim(3)]
+        self.assertEqual(vgpu_type.assign(vfs, claims),
+                         vgpu_type.assign(vfs[::-1], claims))
 
     def test_what_is_in_use_does_not_matter(self):
         vfs = boards.vfs(8)
-        claims = [functions.Claim(5), functions.Claim(5)]
+        claims = [vgpu_type.Claim(5), vgpu_type.Claim(5)]
         used = [model.VirtualFunction(
             function.address, function.index, 'nvidia', 7,
             mdevs=(model.Mdev('u', function.address, 'nvidia-1'),))
             for function in vfs[:4]] + list(vfs[4:])
-        self.assertEqual(functions.assign(vfs, claims),
-                         functions.assign(used, claims))
+        self.assertEqual(vgpu_type.assign(vfs, claims),
+                         vgpu_type.assign(used, claims))
 
     @hypothesis.given(st.integers(0, 20), CLAIMS)
     def test_none_of_a_group_share(self, count, claims):
@@ -101,5 +101,5 @@ class TestEmpty(base.BaseTestCase):
         first, second, third, _ = (vf.address for vf in gpu.vfs)
         self.assertEqual(
             [second, third],
-            [vf.address for vf in functions.empty(
+            [vf.address for vf in vgpu_type.empty(
                 gpu, (first, second, third))])

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.vgpu import placement as vgpu_placement
+from cyborg_gpu_driver.partition import vgpu_type
 
 # Placement ids by region and size, as in the vGPU user guide.
 REGIONS = {
@@ -59,8 +59,8 @@ def kinds(region, taken=(), sizes=None):
 
 
 def choose(region, taken, size, sizes=None):
-    return vgpu_placement.choose(kinds(region, taken, sizes),
-                                 kind(region, size, taken))
+    return vgpu_type.choose(kinds(region, taken, sizes),
+                            kind(region, size, taken))
 
 
 def left(region, taken, sizes):
@@ -92,21 +92,21 @@ class TestChoose(base.BaseTestCase):
     def test_what_is_promised_is_taken(self):
         free = kinds(40)
         wanted = kind(40, 20)
-        self.assertEqual(20, vgpu_placement.choose(
+        self.assertEqual(20, vgpu_type.choose(
             free, wanted, [model.Placement(0, 4)]))
-        self.assertEqual(0, vgpu_placement.choose(
+        self.assertEqual(0, vgpu_type.choose(
             free, wanted, [model.Placement(20, 20)]))
-        self.assertIsNone(vgpu_placement.choose(
+        self.assertIsNone(vgpu_type.choose(
             free, wanted, [model.Placement(16, 8)]))
 
     def test_what_was_not_read_is_not_free(self):
         wanted = dataclasses.replace(kind(40, 20), free_placements=None)
-        self.assertIsNone(vgpu_placement.choose([wanted], wanted))
+        self.assertIsNone(vgpu_type.choose([wanted], wanted))
 
     def test_two_series_are_one_size(self):
         queue, compute = kind(40, 10), dataclasses.replace(
             kind(40, 10), type_id=999, name='X-10C')
-        self.assertEqual(0, vgpu_placement.choose(
+        self.assertEqual(0, vgpu_type.choose(
             [queue, compute], compute))
 
     def test_no_order_of_arrivals_strands_a_large_one(self):

@@ -14,7 +14,7 @@ from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.partition.vgpu import types as vgpu_types
+from cyborg_gpu_driver.partition import vgpu_type
 from cyborg_gpu_driver.tests.unit.partition import boards
 
 
@@ -33,23 +33,23 @@ class TestTypesOf(base.BaseTestCase):
                 model.MdevType('nvidia-474', 'A100-1-5C', 1, 1),
                 model.MdevType('nvidia-91', 'A100-4C', 1, 10, 4096))))
         self.assertEqual((
-            vgpu_types.Type('nvidia-91', 'A100-4C', 4096, 10),
-            vgpu_types.Type('nvidia-474', 'A100-1-5C', 4864, 7, 19),
-        ), vgpu_types.types_of(gpu))
+            vgpu_type.Type('nvidia-91', 'A100-4C', 4096, 10),
+            vgpu_type.Type('nvidia-474', 'A100-1-5C', 4864, 7, 19),
+        ), vgpu_type.types_of(gpu))
 
     def test_on_the_gpu_itself(self):
         gpu = boards.gpu((), mdev_types=(
             model.MdevType('nvidia-231', 'T4-2B', 8),))
-        self.assertEqual((vgpu_types.Type('nvidia-231', 'T4-2B'),),
-                         vgpu_types.types_of(gpu))
+        self.assertEqual((vgpu_type.Type('nvidia-231', 'T4-2B'),),
+                         vgpu_type.types_of(gpu))
 
     def test_mig_backed(self):
         for name, profile_id, expected in (
                 ('A100-1-5C', None, True), ('A100-1-5C', 19, True),
                 ('A100-4C', None, False), ('what is this', None, False),
                 ('what is this', 0, True)):
-            entry = vgpu_types.Type('nvidia-1', name,
-                                    gi_profile_id=profile_id)
+            entry = vgpu_type.Type('nvidia-1', name,
+                                   gi_profile_id=profile_id)
             self.assertIs(expected, entry.is_mig_backed, name)
 
     def test_of_mode(self):
@@ -58,7 +58,7 @@ class TestTypesOf(base.BaseTestCase):
             nvml(474, 'A100-1-5C', 4864, 7, 19)))
         for mode, expected in ((policy.Mode.VGPU, 'A100-4C'),
                                (policy.Mode.MIG, 'A100-1-5C')):
-            entry, = vgpu_types.of_mode(gpu, mode)
+            entry, = vgpu_type.of_mode(gpu, mode)
             self.assertEqual(expected, entry.name)
 
     def test_most(self):
@@ -68,23 +68,23 @@ class TestTypesOf(base.BaseTestCase):
                 (0, (('nvidia-231', 9),), 9), (7, (('T4-1B', 1),), 7)):
             rules = policy.Policy('x', policy.Mode.VGPU,
                                   max_instances=capped)
-            entry = vgpu_types.Type('nvidia-231', 'T4-2B',
-                                    max_instances=told)
-            self.assertEqual(expected, vgpu_types.most(entry, rules))
+            entry = vgpu_type.Type('nvidia-231', 'T4-2B',
+                                   max_instances=told)
+            self.assertEqual(expected, vgpu_type.most(entry, rules))
 
     def test_as_large_as(self):
         two, other, four = (
-            vgpu_types.Type(f'nvidia-{size}{series}', '', size * 1024)
+            vgpu_type.Type(f'nvidia-{size}{series}', '', size * 1024)
             for size, series in ((2, 'B'), (2, 'Q'), (4, 'Q')))
         self.assertTrue(two.is_as_large_as(other))
         self.assertFalse(two.is_as_large_as(four))
-        unknown = vgpu_types.Type('nvidia-1', ''), vgpu_types.Type(
+        unknown = vgpu_type.Type('nvidia-1', ''), vgpu_type.Type(
             'nvidia-2', '')
         self.assertFalse(unknown[0].is_as_large_as(unknown[1]))
         self.assertTrue(unknown[0].is_as_large_as(unknown[0]))
 
     def test_called(self):
-        entry = vgpu_types.Type('nvidia-231', 'T4-2B')
+        entry = vgpu_type.Type('nvidia-231', 'T4-2B')
         self.assertTrue(entry.is_called('T4-2B'))
         self.assertTrue(entry.is_called('nvidia-231'))
         self.assertFalse(entry.is_called('231'))
@@ -95,8 +95,8 @@ class TestBacking(base.BaseTestCase):
     GFX, = boards.named(boards.RTX_PRO_6000, '1g.24gb+gfx')
 
     def types(self, *rows):
-        return [vgpu_types.Type(f'nvidia-{number}', name, framebuffer,
-                                None, profile_id)
+        return [vgpu_type.Type(f'nvidia-{number}', name, framebuffer,
+                               None, profile_id)
                 for number, name, framebuffer, profile_id in rows]
 
     def test_largest_framebuffer_then_series(self):
@@ -106,10 +106,10 @@ class TestBacking(base.BaseTestCase):
             (5, 'DC-1-24C', 24576, 47), (6, 'DC-2-48C', 49152, 35))
         for expected in ('DC-1-24C', 'DC-1-24Q', 'DC-1-24B', 'DC-1-24A',
                          'DC-1-12C'):
-            found = vgpu_types.backing(types, self.GFX)
+            found = vgpu_type.backing(types, self.GFX)
             self.assertEqual(expected, found.name)
             types.remove(found)
-        self.assertIsNone(vgpu_types.backing(types, self.GFX))
+        self.assertIsNone(vgpu_type.backing(types, self.GFX))
 
     def test_preferred(self):
         types = self.types(
@@ -119,43 +119,43 @@ class TestBacking(base.BaseTestCase):
                 (('DC-1-12C',), 'DC-1-12C'), (('nvidia-1',), 'DC-1-12C'),
                 (('DC-2-48C', 'DC-1-12C', 'DC-1-24A'), 'DC-1-12C'),
                 (('DC-2-48C',), 'DC-1-24A')):
-            self.assertEqual(expected, vgpu_types.backing(
+            self.assertEqual(expected, vgpu_type.backing(
                 types, self.GFX, preferred).name, preferred)
 
     def test_what_shares_an_instance_does_not_back_its_profile(self):
-        types = [vgpu_types.Type(f'nvidia-{size}', f'DC-1-{size}Q',
-                                 size * 1024, None, 47, per_instance)
+        types = [vgpu_type.Type(f'nvidia-{size}', f'DC-1-{size}Q',
+                                size * 1024, None, 47, per_instance)
                  for size, per_instance in ((8, 3), (12, 2), (24, 1))]
-        self.assertEqual((types[2],), vgpu_types.filling(types, self.GFX))
-        self.assertEqual(types[2], vgpu_types.backing(
+        self.assertEqual((types[2],), vgpu_type.filling(types, self.GFX))
+        self.assertEqual(types[2], vgpu_type.backing(
             types, self.GFX, ('DC-1-8Q',)))
         # The largest type fills the instance, whatever NVML says.
-        self.assertEqual(types[1], vgpu_types.backing(types[:2], self.GFX))
+        self.assertEqual(types[1], vgpu_type.backing(types[:2], self.GFX))
 
     def test_equal_types_go_by_number(self):
         types = self.types((100, 'DC-1-24Q', 24576, 47),
                            (99, 'DC-1-24QGFX', 24576, 47))
         for order in (types, types[::-1]):
-            self.assertEqual('nvidia-99', vgpu_types.backing(
+            self.assertEqual('nvidia-99', vgpu_type.backing(
                 order, self.GFX).type_id)
 
     def test_profile_id_0_is_a_profile(self):
         whole = boards.A100_40[-1]
         self.assertEqual(0, whole.profile_id)
         sliced, = self.types((1, 'A100-40C', 40960, None))
-        self.assertIsNone(vgpu_types.backing([sliced], whole))
+        self.assertIsNone(vgpu_type.backing([sliced], whole))
         backed, = self.types((2, 'A100-7-40C', 40960, 0))
-        self.assertEqual(backed, vgpu_types.backing([sliced, backed],
-                                                    whole))
+        self.assertEqual(backed, vgpu_type.backing([sliced, backed],
+                                                   whole))
         smaller, = self.types((3, 'A100-7-20C', 20480, 0))
-        self.assertEqual(smaller, vgpu_types.backing([smaller], whole))
+        self.assertEqual(smaller, vgpu_type.backing([smaller], whole))
 
     def test_by_name_alone(self):
         types = self.types(
             (474, 'A100-1-5C', 0, None), (706, 'A100-1-5CME', 0, None),
             (480, 'A100-1-10C', 0, None), (475, 'A100-2-10C', 0, None),
             (468, 'A100-5C', 0, None))
-        found = {profile.name: vgpu_types.backing(types, profile)
+        found = {profile.name: vgpu_type.backing(types, profile)
                  for profile in boards.A100_40}
         self.assertEqual(
             {'1g.5gb': 'A100-1-5C', '1g.5gb+me': 'A100-1-5CME',
@@ -171,4 +171,4 @@ class TestBacking(base.BaseTestCase):
                                  ('1g.24gb+gfx', 'nvidia-3')):
             profile, = boards.named(boards.RTX_PRO_6000, profile)
             self.assertEqual(
-                type_id, vgpu_types.backing(types, profile).type_id)
+                type_id, vgpu_type.backing(types, profile).type_id)

@@ -26,7 +26,7 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.program.reconcile import fabric
+from cyborg_gpu_driver.program.reconcile import groups
 from cyborg_gpu_driver.program.reconcile import rebuild
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.program import wiring
@@ -49,7 +49,7 @@ class FabricCase(binder_case.BinderCase):
         self.assertEqual(2, self.machine.host.module(self.gpu))
 
     def keep(self):
-        fabric.FabricKeeper(privileged.machine(), self.live, self.journal,
+        groups.FabricKeeper(privileged.machine(), self.live, self.journal,
                             self.state_path).look()
 
     def assert_active(self, *partitions):

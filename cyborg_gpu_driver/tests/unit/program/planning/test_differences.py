@@ -21,7 +21,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program.planning import differences
+from cyborg_gpu_driver.program.planning import desired
 from cyborg_gpu_driver.record import gpu as gpu_record
 
 _GPU = model.PciAddress.parse('0000:07:00.0')
@@ -58,7 +58,7 @@ def _gpu(vgpus=((_VFS[0], _HANDLE, 'nvidia-476'),), instances=(_INSTANCE,),
         mig=model.Mig(True, True, (_PROFILE,), instances), **changes)
 
 
-_QUIET = differences.Facts(
+_QUIET = desired.Facts(
     _gpu(), gpu_record.GpuRecord(claims=(_ENTRY,)),
     claims=reconcile.Claims((_CLAIM,)), usages=(_USAGE,),
     in_use={_PLACE: 'x'})
@@ -75,7 +75,7 @@ class CompareTest(base.BaseTestCase):
             _QUIET.record, claims=changes.pop('claims_of', (_ENTRY,)), **{
                 name: changes.pop(name) for name in tuple(changes)
                 if name in ('fixed', 'layout', 'change')})
-        found = differences.compare(dataclasses.replace(
+        found = desired.compare(dataclasses.replace(
             _QUIET, record=record, **changes))
         for difference in found:
             self.assertNotEqual('', difference.text)
@@ -103,7 +103,7 @@ class CompareTest(base.BaseTestCase):
                 return super().__iter__()
 
         handles = [str(uuid.UUID(int=number)) for number in range(1, 65)]
-        self.assertEqual(64, len(differences.compare(dataclasses.replace(
+        self.assertEqual(64, len(desired.compare(dataclasses.replace(
             _QUIET, usages=(), record=gpu_record.GpuRecord(claims=tuple(
                 dataclasses.replace(_ENTRY, handle=handle)
                 for handle in handles)), gpu=_gpu(()),
@@ -264,7 +264,7 @@ class CompareTest(base.BaseTestCase):
 class AbsentTest(base.BaseTestCase):
 
     def test_a_gpu_that_is_gone(self):
-        (found,) = differences.absent((_ENTRY,), model.Host())
+        (found,) = desired.absent((_ENTRY,), model.Host())
         self.assertEqual((K.GPU_GONE, False), (found.kind, found.safe))
-        self.assertEqual((), differences.absent(
+        self.assertEqual((), desired.absent(
             (_ENTRY,), model.Host((_gpu(),))))

@@ -24,7 +24,6 @@ from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.planning import plan
-from cyborg_gpu_driver.program.planning import request
 
 _GPU = model.PciAddress.parse('0000:16:00.0')
 _VFS = tuple(dataclasses.replace(_GPU, function=number)
@@ -62,7 +61,7 @@ def _offer(type_number=1464, per_instance=3, framebuffer=8192):
 
 
 def _asked(function=_VFS[0]):
-    return request.Request(function, 'nvidia-1464', str(uuid.UUID(int=99)))
+    return plan.Request(function, 'nvidia-1464', str(uuid.UUID(int=99)))
 
 
 def _entry(number, start, instance_id, type_number=1464, **changes):

@@ -25,7 +25,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
 from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.program.steps import passthrough
+from cyborg_gpu_driver.program.steps import vfio
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.program import machines
@@ -62,7 +62,7 @@ class ConsentCase(machines.MachineCase):
         privileged.run_here(dataclasses.replace(self.platform, **parts))
 
     def bind(self, driver):
-        passthrough.bind(self.platform, self.address, driver)
+        vfio.bind(self.platform, self.address, driver)
 
     def refused(self, words, error=exception.GpuInUse):
         raised = self.assertRaises(error, self.bind, 'vfio-pci')

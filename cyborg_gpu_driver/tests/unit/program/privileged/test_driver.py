@@ -23,7 +23,7 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.nvml import session as nvml
-from cyborg_gpu_driver.host.sysfs import files as sysfs
+from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.tests.unit.program import pci_files
@@ -50,8 +50,8 @@ class DriverTest(base.BaseTestCase):
         self.proc = self.useFixture(fixtures.TempDir()).path
         self.say_memory('?')
         self.use(platform.Platform(
-            sysfs.Sysfs(self.kernel.root, self.kernel), nvml.NvmlSession(),
-            proc=sysfs.Sysfs(self.proc), sleep=lambda seconds: None,
+            pci.Sysfs(self.kernel.root, self.kernel), nvml.NvmlSession(),
+            proc=pci.Sysfs(self.proc), sleep=lambda seconds: None,
             gpu_holders=lambda address: self.held,
             vfio_holders=lambda address: self.guests, driver_timeout=30))
 
@@ -293,7 +293,7 @@ class DriverTest(base.BaseTestCase):
 
     def test_a_machine_that_has_room_for_no_process(self):
         self.use(dataclasses.replace(
-            self.machine, sysfs=sysfs.Sysfs(self.kernel.root)))
+            self.machine, sysfs=pci.Sysfs(self.kernel.root)))
         refusal = OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         with mock.patch('os.fork', autospec=True, side_effect=refusal):
             error = self.assertRaises(exception.SysfsError,
@@ -307,7 +307,7 @@ class DriverTest(base.BaseTestCase):
         os.unlink(path)
         os.mkfifo(path)
         self.use(platform.Platform(
-            sysfs.Sysfs(self.kernel.root), self.machine.nvml,
+            pci.Sysfs(self.kernel.root), self.machine.nvml,
             proc=self.machine.proc, gpu_holders=lambda address: (),
             driver_timeout=0.5))
         self.assertRaises(exception.DriverStuck, privileged_driver.reset,

@@ -19,7 +19,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.program.privileged import sriov
+from cyborg_gpu_driver.program.privileged import vgpu
 
 _GPU = '0000:07:00.0'
 _BUSY = 'Cannot obtain unbindLock for 0000:07:00.0'
@@ -41,7 +41,7 @@ class SriovTest(base.BaseTestCase):
                          f'runs=$(wc -l < {told})\n{body}\n')
         os.chmod(script, os.stat(script).st_mode | stat.S_IXUSR)
         try:
-            sriov.manage(_GPU, enable, script, self.slept.append)
+            vgpu.manage(_GPU, enable, script, self.slept.append)
         finally:
             with open(told, encoding='utf-8') as stream:
                 self.runs = stream.read().splitlines()
@@ -72,6 +72,6 @@ class SriovTest(base.BaseTestCase):
         self.assertEqual(1, len(self.runs))
 
     def test_no_script(self):
-        error = self.assertRaises(exception.SriovError, sriov.manage, _GPU,
+        error = self.assertRaises(exception.SriovError, vgpu.manage, _GPU,
                                   True, '/nonexistent/sriov-manage')
         self.assertIn('vGPU software', str(error))

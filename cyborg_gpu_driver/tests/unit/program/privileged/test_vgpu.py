@@ -26,7 +26,7 @@ from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.host.sysfs import files as sysfs
+from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
@@ -50,7 +50,7 @@ class HangTest(base.BaseTestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.program.privileged.mig._platform', None))
         privileged.run_here(platform.Platform(
-            sysfs.Sysfs(str(self.root)), nvml.NvmlSession(timeout=1.0)))
+            pci.Sysfs(str(self.root)), nvml.NvmlSession(timeout=1.0)))
 
     def make(self, *parts):
         path = self.root.joinpath(*parts)

@@ -21,7 +21,6 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.ready import apply
-from cyborg_gpu_driver.program.ready import checkpoint
 from cyborg_gpu_driver.tests.unit.program import layouts
 
 _UUID = str(uuid.UUID(int=7))
@@ -218,7 +217,7 @@ class RefusalTest(layouts.LayoutCase):
 
     def test_gpu_whose_mig_state_could_not_be_read(self):
         """The GPU must not look like one without MIG."""
-        (saved,) = checkpoint.remembered(self.state_path)
+        (saved,) = apply.remembered(self.state_path)
         self.machine.faults.fail('nvmlDeviceGetMigMode', 999, times=None,
                                  address=str(self.address))
         self.restart()
@@ -258,7 +257,7 @@ class CheckpointTest(layouts.LayoutCase):
         self.machine.reboot()
         self.restart()
         self.assertEqual([], self.truth()[2])
-        (saved,) = checkpoint.remembered(self.state_path)
+        (saved,) = apply.remembered(self.state_path)
         self.assertIs(apply.Status.CHANGED,
                       self.restorer.restore(self.gpu, saved))
         self.assertEqual(before, self.truth())
@@ -294,7 +293,7 @@ class CheckpointTest(layouts.LayoutCase):
 
     def test_checkpoint_of_another_board_is_refused(self):
         self.apply(_3g_40gb=1)
-        (saved,) = checkpoint.remembered(self.state_path)
+        (saved,) = apply.remembered(self.state_path)
         self.use('hgx-h100')
         error = self.assertRaises(exception.ChangeRefused,
                                   self.restorer.restore, self.gpu, saved)
@@ -308,7 +307,7 @@ class CheckpointTest(layouts.LayoutCase):
             phase=journal.Phase.BOUND, profile_id=9,
             placement=model.Placement(4, 4), instance_id=2))
         self.apply(_3g_40gb=2)
-        (saved,) = checkpoint.remembered(self.state_path)
+        (saved,) = apply.remembered(self.state_path)
         self.assertEqual([0], [cut.placement.start
                                for cut in saved.layout.instances])
 

@@ -19,8 +19,7 @@ from hypothesis import given
 from hypothesis import settings
 from hypothesis import strategies
 
-from cyborg_gpu_driver.partition.change import target
-from cyborg_gpu_driver.partition.layout import generate as layout_generate
+from cyborg_gpu_driver.partition import target
 from cyborg_gpu_driver.partition.layout import state as layout_state
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.program import layouts
@@ -30,7 +29,7 @@ class BoardCase(layouts.LayoutCase):
 
     def entries(self):
         """(counts by device name) of all sensible layouts."""
-        file = layout_generate.generate([self.gpu])
+        file = layout_state.generate([self.gpu])
         return [dict(section.mig_devices) for entry in file.entries
                 for section in entry.sections if section.mig_enabled]
 

@@ -20,8 +20,8 @@ import pynvml
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.record import gpu as gpu_record
@@ -303,7 +303,7 @@ class InUseTest(FixedCase):
         self.assertEqual({0: _12Q, 3: _12Q}, self.vgpus())
         self.set_type(3, 0)
         self.ready(fixed_vgpus=(('L40S-12Q', 1),), mixed_sizes=True)
-        self.assertEqual([action.Action.MIXED_ON],
+        self.assertEqual([change.Action.MIXED_ON],
                          [step.action for step in self.prepared.steps])
         self.assertEqual({0: _12Q}, self.vgpus())
 

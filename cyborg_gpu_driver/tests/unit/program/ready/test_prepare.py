@@ -26,7 +26,7 @@ from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.program.steps import passthrough
+from cyborg_gpu_driver.program.steps import vfio
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.program.ready import ready_case
@@ -468,7 +468,7 @@ class HandOverTest(ready_case.ReadyCase):
     def test_it_begins_again(self):
         self.govern('passthrough')
         self.assertEqual(['BIND_VFIO'], self.steps())
-        passthrough.bind(self.platform, self.address, 'nvidia')
+        vfio.bind(self.platform, self.address, 'nvidia')
         self.lock()
         outcome = self.prepare()
         self.assertEqual('', outcome.reason)

@@ -20,13 +20,12 @@ import fixtures
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.partition.change import action
 from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.ready import apply
-from cyborg_gpu_driver.program.ready import checkpoint
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
@@ -207,9 +206,9 @@ class MdevTest(RestoreCase):
         self.bind('1g.5gb')
         self.stranger(9, 0, 4)
         self.live.refresh()
-        saved = checkpoint.saved(self.live.gpu(self.address),
-                                 store.of(self.state_path).read(
-                                     self.address), 'boot')
+        saved = apply.saved(self.live.gpu(self.address),
+                            store.of(self.state_path).read(
+                                self.address), 'boot')
         before = self.on_gpu()
         self.reboot()
         self.restore(saved)
@@ -230,7 +229,7 @@ class MdevTest(RestoreCase):
                 ({'phase': given_back, 'instance_id': None,
                   'foreign_ids': (instance.instance_id,)}, True),
                 ({'boot': 'earlier'}, False)):
-            saved = checkpoint.saved(gpu, gpu_record.GpuRecord(
+            saved = apply.saved(gpu, gpu_record.GpuRecord(
                 claims=(dataclasses.replace(entry, **changes),)), boot)
             self.assertEqual(
                 [spec.of(instance)] if belongs_to_layout else [],
@@ -467,7 +466,7 @@ class ReadinessTest(RestoreCase):
         transactions = transaction.Transactions(privileged.machine(),
                                                 self.state_path)
         now = transactions.read(self.live.gpu(self.address))
-        step = action.Step(action.Action.CREATE_INSTANCE,
+        step = change.Step(change.Action.CREATE_INSTANCE,
                            spec.profile(now, 14), model.Placement(4, 2))
 
         def die(_gpu):

@@ -24,11 +24,10 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import reconcile as words
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import journal
-from cyborg_gpu_driver.program.ready import checkpoint
+from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.program.reconcile import orphans
 from cyborg_gpu_driver.program.reconcile import rebuild
 from cyborg_gpu_driver.program.reconcile import reconcile
-from cyborg_gpu_driver.program.reconcile import repair
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform as simulated
@@ -64,7 +63,7 @@ class ReconcileCase(binder_case.BinderCase):
             self.state_path, settings)
         rebuilder = rebuild.Rebuilder(platform_, self.live, self.journal,
                                       self.state_path, self.cloud)
-        self.repairer = repair.Repairer(
+        self.repairer = reconcile.Repairer(
             self.live,
             wiring.restorer(platform_, self.state_path, settings, self.cloud),
             self.journal, keeper, rebuilder, self.binder, self.state_path,
@@ -152,7 +151,7 @@ class FindTest(ReconcileCase):
         self.assertEqual([K.FOREIGN_INSTANCE], self.kinds())
         gpu = self.live.gpu(self.address)
         store.of(self.state_path).put(
-            self.address, layout=checkpoint.saved(
+            self.address, layout=apply.saved(
                 gpu, gpu_record.GpuRecord(), 'boot'))
         self.assertEqual([], self.kinds())
 

@@ -17,7 +17,7 @@ import pynvml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition.change import action
+from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.steps import executor
 from cyborg_gpu_driver.tests.unit.program import layouts
@@ -41,8 +41,8 @@ class PlacementTest(layouts.LayoutCase):
             'pynvml.nvmlDeviceCreateGpuInstanceWithPlacement', shifted))
         runner = executor.Executor(self.platform, self.address, now)
         error = self.assertRaises(
-            exception.StepFailed, runner.take, action.Step(
-                action.Action.CREATE_INSTANCE, now.mig.profile_by_id(_ID),
+            exception.StepFailed, runner.take, change.Step(
+                change.Action.CREATE_INSTANCE, now.mig.profile_by_id(_ID),
                 model.Placement(2, 1)))
         self.assertIn('the driver put it at 3:1', str(error))
         self.assertEqual((True, True, []), self.truth())
@@ -54,8 +54,8 @@ class PlacementTest(layouts.LayoutCase):
         part, = instance.compute
         privileged.destroy_compute_instance(
             str(self.address), instance.instance_id, part.compute_id)
-        executor.Executor(self.platform, self.address, now).take(action.Step(
-            action.Action.DESTROY_INSTANCE,
+        executor.Executor(self.platform, self.address, now).take(change.Step(
+            change.Action.DESTROY_INSTANCE,
             now.mig.profile_by_id(instance.profile_id), instance.placement))
         self.assertEqual((True, True, []), self.truth())
 

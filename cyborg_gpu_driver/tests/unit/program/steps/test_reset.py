@@ -23,9 +23,8 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.nvml import access
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.program.steps import mig_mode
-from cyborg_gpu_driver.program.steps import passthrough
 from cyborg_gpu_driver.program.steps import reset
+from cyborg_gpu_driver.program.steps import vfio
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.tests.unit.program import machines
 
@@ -227,7 +226,7 @@ class ModeTest(ResetCase):
 
     def switch(self, enable=True, **options):
         (gpu,) = self.reader.snapshot().gpus
-        return mig_mode.switch(self.platform, gpu, enable, **options)
+        return reset.switch(self.platform, gpu, enable, **options)
 
     def test_on_and_off_beside_another_session(self):
         other = self.platform.nvml.another()
@@ -301,7 +300,7 @@ class TenantTest(ResetCase):
 
     def hand_over(self):
         (gpu,) = self.reader.snapshot().gpus
-        passthrough.hand_over(self.platform, gpu)
+        vfio.hand_over(self.platform, gpu)
 
     def clean(self):
         (gpu,) = self.reader.snapshot().gpus

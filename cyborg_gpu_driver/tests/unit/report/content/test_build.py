@@ -22,7 +22,6 @@ from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.report.content import build
-from cyborg_gpu_driver.report.content import view
 from cyborg_gpu_driver.tests.unit.report import samples
 
 HOST = 'compute1'
@@ -266,7 +265,7 @@ class TestView(base.BaseTestCase):
     def test_shows_what_goes_out(self):
         device = report()[2]
         name = 'compute1_gpu_0000:d8:00.0_passthrough'
-        shown = json.loads(json.dumps(view.device_to_dict(
+        shown = json.loads(json.dumps(build.device_to_dict(
             device, {name: 1})))
         self.assertEqual('0000:d8:00.0', shown['address'])
         self.assertEqual(device.cpid_info,
@@ -285,7 +284,7 @@ class TestView(base.BaseTestCase):
                          provider['traits'])
 
     def test_nothing_reserved_where_nothing_is_said(self):
-        shown = view.device_to_dict(report()[1])
+        shown = build.device_to_dict(report()[1])
         inventory, = (shown['deployables'][0]['resource_provider']
                       ['inventories'].values())
         self.assertEqual({'total': 8, 'max_unit': 8, 'reserved': 0},
@@ -296,7 +295,7 @@ class TestImports(base.BaseTestCase):
 
     def test_without_cyborg(self):
         code = ('import sys; sys.modules["cyborg"] = None; '
-                'from cyborg_gpu_driver.report.content import build, view')
+                'from cyborg_gpu_driver.report.content import build, names')
         done = subprocess.run([sys.executable, '-c', code],
                               capture_output=True, text=True)
         self.assertEqual(0, done.returncode, done.stderr)

@@ -21,7 +21,6 @@ from oslotest import base
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.report.content import names
-from cyborg_gpu_driver.report.content import traits
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.tests.unit.partition.offer import test_mig
 from cyborg_gpu_driver.tests.unit.report import samples
@@ -42,7 +41,7 @@ class TestTraits(base.BaseTestCase):
             'CUSTOM_NVIDIA_20B2_1G_10GB',
             'CUSTOM_NVIDIA_20B2_A100D_1_10C',
             'OWNER_CYBORG',
-        ), traits.traits(samples.a100(), samples.a100_offers()[0]))
+        ), names.traits(samples.a100(), samples.a100_offers()[0]))
 
     def test_vgpu_without_a_numa_node(self):
         self.assertEqual((
@@ -53,7 +52,7 @@ class TestTraits(base.BaseTestCase):
             'CUSTOM_NVIDIA_1EB8',
             'CUSTOM_NVIDIA_1EB8_T4_2B',
             'OWNER_CYBORG',
-        ), traits.traits(samples.t4(), samples.t4_offer()))
+        ), names.traits(samples.t4(), samples.t4_offer()))
 
     def test_a_vgpu_that_shares_its_instance(self):
         board = test_mig.gpu()
@@ -61,7 +60,7 @@ class TestTraits(base.BaseTestCase):
         self.assertEqual((
             'CUSTOM_GPU_KIND_MIG', 'CUSTOM_GPU_MEMORY_8GB',
             'CUSTOM_NVIDIA_20B2', 'CUSTOM_NVIDIA_20B2_DC_1_8Q',
-            'OWNER_CYBORG'), traits.traits(board, offer))
+            'OWNER_CYBORG'), names.traits(board, offer))
         self.assertEqual('CUSTOM_NVIDIA_DC_1_8Q',
                          names.resource_class(offer))
         self.assertEqual('host_gpu_0000:07:00.0_DC-1-8Q',
@@ -69,8 +68,8 @@ class TestTraits(base.BaseTestCase):
 
     def test_isolation_is_the_policys(self):
         plain, isolated = (
-            set(traits.traits(samples.a100(),
-                              samples.a100_offers(isolated=isolated)[0]))
+            set(names.traits(samples.a100(),
+                             samples.a100_offers(isolated=isolated)[0]))
             for isolated in (False, True))
         self.assertEqual({'CUSTOM_GPU_ISOLATION_PROJECT'}, isolated - plain)
 
@@ -79,7 +78,7 @@ class TestTraits(base.BaseTestCase):
             'CUSTOM_GPU_KIND_PASSTHROUGH',
             'CUSTOM_NVIDIA_2235',
             'OWNER_CYBORG',
-        ), traits.traits(samples.whole(), samples.whole_offer()))
+        ), names.traits(samples.whole(), samples.whole_offer()))
 
     def test_whole_with_everything_known(self):
         gpu = samples.whole(model='NVIDIA A40', architecture='ampere',
@@ -92,11 +91,11 @@ class TestTraits(base.BaseTestCase):
             'CUSTOM_GPU_NUMA_0',
             'CUSTOM_NVIDIA_2235',
             'OWNER_CYBORG',
-        ), traits.traits(gpu, samples.whole_offer()))
+        ), names.traits(gpu, samples.whole_offer()))
 
     def test_standard_or_custom(self):
         known = set(os_traits.get_traits())
-        for name in traits.traits(samples.a100(), samples.a100_offers()[0]):
+        for name in names.traits(samples.a100(), samples.a100_offers()[0]):
             if name not in known:
                 self.assertTrue(CUSTOM.fullmatch(name), name)
 
@@ -106,20 +105,20 @@ class TestTraits(base.BaseTestCase):
             mdev_types=(model.MdevType('nvidia-699', 'A100D-1-10Q', 1),))
         gpu = samples.a100(vgpu_types=(), vfs=(function,))
         self.assertIn('CUSTOM_NVIDIA_20B2_A100D_1_10Q',
-                      traits.traits(gpu, samples.a100_offers()[0]))
+                      names.traits(gpu, samples.a100_offers()[0]))
 
     def test_usage_changes_nothing(self):
         gpu = samples.a100()
         self.assertEqual(
-            traits.traits(gpu, samples.a100_offers()[0]),
-            traits.traits(gpu, samples.a100_offers(in_use=3,
-                                                   creatable=0)[0]))
+            names.traits(gpu, samples.a100_offers()[0]),
+            names.traits(gpu, samples.a100_offers(in_use=3,
+                                                  creatable=0)[0]))
 
     @hypothesis.given(strategies.text(min_size=1, max_size=400),
                       strategies.text(min_size=1, max_size=400))
     def test_always_valid(self, name, profile):
         gpu = samples.t4(model=name, architecture=name)
-        for trait in traits.traits(gpu, samples.t4_offer(profile=profile)):
+        for trait in names.traits(gpu, samples.t4_offer(profile=profile)):
             self.assertLessEqual(len(trait), 255)
             self.assertRegex(trait, r'\A(CUSTOM_[A-Z0-9_]+|OWNER_CYBORG)\Z')
 
@@ -139,7 +138,7 @@ class TestMemoryClass(base.BaseTestCase):
     def of_type(self, name, framebuffer_mib):
         gpu = samples.t4(mdev_types=(model.MdevType(
             'nvidia-231', name, 8, framebuffer_mib=framebuffer_mib),))
-        return traits.memory_class(gpu, samples.t4_offer(profile=name))
+        return names.memory_class(gpu, samples.t4_offer(profile=name))
 
     def test_types(self):
         for name, framebuffer_mib, expected in (
@@ -155,7 +154,7 @@ class TestMemoryClass(base.BaseTestCase):
 
     def test_profile_whose_type_is_unknown(self):
         gpu = samples.a100(vgpu_types=())
-        self.assertEqual('10GB', traits.memory_class(
+        self.assertEqual('10GB', names.memory_class(
             gpu, samples.a100_offers()[0]))
 
     def test_whole(self):
@@ -174,7 +173,7 @@ class TestMemoryClass(base.BaseTestCase):
                 ('96GB', (97871, 97887)), ('141GB', (143771,)),
                 ('180GB', (183359,)), ('269GB', (275040,))):
             for mib in sizes:
-                self.assertEqual(expected, traits.memory_class(
+                self.assertEqual(expected, names.memory_class(
                     samples.whole(memory_mib=mib), samples.whole_offer()),
                     mib)
 
@@ -182,5 +181,5 @@ class TestMemoryClass(base.BaseTestCase):
         for name in files.model_names():
             board = files.load_model(name)
             written = MEMORY.get(name) or re.search(r'\d+$', name)[0]
-            self.assertEqual(f'{written}GB', traits.of_whole(
+            self.assertEqual(f'{written}GB', names.of_whole(
                 board.memory_mib), name)

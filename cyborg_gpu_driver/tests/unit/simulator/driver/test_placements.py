@@ -19,7 +19,7 @@ import pynvml
 
 from cyborg_gpu_driver.host.nvml import vgpu
 from cyborg_gpu_driver.simulator import files
-from cyborg_gpu_driver.simulator.driver import placements
+from cyborg_gpu_driver.simulator.driver import mig as driver_mig
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
@@ -43,8 +43,8 @@ class TestTables(base.MachineTestCase):
     def ids(self, name):
         """Return the placement ids of each type of a model, by size."""
         model = files.load_model(name)
-        return {placements.size(model, kind): ' '.join(map(
-            str, placements.supported(model, kind)))
+        return {driver_mig.size(model, kind): ' '.join(map(
+            str, driver_mig.supported(model, kind)))
                 for kind in model.vgpu_types if kind.profile_id is None}
 
     def test_they_are_the_guides(self):
@@ -80,12 +80,12 @@ class TestTables(base.MachineTestCase):
         for name in files.model_names():
             model = files.load_model(name)
             for kind in model.vgpu_types:
-                starts = placements.supported(model, kind)
+                starts = driver_mig.supported(model, kind)
                 if (model.placement_region is None
                         or kind.profile_id is not None):
                     self.assertEqual((), starts)
                     continue
-                size = placements.size(model, kind)
+                size = driver_mig.size(model, kind)
                 self.assertTrue(starts, kind.name)
                 self.assertLessEqual(len(starts), kind.max_instances)
                 # All vGPUs of a size fit side by side, within the region.

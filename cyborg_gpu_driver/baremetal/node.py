@@ -1,0 +1,368 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Which layouts a node's GPUs can have, and which one a step requests."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.baremetal import inventory as baremetal_inventory
+from cyborg_gpu_driver.baremetal import modes
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import health
+from cyborg_gpu_driver.partition.layout import devices as layout_devices
+from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.partition.layout import state
+from cyborg_gpu_driver.partition.layout import yaml
+from cyborg_gpu_driver.report.content import names
+
+_INLINE = 'inline'
+_ONE_LAYOUT = {
+    'type': 'object', 'minProperties': 1, 'maxProperties': 1,
+    'description': 'the name of a layout, a list of items as in a layout '
+                   'file, or {NAME: [...]}',
+    'propertyNames': {'type': 'string', 'minLength': 1},
+    'additionalProperties': yaml.ITEMS}
+
+
+def known(gpus: Sequence[model.Gpu],
+          files: Iterable[layout_file.LayoutFile] = ()
+          ) -> dict[str, layout_file.Entry]:
+    """Return layouts by name: all sensible ones, and the operator's.
+
+    If two have one name, the operator's wins, or the later file's if several
+    files have it.
+
+    :param gpus: a node's GPUs, by address; only their profiles matter.
+    :param files: the operator's layout files.
+    """
+    return {entry.name: entry for document in
+            (state.generate(gpus), *files)
+            for entry in document.entries}
+
+
+def suits(gpus: Sequence[model.Gpu], entry: layout_file.Entry) -> bool:
+    """Whether GPUs can take a layout.
+
+    It must select at least one of them. What is on them now does not
+    matter. A GPU that NVML did not see has no known profiles. An item for
+    such a GPU counts as correct if it names the GPU's board in a
+    device-filter, or turns MIG mode off.
+    """
+    if any(index >= len(gpus) for section in entry.sections
+           for index in section.devices.indices or ()):
+        return False
+    try:
+        spoken_of = [_speaks(entry, index, gpu)
+                     for index, gpu in enumerate(gpus)]
+    except exception.LayoutError:
+        return False
+    return any(spoken_of)
+
+
+def _speaks(entry, index, gpu):
+    """Whether a layout selects a GPU.
+
+    :raises LayoutError: if the GPU cannot be as the layout wants.
+    """
+    if gpu.visible_to_nvml:
+        wanted = entry.for_gpu(index, gpu)
+        return wanted is not None and not wanted.without_mig
+    found = [section for section in entry.sections
+             if section.devices.include(index, gpu)]
+    if len(found) > 1 or any(section.mig_enabled and not
+                             section.devices.boards for section in found):
+        raise yaml.place_in(
+            entry.source, f'entry {entry.name}, GPU {index}').error(
+            'NVML does not list the GPU', 'give its board in a device-filter: '
+            f'"{layout_devices.board(gpu)}"')
+    return bool(found)
+
+
+def applicable(gpus: Sequence[model.Gpu],
+               entries: Mapping[str, layout_file.Entry]
+               ) -> tuple[str, ...]:
+    """Return the names of the layouts that suit, in their order."""
+    return tuple(name for name, entry in entries.items()
+                 if suits(gpus, entry))
+
+
+def entry_of(value: Any, gpus: Sequence[model.Gpu] = (),
+             files: Iterable[layout_file.LayoutFile] = (),
+             source: str = 'layout') -> layout_file.Entry:
+    """Return the layout that a step's argument means.
+
+    :param value: a layout's name; the items of one, as in a layout file; or
+        ``{name: items}``.
+    :param gpus: the GPUs for which names of generated layouts are resolved.
+    :param source: of the value, for error messages.
+    :raises LayoutError: with what would be correct.
+    """
+    place = yaml.place_in(source)
+    if isinstance(value, str):
+        files = tuple(files)
+        for document in files:
+            if value in document.unreadable:
+                # Not a generated layout of the same name.
+                return document.entry(value)
+        entries = known(gpus, files)
+        if value not in entries:
+            raise place.error(f'no layout {value!r}', 'there are '
+                              + ', '.join(entries))
+        return entries[value]
+    if isinstance(value, list):
+        value = {_INLINE: value}
+    yaml.check(value, _ONE_LAYOUT, place)
+    (name, items), = value.items()
+    return layout_file.Entry.parse(name, items, place.below(name))
+
+
+# GPU facts on Ironic's node: traits, properties, resource class.
+#
+# ============================= ==========================================
+# trait                         meaning
+# ============================= ==========================================
+# CUSTOM_NVIDIA_2330            PCI device id of a GPU
+# CUSTOM_GPU_MODEL_...          NVML's name, without a leading NVIDIA
+# CUSTOM_GPU_ARCH_HOPPER        architecture
+# CUSTOM_GPU_MEMORY_80GB        memory of a GPU, as people write it
+# CUSTOM_GPU_COUNT_8            number of GPUs of the node, of any kind
+# CUSTOM_GPU_HEALTHY            all GPUs answered and are healthy
+# CUSTOM_GPU_UNHEALTHY_XID_79   a health condition of a GPU
+# CUSTOM_NVLINK_CLIQUE_...      all GPUs are in this NVLink clique
+# CUSTOM_GPU_LAYOUT_...         the GPUs can take that layout
+# ============================= ==========================================
+#
+# The property :data:`PROPERTY` lists the traits that an inspection wrote. The
+# next inspection removes those that are no longer true, and no others: a trait
+# that the operator set is kept, whatever its name.
+
+TRAITS_MAX = 50
+"""Ironic's limit on a node's traits (MAX_TRAITS_PER_NODE)."""
+RESOURCE_CLASS_MAX = 80
+"""Ironic's limit on a node's resource class (schema of its API)."""
+PROPERTY = 'nvidia_gpus'
+"""A key of the node's properties."""
+TRAITS = 'traits'
+"""Below :data:`PROPERTY`: the traits that the inspection wrote."""
+CAPABILITIES = ('gpu_count', 'gpu_model')
+
+
+@dataclasses.dataclass(frozen=True)
+class Traits:
+    """The traits that a node is to have."""
+
+    traits: tuple[str, ...]
+    """All of them, sorted."""
+    written: tuple[str, ...] = ()
+    """Those that the inspection writes, sorted."""
+    left_out: tuple[str, ...] = ()
+    """Those for which there was no room."""
+    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Why a deploy template's layout cannot be used, by its name."""
+
+
+def written(properties: Mapping[str, Any], current: Iterable[str]
+            ) -> frozenset[str]:
+    """Return the traits of a node that its last inspection wrote.
+
+    :param properties: the node's.
+    :param current: the node's traits.
+    """
+    summary = properties.get(PROPERTY)
+    if not (isinstance(summary, Mapping)
+            and isinstance(summary.get(TRAITS), list)):
+        return frozenset()
+    return frozenset(current).intersection(map(str, summary[TRAITS]))
+
+
+def traits(current: Iterable[str], inventory: baremetal_inventory.Inventory,
+           written: Collection[str] = (),
+           files: Iterable[layout_file.LayoutFile] = (),
+           templates: Mapping[str, Any] | None = None,
+           all_layouts: bool = False) -> Traits:
+    """Return the traits of a node after its inspection.
+
+    A node with an unhealthy GPU has no traits of layouts, so that no server
+    that asks for a layout is deployed on it. The node remains unhealthy
+    until all of its GPUs have been queried again.
+
+    If there is no room for all traits, layouts without a deploy template are
+    left out first.
+
+    :param current: the traits that the node has.
+    :param written: those of them that the last inspection wrote. All others
+        are the operator's, except those that name a deploy template, and
+        :data:`.names.HEALTHY` once the GPUs have answered.
+    :param files: the operator's layout files.
+    :param templates: layouts of deploy templates (a step's argument) by the
+        template's name, which is a trait.
+    :param all_layouts: whether layouts without a deploy template get a
+        trait too.
+    """
+    templates = templates or {}
+    current = set(current)
+    ours = current.intersection([*written, *templates])
+    unhealthy = _unhealthy(ours, inventory)
+    if unhealthy or inventory.asked:
+        ours |= current & {baremetal_inventory.HEALTHY}
+    kept = current - ours
+    refused: dict[str, str] = {}
+    layouts = () if unhealthy else _layouts(
+        inventory.gpus, files, templates, refused, all_layouts)
+    wanted = [trait for trait in dict.fromkeys(
+        (*_healthy(inventory, unhealthy), *unhealthy, *_boards(inventory.gpus),
+         *_clique(inventory), *layouts))
+        if trait not in kept]
+    room = max(0, TRAITS_MAX - len(kept))
+    return Traits(tuple(sorted({*kept, *wanted[:room]})),
+                  tuple(sorted(wanted[:room])), tuple(wanted[room:]), refused)
+
+
+def _healthy(inventory, unhealthy):
+    if inventory.gpus and inventory.asked and not unhealthy:
+        yield baremetal_inventory.HEALTHY
+
+
+def _unhealthy(ours, inventory):
+    """Return traits of the conditions of the GPUs.
+
+    If GPUs could not be queried, the node keeps its earlier ones.
+    """
+    found = {health.TRAIT + code for codes in inventory.conditions.values()
+             for code in codes}
+    if not inventory.asked:
+        found |= {trait for trait in ours if trait.startswith(health.TRAIT)}
+    return sorted(found)
+
+
+def _boards(gpus):
+    if gpus:
+        yield baremetal_inventory.count_trait(len(gpus))
+    for gpu in gpus:
+        yield from names.of_board(gpu)
+
+
+def _clique(inventory):
+    if inventory.clique is not None:
+        yield baremetal_inventory.clique_trait(inventory.clique)
+
+
+def _layouts(gpus, files, templates, refused, all_layouts):
+    """Return traits of layouts, first of templates, then the operator's.
+
+    A trait stands for what its deploy template does, or without a template
+    for the layout of that name.
+    """
+    files = tuple(files)
+    by_trait: dict[str, layout_file.Entry | None] = {}
+    for template, value in sorted(templates.items()):
+        try:
+            by_trait[template] = entry_of(value, gpus, files)
+        except exception.LayoutError as error:
+            by_trait[template] = None
+            refused[template] = str(error)
+    if all_layouts:
+        listed = [entry for document in reversed(files)
+                  for entry in document.entries]
+        for entry in (*listed, *known(gpus).values()):
+            by_trait.setdefault(
+                baremetal_inventory.layout_trait(entry.name), entry)
+    return applicable(gpus, {
+        trait: entry for trait, entry in by_trait.items() if entry})
+
+
+def summary(inventory: baremetal_inventory.Inventory) -> dict[str, Any]:
+    """Return the node's property :data:`PROPERTY`, for people; JSON.
+
+    ``mig`` of a board says whether the board supports MIG, or is null if that
+    is not known.
+    """
+    return {
+        'count': len(inventory.gpus),
+        'boards': [{
+            'model': gpu.model, 'architecture': gpu.architecture,
+            'device_id': gpu.device_id, 'memory_mib': gpu.memory_mib,
+            'mig': gpu.mig is not None if gpu.visible_to_nvml else None,
+            'count': count,
+        } for gpu, count in _kinds(inventory.gpus)],
+        'driver_version': inventory.driver_version,
+        'nvml_problem': inventory.nvml_problem,
+        modes.KEY: inventory.modes.to_dict(),
+        'nvlink_clique': inventory.clique,
+        'unhealthy': {str(address): list(reasons) for address, reasons
+                 in inventory.unhealthy.items()},
+        'problems': [*inventory.problems, *(
+            f'GPU {gpu.address}: {problem}' for gpu in inventory.gpus
+            for problem in gpu.problems)],
+    }
+
+
+def capabilities(current: str | None,
+                 inventory: baremetal_inventory.Inventory) -> str:
+    """Return the node's property ``capabilities``, as Ironic writes it.
+
+    ``gpu_count:8,gpu_model:h100-80gb-hbm3``, after the existing entries. A
+    node with several kinds of boards has no ``gpu_model``.
+    """
+    kept = [item for item in (current or '').split(',') if item
+            and item.partition(':')[0].strip() not in CAPABILITIES]
+    if inventory.gpus:
+        kept.append(f'gpu_count:{len(inventory.gpus)}')
+    words = _words(inventory.gpus)
+    if len(words) == 1:
+        kept.append(f'gpu_model:{next(iter(words))}')
+    return ','.join(kept)
+
+
+def resource_class(inventory: baremetal_inventory.Inventory) -> str | None:
+    """Return a resource class for nodes with such GPUs; None without any.
+
+    ``baremetal-gpu-h100-80gb-hbm3-x8``, which Placement knows as
+    ``CUSTOM_BAREMETAL_GPU_H100_80GB_HBM3_X8``. A GPU without a known name
+    appears with its PCI device id.
+    """
+    if not inventory.gpus:
+        return None
+    words = _words(inventory.gpus)
+    name = '-'.join(('baremetal-gpu', *(
+        f'{word}-x{words[word]}' for word in sorted(words))))
+    if len(name) > RESOURCE_CLASS_MAX:
+        digest = names.digest(name)
+        name = name[:RESOURCE_CLASS_MAX - len(digest) - 1].rstrip('-')
+        name = f'{name}-{digest}'
+    return name
+
+
+def _words(gpus: Collection) -> collections.Counter[str]:
+    """Count the GPUs of each model, named in lower case, digits and -."""
+    return collections.Counter(
+        names.token(names.without_vendor(
+            gpu.model or f'{gpu.vendor_id}-{gpu.device_id}')).lower()
+        .replace('_', '-') for gpu in gpus)
+
+
+def _kinds(gpus):
+    """Return one GPU of each kind and their number, in their order."""
+    found: dict[tuple, list] = collections.defaultdict(list)
+    for gpu in gpus:
+        found[gpu.device_id, gpu.model, gpu.memory_mib,
+              gpu.visible_to_nvml, gpu.mig is not None].append(gpu)
+    return [(alike[0], len(alike)) for alike in found.values()]

@@ -1,0 +1,233 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Column values with different formats for people and for programs."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import sys
+from typing import Any
+from typing import TextIO
+
+from cliff import columns
+from cliff import lister
+from cliff import show
+from cliff import utils
+from cliff.formatters import base
+
+from cyborg_gpu_driver import exception
+
+
+class Names(columns.FormattableColumn):
+    """A sequence of names."""
+
+    def human_readable(self) -> str:
+        return '\n'.join(self._value)
+
+    def machine_readable(self) -> list[str]:
+        return list(self._value)
+
+
+class Counts(columns.FormattableColumn):
+    """The count of each name; one name per line for people."""
+
+    def human_readable(self) -> str:
+        return '\n'.join(f'{count}x {name}'
+                         for name, count in sorted(self._value.items()))
+
+    def machine_readable(self) -> dict[str, int]:
+        return dict(sorted(self._value.items()))
+
+
+class Optional(columns.FormattableColumn):
+    """A value that may be unknown."""
+
+    def human_readable(self) -> str:
+        return '-' if self._value is None else str(self._value)
+
+    def machine_readable(self):
+        return self._value
+
+
+class Time(columns.FormattableColumn):
+    """A moment with a time zone, or None; for people, two words in UTC."""
+
+    def human_readable(self) -> str:
+        return '-' if self._value is None else self._value.astimezone(
+            datetime.timezone.utc).strftime('%Y-%m-%d %H:%M:%SZ')
+
+    def machine_readable(self) -> str | None:
+        return self._value and self._value.isoformat(timespec='seconds')
+
+
+class Structure(columns.FormattableColumn):
+    """Nested data: the number of items for people, all data for programs."""
+
+    def human_readable(self) -> str:
+        return str(len(self._value))
+
+    def machine_readable(self):
+        return self._value
+
+
+# The output of the commands of ``cyborg-gpu`` and ``openstack gpu``.
+#
+# cliff (4.17) shows every column in a table, as wide as it gets. In the flat
+# formats, it writes lists and None as Python does. The classes here replace
+# those of cliff for both programs.
+
+WIDTH = 80
+"""Characters in a line of a table that is not shown on a terminal."""
+_FLAT = frozenset({'csv', 'value', 'shell'})
+"""Formats without nested values and without None."""
+
+
+class Lister(lister.Lister):
+    """A list whose default table is short enough for a terminal.
+
+    ``brief`` are the columns of that table, all if it is empty. ``--long``
+    shows the others too, and so does every format for programs.
+    """
+
+    brief: tuple[str, ...] = ()
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument(
+            '--long', action='store_true',
+            help='show all columns in the table, however wide it gets')
+        return parser
+
+    def get_epilog(self):
+        """Return the epilog without the name of the plugin.
+
+        It is always this package. To find it, cliff (4.17) reads the metadata
+        of every installed distribution.
+        """
+        return self._epilog or ''
+
+    def produce_output(self, parsed_args, column_names, data):
+        if not (parsed_args.long or parsed_args.columns):
+            fit(parsed_args, self.app.stdout)
+            if parsed_args.formatter == 'table':
+                parsed_args.columns = [name for name in self.brief
+                                       if name in column_names]
+        self.formatter = _flattening(self.formatter, parsed_args)
+        return super().produce_output(parsed_args, column_names, data)
+
+
+class ShowOne(show.ShowOne):
+    """One thing with its fields, a line each."""
+
+    def produce_output(self, parsed_args, column_names, data):
+        fit(parsed_args, self.app.stdout)
+        self.formatter = _flattening(self.formatter, parsed_args)
+        return super().produce_output(parsed_args, column_names, data)
+
+
+def fit(parsed_args: argparse.Namespace, stdout: TextIO) -> None:
+    """Let cliff fold a table to the terminal, unless the user set a width."""
+    parsed_args.max_width = line_width(parsed_args.max_width, stdout)
+
+
+def line_width(wanted: int, stdout: TextIO) -> int:
+    """Return the characters in a line: as wanted, of the terminal, or 80.
+
+    :param wanted: the width that the user set; 0 if none.
+    """
+    if wanted > 0:
+        return wanted
+    return stdout.isatty() and utils.terminal_width() or WIDTH
+
+
+def _flattening(formatter: base.Formatter, parsed_args: argparse.Namespace
+                ) -> base.Formatter:
+    return (_Flattening(formatter) if parsed_args.formatter in _FLAT
+            else formatter)
+
+
+class _Flattening(base.ListFormatter, base.SingleFormatter):
+    """A formatter that makes values flat and calls another formatter."""
+
+    def __init__(self, formatter):
+        self._formatter = formatter
+
+    def add_argument_group(self, parser):
+        self._formatter.add_argument_group(parser)
+
+    def emit_list(self, column_names, data, stdout, parsed_args):
+        self._formatter.emit_list(
+            column_names, [[flat(cell) for cell in row] for row in data],
+            stdout, parsed_args)
+
+    def emit_one(self, column_names, data, stdout, parsed_args):
+        self._formatter.emit_one(column_names, [flat(cell) for cell in data],
+                                 stdout, parsed_args)
+
+
+def flat(cell: Any) -> Any:
+    """Return a value as flat text.
+
+    A list of single values is joined with commas, deeper nested values become
+    JSON, and None becomes empty. A text is put on one line.
+    """
+    if isinstance(cell, columns.FormattableColumn):
+        cell = cell.machine_readable()
+    if cell is None:
+        return ''
+    if isinstance(cell, str):
+        return ' '.join(cell.splitlines())
+    if isinstance(cell, (list, tuple)) and not any(
+            isinstance(item, (dict, list, tuple)) for item in cell):
+        return ','.join(str(flat(item)) for item in cell)
+    if isinstance(cell, (dict, list, tuple)):
+        return json.dumps(cell)
+    return cell
+
+
+# Messages and questions to the user, and files that the user names.
+
+_STDIN = '-'
+
+
+def read_text(name: str) -> tuple[str, str]:
+    """Return a file's text, and the file's name for error messages.
+
+    :param name: a path, or ``-`` for standard input.
+    :raises InvalidValue: if the file cannot be read.
+    """
+    try:
+        if name == _STDIN:
+            return sys.stdin.read(), 'standard input'
+        with open(name, encoding='utf-8') as stream:
+            return stream.read(), name
+    except (OSError, UnicodeDecodeError) as error:
+        raise exception.InvalidValue(
+            what='file', value=name, expected=f'cannot be read: {error}'
+        ) from error
+
+
+def agreed(question: str) -> bool:
+    """Ask the user a question; return whether the answer is yes.
+
+    :param question: such as ``Remove 2 vGPUs?``.
+    """
+    print(f'{question} [y/N] ', end='', file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ('y', 'yes')
+
+
+def say(message: str) -> None:
+    """Print one line to standard error, apart from the answer for programs."""
+    print(message, file=sys.stderr)

@@ -1,0 +1,420 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The steps that change a GPU: one vocabulary for all planners.
+
+A step is a value. It can be printed before it is executed, and is written to
+the GPU's record during the execution. The executor is
+:mod:`cyborg_gpu_driver.program.steps.executor`.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import itertools
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import geometry
+from cyborg_gpu_driver.partition import gpu_map
+from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.partition import target
+
+
+class Action(enum.Enum):
+    """The kind of a step. The values are for programs."""
+
+    BIND_NVIDIA = 'bind-nvidia'
+    DISABLE_FUNCTIONS = 'disable-virtual-functions'
+    """``sriov-manage -d``."""
+    ENABLE_MIG = 'enable-mig'
+    """nvmlDeviceSetMigMode(1)."""
+    DISABLE_MIG = 'disable-mig'
+    """nvmlDeviceSetMigMode(0)."""
+    ENABLE_FUNCTIONS = 'enable-virtual-functions'
+    """``sriov-manage -e``."""
+    MIXED_ON = 'enable-mixed-sizes'
+    MIXED_OFF = 'disable-mixed-sizes'
+    SCHEDULER = 'set-scheduler'
+    DESTROY_VGPU = 'destroy-vgpu'
+    DESTROY_COMPUTE = 'destroy-compute-instance'
+    DESTROY_INSTANCE = 'destroy-instance'
+    CREATE_INSTANCE = 'create-instance'
+    """nvmlDeviceCreateGpuInstanceWithPlacement."""
+    CREATE_COMPUTE = 'create-compute-instance'
+    CREATE_VGPU = 'create-vgpu'
+    ACTIVATE_PARTITION = 'activate-nvswitch-partition'
+    """fmActivateFabricPartitionWithVFs for a vGPU, or
+    fmActivateFabricPartition for whole GPUs."""
+    DEACTIVATE_PARTITION = 'deactivate-nvswitch-partition'
+    BIND_VFIO = 'bind-vfio'
+
+
+_WORDS = {
+    Action.BIND_NVIDIA: 'bind it to nvidia',
+    Action.DISABLE_FUNCTIONS: 'disable virtual functions',
+    Action.ENABLE_MIG: 'turn MIG mode on',
+    Action.DISABLE_MIG: 'turn MIG mode off',
+    Action.ENABLE_FUNCTIONS: 'enable virtual functions',
+    Action.MIXED_ON: 'turn mixed-size mode on',
+    Action.MIXED_OFF: 'turn mixed-size mode off',
+    Action.SCHEDULER: 'set the vGPU scheduler',
+    Action.DESTROY_VGPU: 'destroy vGPU',
+    Action.DESTROY_COMPUTE: 'destroy compute instance',
+    Action.DESTROY_INSTANCE: 'destroy instance',
+    Action.CREATE_INSTANCE: 'create instance',
+    Action.CREATE_COMPUTE: 'create compute instance',
+    Action.CREATE_VGPU: 'create vGPU',
+    Action.ACTIVATE_PARTITION: 'activate NVSwitch partition',
+    Action.DEACTIVATE_PARTITION: 'deactivate NVSwitch partition',
+    Action.BIND_VFIO: 'bind it to vfio-pci',
+}
+"""Descriptions of the actions for people."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One step. It names a GPU instance by its placement, never by its id,
+    because an instance that an earlier step creates has no id yet.
+    """
+
+    action: Action
+    profile: model.GpuInstanceProfile | None = None
+    """None if the step concerns no GPU instance, or if NVML lists no such
+    profile."""
+    placement: model.Placement | None = None
+    """Of the GPU instance; None if the step concerns none."""
+    slices: int | None = None
+    """Of the compute instance; None if the step concerns none."""
+    start: int | None = None
+    """Position of the compute instance in its GPU instance, in compute
+    slices; with None the driver chooses it."""
+    vgpu: spec.VgpuSpec | None = None
+    """None if the step concerns no vGPU."""
+    fabric_partition: int | None = None
+    """NVSwitch partition of the vGPU, or without a vGPU of whole GPUs; None
+    if the step concerns none."""
+    scheduler: tuple[model.SchedulerPolicy, int | None] | None = None
+    """Policy and time slice in ns, for ``SCHEDULER``, and for a
+    ``CREATE_INSTANCE`` whose vGPUs share the instance. A time slice of None
+    means any."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a dictionary for JSON, without values that do not apply."""
+        values = {
+            'action': self.action.value,
+            'profile': self.profile and self.profile.name,
+            'start': self.placement and self.placement.start,
+            'size': self.placement and self.placement.size,
+            'compute_slices': self.slices, 'compute_start': self.start,
+            'vgpu': self.vgpu and self.vgpu.type_id,
+            'function': self.vgpu and str(self.vgpu.function)}
+        return {key: value for key, value in values.items()
+                if value is not None}
+
+    def __str__(self) -> str:
+        words = [_WORDS[self.action]]
+        if self.action is Action.SCHEDULER and self.placement is not None:
+            words.append('of')
+        if self.slices is not None:
+            words.append(f'{self.slices}c')
+            if self.start is not None:
+                words.append(f'at slice {self.start}')
+            words.append('in')
+        if self.placement is not None:
+            name = self.profile.name if self.profile else 'unknown profile'
+            words.append(f'{name} at {self.placement}')
+        if self.fabric_partition is not None:
+            words.append(str(self.fabric_partition))
+            if self.vgpu is not None:
+                words.append('of')
+        if self.vgpu is not None:
+            words.append(str(self.vgpu))
+        return ' '.join(words)
+
+
+# What happens to the compute instances in a GPU instance that is kept.
+
+@dataclasses.dataclass(frozen=True)
+class ComputeChange:
+    """The compute instances to destroy first, and those to create then."""
+
+    destroy: tuple[model.ComputeInstance, ...] = ()
+    create: tuple[int, ...] = ()
+    """Slices of each, the largest first."""
+
+
+def change(instance: model.GpuInstance, wanted: target.WantedInstance
+           ) -> ComputeChange:
+    """Return the change that destroys the fewest compute instances."""
+    room = wanted.profile.slices
+    for count in range(len(instance.compute), -1, -1):
+        for keep in itertools.combinations(instance.compute, count):
+            missing = collections.Counter(wanted.compute)
+            missing.subtract(item.size for item in keep)
+            if any(value < 0 for value in missing.values()):
+                continue
+            create = tuple(sorted(missing.elements(), reverse=True))
+            if _fits(room, _mask(keep), create):
+                return ComputeChange(tuple(
+                    item for item in instance.compute if item not in keep),
+                    create)
+    # Nothing is known to fit, e.g. 4 and 3 of 7 slices: let the GPU decide.
+    return ComputeChange(instance.compute, wanted.compute)
+
+
+def cost(instance: model.GpuInstance, wanted: target.WantedInstance,
+         in_use: bool) -> tuple[int, int] | None:
+    """Return how many compute instances are destroyed and created.
+
+    An instance in use keeps its compute instances. If it has none, its user
+    manages them: the guest of a MIG-backed vGPU creates its own.
+
+    :returns: None if an instance in use is not as wanted.
+    """
+    if in_use:
+        sizes = sorted((item.size for item in instance.compute),
+                       reverse=True)
+        fitting = not sizes or tuple(sizes) == wanted.compute
+        return (0, 0) if fitting else None
+    needed = change(instance, wanted)
+    return len(needed.destroy), len(needed.create)
+
+
+def _mask(compute: Collection[model.ComputeInstance]) -> int:
+    mask = 0
+    for item in compute:
+        mask |= ((1 << item.size) - 1) << item.start
+    return mask
+
+
+def _fits(room: int, taken: int, sizes: Sequence[int]) -> bool:
+    """Whether free slices can hold the sizes.
+
+    Compute instances of one size are placed end to end from the first slice.
+    If a GPU allows more starts than that, the only loss is a compute
+    instance that could have been kept.
+    """
+    if not sizes:
+        return True
+    bits = (1 << sizes[0]) - 1
+    return any(
+        _fits(room, taken | bits << start, sizes[1:])
+        for start in range(0, room - sizes[0] + 1, sizes[0])
+        if not taken & bits << start)
+
+
+# A change to one GPU, as a value that can be printed before it is made.
+#
+# :mod:`cyborg_gpu_driver.partition.plan` creates it. Other modules carry
+# it out.
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+    """A live instance that is kept, and its purpose in the new layout."""
+
+    instance: model.GpuInstance
+    wanted: target.WantedInstance | None = None
+    """None for an instance that stays as it is."""
+    in_use: str | None = None
+    """What uses the instance; None for an idle one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Created:
+    """An instance that will be created, with its placement."""
+
+    placement: model.Placement
+    wanted: target.WantedInstance
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """The change from what a GPU is to what is wanted."""
+
+    gpu: model.Gpu
+    """The GPU as it was when the change was planned."""
+    wanted: target.Wanted
+    keep: tuple[Kept, ...] = ()
+    """Sorted by placement, like ``destroy`` and ``create``."""
+    destroy: tuple[model.GpuInstance, ...] = ()
+    create: tuple[Created, ...] = ()
+    steps: tuple[Step, ...] = ()
+    """In this order each step is valid when its turn comes."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the GPU is already as wanted."""
+        return not self.steps
+
+    def after(self) -> spec.MigLayout:
+        """Return the layout that the GPU will have.
+
+        Where a compute instance starts is an assumption: the driver decides.
+        """
+        stays = [
+            dataclasses.replace(spec.of(item.instance), compute=_laid_out(
+                item.wanted.compute)) if item.wanted and item.in_use is None
+            else spec.in_full(item.instance) for item in self.keep]
+        comes = [
+            spec.MigInstanceSpec(item.placement,
+                                 item.wanted.profile.profile_id,
+                                 _laid_out(item.wanted.compute))
+            for item in self.create]
+        enabled = self.wanted.enabled
+        return spec.MigLayout(enabled, enabled,
+                              tuple(sorted((*stays, *comes))))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the whole plan for JSON."""
+        return {
+            'address': str(self.gpu.address),
+            'mig_enabled': self.wanted.enabled,
+            'wanted': dict(self.wanted.counts),
+            'keep': [{
+                **self._instance(item.instance.placement,
+                                 self._name(item.instance)),
+                'in_use': item.in_use} for item in self.keep],
+            'destroy': [self._instance(item.placement, self._name(item))
+                        for item in self.destroy],
+            'create': [{
+                **self._instance(item.placement, item.wanted.profile.name),
+                'compute': list(item.wanted.compute)}
+                for item in self.create],
+            'steps': [item.to_dict() for item in self.steps]}
+
+    def lines(self, pens: gpu_map.Pens = gpu_map.UNICODE
+              ) -> tuple[str, ...]:
+        """Return the plan for people: before, the steps, after."""
+        if self.is_empty:
+            return (f'{self.gpu.address}: unchanged ({self.wanted})',)
+        before = {item.placement: 'goes' for item in self.destroy}
+        before |= {item.instance.placement: 'in use' if item.in_use
+                   else 'stays' for item in self.keep}
+        after = {**before, **{
+            item.placement: 'new' for item in self.create}}
+        return (
+            f'{self.gpu.address}: will be {self.wanted}',
+            ' before', *gpu_map.grid_lines(self.gpu, before, pens),
+            *(f' {number:2}. {item}'
+              for number, item in enumerate(self.steps, start=1)),
+            ' after', *gpu_map.grid_lines(self.gpu, after, pens, self.after()))
+
+    def _name(self, instance: model.GpuInstance) -> str:
+        profile = spec.profile(self.gpu, instance.profile_id)
+        return profile.name if profile else f'id {instance.profile_id}'
+
+    @staticmethod
+    def _instance(placement: model.Placement, name: str) -> dict[str, Any]:
+        return {'profile': name, 'start': placement.start,
+                'size': placement.size}
+
+
+def _laid_out(compute: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Place compute instances of these sizes one after the other."""
+    starts = itertools.accumulate(compute, initial=0)
+    return tuple(zip(starts, compute, strict=False))
+
+
+# The order of the steps of a change: each is valid when its turn comes.
+#
+# An instance is destroyed only when its room is needed, or at the end. If a
+# step fails, as many instances as possible still exist.
+
+def steps(mig: model.Mig, keep: Iterable[Kept],
+          destroy: Iterable[model.GpuInstance],
+          create: Iterable[Created]) -> tuple[Step, ...]:
+    """Return the steps between two changes of mode."""
+    grid = geometry.Geometry(mig.profiles)
+    there = sorted(mig.instances)
+    doomed, waiting = sorted(destroy), sorted(
+        create, key=lambda item: item.placement)
+    result: list[Step] = []
+    made: list[Created] = []
+    while waiting:
+        occupancy = _occupancy(grid, there, made)
+        item = min(waiting, key=lambda item: len(
+            _in_the_way(grid, occupancy, doomed, item)))
+        for instance in _in_the_way(grid, occupancy, doomed, item):
+            result += _destruction(mig, instance)
+            doomed.remove(instance)
+            there.remove(instance)
+        result += _creation(item)
+        waiting.remove(item)
+        made.append(item)
+    for kept in keep:
+        result += _compute(mig, kept)
+    for instance in doomed:
+        result += _destruction(mig, instance)
+    return tuple(result)
+
+
+def _occupancy(grid: geometry.Geometry, there: Iterable[model.GpuInstance],
+               made: Iterable[Created]) -> geometry.Occupancy:
+    occupancy = grid.occupancy_of(there)
+    for item in made:
+        occupancy = occupancy.add(item.wanted.profile, item.placement)
+    return occupancy
+
+
+def _in_the_way(grid: geometry.Geometry, occupancy: geometry.Occupancy,
+                doomed: Iterable[model.GpuInstance], item: Created
+                ) -> list[model.GpuInstance]:
+    """Return the instances to destroy before another can be created: those
+    at its placement, and as many more as engines or its number require.
+    """
+    first = [instance for instance in doomed
+             if instance.placement.mask & item.placement.mask]
+    others = [instance for instance in doomed if instance not in first]
+    others.sort(key=lambda instance:
+                instance.profile_id != item.wanted.profile.profile_id)
+    for count in range(len(others) + 1):
+        gone = first + others[:count]
+        if grid.can_place(occupancy.without(gone), item.wanted.profile,
+                          item.placement.start):
+            return gone
+    return first
+
+
+def _destruction(mig: model.Mig, instance: model.GpuInstance
+                 ) -> Iterator[Step]:
+    profile = mig.profile_by_id(instance.profile_id)
+    for compute in instance.compute:
+        yield Step(Action.DESTROY_COMPUTE, profile, instance.placement,
+                   compute.size, compute.start)
+    yield Step(Action.DESTROY_INSTANCE, profile, instance.placement)
+
+
+def _creation(item: Created) -> Iterator[Step]:
+    profile = item.wanted.profile
+    yield Step(Action.CREATE_INSTANCE, profile, item.placement)
+    for slices in item.wanted.compute:
+        yield Step(Action.CREATE_COMPUTE, profile, item.placement, slices)
+
+
+def _compute(mig: model.Mig, kept: Kept) -> Iterator[Step]:
+    if kept.wanted is None or kept.in_use is not None:
+        return
+    profile = mig.profile_by_id(kept.instance.profile_id)
+    needed = change(kept.instance, kept.wanted)
+    for compute in needed.destroy:
+        yield Step(Action.DESTROY_COMPUTE, profile,
+                   kept.instance.placement, compute.size, compute.start)
+    for slices in needed.create:
+        yield Step(Action.CREATE_COMPUTE, profile, kept.instance.placement,
+                   slices)

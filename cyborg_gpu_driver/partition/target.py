@@ -1,0 +1,197 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What a layout file wants of one GPU, in that GPU's own profiles.
+
+Wanted and live state have different types. :class:`Wanted` says what, never
+where. :class:`cyborg_gpu_driver.host.snapshot.model.GpuInstance` is live.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Iterator
+from collections.abc import Mapping
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import names
+
+_Share = tuple[tuple[int, ...], ...]
+"""Bins of compute slices."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WantedInstance:
+    """A GPU instance that is wanted, at any placement."""
+
+    profile: model.GpuInstanceProfile
+    compute: tuple[int, ...]
+    """Slices of each compute instance, the largest first."""
+
+    def __str__(self) -> str:
+        if self.compute == (self.profile.slices,):
+            return self.profile.name
+        counts = collections.Counter(device_name(self.profile, slices)
+                                     for slices in self.compute)
+        return f'{self.profile.name} ({listed(counts)})'
+
+
+@dataclasses.dataclass(frozen=True)
+class WantedDevices:
+    """A number of MIG devices of one name."""
+
+    profile: model.GpuInstanceProfile
+    """Of the GPU instance that they are in."""
+    slices: int
+    """Compute slices of each; the profile's own for a whole instance."""
+    count: int
+    """1 or more."""
+
+    @property
+    def name(self) -> str:
+        return device_name(self.profile, self.slices)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """The wanted state of one GPU: its MIG mode and MIG devices.
+
+    A layout file counts MIG devices, that is compute instances: three
+    ``1c.3g.20gb`` may share one GPU instance or have one each.
+    """
+
+    enabled: bool
+    """MIG mode."""
+    devices: tuple[WantedDevices, ...] = ()
+    """By compute slices and name, largest first, each name once."""
+    without_mig: bool = False
+    """The layout turns MIG mode on for all GPUs, but this one does not
+    support MIG: it stays as it is."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many MIG devices of each name."""
+        return {entry.name: entry.count for entry in self.devices}
+
+    def packings(self) -> Iterator[tuple[WantedInstance, ...]]:
+        """Return every way to distribute the devices over GPU instances.
+
+        The first has the fewest GPU instances. Tools that create one device
+        after the other and fill up the last GPU instance produce the same.
+        """
+        groups: dict[model.GpuInstanceProfile, list[int]] = (
+            collections.defaultdict(list))
+        for entry in self.devices:
+            room = entry.profile.slices * entry.profile.max_instances
+            if entry.slices * entry.count > room:
+                return iter(())
+            groups[entry.profile] += [entry.slices] * entry.count
+        ways: list[tuple[WantedInstance, ...]] = [()]
+        for profile, slices in groups.items():
+            shares = _shares(profile.slices, profile.max_instances,
+                             tuple(sorted(slices, reverse=True)))
+            ways = [(*way, *(WantedInstance(profile, compute)
+                             for compute in share))
+                    for way in ways for share in shares]
+        return iter(sorted(ways, key=len))
+
+    def __str__(self) -> str:
+        if self.without_mig:
+            return 'not changed, it does not support MIG'
+        if not self.enabled:
+            return 'MIG mode off'
+        return listed(self.counts) or 'MIG mode on, no instances'
+
+
+def wanted(gpu: model.Gpu, enabled: bool, devices: Mapping[str, int]
+           ) -> Wanted:
+    """Convert a layout file's counts to the profiles that NVML lists.
+
+    :param devices: MIG devices by name (``1g.10gb``, ``1c.3g.40gb``).
+    :raises InvalidValue: if a name is malformed, if this GPU has no such
+        profile, or if MIG is wanted and the GPU does not support it.
+    """
+    if enabled and gpu.mig is None:
+        raise exception.InvalidValue(
+            what='MIG mode on for GPU', value=str(gpu.address),
+            expected=(condition.obstacle(gpu)
+                      or f'{gpu.model or gpu.device_id} does not support MIG')
+            + '; leave it out, or give mig-enabled: false')
+    found: dict[str, WantedDevices] = {}
+    for text, count in devices.items():
+        if count:
+            item = _devices(gpu, text, count)
+            # 1g.5gb and 1c.1g.5gb are the same.
+            known = found.get(item.name)
+            found[item.name] = dataclasses.replace(
+                item, count=count + (known.count if known else 0))
+    return Wanted(enabled, tuple(sorted(
+        found.values(), key=lambda entry: (
+            -entry.profile.slices, entry.profile.name, -entry.slices))))
+
+
+def device_name(profile: model.GpuInstanceProfile, slices: int) -> str:
+    """Return the name of a MIG device of ``slices`` in a GPU instance."""
+    return (profile.name if slices == profile.slices
+            else f'{slices}c.{profile.name}')
+
+
+def listed(counts: Mapping[str, int]) -> str:
+    """Return a text like ``2 x 1g.10gb, 3g.40gb``."""
+    return ', '.join(f'{count} x {name}' if count > 1 else name
+                     for name, count in counts.items())
+
+
+def _devices(gpu: model.Gpu, text: str, count: int) -> WantedDevices:
+    name = names.ProfileName.parse(text)
+    whole = str(dataclasses.replace(name, compute=None))
+    profile = gpu.mig.profile_by_name(whole) if gpu.mig else None
+    if profile is None:
+        known = ', '.join(sorted(
+            item.name for item in (gpu.mig.profiles if gpu.mig else ())))
+        raise exception.InvalidValue(
+            what='profile name', value=text,
+            expected=f'{gpu.model or gpu.device_id} at {gpu.address} has '
+                     + (known or 'no profiles'))
+    return WantedDevices(profile, name.compute or profile.slices, count)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shares(room: int, most: int, slices: tuple[int, ...]
+            ) -> tuple[_Share, ...]:
+    """Return every way to distribute slices over at most ``most`` bins.
+
+    :param slices: sorted, largest first.
+    :returns: ways; a way is a tuple of bins, a bin a tuple of slices.
+    """
+    found: set[_Share] = set()
+    _share(room, most, slices, (), found)
+    return tuple(sorted(found, key=lambda way: (len(way), way)))
+
+
+def _share(room: int, most: int, left: tuple[int, ...], bins: _Share,
+           found: set[_Share]) -> None:
+    if not left:
+        found.add(tuple(sorted(bins, reverse=True)))
+        return
+    first, rest = left[0], left[1:]
+    for index, filled in enumerate(bins):
+        if sum(filled) + first <= room and filled not in bins[:index]:
+            _share(room, most, rest,
+                   (*bins[:index], (*filled, first), *bins[index + 1:]),
+                   found)
+    if len(bins) < most:
+        _share(room, most, rest, (*bins, (first,)), found)

@@ -1,0 +1,515 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""Keeps the partitions of NVSwitches as the claims of the GPUs need them.
+
+After a restart, the fabric manager has forgotten the active partitions, or
+asks for their list ("Resiliency" in its user guide).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from oslo_log import log as logging
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
+from cyborg_gpu_driver import log_once
+from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host.fabric import config
+from cyborg_gpu_driver.host.fabric import reader
+from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.host.snapshot import gpu_record as boards
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.snapshot import whole
+from cyborg_gpu_driver.partition import change
+from cyborg_gpu_driver.partition import nvlink
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.bind import live
+from cyborg_gpu_driver.program.privileged import driver as privileged_driver
+from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
+from cyborg_gpu_driver.program.steps import executor
+from cyborg_gpu_driver.record import gpu as gpu_record
+
+LOG = logging.getLogger(__name__)
+
+
+class FabricKeeper:
+    """Compares partitions with the claims of one machine, and corrects them.
+
+    Each change is made under the locks of its GPUs. An error with one
+    partition is logged once, and the others are changed.
+
+    :param machine: the machine to change.
+    :param host: the last snapshot of the machine.
+    :param records: the journal.
+    :param state_path: where the locks are.
+    """
+
+    def __init__(self, machine: platform.Platform, host: live.LiveHost,
+                 records: journal.Journal, state_path: str):
+        self._machine = machine
+        self._host = host
+        self._journal = records
+        self._state_path = state_path
+        self._failure = log_once.LogOnce()
+        self._failed = log_once.LogOnce()
+
+    def look(self) -> None:
+        """Activate missing partitions of vGPUs, and deactivate unclaimed ones.
+
+        Called for each report. Never raises. Does nothing if the fabric
+        manager of this machine does not run for vGPUs.
+        """
+        try:
+            if (config.read(self._machine.fabric_config).mode
+                    is not model.Mode.VGPU):
+                return
+        except exception.FabricError:
+            return
+        try:
+            self._look()
+        except Exception as error:
+            # The report of the GPUs must not depend on it.
+            if self._failure.is_new(str(error)):
+                LOG.error('The partitions of the NVSwitches could not be '
+                          'restored: %s', error, exc_info=not isinstance(
+                              error, exception.GpuDriverError))
+        else:
+            self._failure.over()
+
+    def partitions(self, unsupported: bool = False
+                   ) -> tuple[model.Partition, ...]:
+        """All partitions.
+
+        A fabric manager that asks for the list of active partitions gets it,
+        unless a claim or its partition is not known: the fabric manager takes
+        a partition that is not in the list for inactive, even if a guest uses
+        it.
+
+        :param unsupported: whether to include partitions whose hardware has
+            failed.
+        :raises FabricError: if the fabric manager cannot be asked.
+        :raises StepFailed: if it asks for the list, and the list is not
+            known.
+        """
+        try:
+            return privileged_fabric.read_partitions(unsupported)
+        except exception.FabricError as error:
+            if error.symbol != 'NOT_CONFIGURED':
+                raise
+        privileged_fabric.give_list(self._active())
+        LOG.warning('NVSwitches: gave the fabric manager the list of active '
+                    'partitions')
+        return privileged_fabric.read_partitions(unsupported)
+
+    def _active(self) -> list[int]:
+        """The partitions that servers have.
+
+        :raises StepFailed: if not all of them are known.
+        """
+        try:
+            claims = self._journal.all_entries()
+        except exception.JournalError as error:
+            raise exception.StepFailed(
+                reason='the fabric manager gets no list of the active '
+                'partitions, because not all claims of this host are known: '
+                f'{error}. "cyborg-gpu doctor" shows what to do'
+            ) from error
+        for claim in self._lacking(claims):
+            if self._may_be_on_switches(claim.gpu):
+                raise exception.StepFailed(
+                    reason='the fabric manager gets no list of the active '
+                    'partitions, because the partition of handle '
+                    f'{claim.handle} on GPU {claim.gpu} is not known. Start '
+                    'the fabric manager once with FABRIC_MODE_RESTART=0, then '
+                    'the agent asks for it; this interrupts the NVLink '
+                    'traffic of running servers')
+        return sorted(
+            claim.fabric_partition for claim in claims
+            if claim.fabric_partition is not None and _has_server(claim))
+
+    def connect(self, claims: Iterable[journal.Entry],
+                active: Collection[int]) -> None:
+        """Activate the inactive partitions of bound claims."""
+        for claim in claims:
+            if (claim.fabric_partition is None or not _has_server(claim)
+                    or claim.fabric_partition in active):
+                continue
+            with (self._noted(f'partition {claim.fabric_partition}'),
+                  self._held(claim.gpus)):
+                now = self._journal.get(claim.handle)
+                active = privileged_fabric.active_of(
+                    privileged_fabric.read_partitions())
+                if (now is None or not _has_server(now)
+                        or claim.fabric_partition in active):
+                    continue
+                step = change.Step(
+                    change.Action.ACTIVATE_PARTITION,
+                    vgpu=None if claim.members else claim.vgpu,
+                    fabric_partition=claim.fabric_partition)
+                executor.Executor(self._machine, claim.gpu).take(step)
+                LOG.warning('Handle %(handle)s: %(step)s',
+                            {'handle': claim.handle, 'step': step})
+
+    def disconnect(self, group: nvlink.Group,
+                   is_used: Callable[[model.PciAddress], object]
+                   ) -> None:
+        """Deactivate the partition of GPUs that no server has.
+
+        :param is_used: whether a GPU without a claim may have a server.
+        """
+        if group.partition is None:
+            return
+        with (self._noted(f'partition {group.partition}'),
+              self._held(group.members)):
+            if any(self._journal.owners(address) or is_used(address)
+                   for address in group.members):
+                return
+            privileged_fabric.deactivate(group.partition)
+            LOG.warning('NVSwitches: deactivated partition %s, which no '
+                        'server has', group.partition)
+
+    def _look(self) -> None:
+        partitions = self.partitions()
+        active = privileged_fabric.active_of(partitions)
+        self._add_partitions(self._lacking(self._journal.entries()))
+        claims = self._journal.entries()
+        self.connect(claims, active)
+        if active <= {claim.fabric_partition for claim in claims}:
+            return
+        board = model.Fabric(self._modules(), partitions=partitions)
+        for address in board.modules:
+            item = board.single(address)
+            if item is not None and item.active:
+                self.disconnect(nvlink.Group((address,), item.partition_id),
+                                self._may_have_vgpus)
+
+    def _lacking(self, claims: Iterable[journal.Entry]
+                 ) -> list[journal.Entry]:
+        """The claims of vGPUs that may need a partition that is not known.
+
+        A claim that was rebuilt from the hardware is one.
+        """
+        gpus = {gpu.address: gpu for gpu in self._host.host().gpus}
+        return [claim for claim in claims
+                if claim.fabric_partition is None and not claim.members
+                and claim.placement is None and _has_server(claim)
+                and _may_take_whole_gpu(gpus.get(claim.gpu), claim.mdev_type)]
+
+    def _may_be_on_switches(self, address: model.PciAddress) -> bool:
+        """Whether a GPU is on NVSwitches; True if NVML does not tell."""
+        try:
+            return reader.module_on_switches(self._machine,
+                                             address) is not None
+        except exception.NvmlError:
+            return True
+
+    def _add_partitions(self, claims: Iterable[journal.Entry]) -> None:
+        """Write the partitions of these claims, if they have one.
+
+        The next report tries those again that fail.
+        """
+        for claim in claims:
+            with (self._noted(f'partition of handle {claim.handle}'),
+                  self._held(claim.gpus)):
+                partition = privileged_fabric.partition_of_vgpu(
+                    self._host.gpu(claim.gpu), claim.mdev_type)
+                if (partition is not None
+                        and self._journal.get(claim.handle) == claim):
+                    self._journal.put(dataclasses.replace(
+                        claim, fabric_partition=partition))
+
+    def _may_have_vgpus(self, address: model.PciAddress) -> bool:
+        gpu = self._host.refresh_gpu(address)
+        return bool(gpu.vgpus or condition.doubts(gpu))
+
+    def _modules(self) -> dict[model.PciAddress, int]:
+        found = {}
+        for gpu in self._host.host().gpus:
+            if not gpu.visible_to_nvml or gpu.vgpus:
+                continue
+            # The partition of a GPU whose links cannot be read stays active.
+            with contextlib.suppress(exception.NvmlError):
+                module = reader.module_on_switches(self._machine, gpu.address)
+                if module is not None:
+                    found[gpu.address] = module
+        return found
+
+    def _held(self, gpus: Sequence[model.PciAddress]
+              ) -> contextlib.AbstractContextManager:
+        return locks.gpus(self._state_path, gpus, locks.REPORT_SECONDS)
+
+    @contextlib.contextmanager
+    def _noted(self, what: str) -> Iterator[None]:
+        """Log an error once, instead of raising it.
+
+        :param what: what the error is about.
+        """
+        try:
+            yield
+        except exception.GpuDriverError as error:
+            if self._failed.is_new(str(error), what):
+                LOG.warning('NVSwitches: %(what)s: %(error)s. Each report '
+                            'tries again.', {'what': what, 'error': error})
+        else:
+            self._failed.over(what)
+
+
+def _has_server(claim: journal.Entry) -> bool:
+    return claim.leads and claim.phase is journal.Phase.BOUND
+
+
+def _may_take_whole_gpu(gpu: model.Gpu | None, mdev_type: str) -> bool:
+    """Whether a vGPU takes the whole GPU; True if NVML does not tell."""
+    return (gpu is None or not gpu.vgpu_types
+            or privileged_fabric.takes_whole_gpu(gpu, mdev_type))
+
+
+# Learns which GPUs NVLink connects, and keeps their partitions in order.
+#
+# This is for mode nvlink. The records keep the connections, because NVML and
+# the fabric manager report them only at some times.
+
+_Phase = journal.Phase
+
+
+class NvlinkKeeper:
+    """Maintains the groups of GPUs of one machine.
+
+    :param machine: the machine to read.
+    :param host: the last snapshot of the machine.
+    :param records: the journal.
+    :param state_path: where the locks are.
+    :param switches: changes partitions.
+    """
+
+    def __init__(self, machine: platform.Platform, host: live.LiveHost,
+                 records: journal.Journal, state_path: str,
+                 switches: FabricKeeper):
+        self._machine = machine
+        self._host = host
+        self._journal = records
+        self._state_path = state_path
+        self._switches = switches
+        self._failure = log_once.LogOnce()
+
+    def look(self) -> None:
+        """Learn the groups, and correct claims and partitions that differ.
+
+        Called for each report. Never raises. Does nothing on a machine
+        without mode nvlink.
+        """
+        gpus = {gpu.address: gpu for gpu in self._host.host().gpus
+                if self._host.is_linked(gpu)}
+        try:
+            claims = [claim for claim in self._journal.entries()
+                      if claim.members]
+            if not gpus and not claims:
+                return
+            self._complete(claims)
+            self._learn_modules(gpus)
+            self._learn_bridges(gpus, claims)
+            modules = self._modules(gpus)
+            if modules or any(claim.fabric_partition is not None
+                              for claim in claims):
+                self._look_at_switches(gpus, modules)
+        except Exception as error:
+            # The report of the GPUs must not depend on it.
+            if self._failure.is_new(str(error)):
+                LOG.error('Could not check the groups of GPUs that NVLink '
+                          'connects: %s', error, exc_info=not isinstance(
+                              error, exception.GpuDriverError))
+        else:
+            self._failure.over()
+
+    def _look_at_switches(self, gpus: Collection[model.PciAddress],
+                          modules: Mapping[model.PciAddress, int]) -> None:
+        """Ask the fabric manager for its partitions, and correct them."""
+        claims = [claim for claim in self._journal.entries()
+                  if claim.members]
+        partitions = self._switches.partitions(unsupported=True)
+        self._learn(gpus, nvlink.of_partitions(partitions, modules))
+        active = privileged_fabric.active_of(partitions)
+        self._switches.connect(claims, active)
+        for group in self._host.groups(gpus):
+            if (group.partition in active
+                    and set(group.members) <= set(gpus)):
+                self._switches.disconnect(
+                    group, lambda gpu: privileged_driver.holders(str(gpu)))
+
+    # Which GPUs are connected
+
+    def _learn_modules(self, gpus: Mapping[model.PciAddress, model.Gpu]
+                       ) -> None:
+        """Learn the module id of each GPU."""
+        for address, gpu in gpus.items():
+            try:
+                found = self._baseboard(gpu)
+            except exception.NvmlError as error:
+                LOG.debug('GPU %(gpu)s: %(error)s',
+                          {'gpu': address, 'error': error})
+                continue
+            if found is None:
+                continue
+            module, on_switches = found
+            if module and not on_switches and not gpu.nvlink_peers:
+                # The GPU is on a baseboard, and NVML does not say which kind.
+                continue
+            known = self._journal.nvlink(address)
+            self._journal.keep_nvlink(address, gpu_record.Nvlink(
+                self._machine.boot_id(), module if on_switches else None,
+                known.groups if known else ()))
+
+    def _baseboard(self, gpu: model.Gpu) -> tuple[int | None, bool] | None:
+        """Module id of a GPU, and whether it is on NVSwitches.
+
+        NVML tells it while the GPU is bound to nvidia. Then the record of its
+        hand-over, by the agent or by "cyborg-gpu gpu prepare", has it.
+
+        :returns: None if it was not read since the boot.
+        :raises NvmlError: if NVML cannot be queried.
+        """
+        if gpu.visible_to_nvml and gpu.driver == whole.NVIDIA:
+            return reader.baseboard(self._machine, gpu.address)
+        record = self._machine.records.get(gpu.address)
+        if record is None or not boards.holds(record, gpu,
+                                              self._machine.boot_id()):
+            return None
+        return record.module, record.on_switches
+
+    def _modules(self, gpus: Iterable[model.PciAddress]
+                 ) -> dict[model.PciAddress, int]:
+        """Module ids of the GPUs on NVSwitches, as read since the boot."""
+        return {address: known.module for address, known
+                in self._known(gpus).items() if known.module is not None}
+
+    def _learn_bridges(self, gpus: Mapping[model.PciAddress, model.Gpu],
+                       claims: Collection[journal.Entry]) -> None:
+        """Record the groups of the GPUs that are not on NVSwitches.
+
+        A pair whose bridge is removed is no longer offered, unless a server
+        has it. No activation at the bind would reveal the missing bridge. A
+        pair stays if the links of one of its GPUs have not been read.
+        """
+        read = self._known(gpus)
+        unread = gpus.keys() - read.keys()
+        known = {address: item for address, item in read.items()
+                 if item.module is None}
+        groups = nvlink.of_bridges({
+            address: gpus[address].nvlink_peers for address in known})
+        used = {nvlink.Group(claim.members) for claim in claims}
+
+        def stays(group: nvlink.Group) -> bool:
+            return group in used or (
+                not unread.isdisjoint(group.members)
+                and not self._is_past(group, groups))
+
+        for address, item in known.items():
+            mine = {group for group in groups if address in group.members}
+            self._journal.keep_nvlink(address, dataclasses.replace(
+                item, groups=tuple(sorted(
+                    mine.union(filter(stays, item.groups))))))
+
+    def _known(self, gpus: Iterable[model.PciAddress]
+               ) -> dict[model.PciAddress, gpu_record.Nvlink]:
+        """The NVLink facts that were read of each GPU since the boot."""
+        boot = self._machine.boot_id()
+        found = {address: self._journal.nvlink(address) for address in gpus}
+        return {address: known for address, known in found.items()
+                if known is not None and known.boot == boot}
+
+    def _learn(self, gpus: Iterable[model.PciAddress],
+               groups: Collection[nvlink.Group]) -> None:
+        """Record the groups of each GPU.
+
+        A known group is kept, because a server may have it. The bind detects
+        a group that the hardware no longer has. Another group of the same
+        size with one of its GPUs replaces it: the board is then another one.
+        """
+        for address in gpus:
+            mine = {(group.leader, group.profile): group for group in groups
+                    if address in group.members}
+            known = self._journal.nvlink(address)
+            if known is None:
+                # Its record was lost. Records of other GPUs have its groups.
+                known = gpu_record.Nvlink('', groups=tuple(
+                    group for group in self._host.groups(gpus)
+                    if address in group.members))
+            if not mine and not known.groups:
+                continue
+            former = {(group.leader, group.profile): group
+                      for group in known.groups
+                      if not self._is_past(group, groups)}
+            self._journal.keep_nvlink(address, dataclasses.replace(
+                known, groups=tuple(sorted((former | mine).values()))))
+
+    def _is_past(self, former: nvlink.Group,
+                 groups: Collection[nvlink.Group]) -> bool:
+        """Whether another group of its size has one of its GPUs now."""
+        return any(
+            group != former and group.profile == former.profile
+            and set(group.members) & set(former.members) for group in groups)
+
+    # Which servers have them
+
+    def _complete(self, claims: Iterable[journal.Entry]) -> None:
+        """Write the claims of a group again that a lost record contained.
+
+        The claim of the first GPU is written first and removed last, so that
+        each claim found implies all others. The next report tries a claim
+        again whose GPUs another holder has locked.
+        """
+        for claim in claims:
+            missing = self._lacking(claim)
+            if not missing:
+                continue
+            with contextlib.suppress(exception.LockTimeout), \
+                    self._held(claim):
+                now = self._journal.get(claim.handle)
+                missing = self._lacking(claim)
+                if now is None or (now.leads and missing
+                                   and now.phase is _Phase.BINDING):
+                    # The claim was removed since, or will be rolled back.
+                    continue
+                self._journal.put(*(dataclasses.replace(now, gpu=address)
+                                    for address in missing))
+                LOG.warning('Restored the claim of handle %(handle)s on GPUs '
+                            '%(gpus)s',
+                            {'handle': claim.handle,
+                             'gpus': ', '.join(map(str, missing))})
+
+    def _lacking(self, claim: journal.Entry) -> list[model.PciAddress]:
+        """The GPUs of a claim whose records do not have it.
+
+        A record that cannot be read may have it.
+        """
+        def lacks(address: model.PciAddress) -> bool:
+            try:
+                return all(entry.handle != claim.handle
+                           for entry in self._journal.entries(address))
+            except exception.JournalError:
+                return False
+
+        return list(filter(lacks, claim.gpus))
+
+    def _held(self, claim: journal.Entry
+              ) -> contextlib.AbstractContextManager:
+        return locks.gpus(self._state_path, claim.gpus, locks.REPORT_SECONDS)
