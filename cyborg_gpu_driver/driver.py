@@ -32,9 +32,9 @@ from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.nova import compute
+from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.program.planning import plan
-from cyborg_gpu_driver.report import publishing
+from cyborg_gpu_driver.report import objects
 
 LOG = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class GPUDriver(base.GPUDriver):
         self._mdev_problem = cyborg_hooks.mismatch()
         if not self._mdev_problem:
             cyborg_hooks.install(self.bind, self.unbind)
-            self._mdev_problem = compute.mdev_problem()
+            self._mdev_problem = capability.mdev_problem()
         if self._mdev_problem:
             LOG.error('Servers cannot have vGPUs and MIG slices with these '
                       'releases of Cyborg and Nova: %s. Only whole GPUs are '
@@ -90,14 +90,14 @@ class GPUDriver(base.GPUDriver):
             report. But an empty list would delete all devices of this driver.
         """
         try:
-            reported = publishing.driver_devices(
+            reported = objects.driver_devices(
                 self._running().report_changes())
         except Exception as error:
             self._say(error)
         else:
             self._failure.over()
             return reported
-        return publishing.driver_devices(self._running().held())
+        return objects.driver_devices(self._running().held())
 
     def stop(self) -> None:
         """Stop all work of this process between two reports.

@@ -45,6 +45,7 @@ from cyborg_gpu_driver.program.ready import apply
 
 # Faults of a node's GPUs between two tenants.
 
+
 def had_gpus(properties: Mapping[str, Any]) -> bool:
     """Whether the last inspection found GPUs.
 
@@ -132,6 +133,7 @@ def _listed(counts, names):
     return partition_target.listed({
         names.get(board) or f'NVIDIA {board}': count
         for board, count in sorted(counts.items())}) or 'no GPU'
+
 
 Evidence = list[dict[str, Any]]
 """What was done or found, one item per GPU; for JSON."""

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The outcome of a first boot, for people and for programs."""
+"""The first boot of a bare-metal server, and the report of its outcome."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.partition import target
 from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.record import codec
+
+# The outcome of a first boot, for people and for programs.
 
 _KIND = 'cyborg-gpu first boot'
 _VERSION = 1

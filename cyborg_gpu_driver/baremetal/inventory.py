@@ -10,13 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The schema of the ramdisk's report about a node's GPUs.
-
-The report comes over the network from a program that is not trusted. It ends
-in Ironic's database and in computations of Ironic's conductor. So every value
-is bounded, and text contains only printable characters. Unknown keys are
-ignored, because a later release may report more.
-"""
+"""The ramdisk's report about a node's GPUs: its schema and its names."""
 
 from __future__ import annotations
 
@@ -31,6 +25,13 @@ from cyborg_gpu_driver.baremetal import modes as baremetal_modes
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health as health_module
 from cyborg_gpu_driver.report.content import names
+
+# The schema of the ramdisk's report about a node's GPUs.
+#
+# The report comes over the network from a program that is not trusted. It ends
+# in Ironic's database and in computations of Ironic's conductor. So every
+# value is bounded, and text contains only printable characters. Unknown keys
+# are ignored, because a later release may report more.
 
 VERSION = 1
 TEXT_MAX = 255

@@ -37,9 +37,9 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import cleaning
-from cyborg_gpu_driver.baremetal import hook
 from cyborg_gpu_driver.baremetal import node
 from cyborg_gpu_driver.baremetal import ramdisk as ramdisk_module
+from cyborg_gpu_driver.baremetal import tree
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import target
@@ -73,7 +73,7 @@ class Layouter:
     """
 
     def __init__(self, ramdisk: ramdisk_module.Ramdisk, mounted: Callable[
-            [], contextlib.AbstractContextManager[hook.Tree]]):
+            [], contextlib.AbstractContextManager[tree.Tree]]):
         self._ramdisk = ramdisk
         self._mounted = mounted
 
@@ -224,7 +224,7 @@ _LVM = 'lvm'
 
 
 @contextlib.contextmanager
-def mounted() -> Iterator[hook.Tree]:
+def mounted() -> Iterator[tree.Tree]:
     """Mount the root file system, and unmount it at the end.
 
     The agent's own ``inject_files.find_partition_with_path`` cannot be used,
@@ -234,7 +234,7 @@ def mounted() -> Iterator[hook.Tree]:
     :raises ImageRefused: if no partition of the root device contains it.
     """
     with contextlib.ExitStack() as stack:
-        yield hook.Tree(_enter(stack) + '/')
+        yield tree.Tree(_enter(stack) + '/')
 
 
 def _enter(stack):

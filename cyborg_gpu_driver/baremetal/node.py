@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Which layouts a node's GPUs can have, and which one a step requests."""
+"""What Ironic's node says of its GPUs, and the layouts that they can have."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.layout import state
 from cyborg_gpu_driver.partition.layout import yaml
 from cyborg_gpu_driver.report.content import names
+
+# Which layouts a node's GPUs can have, and which one a step requests.
 
 _INLINE = 'inline'
 _ONE_LAYOUT = {

@@ -34,7 +34,7 @@ from cyborg_gpu_driver.check.rules import access
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import domain
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.nova import compute
+from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.nova import conf_file
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import roles as partition_roles
@@ -95,9 +95,9 @@ class Machine:
     """Version of Nova in the environment of this program; empty if Nova is
     not installed."""
     mdev_problem: str = ''
-    """See :func:`cyborg_gpu_driver.nova.compute.mdev_problem`."""
+    """See :func:`cyborg_gpu_driver.nova.capability.mdev_problem`."""
     quota_problem: str = ''
-    """See :func:`cyborg_gpu_driver.nova.compute.quota_problem`."""
+    """See :func:`cyborg_gpu_driver.nova.capability.quota_problem`."""
     kernel: tuple[int, int] | None = None
     """Major and minor release of the kernel."""
     modules: frozenset[str] = frozenset()
@@ -133,9 +133,9 @@ def look(state_path: str, programs: Iterable[str], proc: str = '/proc',
     paths = (*glob.glob(f'{dev}/nvidia[0-9]*'), f'{dev}/nvidiactl',
              *filter(None, (mig_device,)))
     return Machine(
-        names=_names(), release=_cyborg(), nova=compute.nova_version(),
-        mdev_problem=compute.mdev_problem(),
-        quota_problem=compute.quota_problem(),
+        names=_names(), release=_cyborg(), nova=capability.nova_version(),
+        mdev_problem=capability.mdev_problem(),
+        quota_problem=capability.quota_problem(),
         kernel=release(os.uname().release),
         modules=frozenset(line.split()[0] for line
                           in _lines(f'{proc}/modules') if line.strip()),
@@ -199,6 +199,7 @@ def _node(path):
     except OSError:
         return None
     return access.Node(found.st_uid, found.st_gid, found.st_mode & 0o7777)
+
 
 _VGPU_MODES = (policy.Mode.VGPU, policy.Mode.MIG)
 

@@ -126,9 +126,6 @@ DEFINITION = schema.mapping({'version': {'const': VERSION}}, {
 _PASSTHROUGH = policy.Mode.PASSTHROUGH.value
 
 
-
-
-
 @dataclasses.dataclass(frozen=True)
 class Definition:
     """The content of a definition file.

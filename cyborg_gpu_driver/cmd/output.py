@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Column values with different formats for people and for programs."""
+"""What commands print: columns, tables, messages and questions."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ from cliff import utils
 from cliff.formatters import base
 
 from cyborg_gpu_driver import exception
+
+# Column values with different formats for people and for programs.
 
 
 class Names(columns.FormattableColumn):

@@ -10,19 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What NVIDIA's device plugin offers of a node under each MIG strategy.
-
-The rules are those of its internal/rm/device_map.go:
-
-====== ==================================================================
-none   every GPU is one ``nvidia.com/gpu``; MIG devices are ignored
-single MIG devices are ``nvidia.com/gpu``. All MIG devices of all GPUs
-       must be alike, or no GPU in MIG mode; otherwise the plugin fails
-mixed  MIG devices are ``nvidia.com/mig-<profile>``, other GPUs are
-       ``nvidia.com/gpu``. Each compute instance must fill its GPU
-       instance; otherwise the plugin finds no resource for it and fails
-====== ==================================================================
-"""
+"""What NVIDIA's device plugin offers of a node, and its configuration file."""
 
 from __future__ import annotations
 
@@ -38,6 +26,19 @@ from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.kubernetes import node as kubernetes_node
 from cyborg_gpu_driver.partition import target
 from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
+
+# What NVIDIA's device plugin offers of a node under each MIG strategy.
+#
+# The rules are those of its internal/rm/device_map.go:
+#
+# ====== ==================================================================
+# none   every GPU is one ``nvidia.com/gpu``; MIG devices are ignored
+# single MIG devices are ``nvidia.com/gpu``. All MIG devices of all GPUs
+#        must be alike, or no GPU in MIG mode; otherwise the plugin fails
+# mixed  MIG devices are ``nvidia.com/mig-<profile>``, other GPUs are
+#        ``nvidia.com/gpu``. Each compute instance must fill its GPU
+#        instance; otherwise the plugin finds no resource for it and fails
+# ====== ==================================================================
 
 
 class Strategy(enum.Enum):

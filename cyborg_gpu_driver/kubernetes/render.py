@@ -203,6 +203,7 @@ def _part_config(found, part, defaults):
     found[part]['config'] = {**defaults, **(found[part].get('config') or {})}
     return found[part]['config']
 
+
 PLUGIN = 'device-plugin.yaml'
 MIG_PARTED = 'mig-parted.yaml'
 LABELS = 'node-labels.yaml'

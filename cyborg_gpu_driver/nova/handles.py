@@ -112,6 +112,7 @@ def _address_refusal(arq: Mapping[str, Any], address: model.PciAddress | None,
     return exception.HandleRefused(
         arq=arq.get('uuid'), address=address, reason=reason)
 
+
 _DEVICES = ('bus', 'pci', 'devices')
 _TYPE = re.compile(r'nvidia-(?P<number>[1-9]\d{0,9})', re.ASCII)
 _VENDOR = '0x10de'

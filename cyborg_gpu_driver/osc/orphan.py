@@ -109,7 +109,6 @@ def _add_age(parser, default):
              '(default: %(default)s)')
 
 
-
 def _find(cloud, seconds):
     found = orphans.find(orphans.read(cloud, base.show_progress))
     if not found or not seconds:

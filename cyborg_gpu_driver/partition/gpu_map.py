@@ -280,6 +280,7 @@ def _bar(used: int, total: int, pens: Pens) -> str:
 def _label(text: str) -> str:
     return text.ljust(_LABEL)
 
+
 TILE = 38
 """Width of one GPU in characters: two GPUs and the gap fit 80 columns."""
 _GAP = 4

@@ -10,12 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""GPUs with their instances and holders, as the planner of moves sees them.
-
-A GPU has a grid (:mod:`cyborg_gpu_driver.partition.geometry`) and one or
-more occupancies. It has several if the exact placements are unknown and
-several arrangements match the known facts. A whole GPU is a grid of one unit.
-"""
+"""The fewest moves of servers that make room for one more."""
 
 from __future__ import annotations
 
@@ -33,6 +28,13 @@ from collections.abc import Sequence
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import geometry
+
+# GPUs with their instances and holders, as the planner of moves sees them.
+#
+# A GPU has a grid (:mod:`cyborg_gpu_driver.partition.geometry`) and one or
+# more occupancies. It has several if the exact placements are unknown and
+# several arrangements match the known facts. A whole GPU is a grid of one
+# unit.
 
 WHOLE = 'passthrough'
 """The profile of a whole GPU."""

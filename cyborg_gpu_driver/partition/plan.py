@@ -10,12 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""An exact search for what to keep and where to create the rest.
-
-A grid has at most a dozen units and a GPU as few instances. So the search
-tries every set of instances that can be kept, the one that loses least first,
-with every way to place the rest.
-"""
+"""The plan of a change of one GPU: what is kept, and where the rest goes."""
 
 from __future__ import annotations
 
@@ -35,6 +30,12 @@ from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import target
+
+# An exact search for what to keep and where to create the rest.
+#
+# A grid has at most a dozen units and a GPU as few instances. So the search
+# tries every set of instances that can be kept, the one that loses least
+# first, with every way to place the rest.
 
 _Packing = tuple[target.WantedInstance, ...]
 _Pair = tuple[model.GpuInstance, target.WantedInstance]

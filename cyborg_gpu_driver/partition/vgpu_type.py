@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The vGPU types of a GPU: the facts of NVML and sysfs combined."""
+"""The vGPU types of a GPU, where they fit, and on which virtual function."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import names
 from cyborg_gpu_driver.partition import policy
+
+# The vGPU types of a GPU: the facts of NVML and sysfs combined.
 
 
 @dataclasses.dataclass(frozen=True)

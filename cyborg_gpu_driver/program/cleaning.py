@@ -331,4 +331,3 @@ class Cleaner:
 
 def _who(known: cleaning.Known) -> str:
     return ', '.join(known.tenants)
-

@@ -37,6 +37,7 @@ from cyborg_gpu_driver.record import ledger as record_ledger
 
 # The health conditions in the record of one GPU. Pure.
 
+
 @dataclasses.dataclass(frozen=True)
 class HealthRecord:
     """The health conditions of a GPU; a healthy GPU has no such record."""
@@ -84,6 +85,7 @@ class HealthRecord:
                 item, first=min(item.first, earlier.first),
                 count=max(item.count, earlier.count))
         return dataclasses.replace(there, conditions=tuple(newest.values()))
+
 
 Handle = Annotated[str, vgpu_name.handle]
 VgpuType = Annotated[str, vgpu_name.mdev_type]

@@ -265,6 +265,7 @@ def _joined(name: str, there: Any, kept: Any) -> Any:
             there)
     return kept if there == getattr(_EMPTY, name) else there
 
+
 LOG = logging.getLogger(__name__)
 
 _SUFFIX = '.json'

@@ -40,6 +40,8 @@ _WRITES = 8
 """Attempts at one write. An attempt fails only if another write succeeds."""
 _FAILING_SECONDS = 5.0
 """Once one provider of a GPU has failed, no more are tried after this."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Inventory:
     """The inventory that one provider should have."""
@@ -91,7 +93,7 @@ class ReservedKeeper:
                    lambda item: self._put(item, False))
 
     def generations(self, providers: Sequence[str]) -> dict[str, int]:
-        """See :meth:`.provider_tree.ProviderTree.generations`."""
+        """See :meth:`.publishing.ProviderTree.generations`."""
         return self._tree.generations(providers)
 
     def enforce(self, wanted: Iterable[Inventory],

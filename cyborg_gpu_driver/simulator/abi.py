@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Opaque handles: numbers that stand for objects while these exist."""
+"""The C side of the simulated library: handles, memory and symbols."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from typing import Any
 import pynvml
 
 from cyborg_gpu_driver.simulator.driver import refusal
+
+# Opaque handles: numbers that stand for objects while these exist.
 
 _FIRST = 0x7f5200000000
 _STEP = 0x140

@@ -10,10 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The partitions that a baseboard has.
-
-From "GPU Partitions" in the fabric manager's user guide, for one baseboard.
-"""
+"""The simulated fabric manager, and the library that replaces libnvfm."""
 
 from __future__ import annotations
 
@@ -26,6 +23,10 @@ import pynvml
 
 from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
 from cyborg_gpu_driver.simulator.driver import refusal
+
+# The partitions that a baseboard has.
+#
+# From "GPU Partitions" in the fabric manager's user guide, for one baseboard.
 
 EIGHT = ((1, 2, 3, 4, 5, 6, 7, 8),)
 _FOURS = ((1, 2, 3, 4), (5, 6, 7, 8))

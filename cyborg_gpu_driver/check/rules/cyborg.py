@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Checks of cyborg-agent's user and that user's permissions."""
+"""Checks of cyborg-agent's user and of Cyborg's configuration."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ from cyborg_gpu_driver.check import facts as facts_module
 from cyborg_gpu_driver.check.rules import access as access_module
 from cyborg_gpu_driver.check.rules import result
 from cyborg_gpu_driver.partition import policy
+
+# Checks of cyborg-agent's user and that user's permissions.
 
 DEFAULT_HELPER = 'sudo privsep-helper'
 """The command that cyborg-agent starts if none is configured."""

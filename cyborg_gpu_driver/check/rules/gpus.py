@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Checks of the GPUs, their driver and the kernel."""
+"""Checks of the GPUs, their driver, the kernel and the fabric manager."""
 
 from __future__ import annotations
 
@@ -187,6 +187,7 @@ def _partitions(facts, fabric):
                 gpu.address, 'the fabric manager has no partition for this '
                 'GPU alone', 'Disable the MIG mode of the GPU and reboot; '
                 'otherwise read the log of the fabric manager')
+
 
 _OTHERS = ('nouveau', 'nova_core', 'nvidiafb')
 """Drivers in the kernel tree that bind NVIDIA GPUs."""

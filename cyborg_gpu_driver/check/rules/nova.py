@@ -10,28 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Checks that servers can be live-migrated between this host and others.
-
-Nova migrates a server to any function of the same resource class that has
-``live_migratable``. Nova does not know whether the two GPUs are compatible:
-if they are not, QEMU fails in the middle. These must be equal, by these
-sources:
-
-* the driver. "Currently, vGPU live migration fails if the vGPU driver
-  version differs on the source and destination hosts." (Red Hat Enterprise
-  Linux 10, Live migrating a virtual machine with an attached NVIDIA vGPU).
-  NVML too has a limit by the host's driver
-  (NVML_VGPU_COMPATIBILITY_LIMIT_HOST_DRIVER in nvml.h), but does not say
-  which versions it applies to. Here, a driver of another branch is a
-  failure, and another driver of the same branch is a warning.
-* the GPU. "Live Migration is not supported between 80 GB PCIe and 94 GB NVL
-  variants" (NVIDIA AI Enterprise, Live Migration). The driver itself
-  compares the string of nvmlDeviceGetPgpuMetadataString
-  (:func:`cyborg_gpu_driver.host.nvml.vgpu.migration_metadata`), which
-  includes ECC and SR-IOV.
-* mixed-size mode. No source says that a vGPU can change between the modes.
-  NVML has separate placements for each mode (homogeneous, heterogeneous).
-"""
+"""Checks of nova.conf, and of live migration between two hosts."""
 
 from __future__ import annotations
 
@@ -47,6 +26,28 @@ from cyborg_gpu_driver.host.snapshot import domain
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import handles
 from cyborg_gpu_driver.nova import pci_config
+
+# Checks that servers can be live-migrated between this host and others.
+#
+# Nova migrates a server to any function of the same resource class that has
+# ``live_migratable``. Nova does not know whether the two GPUs are compatible:
+# if they are not, QEMU fails in the middle. These must be equal, by these
+# sources:
+#
+# * the driver. "Currently, vGPU live migration fails if the vGPU driver
+#   version differs on the source and destination hosts." (Red Hat Enterprise
+#   Linux 10, Live migrating a virtual machine with an attached NVIDIA vGPU).
+#   NVML too has a limit by the host's driver
+#   (NVML_VGPU_COMPATIBILITY_LIMIT_HOST_DRIVER in nvml.h), but does not say
+#   which versions it applies to. Here, a driver of another branch is a
+#   failure, and another driver of the same branch is a warning.
+# * the GPU. "Live Migration is not supported between 80 GB PCIe and 94 GB NVL
+#   variants" (NVIDIA AI Enterprise, Live Migration). The driver itself
+#   compares the string of nvmlDeviceGetPgpuMetadataString
+#   (:func:`cyborg_gpu_driver.host.nvml.vgpu.migration_metadata`), which
+#   includes ECC and SR-IOV.
+# * mixed-size mode. No source says that a vGPU can change between the modes.
+#   NVML has separate placements for each mode (homogeneous, heterogeneous).
 
 _NO_ANSWER = domain.Migration()
 _ASK = ("Run the command as root on both hosts, with NVIDIA's vGPU host "

@@ -29,7 +29,7 @@ from cyborg_gpu_driver.host.fabric import reader as fabric_reader
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.nova import compute
+from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import policy
@@ -193,7 +193,7 @@ class Machine(host_view.HostView, node.Node):
         """
         if self.conf.gpu.simulate or not importlib.util.find_spec('cyborg'):
             return ''
-        return cyborg_hooks.mismatch() or compute.mdev_problem()
+        return cyborg_hooks.mismatch() or capability.mdev_problem()
 
     @functools.cached_property
     def sent(self) -> Mapping[model.PciAddress, withdrawal.Sent]:

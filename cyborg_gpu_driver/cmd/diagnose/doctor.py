@@ -244,6 +244,7 @@ def _heal(status):
 def _conditions(verdict):
     return f'{verdict.state.value}: ' + '; '.join(verdict.reasons)
 
+
 _COMPARED = frozenset({Section.GPUS, Section.RECORDS,
                        Section.CLOUD})
 """The sections whose findings one comparison of all sources makes."""
@@ -356,7 +357,6 @@ class Doctor(output.Lister):
                 _repair(there, difference)
         for item in there.unanswered:
             cmd_machine.say(f'{item.message}: its data is not used.')
-
 
 
 class _Node(cmd_machine.Machine):

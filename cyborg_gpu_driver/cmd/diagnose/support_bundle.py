@@ -128,6 +128,7 @@ class Redactor:
         text = _HEADER.sub(rf'\g<1>{MASK}', text)
         return strutils.mask_password(text, MASK)
 
+
 _NAME = 'cyborg-gpu-support'
 _MODE = 0o600
 _BYTES = 1 << 20

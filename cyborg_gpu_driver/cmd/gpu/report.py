@@ -23,6 +23,7 @@ from cyborg_gpu_driver.report.content import names
 
 # ``cyborg-gpu offer list``.
 
+
 class ListOffer(output.Lister):
     """List what each GPU offers, and how much of it can be created now.
 
@@ -102,6 +103,7 @@ def problems(rows, name):
         named = ', '.join(item for item in affected if isinstance(item, str))
         yield (f'{address}: {what}' + (f' ({named})' if named else '')
                + f': {why}')
+
 
 class ShowReport(output.Lister):
     """Show what the agent would report to Cyborg and Placement now.

@@ -205,6 +205,7 @@ def text(value: str | bytes) -> str:
         value = value.decode('utf-8', 'replace')
     return value.split('\0', 1)[0]
 
+
 class Gate:
     """Connects one session to :class:`access.Access`.
 

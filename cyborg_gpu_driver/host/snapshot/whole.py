@@ -49,6 +49,7 @@ def releases_display(version: str | None) -> bool:
     return tuple(int(part) for part in (version or '').split('.')
                  if part.isdigit()) >= _RELEASES_DISPLAY
 
+
 _BESIDE = (None, 'pcieport', 'pci-stub')
 """Drivers, beside those of VFIO, that do not manage the DMA of their functions
 (driver_managed_dma of struct pci_driver in include/linux/pci.h)."""

@@ -192,6 +192,7 @@ def _type_number(type_id: str) -> tuple[int, str]:
     number = type_id.rpartition('-')[2]
     return (int(number) if _NUMBER.fullmatch(number) else 0, type_id)
 
+
 Mdevs = Mapping[model.PciAddress, tuple[model.Mdev, ...]]
 
 

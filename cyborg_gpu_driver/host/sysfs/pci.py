@@ -173,6 +173,7 @@ def _sysfs_error(action: str, path: str, error: OSError
     return exception.SysfsError(action=action, path=path, errno=error.errno,
                                 reason=os.strerror(error.errno or 0))
 
+
 DEVICES = ('bus', 'pci', 'devices')
 _NVIDIA = '10de'
 _DISPLAY = ('0300', '0302')

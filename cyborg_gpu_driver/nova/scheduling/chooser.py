@@ -41,10 +41,10 @@ from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.nova import weigher_reader
 from cyborg_gpu_driver.nova.scheduling import neighbours
 from cyborg_gpu_driver.nova.scheduling import promises
+from cyborg_gpu_driver.nova.scheduling import utilization
 from cyborg_gpu_driver.nova.weighing import cost as weigher_cost
 from cyborg_gpu_driver.nova.weighing import placement
 from cyborg_gpu_driver.nova.weighing import published
-from cyborg_gpu_driver.nova.weighing import utilization
 from cyborg_gpu_driver.report.content import names
 
 # Serialized choices: each one takes the previous ones into account.
@@ -134,6 +134,7 @@ class Choices:
             request, promised=promised,
             fleet=request.fleet.after(amounts) if amounts
             else request.fleet)
+
 
 CONF = nova.conf.CONF
 CONF.register_group(weigher.GROUP)

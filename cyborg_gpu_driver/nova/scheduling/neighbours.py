@@ -135,6 +135,7 @@ class Residents:
                 text=response.text)
         return response.json()
 
+
 LOG = logging.getLogger(__name__)
 
 _SERVERS = 100_000

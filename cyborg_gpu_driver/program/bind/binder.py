@@ -170,6 +170,7 @@ class Admission:
                         exception.steady(errors[0]))
         return None
 
+
 CAME_UP_SECONDS = 10.0
 """A server that gives its vGPU back earlier never came up."""
 _Subject = TypeVar('_Subject', journal.Entry, plan.Request)

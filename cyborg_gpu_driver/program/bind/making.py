@@ -330,6 +330,7 @@ class Groups:
                                  'error': error}, exc_info=not isinstance(
                                      error, exception.GpuDriverError))
 
+
 _ATTEMPTS = 3
 """Plans to try if another program changes the GPU at the same time."""
 

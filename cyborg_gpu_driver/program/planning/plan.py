@@ -34,6 +34,7 @@ from cyborg_gpu_driver.program import journal
 
 # Collect the state of the groups that a GPU is in. Pure.
 
+
 def states(host: model.Host, groups: Iterable[nvlink.Group],
            policy_for: Callable[[model.Gpu], policies.Policy | None],
            owners: Callable[[model.PciAddress], str]
@@ -100,6 +101,7 @@ def parse(pci_addr: str, asked_type: str, ah_uuid: str) -> Request:
     return Request(function=model.PciAddress.parse(pci_addr),
                    mdev_type=vgpu_name.asked_type(asked_type),
                    handle=vgpu_name.handle(ah_uuid))
+
 
 @dataclasses.dataclass(frozen=True)
 class BindPlan:

@@ -71,6 +71,7 @@ def _one(pid: int, name: str) -> str:
     remedy = _REMEDIES.get(name)
     return f'{what}: {remedy}' if remedy else what
 
+
 LOG = logging.getLogger(__name__)
 
 _ATTEMPTS = 5

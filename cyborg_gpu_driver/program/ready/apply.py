@@ -122,6 +122,7 @@ def write(file: str, gpus: Iterable[gpu_record.SavedLayout]) -> None:
         codec.encode(item)
         for item in sorted(gpus, key=lambda item: item.gpu)])
 
+
 LOG = logging.getLogger(__name__)
 
 _Counted = collections.Counter[

@@ -59,6 +59,7 @@ class Made:
     reason: str = ''
     """Why the GPU does not match its policy; empty if it does."""
 
+
 class FixedVgpus:
     """Creates and removes fixed vGPUs.
 

@@ -133,6 +133,7 @@ class RoleReader:
         finally:
             taken.extend(steps)
 
+
 _HARMLESS = frozenset({change.Action.SCHEDULER})
 """Actions possible beside vGPUs while no virtual machine runs (nvml.h on
 nvmlDeviceSetVgpuSchedulerState and nvmlGpuInstanceSetVgpuSchedulerState)."""

@@ -10,11 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Keeps the partitions of NVSwitches as the claims of the GPUs need them.
-
-After a restart, the fabric manager has forgotten the active partitions, or
-asks for their list ("Resiliency" in its user guide).
-"""
+"""Keeps NVLink groups and the partitions of NVSwitches as claims need them."""
 
 from __future__ import annotations
 
@@ -49,6 +45,11 @@ from cyborg_gpu_driver.program.steps import executor
 from cyborg_gpu_driver.record import gpu as gpu_record
 
 LOG = logging.getLogger(__name__)
+
+# Keeps the partitions of NVSwitches as the claims of the GPUs need them.
+#
+# After a restart, the fabric manager has forgotten the active partitions, or
+# asks for their list ("Resiliency" in its user guide).
 
 
 class FabricKeeper:

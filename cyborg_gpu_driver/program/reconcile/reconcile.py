@@ -55,6 +55,7 @@ from cyborg_gpu_driver.record import unknown_claims
 # A difference may be outdated. So each repair asks Cyborg again, then locks
 # the GPU, and changes something only if nothing has changed since.
 
+
 class Repairer:
     """Carries out repairs on one machine.
 
@@ -205,6 +206,7 @@ def users(keeper: orphans.Keeper, gpu: model.PciAddress,
 
 def _kept(reason: str) -> exception.StepFailed:
     return exception.StepFailed(reason=reason)
+
 
 LOG = logging.getLogger(__name__)
 

@@ -59,6 +59,7 @@ from cyborg_gpu_driver.record import store
 
 # One GPU's MIG state as it is at this moment, compute instances included.
 
+
 class StateReader:
     """Reads the MIG state of a GPU that a snapshot has described.
 
@@ -100,6 +101,7 @@ class StateReader:
                     device, known.profiles))
         return dataclasses.replace(gpu, mig=dataclasses.replace(
             known, enabled=enabled, pending=pending, instances=found))
+
 
 LOG = logging.getLogger(__name__)
 

@@ -254,6 +254,7 @@ def _restore(before):
     _POINTERS.clear()
     _POINTERS.update(pointers)
 
+
 names = files.names
 
 

@@ -167,6 +167,7 @@ def find(root: Directory, path: str, follow: bool = True
         stack.append(node)
     return done, stack[-1]
 
+
 ROOT = '/sys'
 _FIRST_DESCRIPTOR = 1 << 20
 """Far from real descriptors, so that they are never mixed up with ours."""

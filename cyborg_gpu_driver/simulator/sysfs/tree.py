@@ -358,6 +358,7 @@ def _description(kind):
             f'max_resolution=4096x2160, '
             f'max_instance={kind.max_instances}')
 
+
 _FIRST_GROUP = 40
 """The first IOMMU group that is used if the machine's file names none."""
 

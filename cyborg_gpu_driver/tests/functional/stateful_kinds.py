@@ -22,6 +22,7 @@ THIRD = '0000:81:00.0'
 GPUS = (FIRST, SECOND, THIRD)
 WHOLE = 'passthrough'
 
+
 def policies(first, second, third):
     """The policies of the three GPUs, as sections of cyborg.conf."""
     return {f'gpu_policy:p{number}': {'match_address': address, **options}

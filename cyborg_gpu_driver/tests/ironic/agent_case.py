@@ -37,8 +37,8 @@ from oslo_config import cfg
 from oslo_config import fixture as config_fixture
 from oslotest import base
 
-from cyborg_gpu_driver.baremetal import hook
 from cyborg_gpu_driver.baremetal import layouter
+from cyborg_gpu_driver.baremetal import tree
 from cyborg_gpu_driver.conf import baremetal
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.program.privileged import mig as privileged
@@ -158,7 +158,7 @@ class AgentCase(base.BaseTestCase):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(0o755)
 
-    def found_root(self) -> contextlib.AbstractContextManager[hook.Tree]:
+    def found_root(self) -> contextlib.AbstractContextManager[tree.Tree]:
         """The root file system of the deployed image, as a step finds it."""
         return layouter.mounted()
 

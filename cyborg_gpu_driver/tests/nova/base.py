@@ -41,6 +41,7 @@ from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.nova import compute
 from cyborg_gpu_driver.nova import handles
 from cyborg_gpu_driver.nova import patches
@@ -235,14 +236,14 @@ class DriverCase(test.TestCase):
 
         :param version: version of Nova; None for the installed one.
         """
-        for name in (*compute.METHODS, 'spawn', 'power_on', 'reboot',
+        for name in (*capability.METHODS, 'spawn', 'power_on', 'reboot',
                      'resume_state_on_host_boot'):
             self.useFixture(fixtures.MonkeyPatch(
                 f'nova.virt.libvirt.driver.LibvirtDriver.{name}',
                 getattr(libvirt_driver.LibvirtDriver, name)))
         return compute.extend(
             libvirt_driver.LibvirtDriver,
-            version or compute.nova_version(), patches.Patches(
+            version or capability.nova_version(), patches.Patches(
                 handles.HandleReader(host.sysfs),
                 handles.Requests(
                     lambda context, server: self.requests[server]),

@@ -38,7 +38,7 @@ from nova.virt import driver
 from nova.virt.libvirt import config as vconfig
 from nova.virt.libvirt import driver as libvirt_driver
 
-from cyborg_gpu_driver.nova import compute
+from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.nova import base
 
@@ -57,8 +57,8 @@ class ExtendedMethodsTest(base.DriverCase):
     """Assumptions of nova/patches.py."""
 
     def test_this_nova_can_be_extended(self):
-        self.assertEqual('', compute.mismatch(
-            DRIVER, compute.nova_version()))
+        self.assertEqual('', capability.mismatch(
+            DRIVER, capability.nova_version()))
 
     def test_pci_handles_are_managed_whatever_they_say(self):
         for more in ({}, {'managed': 'no'}, {'managed': 'false'}):
@@ -72,7 +72,7 @@ class ExtendedMethodsTest(base.DriverCase):
                 (device.domain, device.bus, device.slot, device.function))
 
     def test_this_nova_attaches_mdev_handles(self):
-        self.assertEqual('', compute.mdev_problem())
+        self.assertEqual('', capability.mdev_problem())
 
     def test_mdev_handles_are_looked_up_by_uuid_and_function(self):
         handle = request('MDEV', asked_type='nvidia-1155')

@@ -147,7 +147,6 @@ class TestCallBudget(BudgetCase):
         self.agent.report()
         self.assertLessEqual(self._count(self.agent.bind, *second), PER_BIND)
 
-
     def test_claims_elsewhere_make_a_bind_no_dearer(self):
         handles = self._handles('1g.10gb')
         last = handles.pop()

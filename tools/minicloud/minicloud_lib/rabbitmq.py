@@ -82,4 +82,3 @@ def _configure(settings):
     path.write_text(''.join(f'{name} = {value}\n'
                             for name, value in options.items()),
                     encoding='utf-8')
-

@@ -20,7 +20,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.baremetal import hook
+from cyborg_gpu_driver.baremetal import tree
 
 
 class TreeCase(base.BaseTestCase):
@@ -32,7 +32,7 @@ class TreeCase(base.BaseTestCase):
         self.outside = directory / 'outside'
         for place in (self.root, self.outside):
             (place / 'etc').mkdir(parents=True)
-        self.tree = hook.Tree(f'{self.root}/')
+        self.tree = tree.Tree(f'{self.root}/')
 
     def link(self, path, target):
         """Create a symbolic link that the tenant might create."""

@@ -46,7 +46,6 @@ class FigureTest(base.BaseTestCase):
                 'a', value, limit=3).is_exceeded)
         self.assertFalse(figures.Figure('a', 9, target=3).is_exceeded)
 
-
     def test_misses(self):
         for fields, miss in (
                 ({'value': 3}, ''),

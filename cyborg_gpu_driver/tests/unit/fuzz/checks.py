@@ -40,9 +40,9 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import functions
 from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.interference import guest
+from cyborg_gpu_driver.nova.scheduling import utilization
 from cyborg_gpu_driver.nova.weighing import placement
 from cyborg_gpu_driver.nova.weighing import published
-from cyborg_gpu_driver.nova.weighing import utilization
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import names

@@ -21,6 +21,7 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.host.sysfs import pci
+from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.nova import compute
 from cyborg_gpu_driver.nova import handles
 from cyborg_gpu_driver.nova import patches
@@ -62,24 +63,24 @@ class Nova34:
 class CapabilityTest(base.BaseTestCase):
 
     def test_the_tested_nova(self):
-        self.assertEqual('', compute.mismatch(Nova34, '34.0.1'))
+        self.assertEqual('', capability.mismatch(Nova34, '34.0.1'))
 
     def test_another_nova(self):
         for version in ('33.1.0', '35.0.0', '3', '', '340.0.0'):
-            self.assertIn('34', compute.mismatch(Nova34, version))
+            self.assertIn('34', capability.mismatch(Nova34, version))
 
     def test_parameters_that_changed(self):
         class Changed(Nova34):
             def _allocate_cyborg_mdevs(self, arqs):
                 """A method whose parameter has another name."""
         self.assertIn('takes self, arqs where self, accel_info',
-                      compute.mismatch(Changed, '34.0.0'))
+                      capability.mismatch(Changed, '34.0.0'))
 
     def test_method_that_is_gone(self):
         class Gone:
             pass
         self.assertIn('_allocate_cyborg_mdevs does not exist',
-                      compute.mismatch(Gone, '34.0.0'))
+                      capability.mismatch(Gone, '34.0.0'))
 
 
 class MdevProblemTest(base.BaseTestCase):
@@ -100,14 +101,14 @@ class MdevProblemTest(base.BaseTestCase):
                 stream.write(f'Name: nova\nVersion: {version}\n')
             directories.append(directory)
         self.useFixture(fixtures.MonkeyPatch('sys.path', directories))
-        return compute.mdev_problem()
+        return capability.mdev_problem()
 
     def test_quotas_count_gpus(self):
         self.assertEqual('', self.problem('34.0.0'))
-        self.assertEqual('', compute.quota_problem())
+        self.assertEqual('', capability.quota_problem())
         self.problem('33.0.2')
         self.assertIn('Nova 33.0.2 does not count',
-                      compute.quota_problem())
+                      capability.quota_problem())
 
     def test_nova_that_leaves_them_out(self):
         for version in ('31.0.0', '33.0.0', '33.1.0.dev212', '9.0.0'):

@@ -17,7 +17,7 @@ from cyborg.common import constants
 from cyborg.objects import base as cyborg_base
 from oslotest import base
 
-from cyborg_gpu_driver.report import publishing
+from cyborg_gpu_driver.report import objects
 from cyborg_gpu_driver.tests.unit.report import samples
 
 
@@ -28,7 +28,7 @@ class TestObjects(base.BaseTestCase):
         host, offers = samples.host()
         *others, whole = samples.reported(host, offers, 'compute1')
         self.reported = (*others, dataclasses.replace(whole, stub=True))
-        self.devices = publishing.driver_devices(self.reported)
+        self.devices = objects.driver_devices(self.reported)
 
     def test_every_field(self):
         for reported, device in zip(self.reported, self.devices,

@@ -258,7 +258,6 @@ class CyborgGpuTest(cmd_base.CommandCase):
             played += 1
         self.assertGreater(played, 8)
 
-
     def test_what_the_pages_show_of_simulated_hosts_is_printed(self):
         self.addCleanup(os.chdir, os.getcwd())
         os.chdir(documents.ROOT)

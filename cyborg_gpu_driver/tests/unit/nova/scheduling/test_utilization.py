@@ -23,7 +23,7 @@ import testscenarios
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.nova.weighing import utilization as weighing
+from cyborg_gpu_driver.nova.scheduling import utilization
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.metrics import monitored
 from cyborg_gpu_driver.tests.unit.nova import prometheus
@@ -40,7 +40,7 @@ class UtilizationCase(base.BaseTestCase):
         self.logged = self.useFixture(fixtures.FakeLogger())
         self.now = 1000.0
         self.prometheus = self.useFixture(prometheus.Prometheus())
-        self.known = weighing.Utilization(
+        self.known = utilization.Utilization(
             self.prometheus.url, lambda: self.now)
         self.addCleanup(self.known.stop)
 
@@ -55,7 +55,7 @@ class AskTest(UtilizationCase):
         (url,) = self.prometheus.urls
         parts = urllib.parse.urlsplit(url)
         self.assertEqual('/prom/api/v1/query', parts.path)
-        self.assertEqual({'query': [weighing.QUERY]},
+        self.assertEqual({'query': [utilization.QUERY]},
                          urllib.parse.parse_qs(parts.query))
 
     def test_gpus(self):
@@ -106,14 +106,14 @@ class BackgroundTest(UtilizationCase):
 
     def test_asks_again(self):
         self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.nova.weighing.utilization._EVERY', 0.01))
+            'cyborg_gpu_driver.nova.scheduling.utilization._EVERY', 0.01))
         self.known.of(HOST, [GPU])
         monitored.wait_for('a second question',
                            lambda: len(self.prometheus.urls) > 1)
 
     def test_off(self):
         for url in None, '':
-            found = weighing.Utilization(url)
+            found = utilization.Utilization(url)
             self.assertIsNone(found.of(HOST, [GPU]))
         self.assertEqual([], self.prometheus.urls)
 
@@ -140,13 +140,13 @@ class SlowTest(UtilizationCase):
 
     def test_deadline(self):
         self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.nova.weighing.utilization._DEADLINE', 0.1))
+            'cyborg_gpu_driver.nova.scheduling.utilization._DEADLINE', 0.1))
         self.prometheus.release.clear()
         self.known.ask()
         self.assertEqual(1, self.warnings())
 
     def test_nobody_there(self):
-        known = weighing.Utilization('http://127.0.0.1:1')
+        known = utilization.Utilization('http://127.0.0.1:1')
         known.ask()
         self.assertEqual(1, self.warnings())
 
@@ -159,7 +159,7 @@ class UrlTest(base.BaseTestCase):
 
     def test_refused(self):
         error = self.assertRaises(exception.InvalidConfiguration,
-                                  weighing.Utilization, self.url)
+                                  utilization.Utilization, self.url)
         self.assertIn('prometheus_url', str(error))
 
 
@@ -170,7 +170,7 @@ class PrometheusTest(base.BaseTestCase):
         if shutil.which('prometheus') is None:
             self.skipTest('there is no prometheus: see bindep.txt')
         cloud = self.useFixture(monitored.Cloud())
-        known = weighing.Utilization(
+        known = utilization.Utilization(
             f'http://{cloud.prometheus.address}')
         found = monitored.wait_for(
             'the utilization of GPUs', lambda: known.ask() or dict(

@@ -168,6 +168,7 @@ class GridTest(CostCase):
             weigher_cost.Fleet([gpu]).cost(
                 weigher_case.asked(gpu, '1g.10gb')).loss)
 
+
 class EstimateTest(CostCase):
 
     def test_a_vgpu_goes_where_the_other_types_are_lost_already(self):

@@ -19,7 +19,7 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.metrics import definitions
-from cyborg_gpu_driver.nova.weighing import utilization
+from cyborg_gpu_driver.nova.scheduling import utilization
 from cyborg_gpu_driver.tests.unit.nova import prometheus
 
 load_tests = testscenarios.load_tests_apply_scenarios

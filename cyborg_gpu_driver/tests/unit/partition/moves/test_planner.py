@@ -293,5 +293,3 @@ def _rows(table):
         left += [occupancy.add(profile, place)
                  for profile in table.profiles for place
                  in table.grid.free_placements(occupancy, profile)]
-
-

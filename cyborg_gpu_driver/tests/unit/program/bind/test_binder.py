@@ -358,7 +358,6 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual(([(19, 6)], []), self.truth())
         self.assertEqual([self.address] * 2, self.published)
 
-
     def test_what_a_guest_still_holds_is_published(self):
         """No allocation covers the vGPU from now on."""
         handle = self.handle('1g.5gb')

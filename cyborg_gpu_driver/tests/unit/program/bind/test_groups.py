@@ -416,7 +416,6 @@ class BridgeTest(group_case.GroupCase):
         self.bind(pair[0])
         self.assertEqual({(pair[1],)}, self.free())
 
-
     def test_a_pair_without_its_bridge_is_not_offered(self):
         pair = ('0000:17:00.0', '0000:65:00.0')
         handle = self.bind(*pair)

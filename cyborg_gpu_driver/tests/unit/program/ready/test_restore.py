@@ -393,7 +393,6 @@ class SharedTest(RestoreCase):
         self.assertEqual([], self.restore())
 
 
-
 class FixedTest(RestoreCase):
 
     machine = 'rtxpro6000x8'
