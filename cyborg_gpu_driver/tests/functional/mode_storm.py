@@ -40,6 +40,7 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.steps import reset
+from cyborg_gpu_driver.simulator.driver import gpu as driver_gpu
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import empty_placement
 from cyborg_gpu_driver.tests import nobody
@@ -188,7 +189,8 @@ class Storm:
 def truth(world):
     """Return what went wrong on the machine, as text; ``''`` if nothing."""
     with world.operation():
-        held = [gpu.address for gpu in world.gpus if gpu.held()]
+        held = [gpu.address for gpu in world.gpus
+                if set(gpu.holders()) - {driver_gpu.PERSISTENCED}]
     return '; '.join(filter(None, (
         f'unbinds that had to wait: {world.blocked_unbinds}'
         if world.blocked_unbinds else '',
