@@ -227,7 +227,7 @@ POLICY_OPTS = [
         help='Time slice of vgpu_scheduler, in microseconds. If unset, '
              "NVIDIA's driver chooses it."),
     cfg.BoolOpt(
-        'nvlink_not_isolated', default=False, mutable=True,
+        'nvlink_not_isolated', default=False,
         help='Mode passthrough: whether to offer GPUs on NVSwitches although '
              'FABRIC_MODE is 0. Then the NVLinks of all GPUs are one fabric, '
              'and a server is not isolated from the GPUs of other servers.'),

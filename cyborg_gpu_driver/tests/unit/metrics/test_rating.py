@@ -10,11 +10,10 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Definitions for CloudKitty and Ceilometer.
+"""The definitions for CloudKitty.
 
-The released services read the definitions where the services are installed
-("tox -e rating"). Elsewhere the tests compare the definitions with what this
-library sends.
+The released CloudKitty reads them where it is installed ("tox -e rating").
+Elsewhere the tests compare them with the metrics of the exporter.
 """
 
 import datetime
