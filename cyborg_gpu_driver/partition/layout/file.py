@@ -95,7 +95,7 @@ class Entry:
               place: schema.Place) -> Entry:
         """Read one entry.
 
-        :param items: items that have passed ``layout_schema.ITEMS``.
+        :param items: items that have passed ``layout_yaml.ITEMS``.
         :param place: of the items.
         :raises LayoutError: if the items contradict each other.
         """
