@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""How busy GPUs are, by an answer of Prometheus. Pure.
+"""How busy GPUs are, as Prometheus says.
 
 The metrics are those of ``cyborg-gpu exporter --nvml``
 (:mod:`cyborg_gpu_driver.metrics.definitions`).
