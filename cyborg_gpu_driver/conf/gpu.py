@@ -225,7 +225,7 @@ POLICY_OPTS = [
     cfg.IntOpt(
         'vgpu_time_slice', min=1,
         help='Time slice of vgpu_scheduler, in microseconds. If unset, '
-             "NVIDIA's driver chooses it."),
+             "NVIDIA's driver chooses it, and drivers from 595 on always do."),
     cfg.BoolOpt(
         'nvlink_not_isolated', default=False,
         help='Mode passthrough: whether to offer GPUs on NVSwitches although '

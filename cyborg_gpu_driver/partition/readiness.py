@@ -216,4 +216,5 @@ def _vfs(gpu: model.Gpu, enabled: bool) -> bool | None:
 def _schedules(now: model.Scheduler | None, policy: model.SchedulerPolicy,
                time_slice: int | None) -> bool:
     return now is not None and now.policy is policy and (
-        time_slice is None or now.time_slice == time_slice)
+        time_slice is None or not now.takes_slice
+        or now.time_slice == time_slice)

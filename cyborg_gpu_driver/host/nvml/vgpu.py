@@ -37,6 +37,12 @@ _POLICIES = {
         model.SchedulerPolicy.FIXED_SHARE,
 }
 _NUMBERS = {policy: number for number, policy in _POLICIES.items()}
+_ALWAYS_ADAPTIVE = 595
+"""The first driver on which adaptive round robin is always on, so that it
+takes no time slice (NVML API Reference, changes between v590 and v595, on
+nvmlDeviceSetVgpuSchedulerState_v2; pynvml 13.615 on
+NVML_VGPU_SCHEDULER_ARR_DISABLE). The calls before v2, which this library
+makes for all drivers, are deprecated from then on."""
 _MIGRATION = 1
 """NVML_VGPU_PGPU_VIRTUALIZATION_CAP_MIGRATION, bit 0, which pynvml lacks."""
 
@@ -168,11 +174,19 @@ def scheduler_capabilities(nvml: nvml_module.NvmlSession, device: Any
     :raises NvmlError: if this cannot be read.
     """
     found = nvml.optional('nvmlDeviceGetVgpuSchedulerCapabilities', device)
-    return found and model.Scheduler(
+    if not found:
+        return None
+    return model.Scheduler(
         policy=None, supported=tuple(
             _POLICIES[number] for number in found.supportedSchedulers
             if number in _POLICIES),
-        min_time_slice=found.minTimeslice, max_time_slice=found.maxTimeslice)
+        min_time_slice=found.minTimeslice, max_time_slice=found.maxTimeslice,
+        takes_slice=_takes_slice(nvml))
+
+
+def _takes_slice(nvml: nvml_module.NvmlSession) -> bool:
+    branch = nvml.driver_version().partition('.')[0]
+    return not branch.isdigit() or int(branch) < _ALWAYS_ADAPTIVE
 
 
 def scheduler_state(nvml: nvml_module.NvmlSession, device: Any,
@@ -215,7 +229,8 @@ def _scheduler(state: Any, capabilities: model.Scheduler) -> model.Scheduler:
         time_slice=time_slice or None, adaptive=adaptive,
         supported=capabilities.supported,
         min_time_slice=capabilities.min_time_slice,
-        max_time_slice=capabilities.max_time_slice)
+        max_time_slice=capabilities.max_time_slice,
+        takes_slice=capabilities.takes_slice)
 
 
 def set_scheduler(nvml: nvml_module.NvmlSession, device: Any,
@@ -224,7 +239,8 @@ def set_scheduler(nvml: nvml_module.NvmlSession, device: Any,
     """Set how time-sliced vGPUs share the GPU, until the driver unloads.
 
     :param time_slice: nanoseconds; None lets the driver use its default,
-        which it does for the value 0 (nvmlVgpuSchedulerSetParams_t).
+        which it does for the value 0 (nvmlVgpuSchedulerSetParams_t). Not
+        used on drivers from 595 on, which take none.
     :raises NvmlError: IN_USE, on older drivers NOT_SUPPORTED, while a
         virtual machine runs; INVALID_ARGUMENT for a time slice out of
         range; NO_PERMISSION; RESET_REQUIRED if only a reboot helps.
@@ -259,7 +275,7 @@ def _fill(nvml: nvml_module.NvmlSession, device: Any, wanted: Any,
     """Write the policy and the time slice into NVML's structure."""
     wanted.schedulerPolicy = _NUMBERS[policy]
     wanted.enableARRMode = pynvml.NVML_VGPU_SCHEDULER_ARR_DEFAULT
-    if time_slice is not None:
+    if time_slice is not None and _takes_slice(nvml):
         wanted.schedulerParams.vgpuSchedData.timeslice = time_slice
         if nvml.call('nvmlDeviceGetVgpuSchedulerCapabilities',
                      device).isArrModeSupported:

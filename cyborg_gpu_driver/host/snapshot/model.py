@@ -272,6 +272,8 @@ class Scheduler:
     max_time_slice: int = 0
     adaptive: bool = False
     """Adaptive round robin is on, which sets the slice itself."""
+    takes_slice: bool = True
+    """Whether adaptive round robin can be turned off, for a time slice."""
 
 
 @dataclasses.dataclass(frozen=True)

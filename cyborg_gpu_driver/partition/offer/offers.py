@@ -113,6 +113,12 @@ def check_policy(gpu: model.Gpu, policy: policies.Policy,
             found.append(
                 f'{where}vgpu_scheduler: has no effect, because no vGPU type '
                 'of this GPU shares a GPU instance with others')
+    if policy.time_slice and any(
+            scheduler and not scheduler.takes_slice for scheduler in (
+                gpu.scheduler, *(instance.scheduler for instance in (
+                    gpu.mig.instances if gpu.mig else ())))):
+        found.append(f'{where}vgpu_time_slice: has no effect, because '
+                     'drivers from 595 on set the time slice themselves')
     if (policy.mode in (policies.Mode.MIG, policies.Mode.VGPU)
             and vgpu_type.types_of(gpu)):
         types = vgpu_type.of_mode(gpu, policy.mode)

@@ -317,7 +317,7 @@ def _check_scheduler(now: model.Scheduler | None,
         reason = (f'it does not support {scheduler.value}, only '
                   + (', '.join(item.value for item in now.supported)
                      or 'nothing else'))
-    elif (time_slice is not None
+    elif (time_slice is not None and now.takes_slice
           and not now.min_time_slice <= time_slice <= now.max_time_slice):
         reason = (f'a time slice of {time_slice // 1000} microseconds is '
                   f'not within {now.min_time_slice // 1000} to '

@@ -86,6 +86,17 @@ class TestOffers(SimulatedCase):
         (said,) = offers.check_policy(self.gpus('a100x4-vfio')[0], rules)
         self.assertIn('vgpu_scheduler: has no effect', said)
 
+    def test_time_slice_where_the_driver_takes_none(self):
+        rules = policy.Policy('x', policy.Mode.VGPU,
+                              scheduler=model.SchedulerPolicy.EQUAL_SHARE,
+                              time_slice=2000000)
+        gpu = self.gpus('l40sx4')[0]
+        self.assertEqual([], offers.check_policy(gpu, rules))
+        (said,) = offers.check_policy(dataclasses.replace(
+            gpu, scheduler=dataclasses.replace(gpu.scheduler,
+                                               takes_slice=False)), rules)
+        self.assertIn('vgpu_time_slice: has no effect', said)
+
     def test_fewer_functions_than_handles(self):
         """Handles that may be bound side by side never share a function.
 

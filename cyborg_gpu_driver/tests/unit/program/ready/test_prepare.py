@@ -16,6 +16,7 @@ import dataclasses
 import errno
 import os
 
+import fixtures
 import pynvml
 
 from cyborg_gpu_driver import exception
@@ -71,6 +72,17 @@ class StepsTest(ready_case.ReadyCase):
         self.govern('vgpu')
         self.assertEqual(['MIXED_OFF'], self.steps())
         self.assertIs(False, self.gpu().mixed_sizes)
+
+    def test_driver_that_takes_no_time_slice(self):
+        """Drivers from 595 on always adapt it."""
+        self.useFixture(fixtures.MonkeyPatch(
+            'pynvml.nvmlSystemGetDriverVersion', lambda: '595.45.04'))
+        self.govern('vgpu', scheduler=_EQUAL, time_slice=2000000)
+        self.assertEqual(['ENABLE_FUNCTIONS', 'SCHEDULER'], self.steps())
+        now = self.gpu().scheduler
+        self.assertEqual((_EQUAL, None, True),
+                         (now.policy, now.time_slice, now.adaptive))
+        self.assertEqual([], self.steps())
 
     def test_scheduler_of_instances_that_vgpus_share(self):
         self.use('rtxpro6000x8')
