@@ -14,12 +14,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Callable
 
 _SRIOV_MANAGE = '/usr/lib/nvidia/sriov-manage'
 _NOT_LOCKED = (errno.EBUSY, errno.EAGAIN)
+_NOT_TRIED = (errno.ENODEV, errno.EACCES)
 
 
 def sriov_manage(machine) -> Callable[[str, bool], str]:
@@ -39,6 +41,8 @@ def sriov_manage(machine) -> Callable[[str, bool], str]:
         except FileNotFoundError as error:
             raise _not_installed(_SRIOV_MANAGE) from error
         except OSError as error:
+            if error.errno not in _NOT_TRIED:
+                _resume(machine)
             # The driver does not say why it refuses to release the GPU.
             complaint = (
                 f'Cannot obtain unbindLock for {address}'
@@ -48,8 +52,20 @@ def sriov_manage(machine) -> Callable[[str, bool], str]:
             raise _failure(
                 f'{_SRIOV_MANAGE} {"-e" if enable else "-d"} {address}', 1,
                 f'{complaint}\n', said) from error
+        _resume(machine)
         return said
     return run
+
+
+def _resume(machine):
+    """Do what resume_services of the script does: ``nvidia-smi -pm 1``.
+
+    The script does it for all GPUs, at the end of each attempt and also if it
+    does not get the lock, and ignores errors.
+    """
+    for gpu in machine.gpus:
+        with contextlib.suppress(OSError):
+            machine.smi_persistence(gpu.address, True)
 
 
 def mdevctl(machine) -> Callable[..., str]:

@@ -98,8 +98,15 @@ def set_virtual_functions(address: str, enable: bool) -> None:
             reason='sriov-manage may destroy the existing GPU instances')
     # sriov-manage asks the driver for unbindLock itself.
     was_persistent = consent.end_persistence(gpu)
+
+    def wait(seconds: float) -> None:
+        machine.sleep(seconds)
+        # It has run "nvidia-smi -pm 1" for all GPUs (resume_services), as it
+        # does after each attempt. Where the mode was off, it remains on.
+        consent.end_persistence(gpu)
+
     try:
-        vgpu.manage(str(gpu), enable, machine.sriov_manage, machine.sleep)
+        vgpu.manage(str(gpu), enable, machine.sriov_manage, wait)
     except exception.SriovError as error:
         raise _refused(gpu) or error from error
     finally:

@@ -208,5 +208,6 @@ def manage(gpu: gpu_module.Gpu, enable: bool, count: int | None,
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
     wanted = total if count is None else min(count, total)
     gpu.state.vfs = wanted if enable else 0
+    gpu.state.returned = True
     gpu.state.wedged.clear()
     gpu.forget_settings()

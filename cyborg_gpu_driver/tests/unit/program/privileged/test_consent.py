@@ -189,6 +189,13 @@ class PersistenceTest(ConsentCase):
         self.refused('restart the host')
         self.assertTrue(self.is_persistent())
 
+    def test_sriov_manage_turns_it_on_after_each_attempt(self):
+        self.host(*_VGPU)
+        self.machine.faults.fail('sriov-manage', errno.EBUSY, times=2)
+        privileged_gpu.set_virtual_functions(_GPU, True)
+        self.assertEqual(3, self.machine.calls['sriov-manage'])
+        self.assertTrue(self.is_persistent())
+
     def test_without_nvidia_smi_the_daemon_stays(self):
         self.host(*_VGPU)
         self.machine.faults.fail('nvidia-smi', errno.ENOENT, times=None)
