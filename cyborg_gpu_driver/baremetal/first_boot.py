@@ -211,8 +211,9 @@ def _path(state_path):
 
 # The first boot of a bare-metal server: apply its layout to its GPUs.
 #
-# This runs at each boot, because GPU instances do not survive one. It is safe
-# at any time: it leaves alone what is already as wanted or in use.
+# This runs at each boot, because GPU instances do not survive one, unless the
+# driver has a boot configuration for them. It is safe at any time: it leaves
+# alone what is already as wanted or in use.
 
 _PAUSE = 1.0
 """Seconds between two checks for the driver."""

@@ -13,8 +13,10 @@
 """Gives a node the layout of its GPUs, for its first boot.
 
 GPU instances do not survive a restart, and on most GPUs the MIG mode does not
-either. So the layout is put into the deployed system, which partitions the
-GPUs at each boot. Modes that survive a restart are set here.
+either (MIG User Guide; a boot configuration of the driver is an exception, see
+:mod:`cyborg_gpu_driver.program.ready.apply`). So the layout is put into the
+deployed system, which partitions the GPUs at each boot. Modes that survive a
+restart are set here.
 """
 
 from __future__ import annotations

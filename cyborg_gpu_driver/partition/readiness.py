@@ -14,10 +14,11 @@
 
 Only this order works: NVIDIA's driver, MIG mode, virtual functions, then
 mixed-size mode and the scheduler, or the driver for guests. Enabling or
-disabling virtual functions (``sriov-manage``) deletes the GPU instances and
-resets mixed-size mode and the scheduler to the driver's defaults. The MIG
-mode cannot change while virtual functions exist ("In use by another client").
-In MIG mode each GPU instance that vGPUs share has its own scheduler.
+disabling virtual functions (``sriov-manage``) may delete the GPU instances,
+because it unbinds the driver, and resets mixed-size mode and the scheduler to
+the driver's defaults. The MIG mode cannot change while virtual functions exist
+("In use by another client"). In MIG mode each GPU instance that vGPUs share
+has its own scheduler.
 """
 
 from __future__ import annotations

@@ -38,7 +38,9 @@ from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model
 
 _FABRIC_VERSIONS = (3, 2)
-"""Versions of the structure of :func:`fabric_info`, newest first."""
+"""Versions of the structure of :func:`fabric_info`, newest first. Driver 615
+deprecates version 3 and has another function for version 4, with a clique for
+each type (NVML API Reference, changes between v610 and v615)."""
 
 OFF = 'off'
 ON = 'on'

@@ -13,7 +13,7 @@
 
 """The session with NVIDIA's management library (NVML), through pynvml.
 
-Only this module and :mod:`.library` call pynvml. The first call opens the
+Only this module and :mod:`.gate` call pynvml. The first call opens the
 session, in the process that makes the call: the agent forks after it has
 created its drivers, and a session does not survive a fork.
 

@@ -276,7 +276,10 @@ class StaticReader:
         """Return the facts about vGPUs; none if the driver hosts no vGPUs.
 
         In MIG mode the driver neither mixes sizes nor schedules vGPUs on
-        the GPU as a whole; it schedules those that share a GPU instance.
+        the GPU as a whole; it schedules those that share a GPU instance. From
+        driver 575 on it can also mix the sizes of those
+        (nvmlGpuInstanceSetVgpuHeterogeneousMode), which this library does
+        not turn on.
 
         :param numbers: ids of the vGPU types that the GPU supports.
         """

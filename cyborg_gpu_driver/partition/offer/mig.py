@@ -15,7 +15,9 @@
 If a type fills its GPU instance, the offer has the name of the instance's
 profile. If an instance holds several vGPUs of a type, the offer has the
 type's own name. The instances of all offers compete for the same units, and
-an instance holds vGPUs of one framebuffer size only.
+an instance holds vGPUs of one framebuffer size only: this library does not
+turn on the mixed-size mode of GPU instances
+(nvmlGpuInstanceSetVgpuHeterogeneousMode, from driver 575 on).
 
 The counts of what is in use must add up. An offer of whole instances counts
 every instance of its profile as in use, including one that carries shared

@@ -193,8 +193,12 @@ def reset_by_driver(address: str) -> bool:
 
     No library has a call for it. The caller has exclusive use of NVML.
 
-    :returns: False if nvidia-smi cannot do it: it is not installed, or
-        nvidia_drm has the GPU open, which only an unbind ends.
+    nvidia-smi refuses a GPU before Ampere that NVLinks connect to others,
+    unless all of them are reset at once (the manual of nvidia-smi).
+
+    :returns: False if nvidia-smi cannot do it: it is not installed, or has
+        refused it while only nvidia_drm had the GPU open, which an unbind
+        ends from driver 580.105.08 on.
     :raises GpuInUse: if the GPU is in use; it was not reset.
     :raises StepFailed: with the output of nvidia-smi, or if it does not end
         in time.

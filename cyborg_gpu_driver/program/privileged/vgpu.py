@@ -111,6 +111,9 @@ def undefine_mdev(uuid: str) -> None:
 def set_vgpu_type(function: str, type_number: int) -> None:
     """Create a vGPU on a virtual function of vendor VFIO, or remove it.
 
+    That a removal succeeds does not mean that the next guest can use its vGPU
+    on the function (kernel/hypeman#321); the caller watches for this.
+
     :param function: the virtual function's PCI address.
     :param type_number: number of the vGPU type; 0 removes the vGPU.
     :raises SysfsError: EIO if the GPU has no room for it; EBUSY.

@@ -47,10 +47,13 @@ from cyborg_gpu_driver.record import store
 # The layouts that the GPUs of a host need after a reboot.
 #
 # GPU instances do not survive a reboot, and on most GPUs the MIG mode does not
-# either. A boot configuration of the driver may create others
-# (RmMIGBootConfiguration in nvrm_registry.h of NVIDIA's open kernel modules,
-# since 570). A GPU's record keeps the layout that an operator applied. The
-# layouts can also be written to a file and read from one.
+# either (MIG User Guide). But the operator can give the driver a boot
+# configuration, with which it creates instances at each boot
+# (RmMIGBootConfigurationFeatureFlags and the keys above it in nvrm_registry.h
+# of NVIDIA's open kernel modules 565 to 595; off by default). So a restore
+# reads first which instances there are. A GPU's record keeps the layout that
+# an operator applied. The layouts can also be written to a file and read from
+# one.
 
 _KIND = 'cyborg-gpu checkpoint'
 _VERSION = 1

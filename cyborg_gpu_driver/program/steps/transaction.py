@@ -19,9 +19,11 @@ restores exactly the former state: the same instances at the same placements
 refuses the rollback too, the record says how far it came, and the next change
 or restore completes it. A process that dies leaves the same record.
 
-A reboot ends a change: GPU instances do not survive it (MIG User Guide), and
-a restore creates the instances that are needed. Only the MIG mode is rolled
-back then, because some boards keep it.
+A reboot ends a change: GPU instances do not survive it (MIG User Guide; a boot
+configuration of the driver may create others, see
+:mod:`cyborg_gpu_driver.program.ready.apply`), and a restore creates the
+instances that are needed. Only the MIG mode is rolled back then, because some
+boards keep it.
 """
 
 from __future__ import annotations

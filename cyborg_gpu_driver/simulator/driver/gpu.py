@@ -450,7 +450,8 @@ def by_driver(gpu: Gpu) -> None:
     A pending MIG mode becomes current, and handles are dead.
     nvidia-persistenced is no obstacle, because nvidia-smi asks it through its
     socket ("You can leave the nvidia-persistenced service running", Fabric
-    Manager User Guide).
+    Manager User Guide). No source says whether nvidia_drm still is one from
+    driver 580.105.08 on, where an unbind makes it let go; here it is one.
 
     :raises OSError: ENODEV if the GPU is not bound to NVIDIA's driver; EIO
         if it is lost; EBUSY while its device node is open

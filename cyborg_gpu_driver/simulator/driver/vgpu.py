@@ -74,7 +74,8 @@ def _instance_room(gpu, kind, instance_id):
     """How many vGPUs of a type a GPU instance can still hold.
 
     A GPU instance holds vGPUs of one framebuffer size, and none while a
-    process runs in it.
+    process runs in it. The simulator lacks the mixed-size mode of GPU
+    instances (nvmlGpuInstanceSetVgpuHeterogeneousMode).
     """
     if (gpu.state.instances[instance_id].profile_id != kind.profile_id
             or any(process.instance == instance_id
