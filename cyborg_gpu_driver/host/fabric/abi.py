@@ -62,7 +62,7 @@ _BusId = ctypes.c_char * 32
 
 
 class ConnectParams(ctypes.Structure):
-    """fmConnectParams_v1 of nv_fm_types.h, of drivers before 570."""
+    """fmConnectParams_v1 of nv_fm_types.h, of older drivers."""
 
     _fields_ = [('version', _UINT), ('address', ctypes.c_char * TEXT),
                 ('timeout_ms', _UINT), ('is_unix_socket', _UINT)]
@@ -70,7 +70,7 @@ class ConnectParams(ctypes.Structure):
 
 
 class ConnectParams2(ctypes.Structure):
-    """fmConnectParams_v2, of driver 570 and later."""
+    """fmConnectParams_v2, of newer drivers; no source says from which on."""
 
     _fields_ = [*ConnectParams._fields_, ('address_type', ctypes.c_int)]
     number = 2

@@ -224,7 +224,7 @@ class FabricSession:
             if error.symbol != 'IN_USE':
                 raise
         handle = ctypes.c_void_p()
-        # The structure grew with driver 570, and a library takes one only.
+        # The structure has grown, and a library takes one version only.
         try:
             self._call('fmConnect', self._params(
                 abi.ConnectParams2, config,
