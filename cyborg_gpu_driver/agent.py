@@ -242,9 +242,9 @@ class Agent:
             verdicts = self._examine(self._make_ready(self._host.refresh()))
         there = self._enforce(decided)
         self._said.keep(self._conditions)
-        return drift.Report(build.marked(decided.devices, verdicts, {
+        return drift.Report(build.mark_unhealthy(decided.devices, verdicts, {
             device.address
-            for device in build.of(decided.devices, verdicts)
+            for device in build.unhealthy(decided.devices, verdicts)
             if self._is_used(device)}), there, decided.leaving)
 
     def stop(self) -> None:

@@ -125,7 +125,7 @@ class GPUDriver(base.GPUDriver):
         :raises GpuDriverError: if the driver cannot create it; nothing has
             changed.
         """
-        asked = plan.parse(pci_addr, asked_type, ah_uuid)
+        asked = plan.parse_request(pci_addr, asked_type, ah_uuid)
         running = self._running()
         if self._is_in_trees(running, asked.function):
             cyborg_hooks.original('create_mdev_privileged')(
@@ -146,7 +146,7 @@ class GPUDriver(base.GPUDriver):
         of another driver. What it cannot remove now, a later report removes.
         """
         try:
-            asked = plan.parse(pci_addr, asked_type, ah_uuid)
+            asked = plan.parse_request(pci_addr, asked_type, ah_uuid)
             running = self._running()
             if self._is_in_trees(running, asked.function):
                 cyborg_hooks.original('remove_mdev_privileged')(

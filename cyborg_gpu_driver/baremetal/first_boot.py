@@ -181,7 +181,7 @@ def printable(text: str) -> str:
         for letter in text)
 
 
-def write(state_path: str, report: Report) -> None:
+def write_report(state_path: str, report: Report) -> None:
     """Keep a report until the next one.
 
     :raises JournalError: if it cannot be written to the disk.
@@ -189,7 +189,7 @@ def write(state_path: str, report: Report) -> None:
     durable.write(_path(state_path), _KIND, _VERSION, report.to_dict())
 
 
-def read(state_path: str) -> Report | None:
+def read_report(state_path: str) -> Report | None:
     """Return the last report; None if there is none.
 
     :raises JournalError: if it cannot be read, or is not a report.

@@ -259,7 +259,7 @@ def _boards(gpus):
     if gpus:
         yield baremetal_inventory.count_trait(len(gpus))
     for gpu in gpus:
-        yield from names.of_board(gpu)
+        yield from names.traits_of_board(gpu)
 
 
 def _clique(inventory):

@@ -120,8 +120,8 @@ class Machine:
         return self.running.agent if self.running else None
 
 
-def look(state_path: str, programs: Iterable[str], proc: str = '/proc',
-         dev: str = '/dev') -> Machine:
+def read_machine(state_path: str, programs: Iterable[str], proc: str = '/proc',
+                 dev: str = '/dev') -> Machine:
     """Gather the facts about this machine.
 
     :param state_path: ``[gpu] state_path``.

@@ -230,7 +230,7 @@ class Peer:
                           indent=2) + '\n'
 
 
-def read(path: str) -> Peer:
+def read_peers(path: str) -> Peer:
     """Read a document that ``--peer-facts`` wrote.
 
     :param path: the path of its file; ``-`` is standard input.

@@ -54,7 +54,7 @@ CHECKS: dict[str, Check] = {
     'kernel driver': Check(gpus.driver),
     'kernel modules': Check(gpus.modules, (Needs.MACHINE,)),
     'NVML': Check(gpus.nvml),
-    'NVSwitches': Check(gpus.manager),
+    'NVSwitches': Check(gpus.fabric_manager),
     'IOMMU': Check(gpus.iommu),
     'MIG mode and SR-IOV': Check(gpus.ready),
     'vGPU framework': Check(gpus.way),

@@ -276,7 +276,7 @@ _left: set[int] = set()
 """Children that had not returned by their deadline."""
 
 
-def call(seconds: float, act: Callable[[], str | None]) -> str:
+def call_apart(seconds: float, act: Callable[[], str | None]) -> str:
     """Call ``act`` in a child process.
 
     :param act: makes system calls and nothing else, because it runs in a
@@ -312,7 +312,7 @@ def call(seconds: float, act: Callable[[], str | None]) -> str:
 
 
 def call_in_thread(seconds: float, act: Callable[[], str | None]) -> str:
-    """Call ``act`` in a thread; otherwise like :func:`call`."""
+    """Call ``act`` in a thread; otherwise like :func:`call_apart`."""
     answers: list[str] = []
     thread = threading.Thread(target=lambda: answers.append(_said(act)),
                               daemon=True)
@@ -386,8 +386,8 @@ def _reap() -> None:
 # A container's limit of processes, ``TasksMax`` of systemd and missing memory
 # make ``Thread.start`` raise RuntimeError. Such a moment passes.
 
-def alive(thread: threading.Thread | None, run: Callable[[], object],
-          name: str) -> threading.Thread:
+def is_alive(thread: threading.Thread | None, run: Callable[[], object],
+             name: str) -> threading.Thread:
     """Return a thread that lives: the given one, or a new one.
 
     The caller assigns the result to the variable that had ``thread``, and
@@ -404,8 +404,8 @@ def alive(thread: threading.Thread | None, run: Callable[[], object],
     return thread
 
 
-def begin(run: Callable[..., object], *arguments: Any, name: str
-          ) -> threading.Thread | None:
+def begin_thread(run: Callable[..., object], *arguments: Any, name: str
+                 ) -> threading.Thread | None:
     """Call a function in a thread of its own. Never raises.
 
     If no thread can be started now, the function runs in the caller's

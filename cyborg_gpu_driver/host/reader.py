@@ -287,7 +287,8 @@ class HostReader:
             mode = fabric_config.read(self._fabric_config).mode
         except exception.FabricError as error:
             return f'FABRIC_MODE is not known: {error}'
-        return ('FABRIC_MODE is 0' if mode is model.Mode.BARE_METAL else '')
+        return ('FABRIC_MODE is 0' if mode is model.FabricMode.BARE_METAL
+                else '')
 
     def _may_be_on_switches(self, gpu: model.Gpu, has_ends: bool) -> bool:
         """Whether a GPU may be on NVSwitches that no active NVLink shows.

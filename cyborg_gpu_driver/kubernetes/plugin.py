@@ -364,7 +364,7 @@ PLUGIN_CONFIG: dict[str, Any] = schema.mapping({}, {
 # GPU feature discovery reads the same file. The plugin silently ignores
 # unknown keys, for example a misspelt one. Here an unknown key is an error.
 
-def parse(text: str, source: str) -> dict[str, Any]:
+def parse_config(text: str, source: str) -> dict[str, Any]:
     """Read a file's text.
 
     :param source: its name, for messages.

@@ -91,7 +91,8 @@ class Values:
         schema.check(content, VALUES, place)
         values = cls(content if content is not None else {}, source)
         for name, config in values.configs.items():
-            kubernetes_plugin.parse(config, f'{source}, configuration {name}')
+            kubernetes_plugin.parse_config(
+                config, f'{source}, configuration {name}')
         values.layouts()
         return values
 
@@ -324,7 +325,7 @@ def _files(wanted, strategy):
     offered = kubernetes_plugin.allocatable(
         kubernetes_plugin.resources(node, strategy), sharing)
     config = _file(PLUGIN, _config(strategy, sharing))
-    kubernetes_plugin.parse(config.text, PLUGIN)
+    kubernetes_plugin.parse_config(config.text, PLUGIN)
     return offered, (config, _file(LABELS, {'metadata': {
         'labels': labels.labels(node, strategy, sharing)}}),
         _file(POD, _pod(node.name, offered)))

@@ -66,7 +66,7 @@ def read(paths: Sequence[str]) -> NovaConf:
              default_config_dirs=[])
         return NovaConf(
             paths=tuple(paths),
-            device_spec=pci_config.parse(conf.pci.device_spec),
+            device_spec=pci_config.parse_device_spec(conf.pci.device_spec),
             report_in_placement=conf.pci.report_in_placement,
             enabled_mdev_types=tuple(conf.devices.enabled_mdev_types),
             post_copy=conf.libvirt[pci_config.POST_COPY])

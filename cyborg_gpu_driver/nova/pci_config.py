@@ -283,7 +283,7 @@ class DeviceSpec:
             in zip(_PARTS, _parts(address), strict=True))
 
 
-def parse(texts: Sequence[str]) -> tuple[DeviceSpec, ...]:
+def parse_device_spec(texts: Sequence[str]) -> tuple[DeviceSpec, ...]:
     """Return the entries of the option.
 
     :raises InvalidValue: if Nova would refuse an entry; names that entry.

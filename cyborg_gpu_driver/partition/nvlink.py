@@ -72,7 +72,7 @@ def from_text(text: str) -> tuple[model.PciAddress, ...]:
         for item in (first, *others))
 
 
-def of_partitions(partitions: Iterable[model.Partition],
+def of_partitions(partitions: Iterable[model.FabricPartition],
                   modules: Mapping[model.PciAddress, int]
                   ) -> tuple[Group, ...]:
     """Return the groups that the fabric manager can connect.

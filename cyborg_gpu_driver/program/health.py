@@ -228,7 +228,7 @@ class HealthKeeper:
         They are compared with the board's record, if that is of this board
         and this boot.
         """
-        seen = host_health.read(self._sysfs, gpu.address)
+        seen = host_health.read_pci(self._sysfs, gpu.address)
         record = self._board_records.get(gpu.address)
         before = host_health.Seen()
         if record is not None and boards.holds(record, gpu,
@@ -236,7 +236,7 @@ class HealthKeeper:
             before = host_health.Seen(fatal=record.aer_fatal,
                                       width=record.link_width)
         return condition.Facts(
-            by_pci=True, pci=host_health.wrong(before, seen))
+            by_pci=True, pci=host_health.wrong_pci(before, seen))
 
     def _of_boot(self, known: gpu_record.HealthRecord | None
                  ) -> gpu_record.HealthRecord:

@@ -90,8 +90,8 @@ class Salvaged:
         return text
 
 
-def read(path: str, address: model.PciAddress
-         ) -> tuple[gpu_record.GpuRecord, Any] | None:
+def read_content(path: str, address: model.PciAddress
+                 ) -> tuple[gpu_record.GpuRecord, Any] | None:
     """The record of a GPU and the file's content; None without a file.
 
     :raises JournalUnreadable: if this process cannot read the file.
@@ -113,7 +113,7 @@ def read(path: str, address: model.PciAddress
     return record, content
 
 
-def write(path: str, record: gpu_record.GpuRecord, before: Any) -> Any:
+def write_content(path: str, record: gpu_record.GpuRecord, before: Any) -> Any:
     """Write a record, with the fields of a later release in ``before``.
 
     :returns: the content of the file.
@@ -125,8 +125,8 @@ def write(path: str, record: gpu_record.GpuRecord, before: Any) -> Any:
     return content
 
 
-def salvage(path: str, address: model.PciAddress) -> Salvaged:
-    """Keep what a file that :func:`read` refuses still tells.
+def salvage_content(path: str, address: model.PciAddress) -> Salvaged:
+    """Keep what a file that :func:`read_content` refuses still tells.
 
     :raises JournalUnreadable: if this process cannot read the file.
     """
@@ -459,7 +459,7 @@ class Store:
             error = self._damage(address)
             if error is not None:
                 kept = durable.keep_aside(path)
-                found = salvage(path, address)
+                found = salvage_content(path, address)
                 parts = self._pending.of(address)
                 self._write(address, parts.on(found.record), found.content)
                 self._pending.forget(address, parts)
@@ -509,7 +509,7 @@ class Store:
         known = self._cache.get(address)
         if known is not None and mark is not None and known[0] == mark:
             return known[1]
-        found = read(path, address)
+        found = read_content(path, address)
         if found is None:
             self._cache.pop(address, None)
             return _EMPTY
@@ -542,7 +542,7 @@ class Store:
         path = self.path(address)
         if before is None and address in self._cache:
             before = self._cache[address][2]
-        content = write(path, record, before)
+        content = write_content(path, record, before)
         self._cache[address] = durable.mark(path), record, content
 
     def _say(self, what: Hashable, error: object) -> None:

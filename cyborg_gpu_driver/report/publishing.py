@@ -141,8 +141,8 @@ class Publisher:
             if address in self._busy:
                 return writing
             self._busy.add(address)
-        deadline.begin(self._run, address,
-                       name=f'the free capacity of GPU {address}')
+        deadline.begin_thread(self._run, address,
+                              name=f'the free capacity of GPU {address}')
         return writing
 
     def _run(self, address: model.PciAddress) -> None:

@@ -41,7 +41,7 @@ _START = ('Run "systemctl enable --now nvidia-fabricmanager" and read its '
           'log with "journalctl -u nvidia-fabricmanager"')
 
 
-def manager(facts: facts_module.Facts) -> Iterator[result.Finding]:
+def fabric_manager(facts: facts_module.Facts) -> Iterator[result.Finding]:
     """Whether the fabric manager supports the modes of the GPUs.
 
     From the fabric manager's user guide: CUDA starts on a GPU on NVSwitches
@@ -126,23 +126,23 @@ def _mode(fabric, modes):
             'Let the user of cyborg-agent read the file')
         return
     if (policy.Mode.VGPU in modes
-            and fabric.mode is not model.Mode.VGPU):
+            and fabric.mode is not model.FabricMode.VGPU):
         yield result.failure(
             result.HOST, f'FABRIC_MODE is {fabric.mode.value}: a vGPU that '
             'takes a whole GPU does not start CUDA (cuInit error 802)',
-            _CONFIG.format(model.Mode.VGPU.value))
+            _CONFIG.format(model.FabricMode.VGPU.value))
     if (policy.Mode.NVLINK in modes
-            and fabric.mode is not model.Mode.SHARED_NVSWITCH):
+            and fabric.mode is not model.FabricMode.SHARED_NVSWITCH):
         yield result.failure(
             result.HOST, f'FABRIC_MODE is {fabric.mode.value}: no partition '
             'of whole GPUs can be activated for mode nvlink',
-            _CONFIG.format(model.Mode.SHARED_NVSWITCH.value))
+            _CONFIG.format(model.FabricMode.SHARED_NVSWITCH.value))
     if (policy.Mode.PASSTHROUGH in modes
-            and fabric.mode is model.Mode.VGPU):
+            and fabric.mode is model.FabricMode.VGPU):
         yield result.warning(
             result.HOST, f'FABRIC_MODE is {fabric.mode.value}: a whole GPU '
             'starts CUDA only in a server that disables NVLink',
-            _CONFIG.format(model.Mode.SHARED_NVSWITCH.value)
+            _CONFIG.format(model.FabricMode.SHARED_NVSWITCH.value)
             + ', or disable NVLink in the image '
             '(NVreg_NvLinkDisable=1 for the module nvidia)')
 
@@ -165,11 +165,11 @@ def _isolation(facts):
                 gpu.address, f'{gpu.nvlink_open}: its NVLinks may reach the '
                 'GPUs of other servers, so it is not offered alone',
                 'Use mode nvlink. '
-                + _CONFIG.format(model.Mode.SHARED_NVSWITCH.value))
+                + _CONFIG.format(model.FabricMode.SHARED_NVSWITCH.value))
 
 
 def _partitions(facts, fabric):
-    if fabric.mode in (None, model.Mode.BARE_METAL):
+    if fabric.mode in (None, model.FabricMode.BARE_METAL):
         return
     if fabric.problem:
         yield result.failure(

@@ -172,8 +172,8 @@ class Machine(host_view.HostView, node.Node):
         known = self.live.groups([gpu.address]) or [
             group for group in self._found_groups
             if gpu.address in group.members]
-        return plan.states(self.host, known, self.settings.policy_for,
-                           self.journal.owners)
+        return plan.group_states(self.host, known, self.settings.policy_for,
+                                 self.journal.owners)
 
     @functools.cached_property
     def _found_groups(self) -> tuple[nvlink.Group, ...]:
@@ -256,7 +256,7 @@ def _marked(sent, verdicts, claimed):
     """Return what is sent for a GPU, with an unhealthy GPU marked."""
     if sent.device is None:
         return sent
-    (device,) = build.marked((sent.device,), verdicts, claimed)
+    (device,) = build.mark_unhealthy((sent.device,), verdicts, claimed)
     if device.stub and not sent.device.stub:
         return withdrawal.Sent(device, 'unhealthy and in use: ' + '; '.join(
             verdicts[device.address].reasons))

@@ -67,7 +67,7 @@ class CheckHost(output.Lister):
         return parser
 
     def take_action(self, parsed_args):
-        named = tuple(placement.read(path) for path in parsed_args.peer)
+        named = tuple(placement.read_peers(path) for path in parsed_args.peer)
         facts = gather(self.app.machine, parsed_args, parsed_args.offline)
         found = list(run.run(facts.compared(named)))
         self._code = result.exit_code(finding for _, finding in found)
@@ -126,7 +126,7 @@ def gather(host: machine_module.Machine, parsed_args: argparse.Namespace,
         **_placement(placement_files))
     if conf.gpu.simulate:
         return found
-    found = found.on(facts.look(
+    found = found.on(facts.read_machine(
         gpu_conf.state_path(conf), _programs(found.cyborg)))
     if offline or found.cyborg is None:
         return found

@@ -109,7 +109,7 @@ class CheckpointLayout(layout_options.LayoutCommand):
         path = parsed_args.checkpoint_file
         if path:
             _check_directory(path)
-            apply.write(path, saved)
+            apply.write_checkpoint(path, saved)
         else:
             apply.remember(machine.state_path, saved)
         rows = [{'address': str(item.gpu), 'status': 'remembered',
@@ -194,7 +194,7 @@ def _saved(parsed_args, machine):
         raise exception.InvalidValue(
             what='--checkpoint-file', value=file,
             expected='there is no such file')
-    return apply.read(file)
+    return apply.read_checkpoint(file)
 
 
 def _hooks(parsed_args):

@@ -103,7 +103,7 @@ class FirstBoot(command.Command):
         node.act_here()
         report = _Boot(parsed_args, node).report()
         try:
-            first_boot.write(node.state_path, report)
+            first_boot.write_report(node.state_path, report)
         except exception.JournalError as error:
             cmd_machine.say(f'This report cannot be saved: {error}')
         self._write(parsed_args, report)
@@ -111,7 +111,7 @@ class FirstBoot(command.Command):
         return report.result.code
 
     def _show(self, parsed_args, node):
-        report = first_boot.read(node.state_path)
+        report = first_boot.read_report(node.state_path)
         if report is None:
             cmd_machine.say('There is no report: the first boot has not run '
                             'yet.')
@@ -221,7 +221,7 @@ class _Boot:
     def _last(self):
         """Return the last report; None if there is no readable report."""
         try:
-            return first_boot.read(self._state_path)
+            return first_boot.read_report(self._state_path)
         except exception.JournalError as error:
             cmd_machine.say(str(error))
             return None

@@ -35,7 +35,7 @@ PATH = '/usr/share/nvidia/nvswitch/fabricmanager.cfg'
 class Config:
     """The settings of the fabric manager that this library uses."""
 
-    mode: model.Mode = model.Mode.BARE_METAL
+    mode: model.FabricMode = model.FabricMode.BARE_METAL
     address: str = f'127.0.0.1:{abi.PORT}'
     """Where libnvfm reaches the fabric manager: address and port, or path."""
 
@@ -71,7 +71,7 @@ def parse(text: str, path: str = PATH) -> Config:
     """
     values = dict(_items(text))
     mode = _number(values, 'FABRIC_MODE', 0, 2, path)
-    return Config(model.Mode(mode), _address(values, path))
+    return Config(model.FabricMode(mode), _address(values, path))
 
 
 def _items(text: str) -> Iterator[tuple[str, str]]:

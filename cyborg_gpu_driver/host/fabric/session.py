@@ -87,7 +87,7 @@ class FabricSession:
         self._handle: ctypes.c_void_p | None = None
         self._process = 0
 
-    def partitions(self) -> tuple[model.Partition, ...]:
+    def partitions(self) -> tuple[model.FabricPartition, ...]:
         """Return all partitions that are supported now.
 
         :raises FabricError: NOT_SUPPORTED with FABRIC_MODE=0.
@@ -97,7 +97,7 @@ class FabricSession:
         return tuple(_partition(item)
                      for item in _first(found.partitions, found.count))
 
-    def unsupported(self) -> tuple[model.Partition, ...]:
+    def unsupported(self) -> tuple[model.FabricPartition, ...]:
         """Return the partitions that hardware errors have made unusable.
 
         Always empty on Hopper and later ("Getting a List of Unsupported
@@ -107,9 +107,9 @@ class FabricSession:
         """
         found = abi.stamped(abi.UnsupportedList)
         self._ask('fmGetUnsupportedFabricPartitions', found)
-        return tuple(model.Partition(
+        return tuple(model.FabricPartition(
             item.partition_id,
-            tuple(model.Member(number) for number
+            tuple(model.FabricMember(number) for number
                   in _first(item.physical_ids, item.gpu_count)),
             supported=False)
             for item in _first(found.partitions, found.count))
@@ -290,15 +290,15 @@ def _first(items: Any, count: int) -> list[Any]:
     return [items[index] for index in range(min(count, len(items)))]
 
 
-def _partition(item: Any) -> model.Partition:
-    return model.Partition(
+def _partition(item: Any) -> model.FabricPartition:
+    return model.FabricPartition(
         item.partition_id,
         tuple(_member(gpu) for gpu in _first(item.gpus, item.gpu_count)),
         active=item.is_active == 1)
 
 
-def _member(gpu: Any) -> model.Member:
+def _member(gpu: Any) -> model.FabricMember:
     text = gpu.bus_id.decode('ascii', 'replace')
-    return model.Member(
+    return model.FabricMember(
         gpu.physical_id, model.PciAddress.parse(text) if text else None,
         gpu.links_available, gpu.line_rate)

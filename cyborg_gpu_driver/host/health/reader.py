@@ -244,7 +244,7 @@ class Seen:
     and Link Width")."""
 
 
-def read(sysfs: pci.Sysfs, address: model.PciAddress) -> Seen:
+def read_pci(sysfs: pci.Sysfs, address: model.PciAddress) -> Seen:
     """Read the state of a function. Does not raise for a hardware fault."""
     place = (*pci.DEVICES, str(address))
     try:
@@ -257,7 +257,7 @@ def read(sysfs: pci.Sysfs, address: model.PciAddress) -> Seen:
         width=_number(_optional(sysfs, *place, 'current_link_width')))
 
 
-def wrong(before: Seen, now: Seen) -> tuple[str, ...]:
+def wrong_pci(before: Seen, now: Seen) -> tuple[str, ...]:
     """Return what is wrong with a function.
 
     :param before: its state when NVML last found it healthy.

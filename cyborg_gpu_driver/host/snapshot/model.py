@@ -406,7 +406,7 @@ class Host:
 
 # What the fabric manager reports about NVSwitches: values, no I/O.
 
-class Mode(enum.IntEnum):
+class FabricMode(enum.IntEnum):
     """FABRIC_MODE in the configuration of the fabric manager.
 
     From the comments in fabricmanager.cfg and from "Virtualization Models"
@@ -422,7 +422,7 @@ class Mode(enum.IntEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Member:
+class FabricMember:
     """A GPU of a partition, as the fabric manager describes it."""
 
     physical_id: int
@@ -437,11 +437,11 @@ class Member:
 
 
 @dataclasses.dataclass(frozen=True)
-class Partition:
+class FabricPartition:
     """A set of GPUs that the fabric manager can connect."""
 
     partition_id: int
-    members: tuple[Member, ...]
+    members: tuple[FabricMember, ...]
     active: bool = False
     supported: bool = True
     """False if hardware that it needs has failed."""
@@ -451,7 +451,7 @@ class Partition:
         """Physical ids of its GPUs."""
         return frozenset(member.physical_id for member in self.members)
 
-    def overlaps(self, other: Partition) -> bool:
+    def overlaps(self, other: FabricPartition) -> bool:
         """Whether they have a common GPU, so that only one can be active."""
         return bool(self.physical_ids & other.physical_ids)
 
@@ -465,7 +465,7 @@ class Fabric:
     to NVIDIA's driver is missing."""
     running: bool = False
     """Whether the process nv-fabricmanager runs."""
-    mode: Mode | None = None
+    mode: FabricMode | None = None
     """None if its configuration cannot be read."""
     mode_problem: str = ''
     """Why ``mode`` is None."""
@@ -475,14 +475,14 @@ class Fabric:
     """Version of the installed nv-fabricmanager; None if unknown."""
     installed: bool | None = None
     """Whether nv-fabricmanager is installed; None if unknown."""
-    partitions: tuple[Partition, ...] = ()
+    partitions: tuple[FabricPartition, ...] = ()
     """All partitions by id, including those that are not supported."""
     failed: tuple[str, ...] = ()
     """PCI addresses of GPUs and NVSwitches whose NVLinks have failed."""
     problem: str = ''
     """Why the partitions cannot be read."""
 
-    def gpu(self, member: Member) -> PciAddress | None:
+    def gpu(self, member: FabricMember) -> PciAddress | None:
         """Return the GPU of this host that a member of a partition is.
 
         :returns: None if it is not known, because the GPU is not bound to
@@ -494,7 +494,7 @@ class Fabric:
                  if module == member.physical_id]
         return found[0] if len(found) == 1 else None
 
-    def single(self, address: PciAddress) -> Partition | None:
+    def single(self, address: PciAddress) -> FabricPartition | None:
         """Return the partition of only this GPU; None if there is none."""
         return next((
             partition for partition in self.partitions

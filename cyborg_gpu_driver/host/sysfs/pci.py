@@ -119,7 +119,8 @@ class Sysfs:
         :raises TimeoutError: if the call did not return; it may still do so.
         :raises SysfsError: with the kernel's errno.
         """
-        call = deadline.call if self._os is os else deadline.call_in_thread
+        call = (deadline.call_apart if self._os is os
+                else deadline.call_in_thread)
         return call(seconds, functools.partial(act, *arguments))
 
     def listdir(self, *parts: str) -> list[str]:

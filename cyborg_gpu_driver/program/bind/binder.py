@@ -156,7 +156,7 @@ class Admission:
                 errors[0] = error
 
         if self._stuck is None or not self._stuck.is_alive():
-            thread = deadline.begin(
+            thread = deadline.begin_thread(
                 ask, name=f'the allocation of handle {asked.handle}')
             if thread is not None:
                 thread.join(_SECONDS)
@@ -238,7 +238,7 @@ class Binder:
             handle back meanwhile. The bind is rolled back.
         :raises NvmlError, SysfsError: if the hardware refused it; undone.
         """
-        asked = plan.parse(pci_addr, asked_type, ah_uuid)
+        asked = plan.parse_request(pci_addr, asked_type, ah_uuid)
         with self._turns.turn(asked, seconds) as turn:
             address = self._host.owner(asked.function)
             self._admission.check_servers(address, asked)
@@ -287,7 +287,7 @@ class Binder:
             another process holds the GPU's lock.
         :raises StepFailed: if the removal is not finished yet.
         """
-        asked = plan.parse(pci_addr, asked_type, ah_uuid)
+        asked = plan.parse_request(pci_addr, asked_type, ah_uuid)
         self._turns.cancel(asked.handle)
         self._admission.over(asked.handle)
         try:
@@ -391,8 +391,8 @@ class Binder:
         finally:
             for handle in defined:
                 # Cyborg does not wait for mdevctl.
-                deadline.begin(self._parts.undefine_mdev, handle,
-                               name=f'mdevctl undefine {handle}')
+                deadline.begin_thread(self._parts.undefine_mdev, handle,
+                                      name=f'mdevctl undefine {handle}')
 
     def _finish_change(self, address: model.PciAddress, turn: turns.Turn
                        ) -> None:
@@ -452,7 +452,7 @@ class Binder:
                     LOG.error('Unbind of handle %(handle)s: %(error)s',
                               {'handle': subject.handle, 'error': error})
 
-        thread = deadline.begin(
+        thread = deadline.begin_thread(
             run, name=f'the unbind of handle {subject.handle}')
         if thread is not None:
             thread.join(self._limits.unbind)

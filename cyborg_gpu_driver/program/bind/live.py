@@ -200,7 +200,7 @@ class LiveHost:
                 ) -> tuple[offer_nvlink.State, ...]:
         if not self.is_linked(gpu):
             return ()
-        return plan.states(
+        return plan.group_states(
             self.host(), self.groups([gpu.address]),
             self._settings.policy_for, self._journal.owners)
 

@@ -35,10 +35,10 @@ from cyborg_gpu_driver.program import journal
 # Collect the state of the groups that a GPU is in. Pure.
 
 
-def states(host: model.Host, groups: Iterable[nvlink.Group],
-           policy_for: Callable[[model.Gpu], policies.Policy | None],
-           owners: Callable[[model.PciAddress], str]
-           ) -> tuple[offer_nvlink.State, ...]:
+def group_states(host: model.Host, groups: Iterable[nvlink.Group],
+                 policy_for: Callable[[model.Gpu], policies.Policy | None],
+                 owners: Callable[[model.PciAddress], str]
+                 ) -> tuple[offer_nvlink.State, ...]:
     """The groups with all facts that decide whether they are available.
 
     :param groups: the groups that one GPU is in.
@@ -89,7 +89,7 @@ class Request:
         return spec.VgpuSpec(self.function, self.mdev_type, self.handle)
 
 
-def parse(pci_addr: str, asked_type: str, ah_uuid: str) -> Request:
+def parse_request(pci_addr: str, asked_type: str, ah_uuid: str) -> Request:
     """Check three strings from RPC.
 
     :param pci_addr: ``0000:3b:00.4``.

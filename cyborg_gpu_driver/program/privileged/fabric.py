@@ -49,7 +49,7 @@ def own_partition(address: str) -> int | None:
     if module is None:
         return None
     mode = config.read(machine.fabric_config).mode
-    if mode is not model.Mode.VGPU:
+    if mode is not model.FabricMode.VGPU:
         raise exception.StepFailed(
             reason=f'GPU {gpu} is on NVSwitches and FABRIC_MODE of the '
             f'fabric manager is {mode.value}: CUDA would not start in the '
@@ -144,15 +144,15 @@ def partitions(unsupported: bool
 
 
 def read_partitions(unsupported: bool = False
-                    ) -> tuple[model.Partition, ...]:
+                    ) -> tuple[model.FabricPartition, ...]:
     """The result of :func:`partitions` as :class:`fabric.Partition` objects.
 
     :raises FabricError: if they cannot be read.
     """
     return tuple(
-        model.Partition(number, tuple(
-            model.Member(physical_id,
-                         address and model.PciAddress.parse(address))
+        model.FabricPartition(number, tuple(
+            model.FabricMember(physical_id,
+                               address and model.PciAddress.parse(address))
             for physical_id, address in members), active, supported)
         for number, members, active, supported in partitions(unsupported))
 
@@ -187,6 +187,6 @@ def deactivate(partition_id: int) -> None:
             raise
 
 
-def active_of(found: Iterable[model.Partition]) -> set[int]:
+def active_of(found: Iterable[model.FabricPartition]) -> set[int]:
     """The numbers of the active partitions."""
     return {item.partition_id for item in found if item.active}

@@ -106,7 +106,7 @@ def set_virtual_functions(address: str, enable: bool) -> None:
         consent.end_persistence(gpu)
 
     try:
-        vgpu.manage(str(gpu), enable, machine.sriov_manage, wait)
+        vgpu.manage_functions(str(gpu), enable, machine.sriov_manage, wait)
     except exception.SriovError as error:
         raise _refused(gpu) or error from error
     finally:

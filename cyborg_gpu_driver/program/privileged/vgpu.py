@@ -219,8 +219,8 @@ _PAUSE = 1.0
 """Seconds between two attempts."""
 
 
-def manage(address: str, enable: bool, tool: child.Tool,
-           sleep: Callable[[float], object] = time.sleep) -> None:
+def manage_functions(address: str, enable: bool, tool: child.Tool,
+                     sleep: Callable[[float], object] = time.sleep) -> None:
     """Create or remove all virtual functions of a GPU.
 
     :param address: the GPU's PCI address.

@@ -102,7 +102,7 @@ def remember(state_path: str, layouts: Iterable[gpu_record.SavedLayout]
         records.put(address, layout=by_gpu.get(address))
 
 
-def read(file: str) -> tuple[gpu_record.SavedLayout, ...]:
+def read_checkpoint(file: str) -> tuple[gpu_record.SavedLayout, ...]:
     """The layouts of a checkpoint file; empty without a file.
 
     :raises JournalError: if it cannot be read, or is another kind of file.
@@ -116,7 +116,8 @@ def read(file: str) -> tuple[gpu_record.SavedLayout, ...]:
             path=file, reason=f'is damaged: {error!r}') from error
 
 
-def write(file: str, gpus: Iterable[gpu_record.SavedLayout]) -> None:
+def write_checkpoint(file: str, gpus: Iterable[gpu_record.SavedLayout]
+                     ) -> None:
     """Write a checkpoint file of these GPUs, replacing an existing one.
 
     :raises JournalError: if it cannot be written.

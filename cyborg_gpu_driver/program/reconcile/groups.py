@@ -81,7 +81,7 @@ class FabricKeeper:
         """
         try:
             if (config.read(self._machine.fabric_config).mode
-                    is not model.Mode.VGPU):
+                    is not model.FabricMode.VGPU):
                 return
         except exception.FabricError:
             return
@@ -97,7 +97,7 @@ class FabricKeeper:
             self._failure.over()
 
     def partitions(self, unsupported: bool = False
-                   ) -> tuple[model.Partition, ...]:
+                   ) -> tuple[model.FabricPartition, ...]:
         """All partitions.
 
         A fabric manager that asks for the list of active partitions gets it,

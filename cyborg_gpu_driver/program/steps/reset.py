@@ -91,7 +91,7 @@ def clear_partitions(machine: platform.Platform, address: model.PciAddress
         mode = config.read(machine.fabric_config).mode
     except exception.FabricError:
         return
-    if (mode is not model.Mode.SHARED_NVSWITCH
+    if (mode is not model.FabricMode.SHARED_NVSWITCH
             or pci.PciBus(machine.sysfs).nvswitches()):
         return
     with machine.nvml.kept():
@@ -227,7 +227,8 @@ class Resetter:
                                       self._modes(address)[0])
         if reason:
             raise exception.StepFailed(reason=reason)
-        if health_reader.read(self._machine.sysfs, address).reachable is False:
+        if health_reader.read_pci(
+                self._machine.sysfs, address).reachable is False:
             raise exception.StepFailed(
                 reason='its PCI configuration space cannot be read after '
                 'the reset')

@@ -183,7 +183,7 @@ def _keep(machine: platform.Platform, gpu: model.Gpu) -> None:
             'nvmlDeviceGetPersistenceMode', machine.nvml.device(gpu.address))
         at_once, later = modes.kept(machine.nvml, gpu.address)
         module, on_switches = fabric.baseboard(machine, gpu.address)
-    seen = host_health.read(machine.sysfs, gpu.address)
+    seen = host_health.read_pci(machine.sysfs, gpu.address)
     machine.records.put(gpu.address, gpu_record.of(
         gpu, machine.boot_id(), now, machine.nvml.driver_version(),
         health=gpu_record.Health(verdict.state.value, verdict.reasons, now),

@@ -261,18 +261,18 @@ def deployable_to_dict(deployable: names.ReportedDeployable,
 
 # Mark unhealthy GPUs in a report to Cyborg. Pure.
 
-def of(devices: Iterable[names.ReportedDevice],
-       verdicts: Mapping[model.PciAddress, health.Verdict]
-       ) -> tuple[names.ReportedDevice, ...]:
+def unhealthy(devices: Iterable[names.ReportedDevice],
+              verdicts: Mapping[model.PciAddress, health.Verdict]
+              ) -> tuple[names.ReportedDevice, ...]:
     """The devices that are unhealthy; stubs are left out."""
     return tuple(device for device in devices
                  if _is_unhealthy(device, verdicts))
 
 
-def marked(devices: Iterable[names.ReportedDevice],
-           verdicts: Mapping[model.PciAddress, health.Verdict],
-           used: Collection[model.PciAddress]
-           ) -> tuple[names.ReportedDevice, ...]:
+def mark_unhealthy(devices: Iterable[names.ReportedDevice],
+                   verdicts: Mapping[model.PciAddress, health.Verdict],
+                   used: Collection[model.PciAddress]
+                   ) -> tuple[names.ReportedDevice, ...]:
     """The devices, with the unhealthy ones marked.
 
     An unhealthy GPU that servers use becomes a stub, so that Cyborg does not

@@ -227,9 +227,9 @@ def traits(gpu: model.Gpu, offer: offers.Offer) -> tuple[str, ...]:
                          *_generic(gpu, offer)}))
 
 
-def of_board(gpu: model.Gpu) -> tuple[str, ...]:
+def traits_of_board(gpu: model.Gpu) -> tuple[str, ...]:
     """The traits of a GPU's hardware, independent of its use."""
-    memory = of_whole(gpu.memory_mib)
+    memory = traits_of_whole(gpu.memory_mib)
     return (custom(VENDOR, gpu.device_id), *_kind(gpu),
             *([custom('GPU', 'MEMORY', memory)] if memory else []))
 
@@ -300,7 +300,7 @@ def memory_class(gpu: model.Gpu, offer: offers.Offer) -> str | None:
     GB means GiB here, as in NVIDIA's own names.
     """
     if offer.mode in policy.WHOLE:
-        return of_whole(gpu.memory_mib)
+        return traits_of_whole(gpu.memory_mib)
     type_name = vgpu_type_name(gpu, offer)
     named = _TYPE_MEMORY.search(type_name or '')
     # A type called 0B or 0Q has half a GiB: only its framebuffer says so.
@@ -313,7 +313,7 @@ def memory_class(gpu: model.Gpu, offer: offers.Offer) -> str | None:
     return f'{int(named["gb"])}GB' if named else None
 
 
-def of_whole(mib: int | None) -> str | None:
+def traits_of_whole(mib: int | None) -> str | None:
     """A board's memory as people write it: ``48GB``; None if unknown.
 
     NVIDIA's own names have NVML's total, rounded up to whole GiB: 143771 MiB

@@ -93,7 +93,7 @@ class DeviceSpecTest(test.NoDBTestCase):
 
     def ours(self, spec, function):
         try:
-            (found,) = pci_config.parse([json.dumps(spec)])
+            (found,) = pci_config.parse_device_spec([json.dumps(spec)])
         except exception.InvalidValue:
             return None
         return found.matches(function)
@@ -103,6 +103,7 @@ class ManagedTest(testtools.TestCase):
 
     def test_managed_as_nova_reads_it(self):
         for value in ('no', 'yes', 'false', '0', 'True'):
-            (ours,) = pci_config.parse([json.dumps({'managed': value})])
+            (ours,) = pci_config.parse_device_spec(
+                [json.dumps({'managed': value})])
             nova = devspec.PciDeviceSpec({'managed': value}).get_tags()
             self.assertEqual(nova['managed'] == 'true', ours.managed)

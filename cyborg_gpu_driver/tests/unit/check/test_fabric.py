@@ -28,8 +28,8 @@ from cyborg_gpu_driver.tests.unit.check import case
 ADDRESS = model.PciAddress.parse('0000:18:00.0')
 GPU = model.Gpu(ADDRESS, '10de', '2330', '0302', driver='nvidia',
                 visible_to_nvml=True)
-SINGLE = model.Partition(7, (model.Member(1),))
-GOOD = model.Fabric({ADDRESS: 1}, running=True, mode=model.Mode.VGPU,
+SINGLE = model.FabricPartition(7, (model.FabricMember(1),))
+GOOD = model.Fabric({ADDRESS: 1}, running=True, mode=model.FabricMode.VGPU,
                     version='550.144.02', installed=True,
                     partitions=(SINGLE,))
 VGPUS = policy.Policy('v', policy.Mode.VGPU, vgpu_types=('H100-80C',))
@@ -41,7 +41,7 @@ LINKED = policy.Policy('l', policy.Mode.NVLINK)
 class FabricTest(case.FindingCase):
 
     def find(self, policy_=VGPUS, gpu=GPU, **changes):
-        return list(gpus.manager(facts.Facts(
+        return list(gpus.fabric_manager(facts.Facts(
             model.Host((gpu,), driver_version='550.144.02'),
             policies.Settings((policy_,)),
             fabric=dataclasses.replace(GOOD, **changes))))
@@ -51,12 +51,13 @@ class FabricTest(case.FindingCase):
 
     def test_all_is_well(self):
         self.assertEqual([], self.find())
-        self.assertEqual([], self.find(SLICES, mode=model.Mode.BARE_METAL))
         self.assertEqual([], self.find(
-            WHOLE, mode=model.Mode.SHARED_NVSWITCH))
+            SLICES, mode=model.FabricMode.BARE_METAL))
+        self.assertEqual([], self.find(
+            WHOLE, mode=model.FabricMode.SHARED_NVSWITCH))
 
     def test_no_nvswitches(self):
-        self.assertEqual([], list(gpus.manager(facts.Facts(
+        self.assertEqual([], list(gpus.fabric_manager(facts.Facts(
             model.Host((GPU,)), policies.Settings((VGPUS,))))))
 
     def test_a_gpu_that_is_not_on_the_board(self):
@@ -80,16 +81,17 @@ class FabricTest(case.FindingCase):
                    self.find(version=None))
 
     def test_vgpus_need_their_mode(self):
-        for mode in (model.Mode.BARE_METAL, model.Mode.SHARED_NVSWITCH):
+        for mode in (model.FabricMode.BARE_METAL,
+                     model.FabricMode.SHARED_NVSWITCH):
             self.fails('FABRIC_MODE=2', self.find(mode=mode))
 
     def test_whole_gpus_need_theirs(self):
         self.check(result.Code.WARNING, 'FABRIC_MODE=1', self.find(
-            WHOLE, mode=model.Mode.VGPU))
+            WHOLE, mode=model.FabricMode.VGPU))
 
     def test_whole_gpus_must_be_isolated(self):
         gpu = dataclasses.replace(GPU, nvlink_open='FABRIC_MODE is 0')
-        mode = model.Mode.BARE_METAL
+        mode = model.FabricMode.BARE_METAL
         self.fails('not offered alone', self.find(WHOLE, gpu, mode=mode))
         self.check(result.Code.WARNING, 'nvlink_not_isolated', self.find(
             dataclasses.replace(WHOLE, nvlink_not_isolated=True), gpu,
@@ -97,15 +99,15 @@ class FabricTest(case.FindingCase):
         self.assertEqual([], self.find(SLICES, gpu, mode=mode))
 
     def test_groups_need_it_as_well(self):
-        for mode in (model.Mode.BARE_METAL, model.Mode.VGPU):
+        for mode in (model.FabricMode.BARE_METAL, model.FabricMode.VGPU):
             self.fails('FABRIC_MODE=1', self.find(LINKED, mode=mode))
         self.assertEqual([], self.find(
-            LINKED, mode=model.Mode.SHARED_NVSWITCH))
+            LINKED, mode=model.FabricMode.SHARED_NVSWITCH))
 
     def test_cyborg_api_has_its_port(self):
         def find(address='127.0.0.1:6666', api=('127.0.0.1', 6666),
                  commands=('cyborg-api',)):
-            return list(gpus.manager(facts.Facts(
+            return list(gpus.fabric_manager(facts.Facts(
                 model.Host((GPU,), driver_version='550.144.02'),
                 policies.Settings((VGPUS,)),
                 cyborg=services.Cyborg('host', api=api),

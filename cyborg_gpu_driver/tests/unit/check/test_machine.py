@@ -50,8 +50,8 @@ class LookTest(base.BaseTestCase):
         return path
 
     def look(self, *programs):
-        return facts.look(f'{self.root}/state', programs,
-                          f'{self.root}/proc', f'{self.root}/dev')
+        return facts.read_machine(f'{self.root}/state', programs,
+                                  f'{self.root}/proc', f'{self.root}/dev')
 
     def test_modules(self):
         self.write('proc/modules', 'nvidia 1 2 - Live 0x0\n\nnouveau 1 0\n')

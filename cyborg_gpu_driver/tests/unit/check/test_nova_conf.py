@@ -62,7 +62,7 @@ class NovaCase(case.FindingCase):
             self.host,
             policies.Settings(governing, vfio_handles=vfio_handles),
             nova=conf_file.NovaConf(
-                ('nova.conf',), pci_config.parse(
+                ('nova.conf',), pci_config.parse_device_spec(
                     [json.dumps(spec) for spec in specs]), in_placement,
                 mdev_types),
             nova_services=nova, machine=facts.Machine(

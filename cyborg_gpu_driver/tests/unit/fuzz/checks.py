@@ -303,22 +303,22 @@ def _parts(record):
 def checkpoint_file(state_path):
     """Read a checkpoint that an operator has written."""
     path = os.path.join(state_path, 'a.json')
-    saved = attempt(apply.read, path)
+    saved = attempt(apply.read_checkpoint, path)
     if saved is not None:
-        apply.write(path, saved)
+        apply.write_checkpoint(path, saved)
         hold(sorted(saved, key=lambda item: item.gpu)
-             == list(apply.read(path)), saved)
+             == list(apply.read_checkpoint(path)), saved)
 
 
 def first_boot_file(state_path):
     """Read the report of a first boot, which can also be printed."""
-    found = attempt(first_boot.read, state_path)
+    found = attempt(first_boot.read_report, state_path)
     if found is not None:
         hold('\n'.join(found.lines()).encode(), found)
         for text in (found.time, found.boot_id, *found.others, *found.notes):
             hold(isinstance(text, str), found)
-        first_boot.write(state_path, found)
-        hold(first_boot.read(state_path) == found, found)
+        first_boot.write_report(state_path, found)
+        hold(first_boot.read_report(state_path) == found, found)
 
 
 STATE_FILES = {

@@ -162,7 +162,7 @@ class PeerTest(base.FuzzCase):
         for written in (json.dumps(content).encode(), data):
             with open(path, 'wb') as stream:
                 stream.write(written)
-            found = self.attempt(placement.read, path)
+            found = self.attempt(placement.read_peers, path)
             if found is not None:
                 self.assertEqual(json.loads(written),
                                  json.loads(found.dump()))

@@ -55,7 +55,7 @@ class RequestTest(base.FuzzCase):
     @hypothesis.example(('0000:07:00.4/..', 'nvidia-463', _HANDLE))
     def test_parse(self, arguments):
         try:
-            asked = plan.parse(*arguments)
+            asked = plan.parse_request(*arguments)
         except exception.InvalidValue:
             return
         for value in (str(asked.function), asked.mdev_type, asked.handle):

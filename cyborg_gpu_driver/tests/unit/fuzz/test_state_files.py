@@ -131,7 +131,7 @@ class StateFileTest(base.FuzzCase):
         durable.make_directory(os.path.dirname(path))
         for read in (
                 lambda: store.Store(self.state_path).read(_ADDRESS),
-                lambda: apply.read(
+                lambda: apply.read_checkpoint(
                     os.path.join(self.state_path, 'a.json'))):
             for name in (path, 'a.json'):
                 with open(os.path.join(self.state_path, name),

@@ -60,7 +60,7 @@ class FabricConfigTest(RealCase):
     """The configuration of the fabric manager, in all code that reads it."""
 
     def test_the_reader(self):
-        for number, mode in enumerate(model.Mode):
+        for number, mode in enumerate(model.FabricMode):
             self.write(f'FABRIC_MODE={number}\n')
             found = reader.look(self.machine(), model.Host(gpus=()))
             self.assertEqual((mode, ''), (found.mode, found.mode_problem))

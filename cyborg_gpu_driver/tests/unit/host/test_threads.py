@@ -32,7 +32,7 @@ class AliveTest(base.BaseTestCase):
         self.addCleanup(self.over.set)
 
     def alive(self, thread):
-        return deadline.alive(thread, self.over.wait, 'test')
+        return deadline.is_alive(thread, self.over.wait, 'test')
 
     def test_one_that_lives_stays(self):
         thread = self.alive(None)
@@ -63,20 +63,22 @@ class BeginTest(base.BaseTestCase):
         self.where = []
 
     def test_in_a_thread_of_its_own(self):
-        thread = deadline.begin(self.act, 1, 2, name='test')
+        thread = deadline.begin_thread(self.act, 1, 2, name='test')
         thread.join(_SECONDS)
         self.act.assert_called_once_with(1, 2)
         self.assertEqual([thread], self.where)
 
     def test_in_the_callers_if_none_can_start(self):
         with thread_limit.reached():
-            self.assertIsNone(deadline.begin(self.act, 1, 2, name='test'))
+            self.assertIsNone(
+                deadline.begin_thread(self.act, 1, 2, name='test'))
         self.act.assert_called_once_with(1, 2)
         self.assertEqual([threading.current_thread()], self.where)
 
     def test_the_caller_gets_no_error(self):
         self.act.side_effect = OSError('no room')
         with thread_limit.reached():
-            self.assertIsNone(deadline.begin(self.act, name='the write'))
+            self.assertIsNone(
+                deadline.begin_thread(self.act, name='the write'))
         self.assertIn('the write', self.log.output)
         self.assertIn('no room', self.log.output)

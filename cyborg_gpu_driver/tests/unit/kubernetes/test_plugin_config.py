@@ -205,16 +205,16 @@ class PluginConfigTest(base.BaseTestCase):
 
     def test_documented_files_come_back_as_they_are(self):
         for name, text in DOCUMENTED.items():
-            value = plugin.parse(text, name)
+            value = plugin.parse_config(text, name)
             self.assertEqual(yaml.safe_load(text), value)
-            self.assertEqual(value, plugin.parse(
+            self.assertEqual(value, plugin.parse_config(
                 yaml.safe_dump(value), name))
 
     def test_wrong_files_are_refused_with_place_and_remedy(self):
         for text, place, remedy in WRONG:
             text = text.replace(', OTHER', '')
             error = self.assertRaises(
-                exception.DocumentError, plugin.parse, text,
+                exception.DocumentError, plugin.parse_config, text,
                 'x.yaml')
             self.assertTrue(str(error).startswith('x.yaml: '), text)
             self.assertIn(f'{place}: ', str(error), text)
@@ -232,6 +232,6 @@ class PluginConfigTest(base.BaseTestCase):
     @hypothesis.settings(max_examples=scope.examples(150))
     def test_no_value_is_taken_for_anything_else(self, value):
         try:
-            plugin.parse(yaml.safe_dump(value), 'x.yaml')
+            plugin.parse_config(yaml.safe_dump(value), 'x.yaml')
         except exception.DocumentError as error:
             self.assertIn('x.yaml: ', str(error))

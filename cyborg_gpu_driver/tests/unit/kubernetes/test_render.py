@@ -175,10 +175,10 @@ class ClusterTest(base.BaseTestCase):
         configs = values['devicePlugin']['config']['data']
         given = found[render.LABELS]['metadata']['labels']
         self.assertEqual(
-            found[render.PLUGIN], plugin.parse(
+            found[render.PLUGIN], plugin.parse_config(
                 configs[given[labels.PLUGIN_CONFIG]], 'x'))
         # A node without the label is not shared.
-        self.assertNotIn('sharing', plugin.parse(
+        self.assertNotIn('sharing', plugin.parse_config(
             configs[values['devicePlugin']['config']['default']], 'x'))
         layouts = layout_file.LayoutFile.parse(
             values['migManager']['config']['data']['config.yaml'], 'x')
@@ -204,7 +204,7 @@ class SeveralTest(base.BaseTestCase):
         configs = content['devicePlugin']['config']['data']
         self.assertEqual({'default', 'sevenths', 'many'}, set(configs))
         for name, text in configs.items():
-            plugin.parse(text, name)
+            plugin.parse_config(text, name)
         layouts = layout_file.LayoutFile.parse(
             content['migManager']['config']['data']['config.yaml'], 'x')
         self.assertEqual({'all-disabled', 'sevenths', 'many'},

@@ -31,7 +31,7 @@ VF = pci_config.Function(
 
 def spec(**entry):
     """The parsed entry of an option that has one entry."""
-    (found,) = pci_config.parse([json.dumps(entry)])
+    (found,) = pci_config.parse_device_spec([json.dumps(entry)])
     return found
 
 
@@ -69,7 +69,8 @@ class MatchTest(base.BaseTestCase):
 class ParseTest(base.BaseTestCase):
 
     def test_a_line_may_hold_several(self):
-        found = pci_config.parse(['[{"address": "0000:16:00.4"}, {}]'])
+        found = pci_config.parse_device_spec(
+            ['[{"address": "0000:16:00.4"}, {}]'])
         self.assertEqual([False, True],
                          [entry.matches(GPU) for entry in found])
 
@@ -87,5 +88,5 @@ class ParseTest(base.BaseTestCase):
                      '{"address": "0000:16:20.0"}',
                      '{"address": {"bus": "["}}', '{"address": 5}'):
             error = self.assertRaises(exception.InvalidValue,
-                                      pci_config.parse, [text])
+                                      pci_config.parse_device_spec, [text])
             self.assertIn(repr(text), str(error))

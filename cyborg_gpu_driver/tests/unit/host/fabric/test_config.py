@@ -24,7 +24,7 @@ class ConfigTest(base.BaseTestCase):
 
     def test_defaults(self):
         found = config.parse('# FABRIC_MODE=2\n\nLOG_LEVEL=4\n')
-        self.assertIs(model.Mode.BARE_METAL, found.mode)
+        self.assertIs(model.FabricMode.BARE_METAL, found.mode)
         self.assertEqual('127.0.0.1:6666', found.address)
         self.assertFalse(found.is_unix_socket)
 
@@ -33,7 +33,7 @@ class ConfigTest(base.BaseTestCase):
                              'FM_CMD_BIND_INTERFACE=192.0.2.7\n'
                              'FM_CMD_PORT_NUMBER=7000\n'
                              'FM_CMD_UNIX_SOCKET_PATH=\n')
-        self.assertIs(model.Mode.SHARED_NVSWITCH, found.mode)
+        self.assertIs(model.FabricMode.SHARED_NVSWITCH, found.mode)
         self.assertEqual('192.0.2.7:7000', found.address)
 
     def test_a_socket(self):
@@ -58,4 +58,4 @@ class ConfigTest(base.BaseTestCase):
         self.assertRaises(exception.FabricError, config.read, path)
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write('FABRIC_MODE=2\n')
-        self.assertIs(model.Mode.VGPU, config.read(path).mode)
+        self.assertIs(model.FabricMode.VGPU, config.read(path).mode)

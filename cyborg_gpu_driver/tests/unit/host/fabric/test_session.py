@@ -225,7 +225,7 @@ class OtherModesTest(FabricCase):
     def test_bare_metal_has_no_partitions(self):
         self.start(0)
         self.refused('NOT_SUPPORTED', self.session.partitions)
-        self.assertIs(model.Mode.BARE_METAL, self.look().mode)
+        self.assertIs(model.FabricMode.BARE_METAL, self.look().mode)
 
     def test_whole_gpus(self):
         self.start(1)

@@ -43,7 +43,7 @@ class ReadTest(base.BaseTestCase):
             stream.write(content)
 
     def read(self):
-        return reader.read(self.sysfs, _GPU)
+        return reader.read_pci(self.sysfs, _GPU)
 
     def test_a_gpu_that_is_well(self):
         self.write('config', _CONFIG)
@@ -65,7 +65,7 @@ class ReadTest(base.BaseTestCase):
         self.assertEqual(reader.Seen(), self.read())
 
     def test_no_such_function(self):
-        self.assertEqual(reader.Seen(), reader.read(
+        self.assertEqual(reader.Seen(), reader.read_pci(
             self.sysfs, model.PciAddress.parse('0000:08:00.0')))
 
 
@@ -80,10 +80,10 @@ class WrongTest(base.BaseTestCase):
                 (seen(True, 2, 16), (condition.FATAL,)),
                 (seen(True, 0, 16), ()),
                 (seen(True, 1, 8), (condition.LANES,))):
-            self.assertEqual(expected, reader.wrong(before, now), now)
+            self.assertEqual(expected, reader.wrong_pci(before, now), now)
 
     def test_without_a_record_only_what_is_now_counts(self):
         seen = reader.Seen
-        self.assertEqual((), reader.wrong(seen(), seen(True, 9, 1)))
+        self.assertEqual((), reader.wrong_pci(seen(), seen(True, 9, 1)))
         self.assertEqual((condition.UNREACHABLE,),
-                         reader.wrong(seen(), seen(False, 9, 1)))
+                         reader.wrong_pci(seen(), seen(False, 9, 1)))

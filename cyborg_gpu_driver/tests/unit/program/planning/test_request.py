@@ -28,13 +28,14 @@ _HANDLE = '7f3b1c0e-5b6a-4d0f-9a53-0d4d8e1f2a3b'
 class ParseTest(base.BaseTestCase):
 
     def test_good_strings_are_taken(self):
-        asked = plan.parse('0000:3b:00.4', 'nvidia-474', _HANDLE)
+        asked = plan.parse_request('0000:3b:00.4', 'nvidia-474', _HANDLE)
         self.assertEqual('0000:3b:00.4', str(asked.function))
         self.assertEqual('nvidia-474', asked.mdev_type)
         self.assertEqual(_HANDLE, asked.handle)
 
     def test_upper_case_uuid_becomes_what_sysfs_shows(self):
-        asked = plan.parse('0000:3b:00.4', 'nvidia-474', _HANDLE.upper())
+        asked = plan.parse_request('0000:3b:00.4', 'nvidia-474',
+                                   _HANDLE.upper())
         self.assertEqual(_HANDLE, asked.handle)
 
     def test_each_bad_string_is_named(self):
@@ -52,14 +53,14 @@ class ParseTest(base.BaseTestCase):
                 strings = list(good)
                 strings[position] = value
                 error = self.assertRaises(exception.InvalidValue,
-                                          plan.parse, *strings)
+                                          plan.parse_request, *strings)
                 self.assertIn(repr(str(value)).strip("'"), str(error))
 
     @given(strategies.text(), strategies.text(), strategies.text())
     def test_nothing_but_our_error_comes_of_any_text(self, address, kind,
                                                      handle):
         try:
-            asked = plan.parse(address, kind, handle)
+            asked = plan.parse_request(address, kind, handle)
         except exception.InvalidValue:
             return
         for value in (str(asked.function), asked.mdev_type, asked.handle):

@@ -41,7 +41,7 @@ class SriovTest(base.BaseTestCase):
                          f'runs=$(wc -l < {told})\n{body}\n')
         os.chmod(script, os.stat(script).st_mode | stat.S_IXUSR)
         try:
-            vgpu.manage(_GPU, enable, script, self.slept.append)
+            vgpu.manage_functions(_GPU, enable, script, self.slept.append)
         finally:
             with open(told, encoding='utf-8') as stream:
                 self.runs = stream.read().splitlines()
@@ -72,6 +72,7 @@ class SriovTest(base.BaseTestCase):
         self.assertEqual(1, len(self.runs))
 
     def test_no_script(self):
-        error = self.assertRaises(exception.SriovError, vgpu.manage, _GPU,
-                                  True, '/nonexistent/sriov-manage')
+        error = self.assertRaises(
+            exception.SriovError, vgpu.manage_functions, _GPU, True,
+            '/nonexistent/sriov-manage')
         self.assertIn('vGPU software', str(error))
