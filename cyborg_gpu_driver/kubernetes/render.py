@@ -215,14 +215,8 @@ SAMPLE_IMAGE = 'nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0'
 """The program adds two vectors and ends (README of the device plugin)."""
 
 
-class _Dumper(yaml.SafeDumper):
-    """Indents lists below their key, and writes multi-line text as a block."""
-
-    def increase_indent(self, flow=False, indentless=False):
-        return super().increase_indent(flow, False)
-
-    def ignore_aliases(self, data):
-        return True
+class _Dumper(layout_yaml.Dumper):
+    """Writes multi-line text as a block, too."""
 
 
 _Dumper.add_representer(str, lambda dumper, value: dumper.represent_scalar(

@@ -73,7 +73,7 @@ class Flow(list):
     """A list that the dumper writes on one line."""
 
 
-class _Dumper(yaml.SafeDumper):
+class Dumper(yaml.SafeDumper):
     """A dumper that indents lists below their key, as people do."""
 
     def increase_indent(self, flow: bool=False, indentless: bool=False
@@ -84,7 +84,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-_Dumper.add_representer(Flow, lambda dumper, value: (
+Dumper.add_representer(Flow, lambda dumper, value: (
     dumper.represent_sequence('tag:yaml.org,2002:seq', value,
                               flow_style=True)))
 
@@ -105,7 +105,7 @@ def plain(text: str, place: schema.Place) -> Any:
 
 def dump(content: dict[str, Any]) -> str:
     """Return a layout file's text."""
-    return yaml.dump(content, Dumper=_Dumper, sort_keys=False,
+    return yaml.dump(content, Dumper=Dumper, sort_keys=False,
                      default_flow_style=False)
 
 
