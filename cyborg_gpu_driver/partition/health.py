@@ -116,8 +116,6 @@ _TEXTS = {
     'NEEDS_BUS_RESET': 'the driver asks for a reset of its bus',
     'NEEDS_SYSTEM_REBOOT': 'the driver asks for a restart of the system',
 }
-CODES = frozenset(_TEXTS)
-"""Codes of all conditions but XIDs, whose code is ``XID_`` and a number."""
 _ACTIONS = {1: 'NEEDS_GPU_RESET', 2: 'NEEDS_NODE_REBOOT',
             3: 'NEEDS_DRAIN_P2P', 4: 'NEEDS_DRAIN_AND_RESET',
             6: 'NEEDS_BUS_RESET', 7: 'NEEDS_SYSTEM_REBOOT'}

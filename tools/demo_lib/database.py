@@ -77,13 +77,6 @@ class Templates:
         for path in (self.cyborg, self.placement):
             _use_write_ahead_log(path)
 
-    def upgrade_placement(self) -> None:
-        """Run this release's migrations of Placement's database.
-
-        :raises RuntimeError: if the command failed; has its output.
-        """
-        _finish(self._start_placement())
-
     def copy(self, directory: str) -> tuple[str, str]:
         """Create copies; return Cyborg's path and Placement's path."""
         return (shutil.copyfile(self.cyborg,
