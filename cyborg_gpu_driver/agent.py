@@ -69,11 +69,11 @@ class _Node(node.Node):
         self.publisher = publishing.Publisher(self._write)
         self.gpus_of_others = earlier.Earlier(tree, hostname)
         self._requests = cyborg.RequestWatch(conf.gpu.os_cloud, hostname)
-        self.claims: reconcile.Claims | None = None
+        self.claims: reconcile.Requests | None = None
         """Cyborg's last answer about the accelerator requests."""
         self.drift = drift.Drift(tree, hostname)
 
-    def requests(self) -> reconcile.Claims | None:
+    def requests(self) -> reconcile.Requests | None:
         self.claims = self._requests.read()
         return self.claims
 
@@ -113,7 +113,7 @@ class _Node(node.Node):
         """
         assert self.tree is not None  # The agent always has one.
         try:
-            for uuid in sorted(self.journal.reported(address)):
+            for uuid in sorted(self.records.read(address).providers):
                 found = self.tree.get(f'/resource_providers/{uuid}/traits')
                 if why := found and cordon.of_traits(found['traits']):
                     return why
@@ -157,7 +157,7 @@ class Agent:
         self._conf = conf
         self._settings = settings
         self._host = self._node.live
-        self._journal = self._node.journal
+        self._records = self._node.records
         self._keeper = self._node.keeper
         self._health = self._node.health
         self._said = log_once.LogOnce()
@@ -215,7 +215,7 @@ class Agent:
             return self._make_report()
 
     def _make_report(self) -> drift.Report:
-        lost = self._journal.check()
+        lost = self._records.check()
         self._node.note_cordons(self._disabled.read())
         self._binder.recover()
         self._earlier.update(self._host.refresh())
@@ -227,13 +227,13 @@ class Agent:
         self._say_empty(host)
         host = self._make_ready(host)
         verdicts = self._examine(host)
-        entries = self._journal.entries()
+        claims = self._records.claims()
         decided = self._node.withdrawal.decide(
             host, self._build, self._node.ignored(host),
-            {entry.gpu for entry in entries},
+            {claim.gpu for claim in claims},
             {address for address, verdict in verdicts.items()
              if verdict.is_unhealthy} | set(self._node.cordons.known()),
-            self._earlier.known, capacity.owned(entries, self._node.hostname))
+            self._earlier.known, capacity.owned(claims, self._node.hostname))
         self._node.cleaner.look(self._node.wholes(decided.devices), {
             device.address for device in decided.devices if device.stub})
         if self._node.resetter.done:
@@ -310,10 +310,10 @@ class Agent:
         return (governing is not None
                 and not policy.WHOLE.isdisjoint(governing.modes)
                 and not (governing.roles
-                         and self._journal.has_claims(gpu.address)))
+                         and self._records.has_claims(gpu.address)))
 
     def _is_used(self, device: names.ReportedDevice) -> bool:
-        return (self._journal.has_claims(device.address) is not False
+        return (self._records.has_claims(device.address) is not False
                 or any(self._node.withdrawal.held_by(deployable.provider_uuid)
                        for deployable in device.deployables))
 

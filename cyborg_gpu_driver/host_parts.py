@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The parts that read a host: policies, platform, snapshots, claim records.
+"""The parts that read a host: policies, platform, snapshots, records.
 
 Nothing here imports code that changes a GPU, so a command that only reads
 starts quickly.
@@ -27,7 +27,7 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.record import store
 
 
 class HostParts:
@@ -72,9 +72,9 @@ class HostParts:
         return reader.HostReader(self.platform)
 
     @functools.cached_property
-    def journal(self) -> journal.Journal:
-        """The journal of what is bound to attach handles."""
-        return journal.Journal(self.state_path)
+    def records(self) -> store.Store:
+        """The records of the GPUs, with what is bound to attach handles."""
+        return store.of(self.state_path)
 
     def ignores(self, gpu: model.Gpu) -> bool:
         """Whether ``[gpu] ignored_devices`` names the GPU."""

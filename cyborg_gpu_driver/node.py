@@ -43,7 +43,6 @@ from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import cleaning
 from cyborg_gpu_driver.program import cordons
 from cyborg_gpu_driver.program import health
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import binder
 from cyborg_gpu_driver.program.bind import live
@@ -59,6 +58,7 @@ from cyborg_gpu_driver.program.reconcile import rebuild
 from cyborg_gpu_driver.program.reconcile import reconcile
 from cyborg_gpu_driver.program.steps import reset
 from cyborg_gpu_driver.program.steps import transaction
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.report import reserved
@@ -109,7 +109,7 @@ class Node(host_parts.HostParts, services.Services):
     @functools.cached_property
     def live(self) -> live.LiveHost:
         """The last snapshot, kept up to date with this process's changes."""
-        return live.LiveHost(self.reader, self.settings, self.journal)
+        return live.LiveHost(self.reader, self.settings, self.records)
 
     @functools.cached_property
     def health(self) -> health.HealthKeeper:
@@ -123,7 +123,7 @@ class Node(host_parts.HostParts, services.Services):
     @functools.cached_property
     def partitions(self) -> partitions.Partitions:
         """Creates and destroys the partitions of claims."""
-        return partitions.Partitions(self.platform, self.journal)
+        return partitions.Partitions(self.platform, self.records)
 
     @functools.cached_property
     def transactions(self) -> transaction.Transactions:
@@ -134,7 +134,7 @@ class Node(host_parts.HostParts, services.Services):
     def binder(self) -> binder.Binder:
         """Carries out binds and unbinds."""
         return binder.Binder(self.live, self.partitions, self.transactions,
-                             self.journal, self, self.health, self.cordons,
+                             self, self.health, self.cordons,
                              running=self.turns)
 
     @functools.cached_property
@@ -144,23 +144,23 @@ class Node(host_parts.HostParts, services.Services):
 
     @functools.cached_property
     def rebuilder(self) -> rebuild.Rebuilder:
-        """Rebuilds a lost journal."""
-        return rebuild.Rebuilder(self.platform, self.live, self.journal,
-                                 self.state_path, self)
+        """Rebuilds lost claims."""
+        return rebuild.Rebuilder(self.platform, self.live, self.records,
+                                 self)
 
     @functools.cached_property
     def repairer(self) -> reconcile.Repairer:
         """Repairs what the reconciler finds."""
         return reconcile.Repairer(
-            self.live, self.restorer, self.journal, self.vgpus,
-            self.rebuilder, self.binder, self.state_path, self)
+            self.live, self.restorer, self.records, self.vgpus,
+            self.rebuilder, self.binder, self)
 
     @functools.cached_property
     def reconciler(self) -> reconcile.Reconciler:
         """Compares the records of who has which accelerator."""
         return reconcile.Reconciler(
-            self.platform, self.live, self.journal, self.settings,
-            self.state_path, self.vgpus, self.rebuilder, self.repairer, self,
+            self.platform, self.live, self.records, self.settings,
+            self.vgpus, self.rebuilder, self.repairer, self,
             self.settings.orphan_grace)
 
     @functools.cached_property
@@ -184,14 +184,14 @@ class Node(host_parts.HostParts, services.Services):
     def restorer(self) -> restore.Restorer:
         """Restores after a reboot what existed before."""
         return restore.Restorer(
-            self.reader, self.transactions, self.journal, self.partitions,
-            self.fixed, self.settings, self)
+            self.reader, self.transactions, self.partitions, self.fixed,
+            self.settings, self)
 
     @functools.cached_property
     def vgpus(self) -> orphans.Keeper:
         """Knows to whom the vGPUs belong."""
-        return orphans.Keeper(self.platform, self.reader, self.journal,
-                              self.state_path, self.settings)
+        return orphans.Keeper(self.platform, self.reader, self.records,
+                              self.settings)
 
     @functools.cached_property
     def resetter(self) -> reset.Resetter:
@@ -265,7 +265,7 @@ class Node(host_parts.HostParts, services.Services):
 
     def _take_whole(self, address: model.PciAddress) -> str:
         gpu = self.live.gpu(address)
-        known = self.journal.reported(address)
+        known = self.records.read(address).providers
         for item in self.live.offers(gpu):
             if (item.mode is policy.Mode.PASSTHROUGH
                     and build.reportable(item)):
@@ -273,7 +273,7 @@ class Node(host_parts.HostParts, services.Services):
                     names.provider_name(self.hostname, item))
                 return self.cleaner.take(cleaning.Whole(
                     gpu, uuid, names.resource_class(item)), uuid in known,
-                    bool(self.journal.entries(address)))
+                    bool(self.records.claims(address)))
         return ''
 
     def wholes(self, devices: Iterable[names.ReportedDevice]
@@ -288,7 +288,7 @@ class Node(host_parts.HostParts, services.Services):
                 if item.mode is policy.Mode.PASSTHROUGH and (
                         len(device.deployables) == 1
                         or not readiness.carved_up(gpu)
-                        and not self.journal.entries(item.gpu)):
+                        and not self.records.claims(item.gpu)):
                     yield cleaning.Whole(gpu, item.provider_uuid,
                                          item.resource_class)
 
@@ -299,8 +299,8 @@ class Node(host_parts.HostParts, services.Services):
             return ''
         if self.tree is None:
             return 'only the agent can query Placement'
-        others = sum(entry.handle != handle
-                     for entry in self.journal.entries(address))
+        others = sum(claim.handle != handle
+                     for claim in self.records.claims(address))
         return capacity.mixed(self.tree, self.hostname, address, others + 1)
 
     def allocated(self, item: offer.Offer) -> Mapping[str, int] | None:
@@ -319,9 +319,8 @@ class Node(host_parts.HostParts, services.Services):
         :param offers: as :meth:`servable` returns them.
         """
         device = build.device(
-            roles.complete(gpu, self.journal.situation(
-                gpu.address).by_role), offers, self.hostname,
-            self.cordons.of(gpu.address))
+            roles.complete(gpu, self.records.read(gpu.address).by_role),
+            offers, self.hostname, self.cordons.of(gpu.address))
         return device if device.deployables else None
 
     def withdrawn(self) -> frozenset[str]:
@@ -337,7 +336,7 @@ class Node(host_parts.HostParts, services.Services):
             host, withdrawal.remembered(self.state_path),
             lambda gpu: self.device(gpu, self.servable(gpu)),
             self.ignored(host),
-            {entry.gpu for entry in self.journal.entries()})
+            {claim.gpu for claim in self.records.claims()})
         return frozenset(uuid for item in sent.values() for uuid in item.left)
 
     def inventories(self, address: model.PciAddress
@@ -353,7 +352,7 @@ class Node(host_parts.HostParts, services.Services):
         return tuple(
             item for item in self.promised(
                 address, self.live.offers(gpu),
-                journal.owned(self.journal.entries(address)),
+                gpu_record.owned(self.records.claims(address)),
                 unread or self.health.unhealthy(address) is not None)
             if item.provider not in self.draining)
 

@@ -199,7 +199,7 @@ class RequestWatch:
         self._cloud: connection.Cloud | None = None
         self._said = log_once.LogOnce()
 
-    def read(self) -> reconcile.Claims | None:
+    def read(self) -> reconcile.Requests | None:
         """Return what the requests hold on the host now.
 
         :returns: None if that is unknown. Each reason is logged once.
@@ -221,7 +221,7 @@ class RequestWatch:
         return found
 
 
-def read_claims(cloud: connection.Cloud, host: str) -> reconcile.Claims:
+def read_claims(cloud: connection.Cloud, host: str) -> reconcile.Requests:
     """Return what a cloud's accelerator requests hold on a host.
 
     :param host: the compute node as Cyborg names it.
@@ -231,7 +231,7 @@ def read_claims(cloud: connection.Cloud, host: str) -> reconcile.Claims:
 
 
 def claims(requests: Iterable[Mapping[str, Any]], host: str
-           ) -> reconcile.Claims:
+           ) -> reconcile.Requests:
     """Return what accelerator requests hold on a host.
 
     If a request is neither bound nor new, Cyborg does not show its attach
@@ -251,11 +251,11 @@ def claims(requests: Iterable[Mapping[str, Any]], host: str
         elif (request['hostname'] == host
               and request['attach_handle_type'] == _MDEV):
             info = request['attach_handle_info']
-            bound.append(reconcile.Claim(
+            bound.append(reconcile.Request(
                 request['attach_handle_uuid'].lower(), request['uuid'],
                 request['instance_uuid'], _function(info),
                 info['asked_type']))
-    return reconcile.Claims(tuple(bound), tuple(unsettled))
+    return reconcile.Requests(tuple(bound), tuple(unsettled))
 
 
 def _of_host(cloud: connection.Cloud, host: str,

@@ -47,8 +47,8 @@ GPU_OPTS = [
         help='Where sysfs is mounted.'),
     cfg.StrOpt(
         'state_path', default='/var/lib/cyborg/gpu',
-        help='Directory of the journal of binds, the record of the last '
-             'report and the locks. It must survive a reboot and belong to '
+        help='Directory of the records of the GPUs, their locks and the '
+             'audit log. It must survive a reboot and belong to '
              'the user that runs cyborg-agent.'),
     cfg.BoolOpt(
         'prepare', default=True,

@@ -34,7 +34,7 @@ from cyborg_gpu_driver.host.nvml import access
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.sysfs import pci
-from cyborg_gpu_driver.record import boards
+from cyborg_gpu_driver.record import store
 
 NAMESPACE = 'cyborg_gpu_driver.platform'
 SRIOV_MANAGE = '/usr/lib/nvidia/sriov-manage'
@@ -135,4 +135,4 @@ def from_conf(conf: cfg.ConfigOpts) -> Platform:
         None if in_memory else gpu_conf.state_path(conf),
         gpu_conf.ACCESS_SECONDS)
     return dataclasses.replace(
-        machine, records=boards.Boards(gpu_conf.state_path(conf)))
+        machine, records=store.of(gpu_conf.state_path(conf)))

@@ -212,7 +212,7 @@ class HostReader:
         """The GPU with its recorded facts; None if there are none to use."""
         if gpu.physfn is not None or gpu.driver == whole.NVIDIA:
             return None
-        record = self._records.get(gpu.address)
+        record = self._records.board(gpu.address)
         return (None if record is None
                 else gpu_record.complete(gpu, record, self.boot_id()))
 
@@ -296,7 +296,7 @@ class HostReader:
         :param has_ends: whether its NVLinks lead elsewhere.
         """
         record = (None if gpu.told_at is None
-                  else self._records.get(gpu.address))
+                  else self._records.board(gpu.address))
         if record is not None:
             return record.module is not None and (
                 record.on_switches or not record.nvlink_peers)

@@ -37,7 +37,6 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition.offer import offer as offers
 from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.record import uptime
@@ -94,7 +93,7 @@ class Observer:
                 self._count()
             self._write()
 
-    def claims(self, known: reconcile.Claims | None,
+    def claims(self, known: reconcile.Requests | None,
                asked: float = math.inf) -> None:
         """Take over what Cyborg knows about the accelerator requests.
 
@@ -109,20 +108,20 @@ class Observer:
         with _harmless():
             before = self._keeper.owners
             owners = {}
-            for entry in self._node.journal.entries():
-                claim = known.of(entry.handle)
-                if claim is None or (entry.since or 0.0) > asked:
-                    if entry.handle in before:
-                        owners[entry.handle] = before[entry.handle]
+            for claim in self._node.records.claims():
+                request = known.of(claim.handle)
+                if request is None or (claim.since or 0.0) > asked:
+                    if claim.handle in before:
+                        owners[claim.handle] = before[claim.handle]
                     continue
-                owner = state.Owner(claim.arq, claim.server or '',
-                                    entry.since)
-                owners[entry.handle] = owner
-                if owner != before.get(entry.handle):
+                owner = state.Owner(request.arq, request.server or '',
+                                    claim.since)
+                owners[claim.handle] = owner
+                if owner != before.get(claim.handle):
                     self._audit.record(
-                        entry.gpu, 'assigned', entry.handle,
+                        claim.gpu, 'assigned', claim.handle,
                         {'server': owner.server, 'arq': owner.arq,
-                         'since': entry.since})
+                         'since': claim.since})
             self._keeper.set(owners=owners)
 
     def _count(self) -> None:
@@ -193,7 +192,7 @@ class Observer:
             gpu, self._node.servable(gpu),
             {item.provider: item.reserved
              for item in self._node.inventories(address)},
-            journal.owned(self._node.journal.entries(address)),
+            gpu_record.owned(self._node.records.claims(address)),
             self._node.hostname, self._node.health.unhealthy(address) is None)
 
     def _write(self) -> None:

@@ -12,8 +12,8 @@
 
 """Terms for inconsistencies on a host: values, no I/O.
 
-The journal, the hardware, Cyborg's accelerator requests and Placement each
-record which server has which part of a GPU. Where two of these accounts
+The records, the hardware, Cyborg's accelerator requests and Placement each
+say which server has which part of a GPU. Where two of these accounts
 disagree, there is a :class:`Difference`.
 """
 
@@ -40,7 +40,7 @@ class Kind(enum.Enum):
     NO_REQUEST = 'no-request'
     """Cyborg has no accelerator request for a bound handle."""
     NOT_RECORDED = 'not-recorded'
-    """The journal has no entry for a bound accelerator request."""
+    """No record has a claim for a bound accelerator request."""
     UNFINISHED = 'unfinished'
     """A bind or unbind did not finish."""
     FOREIGN_VGPU = 'foreign-vgpu'
@@ -111,7 +111,7 @@ class Earlier:
 
 
 @dataclasses.dataclass(frozen=True)
-class Claim:
+class Request:
     """A bound accelerator request with a handle of type MDEV."""
 
     handle: str
@@ -126,21 +126,21 @@ class Claim:
 
 
 @dataclasses.dataclass(frozen=True)
-class Claims:
+class Requests:
     """What Cyborg's accelerator requests use on one host."""
 
-    bound: tuple[Claim, ...] = ()
+    bound: tuple[Request, ...] = ()
     unsettled: tuple[str, ...] = ()
     """UUIDs of requests that may have a handle on this host that Cyborg
     does not show, because it shows only the handles of bound requests."""
 
-    def of(self, handle: str) -> Claim | None:
+    def of(self, handle: str) -> Request | None:
         """Return the request that has a handle; None if no request has it."""
         return self._by_handle.get(handle)
 
     @functools.cached_property
-    def _by_handle(self) -> dict[str, Claim]:
-        return {claim.handle: claim for claim in self.bound}
+    def _by_handle(self) -> dict[str, Request]:
+        return {request.handle: request for request in self.bound}
 
 
 @dataclasses.dataclass(frozen=True)

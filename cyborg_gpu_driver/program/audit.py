@@ -34,7 +34,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.record import gpu as gpu_record
 
 LOG = logging.getLogger(__name__)
 
@@ -139,19 +139,19 @@ def read(state_path: str) -> Reading:
                    whole=not os.path.exists(_numbered(path, _FILES - 1)))
 
 
-def of_entry(entry: journal.Entry) -> dict[str, Any]:
+def of_claim(claim: gpu_record.Claim) -> dict[str, Any]:
     """The evidence of a bind or unbind: the partition and its place."""
     return {
-        'profile': entry.profile, 'type': entry.mdev_type,
-        'function': str(entry.function),
-        **({'gpus': list(map(str, entry.members))} if entry.members else {}),
-        **({'fabric_partition': entry.fabric_partition}
-           if entry.fabric_partition is not None else {}),
-        'placement': entry.placement and str(entry.placement),
-        'gpu_instance_id': entry.instance_id,
-        'vgpu_placement': entry.vgpu_placement,
-        **({'since': entry.since} if entry.since is not None else {}),
-        **({'until': entry.until} if entry.until is not None else {})}
+        'profile': claim.profile, 'type': claim.mdev_type,
+        'function': str(claim.function),
+        **({'gpus': list(map(str, claim.members))} if claim.members else {}),
+        **({'fabric_partition': claim.fabric_partition}
+           if claim.fabric_partition is not None else {}),
+        'placement': claim.placement and str(claim.placement),
+        'gpu_instance_id': claim.instance_id,
+        'vgpu_placement': claim.vgpu_placement,
+        **({'since': claim.since} if claim.since is not None else {}),
+        **({'until': claim.until} if claim.until is not None else {})}
 
 
 def _append(path: str, line: bytes) -> int:

@@ -229,7 +229,7 @@ class HealthKeeper:
         and this boot.
         """
         seen = host_health.read_pci(self._sysfs, gpu.address)
-        record = self._board_records.get(gpu.address)
+        record = self._board_records.board(gpu.address)
         before = host_health.Seen()
         if record is not None and boards.holds(record, gpu,
                                                    self._boot_id()):

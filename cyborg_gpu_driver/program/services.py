@@ -33,7 +33,7 @@ class Services:
     The agent and the doctor override its methods.
     """
 
-    def requests(self) -> reconcile.Claims | None:
+    def requests(self) -> reconcile.Requests | None:
         """Cyborg's accelerator requests for this host.
 
         :returns: None if they are unknown.

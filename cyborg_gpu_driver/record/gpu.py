@@ -18,10 +18,13 @@ to find an instance again, and are valid only in the boot that they are from.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import enum
+from collections.abc import Iterable
 from collections.abc import Mapping
 from typing import Annotated
+from typing import Any
 
 from cyborg_gpu_driver.host.snapshot import gpu_record as boards
 from cyborg_gpu_driver.host.snapshot import model
@@ -33,6 +36,7 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
+from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.record import ledger as record_ledger
 
 # The health conditions in the record of one GPU. Pure.
@@ -209,6 +213,14 @@ class Claim(_OfBoot):
         return (policy.Mode.VGPU if self.placement is None
                 else policy.Mode.MIG)
 
+    def on_each(self, **changes: Any) -> tuple[Claim, ...]:
+        """The claims of the handle on all of its GPUs, the first GPU's first.
+
+        :param changes: changed fields, for all of the claims.
+        """
+        return tuple(dataclasses.replace(self, gpu=address, **changes)
+                     for address in self.gpus)
+
     def live(self, instance_id: int | None = None) -> model.Vgpu:
         """The vGPU as it appears in a snapshot.
 
@@ -243,6 +255,17 @@ class Claim(_OfBoot):
             return (self.instance == spec.of(instance)
                     and instance.instance_id not in self.foreign_ids)
         return self.is_on(instance, boot)
+
+
+def claimed(claims: Iterable[Claim]) -> frozenset[policy.Mode]:
+    """The roles that a GPU in mode auto has by its claims; at most one."""
+    return frozenset(claim.role for claim in claims)
+
+
+def owned(claims: Iterable[Claim]) -> collections.Counter[str]:
+    """How many handles are bound with each profile."""
+    return collections.Counter(claim.profile for claim in claims
+                               if claim.is_owned)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -417,6 +440,16 @@ class GpuRecord:
         return found
 
     @property
+    def situation(self) -> elastic.Situation:
+        """What the record of a GPU in mode auto says about its roles."""
+        return elastic.Situation(claimed(self.claims), self.by_role)
+
+    @property
+    def providers(self) -> frozenset[str]:
+        """UUIDs of the GPU's providers that were reported to Cyborg."""
+        return frozenset(self.reported.providers if self.reported else ())
+
+    @property
     def owned_instances(self) -> frozenset[spec.MigInstanceSpec]:
         """The GPU instances of claims, fixed vGPUs and the layout."""
         laid_out = self.layout.layout.bare if self.layout else frozenset()
@@ -439,6 +472,11 @@ class GpuRecord:
         """
         return (self.tenancy is not None and self.tenancy.state.awaits_reset
                 and self.reported is not None and self.reported.is_whole)
+
+    def with_claims(self, claims: Iterable[Claim]) -> GpuRecord:
+        """The record with claims, which replace those of the same handles."""
+        by_handle = {claim.handle: claim for claim in (*self.claims, *claims)}
+        return dataclasses.replace(self, claims=tuple(by_handle.values()))
 
     def is_of(self, address: model.PciAddress) -> bool:
         """Whether every part belongs to the GPU at ``address``."""

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The records of one machine's GPUs: a file, a lock and a cache for each.
+"""The records of one machine's GPUs, with the claims of attach handles.
 
 ``STATE_PATH/gpus/ADDRESS.json`` has the record of one GPU, with a version
 and a checksum. The same rules apply to all records:
@@ -27,10 +27,15 @@ and a checksum. The same rules apply to all records:
   written, they are kept in this process's memory, and each write of the
   record tries again. What was observed while a file could not be read does
   not replace what the file has.
+
+Each attach handle has one claim on each of its GPUs. A claim is written
+before its partition is touched and again afterwards, so that the next process
+can finish the operation or roll it back.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -41,6 +46,7 @@ import time
 import weakref
 from collections.abc import Callable
 from collections.abc import Hashable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
@@ -49,6 +55,7 @@ from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver import log_once
+from cyborg_gpu_driver.host.snapshot import gpu_record as boards
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.record import codec
@@ -275,6 +282,21 @@ _stores: weakref.WeakValueDictionary[str, Store] = (
 _stores_mutex = threading.Lock()
 
 
+_LOST = 'was damaged, and its claims are not rebuilt yet'
+"""What is wrong with a record, for people."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Unknown:
+    """Why the claims of a GPU are not known, and what an operator can do.
+
+    Both are for people, without a full stop.
+    """
+
+    reason: str
+    remedy: str
+
+
 @dataclasses.dataclass
 class Draft:
     """A record that is being changed: replace it with the new one."""
@@ -294,14 +316,17 @@ def of(state_path: str) -> Store:
         return store
 
 
-class Store:
+class Store(boards.Records):
     """The records of one machine.
 
     :param state_path: ``[gpu] state_path``.
+    :param clock: the time of day, in seconds of the epoch.
     """
 
-    def __init__(self, state_path: str):
-        self._state_path = state_path
+    def __init__(self, state_path: str,
+                 clock: Callable[[], float] = time.time):
+        self.state_path = state_path
+        self.clock = clock
         self._directory = os.path.join(state_path, 'gpus')
         self._cache: dict[model.PciAddress, tuple] = {}
         """The mark, record and content of each file when it was last read."""
@@ -309,6 +334,9 @@ class Store:
         self._failed: set[model.PciAddress] = set()
         """The GPUs whose last change is not written."""
         self._said = log_once.LogOnce()
+        self._given_back: dict[str, float] = {}
+        """Handle to the time when Cyborg gave it back, if its record may not
+        say so yet."""
 
     def path(self, address: model.PciAddress) -> str:
         """The file of a GPU's record."""
@@ -320,7 +348,8 @@ class Store:
         :raises JournalUnreadable: if this process cannot read the file.
         :raises JournalError: if the record is damaged.
         """
-        return self._pending.of(address).on(self._read(address))
+        return self._current(self._pending.of(address).on(
+            self._read(address)))
 
     def peek(self, address: model.PciAddress) -> gpu_record.GpuRecord:
         """Like :meth:`read`; if the file is unusable, only what is in memory.
@@ -368,12 +397,12 @@ class Store:
         :raises JournalError: if the record is damaged, or cannot be locked
             or written.
         """
-        with locks.record(self._state_path, address):
+        with locks.record(self.state_path, address):
             before = self._read(address)
             parts = self._pending.of(address)
-            draft = Draft(parts.on(before))
+            draft = Draft(self._current(parts.on(before)))
             yield draft
-            draft.record = self._counted(draft.record)
+            draft.record = self._counted(self._current(draft.record))
             if draft.record != before:
                 self._write(address, draft.record)
             self._pending.forget(address, parts)
@@ -428,12 +457,13 @@ class Store:
         """The number of GPUs with data in memory that no file has yet."""
         return len(self._pending)
 
-    def check(self) -> None:
+    def check(self) -> bool:
         """Set damaged records aside, and delete files of dead writers.
 
         A record that this process cannot read stays: others may be able to
         read it. Records that stay are logged once.
 
+        :returns: whether claims of any GPU are lost and have to be rebuilt.
         :raises JournalUnreadable: if the directory cannot be read.
         """
         for address in self.addresses():
@@ -445,6 +475,7 @@ class Store:
                 self._say(address, error)
             except exception.JournalError as error:
                 self._say(('check', address), error)
+        return any(record.claims_lost for record in self.records().values())
 
     def check_gpu(self, address: model.PciAddress) -> None:
         """Like :meth:`check`, for one GPU.
@@ -452,7 +483,7 @@ class Store:
         :raises JournalError: if the record cannot be set aside.
         """
         path = self.path(address)
-        with locks.record(self._state_path, address):
+        with locks.record(self.state_path, address):
             for left in durable.leftovers(path):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(left)
@@ -488,9 +519,221 @@ class Store:
         """
         return self.read(address).claims_lost
 
-    def has_lost(self) -> bool:
-        """Whether the claims of any GPU have to be rebuilt."""
-        return any(record.claims_lost for record in self.records().values())
+    def unknown_claims(self) -> dict[model.PciAddress, Unknown]:
+        """The GPUs whose claims are not known now.
+
+        :raises JournalUnreadable: if the directory cannot be read.
+        """
+        found = {}
+        for address in self.addresses():
+            try:
+                if self.read(address).claims_lost:
+                    found[address] = Unknown(
+                        f'its record {_LOST}',
+                        'each report of the agent and "cyborg-gpu doctor '
+                        '--repair" try to rebuild them; in mode nvlink this '
+                        'needs [gpu] os_cloud; if the GPU has been removed '
+                        'for good, delete ' + self.path(address))
+            except exception.JournalUnreadable as error:
+                found[address] = Unknown(
+                    str(error),
+                    'make the file readable for the user of cyborg-agent')
+            except exception.JournalError as error:
+                found[address] = Unknown(
+                    str(error),
+                    'the next report of the agent moves the damaged record '
+                    'aside and rebuilds it; "cyborg-gpu doctor --repair" '
+                    'does so now')
+        return found
+
+    def closed_by_damage(self) -> tuple[model.PciAddress, ...]:
+        """The GPUs that are cordoned because their records were damaged.
+
+        :raises JournalUnreadable: if the directory cannot be read.
+        """
+        return tuple(address for address, record in self.records().items()
+                     if cordon.of(record.cordons, cordon.Source.RECORD))
+
+    # The claims of attach handles
+
+    def claim(self, handle: str, gpu: model.PciAddress | None = None
+              ) -> gpu_record.Claim | None:
+        """The claim of ``handle``; for a group, the claim on its first GPU.
+
+        :param gpu: the GPU that the claim can be on; None for any.
+        :returns: None if there is no claim.
+        :raises JournalError: if no readable record has a claim, and the
+            record of ``gpu`` (if None: of any GPU) cannot be read.
+        """
+        problem = None
+        follower = None
+        for address in self.addresses():
+            try:
+                found = self.claims(address)
+            except exception.JournalError as error:
+                if gpu in (None, address):
+                    problem = error
+                continue
+            for claim in found:
+                if claim.handle == handle and claim.leads:
+                    return claim
+                if claim.handle == handle:
+                    follower = claim
+        if follower is not None:
+            return follower
+        if problem is not None:
+            raise problem
+        return None
+
+    def claims(self, gpu: model.PciAddress | None = None
+               ) -> tuple[gpu_record.Claim, ...]:
+        """The claims on one GPU, or on all whose records can be read.
+
+        :raises JournalError: if the record of ``gpu`` cannot be read.
+        """
+        if gpu is not None:
+            return self.read(gpu).claims
+        return tuple(claim for record in self.records().values()
+                     for claim in record.claims)
+
+    def all_claims(self) -> tuple[gpu_record.Claim, ...]:
+        """The claims on all GPUs.
+
+        :raises JournalError: if the claims on a GPU are not known.
+        """
+        found: list[gpu_record.Claim] = []
+        for address in self.addresses():
+            # One look, because another process may write the record.
+            record = self.read(address)
+            if record.claims_lost:
+                raise exception.JournalError(path=self.path(address),
+                                             reason=_LOST)
+            found += record.claims
+        return tuple(found)
+
+    def has_claims(self, gpu: model.PciAddress) -> bool | None:
+        """Whether a GPU has claims; None if its record cannot be read."""
+        try:
+            return bool(self.claims(gpu))
+        except exception.JournalError:
+            return None
+
+    def owners(self, gpu: model.PciAddress) -> str:
+        """The claims on a GPU, as text for people; empty if there is none.
+
+        If they are not known, the text says why.
+        """
+        try:
+            if self.is_lost(gpu):
+                return 'unknown: its record was lost'
+            return ', '.join(f'{claim.profile} of handle {claim.handle}'
+                             for claim in self.claims(gpu))
+        except exception.JournalError as error:
+            return f'unknown: {error}'
+
+    def put_claims(self, *claims: gpu_record.Claim) -> None:
+        """Write claims, replacing those of the same handles.
+
+        The claims of one GPU are written in one step. A bound claim whose
+        handle Cyborg has given back is written as unbinding.
+
+        :raises JournalError: if they cannot be written to the disk.
+        """
+        by_gpu = collections.defaultdict(list)
+        for claim in claims:
+            by_gpu[claim.gpu].append(claim)
+        for address, changed in by_gpu.items():
+            with self.gpu(address) as draft:
+                draft.record = draft.record.with_claims(changed)
+
+    def rebuilt(self, gpu: model.PciAddress,
+                claims: Iterable[gpu_record.Claim]) -> None:
+        """Write the rebuilt claims of a GPU whose record was lost.
+
+        :raises JournalError: if they cannot be written to the disk.
+        """
+        with self.gpu(gpu) as draft:
+            draft.record = dataclasses.replace(
+                draft.record.with_claims(claims), claims_lost=False)
+
+    def remove_claims(self, handle: str) -> None:
+        """Remove the claims of ``handle``; does nothing if it has none.
+
+        :raises JournalError: if that cannot be written to the disk.
+        """
+        claim = self.claim(handle)
+        if claim is None:
+            return
+        for address in reversed(claim.gpus):
+            with self.gpu(address) as draft:
+                draft.record = dataclasses.replace(draft.record, claims=tuple(
+                    other for other in draft.record.claims
+                    if other.handle != handle))
+        self._given_back.pop(handle, None)
+
+    def give_back(self, handle: str) -> None:
+        """Write that Cyborg has given a handle back.
+
+        This takes only the lock of the record. From now on the handle's
+        claim counts as unbinding until it is removed, even if that cannot be
+        written: Cyborg does not ask twice, and may give the handle to the
+        next server.
+
+        :raises JournalError: if it cannot be written to the disk.
+        """
+        self._given_back.setdefault(handle, self.clock())
+        claim = self.claim(handle)
+        if claim is None:
+            self._given_back.pop(handle, None)
+        else:
+            for address in claim.gpus:
+                with self.gpu(address):
+                    pass  # It is read, and written, as unbinding.
+
+    def given_away(self, handle: str) -> None:
+        """Note that Cyborg has given a handle without a claim to a server.
+
+        The handle no longer counts as given back. Another process, such as
+        ``cyborg-gpu doctor --repair``, may have removed its old claim.
+        """
+        self._given_back.pop(handle, None)
+
+    # NVML's answers about the boards
+
+    def board(self, address: model.PciAddress) -> boards.Record | None:
+        """The kept record of a board; logs an unusable GPU record once."""
+        return self.peek(address).board
+
+    def keep_board(self, address: model.PciAddress, record: boards.Record
+                   ) -> None:
+        """Keep a new record of a board.
+
+        A server that has had the GPU since it was clean may have changed the
+        modes, so the earlier ones are kept.
+
+        :raises JournalError: if it cannot be written to the disk.
+        """
+        before = self.peek(address)
+        if (before.board is not None and before.board.uuid == record.uuid
+                and (before.claims or before.tenancy is not None
+                     and before.tenancy.withheld)):
+            record = dataclasses.replace(record, modes=before.board.modes)
+        self.put(address, board=record)
+
+    def _current(self, record: gpu_record.GpuRecord) -> gpu_record.GpuRecord:
+        """The record, with what Cyborg has given back as unbinding."""
+        def current(claim: gpu_record.Claim) -> gpu_record.Claim:
+            # One look: another thread may remove the handle meanwhile.
+            when = self._given_back.get(claim.handle)
+            if when is None or claim.phase is not gpu_record.Phase.BOUND:
+                return claim
+            return dataclasses.replace(
+                claim, phase=gpu_record.Phase.UNBINDING,
+                until=max(when, claim.since or 0))
+
+        return dataclasses.replace(
+            record, claims=tuple(map(current, record.claims))
+        ) if self._given_back else record
 
     def _look(self, address: model.PciAddress
               ) -> tuple[gpu_record.GpuRecord, bool]:
@@ -525,7 +768,7 @@ class Store:
         now, last = uptime.now(), None
         if record.ledger.is_past(now.boot):
             try:
-                last = uptime.last(self._state_path)
+                last = uptime.last(self.state_path)
             except exception.JournalError as error:
                 LOG.error('%s. The time since the last change of what servers '
                           'had before the restart is not counted.', error)

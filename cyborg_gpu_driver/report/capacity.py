@@ -202,7 +202,7 @@ def _digest(infos: Iterable[str]) -> str:
 def of_reports(state_path: str, address: model.PciAddress) -> str:
     """Why a server may have a GPU, when Placement cannot be queried.
 
-    A server that has the whole GPU has no entry in the journal of binds.
+    A server that has the whole GPU has no claim.
 
     :param state_path: ``[gpu] state_path``.
     :returns: empty if the GPU was not whole when it was last reported.

@@ -30,7 +30,6 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.record import unknown_claims
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.report.content import build
@@ -126,9 +125,8 @@ class Withdrawal:
 
     def __init__(self, state_path: str,
                  keeper: reserved.ReservedKeeper | None):
-        self._state_path = state_path
         self._keeper = keeper
-        self._store = store.of(state_path)
+        self._records = store.of(state_path)
         self._memory: dict[model.PciAddress,
                            gpu_record.Reported] | None = None
         self._said = log_once.LogOnce()
@@ -150,7 +148,7 @@ class Withdrawal:
 
         :param make: builds one GPU's device.
         :param ignored: GPUs that the operator excluded.
-        :param claimed: GPUs with entries in the journal.
+        :param claimed: GPUs with claims.
         :param unhealthy: GPUs on which nothing more may be promised, even if
             they cannot be read any more.
         :param earlier: the providers that servers have through Cyborg's own
@@ -165,7 +163,7 @@ class Withdrawal:
         draining: list[reserved.Inventory] = []
         leaving: set[model.PciAddress] = set()
         present = {gpu.address: gpu for gpu in host.gpus}
-        unknown = unknown_claims.of(self._state_path)
+        unknown = self._records.unknown_claims()
         for address in sorted({*present, *known, *unknown}):
             before = known.get(address)
             look = (_unknown(unknown.get(address))
@@ -214,7 +212,7 @@ class Withdrawal:
         :param make, ignored, claimed: see :meth:`decide`.
         """
         present = {gpu.address: gpu for gpu in host.gpus}
-        unknown = unknown_claims.of(self._state_path)
+        unknown = self._records.unknown_claims()
         return {address: (
             _unknown(unknown.get(address)) or self._look_at(
                 present.get(address), known.get(address), make, ignored,
@@ -231,7 +229,7 @@ class Withdrawal:
         :param present: GPUs of the host, which get stubs too.
         """
         try:
-            known = {*self._known(), *unknown_claims.of(self._state_path)}
+            known = {*self._known(), *self._records.unknown_claims()}
         except exception.JournalUnreadable:
             known = set()
         return tuple(build.stub_device(address)
@@ -338,9 +336,9 @@ class Withdrawal:
 
     def _known(self) -> dict[model.PciAddress, gpu_record.Reported]:
         if self._memory is None:
-            self._store.check()
+            self._records.check()
         # A record may not have been readable before.
-        self._memory = {**remembered(self._state_path),
+        self._memory = {**remembered(self._records.state_path),
                         **(self._memory or {})}
         return self._memory
 
@@ -348,7 +346,7 @@ class Withdrawal:
               ) -> None:
         before, self._memory = self._memory or {}, kept
         for address in {*kept, *before}:
-            self._store.observe(address, reported=kept.get(address))
+            self._records.observe(address, reported=kept.get(address))
 
     def _say(self, address: model.PciAddress, reason: str, message: str
              ) -> None:
@@ -372,7 +370,7 @@ def remembered(state_path: str
             if record.reported is not None}
 
 
-def _unknown(why: unknown_claims.Unknown | None) -> _Look | None:
+def _unknown(why: store.Unknown | None) -> _Look | None:
     """The decision about a GPU whose claims are unknown; None if they are
     known.
     """

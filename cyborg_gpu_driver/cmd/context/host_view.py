@@ -30,7 +30,7 @@ from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition.offer import offers
-from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 
 
@@ -97,7 +97,7 @@ class HostView(host_parts.HostParts):
         Print the error if the record cannot be read.
         """
         try:
-            return self.journal.situation(gpu.address)
+            return self.records.read(gpu.address).situation
         except exception.JournalError as error:
             self._say_once(error)
             return offers.UNKNOWN
@@ -110,13 +110,13 @@ class HostView(host_parts.HostParts):
             return policy.Mode.PASSTHROUGH
         return found
 
-    def entries(self, gpu: model.Gpu) -> tuple[journal.Entry, ...]:
-        """Return a GPU's journal entries; none if the journal is bad.
+    def claims(self, gpu: model.Gpu) -> tuple[gpu_record.Claim, ...]:
+        """Return the claims on a GPU; none if its record is bad.
 
         Print the error if it is bad.
         """
         try:
-            return self.journal.entries(gpu.address)
+            return self.records.claims(gpu.address)
         except exception.JournalError as error:
             self._say_once(error)
             return ()
@@ -138,7 +138,7 @@ class HostView(host_parts.HostParts):
 
     def owned(self, gpu: model.Gpu) -> collections.Counter:
         """Return the number of bound instances per profile, by the journal."""
-        return journal.owned(self.entries(gpu))
+        return gpu_record.owned(self.claims(gpu))
 
     def explain(self) -> None:
         """Print to standard error what a table cannot show."""

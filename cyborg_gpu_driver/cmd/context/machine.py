@@ -152,7 +152,7 @@ class Machine(host_view.HostView, node.Node):
         else:
             governing = self.settings.policy_for(gpu)
             found = () if governing is None else offers.offers(
-                gpu, governing, plan.held(gpu, self.entries(gpu),
+                gpu, governing, plan.held(gpu, self.claims(gpu),
                                           self.platform.boot_id()),
                 self.settings.vfio_handles, must_be_bound=True,
                 situation=self.situation(gpu),
@@ -173,7 +173,7 @@ class Machine(host_view.HostView, node.Node):
             group for group in self._found_groups
             if gpu.address in group.members]
         return plan.group_states(self.host, known, self.settings.policy_for,
-                                 self.journal.owners)
+                                 self.records.owners)
 
     @functools.cached_property
     def _found_groups(self) -> tuple[nvlink.Group, ...]:
@@ -206,7 +206,7 @@ class Machine(host_view.HostView, node.Node):
             return self.device(gpu, self.offers(gpu))
 
         claimed = {gpu.address for gpu in self.host.gpus
-                   if self.entries(gpu)}
+                   if self.claims(gpu)}
         found = self.withdrawal.preview(
             self.host, self._reported, make, self.ignored(self.host), claimed)
         return {address: _marked(sent, self.verdicts, claimed)

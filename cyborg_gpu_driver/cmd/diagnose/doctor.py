@@ -451,8 +451,8 @@ class _Node(cmd_machine.Machine):
 
 def _rebuild(there):
     """Rebuild the journal if it cannot be used."""
-    if there.journal.check() and there.rebuilder.rebuild():
-        cmd_machine.say('The journal of binds was rebuilt.')
+    if there.records.check() and there.rebuilder.rebuild():
+        cmd_machine.say('Lost claims were rebuilt.')
 
 
 def _repair(there, difference):

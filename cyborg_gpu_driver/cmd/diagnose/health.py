@@ -48,7 +48,7 @@ class ShowHealth(output.Lister):
         host = machine.reader.snapshot(links=False)
         if host.nvml_problem:
             machine_module.say(f'NVML: {host.nvml_problem}')
-        for address in machine.journal.closed_by_damage():
+        for address in machine.records.closed_by_damage():
             machine_module.say(
                 f'GPU {address} gets no new server: its record was damaged, '
                 'and its earlier errors may be lost. If it is in order: '

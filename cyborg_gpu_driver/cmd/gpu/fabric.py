@@ -44,9 +44,9 @@ class ListFabric(output.Lister):
             raise exception.HostUnusable(reason=fabric.problem)
         owners, members = {}, {}
         for gpu in view.host.gpus:
-            for entry in view.entries(gpu):
+            for entry in view.claims(gpu):
                 owners.setdefault(entry.fabric_partition, entry.handle)
-            known = view.journal.nvlink(gpu.address)
+            known = view.records.peek(gpu.address).nvlink
             for group in known.groups if known else ():
                 members[group.partition] = group.members
         return _NAMES, [_row(fabric, item, owners.get(item.partition_id),

@@ -108,7 +108,7 @@ class ShowGpu(output.ShowOne):
         stdout = self.app.stdout
         pens = gpu_map.pens_for(getattr(stdout, 'encoding', None))
         owners = {entry.placement: entry.handle
-                  for entry in self.app.view.entries(gpu)
+                  for entry in self.app.view.claims(gpu)
                   if entry.placement is not None}
         for line in gpu_map.grid_lines(gpu, owners, pens):
             stdout.write(line + '\n')
@@ -286,7 +286,7 @@ def _tile(view, gpu):
     return gpu_map.tile(
         gpu, choice.index(view.host, gpu), view.mode(gpu),
         gpu_map.claimed((entry.handle, entry.function, entry.placement)
-                        for entry in view.entries(gpu)),
+                        for entry in view.claims(gpu)),
         view.roles(gpu))
 
 

@@ -35,9 +35,9 @@ _NONE = 'none'
 class ListVgpu(output.Lister):
     """List the live vGPUs of this host and their owners.
 
-    An orphan has no owner in the journal of binds, is not a fixed vGPU, and
-    has neither a guest nor an accelerator request. Accelerator requests are
-    known only if a cloud is named and its user is an administrator.
+    An orphan has no claim, is not a fixed vGPU, and has neither a guest nor
+    an accelerator request. Accelerator requests are known only if a cloud is
+    named and its user is an administrator.
     """
 
     brief = ('name', 'gpu', 'type', 'orphan')

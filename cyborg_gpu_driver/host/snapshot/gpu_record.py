@@ -129,14 +129,15 @@ def complete(gpu: host_model.Gpu, record: Record, boot: str) -> host_model.Gpu:
 class Records:
     """The records of a machine that keeps no records."""
 
-    def get(self, address: host_model.PciAddress) -> Record | None:
+    def board(self, address: host_model.PciAddress) -> Record | None:
         """Return the record of a GPU; None if there is no usable record.
 
         Does not raise. An unusable record affects only this GPU and is
         logged once.
         """
 
-    def put(self, address: host_model.PciAddress, record: Record) -> None:
+    def keep_board(self, address: host_model.PciAddress, record: Record
+                   ) -> None:
         """Replace the record of a GPU.
 
         :raises JournalError: if the record cannot be written to the disk.

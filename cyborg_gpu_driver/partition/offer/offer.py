@@ -37,7 +37,7 @@ class Held:
     """A vGPU that is known to lie on a GPU instance.
 
     The driver does not report the GPU instance of an mdev. For mdevs the
-    journal of binds is the source.
+    records of the GPUs are the source.
     """
 
     instance: spec.MigInstanceSpec

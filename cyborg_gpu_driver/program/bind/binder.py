@@ -40,7 +40,6 @@ from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import cordons as cordon_keeper
 from cyborg_gpu_driver.program import health
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.bind import making
@@ -48,6 +47,7 @@ from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.bind import turns
 from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.program.steps import transaction
+from cyborg_gpu_driver.record import gpu as gpu_record
 
 # Which binds are refused before anything is changed for them.
 
@@ -173,7 +173,7 @@ class Admission:
 
 CAME_UP_SECONDS = 10.0
 """A server that gives its vGPU back earlier never came up."""
-_Subject = TypeVar('_Subject', journal.Entry, plan.Request)
+_Subject = TypeVar('_Subject', gpu_record.Claim, plan.Request)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,7 +191,6 @@ class Binder:
     :param host: the state of the machine.
     :param parts: creates and destroys the partitions of claims.
     :param transactions: roll back the changes that a dead process left.
-    :param records: the journal.
     :param cloud: publishes what a GPU has room for when that may have
         changed.
     :param keeper: forgets the health of destroyed instances.
@@ -202,7 +201,7 @@ class Binder:
 
     def __init__(self, host: live.LiveHost, parts: partitions.Partitions,
                  transactions: transaction.Transactions,
-                 records: journal.Journal, cloud: services.Services,
+                 cloud: services.Services,
                  keeper: health.HealthKeeper,
                  cordons: cordon_keeper.CordonKeeper,
                  limits: Limits = Limits(),
@@ -210,12 +209,11 @@ class Binder:
         self._host = host
         self._parts = parts
         self._transactions = transactions
-        self._journal = records
-        self._state_path = transactions.state_path
+        self._records = records = transactions.records
         self._cloud = cloud
         self._limits = limits
         self._admission = Admission(host, cloud, cordons)
-        self._audit = audit.Audit(self._state_path)
+        self._audit = audit.Audit(records.state_path)
         self._maker = making.Maker(transactions.machine, host, parts,
                                    records, self._audit, keeper)
         self._roles = making.RoleTaker(host, transactions, cloud)
@@ -262,7 +260,7 @@ class Binder:
             LOG.info('Handle %s is already bound', asked.handle)
             return
         self._audit.record(made.gpu, 'bound', made.handle,
-                           audit.of_entry(made))
+                           audit.of_claim(made))
         LOG.info('Bound handle %(handle)s: %(profile)s%(where)s on GPU '
                  '%(gpu)s, function %(function)s',
                  {'handle': made.handle, 'profile': made.profile,
@@ -273,9 +271,9 @@ class Binder:
     def unbind(self, pci_addr: str, asked_type: str, ah_uuid: str) -> None:
         """Remove the partition of an attach handle; idempotent.
 
-        Cancels the binds of the handle that are under way. The journal
+        Cancels the binds of the handle that are under way. Its record
         keeps what a guest still holds and what could not be removed in
-        time; :meth:`recover` removes it later. If the journal cannot be
+        time; :meth:`recover` removes it later. If the record cannot be
         written, this process remembers the unbind as long as it lives.
 
         :raises InvalidValue: if an argument is malformed.
@@ -283,7 +281,7 @@ class Binder:
             is not touched.
         :raises NvmlError, SysfsError, VgpuInUse, UsageUnknown: if something
             could not be removed.
-        :raises JournalError: if the journal cannot be read or written, or
+        :raises JournalError: if the record cannot be read or written, or
             another process holds the GPU's lock.
         :raises StepFailed: if the removal is not finished yet.
         """
@@ -291,24 +289,24 @@ class Binder:
         self._turns.cancel(asked.handle)
         self._admission.over(asked.handle)
         try:
-            entry = self._journal.get(asked.handle)
+            claim = self._records.claim(asked.handle)
         except exception.JournalError:
             with contextlib.suppress(exception.JournalError):
-                self._journal.give_back(asked.handle)
+                self._records.give_back(asked.handle)
             raise
-        if entry is None:
+        if claim is None:
             self._soon(self._remove_unrecorded, asked)
             return
-        making.check_same(entry, asked)
-        self._note_end(entry)
-        # The unbind continues even if the journal cannot be written.
+        making.check_same(claim, asked)
+        self._note_end(claim)
+        # The unbind continues even if the record cannot be written.
         with contextlib.suppress(exception.JournalError):
-            self._journal.give_back(asked.handle)
-        if entry.members:  # Resets of GPUs take longer than Cyborg waits.
-            self._cloud.publish(entry.gpu)
-        self._soon(self._return, entry)
+            self._records.give_back(asked.handle)
+        if claim.members:  # Resets of GPUs take longer than Cyborg waits.
+            self._cloud.publish(claim.gpu)
+        self._soon(self._return, claim)
 
-    def _note_end(self, entry: journal.Entry) -> None:
+    def _note_end(self, claim: gpu_record.Claim) -> None:
         """Close the GPU if no server comes up on a virtual function.
 
         A guest that is killed in its first seconds can leave a function of
@@ -317,11 +315,11 @@ class Binder:
         handle of a server that does not come up back within seconds. Once may
         have any reason, twice in a row counts.
         """
-        if (not entry.vfio or entry.since is None
-                or entry.phase is not journal.Phase.BOUND):
+        if (not claim.vfio or claim.since is None
+                or claim.phase is not gpu_record.Phase.BOUND):
             return
-        function = entry.function
-        if self._journal.clock() - entry.since >= CAME_UP_SECONDS:
+        function = claim.function
+        if self._records.clock() - claim.since >= CAME_UP_SECONDS:
             self._failed.discard(function)
         elif function not in self._failed:
             self._failed.add(function)
@@ -329,45 +327,47 @@ class Binder:
             self._failed.discard(function)
             LOG.warning('GPU %(gpu)s: two servers in a row did not come up '
                         'on its virtual function %(function)s',
-                        {'gpu': entry.gpu, 'function': function})
-            self._health.function_died(entry.gpu)
+                        {'gpu': claim.gpu, 'function': function})
+            self._health.function_died(claim.gpu)
 
     def recover(self) -> None:
         """Finish what dead processes and unbinds left. Never raises."""
         try:
-            left = [entry for entry in self._journal.entries()
-                    if entry.phase is not journal.Phase.BOUND and entry.leads]
+            left = [claim for claim in self._records.claims()
+                    if claim.phase is not gpu_record.Phase.BOUND
+                    and claim.leads]
         except exception.JournalError as error:
             LOG.error('%s', error)
             return
-        self._kept.keep({entry.handle for entry in left})
+        self._kept.keep({claim.handle for claim in left})
         locked: dict[model.PciAddress, str] = {}
-        for entry in left:
-            reason = locked.get(entry.gpu)
+        for claim in left:
+            reason = locked.get(claim.gpu)
             try:
-                if reason is None and self._return(entry,
+                if reason is None and self._return(claim,
                                                    locks.REPORT_SECONDS):
                     LOG.info('Removed the leftovers of handle %s on GPU %s',
-                             entry.handle, entry.gpu)
+                             claim.handle, claim.gpu)
             except exception.LockTimeout as error:
-                # Do not wait for the lock again for the GPU's other entries.
-                reason = locked[entry.gpu] = str(error)
+                # Do not wait for the lock again for the GPU's other claims.
+                reason = locked[claim.gpu] = str(error)
             except Exception as error:
                 # The report of the GPUs must not fail because of this.
                 reason = str(error)
                 if not isinstance(error, exception.GpuDriverError):
-                    LOG.exception('GPU %s', entry.gpu)
+                    LOG.exception('GPU %s', claim.gpu)
             if reason:
-                self._tell_kept(entry, reason)
+                self._tell_kept(claim, reason)
 
     def _bind(self, address: model.PciAddress, turn: turns.Turn
-              ) -> journal.Entry | None:
-        """Bind, and return the new entry; None if it was bound already."""
+              ) -> gpu_record.Claim | None:
+        """Bind, and return the new claim; None if it was bound already."""
         purpose = f'the bind of handle {turn.asked.handle}'
         defined: list[str] = []
         gpus = self._host.changed_by(address, turn.asked)
         try:
-            with locks.gpus(self._state_path, gpus, turn.left, purpose):
+            with locks.gpus(self._records.state_path, gpus, turn.left,
+                            purpose):
                 turn.check()
                 for gpu in gpus:
                     self._finish_change(gpu, turn)
@@ -379,7 +379,7 @@ class Binder:
                 self._roles.take(address, turn)
                 made = self._maker.make(address, turn)
                 if turn.cancelled:
-                    # An unbind may have read the journal before the entry
+                    # An unbind may have read the record before the claim
                     # was written.
                     self._maker.remove(made)
                     turn.check()
@@ -413,25 +413,25 @@ class Binder:
                        defined: list[str]) -> None:
         """Finish the binds and unbinds of other handles on a GPU.
 
-        Their processes are dead or out of time. An unfinished entry finds
+        Their processes are dead or out of time. An unfinished claim finds
         its instance by placement, and must not find the one made now.
 
         :param locked: the locked GPUs. Groups with other GPUs are skipped.
         :param defined: gets the handles whose mdev definitions are obsolete.
         """
-        for entry in self._journal.entries(address):
-            if (entry.phase is journal.Phase.BOUND or entry.handle == handle
-                    or not entry.leads
-                    or not locked.issuperset(entry.gpus)):
+        for claim in self._records.claims(address):
+            if (claim.phase is gpu_record.Phase.BOUND or claim.handle == handle
+                    or not claim.leads
+                    or not locked.issuperset(claim.gpus)):
                 continue
             try:
-                self._maker.remove(entry)
+                self._maker.remove(claim)
             except Exception as error:
-                self._tell_kept(entry, str(error))
+                self._tell_kept(claim, str(error))
             else:
-                if (entry.phase is journal.Phase.UNBINDING
-                        and entry.is_mdev):
-                    defined.append(entry.handle)
+                if (claim.phase is gpu_record.Phase.UNBINDING
+                        and claim.is_mdev):
+                    defined.append(claim.handle)
 
     def _soon(self, function: Callable[[_Subject, float], object],
               subject: _Subject) -> None:
@@ -464,45 +464,45 @@ class Binder:
         if errors:
             raise errors[0]
 
-    def _return(self, entry: journal.Entry, seconds: float) -> bool:
-        """Remove what an entry has, unless it is gone or bound again.
+    def _return(self, claim: gpu_record.Claim, seconds: float) -> bool:
+        """Remove what a claim has, unless it is gone or bound again.
 
         mdevctl runs without the GPU's lock.
 
-        :returns: whether the entry was removed by this call.
+        :returns: whether the claim was removed by this call.
         """
         gone = False
         try:
-            if entry.is_mdev and entry.phase is not journal.Phase.BINDING:
-                with self._unfinished(entry, seconds) as current:
+            if claim.is_mdev and claim.phase is not gpu_record.Phase.BINDING:
+                with self._unfinished(claim, seconds) as current:
                     if current is not None:
                         self._maker.remove_vgpu(current)
                         gone = True
                 if gone:
-                    self._parts.undefine_mdev(entry.handle)
-            with self._unfinished(entry, seconds) as current:
+                    self._parts.undefine_mdev(claim.handle)
+            with self._unfinished(claim, seconds) as current:
                 if current is not None:
                     self._maker.remove(current)
                 return current is not None
         finally:
             # What could not be removed has no server and no allocation any
             # more. So Placement would promise its place to the next server.
-            self._cloud.publish(entry.gpu)
+            self._cloud.publish(claim.gpu)
 
     @contextlib.contextmanager
-    def _unfinished(self, entry: journal.Entry, seconds: float
-                    ) -> Iterator[journal.Entry | None]:
-        """Lock the GPUs; yield the current entry, None if gone or bound."""
-        with locks.gpus(self._state_path, entry.gpus, seconds):
-            current = self._journal.get(entry.handle)
+    def _unfinished(self, claim: gpu_record.Claim, seconds: float
+                    ) -> Iterator[gpu_record.Claim | None]:
+        """Lock the GPUs; yield the current claim, None if gone or bound."""
+        with locks.gpus(self._records.state_path, claim.gpus, seconds):
+            current = self._records.claim(claim.handle)
             if (current is not None
-                    and current.phase is journal.Phase.BOUND):
+                    and current.phase is gpu_record.Phase.BOUND):
                 current = None
             yield current
 
     def _remove_unrecorded(self, asked: plan.Request, seconds: float
                            ) -> None:
-        """Remove the mdev of a handle that the journal does not know.
+        """Remove the mdev of a handle that no record has.
 
         The mdev has the handle's UUID, so it belongs to Cyborg. Its GPU
         instance is unknown and is kept. So is a vGPU of vendor VFIO, which
@@ -513,22 +513,22 @@ class Binder:
             LOG.info('Handle %s has nothing on this machine', asked.handle)
             return
         address = self._host.owner(asked.function)
-        with locks.gpu(self._state_path, address, seconds):
-            if self._journal.get(asked.handle) is not None:
+        with locks.gpu(self._records.state_path, address, seconds):
+            if self._records.claim(asked.handle) is not None:
                 # A later bind made it.
                 return
             self._maker.remove_unrecorded(address, asked)
         self._cloud.publish(address)
         self._parts.undefine_mdev(asked.handle)
-        LOG.warning('Removed mdev %(handle)s, which is not in the journal of '
-                    'binds, from GPU %(gpu)s; the GPU instance that it may '
+        LOG.warning('Removed mdev %(handle)s, of which no record has a '
+                    'claim, from GPU %(gpu)s; the GPU instance that it may '
                     'have used is kept.',
                     {'handle': asked.handle, 'gpu': address})
 
-    def _tell_kept(self, entry: journal.Entry, reason: str) -> None:
+    def _tell_kept(self, claim: gpu_record.Claim, reason: str) -> None:
         """Log once why leftovers cannot be removed."""
-        if self._kept.is_new(reason, entry.handle):
+        if self._kept.is_new(reason, claim.handle):
             LOG.warning(
                 'Could not remove everything that handle %(handle)s has on '
                 'GPU %(gpu)s: %(error)s. Each report tries again.',
-                {'handle': entry.handle, 'gpu': entry.gpu, 'error': reason})
+                {'handle': claim.handle, 'gpu': claim.gpu, 'error': reason})

@@ -34,8 +34,8 @@ from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.planning import plan
+from cyborg_gpu_driver.record import store
 
 _ChangeMdevs = Callable[[model.PciAddress, tuple[model.Mdev, ...]],
                         Iterable[model.Mdev]]
@@ -51,15 +51,15 @@ class LiveHost:
 
     :param host_reader: takes snapshots.
     :param settings: the operator's policies.
-    :param records: the journal.
+    :param records: the records of the machine.
     """
 
     def __init__(self, host_reader: reader.HostReader,
                  settings: policies.Settings,
-                 records: journal.Journal):
+                 records: store.Store):
         self._reader = host_reader
         self._settings = settings
-        self._journal = records
+        self._records = records
         self._mutex = threading.Lock()
         self._host: model.Host | None = None
         self._changes: collections.Counter = collections.Counter()
@@ -130,19 +130,28 @@ class LiveHost:
                 self.refresh_gpu(gpu)
                 owner = self._owner.get(function)
         if owner is None:
-            owner = elastic.owner_of(function, self._journal.facts_by_role())
+            owner = self._owner_by_roles(function)
         if owner is None:
             raise exception.UnknownGpu(address=function)
         return owner
 
+    def _owner_by_roles(self, function: model.PciAddress
+                        ) -> model.PciAddress | None:
+        try:
+            records = self._records.records()
+        except exception.JournalUnreadable:
+            return None
+        return elastic.owner_of(function, [
+            (address, record.by_role) for address, record in records.items()])
+
     def offers(self, gpu: model.Gpu) -> tuple[partition_offers.Offer, ...]:
         """The offers of the GPU's policy; empty without a policy.
 
-        :raises JournalError: if the journal cannot be read.
+        :raises JournalError: if the record cannot be read.
         """
-        held = plan.held(gpu, self._journal.entries(gpu.address),
+        held = plan.held(gpu, self._records.claims(gpu.address),
                          self._reader.boot_id())
-        situation = self._journal.situation(gpu.address)
+        situation = self._records.read(gpu.address).situation
         policy = self._settings.policy_for(gpu)
         states = self._states(gpu)
         return self._offers.of(
@@ -173,16 +182,16 @@ class LiveHost:
         if not asked.is_group:
             return frozenset({address})
         group = self.group(address, asked.mdev_type)
-        entry = self._journal.get(asked.handle, address)
+        claim = self._records.claim(asked.handle, address)
         return frozenset({address, *(group.members if group else ()),
-                          *(entry.gpus if entry else ())})
+                          *(claim.gpus if claim else ())})
 
     def groups(self, gpus: Iterable[model.PciAddress]
                ) -> tuple[nvlink.Group, ...]:
         """All groups that contain any of the GPUs, without duplicates."""
         return tuple(sorted({
             group for address in gpus
-            if (known := self._journal.nvlink(address)) is not None
+            if (known := self._records.peek(address).nvlink) is not None
             for group in known.groups}))
 
     def is_linked(self, gpu: model.Gpu) -> bool:
@@ -202,7 +211,7 @@ class LiveHost:
             return ()
         return plan.group_states(
             self.host(), self.groups([gpu.address]),
-            self._settings.policy_for, self._journal.owners)
+            self._settings.policy_for, self._records.owners)
 
     def policy_for(self, gpu: model.Gpu) -> policy_module.Policy | None:
         """The policy of a GPU; None if the GPU is not offered."""
@@ -220,10 +229,10 @@ class LiveHost:
     def role(self, gpu: model.Gpu) -> policy_module.Mode | None:
         """The role that a GPU of mode auto has; None if it is idle.
 
-        :raises JournalError: if the journal cannot be read.
+        :raises JournalError: if the record cannot be read.
         """
         return roles.in_force(
-            gpu, self._journal.situation(gpu.address).claimed)
+            gpu, self._records.read(gpu.address).situation.claimed)
 
     @property
     def reader(self) -> reader.HostReader:
@@ -233,7 +242,7 @@ class LiveHost:
     def complaints(self, gpu: model.Gpu) -> tuple[str, ...]:
         """The problems that the GPU's policy has on this GPU."""
         policy = self._settings.policy_for(gpu)
-        by_role = self._journal.situation(gpu.address).by_role
+        by_role = self._records.read(gpu.address).by_role
         return self._complaints.of(
             gpu.address, (gpu, by_role), lambda: () if policy is None else
             tuple(partition_offers.check_policy(gpu, policy, by_role)))

@@ -12,8 +12,8 @@
 
 """Create the partition of a bind and remove it, under the GPU's lock.
 
-The steps of a bind: plan, write the journal, create, read back, write the
-journal. If a step fails, the bind is rolled back before the error is raised.
+The steps of a bind: plan, write the claim, create, read back, write the
+claim. If a step fails, the bind is rolled back before the error is raised.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import health
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.bind import partitions
@@ -50,6 +49,8 @@ from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.program.steps import executor
 from cyborg_gpu_driver.program.steps import reset
 from cyborg_gpu_driver.program.steps import transaction
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 
 # Give a GPU in mode auto the role that a bind needs.
 
@@ -178,21 +179,21 @@ class Groups:
 
     :param machine: the machine with the GPUs.
     :param host: the state of the machine.
-    :param records: the journal.
+    :param records: the records of the machine.
     :param history: the audit log.
     :param resetter: resets GPUs.
     """
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
-                 records: journal.Journal, history: audit.Audit,
+                 records: store.Store, history: audit.Audit,
                  resetter: reset.Resetter):
         self._machine = machine
         self._host = host
-        self._journal = records
+        self._records = records
         self._audit = history
         self._resetter = resetter
 
-    def make(self, turn: turns.Turn) -> journal.Entry:
+    def make(self, turn: turns.Turn) -> gpu_record.Claim:
         """Bind a free group to a handle.
 
         :returns: the claim on the first GPU.
@@ -203,31 +204,31 @@ class Groups:
         """
         asked = turn.asked
         group = self._check(turn)
-        entry = journal.Entry(
+        claim = gpu_record.Claim(
             handle=asked.handle, gpu=group.leader, function=asked.function,
             mdev_type=asked.mdev_type, profile=group.profile,
-            phase=journal.Phase.BINDING, boot=self._machine.boot_id(),
+            phase=gpu_record.Phase.BINDING, boot=self._machine.boot_id(),
             fabric_partition=group.partition, members=group.members)
         try:
-            self._journal.put(*journal.on_each(entry))
+            self._records.put_claims(*claim.on_each())
             # A partition that is active was left by a deleted server.
-            self._take(entry, Action.DEACTIVATE_PARTITION)
-            self._take(entry, Action.ACTIVATE_PARTITION)
-            for address in entry.gpus:
+            self._take(claim, Action.DEACTIVATE_PARTITION)
+            self._take(claim, Action.ACTIVATE_PARTITION)
+            for address in claim.gpus:
                 # A GPU that has disappeared refuses the bind.
                 self._host.refresh_gpu(address)
             turn.check()
-            bound = journal.on_each(entry, phase=journal.Phase.BOUND,
-                                    since=self._journal.clock())
-            self._journal.put(*reversed(bound))
+            bound = claim.on_each(phase=gpu_record.Phase.BOUND,
+                                    since=self._records.clock())
+            self._records.put_claims(*reversed(bound))
         except Exception as error:
-            self._roll_back(entry)
+            self._roll_back(claim)
             if isinstance(error, exception.StepFailed):
                 raise plan.refusal(asked, str(error)) from error
             raise
         return bound[0]
 
-    def remove(self, entry: journal.Entry) -> None:
+    def remove(self, claim: gpu_record.Claim) -> None:
         """Release a group: deactivate its partition, and reset its GPUs.
 
         After a bind that did not finish no GPU is reset, because the group
@@ -240,24 +241,24 @@ class Groups:
             the machine answers.
         :raises JournalError: if the claims could not be removed.
         """
-        had_server = entry.phase is not journal.Phase.BINDING
-        if entry.phase is journal.Phase.BOUND:
-            # The unbind continues even if the journal cannot be written.
+        had_server = claim.phase is not gpu_record.Phase.BINDING
+        if claim.phase is gpu_record.Phase.BOUND:
+            # The unbind continues even if the record cannot be written.
             with contextlib.suppress(exception.JournalError):
-                self._journal.give_back(entry.handle)
+                self._records.give_back(claim.handle)
         if had_server:
-            for address in entry.gpus:
+            for address in claim.gpus:
                 reset.refuse_held(address)
-        self._take(entry, Action.DEACTIVATE_PARTITION)
+        self._take(claim, Action.DEACTIVATE_PARTITION)
         if had_server and self._host.cleans:
-            for address in entry.gpus:
-                self._clean(entry, address)
-        ended = self._journal.get(entry.handle, entry.gpu) or entry
+            for address in claim.gpus:
+                self._clean(claim, address)
+        ended = self._records.claim(claim.handle, claim.gpu) or claim
         self._audit.record(
-            entry.gpus[0], 'unbound' if had_server else 'undone',
-            entry.handle, audit.of_entry(ended))
-        self._journal.remove(entry.handle)
-        for address in entry.gpus:
+            claim.gpus[0], 'unbound' if had_server else 'undone',
+            claim.handle, audit.of_claim(ended))
+        self._records.remove_claims(claim.handle)
+        for address in claim.gpus:
             with contextlib.suppress(exception.UnknownGpu):
                 self._host.refresh_gpu(address)
 
@@ -276,7 +277,7 @@ class Groups:
         if group is None or offer.members != group.members:
             raise plan.refusal(asked, 'its GPUs are not known')
         for address in group.members:
-            owners = self._journal.owners(address)
+            owners = self._records.owners(address)
             if owners:
                 raise plan.refusal(
                     asked, f'GPU {address} of the group is taken: {owners}')
@@ -298,35 +299,35 @@ class Groups:
         if group.partition is None:
             return
         for address in group.members:
-            known = self._journal.nvlink(address)
+            known = self._records.peek(address).nvlink
             if known is None or known.boot != self._machine.boot_id():
                 raise plan.refusal(
                     turn.asked, f'the module ID of GPU {address} has not '
                     'been read since the host started: the GPU must be bound '
                     'to nvidia when the agent starts')
 
-    def _clean(self, entry: journal.Entry, address: model.PciAddress
+    def _clean(self, claim: gpu_record.Claim, address: model.PciAddress
                ) -> None:
         evidence = self._resetter.reset(self._host.refresh_gpu(address),
                                         lambda: None)
-        self._audit.record(address, 'cleaned', entry.handle, evidence)
+        self._audit.record(address, 'cleaned', claim.handle, evidence)
 
-    def _take(self, entry: journal.Entry, what: change.Action) -> None:
+    def _take(self, claim: gpu_record.Claim, what: change.Action) -> None:
         """Change the partition of a group, if it has one."""
-        if entry.fabric_partition is not None:
-            executor.Executor(self._machine, entry.gpu).take(change.Step(
-                what, fabric_partition=entry.fabric_partition))
+        if claim.fabric_partition is not None:
+            executor.Executor(self._machine, claim.gpu).take(change.Step(
+                what, fabric_partition=claim.fabric_partition))
 
-    def _roll_back(self, entry: journal.Entry) -> None:
+    def _roll_back(self, claim: gpu_record.Claim) -> None:
         """Roll back a bind. What fails is left to the next report."""
         try:
-            self.remove(entry)
+            self.remove(claim)
         except Exception as error:
             # Cyborg must get the error of the bind, not this one.
             LOG.error('Could not roll back the bind of handle %(handle)s on '
                       'GPUs %(gpus)s: %(error)s. The next report tries '
-                      'again.', {'handle': entry.handle,
-                                 'gpus': ', '.join(map(str, entry.gpus)),
+                      'again.', {'handle': claim.handle,
+                                 'gpus': ', '.join(map(str, claim.gpus)),
                                  'error': error}, exc_info=not isinstance(
                                      error, exception.GpuDriverError))
 
@@ -356,17 +357,17 @@ class Maker:
     :param machine: the machine to change.
     :param host: the state of the machine.
     :param parts: creates and destroys the partitions of claims.
-    :param records: the journal.
+    :param records: the records of the machine.
     :param history: the audit log.
     :param keeper: forgets the health of destroyed instances.
     """
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
-                 parts: partitions.Partitions, records: journal.Journal,
+                 parts: partitions.Partitions, records: store.Store,
                  history: audit.Audit, keeper: health.HealthKeeper):
         self._host = host
         self._parts = parts
-        self._journal = records
+        self._records = records
         self._audit = history
         self._health = keeper
         self._groups = Groups(machine, host, records, history,
@@ -382,24 +383,24 @@ class Maker:
         :raises NvmlError, SysfsError, VgpuInUse, UsageUnknown: if something
             could not be removed.
         """
-        entry = self._journal.get(asked.handle, address)
-        if entry is None:
-            self._journal.given_away(asked.handle)
+        claim = self._records.claim(asked.handle, address)
+        if claim is None:
+            self._records.given_away(asked.handle)
             return False
-        if entry.phase is journal.Phase.BOUND or entry.gpu != address:
+        if claim.phase is gpu_record.Phase.BOUND or claim.gpu != address:
             # The lock of another GPU is not held.
-            check_same(entry, asked)
-        if entry.phase is journal.Phase.BOUND:
-            if (entry.members or self._parts.vgpu_type(entry.vgpu)
-                    == entry.mdev_type):
-                self._journal.put(dataclasses.replace(
-                    entry, repeats=entry.repeats + 1))
+            check_same(claim, asked)
+        if claim.phase is gpu_record.Phase.BOUND:
+            if (claim.members or self._parts.vgpu_type(claim.vgpu)
+                    == claim.mdev_type):
+                self._records.put_claims(dataclasses.replace(
+                    claim, repeats=claim.repeats + 1))
                 return True
-        self.remove(entry)
+        self.remove(claim)
         return False
 
     def make(self, address: model.PciAddress, turn: turns.Turn
-             ) -> journal.Entry:
+             ) -> gpu_record.Claim:
         """Make the partition or group of a handle.
 
         :raises BindRefused: if that is impossible; nothing has changed.
@@ -413,7 +414,7 @@ class Maker:
         return self._make_part(address, turn)
 
     def _make_part(self, address: model.PciAddress, turn: turns.Turn
-                   ) -> journal.Entry:
+                   ) -> gpu_record.Claim:
         """Plan with the known state; read the GPU again if that fails."""
         share = True
         for attempt in range(1, _ATTEMPTS + 1):
@@ -440,7 +441,7 @@ class Maker:
             except exception.BindRefused as error:
                 failure = error
             if (attempt == _ATTEMPTS
-                    or self._journal.get(turn.asked.handle, address)
+                    or self._records.claim(turn.asked.handle, address)
                     is not None):
                 break
             before = self._host.gpu(address)
@@ -449,62 +450,62 @@ class Maker:
                 break
         raise failure
 
-    def remove(self, entry: journal.Entry) -> None:
-        """Remove all that an entry has, also after an interrupted bind.
+    def remove(self, claim: gpu_record.Claim) -> None:
+        """Remove all that a claim has, also after an interrupted bind.
 
         :raises NvmlError, SysfsError, VgpuInUse, UsageUnknown: if something
             could not be removed.
         :raises StepFailed: if a step of the bind has not ended yet.
-        :raises JournalError: if the journal could not be written.
+        :raises JournalError: if the record could not be written.
         """
-        if entry.members:
-            self._groups.remove(entry)
+        if claim.members:
+            self._groups.remove(claim)
             return
-        if entry.since is None:
+        if claim.since is None:
             privileged_gpu.check_ended(
-                sorted({str(entry.gpu), str(entry.function)}))
-        self.remove_vgpu(entry)
-        self.remove_instance(entry)
+                sorted({str(claim.gpu), str(claim.function)}))
+        self.remove_vgpu(claim)
+        self.remove_instance(claim)
 
-    def remove_vgpu(self, entry: journal.Entry) -> None:
-        """Remove the vGPU of an entry, the first half of :meth:`remove`.
+    def remove_vgpu(self, claim: gpu_record.Claim) -> None:
+        """Remove the vGPU of a claim, the first half of :meth:`remove`.
 
         :raises SysfsError, VgpuInUse, UsageUnknown, NvmlError: if it could
             not be removed.
         """
-        if entry.phase is journal.Phase.BOUND:
-            # Continue even if the journal cannot be written: the next
+        if claim.phase is gpu_record.Phase.BOUND:
+            # Continue even if the record cannot be written: the next
             # server that gets the handle must not find this vGPU.
             with contextlib.suppress(exception.JournalError):
-                self._journal.give_back(entry.handle)
+                self._records.give_back(claim.handle)
         self._parts.destroy_vgpu(
-            entry.gpu, entry.vgpu,
-            self._host.gpu(entry.gpu) if entry.vfio else None)
-        self._parts.disconnect(entry)
+            claim.gpu, claim.vgpu,
+            self._host.gpu(claim.gpu) if claim.vfio else None)
+        self._parts.disconnect(claim)
 
-    def remove_instance(self, entry: journal.Entry) -> None:
-        """Remove an entry whose vGPU is gone, with its GPU instance.
+    def remove_instance(self, claim: gpu_record.Claim) -> None:
+        """Remove a claim whose vGPU is gone, with its GPU instance.
 
         :raises NvmlError: IN_USE while something runs on the instance.
-        :raises JournalError: if the entry could not be removed.
+        :raises JournalError: if the claim could not be removed.
         """
-        instance = self._parts.destroy_instance(entry,
+        instance = self._parts.destroy_instance(claim,
                                                 self._host.refresh_gpu)
         if instance is not None:
-            self._health.instance_gone(entry.gpu, instance.placement)
+            self._health.instance_gone(claim.gpu, instance.placement)
         # The record has the times. If the process is killed between the two
         # writes, both are repeated: the line may exist twice, but is never
         # missing.
-        ended = self._journal.get(entry.handle, entry.gpu) or entry
+        ended = self._records.claim(claim.handle, claim.gpu) or claim
         self._audit.record(
-            entry.gpu, 'undone' if entry.phase is journal.Phase.BINDING
-            else 'unbound', entry.handle, audit.of_entry(ended))
-        self._journal.remove(entry.handle)
-        self._host.record(entry.gpu, gone=(instance, entry.live()))
+            claim.gpu, 'undone' if claim.phase is gpu_record.Phase.BINDING
+            else 'unbound', claim.handle, audit.of_claim(ended))
+        self._records.remove_claims(claim.handle)
+        self._host.record(claim.gpu, gone=(instance, claim.live()))
 
     def remove_unrecorded(self, address: model.PciAddress,
                           asked: plan.Request) -> None:
-        """Remove the mdev of a handle that the journal does not know.
+        """Remove the mdev of a handle that no record has.
 
         :raises VgpuInUse, UsageUnknown: if it is, or may be, in use.
         :raises SysfsError, DriverStuck: if the kernel does not remove it.
@@ -523,83 +524,83 @@ class Maker:
         return self._host.refresh_gpu(address) if gpu.mixed_sizes else gpu
 
     def _make(self, gpu: model.Gpu, turn: turns.Turn, share: bool
-              ) -> journal.Entry:
+              ) -> gpu_record.Claim:
         asked = turn.asked
         available = self._host.offers(gpu)
         offer = plan.find_offer(gpu, available, asked)
         planned = plan.plan(
             gpu, available, offer, asked,
-            self._journal.entries(gpu.address), self._host.reader.boot_id(),
+            self._records.claims(gpu.address), self._host.reader.boot_id(),
             share)
-        entry = self._entry(gpu, offer, planned, asked)
-        self._check_unclaimed(entry, asked)
-        self._journal.put(entry)
+        claim = self._entry(gpu, offer, planned, asked)
+        self._check_unclaimed(claim, asked)
+        self._records.put_claims(claim)
         created = None
         try:
-            if entry.placement is not None and entry.instance_id is None:
+            if claim.placement is not None and claim.instance_id is None:
                 created = self._parts.create_instance(
-                    gpu, entry, self._host.wants(gpu))
-                entry = self._parts.numbered(entry, created.instance_id)
-            entry, made = self._parts.create_vgpu(gpu, entry, created)
+                    gpu, claim, self._host.wants(gpu))
+                claim = self._parts.numbered(claim, created.instance_id)
+            claim, made = self._parts.create_vgpu(gpu, claim, created)
             # In this order: the room that is left is read without a lock,
             # and must never seem larger than it is.
             self._host.record(gpu.address, made=made)
             turn.check()
-            entry = dataclasses.replace(entry, phase=journal.Phase.BOUND,
-                                        since=self._journal.clock())
-            self._journal.put(entry)
+            claim = dataclasses.replace(claim, phase=gpu_record.Phase.BOUND,
+                                        since=self._records.clock())
+            self._records.put_claims(claim)
         except Exception as error:
-            self._roll_back(entry, error)
+            self._roll_back(claim, error)
             if planned.instance_id is not None and _is_full(error):
                 raise _NoRoom(error) from error
             if isinstance(error, exception.StepFailed):
                 raise plan.refusal(asked, str(error)) from error
             raise
-        return entry
+        return claim
 
-    def _check_unclaimed(self, entry: journal.Entry,
+    def _check_unclaimed(self, claim: gpu_record.Claim,
                          asked: plan.Request) -> None:
         """Refuse the bind if its vGPU exists already."""
-        if self._parts.vgpu_type(entry.vgpu) is not None:
+        if self._parts.vgpu_type(claim.vgpu) is not None:
             raise plan.refusal(asked, (
-                'that virtual function carries a vGPU' if entry.vfio
+                'that virtual function carries a vGPU' if claim.vfio
                 else 'an mdev with that UUID exists')
                 + ' that this driver did not create')
 
     def _entry(self, gpu: model.Gpu, offer: offers.Offer,
                planned: plan.BindPlan, asked: plan.Request
-               ) -> journal.Entry:
+               ) -> gpu_record.Claim:
         foreign: tuple[int, ...] = ()
         profile = spec.profile(gpu, planned.profile_id)
         if profile is not None and planned.instance_id is None:
             foreign = self._parts.instance_ids(gpu.address, profile)
-        return self._parts.numbered(journal.Entry(
+        return self._parts.numbered(gpu_record.Claim(
             handle=asked.handle, gpu=gpu.address, function=planned.function,
             mdev_type=asked.mdev_type, profile=offer.profile,
-            phase=journal.Phase.BINDING, profile_id=planned.profile_id,
+            phase=gpu_record.Phase.BINDING, profile_id=planned.profile_id,
             placement=planned.placement, foreign_ids=foreign,
             vfio=gpu.framework is model.Framework.VENDOR_VFIO,
             vgpu_placement=planned.vgpu_placement,
             fabric_partition=_own_partition(gpu, asked)),
             planned.instance_id)
 
-    def _roll_back(self, entry: journal.Entry, reason: Exception) -> None:
+    def _roll_back(self, claim: gpu_record.Claim, reason: Exception) -> None:
         """Roll back a bind. What fails is left to the next report.
 
-        :raises JournalError: if nothing was created, and the entry cannot be
+        :raises JournalError: if nothing was created, and the claim cannot be
             removed.
         """
         if executor.was_refused(reason):
             # The instance at the placement is not of this bind.
-            self._journal.remove(entry.handle)
+            self._records.remove_claims(claim.handle)
             return
         try:
-            self.remove(entry)
+            self.remove(claim)
         except Exception as error:
             # Cyborg must get the error of the bind, not this one.
             LOG.error('Could not roll back the bind of handle %(handle)s on '
                       'GPU %(gpu)s: %(error)s. The next report tries again.',
-                      {'handle': entry.handle, 'gpu': entry.gpu,
+                      {'handle': claim.handle, 'gpu': claim.gpu,
                        'error': error}, exc_info=not isinstance(
                            error, exception.GpuDriverError))
 
@@ -615,17 +616,17 @@ def _own_partition(gpu: model.Gpu, asked: plan.Request) -> int | None:
         raise plan.refusal(asked, str(error)) from error
 
 
-def check_same(entry: journal.Entry, asked: plan.Request) -> None:
+def check_same(claim: gpu_record.Claim, asked: plan.Request) -> None:
     """Refuse a handle that is bound as something else, or elsewhere.
 
     Nova looks for the vGPU on the function in the current request.
 
     :raises BindRefused: if the type or the function differs.
     """
-    if entry.mdev_type != asked.mdev_type:
-        raise plan.refusal(asked, f'the handle is bound as {entry.mdev_type}')
-    if entry.function != asked.function:
-        raise plan.refusal(asked, f'the handle is bound on {entry.function}')
+    if claim.mdev_type != asked.mdev_type:
+        raise plan.refusal(asked, f'the handle is bound as {claim.mdev_type}')
+    if claim.function != asked.function:
+        raise plan.refusal(asked, f'the handle is bound on {claim.function}')
 
 
 def _is_full(error: Exception

@@ -38,12 +38,13 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.planning import desired
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.program.steps import executor
 from cyborg_gpu_driver.program.steps import vfio
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
@@ -56,12 +57,12 @@ class Partitions:
     Callers hold the GPU's lock.
 
     :param machine: the machine with the GPUs.
-    :param records: the journal.
+    :param records: the records of the machine.
     """
 
-    def __init__(self, machine: platform.Platform, records: journal.Journal):
+    def __init__(self, machine: platform.Platform, records: store.Store):
         self._machine = machine
-        self._journal = records
+        self._records = records
 
     def vgpu_type(self, vgpu: spec.VgpuSpec) -> str | None:
         """Type (``nvidia-474``) of the vGPU in the place of ``vgpu``, if any.
@@ -79,30 +80,30 @@ class Partitions:
             nvml.device(address), profile.profile_id,
             profile.max_instances))
 
-    def numbered(self, entry: journal.Entry, instance_id: int | None
-                 ) -> journal.Entry:
-        """The entry with the id of an instance of this boot.
+    def numbered(self, claim: gpu_record.Claim, instance_id: int | None
+                 ) -> gpu_record.Claim:
+        """The claim with the id of an instance of this boot.
 
         :param instance_id: None if the instance is yet to be created.
         """
-        return dataclasses.replace(entry, instance_id=instance_id,
+        return dataclasses.replace(claim, instance_id=instance_id,
                                    boot=self._machine.boot_id())
 
-    def number(self, entries: Iterable[journal.Entry],
-               instance: model.GpuInstance) -> tuple[journal.Entry, ...]:
-        """Write the id of an instance to the entries that it belongs to.
+    def number(self, claims: Iterable[gpu_record.Claim],
+               instance: model.GpuInstance) -> tuple[gpu_record.Claim, ...]:
+        """Write the id of an instance to the claims that it belongs to.
 
-        :returns: the changed entries.
+        :returns: the changed claims.
         :raises JournalError: if they cannot be written to the disk.
         """
-        entries = tuple(self.numbered(entry, instance.instance_id)
-                        for entry in entries)
-        self._journal.put(*entries)
-        return entries
+        claims = tuple(self.numbered(claim, instance.instance_id)
+                        for claim in claims)
+        self._records.put_claims(*claims)
+        return claims
 
-    def create_instance(self, gpu: model.Gpu, entry: journal.Entry,
+    def create_instance(self, gpu: model.Gpu, claim: gpu_record.Claim,
                         wanted: readiness.Wants) -> model.GpuInstance:
-        """Create the entry's instance at its placement.
+        """Create the claim's instance at its placement.
 
         :param wanted: the state that the GPU's policy requires.
         :raises NvmlError: if NVML refused it.
@@ -110,73 +111,73 @@ class Partitions:
         """
         runner = executor.Executor(self._machine, gpu.address, gpu)
         runner.take(change.Step(
-            Action.CREATE_INSTANCE, spec.profile(gpu, entry.profile_id),
-            entry.placement, scheduler=readiness.instance_scheduler(
-                gpu, wanted, entry.profile_id)))
-        return runner.instance(entry.placement)
+            Action.CREATE_INSTANCE, spec.profile(gpu, claim.profile_id),
+            claim.placement, scheduler=readiness.instance_scheduler(
+                gpu, wanted, claim.profile_id)))
+        return runner.instance(claim.placement)
 
     def create_vgpu(
-            self, gpu: model.Gpu, entry: journal.Entry,
+            self, gpu: model.Gpu, claim: gpu_record.Claim,
             created: model.GpuInstance | None = None
-    ) -> tuple[journal.Entry, tuple[model.GpuInstance | None, model.Vgpu]]:
-        """Create the entry's vGPU, unless it exists.
+    ) -> tuple[gpu_record.Claim, tuple[model.GpuInstance | None, model.Vgpu]]:
+        """Create the claim's vGPU, unless it exists.
 
-        The driver may choose another GPU instance than the entry's. If an
-        entry made that one, this entry moves to it and its own instance is
-        destroyed, unless an entry needs it whose vGPU is on an instance of
-        another tool. On such an instance, the entry keeps its own one.
+        The driver may choose another GPU instance than the claim's. If an
+        claim made that one, this claim moves to it and its own instance is
+        destroyed, unless a claim needs it whose vGPU is on an instance of
+        another tool. On such an instance, the claim keeps its own one.
 
-        :param created: the instance that was created for the entry, if any.
-        :returns: the entry with the instance of its vGPU, and the instance
+        :param created: the instance that was created for the claim, if any.
+        :returns: the claim with the instance of its vGPU, and the instance
             (None if not new) and the vGPU that are new on the GPU.
         :raises NvmlError, SysfsError: if the hardware refused something.
         :raises StepFailed: if another vGPU is in its place, or the kernel
             made another one.
         """
-        runner = executor.Executor(self._machine, entry.gpu, gpu)
-        runner.take(change.Step(Action.CREATE_VGPU, vgpu=entry.vgpu))
-        if entry.fabric_partition is not None:
+        runner = executor.Executor(self._machine, claim.gpu, gpu)
+        runner.take(change.Step(Action.CREATE_VGPU, vgpu=claim.vgpu))
+        if claim.fabric_partition is not None:
             runner.take(change.Step(Action.ACTIVATE_PARTITION,
-                                    vgpu=entry.vgpu,
-                                    fabric_partition=entry.fabric_partition))
-        found = self.instance_under(entry)
-        if found is None or found == entry.instance_id:
-            return entry, (created, entry.live(found))
-        for other in self._others(entry):
+                                    vgpu=claim.vgpu,
+                                    fabric_partition=claim.fabric_partition))
+        found = self.instance_under(claim)
+        if found is None or found == claim.instance_id:
+            return claim, (created, claim.live(found))
+        for other in self._others(claim):
             if other.instance_id == found and self.own_instance(other):
-                moved = dataclasses.replace(entry, instance_id=found,
+                moved = dataclasses.replace(claim, instance_id=found,
                                             placement=other.placement)
-                away = self._away(entry, other)
+                away = self._away(claim, other)
                 if away is not None:
-                    # In one step: each instance always has an entry.
-                    self._journal.put(moved, dataclasses.replace(
-                        away, placement=entry.placement,
-                        instance_id=entry.instance_id))
-                elif not self.sharers(entry):
-                    self._destroy(entry)
+                    # In one step: each instance always has a claim.
+                    self._records.put_claims(moved, dataclasses.replace(
+                        away, placement=claim.placement,
+                        instance_id=claim.instance_id))
+                elif not self.sharers(claim):
+                    self._destroy(claim)
                     created = None
-                entry = moved
+                claim = moved
                 break
-        return entry, (created, entry.live(found))
+        return claim, (created, claim.live(found))
 
-    def _away(self, entry: journal.Entry, other: journal.Entry
-              ) -> journal.Entry | None:
-        """An entry with ``other``'s instance and its vGPU on another one."""
+    def _away(self, claim: gpu_record.Claim, other: gpu_record.Claim
+              ) -> gpu_record.Claim | None:
+        """An claim with ``other``'s instance and its vGPU on another one."""
         return next((
-            item for item in self._others(entry)
+            item for item in self._others(claim)
             if _place(item) == _place(other)
-            and item.phase is journal.Phase.BOUND and self.instance_under(
+            and item.phase is gpu_record.Phase.BOUND and self.instance_under(
                 item) not in (None, item.instance_id)), None)
 
-    def instance_under(self, entry: journal.Entry) -> int | None:
+    def instance_under(self, claim: gpu_record.Claim) -> int | None:
         """Id of the GPU instance that the driver put the vGPU on.
 
         :returns: None if the driver does not tell, as for an mdev.
         :raises SysfsError: if the id cannot be read.
         """
-        if not entry.vfio:
+        if not claim.vfio:
             return None
-        return vfio.instance_under(self._machine, entry.function)
+        return vfio.instance_under(self._machine, claim.function)
 
     def destroy_vgpu(self, address: model.PciAddress, vgpu: spec.VgpuSpec,
                      gpu: model.Gpu | None = None) -> None:
@@ -191,15 +192,15 @@ class Partitions:
         executor.Executor(self._machine, address, gpu).take(
             change.Step(Action.DESTROY_VGPU, vgpu=vgpu))
 
-    def disconnect(self, entry: journal.Entry) -> None:
+    def disconnect(self, claim: gpu_record.Claim) -> None:
         """Deactivate the NVSwitch partition of a vGPU that is gone.
 
         :raises FabricError: if the fabric manager refused it.
         """
-        if entry.fabric_partition is not None:
-            executor.Executor(self._machine, entry.gpu).take(change.Step(
+        if claim.fabric_partition is not None:
+            executor.Executor(self._machine, claim.gpu).take(change.Step(
                 Action.DEACTIVATE_PARTITION,
-                fabric_partition=entry.fabric_partition))
+                fabric_partition=claim.fabric_partition))
 
     def undefine_mdev(self, handle: str) -> None:
         """Remove the definition of a handle's mdev. Never raises."""
@@ -208,105 +209,106 @@ class Partitions:
         except exception.GpuDriverError as error:
             LOG.warning('%s; its definition is kept', error)
 
-    def destroy_instance(self, entry: journal.Entry,
+    def destroy_instance(self, claim: gpu_record.Claim,
                          read: Callable[[model.PciAddress], model.Gpu]
                          ) -> spec.MigInstanceSpec | None:
-        """Destroy the instance of an entry, unless other entries share it.
+        """Destroy the instance of a claim, unless other claims share it.
 
         Compute instances are destroyed only if nothing uses their GPU
         instance, never to find out whether something does.
 
-        :param entry: an entry whose vGPU is gone.
+        :param claim: a claim whose vGPU is gone.
         :param read: reads a GPU again.
-        :returns: the destroyed instance, which another entry may have had
+        :returns: the destroyed instance, which another claim may have had
             before; None if none was destroyed.
         :raises NvmlError: IN_USE while something runs on it, or may.
         :raises SysfsError: if its use cannot be found out.
         """
-        if (entry.placement is None
-                or entry.is_past(self._machine.boot_id())
-                or self.sharers(entry)):
+        if (claim.placement is None
+                or claim.is_past(self._machine.boot_id())
+                or self.sharers(claim)):
             return None
         try:
-            self._destroy(entry)
+            self._destroy(claim)
         except exception.NvmlError as error:
             if error.symbol != 'IN_USE':
                 raise
-            return self._remove_used(entry, read, error)
-        return entry.instance
+            return self._remove_used(claim, read, error)
+        return claim.instance
 
     @gate.series
-    def own_instance(self, entry: journal.Entry) -> model.GpuInstance | None:
-        """The live instance that the entry made; None if there is none.
+    def own_instance(self, claim: gpu_record.Claim
+                     ) -> model.GpuInstance | None:
+        """The live instance that the claim made; None if there is none.
 
         :raises NvmlError: if the live instances cannot be read.
         """
         boot = self._machine.boot_id()
-        if entry.profile_id is None or entry.is_past(boot):
+        if claim.profile_id is None or claim.is_past(boot):
             return None
         nvml = self._machine.nvml
         try:
-            live = nvml.gpu_instances(nvml.device(entry.gpu),
-                                      entry.profile_id)
+            live = nvml.gpu_instances(nvml.device(claim.gpu),
+                                      claim.profile_id)
         except exception.NvmlError as error:
             if error.symbol in executor.GONE:
                 return None
             raise
         return next((instance for instance in live
-                     if entry.made(instance, boot)), None)
+                     if claim.made(instance, boot)), None)
 
-    def _destroy(self, entry: journal.Entry) -> None:
-        """Destroy the entry's instance; does nothing if it is gone.
+    def _destroy(self, claim: gpu_record.Claim) -> None:
+        """Destroy the claim's instance; does nothing if it is gone.
 
-        Instance ids are reused, so the instance with the entry's id is
-        destroyed only if it has the entry's placement.
+        Instance ids are reused, so the instance with the claim's id is
+        destroyed only if it has the claim's placement.
 
         :raises NvmlError: IN_USE while something runs on it.
         """
-        instance = self.own_instance(entry)
+        instance = self.own_instance(claim)
         if instance is not None:
-            self._take(entry, instance, Action.DESTROY_INSTANCE)
+            self._take(claim, instance, Action.DESTROY_INSTANCE)
 
-    def _take(self, entry: journal.Entry, instance: model.GpuInstance,
+    def _take(self, claim: gpu_record.Claim, instance: model.GpuInstance,
               *actions: change.Action) -> None:
-        runner = executor.Executor(self._machine, entry.gpu)
+        runner = executor.Executor(self._machine, claim.gpu)
         runner.know(instance)
         for item in actions:
             runner.take(change.Step(item, placement=instance.placement))
 
-    def _remove_used(self, entry: journal.Entry,
+    def _remove_used(self, claim: gpu_record.Claim,
                      read: Callable[[model.PciAddress], model.Gpu],
                      error: exception.NvmlError
                      ) -> spec.MigInstanceSpec | None:
-        instance = self.own_instance(entry)
+        instance = self.own_instance(claim)
         if instance is None:
             raise error
-        number, gpu = instance.instance_id, read(entry.gpu)
+        number, gpu = instance.instance_id, read(claim.gpu)
         vgpus = usage.vgpus(self._machine, gpu)
         here = {vgpu.name for vgpu in vgpus if vgpu.instance_id == number}
-        for other in self._finished(entry):
+        for other in self._finished(claim):
             if desired.vgpu_name(other) in here:
-                # The other entry's vGPU runs on this entry's instance, so
-                # this entry's vGPU may have been on the other's instance.
+                # The other claim's vGPU runs on this claim's instance, so
+                # this claim's vGPU may have been on the other's instance.
                 moved = dataclasses.replace(
-                    entry, placement=other.placement,
+                    claim, placement=other.placement,
                     instance_id=other.instance_id)
-                self._journal.put(moved, dataclasses.replace(
-                    other, placement=entry.placement, instance_id=number))
+                self._records.put_claims(moved, dataclasses.replace(
+                    other, placement=claim.placement, instance_id=number))
                 return self.destroy_instance(moved, read)
         busy = {item.instance_id for item in (
             *vgpus, *usage.processes(self._machine, gpu.address))}
         if number in busy:
             raise error
         if not self._has_compute(gpu.address, number):
-            return self._exchange(entry, number, busy, error)
+            return self._exchange(claim, number, busy, error)
         if blockers.in_use(self._machine, gpu, ()).get(instance.placement):
             raise error
         # A guest may have left compute instances (MIG User Guide: they are
         # created within a virtual machine too).
-        self._take(entry, instance, Action.DESTROY_COMPUTE,
+        self._take(claim, instance, Action.DESTROY_COMPUTE,
                    Action.DESTROY_INSTANCE)
-        return entry.instance
+        return claim.instance
 
     @gate.series
     def _has_compute(self, address: model.PciAddress, instance_id: int
@@ -315,23 +317,23 @@ class Partitions:
         return bool(nvml.compute_instances(nvml.device(address),
                                            instance_id))
 
-    def _exchange(self, entry: journal.Entry, number: int,
+    def _exchange(self, claim: gpu_record.Claim, number: int,
                   busy: Container[int | None], error: exception.NvmlError
                   ) -> spec.MigInstanceSpec | None:
-        """Swap instances with the entry whose vGPU is on this one.
+        """Swap instances with the claim whose vGPU is on this one.
 
         NVML does not tell whose vGPU that is, because its guest does not
         run. NVML refuses to destroy an instance that has a vGPU, so one that
-        it destroys was empty. If none is empty, an entry that the journal has
+        it destroys was empty. If none is empty, a claim that the records have
         on a shared instance has its vGPU on this one. It is unknown which.
         """
         groups = collections.defaultdict(list)
-        for other in self._finished(entry):
+        for other in self._finished(claim):
             if other.instance_id not in busy:
                 groups[_place(other)].append(other)
 
-        def on_ours(other: journal.Entry) -> journal.Entry:
-            return dataclasses.replace(other, placement=entry.placement,
+        def on_ours(other: gpu_record.Claim) -> gpu_record.Claim:
+            return dataclasses.replace(other, placement=claim.placement,
                                        instance_id=number)
 
         for others in groups.values():
@@ -341,38 +343,38 @@ class Partitions:
                 if refused.symbol != 'IN_USE':
                     raise
                 continue
-            self._journal.put(
+            self._records.put_claims(
                 dataclasses.replace(
-                    entry, placement=others[0].placement,
+                    claim, placement=others[0].placement,
                     instance_id=others[0].instance_id),
                 *map(on_ours, others))
             return others[0].instance
         for others in groups.values():
             if len(others) > 1:
-                self._journal.put(on_ours(others[-1]))
+                self._records.put_claims(on_ours(others[-1]))
                 return None
         raise error
 
-    def _finished(self, entry: journal.Entry) -> list[journal.Entry]:
-        """The entries of :meth:`_others` whose bind has ended."""
-        return [other for other in self._others(entry)
-                if other.phase is not journal.Phase.BINDING]
+    def _finished(self, claim: gpu_record.Claim) -> list[gpu_record.Claim]:
+        """The claims of :meth:`_others` whose bind has ended."""
+        return [other for other in self._others(claim)
+                if other.phase is not gpu_record.Phase.BINDING]
 
-    def _others(self, entry: journal.Entry) -> list[journal.Entry]:
-        """Other entries on instances of the same profile, of this boot."""
+    def _others(self, claim: gpu_record.Claim) -> list[gpu_record.Claim]:
+        """Other claims on instances of the same profile, of this boot."""
         boot = self._machine.boot_id()
-        return [other for other in self._journal.entries(entry.gpu)
-                if other.handle != entry.handle
+        return [other for other in self._records.claims(claim.gpu)
+                if other.handle != claim.handle
                 and other.placement is not None
                 and not other.is_past(boot)
-                and other.profile_id == entry.profile_id]
+                and other.profile_id == claim.profile_id]
 
-    def sharers(self, entry: journal.Entry) -> list[journal.Entry]:
-        """The other entries that share the entry's instance."""
-        return [other for other in self._others(entry)
-                if _place(other) == _place(entry)]
+    def sharers(self, claim: gpu_record.Claim) -> list[gpu_record.Claim]:
+        """The other claims that share the claim's instance."""
+        return [other for other in self._others(claim)
+                if _place(other) == _place(claim)]
 
 
-def _place(entry: journal.Entry
+def _place(claim: gpu_record.Claim
            ) -> tuple[model.Placement | None, int | None]:
-    return entry.placement, entry.instance_id
+    return claim.placement, claim.instance_id

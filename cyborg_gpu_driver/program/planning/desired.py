@@ -34,7 +34,6 @@ from cyborg_gpu_driver.partition import change as partition_change
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import gpu as gpu_record
 
 Action = partition_change.Action
@@ -250,7 +249,7 @@ def _mig(policy: bool | None, gpu: model.Gpu,
     return policy
 
 
-# Compare journal, hardware, Cyborg and Placement. Pure.
+# Compare the records, hardware, Cyborg and Placement. Pure.
 #
 # Unknown facts are not differences.
 
@@ -275,7 +274,7 @@ class Facts:
     record: gpu_record.GpuRecord = gpu_record.GpuRecord()
     governed: bool = True
     """Whether this library manages the vGPUs and instances on the GPU."""
-    claims: reconcile.Claims | None = None
+    requests: reconcile.Requests | None = None
     """Cyborg's requests; None if Cyborg could not be asked."""
     usages: tuple[reconcile.Usage, ...] | None = ()
     """Usages of the GPU's providers that Placement returned; None if
@@ -289,7 +288,7 @@ class Facts:
     gone, whatever is in its place."""
 
     @property
-    def entries(self) -> tuple[journal.Entry, ...]:
+    def claims(self) -> tuple[gpu_record.Claim, ...]:
         """The claims on this GPU."""
         return self.record.claims
 
@@ -299,8 +298,8 @@ def compare(facts: Facts) -> tuple[reconcile.Difference, ...]:
     found = [*_layout(facts)]
     if condition.doubts(facts.gpu):
         return tuple(found)
-    for entry in facts.entries:
-        found.extend(_of_entry(facts, entry))
+    for claim in facts.claims:
+        found.extend(_of_claim(facts, claim))
     if facts.governed:
         found.extend(_not_recorded(facts))
         found.extend(_foreign_vgpus(facts))
@@ -323,25 +322,25 @@ def could_find(facts: Facts | None, kind: reconcile.Kind) -> bool:
     if condition.doubts(facts.gpu):
         return kind is reconcile.Kind.LAYOUT_CHANGE
     if kind in _OF_REQUESTS:
-        return facts.claims is not None
+        return facts.requests is not None
     if kind in _OF_USAGES:
         return facts.usages is not None
     return (kind is not reconcile.Kind.FOREIGN_INSTANCE
             or facts.in_use is not None)
 
 
-def absent(entries: Iterable[journal.Entry], host: model.Host
+def absent(claims: Iterable[gpu_record.Claim], host: model.Host
            ) -> tuple[reconcile.Difference, ...]:
-    """Entries on GPUs that the machine does not show."""
+    """Claims on GPUs that the machine does not show."""
     known = {gpu.address for gpu in host.gpus}
     return tuple(
         _difference(
-            reconcile.Kind.GPU_GONE, entry.gpu, entry.handle,
-            f'handle {entry.handle} ({entry.profile}) is bound on GPU '
-            f'{entry.gpu}, which this machine does not show',
+            reconcile.Kind.GPU_GONE, claim.gpu, claim.handle,
+            f'handle {claim.handle} ({claim.profile}) is bound on GPU '
+            f'{claim.gpu}, which this machine does not show',
             'check what happened to the GPU; delete the server if the GPU '
             'does not come back')
-        for entry in entries if entry.gpu not in known)
+        for claim in claims if claim.gpu not in known)
 
 
 def earlier(found: Iterable[reconcile.Earlier]
@@ -365,13 +364,13 @@ def unusable(gpu: model.PciAddress, reason: str, remedy: str
                        remedy)
 
 
-def unrequested(facts: Facts) -> tuple[journal.Entry, ...]:
-    """Entries of bound handles for which Cyborg has no request."""
-    if facts.claims is None:
+def unrequested(facts: Facts) -> tuple[gpu_record.Claim, ...]:
+    """Claims of bound handles for which Cyborg has no request."""
+    if facts.requests is None:
         return ()
-    return tuple(entry for entry in facts.entries
-                 if entry.phase is journal.Phase.BOUND
-                 and facts.claims.of(entry.handle) is None)
+    return tuple(claim for claim in facts.claims
+                 if claim.phase is gpu_record.Phase.BOUND
+                 and facts.requests.of(claim.handle) is None)
 
 
 def unexplained(facts: Facts) -> tuple[model.GpuInstance, ...]:
@@ -381,17 +380,18 @@ def unexplained(facts: Facts) -> tuple[model.GpuInstance, ...]:
                  if spec.of(instance) not in known)
 
 
-def vgpu_name(entry: journal.Entry) -> str:
-    """The name of an entry's vGPU: its function, or the mdev's UUID."""
-    return str(entry.function) if entry.vfio else entry.handle
+def vgpu_name(claim: gpu_record.Claim) -> str:
+    """The name of a claim's vGPU: its function, or the mdev's UUID."""
+    return str(claim.function) if claim.vfio else claim.handle
 
 
-def claimed_vgpu(gpu: model.Gpu, claim: reconcile.Claim) -> model.Vgpu | None:
+def requested_vgpu(gpu: model.Gpu, request: reconcile.Request
+                   ) -> model.Vgpu | None:
     """The live vGPU of a request on a GPU; None if it does not exist."""
     vfio = gpu.framework is model.Framework.VENDOR_VFIO
-    name = str(claim.function) if vfio else claim.handle
+    name = str(request.function) if vfio else request.handle
     return next((vgpu for vgpu in gpu.vgpus if vgpu.name == name
-                 and vgpu.type_id == claim.type_id), None)
+                 and vgpu.type_id == request.type_id), None)
 
 
 def _layout(facts: Facts) -> Iterator[reconcile.Difference]:
@@ -403,58 +403,59 @@ def _layout(facts: Facts) -> Iterator[reconcile.Difference]:
             'run "cyborg-gpu layout restore", which undoes it')
 
 
-def _of_entry(facts: Facts, entry: journal.Entry
+def _of_claim(facts: Facts, claim: gpu_record.Claim
               ) -> Iterator[reconcile.Difference]:
     kind, address = reconcile.Kind, facts.gpu.address
-    handle = f'handle {entry.handle} ({entry.profile})'
-    if not entry.leads:
+    handle = f'handle {claim.handle} ({claim.profile})'
+    if not claim.leads:
         return
-    if entry.phase is not journal.Phase.BOUND:
+    if claim.phase is not gpu_record.Phase.BOUND:
         yield _difference(
-            kind.UNFINISHED, address, entry.handle,
-            f'{handle} was {entry.phase.value} and still has a part of the '
+            kind.UNFINISHED, address, claim.handle,
+            f'{handle} was {claim.phase.value} and still has a part of the '
             'GPU', 'each report of the agent tries again; a virtual machine '
             'that still uses it must end first', True)
         return
-    claims = facts.claims
-    if claims is not None and claims.of(entry.handle) is None:
-        yield _no_request(facts, claims, entry, handle)
+    requests = facts.requests
+    if requests is not None and requests.of(claim.handle) is None:
+        yield _no_request(facts, requests, claim, handle)
         return
-    if entry.members:
+    if claim.members:
         return
     there = {vgpu.name: vgpu for vgpu in facts.gpu.vgpus}
-    vgpu = there.get(vgpu_name(entry))
-    lost, free = _instance(facts, entry)
-    again = claims is not None and (not lost or free)
+    vgpu = there.get(vgpu_name(claim))
+    lost, free = _instance(facts, claim)
+    again = requests is not None and (not lost or free)
     if vgpu is None:
         yield _difference(
-            kind.VGPU_GONE, address, entry.handle,
-            f'{handle} no longer has a vGPU on {entry.function}'
+            kind.VGPU_GONE, address, claim.handle,
+            f'{handle} no longer has a vGPU on {claim.function}'
             + (f', and {lost}' if lost else ''),
             _REPAIR if again else _RESTORE, again)
-    elif vgpu.type_id != entry.mdev_type:
+    elif vgpu.type_id != claim.mdev_type:
         yield _difference(
-            kind.OTHER_TYPE, address, entry.handle,
-            f'{handle} was bound as {entry.mdev_type}; its vGPU on '
+            kind.OTHER_TYPE, address, claim.handle,
+            f'{handle} was bound as {claim.mdev_type}; its vGPU on '
             f'{vgpu.function} is a {vgpu.type_id}',
             'stop the server and delete it; then remove the vGPU with '
             f'"cyborg-gpu vgpu clean {vgpu.name}"')
     elif lost:
         yield _difference(
-            kind.INSTANCE_GONE, address, entry.handle,
+            kind.INSTANCE_GONE, address, claim.handle,
             f'{handle} has its vGPU, but {lost}',
             _REPAIR if again else _RESTORE, again)
 
 
-def _no_request(facts: Facts, claims: reconcile.Claims, entry: journal.Entry,
-                handle: str) -> reconcile.Difference:
-    user = facts.users.get(vgpu_name(entry), '')
-    unsettled = claims.unsettled
+def _no_request(facts: Facts, requests: reconcile.Requests,
+                claim: gpu_record.Claim, handle: str
+                ) -> reconcile.Difference:
+    user = facts.users.get(vgpu_name(claim), '')
+    unsettled = requests.unsettled
     reason = (f'in use: {user}' if user else
               'Cyborg is binding or unbinding requests ('
               + ', '.join(unsettled) + ')' if unsettled else '')
     return _difference(
-        reconcile.Kind.NO_REQUEST, facts.gpu.address, entry.handle,
+        reconcile.Kind.NO_REQUEST, facts.gpu.address, claim.handle,
         f'{handle} is bound, but Cyborg has no accelerator request for it'
         + (f'; {reason}' if reason else ''),
         'find out what uses it: nothing in use is removed' if user else
@@ -464,18 +465,18 @@ def _no_request(facts: Facts, claims: reconcile.Claims, entry: journal.Entry,
         not reason)
 
 
-def _instance(facts: Facts, entry: journal.Entry) -> tuple[str, bool]:
-    """The problem of an entry's instance, and whether its place is free."""
-    if entry.placement is None or not facts.gpu.visible_to_nvml:
+def _instance(facts: Facts, claim: gpu_record.Claim) -> tuple[str, bool]:
+    """The problem of a claim's instance, and whether its place is free."""
+    if claim.placement is None or not facts.gpu.visible_to_nvml:
         return '', True
     free = True
     for instance in _instances(facts.gpu):
         # A restore that died has not written the id of the instance.
-        if entry.made(instance, facts.boot):
+        if claim.made(instance, facts.boot):
             return '', True
-        if instance.placement.mask & entry.placement.mask:
+        if instance.placement.mask & claim.placement.mask:
             free = False
-    return (f'its GPU instance at {entry.placement} is gone'
+    return (f'its GPU instance at {claim.placement} is gone'
             + ('' if free else ' and another is in its place'), free)
 
 
@@ -483,31 +484,32 @@ def _instances(gpu: model.Gpu) -> tuple[model.GpuInstance, ...]:
     return gpu.mig.instances if gpu.mig else ()
 
 
-def _claims(facts: Facts) -> list[reconcile.Claim]:
-    """Requests for vGPUs of this GPU that the journal does not know."""
-    if facts.claims is None:
+def _requests(facts: Facts) -> list[reconcile.Request]:
+    """Requests for vGPUs of this GPU that no record has."""
+    if facts.requests is None:
         return []
     functions = {facts.gpu.address, *(vf.address for vf in facts.gpu.vfs)}
-    known = {entry.handle for entry in facts.entries}
-    return [claim for claim in facts.claims.bound
-            if claim.function in functions and claim.handle not in known]
+    known = {claim.handle for claim in facts.claims}
+    return [request for request in facts.requests.bound
+            if request.function in functions and request.handle not in known]
 
 
 def _not_recorded(facts: Facts) -> Iterator[reconcile.Difference]:
-    for claim in _claims(facts):
-        there = claimed_vgpu(facts.gpu, claim) is not None
+    for request in _requests(facts):
+        there = requested_vgpu(facts.gpu, request) is not None
         yield _difference(
-            reconcile.Kind.NOT_RECORDED, facts.gpu.address, claim.handle,
-            f'accelerator request {claim.arq} (server {claim.server}) has '
-            f'handle {claim.handle}, which is not in the journal of binds'
+            reconcile.Kind.NOT_RECORDED, facts.gpu.address, request.handle,
+            f'accelerator request {request.arq} (server {request.server}) has '
+            f'handle {request.handle}, of which no record has a claim'
             + ('' if there else ', and there is no such vGPU'),
             _REPAIR if there else _PASSING, there)
 
 
 def _foreign_vgpus(facts: Facts) -> Iterator[reconcile.Difference]:
-    known = {vgpu_name(entry) for entry in facts.entries}
+    known = {vgpu_name(claim) for claim in facts.claims}
     known |= {str(function) for function in facts.record.fixed.types}
-    found = [claimed_vgpu(facts.gpu, claim) for claim in _claims(facts)]
+    found = [requested_vgpu(facts.gpu, request)
+             for request in _requests(facts)]
     known |= {vgpu.name for vgpu in found if vgpu is not None}
     for vgpu in facts.gpu.vgpus:
         if vgpu.name not in known:
@@ -540,13 +542,14 @@ def _foreign_instances(facts: Facts) -> Iterator[reconcile.Difference]:
 
 def _of_placement(facts: Facts) -> Iterator[reconcile.Difference]:
     kind, address = reconcile.Kind, facts.gpu.address
-    lost, unrecorded = unrequested(facts), _claims(facts)
+    lost, unrecorded = unrequested(facts), _requests(facts)
     for usage in facts.usages or ():
-        bound = sum(entry.profile == usage.profile and entry.leads
-                    for entry in facts.entries
-                    if entry.phase is journal.Phase.BOUND
-                    and entry not in lost)
-        bound += sum(claim.type_id == usage.type_id for claim in unrecorded)
+        bound = sum(claim.profile == usage.profile and claim.leads
+                    for claim in facts.claims
+                    if claim.phase is gpu_record.Phase.BOUND
+                    and claim not in lost)
+        bound += sum(request.type_id == usage.type_id
+                     for request in unrecorded)
         where = f'provider {usage.name or usage.provider} ({usage.profile})'
         text = f'{where}: {usage.used} allocated in Placement, {bound} bound'
         if usage.used > bound:
@@ -559,7 +562,7 @@ def _of_placement(facts: Facts) -> Iterator[reconcile.Difference]:
                               '"openstack gpu orphan clean" removes what '
                               'Cyborg still has bound for it; until then '
                               'Placement may offer what is in use')
-        # ``wanted`` counts only the claims in the journal.
+        # ``wanted`` counts only the claims in the records.
         if usage.reserved != usage.wanted and not unrecorded:
             yield _difference(
                 kind.RESERVED, address, usage.provider,

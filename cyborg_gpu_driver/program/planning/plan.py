@@ -30,7 +30,7 @@ from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.partition import vgpu_type
 from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offers
-from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.record import gpu as gpu_record
 
 # Collect the state of the groups that a GPU is in. Pure.
 
@@ -118,29 +118,29 @@ class BindPlan:
     """Placement id among vGPUs of mixed sizes."""
 
 
-def held(gpu: model.Gpu, entries: Sequence[journal.Entry], boot: str
+def held(gpu: model.Gpu, claims: Sequence[gpu_record.Claim], boot: str
          ) -> tuple[offers.Held, ...]:
-    """The vGPUs on the GPU instances that the journal has.
+    """The vGPUs on the GPU instances that claims have.
 
     With vendor VFIO, the driver tells the instance of a vGPU. For an mdev it
-    does not, and the journal's instance is used: the driver fills the
+    does not, and the claim's instance is used: the driver fills the
     instances of a profile in its own order, but the total of vGPUs on them
-    does not change. The journal's instance is also used for a vGPU that
+    does not change. The claim's instance is also used for a vGPU that
     the driver has put on an instance of another tool. That instance is gone
     after a reboot, and then the vGPU needs its own place.
 
-    :param entries: the journal's entries of the GPU.
+    :param claims: the claims on the GPU.
     :param boot: boot id of the machine.
     """
     ours = {instance.instance_id: spec.of(instance)
-            for instance in _ours(gpu, entries, boot)}
+            for instance in _ours(gpu, claims, boot)}
     live = set(ours.values())
     told = {vgpu.function: offers.Held(ours[vgpu.instance_id], vgpu.type_id)
             for vgpu in gpu.vgpus if vgpu.instance_id in ours}
     return (
-        *(offers.Held(entry.instance, entry.mdev_type, entry.instance in live)
-          for entry in entries
-          if entry.instance is not None and entry.function not in told),
+        *(offers.Held(claim.instance, claim.mdev_type, claim.instance in live)
+          for claim in claims
+          if claim.instance is not None and claim.function not in told),
         *told.values())
 
 
@@ -170,21 +170,21 @@ def find_offer(gpu: model.Gpu, available: tuple[offers.Offer, ...],
 
 def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
          offer: offers.Offer, asked: Request,
-         entries: Sequence[journal.Entry], boot: str, share: bool = True
+         claims: Sequence[gpu_record.Claim], boot: str, share: bool = True
          ) -> BindPlan:
     """Plan the bind of a request on ``gpu`` in its current state.
 
     :param available: all offers of the GPU, including ``offer``.
-    :param entries: the journal's entries of the GPU.
+    :param claims: the claims on the GPU.
     :param boot: boot id of the machine.
     :param share: whether the vGPU may use an existing instance.
     :raises BindRefused: if there is no room, naming what occupies it.
     """
-    function = _parent(gpu, asked, entries)
+    function = _parent(gpu, asked, claims)
     if offer.mode is not policies.Mode.MIG:
         return BindPlan(function, vgpu_placement=_placement_id(
-            gpu, available, offer, asked, entries))
-    shared = _shared(gpu, offer, entries, boot) if share else None
+            gpu, available, offer, asked, claims))
+    shared = _shared(gpu, offer, claims, boot) if share else None
     if shared is not None:
         return BindPlan(function, shared.profile_id, shared.placement,
                         shared.instance_id)
@@ -195,7 +195,7 @@ def plan(gpu: model.Gpu, available: Sequence[offers.Offer],
     grid = geometry.Geometry(mig.profiles)
     taken: tuple[model.GpuInstance | spec.MigInstanceSpec, ...] = (
         *mig.instances, *spec.missing(mig, filter(None, (
-            entry.instance for entry in entries))))
+            claim.instance for claim in claims))))
     start = geometry.choose_start(grid, grid.occupancy_of(taken), profile)
     if start is None:
         raise refusal(asked, f'no room for {offer.profile} next to '
@@ -211,20 +211,20 @@ def refusal(asked: Request, reason: str) -> exception.BindRefused:
 
 
 def _parent(gpu: model.Gpu, asked: Request,
-            entries: Iterable[journal.Entry]) -> model.PciAddress:
+            claims: Iterable[gpu_record.Claim]) -> model.PciAddress:
     """The function that the handle names, which has to be empty.
 
     Nova looks for the vGPU only on that function
     (:mod:`cyborg_gpu_driver.partition.vgpu_type`). A virtual function
     holds one vGPU. If a guest did not release its vGPU at the unbind, the
-    journal still has the entry of that vGPU's handle.
+    record still has the claim of that vGPU's handle.
 
     :raises BindRefused: if the virtual function is not free.
     """
     if asked.function == gpu.address:
         return gpu.address
-    owner = next((entry.handle for entry in entries
-                  if entry.function == asked.function), None)
+    owner = next((claim.handle for claim in claims
+                  if claim.function == asked.function), None)
     if owner is not None:
         raise refusal(asked, 'that virtual function carries a vGPU of handle '
                       f'{owner}')
@@ -237,9 +237,9 @@ def _parent(gpu: model.Gpu, asked: Request,
 
 
 def _shared(gpu: model.Gpu, offer: offers.Offer,
-            entries: Sequence[journal.Entry], boot: str
+            claims: Sequence[gpu_record.Claim], boot: str
             ) -> model.GpuInstance | None:
-    """The fullest instance in the journal with room for one more vGPU.
+    """The fullest instance of claims with room for one more vGPU.
 
     An instance takes vGPUs of one framebuffer size. Instances that another
     tool created are not used.
@@ -249,10 +249,10 @@ def _shared(gpu: model.Gpu, offer: offers.Offer,
     sizes = {kind.type_id: kind.framebuffer_mib
              for kind in vgpu_type.types_of(gpu)}
     there = collections.defaultdict(list)
-    for vgpu in held(gpu, entries, boot):
+    for vgpu in held(gpu, claims, boot):
         there[vgpu.instance.placement].append(sizes.get(vgpu.type_id))
     return max(
-        (instance for instance in _ours(gpu, entries, boot)
+        (instance for instance in _ours(gpu, claims, boot)
          if instance.profile_id == offer.gi_profile_id
          and len(there[instance.placement]) < offer.per_instance
          and set(there[instance.placement]) <= {offer.framebuffer_mib}),
@@ -260,16 +260,16 @@ def _shared(gpu: model.Gpu, offer: offers.Offer,
                               instance.placement), default=None)
 
 
-def _ours(gpu: model.Gpu, entries: Iterable[journal.Entry], boot: str
+def _ours(gpu: model.Gpu, claims: Iterable[gpu_record.Claim], boot: str
           ) -> list[model.GpuInstance]:
-    """The live instances that the journal has."""
+    """The live instances that claims have."""
     return [instance for instance in (gpu.mig.instances if gpu.mig else ())
-            if any(entry.is_on(instance, boot) for entry in entries)]
+            if any(claim.is_on(instance, boot) for claim in claims)]
 
 
 def _placement_id(gpu: model.Gpu, available: Iterable[offers.Offer],
                   offer: offers.Offer, asked: Request,
-                  entries: Iterable[journal.Entry]) -> int | None:
+                  claims: Iterable[gpu_record.Claim]) -> int | None:
     """The vGPU's placement on a GPU of mixed sizes; None on another GPU.
 
     On other GPUs the driver chooses it. The placements of earlier binds are
@@ -278,11 +278,11 @@ def _placement_id(gpu: model.Gpu, available: Iterable[offers.Offer],
     if not gpu.mixed_sizes:
         return None
     known = {kind.mdev_type_id: kind for kind in gpu.vgpu_types}
-    taken = [model.Placement(entry.vgpu_placement,
-                             known[entry.mdev_type].placement_size or 0)
-             for entry in entries
-             if entry.vgpu_placement is not None
-             and entry.mdev_type in known]
+    taken = [model.Placement(claim.vgpu_placement,
+                             known[claim.mdev_type].placement_size or 0)
+             for claim in claims
+             if claim.vgpu_placement is not None
+             and claim.mdev_type in known]
     chosen = vgpu_type.choose(
         [known[other.vgpu_type_id] for other in available
          if other.vgpu_type_id in known and not other.problem],

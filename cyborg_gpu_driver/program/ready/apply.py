@@ -224,7 +224,7 @@ class Applier:
         :param gpu: of a recent snapshot.
         :raises LayoutUnreachable, ModeBlocked: nothing was changed.
         :raises ChangeFailed: saying whether the rollback succeeded.
-        :raises NvmlError, SysfsError, JournalError: if the GPU or a journal
+        :raises NvmlError, SysfsError, JournalError: if the GPU or a record
             cannot be read; nothing was changed.
         """
         return self.transact(

@@ -161,8 +161,8 @@ class FixedVgpus:
     def _unwanted(self, gpu: model.Gpu, record: gpu_record.FixedVgpus
                   ) -> tuple[model.PciAddress, ...]:
         """The functions whose recorded fixed vGPUs are to be removed."""
-        bound = {entry.function
-                 for entry in self._records.read(gpu.address).claims}
+        bound = {claim.function
+                 for claim in self._records.read(gpu.address).claims}
         ours = {vf.address: record.types[vf.address] for vf in gpu.vfs
                 if vf.address in record.types
                 and vf.address not in bound

@@ -40,12 +40,12 @@ from cyborg_gpu_driver.partition import policy as policy_module
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.program import health
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.ready import backoff
 from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.program.steps import vfio
+from cyborg_gpu_driver.record import gpu as gpu_record
 
 # Reading idle GPUs of mode auto once in each of their roles.
 
@@ -282,7 +282,7 @@ class Preparer:
         """What the policy needs of a GPU, in the GPU's current role."""
         claims = self._records.peek(gpu.address).claims
         return self._settings.wants(gpu, roles.in_force(
-            gpu, journal.claimed(claims)))
+            gpu, gpu_record.claimed(claims)))
 
     def _in_the_way(self, gpu: model.Gpu, steps: Iterable[change.Step],
                     is_unread: bool = False) -> str:

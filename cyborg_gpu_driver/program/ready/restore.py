@@ -38,7 +38,6 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.planning import desired
@@ -60,7 +59,6 @@ class Restorer:
 
     :param host_reader: reads GPUs.
     :param transactions: rolls back interrupted changes.
-    :param records: the journal.
     :param parts: creates the partitions of claims.
     :param fixed_vgpus: creates the fixed vGPUs.
     :param settings: the operator's policies.
@@ -69,7 +67,7 @@ class Restorer:
 
     def __init__(self, host_reader: reader.HostReader,
                  transactions: transaction.Transactions,
-                 records: journal.Journal, parts: partitions.Partitions,
+                 parts: partitions.Partitions,
                  fixed_vgpus: fixed.FixedVgpus,
                  settings: policies.Settings, cloud: services.Services):
         self._machine = transactions.machine
@@ -79,7 +77,6 @@ class Restorer:
         self._settings = settings
         self._cloud = cloud
         self._records = transactions.records
-        self._journal = records
         self._partitions = parts
 
     def restore(self, gpu: model.Gpu, saved: gpu_record.SavedLayout | None,
@@ -121,7 +118,7 @@ class Restorer:
         with self._transactions.lock(gpu.address, locks.COMMAND_SECONDS):
             record = dataclasses.replace(self._records.read(gpu.address),
                                          layout=saved)
-            bound = any(claim.phase is journal.Phase.BOUND
+            bound = any(claim.phase is gpu_record.Phase.BOUND
                         and not claim.members for claim in record.claims)
             if saved is not None or bound:
                 self._transactions.read(gpu)
@@ -165,7 +162,7 @@ class Restorer:
     def _modes(self, gpu: model.Gpu, record: gpu_record.GpuRecord,
                done: list[str], failed: list[str]) -> model.Gpu:
         """Restore MIG mode, virtual functions, mixed sizes and schedulers."""
-        role = roles.in_force(gpu, journal.claimed(record.claims))
+        role = roles.in_force(gpu, gpu_record.claimed(record.claims))
 
         def wanted(now: model.Gpu) -> readiness.Wants:
             return desired.desired(now, record, self._settings.wants(
@@ -208,7 +205,7 @@ class Restorer:
         Done once for the group of GPUs, with its first GPU.
         """
         if (not claim.members or not claim.leads
-                or claim.phase is not journal.Phase.BOUND
+                or claim.phase is not gpu_record.Phase.BOUND
                 or claim.fabric_partition is None):
             return
         # An active partition remains as it is, and done does not name it.
@@ -238,7 +235,7 @@ class Restorer:
                     continue
                 made, _ = self._partitions.create_vgpu(gpu, claim)
                 if made != claim:
-                    self._journal.put(made)
+                    self._records.put_claims(made)
                 done.append(f'create vGPU {claim.handle} on '
                             f'{claim.function}')
 
@@ -261,7 +258,7 @@ class Restorer:
                 done.append(str(step))
         except exception.NvmlError as error:
             if executor.was_refused(error):
-                self._journal.put(*claims)
+                self._records.put_claims(*claims)
             raise
         return self._partitions.number(claims,
                                        runner.instance(wanted.placement))
@@ -283,7 +280,7 @@ class Restorer:
         if there is None:
             foreign = tuple(instance.instance_id for instance in live
                             if instance.profile_id == wanted.profile_id)
-            self._journal.put(*(dataclasses.replace(
+            self._records.put_claims(*(dataclasses.replace(
                 self._partitions.numbered(claim, None), foreign_ids=foreign)
                 for claim in claims))
             return

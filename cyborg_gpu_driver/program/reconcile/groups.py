@@ -37,12 +37,12 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.snapshot import whole
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import nvlink
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
 from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
 from cyborg_gpu_driver.program.steps import executor
 from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
@@ -60,16 +60,14 @@ class FabricKeeper:
 
     :param machine: the machine to change.
     :param host: the last snapshot of the machine.
-    :param records: the journal.
-    :param state_path: where the locks are.
+    :param records: the records of the machine.
     """
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
-                 records: journal.Journal, state_path: str):
+                 records: store.Store):
         self._machine = machine
         self._host = host
-        self._journal = records
-        self._state_path = state_path
+        self._records = records
         self._failure = log_once.LogOnce()
         self._failed = log_once.LogOnce()
 
@@ -127,7 +125,7 @@ class FabricKeeper:
         :raises StepFailed: if not all of them are known.
         """
         try:
-            claims = self._journal.all_entries()
+            claims = self._records.all_claims()
         except exception.JournalError as error:
             raise exception.StepFailed(
                 reason='the fabric manager gets no list of the active '
@@ -147,7 +145,7 @@ class FabricKeeper:
             claim.fabric_partition for claim in claims
             if claim.fabric_partition is not None and _has_server(claim))
 
-    def connect(self, claims: Iterable[journal.Entry],
+    def connect(self, claims: Iterable[gpu_record.Claim],
                 active: Collection[int]) -> None:
         """Activate the inactive partitions of bound claims."""
         for claim in claims:
@@ -156,7 +154,7 @@ class FabricKeeper:
                 continue
             with (self._noted(f'partition {claim.fabric_partition}'),
                   self._held(claim.gpus)):
-                now = self._journal.get(claim.handle)
+                now = self._records.claim(claim.handle)
                 active = privileged_fabric.active_of(
                     privileged_fabric.read_partitions())
                 if (now is None or not _has_server(now)
@@ -181,7 +179,7 @@ class FabricKeeper:
             return
         with (self._noted(f'partition {group.partition}'),
               self._held(group.members)):
-            if any(self._journal.owners(address) or is_used(address)
+            if any(self._records.owners(address) or is_used(address)
                    for address in group.members):
                 return
             privileged_fabric.deactivate(group.partition)
@@ -191,8 +189,8 @@ class FabricKeeper:
     def _look(self) -> None:
         partitions = self.partitions()
         active = privileged_fabric.active_of(partitions)
-        self._add_partitions(self._lacking(self._journal.entries()))
-        claims = self._journal.entries()
+        self._add_partitions(self._lacking(self._records.claims()))
+        claims = self._records.claims()
         self.connect(claims, active)
         if active <= {claim.fabric_partition for claim in claims}:
             return
@@ -203,8 +201,8 @@ class FabricKeeper:
                 self.disconnect(nvlink.Group((address,), item.partition_id),
                                 self._may_have_vgpus)
 
-    def _lacking(self, claims: Iterable[journal.Entry]
-                 ) -> list[journal.Entry]:
+    def _lacking(self, claims: Iterable[gpu_record.Claim]
+                 ) -> list[gpu_record.Claim]:
         """The claims of vGPUs that may need a partition that is not known.
 
         A claim that was rebuilt from the hardware is one.
@@ -223,7 +221,7 @@ class FabricKeeper:
         except exception.NvmlError:
             return True
 
-    def _add_partitions(self, claims: Iterable[journal.Entry]) -> None:
+    def _add_partitions(self, claims: Iterable[gpu_record.Claim]) -> None:
         """Write the partitions of these claims, if they have one.
 
         The next report tries those again that fail.
@@ -234,8 +232,8 @@ class FabricKeeper:
                 partition = privileged_fabric.partition_of_vgpu(
                     self._host.gpu(claim.gpu), claim.mdev_type)
                 if (partition is not None
-                        and self._journal.get(claim.handle) == claim):
-                    self._journal.put(dataclasses.replace(
+                        and self._records.claim(claim.handle) == claim):
+                    self._records.put_claims(dataclasses.replace(
                         claim, fabric_partition=partition))
 
     def _may_have_vgpus(self, address: model.PciAddress) -> bool:
@@ -256,7 +254,7 @@ class FabricKeeper:
 
     def _held(self, gpus: Sequence[model.PciAddress]
               ) -> contextlib.AbstractContextManager:
-        return locks.gpus(self._state_path, gpus, locks.REPORT_SECONDS)
+        return locks.gpus(self._records.state_path, gpus, locks.REPORT_SECONDS)
 
     @contextlib.contextmanager
     def _noted(self, what: str) -> Iterator[None]:
@@ -274,8 +272,8 @@ class FabricKeeper:
             self._failed.over(what)
 
 
-def _has_server(claim: journal.Entry) -> bool:
-    return claim.leads and claim.phase is journal.Phase.BOUND
+def _has_server(claim: gpu_record.Claim) -> bool:
+    return claim.leads and claim.phase is gpu_record.Phase.BOUND
 
 
 def _may_take_whole_gpu(gpu: model.Gpu | None, mdev_type: str) -> bool:
@@ -289,7 +287,7 @@ def _may_take_whole_gpu(gpu: model.Gpu | None, mdev_type: str) -> bool:
 # This is for mode nvlink. The records keep the connections, because NVML and
 # the fabric manager report them only at some times.
 
-_Phase = journal.Phase
+_Phase = gpu_record.Phase
 
 
 class NvlinkKeeper:
@@ -297,18 +295,15 @@ class NvlinkKeeper:
 
     :param machine: the machine to read.
     :param host: the last snapshot of the machine.
-    :param records: the journal.
-    :param state_path: where the locks are.
+    :param records: the records of the machine.
     :param switches: changes partitions.
     """
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
-                 records: journal.Journal, state_path: str,
-                 switches: FabricKeeper):
+                 records: store.Store, switches: FabricKeeper):
         self._machine = machine
         self._host = host
-        self._journal = records
-        self._state_path = state_path
+        self._records = records
         self._switches = switches
         self._failure = log_once.LogOnce()
 
@@ -321,7 +316,7 @@ class NvlinkKeeper:
         gpus = {gpu.address: gpu for gpu in self._host.host().gpus
                 if self._host.is_linked(gpu)}
         try:
-            claims = [claim for claim in self._journal.entries()
+            claims = [claim for claim in self._records.claims()
                       if claim.members]
             if not gpus and not claims:
                 return
@@ -344,7 +339,7 @@ class NvlinkKeeper:
     def _look_at_switches(self, gpus: Collection[model.PciAddress],
                           modules: Mapping[model.PciAddress, int]) -> None:
         """Ask the fabric manager for its partitions, and correct them."""
-        claims = [claim for claim in self._journal.entries()
+        claims = [claim for claim in self._records.claims()
                   if claim.members]
         partitions = self._switches.partitions(unsupported=True)
         self._learn(gpus, nvlink.of_partitions(partitions, modules))
@@ -374,8 +369,8 @@ class NvlinkKeeper:
             if module and not on_switches and not gpu.nvlink_peers:
                 # The GPU is on a baseboard, and NVML does not say which kind.
                 continue
-            known = self._journal.nvlink(address)
-            self._journal.keep_nvlink(address, gpu_record.Nvlink(
+            known = self._records.peek(address).nvlink
+            self._records.observe(address, nvlink=gpu_record.Nvlink(
                 self._machine.boot_id(), module if on_switches else None,
                 known.groups if known else ()))
 
@@ -390,7 +385,7 @@ class NvlinkKeeper:
         """
         if gpu.visible_to_nvml and gpu.driver == whole.NVIDIA:
             return reader.baseboard(self._machine, gpu.address)
-        record = self._machine.records.get(gpu.address)
+        record = self._machine.records.board(gpu.address)
         if record is None or not boards.holds(record, gpu,
                                               self._machine.boot_id()):
             return None
@@ -403,7 +398,7 @@ class NvlinkKeeper:
                 in self._known(gpus).items() if known.module is not None}
 
     def _learn_bridges(self, gpus: Mapping[model.PciAddress, model.Gpu],
-                       claims: Collection[journal.Entry]) -> None:
+                       claims: Collection[gpu_record.Claim]) -> None:
         """Record the groups of the GPUs that are not on NVSwitches.
 
         A pair whose bridge is removed is no longer offered, unless a server
@@ -425,7 +420,7 @@ class NvlinkKeeper:
 
         for address, item in known.items():
             mine = {group for group in groups if address in group.members}
-            self._journal.keep_nvlink(address, dataclasses.replace(
+            self._records.observe(address, nvlink=dataclasses.replace(
                 item, groups=tuple(sorted(
                     mine.union(filter(stays, item.groups))))))
 
@@ -433,7 +428,8 @@ class NvlinkKeeper:
                ) -> dict[model.PciAddress, gpu_record.Nvlink]:
         """The NVLink facts that were read of each GPU since the boot."""
         boot = self._machine.boot_id()
-        found = {address: self._journal.nvlink(address) for address in gpus}
+        found = {address: self._records.peek(address).nvlink
+                 for address in gpus}
         return {address: known for address, known in found.items()
                 if known is not None and known.boot == boot}
 
@@ -448,7 +444,7 @@ class NvlinkKeeper:
         for address in gpus:
             mine = {(group.leader, group.profile): group for group in groups
                     if address in group.members}
-            known = self._journal.nvlink(address)
+            known = self._records.peek(address).nvlink
             if known is None:
                 # Its record was lost. Records of other GPUs have its groups.
                 known = gpu_record.Nvlink('', groups=tuple(
@@ -459,7 +455,7 @@ class NvlinkKeeper:
             former = {(group.leader, group.profile): group
                       for group in known.groups
                       if not self._is_past(group, groups)}
-            self._journal.keep_nvlink(address, dataclasses.replace(
+            self._records.observe(address, nvlink=dataclasses.replace(
                 known, groups=tuple(sorted((former | mine).values()))))
 
     def _is_past(self, former: nvlink.Group,
@@ -471,7 +467,7 @@ class NvlinkKeeper:
 
     # Which servers have them
 
-    def _complete(self, claims: Iterable[journal.Entry]) -> None:
+    def _complete(self, claims: Iterable[gpu_record.Claim]) -> None:
         """Write the claims of a group again that a lost record contained.
 
         The claim of the first GPU is written first and removed last, so that
@@ -484,33 +480,35 @@ class NvlinkKeeper:
                 continue
             with contextlib.suppress(exception.LockTimeout), \
                     self._held(claim):
-                now = self._journal.get(claim.handle)
+                now = self._records.claim(claim.handle)
                 missing = self._lacking(claim)
                 if now is None or (now.leads and missing
                                    and now.phase is _Phase.BINDING):
                     # The claim was removed since, or will be rolled back.
                     continue
-                self._journal.put(*(dataclasses.replace(now, gpu=address)
-                                    for address in missing))
+                self._records.put_claims(*(
+                    dataclasses.replace(now, gpu=address)
+                    for address in missing))
                 LOG.warning('Restored the claim of handle %(handle)s on GPUs '
                             '%(gpus)s',
                             {'handle': claim.handle,
                              'gpus': ', '.join(map(str, missing))})
 
-    def _lacking(self, claim: journal.Entry) -> list[model.PciAddress]:
+    def _lacking(self, claim: gpu_record.Claim) -> list[model.PciAddress]:
         """The GPUs of a claim whose records do not have it.
 
         A record that cannot be read may have it.
         """
         def lacks(address: model.PciAddress) -> bool:
             try:
-                return all(entry.handle != claim.handle
-                           for entry in self._journal.entries(address))
+                return all(other.handle != claim.handle
+                           for other in self._records.claims(address))
             except exception.JournalError:
                 return False
 
         return list(filter(lacks, claim.gpus))
 
-    def _held(self, claim: journal.Entry
+    def _held(self, claim: gpu_record.Claim
               ) -> contextlib.AbstractContextManager:
-        return locks.gpus(self._state_path, claim.gpus, locks.REPORT_SECONDS)
+        return locks.gpus(self._records.state_path, claim.gpus,
+                          locks.REPORT_SECONDS)

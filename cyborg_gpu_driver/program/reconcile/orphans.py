@@ -32,7 +32,6 @@ from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.program.steps import executor
 from cyborg_gpu_driver.record import store
@@ -110,21 +109,17 @@ class Keeper:
     :param machine: one whose privileged changes are made in this process
         (:func:`cyborg_gpu_driver.program.privileged.mig.run_here`).
     :param host_reader: reads the machine.
-    :param records: the journal.
-    :param state_path: ``[gpu] state_path``.
+    :param records: the records of the machine.
     :param settings: the operator's policies.
     """
 
     def __init__(self, machine: platform.Platform,
-                 host_reader: reader.HostReader, records: journal.Journal,
-                 state_path: str,
+                 host_reader: reader.HostReader, records: store.Store,
                  settings: policies.Settings):
         self._machine = machine
         self._reader = host_reader
-        self._journal = records
-        self._state_path = state_path
+        self._records = records
         self._settings = settings
-        self._store = store.of(state_path)
 
     def found(self) -> tuple[Found, ...]:
         """Every live vGPU, by GPU and function.
@@ -155,7 +150,7 @@ class Keeper:
         :raises JournalError, UnknownGpu, SysfsError: if that is unknown,
             or the vGPU cannot be removed.
         """
-        with locks.gpu(self._state_path, found.gpu.address,
+        with locks.gpu(self._records.state_path, found.gpu.address,
                        locks.COMMAND_SECONDS):
             gpu = self._reader.gpu(found.gpu.address)
             now = next((item for item in self._on(gpu)
@@ -220,11 +215,11 @@ class Keeper:
     def _owner(self, gpu: model.Gpu, vgpu: model.Vgpu) -> str | None:
         if self._settings.ignores(gpu):
             return 'ignored'
-        for entry in self._journal.entries(gpu.address):
-            if (entry.handle == vgpu.uuid if vgpu.uuid
-                    else entry.vfio and entry.function == vgpu.function):
-                return f'{entry.handle} ({entry.phase.value})'
-        if vgpu.function in self._store.read(gpu.address).fixed.types:
+        for claim in self._records.claims(gpu.address):
+            if (claim.handle == vgpu.uuid if vgpu.uuid
+                    else claim.vfio and claim.function == vgpu.function):
+                return f'{claim.handle} ({claim.phase.value})'
+        if vgpu.function in self._records.read(gpu.address).fixed.types:
             return 'fixed'
         return None
 

@@ -10,9 +10,9 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Rebuilding the journal from the hardware and from Cyborg's records.
+"""Rebuilding lost claims from the hardware and from Cyborg's records.
 
-A journal that cannot be read is set aside. The UUID of an mdev is that of
+A record that is damaged is set aside. The UUID of an mdev is that of
 its handle, so the mdevs reveal most of the lost claims. The owners of vGPUs
 without mdev are known only from the accelerator requests.
 """
@@ -39,33 +39,29 @@ from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.planning import desired
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 
 LOG = logging.getLogger(__name__)
 
 
 class Rebuilder:
-    """Writes the entries of handles that are missing in the journal.
+    """Writes the claims of handles that are missing in the records.
 
     :param machine: the machine to read.
     :param host: the last snapshot of the machine.
-    :param records: the journal.
-    :param state_path: ``[gpu] state_path``: locks and records.
+    :param records: the records of the machine.
     :param cloud: knows Cyborg's accelerator requests.
     """
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
-                 records: journal.Journal, state_path: str,
-                 cloud: services.Services):
+                 records: store.Store, cloud: services.Services):
         self._machine = machine
         self._host = host
-        self._journal = records
-        self._state_path = state_path
-        self._store = store.of(state_path)
+        self._records = records
         self._cloud = cloud
         self._said = log_once.LogOnce()
 
@@ -80,15 +76,15 @@ class Rebuilder:
         """
         lost = [gpu for gpu in self._host.host().gpus
                 if self._is_lost(gpu.address)]
-        claims = self._cloud.requests() if lost else None
-        found: dict[model.PciAddress, list[journal.Entry]] = {}
+        requests = self._cloud.requests() if lost else None
+        found: dict[model.PciAddress, list[gpu_record.Claim]] = {}
         skipped = set()
         for gpu in lost:
             try:
-                with locks.gpu(self._state_path, gpu.address):
+                with locks.gpu(self._records.state_path, gpu.address):
                     if self._is_lost(gpu.address):
                         found[gpu.address] = self._rebuild(
-                            self._host.gpu(gpu.address), claims)
+                            self._host.gpu(gpu.address), requests)
             except exception.GpuDriverError as error:
                 skipped.add(gpu.address)
                 if self._said.is_new(str(error), gpu.address):
@@ -96,28 +92,28 @@ class Rebuilder:
                         'The claims on GPU %(gpu)s are not rebuilt: '
                         '%(error)s. Each report tries again.',
                         {'gpu': gpu.address, 'error': error})
-        self._say_found(found, claims)
+        self._say_found(found, requests)
         self._said.keep({tuple(found), *skipped} if skipped else ())
         return list(found)
 
-    def _rebuild(self, gpu: model.Gpu, claims: reconcile.Claims | None
-                 ) -> list[journal.Entry]:
+    def _rebuild(self, gpu: model.Gpu, requests: reconcile.Requests | None
+                 ) -> list[gpu_record.Claim]:
         """Write the claims of one GPU; the caller holds its lock."""
-        entries = self._found(gpu, claims)
+        claims = self._found(gpu, requests)
         if self._host.is_linked(gpu):
-            entries += self._whole(gpu, claims)
-        self._journal.found(gpu.address, entries)
-        return entries
+            claims += self._whole(gpu, requests)
+        self._records.rebuilt(gpu.address, claims)
+        return claims
 
     def _say_found(self, found: Mapping[model.PciAddress,
-                                        Collection[journal.Entry]],
-                   claims: reconcile.Claims | None) -> None:
-        entries = [entry for items in found.values() for entry in items]
+                                        Collection[gpu_record.Claim]],
+                   requests: reconcile.Requests | None) -> None:
+        claims = [claim for items in found.values() for claim in items]
         left = (sum(len(self._host.gpu(address).vgpus) for address in found)
-                - sum(not entry.members for entry in entries))
-        lacking = [entry.handle for entry in entries
-                   if self._lacks_instance(entry)]
-        text = (f'{len(entries)} handles on {len(found)} GPUs; {left} other '
+                - sum(not claim.members for claim in claims))
+        lacking = [claim.handle for claim in claims
+                   if self._lacks_instance(claim)]
+        text = (f'{len(claims)} handles on {len(found)} GPUs; {left} other '
                 'vGPUs are left to their owners')
         if lacking:
             text += (f'; the GPU instances of {", ".join(lacking)} are not '
@@ -126,39 +122,39 @@ class Rebuilder:
         if found and self._said.is_new(text, tuple(found)):
             LOG.warning('Recovered lost claims from the hardware%(source)s: '
                         '%(text)s', {
-                            'source': '' if claims is None else
+                            'source': '' if requests is None else
                             ' and in the accelerator requests of Cyborg',
                             'text': text})
 
     def _is_lost(self, address: model.PciAddress) -> bool:
         """Whether to rebuild a GPU; not while its record cannot be read."""
         try:
-            return self._store.is_lost(address)
+            return self._records.is_lost(address)
         except exception.JournalError:
             return False
 
-    def adopt(self, gpu: model.Gpu, claim: reconcile.Claim
-              ) -> journal.Entry:
-        """Write the entry of one request whose vGPU exists.
+    def adopt(self, gpu: model.Gpu, request: reconcile.Request
+              ) -> gpu_record.Claim:
+        """Write the claim of one request whose vGPU exists.
 
         The caller holds the GPU's lock.
 
         :raises StepFailed: if the vGPU does not exist, or is not of a type
             that the GPU offers.
         """
-        entries = self._found(gpu, reconcile.Claims((claim,)))
-        if not entries:
+        claims = self._found(gpu, reconcile.Requests((request,)))
+        if not claims:
             raise exception.StepFailed(
-                reason=f'handle {claim.handle} has no vGPU on GPU '
+                reason=f'handle {request.handle} has no vGPU on GPU '
                 f'{gpu.address} that this driver offers')
-        self._journal.put(*entries)
-        return entries[0]
+        self._records.put_claims(*claims)
+        return claims[0]
 
-    def _found(self, gpu: model.Gpu, claims: reconcile.Claims | None
-               ) -> list[journal.Entry]:
-        record = self._store.read(gpu.address)
-        bare = entries(
-            gpu, self._host.offers(gpu), claims,
+    def _found(self, gpu: model.Gpu, requests: reconcile.Requests | None
+               ) -> list[gpu_record.Claim]:
+        record = self._records.read(gpu.address)
+        bare = bare_claims(
+            gpu, self._host.offers(gpu), requests,
             {claim.handle for claim in record.claims}, record.fixed.types)
         try:
             running = usage.guests(self._machine, gpu) if bare else ()
@@ -168,12 +164,12 @@ class Rebuilder:
                      {'gpu': gpu.address, 'error': error})
             running = ()
         boot = self._machine.boot_id()
-        return [dataclasses.replace(entry, boot=boot) for entry in placed(
+        return [dataclasses.replace(claim, boot=boot) for claim in placed(
             gpu, mixed(gpu, bare, running), self._host.offers(gpu), running,
             record.owned_instances)]
 
-    def _whole(self, gpu: model.Gpu, claims: reconcile.Claims | None
-               ) -> list[journal.Entry]:
+    def _whole(self, gpu: model.Gpu, requests: reconcile.Requests | None
+               ) -> list[gpu_record.Claim]:
         """The claims of groups on a GPU whose own claims are lost.
 
         A server that is shut off leaves no trace on the hardware, so only
@@ -181,69 +177,71 @@ class Rebuilder:
 
         :raises StepFailed: if it is unknown which server has the GPU.
         """
-        if claims is None:
+        if requests is None:
             raise exception.StepFailed(
                 reason='Cyborg does not say which server has the GPU; set '
                 '[gpu] os_cloud. The GPU is not offered until this is known')
         groups = {(group.leader, group.profile): group for group
                   in self._host.groups(item.address for item
                                        in self._host.host().gpus)}
-        known = {entry.handle for entry in self._journal.entries(gpu.address)}
+        known = {claim.handle for claim in self._records.claims(gpu.address)}
         found = []
-        for claim in claims.bound:
-            if (vgpu_name.group_size(claim.type_id) is None
-                    or claim.handle in known):
+        for request in requests.bound:
+            if (vgpu_name.group_size(request.type_id) is None
+                    or request.handle in known):
                 continue
-            group = groups.get((claim.function, claim.type_id))
+            group = groups.get((request.function, request.type_id))
             if group is None:
                 raise exception.StepFailed(
-                    reason=f'it is not known which GPUs handle {claim.handle} '
-                    'has. The GPU is not offered until this is known')
+                    reason='it is not known which GPUs handle '
+                    f'{request.handle} has. The GPU is not offered until '
+                    'this is known')
             if gpu.address in group.members:
-                found.append(journal.Entry(
-                    handle=claim.handle, gpu=gpu.address,
-                    function=claim.function, mdev_type=claim.type_id,
-                    profile=group.profile, phase=journal.Phase.BOUND,
+                found.append(gpu_record.Claim(
+                    handle=request.handle, gpu=gpu.address,
+                    function=request.function, mdev_type=request.type_id,
+                    profile=group.profile, phase=gpu_record.Phase.BOUND,
                     fabric_partition=group.partition, members=group.members))
         return found
 
-    def _lacks_instance(self, entry: journal.Entry) -> bool:
-        if entry.placement is not None:
+    def _lacks_instance(self, claim: gpu_record.Claim) -> bool:
+        if claim.placement is not None:
             return False
-        return any(offer.profile == entry.profile
+        return any(offer.profile == claim.profile
                    and offer.mode is policy.Mode.MIG for offer
-                   in self._host.offers(self._host.gpu(entry.gpu)))
+                   in self._host.offers(self._host.gpu(claim.gpu)))
 
 
-def entries(gpu: model.Gpu, offers: Sequence[partition_offers.Offer],
-            claims: reconcile.Claims | None, known: Collection[str],
-            fixed: Collection[model.PciAddress]) -> list[journal.Entry]:
-    """The entries of a GPU, without the GPU instances below. Pure.
+def bare_claims(gpu: model.Gpu, offers: Sequence[partition_offers.Offer],
+                requests: reconcile.Requests | None, known: Collection[str],
+                fixed: Collection[model.PciAddress]
+                ) -> list[gpu_record.Claim]:
+    """The claims of a GPU, without the GPU instances below. Pure.
 
     :param offers: what the GPU's policy offers.
-    :param claims: None if they are unknown.
-    :param known: handles that have an entry already.
+    :param requests: None if they are unknown.
+    :param known: handles that have a claim already.
     :param fixed: functions whose vGPUs are left to Nova.
     """
     by_type = {offer.vgpu_type_id: offer for offer in offers}
-    requested = {} if claims is None else {
-        claim.handle: claim for claim in claims.bound}
+    requested = {} if requests is None else {
+        request.handle: request for request in requests.bound}
     vfio = gpu.framework is model.Framework.VENDOR_VFIO
     there: list[tuple[str, model.Vgpu | None]]
     if vfio:
-        there = [(claim.handle, desired.claimed_vgpu(gpu, claim))
-                 for claim in requested.values()]
+        there = [(request.handle, desired.requested_vgpu(gpu, request))
+                 for request in requested.values()]
     else:
         there = [(vgpu.uuid, vgpu) for vgpu in gpu.vgpus
                  if vgpu.uuid is not None
-                 and (claims is None or vgpu.uuid in requested)]
+                 and (requests is None or vgpu.uuid in requested)]
     # Without mixed sizes, the driver chooses the placements.
     places = {vf.address: vf.placement_id for vf in gpu.vfs
               if gpu.mixed_sizes}
     return [
-        journal.Entry(
+        gpu_record.Claim(
             handle=handle, gpu=gpu.address, function=vgpu.function,
-            mdev_type=vgpu.type_id, phase=journal.Phase.BOUND, vfio=vfio,
+            mdev_type=vgpu.type_id, phase=gpu_record.Phase.BOUND, vfio=vfio,
             profile=by_type[vgpu.type_id].profile,
             vgpu_placement=places.get(vgpu.function))
         for handle, vgpu in there
@@ -251,11 +249,11 @@ def entries(gpu: model.Gpu, offers: Sequence[partition_offers.Offer],
         and handle not in known and vgpu.function not in fixed]
 
 
-def placed(gpu: model.Gpu, bare: Iterable[journal.Entry],
+def placed(gpu: model.Gpu, bare: Iterable[gpu_record.Claim],
            offers: Sequence[partition_offers.Offer],
            running: Sequence[usage.GuestVgpu],
-           taken: Collection[spec.MigInstanceSpec]) -> list[journal.Entry]:
-    """Entries with the GPU instances below them. Pure.
+           taken: Collection[spec.MigInstanceSpec]) -> list[gpu_record.Claim]:
+    """Claims with the GPU instances below them. Pure.
 
     The driver reports the instances of vendor VFIO vGPUs, and NVML those of
     running vGPUs. The others are guessed, if they need all the instances
@@ -276,37 +274,37 @@ def placed(gpu: model.Gpu, bare: Iterable[journal.Entry],
             for instance in (gpu.mig.instances if gpu.mig else ())
             if spec.of(instance) not in taken}
     below = {}
-    for entry in bare:
-        number = told.get(desired.vgpu_name(entry))
+    for claim in bare:
+        number = told.get(desired.vgpu_name(claim))
         if number is not None and number in free:
-            below[entry.handle] = free[number]
+            below[claim.handle] = free[number]
     pending = collections.defaultdict(list)
-    for entry in bare:
-        if entry.handle not in below and entry.mdev_type in by_type:
-            pending[by_type[entry.mdev_type].gi_profile_id].append(entry)
+    for claim in bare:
+        if claim.handle not in below and claim.mdev_type in by_type:
+            pending[by_type[claim.mdev_type].gi_profile_id].append(claim)
     for profile_id, waiting in pending.items():
         below.update(_guessed(
             [instance for instance in free.values()
              if instance.profile_id == profile_id
              and instance not in below.values()], waiting, by_type))
-    return [_on(entry, below.get(entry.handle)) for entry in bare]
+    return [_on(claim, below.get(claim.handle)) for claim in bare]
 
 
-def mixed(gpu: model.Gpu, bare: Iterable[journal.Entry],
-          running: Sequence[usage.GuestVgpu]) -> list[journal.Entry]:
-    """Entries with the placement ids that NVML reports for guests. Pure.
+def mixed(gpu: model.Gpu, bare: Iterable[gpu_record.Claim],
+          running: Sequence[usage.GuestVgpu]) -> list[gpu_record.Claim]:
+    """Claims with the placement ids that NVML reports for guests. Pure.
 
     The placement id of an mdev without a virtual machine is unknown. NVML
     does not know it either, and may give that placement to another vGPU.
     """
     told = {vgpu.uuid: vgpu.placement_id for vgpu in running
             if gpu.mixed_sizes and vgpu.uuid}
-    return [dataclasses.replace(entry, vgpu_placement=told[entry.handle])
-            if entry.handle in told else entry for entry in bare]
+    return [dataclasses.replace(claim, vgpu_placement=told[claim.handle])
+            if claim.handle in told else claim for claim in bare]
 
 
 def _guessed(instances: Sequence[model.GpuInstance],
-             waiting: Sequence[journal.Entry],
+             waiting: Sequence[gpu_record.Claim],
              by_type: Mapping[str, partition_offers.Offer]
              ) -> dict[str, model.GpuInstance]:
     """Instances by handle, in order; empty if the guess is not safe.
@@ -314,19 +312,19 @@ def _guessed(instances: Sequence[model.GpuInstance],
     An instance holds vGPUs of one framebuffer size. Each instance must get
     at least one vGPU.
     """
-    kinds = [by_type[entry.mdev_type] for entry in waiting]
+    kinds = [by_type[claim.mdev_type] for claim in waiting]
     room = len(instances) * min(kind.per_instance for kind in kinds)
     if (len({kind.framebuffer_mib for kind in kinds}) > 1
             or not len(instances) <= len(waiting) <= room):
         return {}
-    return {entry.handle: instances[number % len(instances)]
-            for number, entry in enumerate(waiting)}
+    return {claim.handle: instances[number % len(instances)]
+            for number, claim in enumerate(waiting)}
 
 
-def _on(entry: journal.Entry, instance: model.GpuInstance | None
-        ) -> journal.Entry:
+def _on(claim: gpu_record.Claim, instance: model.GpuInstance | None
+        ) -> gpu_record.Claim:
     if instance is None:
-        return entry
+        return claim
     return dataclasses.replace(
-        entry, profile_id=instance.profile_id, placement=instance.placement,
+        claim, profile_id=instance.profile_id, placement=instance.placement,
         instance_id=instance.instance_id)

@@ -35,7 +35,6 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import binder
 from cyborg_gpu_driver.program.bind import live
@@ -47,8 +46,8 @@ from cyborg_gpu_driver.program.reconcile import groups
 from cyborg_gpu_driver.program.reconcile import orphans
 from cyborg_gpu_driver.program.reconcile import rebuild
 from cyborg_gpu_driver.program.steps import blockers
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.record import unknown_claims
 
 # Safe repairs of differences.
 #
@@ -61,25 +60,23 @@ class Repairer:
 
     :param host: the last snapshot of the machine.
     :param restorer: creates what a claim lacks.
-    :param records: the journal.
+    :param records: the records of the machine.
     :param keeper: knows who uses a vGPU.
-    :param rebuilder: writes the entries of requests that have none.
+    :param rebuilder: writes the claims of requests that have none.
     :param binds: finishes interrupted binds and unbinds.
-    :param state_path: where the locks are.
     :param cloud: knows the accelerator requests, and publishes.
     """
 
     def __init__(self, host: live.LiveHost, restorer: restore.Restorer,
-                 records: journal.Journal, keeper: orphans.Keeper,
+                 records: store.Store, keeper: orphans.Keeper,
                  rebuilder: rebuild.Rebuilder, binds: binder.Binder,
-                 state_path: str, cloud: services.Services):
+                 cloud: services.Services):
         self._host = host
         self._restorer = restorer
-        self._journal = records
+        self._records = records
         self._keeper = keeper
         self._rebuilder = rebuilder
         self._binder = binds
-        self._state_path = state_path
         self._cloud = cloud
         self._ways = {
             reconcile.Kind.NO_REQUEST: self._return,
@@ -105,61 +102,61 @@ class Repairer:
         for its answer. Cyborg records the start of a bind before it calls
         the agent. So if no request had the handle and none was under way,
         only a later bind can have given it one. Such a bind changes the
-        entry (``repeats``), or finds an entry that is being removed.
+        claim (``repeats``), or finds a claim that is being removed.
         """
-        entry = self._entry(difference)
-        claims = self._cloud.requests()
-        if claims is None:
+        claim = self._bound(difference)
+        requests = self._cloud.requests()
+        if requests is None:
             raise _kept('Cyborg could not be queried again')
-        if claims.of(entry.handle) is not None:
+        if requests.of(claim.handle) is not None:
             raise _kept('an accelerator request has it now')
-        if claims.unsettled:
+        if requests.unsettled:
             raise _kept('accelerator requests are in progress: '
-                        + ', '.join(claims.unsettled))
+                        + ', '.join(requests.unsettled))
         with self._locked(difference):
-            self._check_unchanged(entry)
-            user = users(self._keeper, entry.gpu, (entry,)).get(
-                desired.vgpu_name(entry))
+            self._check_unchanged(claim)
+            user = users(self._keeper, claim.gpu, (claim,)).get(
+                desired.vgpu_name(claim))
             if user:
                 raise _kept(user)
-            self._journal.give_back(entry.handle)
+            self._records.give_back(claim.handle)
         self._finish(difference)
-        return f'returned {entry.profile} of handle {entry.handle}'
+        return f'returned {claim.profile} of handle {claim.handle}'
 
     def _finish(self, difference: reconcile.Difference) -> str:
         self._binder.recover()
-        if self._journal.get(difference.subject) is not None:
+        if self._records.claim(difference.subject) is not None:
             raise _kept('it cannot be removed yet; the log says why')
         return f'removed the leftovers of handle {difference.subject}'
 
     def _make_again(self, difference: reconcile.Difference) -> str:
         """Create a handle's GPU instance and vGPU again, in their places."""
-        entry = self._entry(difference)
-        claims = self._cloud.requests()
-        if claims is None or claims.of(entry.handle) is None:
+        claim = self._bound(difference)
+        requests = self._cloud.requests()
+        if requests is None or requests.of(claim.handle) is None:
             raise _kept('no accelerator request has it')
         with self._locked(difference):
-            self._check_unchanged(entry)
+            self._check_unchanged(claim)
             try:
                 done = self._restorer.restore_claim(
-                    self._host.gpu(entry.gpu), entry.handle)
+                    self._host.gpu(claim.gpu), claim.handle)
             finally:
-                self._host.refresh_gpu(entry.gpu)
-        return (f'recreated what handle {entry.handle} lacked: '
+                self._host.refresh_gpu(claim.gpu)
+        return (f'recreated what handle {claim.handle} lacked: '
                 + (', '.join(done) or 'nothing'))
 
     def _record(self, difference: reconcile.Difference) -> str:
-        """Write the entry of a request whose vGPU exists."""
-        claims = self._cloud.requests()
-        claim = None if claims is None else claims.of(difference.subject)
-        if claim is None:
+        """Write the claim of a request whose vGPU exists."""
+        requests = self._cloud.requests()
+        request = None if requests is None else requests.of(difference.subject)
+        if request is None:
             raise _kept('no accelerator request has it any more')
         with self._locked(difference):
-            if self._journal.get(claim.handle) is None:
+            if self._records.claim(request.handle) is None:
                 self._rebuilder.adopt(
-                    self._host.gpu(difference.gpu), claim)
+                    self._host.gpu(difference.gpu), request)
         self._cloud.publish(difference.gpu)
-        return f'recorded handle {claim.handle} as bound'
+        return f'recorded handle {request.handle} as bound'
 
     def _publish(self, difference: reconcile.Difference) -> str:
         self._cloud.publish(difference.gpu)
@@ -167,35 +164,35 @@ class Repairer:
 
     def _locked(self, difference: reconcile.Difference
                 ) -> contextlib.AbstractContextManager:
-        return locks.gpu(self._state_path, difference.gpu)
+        return locks.gpu(self._records.state_path, difference.gpu)
 
-    def _entry(self, difference: reconcile.Difference) -> journal.Entry:
-        entry = self._journal.get(difference.subject)
-        if entry is None or entry.phase is not journal.Phase.BOUND:
+    def _bound(self, difference: reconcile.Difference) -> gpu_record.Claim:
+        claim = self._records.claim(difference.subject)
+        if claim is None or claim.phase is not gpu_record.Phase.BOUND:
             raise _kept('it is not bound any more')
-        return entry
+        return claim
 
-    def _check_unchanged(self, entry: journal.Entry) -> None:
-        if self._journal.get(entry.handle) != entry:
+    def _check_unchanged(self, claim: gpu_record.Claim) -> None:
+        if self._records.claim(claim.handle) != claim:
             raise _kept('it was bound or unbound in the meantime')
 
 
 def users(keeper: orphans.Keeper, gpu: model.PciAddress,
-          entries: tuple[journal.Entry, ...]) -> dict[str, str]:
-    """The users of the entries' vGPUs that are in use, or may be, by name.
+          claims: tuple[gpu_record.Claim, ...]) -> dict[str, str]:
+    """The users of the claims' vGPUs that are in use, or may be, by name.
 
-    Reads no other GPUs than those of the entries, so the caller may hold the
+    Reads no other GPUs than those of the claims, so the caller may hold the
     GPU's lock.
     """
     found = {}
-    for entry in entries:
-        for address in entry.members:
+    for claim in claims:
+        for address in claim.members:
             there = privileged_driver.holders(str(address))
             if there:
-                found[desired.vgpu_name(entry)] = (
+                found[desired.vgpu_name(claim)] = (
                     f'GPU {address} is open in ' + consent.describe(there))
-    names = {desired.vgpu_name(entry) for entry in entries
-             if not entry.members}
+    names = {desired.vgpu_name(claim) for claim in claims
+             if not claim.members}
     for item in keeper.on(gpu):
         if item.vgpu.name in names:
             user = dataclasses.replace(item, owner=None).obstacle(None)
@@ -219,11 +216,10 @@ class Reconciler:
 
     :param machine: the platform that is read.
     :param host: the last snapshot of the machine.
-    :param records: the journal.
+    :param records: the records of the machine.
     :param settings: the operator's policies.
-    :param state_path: ``[gpu] state_path``.
     :param keeper: knows who uses a vGPU.
-    :param rebuilder: rebuilds a lost journal.
+    :param rebuilder: rebuilds lost claims.
     :param repairer: repairs differences.
     :param cloud: the cloud's services; comparisons with records that they
         do not know are left out.
@@ -233,27 +229,24 @@ class Reconciler:
     """
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
-                 records: journal.Journal, settings: policies.Settings,
-                 state_path: str, keeper: orphans.Keeper,
-                 rebuilder: rebuild.Rebuilder, repairer: Repairer,
+                 records: store.Store, settings: policies.Settings,
+                 keeper: orphans.Keeper, rebuilder: rebuild.Rebuilder,
+                 repairer: Repairer,
                  cloud: services.Services, grace: float = _GRACE,
                  clock: Callable[[], float] = time.monotonic):
         self._machine = machine
-        self._fabric = groups.FabricKeeper(machine, host, records,
-                                           state_path)
+        self._fabric = groups.FabricKeeper(machine, host, records)
         self._nvlink = groups.NvlinkKeeper(machine, host, records,
-                                           state_path, self._fabric)
+                                           self._fabric)
         self._host = host
-        self._journal = records
+        self._records = records
         self._settings = settings
-        self._state_path = state_path
         self._keeper = keeper
         self._rebuilder = rebuilder
         self._repairer = repairer
         self._cloud = cloud
         self._grace = grace
         self._clock = clock
-        self._store = store.of(state_path)
         self._last: dict[tuple, reconcile.Difference] = {}
         """The differences that the last :meth:`look` has found, and earlier
         ones that it could not have found."""
@@ -270,8 +263,8 @@ class Reconciler:
     def look(self, lost: bool = False) -> None:
         """Compare, log and repair. Called for each report. Never raises.
 
-        :param lost: whether the journal was lost and must be rebuilt
-            (:meth:`cyborg_gpu_driver.program.journal.Journal.check`).
+        :param lost: whether claims were lost and must be rebuilt
+            (:meth:`cyborg_gpu_driver.record.store.Store.check`).
         """
         self.repaired = ()
         self._fabric.look()
@@ -327,29 +320,29 @@ class Reconciler:
         :returns: the facts of each GPU of the machine; None for a GPU that
             was not compared.
         """
-        before = self._journal.entries()
+        before = self._records.claims()
         if refresh:
             self._host.refresh()
         host = self._host.host()
-        unknown = unknown_claims.of(self._state_path)
+        unknown = self._records.unknown_claims()
         gpus = [gpu for gpu in host.gpus if gpu.address not in unknown]
         marks = {gpu.address: self._host.mark(gpu.address) for gpu in gpus}
-        claims = self._cloud.requests()
+        requests = self._cloud.requests()
         usages = self._cloud.usages({gpu.address: self._host.offers(gpu)
                                      for gpu in gpus})
         compared: dict[model.PciAddress, desired.Facts | None] = (
             dict.fromkeys(gpu.address for gpu in host.gpus))
         for gpu in gpus:
             with contextlib.suppress(exception.LockTimeout), \
-                    locks.gpu(self._state_path, gpu.address):
-                entries = self._journal.entries(gpu.address)
+                    locks.gpu(self._records.state_path, gpu.address):
+                claims = self._records.claims(gpu.address)
                 if (marks[gpu.address] != self._host.mark(gpu.address)
-                        or entries != tuple(
-                            entry for entry in before
-                            if entry.gpu == gpu.address)):
+                        or claims != tuple(
+                            claim for claim in before
+                            if claim.gpu == gpu.address)):
                     continue
                 compared[gpu.address] = self._facts(
-                    gpu, entries, claims, None if usages is None
+                    gpu, claims, requests, None if usages is None
                     else usages.get(gpu.address, ()))
         return (*(desired.unusable(address, why.reason, why.remedy)
                   for address, why in unknown.items()),
@@ -358,20 +351,20 @@ class Reconciler:
                     'server: earlier cordons and errors of it may be lost',
                     'see whether the GPU is in order, then "cyborg-gpu gpu '
                     f'uncordon {address}"')
-                  for address in self._journal.closed_by_damage()
+                  for address in self._records.closed_by_damage()
                   if address not in unknown),
                 *desired.absent(before, host),
                 *desired.earlier(self._cloud.earlier(host)),
                 *(item for facts in compared.values() if facts is not None
                   for item in desired.compare(facts))), compared
 
-    def _facts(self, gpu: model.Gpu, entries: tuple[journal.Entry, ...],
-               claims: reconcile.Claims | None,
+    def _facts(self, gpu: model.Gpu, claims: tuple[gpu_record.Claim, ...],
+               requests: reconcile.Requests | None,
                usages: tuple[reconcile.Usage, ...] | None
                ) -> desired.Facts:
-        record = dataclasses.replace(self._store.read(gpu.address),
-                                     claims=entries)
-        facts = desired.Facts(gpu, record, self._governs(gpu), claims,
+        record = dataclasses.replace(self._records.read(gpu.address),
+                                     claims=claims)
+        facts = desired.Facts(gpu, record, self._governs(gpu), requests,
                               usages, boot=self._machine.boot_id())
         lost = desired.unrequested(facts)
         return dataclasses.replace(
@@ -394,7 +387,7 @@ class Reconciler:
         if not facts.governed or not desired.unexplained(facts):
             return {}
         try:
-            return blockers.in_use(self._machine, facts.gpu, facts.entries)
+            return blockers.in_use(self._machine, facts.gpu, facts.claims)
         except exception.GpuDriverError as error:
             LOG.debug('Cannot find out who uses GPU %(gpu)s: %(error)s',
                       {'gpu': facts.gpu.address, 'error': error})

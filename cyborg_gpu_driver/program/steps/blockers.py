@@ -27,32 +27,32 @@ from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.nvml import process as nvml_process
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
+from cyborg_gpu_driver.record import gpu as gpu_record
 
 _NEEDS_RESET = frozenset({'ampere'})
 """Architectures that change the MIG mode at their next reset (MIG guide)."""
 
 
 def in_use(machine: platform.Platform, gpu: model.Gpu,
-           entries: Iterable[journal.Entry]
+           claims: Iterable[gpu_record.Claim]
            ) -> dict[model.Placement, str]:
     """The users of the GPU instances in use, by placement.
 
     :param gpu: with its live instances.
-    :param entries: of the bind journal, for this GPU.
+    :param claims: those on this GPU.
     :raises NvmlError, SysfsError: if that is unknown.
     """
     if gpu.mig is None or not gpu.mig.instances:
         return {}
-    entries = tuple(entries)
+    claims = tuple(claims)
     found: dict[model.Placement, list[str]] = {
         instance.placement: [] for instance in gpu.mig.instances}
     places = {instance.instance_id: instance.placement
               for instance in gpu.mig.instances}
-    for entry in entries:
-        if entry.placement in found:
-            found[entry.placement].append(f'bound to handle {entry.handle}')
+    for claim in claims:
+        if claim.placement in found:
+            found[claim.placement].append(f'bound to handle {claim.handle}')
     for process in usage.processes(machine, gpu.address):
         if process.instance_id in places:
             found[places[process.instance_id]].append(_process(process))
@@ -85,21 +85,21 @@ def of_mode(machine: platform.Platform, gpu: model.Gpu, enable: bool
 
 
 def of_preparing(machine: platform.Platform, gpu: model.Gpu,
-                 entries: Iterable[journal.Entry]) -> tuple[str, ...]:
+                 claims: Iterable[gpu_record.Claim]) -> tuple[str, ...]:
     """What keeps a GPU from being made ready for another use, for people.
 
     GPU instances prevent it even if they are idle, because a change of the
     mode or of the virtual functions may destroy them.
 
     :param gpu: of a snapshot that was taken just now.
-    :param entries: of the bind journal, for this GPU.
+    :param claims: those on this GPU.
     :raises NvmlError, SysfsError, UsageUnknown: if that is unknown.
     """
     found = [f'vGPU {vgpu.name} on {vgpu.function}' for vgpu in gpu.vgpus]
     if gpu.mig is not None:
         found.extend(f'GPU instance at {instance.placement}'
                      for instance in gpu.mig.instances)
-    found.extend(f'bound to handle {entry.handle}' for entry in entries)
+    found.extend(f'bound to handle {claim.handle}' for claim in claims)
     return tuple(found) or of_running(machine, gpu)
 
 

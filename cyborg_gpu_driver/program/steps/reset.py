@@ -200,7 +200,7 @@ class Resetter:
         """
         address = gpu.address
         self._check_possible(gpu)
-        record = self._machine.records.get(address)
+        record = self._machine.records.board(address)
         # It may be at nvidia again, after a reset that did not finish.
         wanted = (record.modes if record is not None
                   and record.bound_from == whole.NVIDIA else None)

@@ -132,7 +132,7 @@ def bind(machine: platform.Platform, address: model.PciAddress,
 
 def _persist(machine: platform.Platform, address: model.PciAddress) -> None:
     """Turn persistence mode on again if it was on before."""
-    record = machine.records.get(address)
+    record = machine.records.board(address)
     if record is not None and record.persistence:
         with machine.nvml.alone():
             privileged_gpu.persist(str(address))
@@ -156,7 +156,7 @@ def roll_back(machine: platform.Platform, gpu: model.Gpu) -> bool:
 def was_cut_off(machine: platform.Platform, gpu: model.Gpu) -> bool:
     """Whether the hand-over of a GPU may have died."""
     return (gpu.driver == whole.NVIDIA and not gpu.visible_to_nvml
-            and machine.records.get(gpu.address) is not None)
+            and machine.records.board(gpu.address) is not None)
 
 
 def _unlock(machine: platform.Platform, address: model.PciAddress) -> bool:
@@ -184,7 +184,7 @@ def _keep(machine: platform.Platform, gpu: model.Gpu) -> None:
         at_once, later = modes.kept(machine.nvml, gpu.address)
         module, on_switches = fabric.baseboard(machine, gpu.address)
     seen = host_health.read_pci(machine.sysfs, gpu.address)
-    machine.records.put(gpu.address, gpu_record.of(
+    machine.records.keep_board(gpu.address, gpu_record.of(
         gpu, machine.boot_id(), now, machine.nvml.driver_version(),
         health=gpu_record.Health(verdict.state.value, verdict.reasons, now),
         persistence=bool(persistence), module=module, on_switches=on_switches,

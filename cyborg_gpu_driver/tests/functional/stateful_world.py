@@ -39,7 +39,7 @@ from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import state
 from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
@@ -376,8 +376,8 @@ class StatefulCase(gpu_cloud.GpuTestCase):
         While a stopped command holds a record, only the agent knows.
         """
         return {entry.handle
-                for entry in self.driver._running()._journal.entries()
-                if entry.phase is journal.Phase.UNBINDING}
+                for entry in self.driver._running()._records.claims()
+                if entry.phase is gpu_record.Phase.UNBINDING}
 
     def differences(self):
         """Return doctor's findings, each as a mapping."""

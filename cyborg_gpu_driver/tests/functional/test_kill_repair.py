@@ -19,8 +19,9 @@ import uuid
 import testscenarios
 
 from cyborg_gpu_driver.partition import reconcile as words
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.reconcile import reconcile
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.functional import kill_case
@@ -43,8 +44,8 @@ class RepairCase(kill_case.KillCase):
             running.bind(*self.handle(running, self.handle_uuid))
 
         self.process(work)
-        self.records = journal.Journal(self.state_path)
-        (self.entry,) = self.records.entries()
+        self.records = store.Store(self.state_path)
+        (self.entry,) = self.records.claims()
         self.bound = self.truth()
         self.assertEqual(1, len(self.bound[1]))
 
@@ -59,20 +60,20 @@ class RepairCase(kill_case.KillCase):
             there.requests = lambda: claims
             there.publish = lambda address: None
             reconcile.Reconciler(
-                there.platform, there.live, there.journal, there.settings,
-                there.state_path, there.vgpus, there.rebuilder,
-                there.repairer, there, grace=0).look()
+                there.platform, there.live, there.records, there.settings,
+                there.vgpus, there.rebuilder, there.repairer, there,
+                grace=0).look()
 
         return self.process(work, number)
 
     def claims(self):
-        return words.Claims((words.Claim(
+        return words.Requests((words.Request(
             self.handle_uuid, 'request', 'server', self.entry.function,
             self.entry.mdev_type),))
 
     def is_bound(self):
         """Check that the handle is bound as before and can be unbound."""
-        (entry,) = self.records.entries()
+        (entry,) = self.records.claims()
         # No source has the time of the bind for an entry found again.
         self.assertIn(entry.since, (None, self.entry.since))
         self.assertEqual(self.entry, dataclasses.replace(
@@ -86,7 +87,7 @@ class RepairCase(kill_case.KillCase):
 
     def is_gone(self):
         self.assertEqual(([], []), self.truth()[:2])
-        self.assertEqual((), self.records.entries())
+        self.assertEqual((), self.records.claims())
 
 
 class JournalTest(RepairCase):
@@ -123,8 +124,8 @@ class DoctorTest(RepairCase):
     def test_an_unbind_that_did_not_end(self):
         def prepare():
             self.bind()
-            self.records.put(dataclasses.replace(
-                self.entry, phase=journal.Phase.UNBINDING))
+            self.records.put_claims(dataclasses.replace(
+                self.entry, phase=gpu_record.Phase.UNBINDING))
 
         def work(number=None):
             return self.command(*_REPAIR, number=number)
@@ -164,9 +165,9 @@ class RequestTest(RepairCase):
 
     def test_what_cyborg_forgot_is_returned(self):
         def check():
-            self.look(words.Claims())
+            self.look(words.Requests())
             self.is_gone()
 
         self.sweep(self.bind, lambda number: self.look(
-            words.Claims(), number), check)
+            words.Requests(), number), check)
         self.say('returned')

@@ -230,7 +230,7 @@ class HandleTest(ReconcileCase):
         rows, _ = self.doctor(code=1)
         self.assertEqual({'not-recorded'}, set(rows))
         self.assert_named_once(self.reports(), self.handle,
-                               'is not in the journal of binds')
+                               'of which no record has a claim')
         self.assertEqual(self.bound['placement'],
                          self.cloud.placement.snapshot())
         self.cloud.unbind(self.server)

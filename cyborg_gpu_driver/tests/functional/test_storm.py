@@ -261,7 +261,7 @@ class ProcessesTest(base.BaseTestCase):
                 outcomes['refused'] += 1
                 continue
             outcomes['bound'] += 1
-            entries = running._journal.entries()
+            entries = running._records.claims()
             self.assertIn(asked[2], [entry.handle for entry in entries])
             for name in ('function', 'instance_id', 'placement'):
                 taken = [(entry.gpu, getattr(entry, name))

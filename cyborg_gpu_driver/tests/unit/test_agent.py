@@ -27,7 +27,6 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.partition import health
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import gpu as record_gpu
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import empty_placement
@@ -93,7 +92,7 @@ class TestAgent(AgentCase):
         self.assertFalse([
             thread.name for thread in threading.enumerate()
             if 'handle' in thread.name])
-        self.assertEqual((), journal.Journal(self.state_path).entries())
+        self.assertEqual((), store.Store(self.state_path).claims())
 
     def test_a_record_that_cannot_be_read_affects_its_gpu_only(self):
         address = self.devices[1].address
@@ -123,7 +122,7 @@ class TestAgent(AgentCase):
         # The next instance may get the same placement and ID.
         asked = self.handle()
         self.agent.bind(*asked)
-        (entry,) = journal.Journal(self.state_path).entries()
+        (entry,) = store.Store(self.state_path).claims()
         records = store.of(self.state_path)
         records.put(entry.gpu, health=record_gpu.HealthRecord(
             entry.boot, None, (health.Condition(

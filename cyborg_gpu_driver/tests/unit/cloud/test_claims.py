@@ -42,14 +42,14 @@ def _without_handle(state, **changes):
                     attach_handle_type='', attach_handle_info={}, **changes)
 
 
-_CLAIM = reconcile.Claim(_HANDLE, 'arq', 'server', _FUNCTION, 'nvidia-474')
+_CLAIM = reconcile.Request(_HANDLE, 'arq', 'server', _FUNCTION, 'nvidia-474')
 
 
 class ClaimsTest(base.BaseTestCase):
 
     def test_a_bound_one(self):
         claims = cyborg.claims([_request()], 'here')
-        self.assertEqual(reconcile.Claims((_CLAIM,)), claims)
+        self.assertEqual(reconcile.Requests((_CLAIM,)), claims)
         self.assertEqual(_CLAIM, claims.of(_HANDLE))
         self.assertIsNone(claims.of('other'))
 
@@ -58,7 +58,7 @@ class ClaimsTest(base.BaseTestCase):
                         _request(attach_handle_type='PCI'),
                         _without_handle('Initial', hostname=None),
                         _without_handle('BindStarted', hostname='there')):
-            self.assertEqual(reconcile.Claims(),
+            self.assertEqual(reconcile.Requests(),
                              cyborg.claims([request], 'here'))
 
     def test_what_may_have_a_handle_that_is_not_shown(self):
@@ -67,7 +67,7 @@ class ClaimsTest(base.BaseTestCase):
                 ('UnbindFailed', None), ('Unbound', None),
                 ('Deleting', 'here')):
             self.assertEqual(
-                reconcile.Claims((), ('arq',)), cyborg.claims(
+                reconcile.Requests((), ('arq',)), cyborg.claims(
                     [_without_handle(state, hostname=hostname)], 'here'))
 
 

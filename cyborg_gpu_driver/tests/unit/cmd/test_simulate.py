@@ -19,7 +19,8 @@ import os
 import fixtures
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _COMMANDS = (('gpu', 'list'), ('offer', 'list'), ('report', 'show'),
@@ -40,9 +41,9 @@ class RealRecordsTest(base.CommandCase):
         self.conf = self.configure(f'[gpu]\nstate_path = {self.real}\n',
                                    self.directory)
         address = model.PciAddress.parse('0000:07:00.0')
-        journal.Journal(self.real).put(journal.Entry(
+        store.Store(self.real).put_claims(gpu_record.Claim(
             '9a71a02a-fc7f-4f69-92f5-e3fb104ab795', address, address,
-            'nvidia-710', '1g.10gb', journal.Phase.UNBINDING))
+            'nvidia-710', '1g.10gb', gpu_record.Phase.UNBINDING))
 
     def records(self):
         found = {}

@@ -50,7 +50,6 @@ from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
@@ -271,14 +270,14 @@ def record_file(state_path):
     hold(dataclasses.replace(now, ledger=record.ledger) == record, record)
     hold(str(record.change) and record.owned_instances is not None, record)
     _parts(record)
-    journal.owned(record.claims)
+    gpu_record.owned(record.claims)
     for entry in record.claims:
         hold(isinstance(entry.profile, str), entry)
         hold(isinstance(entry.placement, (model.Placement, type(None))),
              entry)
         hold(None not in entry.foreign_ids, entry)
         audit.Audit(state_path).record(
-            entry.gpu, 'bound', entry.handle, audit.of_entry(entry))
+            entry.gpu, 'bound', entry.handle, audit.of_claim(entry))
 
 
 def _parts(record):

@@ -26,8 +26,8 @@ from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.ready import apply
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.fuzz import base
 from cyborg_gpu_driver.tests.unit.fuzz import checks
@@ -42,7 +42,7 @@ _ENTRIES = [{
     'placement': dict(_PLACE), 'instance_id': 7, 'foreign_ids': [8, 9],
     'vfio': bool(number % 2), 'vgpu_placement': None, 'boot': 'one',
     'repeats': 0}
-    for number, phase in enumerate(journal.Phase)]
+    for number, phase in enumerate(gpu_record.Phase)]
 _LAYOUT = {'enabled': True, 'pending': False, 'instances': [
     {'profile_id': 19, 'placement': _PLACE, 'compute': [[0, 1], [1, 1]]}]}
 _CHECKPOINT = [{'gpu': _GPU, 'device_id': '20b0', 'vfs': True,

@@ -78,8 +78,7 @@ class FabricConfigTest(RealCase):
         for number, looked in ((1, False), (2, True)):
             self.write(f'FABRIC_MODE={number}\n')
             keeper = groups.FabricKeeper(
-                self.machine(), mock.Mock(), mock.Mock(),
-                str(self.directory))
+                self.machine(), mock.Mock(), mock.Mock())
             keeper.partitions = mock.Mock(side_effect=exception.StepFailed(
                 reason='looked'))
             keeper.look()

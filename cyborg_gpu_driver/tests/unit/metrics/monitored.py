@@ -167,7 +167,7 @@ class Agent(fixtures.Fixture):
         offer = next(
             offer for offer in self.agent._host.offers(
                 self.agent._host.gpu(gpu)) if offer.profile == profile)
-        taken = {entry.function for entry in self.agent._journal.entries()}
+        taken = {entry.function for entry in self.agent._records.claims()}
         function = next(function for function in offer.parents
                         if function not in taken)
         return str(function), offer.vgpu_type_id, str(uuid.uuid4())

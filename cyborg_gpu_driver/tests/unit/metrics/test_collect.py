@@ -131,7 +131,7 @@ class AgentTest(_Case):
         self.agent.bind(*self.asked)
         found = self.scrape()
         ((labels, _),) = found['cyborg_gpu_assignment_info']
-        (entry,) = self.agent._journal.entries()
+        (entry,) = self.agent._records.claims()
         self.assertEqual(
             ('host1', str(entry.gpu), self.asked[2], str(entry.function),
              str(entry.instance_id), entry.profile, ''),
@@ -160,7 +160,7 @@ class AgentTest(_Case):
     def test_what_is_reserved_is_what_placement_is_told(self):
         self.agent.bind(*self.asked)
         self.agent.report()
-        (entry,) = self.agent._journal.entries()
+        (entry,) = self.agent._records.claims()
         inventories = {
             item.resource_class: item
             for item in self.agent._node.inventories(entry.gpu)}
@@ -198,8 +198,8 @@ class AgentTest(_Case):
 
     def test_whose_a_handle_is(self):
         self.agent.bind(*self.asked)
-        (entry,) = self.agent._journal.entries()
-        claims = reconcile.Claims((reconcile.Claim(
+        (entry,) = self.agent._records.claims()
+        claims = reconcile.Requests((reconcile.Request(
             entry.handle, _ARQ, _SERVER, entry.function, entry.mdev_type),))
         observer = self.agent._observer
         for _ in range(2):
@@ -226,7 +226,7 @@ class AgentTest(_Case):
         os.mkdir(os.path.join(self.state_path, 'audit.jsonl'))
         self.be_at(1000)
         self.agent.bind(*self.asked)
-        (entry,) = self.agent._journal.entries()
+        (entry,) = self.agent._records.claims()
         self.be_at(61000)
         self.agent.report()
         self.assertEqual(60.0, self.seconds(
@@ -241,10 +241,10 @@ class AgentTest(_Case):
         for days in (-30, 30):
             self.asked = (*self.asked[:2], str(uuid.uuid4()))
             self.be_at(1000)
-            self.agent._journal.clock = lambda days=days: (
+            self.agent._records.clock = lambda days=days: (
                 time.time() + days * 86400)
             self.agent.bind(*self.asked)
-            self.agent._journal.clock = time.time
+            self.agent._records.clock = time.time
             self.be_at(2000)
             self.agent.report()
             self.seconds()
@@ -268,12 +268,12 @@ class AgentTest(_Case):
         self.placement.project = 'ours'
         self.be_at(1000)
         self.agent.bind(*self.asked)
-        (entry,) = self.agent._journal.entries()
+        (entry,) = self.agent._records.claims()
         self.be_at(5000)
         self.agent.report()
         self.assertNotIn('cyborg_gpu_assigned_seconds_total', self.scrape())
         observer = self.agent._observer
-        observer.claims(reconcile.Claims((reconcile.Claim(
+        observer.claims(reconcile.Requests((reconcile.Request(
             entry.handle, _ARQ, _SERVER, entry.function, entry.mdev_type),)))
         for _ in range(3):
             self.agent.report()
@@ -283,7 +283,7 @@ class AgentTest(_Case):
 
     def test_xids_are_counted_from_the_start_of_the_agent(self):
         self.agent.bind(*self.asked)
-        (entry,) = self.agent._journal.entries()
+        (entry,) = self.agent._records.claims()
         for number in (13, 79, 79):
             self.agent._event(condition.Event(entry.gpu, number))
         self.assertNotIn('cyborg_gpu_xid_errors_total', self.scrape())

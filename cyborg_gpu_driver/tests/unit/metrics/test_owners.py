@@ -32,7 +32,6 @@ from cyborg_gpu_driver.metrics import sampler
 from cyborg_gpu_driver.metrics import state
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import reconcile
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import empty_placement
@@ -77,7 +76,7 @@ class _Case(base.SimulatedTestCase):
         """Bind a handle and return the claim."""
         name = str(uuid.uuid4())
         self.agent.bind(str(handle.address), handle.asked_type, name)
-        (claim,) = [claim for claim in self.agent._journal.entries()
+        (claim,) = [claim for claim in self.agent._records.claims()
                     if claim.handle == name]
         return claim
 
@@ -144,7 +143,7 @@ class LibvirtTest(_Case):
         observer = self.agent._observer
 
         def of(server):
-            return reconcile.Claims((reconcile.Claim(
+            return reconcile.Requests((reconcile.Request(
                 name, 'arq', server, handle.address, handle.asked_type),))
 
         def say(server, asked=math.inf):
@@ -158,7 +157,7 @@ class LibvirtTest(_Case):
         self.assertEqual('', self.scrape()[name][0])
         # Cyborg was asked before that bind, or does not know the request.
         say(_ONE, asked)
-        observer.claims(reconcile.Claims())
+        observer.claims(reconcile.Requests())
         observer._write()
         self.assertEqual('', self.scrape()[name][0])
         say(_TWO)
@@ -200,7 +199,7 @@ class LibvirtTest(_Case):
         claim = gpu_record.Claim(
             str(uuid.uuid4()), members[0], members[0], 'nvlink-2', 'nvlink-2',
             gpu_record.Phase.BOUND, members=members, since=1.0)
-        for item in journal.on_each(claim):
+        for item in claim.on_each():
             store.of(self.state_path).put(item.gpu, claims=(item,))
         self.machine.define_domain(_ONE, test_domain.xml(
             _ONE, 'project1', 'group', tuple(map(str, members))))

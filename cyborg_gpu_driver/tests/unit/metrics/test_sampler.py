@@ -26,7 +26,6 @@ from cyborg_gpu_driver.host.nvml import access
 from cyborg_gpu_driver.metrics import collect
 from cyborg_gpu_driver.metrics import definitions
 from cyborg_gpu_driver.metrics import sampler
-from cyborg_gpu_driver.record import boards
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import scope
@@ -44,7 +43,7 @@ class _Case(base.SimulatedTestCase):
         self.state_path = self.useFixture(fixtures.TempDir()).path
         self.now = 0.0
         self.platform = dataclasses.replace(
-            self.platform, records=boards.Boards(self.state_path))
+            self.platform, records=store.of(self.state_path))
         self.sampler = sampler.Sampler(self.platform, self.state_path,
                                        lambda: self.now)
 

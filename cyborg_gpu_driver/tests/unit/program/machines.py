@@ -103,8 +103,8 @@ class Records(gpu_record.Records):
     def __init__(self):
         self._kept = {}
 
-    def get(self, address):
+    def board(self, address):
         return self._kept.get(address)
 
-    def put(self, address, record):
+    def keep_board(self, address, record):
         self._kept[address] = record

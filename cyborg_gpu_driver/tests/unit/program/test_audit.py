@@ -26,7 +26,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.tests import scope
 
 _GPU = model.PciAddress.parse('0000:81:00.0')
@@ -182,11 +182,11 @@ class AuditTest(base.BaseTestCase):
                           self.state_path)
 
     def test_the_evidence_of_a_bind(self):
-        entry = journal.Entry(
+        entry = gpu_record.Claim(
             handle=_HANDLE, gpu=_GPU, function=_GPU, mdev_type='nvidia-474',
-            profile='1g.10gb', phase=journal.Phase.BOUND,
+            profile='1g.10gb', phase=gpu_record.Phase.BOUND,
             placement=model.Placement(4, 1), instance_id=9)
-        self.audit.record(_GPU, 'bound', _HANDLE, audit.of_entry(entry))
+        self.audit.record(_GPU, 'bound', _HANDLE, audit.of_claim(entry))
         (record,) = audit.read(self.state_path).records
         self.assertEqual(
             {'profile': '1g.10gb', 'type': 'nvidia-474',

@@ -30,7 +30,6 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program import cleaning
 from cyborg_gpu_driver.program import health
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.privileged import mig as privileged
@@ -115,7 +114,7 @@ class CleaningCase(base.BaseTestCase):
         self.live = live.LiveHost(
             reader.HostReader(self.platform), policies.Settings(
                 policies=(policy.Policy('p', policy.Mode.PASSTHROUGH),)),
-            journal.Journal(self.state_path))
+            store.Store(self.state_path))
         self.health = health.HealthKeeper(self.platform, self.state_path,
                                           services.Services())
         self.resetter = reset.Resetter(self.platform, self.health)

@@ -17,7 +17,6 @@ from __future__ import annotations
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.program import health
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.ready import fixed
@@ -37,9 +36,8 @@ def restorer(machine, state_path, settings=None, cloud=None):
     settings = settings or policies.Settings()
     transactions = transaction.Transactions(machine, state_path)
     host_reader = reader.HostReader(machine)
-    records = journal.Journal(state_path)
     return restore.Restorer(
-        host_reader, transactions, records,
-        partitions.Partitions(machine, records),
+        host_reader, transactions,
+        partitions.Partitions(machine, transactions.records),
         fixed.FixedVgpus(host_reader, transactions, settings), settings,
         cloud or services.Services())

@@ -16,7 +16,7 @@ import dataclasses
 
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.partition import cleaning
-from cyborg_gpu_driver.record import boards
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.record import test_store
 
 ADDRESS = test_store.ADDRESS
@@ -28,14 +28,14 @@ class ModesTest(test_store.StoreCase):
     """A GPU is handed over, has a server, and is handed over again."""
 
     def modes(self, uuid='GPU-1', **parts):
-        kept = boards.Boards(self.state_path)
+        kept = store.of(self.state_path)
         record = gpu_record.Record((None,) * 4, 'boot', 1.0, uuid='GPU-1',
                                    modes=_GIVEN)
-        kept.put(ADDRESS, record)
+        kept.keep_board(ADDRESS, record)
         self.records.put(ADDRESS, **parts)
-        kept.put(ADDRESS, dataclasses.replace(
+        kept.keep_board(ADDRESS, dataclasses.replace(
             record, uuid=uuid, modes=_LEFT))
-        return kept.get(ADDRESS).modes
+        return kept.board(ADDRESS).modes
 
     def test_a_clean_gpu(self):
         self.assertEqual(_LEFT, self.modes())

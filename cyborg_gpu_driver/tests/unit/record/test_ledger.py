@@ -23,7 +23,6 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import ledger
 from cyborg_gpu_driver.record import store
@@ -82,20 +81,20 @@ class _World(fixtures.Fixture):
         self.left = None
         store._stores.clear()
         self.records = store.of(self.state_path)
-        self.journal = journal.Journal(self.state_path)
+        self.records = store.Store(self.state_path)
 
     def bind(self, gpu, handle, profile='1g.10gb'):
-        entry = journal.Entry(handle, gpu, gpu, 'nvidia-474', profile,
-                              journal.Phase.BINDING)
-        self.journal.put(entry)
-        self.journal.put(dataclasses.replace(
-            entry, phase=journal.Phase.BOUND, since=1.0))
+        entry = gpu_record.Claim(handle, gpu, gpu, 'nvidia-474', profile,
+                              gpu_record.Phase.BINDING)
+        self.records.put_claims(entry)
+        self.records.put_claims(dataclasses.replace(
+            entry, phase=gpu_record.Phase.BOUND, since=1.0))
         self.begin(handle, gpu, profile)
 
     def unbind(self, handle):
-        self.journal.give_back(handle)
+        self.records.give_back(handle)
         self.end(handle)
-        self.journal.remove(handle)
+        self.records.remove_claims(handle)
 
     def allocate(self, *servers):
         """Let a report see which servers have the whole GPU."""
@@ -206,11 +205,11 @@ class RandomTest(base.BaseTestCase):
     def _recover(self, world):
         """Start a new process, which removes what did not finish."""
         world.start()
-        for entry in world.journal.entries():
-            if entry.phase is not journal.Phase.BOUND:
+        for entry in world.records.claims():
+            if entry.phase is not gpu_record.Phase.BOUND:
                 if entry.handle in world.live:
                     world.end(entry.handle)
-                world.journal.remove(entry.handle)
+                world.records.remove_claims(entry.handle)
 
 
 class CountTest(base.BaseTestCase):
@@ -258,10 +257,10 @@ class CountTest(base.BaseTestCase):
                          self.ledger().sums(self.world.moment()))
 
     def test_a_group_counts_on_its_first_gpu(self):
-        entry = journal.Entry(
-            _HANDLE, _GPU, _GPU, 'nvidia-474', '2x', journal.Phase.BOUND,
+        entry = gpu_record.Claim(
+            _HANDLE, _GPU, _GPU, 'nvidia-474', '2x', gpu_record.Phase.BOUND,
             members=_GPUS)
-        self.world.journal.put(*journal.on_each(entry))
+        self.world.records.put_claims(*entry.on_each())
         self.assertEqual([1, 0], [len(self.ledger(gpu).running)
                                   for gpu in _GPUS])
 
@@ -292,9 +291,9 @@ class CountTest(base.BaseTestCase):
             stream.write('no record')
         self.world.now += 5000
         self.world.records.check()
-        self.world.journal.found(_GPU, (journal.Entry(
+        self.world.records.rebuilt(_GPU, (gpu_record.Claim(
             _HANDLE, _GPU, _GPU, 'nvidia-474', '1g.10gb',
-            journal.Phase.BOUND),))
+            gpu_record.Phase.BOUND),))
         self.world.now += 200
         self.world.unbind(_HANDLE)
         self.assertEqual({'1g.10gb': {'': 200}}, self.ledger().ended)

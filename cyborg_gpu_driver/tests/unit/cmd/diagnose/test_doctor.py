@@ -131,7 +131,7 @@ class DoctorTest(base.CommandCase):
         (row,), _ = self.compared(sections=('health',), code=2)
         self.assertIn(path, row['message'])
         _, said = self.compared('--repair', code=1)
-        self.assertIn('The journal of binds was rebuilt.', said)
+        self.assertIn('Lost claims were rebuilt.', said)
         # An operator has to say that the GPU is in order.
         (row,), _ = self.compared(sections=('records',), code=1)
         self.assertIn('gpu uncordon 0000:07:00.0', str(row))

@@ -18,7 +18,8 @@ import json
 import fixtures
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import host_files
 from cyborg_gpu_driver.tests.unit.cmd import base
@@ -66,10 +67,10 @@ class FabricTest(base.CommandCase):
         address = model.PciAddress.parse('0000:18:00.0')
         other = model.PciAddress.parse('0000:5d:00.0')
         handle = '5f0ad1a3-7a3f-4b66-8f0e-0d1f3a0c2b11'
-        journal.Journal(self.directory).put(*journal.on_each(journal.Entry(
+        store.Store(self.directory).put_claims(*gpu_record.Claim(
             handle, address, address, 'nvlink-2', 'nvlink-2',
-            journal.Phase.BOUND, fabric_partition=4,
-            members=(address, other))))
+            gpu_record.Phase.BOUND, fabric_partition=4,
+            members=(address, other)).on_each())
         rows = self.rows(*host, 'gpu', 'fabric')
         self.assertEqual({4: handle}, {
             row['partition']: row['owner'] for row in rows if row['owner']})

@@ -21,8 +21,8 @@ import fixtures
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.cmd.gpu import show
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests.unit.cmd import base
 
@@ -48,7 +48,7 @@ class MapTest(base.CommandCase):
                          '--start', '3')
         rows = self.rows(*host, 'gpu', 'map')
         address = model.PciAddress.parse(rows[0]['address'])
-        journal.Journal(f'{state}.records').put(gpu_record.Claim(
+        store.Store(f'{state}.records').put_claims(gpu_record.Claim(
             HANDLE, address, address, 'nvidia-474', '2g.12gb',
             gpu_record.Phase.BOUND, profile_id=rows[0]['id'],
             placement=model.Placement(0, 2), instance_id=rows[0]['id']))

@@ -20,7 +20,6 @@ import fixtures
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.record import gpu as gpu_record
@@ -81,9 +80,9 @@ class MdevTest(VgpuCase):
         for uuid in _UUIDS:
             privileged_vgpu.create_mdev(self.gpu, 'nvidia-232', uuid)
         address = model.PciAddress.parse(self.gpu)
-        journal.Journal(self.records).put(journal.Entry(
+        store.Store(self.records).put_claims(gpu_record.Claim(
             _UUIDS[0], address, address, 'nvidia-232', 'T4-4Q',
-            journal.Phase.BOUND))
+            gpu_record.Phase.BOUND))
 
     def test_what_is_listed(self):
         first, second, _ = self.listed()

@@ -19,7 +19,6 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import offers
-from cyborg_gpu_driver.record import boards
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.tests.unit.host import base
@@ -53,16 +52,16 @@ class RecordTestCase(base.SimulatedTestCase):
 
     def setUp(self):
         super().setUp()
-        self.records = boards.Boards(self.state_path)
+        self.records = store.of(self.state_path)
         self.reader = self.new_reader()
 
     def new_reader(self):
         """Return the reader of another process, which remembers nothing."""
         return reader.HostReader(dataclasses.replace(
-            self.platform, records=boards.Boards(self.state_path)))
+            self.platform, records=store.of(self.state_path)))
 
     def keep(self, gpu, **done):
-        self.records.put(gpu.address, gpu_record.of(
+        self.records.keep_board(gpu.address, gpu_record.of(
             gpu, self.platform.boot_id(), _TIME, '580.0', **done))
 
     def seen(self, address=None):
@@ -157,16 +156,16 @@ class FileTest(RecordTestCase):
             self.gpu, 'boot', _TIME, '580.0', bound_from='nvidia',
             health=gpu_record.Health('ok', ('a', 'b'), _TIME),
             link_width=16, aer_fatal=0)
-        self.records.put(self.first, record)
-        self.assertEqual(record, boards.Boards(
-            self.state_path).get(self.first))
+        self.records.keep_board(self.first, record)
+        self.assertEqual(record, store.of(
+            self.state_path).board(self.first))
         self.assertTrue(record.has_mig)
 
     def test_none(self):
-        self.assertIsNone(self.records.get(self.first))
+        self.assertIsNone(self.records.board(self.first))
         nowhere = gpu_record.Records()
-        nowhere.put(self.first, gpu_record.of(self.gpu, 'boot', _TIME))
-        self.assertIsNone(nowhere.get(self.first))
+        nowhere.keep_board(self.first, gpu_record.of(self.gpu, 'boot', _TIME))
+        self.assertIsNone(nowhere.board(self.first))
 
     def test_a_bad_file_concerns_one_gpu_and_is_said_once(self):
         for address in self.addresses[:2]:
@@ -174,11 +173,11 @@ class FileTest(RecordTestCase):
         with open(self.path(self.first), 'w') as stream:
             stream.write('{')
         for _ in range(2):
-            self.assertIsNone(self.records.get(self.first))
-        self.assertIsNotNone(self.records.get(self.addresses[1]))
+            self.assertIsNone(self.records.board(self.first))
+        self.assertIsNotNone(self.records.board(self.addresses[1]))
         self.assertEqual(1, len(self.log.about('cannot be read')))
         store.of(self.state_path).check()
         self.keep(self.gpu)
-        self.assertIsNotNone(self.records.get(self.first))
+        self.assertIsNotNone(self.records.board(self.first))
         self.assertTrue(os.path.exists(
             self.path(self.first) + '.unusable-1'))

@@ -28,13 +28,14 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import cordons
 from cyborg_gpu_driver.program import health
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import binder
 from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.steps import transaction
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform as simulated
 from cyborg_gpu_driver.tests.unit.program import machines
 
@@ -72,15 +73,16 @@ class BinderCase(base.BaseTestCase):
         self.addCleanup(self.machine.uninstall)
         self.addCleanup(setattr, privileged, '_platform', None)
         privileged.run_here(platform_)
-        self.journal = journal.Journal(self.state_path)
+        store._stores.pop(self.state_path, None)
+        self.records = store.of(self.state_path)
         self.live = live.LiveHost(
             reader.HostReader(platform_),
             policies.Settings(policies=(self.policy,), vfio_handles=True),
-            self.journal)
+            self.records)
         self.binder = binder.Binder(
-            self.live, partitions.Partitions(platform_, self.journal),
+            self.live, partitions.Partitions(platform_, self.records),
             transaction.Transactions(platform_, self.state_path),
-            self.journal, self.cloud, health.HealthKeeper(
+            self.cloud, health.HealthKeeper(
                 platform_, self.state_path, self.cloud),
             cordons.CordonKeeper(self.state_path), self.limits)
         self.live.refresh()
@@ -127,8 +129,8 @@ class BinderCase(base.BaseTestCase):
     def assert_quiet(self):
         """Assert that view, journal and hardware agree and all is finished."""
         self.assertEqual(self.truth(), self.belief())
-        entries = self.journal.entries()
-        self.assertEqual({journal.Phase.BOUND} if entries else set(),
+        entries = self.records.claims()
+        self.assertEqual({gpu_record.Phase.BOUND} if entries else set(),
                          {entry.phase for entry in entries})
         self.assertEqual(
             sorted((None if entry.vfio else entry.handle,

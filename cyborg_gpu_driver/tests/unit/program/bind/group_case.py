@@ -23,9 +23,9 @@ from cyborg_gpu_driver import node
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.bind import binder
 from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.tests.functional import host_files
 
 OPTIONS = {'mode': 'nvlink'}
@@ -81,13 +81,13 @@ class GroupCase(base.BaseTestCase):
             self.running = None
 
     @property
-    def journal(self):
-        return self.running.journal
+    def records(self):
+        return self.running.records
 
     def report(self):
         """Do the part of the agent's report that concerns the machine."""
         running = self.running
-        lost = running.journal.check()
+        lost = running.records.check()
         running.binder.recover()
         running.live.refresh()
         running.reconciler.look(lost)
@@ -132,8 +132,8 @@ class GroupCase(base.BaseTestCase):
         """Assert that partitions match owners and no GPU has two owners."""
         self.assertEqual((), self.world.damage)
         owners = {}
-        for entry in self.journal.entries():
-            self.assertIs(journal.Phase.BOUND, entry.phase)
+        for entry in self.records.claims():
+            self.assertIs(gpu_record.Phase.BOUND, entry.phase)
             self.assertNotIn(entry.gpu, owners)
             owners[entry.gpu] = entry
         for entry in owners.values():

@@ -46,7 +46,7 @@ class AllocationTest(binder_case.BinderCase):
         error = self.assertRaises(exception.BindRefused, self.bind, number)
         self.assertIn('no allocation', str(error))
         self.assertEqual(before, self.truth())
-        self.assertEqual(len(before[1]), len(self.journal.entries()))
+        self.assertEqual(len(before[1]), len(self.records.claims()))
 
     def test_each_bind_needs_a_unit_of_its_own(self):
         self.assert_refused(0)

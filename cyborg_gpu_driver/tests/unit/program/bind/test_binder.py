@@ -25,8 +25,8 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
@@ -127,7 +127,7 @@ class BindTest(binder_case.BinderCase):
                                   *handle)
         self.assertIn(foreign, str(error))
         self.assertEqual(before, self.truth())
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
 
     def test_a_vgpu_on_anothers_instance_is_exchanged(self):
         # The NVIDIA driver puts a vGPU on any free instance of its profile.
@@ -145,13 +145,13 @@ class BindTest(binder_case.BinderCase):
         self.binder.unbind(*first)
         self.assertEqual([*foreign, (19, 1)], self.truth()[0])
         self.assertEqual([second[2]], [item[0] for item in self.truth()[1]])
-        (entry,) = self.journal.entries()
+        (entry,) = self.records.claims()
         self.assertEqual(model.Placement(1, 1), entry.placement)
         self.live.refresh()
         self.assertEqual(self.truth(), self.belief())
         self.binder.unbind(*second)
         self.assertEqual((foreign, []), self.truth())
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
 
     def test_an_instance_with_a_strangers_guest_is_not_exchanged(self):
         for start in (0, 1):
@@ -169,7 +169,7 @@ class BindTest(binder_case.BinderCase):
             (taken,) = [vgpu.instance for vgpu
                         in self.machine.gpu(self.gpu).state.vgpus
                         if vgpu.uuid == guest]
-        (entry,) = [entry for entry in self.journal.entries()
+        (entry,) = [entry for entry in self.records.claims()
                     if entry.instance_id == taken]
         (asked,) = [item for item in handles if item[2] == entry.handle]
         before, _ = self.truth()
@@ -180,7 +180,7 @@ class BindTest(binder_case.BinderCase):
         self.binder.recover()
         self.assertEqual([handle[2] for handle in handles
                           if handle is not asked],
-                         [entry.handle for entry in self.journal.entries()])
+                         [entry.handle for entry in self.records.claims()])
         self.assertEqual(len(before) - 1, len(self.truth()[0]))
 
     def test_what_a_dead_bind_has_cut_is_not_exchanged(self):
@@ -195,19 +195,19 @@ class BindTest(binder_case.BinderCase):
         self.binder.bind(*second)
         before = self.live.refresh_gpu(self.address).mig.instances
         self.stranger(19, 2, 1)
-        bound = self.journal.get(second[2])
-        self.journal.remove(second[2])
+        bound = self.records.claim(second[2])
+        self.records.remove_claims(second[2])
         begun = dataclasses.replace(
             bound, handle=dead[2], function=model.PciAddress.parse(dead[0]),
-            phase=journal.Phase.BINDING, placement=model.Placement(2, 1),
+            phase=gpu_record.Phase.BINDING, placement=model.Placement(2, 1),
             instance_id=None,
             foreign_ids=tuple(item.instance_id for item in before))
-        self.journal.put(begun)
-        self.journal.put(bound)
+        self.records.put_claims(begun)
+        self.records.put_claims(bound)
         self.binder.unbind(*first)
         foreign = [(9, 4), (19, 0)]
         self.assertEqual([*foreign, (19, 1), (19, 2)], self.truth()[0])
-        self.assertEqual(begun, self.journal.get(dead[2]))
+        self.assertEqual(begun, self.records.claim(dead[2]))
         self.binder.recover()
         self.assertEqual([*foreign, (19, 1)], self.truth()[0])
         self.binder.unbind(*second)
@@ -216,7 +216,7 @@ class BindTest(binder_case.BinderCase):
     def test_an_instance_of_an_earlier_boot_is_not_taken_for_anothers(self):
         handle = self.handle('3g.20gb')
         self.binder.bind(*handle)
-        (bound,) = self.journal.entries()
+        (bound,) = self.records.claims()
         self.machine.reboot()
         self.restart()
         self.stranger(9, bound.placement.start, 4)
@@ -226,7 +226,7 @@ class BindTest(binder_case.BinderCase):
                          (theirs.placement, theirs.instance_id))
         self.binder.unbind(*handle)
         self.assertEqual([(9, 4)], self.truth()[0])
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
 
     def test_a_stranger_that_is_quicker_is_left_alone(self):
         # Another tool takes the place after the binder has read the GPU and
@@ -272,7 +272,7 @@ class BindTest(binder_case.BinderCase):
                                   *self.handle('1g.5gb'))
         self.assertIn('another program has taken', str(error))
         self.assertEqual(([(19, 4), (19, 5), (19, 6)], []), self.truth())
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
 
     def test_a_stranger_at_the_place_is_not_undone(self):
         # The live view is out of date, and NVML's error does not tell whether
@@ -284,7 +284,7 @@ class BindTest(binder_case.BinderCase):
         self.assertRaises(exception.NvmlError, self.binder.bind,
                           *self.handle('1g.5gb'))
         self.assertEqual(([(19, 6)], []), self.truth())
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
 
     def test_an_mdev_of_another_type_than_asked_for_is_undone(self):
         handle = self.handle('1g.5gb')
@@ -300,7 +300,7 @@ class BindTest(binder_case.BinderCase):
                                   *handle)
         self.assertIn('nvidia-1', str(error))
         self.assertEqual(([], []), self.truth())
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
 
     def test_a_bind_during_a_snapshot_is_not_forgotten(self):
         self.machine = simulator.Machine.load('dgx-a100-40')
@@ -348,12 +348,12 @@ class BindTest(binder_case.BinderCase):
                                   *handle)
         self.assertIn('an mdev with that UUID exists', str(error))
         self.assertEqual(([], []), self.truth())
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
 
     def test_without_a_journal_the_mdev_goes_and_the_instance_stays(self):
         handle = self.handle('1g.5gb')
         self.binder.bind(*handle)
-        self.journal.remove(handle[2])
+        self.records.remove_claims(handle[2])
         self.binder.unbind(*handle)
         self.assertEqual(([(19, 6)], []), self.truth())
         self.assertEqual([self.address] * 2, self.published)
@@ -381,7 +381,7 @@ class MdevctlTest(binder_case.BinderCase):
         self.assertEqual((), self.machine.defined_mdevs)
 
     def test_it_goes_where_the_journal_knows_nothing(self):
-        self.journal.remove(self.bound[2])
+        self.records.remove_claims(self.bound[2])
         self.binder.unbind(*self.bound)
         self.assertEqual((), self.machine.defined_mdevs)
 

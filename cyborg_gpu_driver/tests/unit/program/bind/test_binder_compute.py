@@ -19,7 +19,6 @@ import pynvml
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import scope
@@ -31,7 +30,7 @@ _SHARED = pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED
 class ComputeCase(binder_case.BinderCase):
 
     def entry(self, handle):
-        return self.journal.get(handle[2])
+        return self.records.claim(handle[2])
 
     def add_compute(self, handle):
         """Create a compute instance, as a guest does in its GPU instance."""
@@ -170,16 +169,16 @@ class LeftoverTest(ComputeCase):
     def left(self, phase):
         """Write and return the entry of a bind that only wrote its record."""
         function, mdev_type, handle = self.handle('7g.40gb', 0)
-        entry = self.binder._parts.numbered(journal.Entry(
+        entry = self.binder._parts.numbered(gpu_record.Claim(
             handle=handle, gpu=self.address,
             function=model.PciAddress.parse(function), mdev_type=mdev_type,
             profile='7g.40gb', phase=phase, profile_id=0,
             placement=model.Placement(0, 8)), None)
-        self.journal.put(entry)
+        self.records.put_claims(entry)
         return entry
 
     def test_a_bind_finishes_first_what_a_dead_process_left(self):
-        for phase in (journal.Phase.BINDING, journal.Phase.UNBINDING):
+        for phase in (gpu_record.Phase.BINDING, gpu_record.Phase.UNBINDING):
             self.left(phase)
             self.restart()
             # The agent serves binds before its first report.
@@ -195,12 +194,12 @@ class LeftoverTest(ComputeCase):
             self.binder.unbind(*other)
 
     def test_the_place_of_what_cannot_be_finished_is_not_given(self):
-        entry = self.left(journal.Phase.BINDING)
+        entry = self.left(gpu_record.Phase.BINDING)
         self.machine.faults.fail('nvmlDeviceGetGpuInstances',
                                  pynvml.NVML_ERROR_UNKNOWN)
         self.assertRaises(exception.BindRefused, self.binder.bind,
                           *self.handle('1g.5gb'))
-        self.assertEqual((entry,), self.journal.entries())
+        self.assertEqual((entry,), self.records.claims())
         self.machine.faults.clear()
         self.binder.bind(*self.handle('1g.5gb'))
         self.assert_quiet()
@@ -209,14 +208,14 @@ class LeftoverTest(ComputeCase):
         function, mdev_type, handle = self.handle('1g.5gb', 1)
         self.binder.bind(function, mdev_type, handle)
         self.machine.define_mdev(handle)
-        self.journal.give_back(handle)
+        self.records.give_back(handle)
         self.restart()
         self.binder.bind(*self.handle('1g.5gb', 2))
         for thread in threading.enumerate():
             if thread.name == f'mdevctl undefine {handle}':
                 thread.join(scope.HANG)
         self.assertEqual((), self.machine.defined_mdevs)
-        self.assertIsNone(self.journal.get(handle))
+        self.assertIsNone(self.records.claim(handle))
 
 
 class GivenAgainTest(binder_case.BinderCase):
@@ -231,7 +230,7 @@ class GivenAgainTest(binder_case.BinderCase):
         agent = self.binder
         self.restart()
         self.binder.recover()
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
         agent.bind(*asked)
-        (entry,) = self.journal.entries()
-        self.assertIs(journal.Phase.BOUND, entry.phase)
+        (entry,) = self.records.claims()
+        self.assertIs(gpu_record.Phase.BOUND, entry.phase)

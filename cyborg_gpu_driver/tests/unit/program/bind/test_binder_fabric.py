@@ -24,10 +24,10 @@ from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.reconcile import groups
 from cyborg_gpu_driver.program.reconcile import rebuild
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.program import wiring
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
@@ -49,8 +49,8 @@ class FabricCase(binder_case.BinderCase):
         self.assertEqual(2, self.machine.host.module(self.gpu))
 
     def keep(self):
-        groups.FabricKeeper(privileged.machine(), self.live, self.journal,
-                            self.state_path).look()
+        groups.FabricKeeper(privileged.machine(), self.live,
+                            self.records).look()
 
     def assert_active(self, *partitions):
         self.assertEqual(partitions, self.machine.active_partitions)
@@ -63,7 +63,7 @@ class BindTest(FabricCase):
         handle = self.handle(_WHOLE)
         self.binder.bind(*handle)
         self.assert_active(self.partition)
-        (entry,) = self.journal.entries()
+        (entry,) = self.records.claims()
         self.assertEqual(self.partition, entry.fabric_partition)
         with self.machine.operation():
             self.assertEqual({'8': [handle[0]]},
@@ -96,7 +96,7 @@ class BindTest(FabricCase):
                                       self.binder.bind, *handle)
             self.assertIn(words, str(error))
             self.assertEqual(([], []), self.truth())
-            self.assertEqual((), self.journal.entries())
+            self.assertEqual((), self.records.claims())
 
     def test_an_activation_that_fails_is_rolled_back(self):
         handle = self.handle(_WHOLE)
@@ -107,7 +107,7 @@ class BindTest(FabricCase):
                                       self.binder.bind, *handle)
             self.assertEqual('NVLINK_ERROR', error.symbol)
             self.assertEqual(([], []), self.truth())
-            self.assertEqual((), self.journal.entries())
+            self.assertEqual((), self.records.claims())
             self.assert_active()
         self.binder.bind(*handle)
         self.assert_active(self.partition)
@@ -132,13 +132,13 @@ class BindTest(FabricCase):
         self.machine.stop_fabric_manager()
         self.assertRaises(exception.FabricError, self.binder.unbind, *handle)
         self.assertEqual(([], []), self.truth())
-        (entry,) = self.journal.entries()
-        self.assertIs(journal.Phase.UNBINDING, entry.phase)
+        (entry,) = self.records.claims()
+        self.assertIs(gpu_record.Phase.UNBINDING, entry.phase)
         self.machine.start_fabric_manager(restart=True)
         self.keep()
         self.binder.recover()
         self.assert_active()
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
 
     def test_the_next_bind_waits_for_the_partition(self):
         first = self.handle(_WHOLE)
@@ -153,7 +153,7 @@ class BindTest(FabricCase):
         self.binder.recover()
         self.assert_active(self.partition)
         self.assertEqual([second[2]],
-                         [entry.handle for entry in self.journal.entries()])
+                         [entry.handle for entry in self.records.claims()])
 
 
 class MdevTest(FabricCase):
@@ -202,17 +202,16 @@ class RestartTest(FabricCase):
             self.assert_active(self.partition)
 
     def test_a_lost_record_is_not_left_out_of_the_list(self):
-        (before,) = self.journal.entries()
+        (before,) = self.records.claims()
         records = store.of(self.state_path)
         with open(records.path(before.gpu), 'w', encoding='utf-8') as stream:
             stream.write('{')
-        self.assertTrue(self.journal.check())
+        self.assertTrue(self.records.check())
         self.machine.stop_fabric_manager()
         self.machine.start_fabric_manager(restart=True)
         rebuilder = rebuild.Rebuilder(
-            privileged.machine(), self.live, self.journal, self.state_path,
-            self.cloud)
-        self.cloud.requests = lambda: reconcile.Claims((reconcile.Claim(
+            privileged.machine(), self.live, self.records, self.cloud)
+        self.cloud.requests = lambda: reconcile.Requests((reconcile.Request(
             before.handle, 'arq', None, before.function,
             before.mdev_type),))
         self.keep()
@@ -235,7 +234,7 @@ class RestartTest(FabricCase):
             self.machine.stop_fabric_manager()
             self.machine.start_fabric_manager(restart=restart)
             self.keep()
-            (entry,) = self.journal.entries()
+            (entry,) = self.records.claims()
             self.assertEqual(self.partition, entry.fabric_partition)
             self.assert_active(self.partition)
 
@@ -308,7 +307,7 @@ class RestartTest(FabricCase):
         self.keep()
         self.assert_active()
         self.binder.unbind(*self.bound)
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
 
     def test_the_machine_was_restarted(self):
         self.machine.reboot()
@@ -353,8 +352,8 @@ class WalkTest(FabricCase):
             self.binder.recover()
             self.machine.faults.clear()
             self.keep()
-            bound = [entry for entry in self.journal.entries()
-                     if entry.phase is journal.Phase.BOUND]
+            bound = [entry for entry in self.records.claims()
+                     if entry.phase is gpu_record.Phase.BOUND]
             self.assertEqual(
                 {str(entry.fabric_partition): [str(entry.function)]
                  for entry in bound}, self.active())
@@ -389,5 +388,5 @@ class OtherBoardsTest(binder_case.BinderCase):
         (offer,) = self.live.offers(self.live.gpu(self.address))
         self.assertEqual(1, offer.total)
         self.binder.bind(*self.handle(offer.profile))
-        (entry,) = self.journal.entries()
+        (entry,) = self.records.claims()
         self.assertIsNone(entry.fabric_partition)

@@ -24,9 +24,9 @@ import pynvml
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
@@ -258,40 +258,40 @@ class FailingUnbindTest(binder_case.BinderCase):
         self.assertEqual(held, self.truth())
 
     def test_an_instance_id_that_is_reused_is_not_destroyed(self):
-        entry = self.journal.get(self.bound[2])
+        entry = self.records.claim(self.bound[2])
         privileged_vgpu.remove_mdev(self.bound[2])
         # By now another instance has the id of the one that the bind created.
-        self.journal.put(dataclasses.replace(
+        self.records.put_claims(dataclasses.replace(
             entry, placement=model.Placement(0, 2)))
         before = self.truth()
         self.assertTrue(self.unbind())
         self.assertEqual(before, self.truth())
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
 
     def test_another_instance_at_the_old_place_is_not_destroyed(self):
-        entry = self.journal.get(self.bound[2])
+        entry = self.records.claim(self.bound[2])
         # By now another instance is at the place of the one that the bind
         # created.
-        self.journal.put(dataclasses.replace(
+        self.records.put_claims(dataclasses.replace(
             entry, instance_id=entry.instance_id + 1))
         instances, _ = self.truth()
         self.assertTrue(self.unbind())
         self.assertEqual((instances, []), self.truth())
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
 
     def test_leftovers_on_another_gpu_are_not_removed_without_its_lock(self):
         (other,) = {gpu.address for gpu in self.live.host().gpus
                     if gpu.address != self.address}
         handle = self.handle('1g.5gb')
-        entry = journal.Entry(
+        entry = gpu_record.Claim(
             handle=handle[2], gpu=other, function=other,
             mdev_type=handle[1], profile='1g.5gb',
-            phase=journal.Phase.UNBINDING)
-        self.journal.put(entry)
+            phase=gpu_record.Phase.UNBINDING)
+        self.records.put_claims(entry)
         error = self.assertRaises(exception.BindRefused, self.binder.bind,
                                   *handle)
         self.assertIn(f'the handle is bound on {other}', str(error))
-        self.assertEqual(entry, self.journal.get(handle[2]))
+        self.assertEqual(entry, self.records.claim(handle[2]))
 
     def test_what_a_bind_cannot_remove_first_is_removed_later(self):
         privileged_vgpu.remove_mdev(self.bound[2])
@@ -301,7 +301,7 @@ class FailingUnbindTest(binder_case.BinderCase):
                           *self.bound)
         self.binder.recover()
         self.assertEqual(([], []), self.truth())
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
 
     def test_a_record_that_cannot_be_read_for_a_while(self):
         path = store.of(self.state_path).path(self.address)
@@ -314,7 +314,7 @@ class FailingUnbindTest(binder_case.BinderCase):
         # Cyborg does not repeat the unbind.
         self.binder.recover()
         self.assertEqual(([], []), self.truth())
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
 
 
 class UnexpectedErrorTest(binder_case.BinderCase):
@@ -333,11 +333,11 @@ class UnexpectedErrorTest(binder_case.BinderCase):
         self.machine.faults.clear()
         self.binder.recover()
         self.assertEqual(([], []), self.truth())
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
 
     def test_a_report_goes_on(self):
         self.binder.bind(*self.asked)
-        self.journal.give_back(self.asked[2])
+        self.records.give_back(self.asked[2])
         self.binder.recover()
         self.assertEqual([(14, 4)], self.truth()[0])
         self.assert_returned()
@@ -358,7 +358,7 @@ class CrashTest(binder_case.BinderCase):
         self.binder.bind(*done)
         before = self.truth()
         handle = self.handle('3g.20gb')
-        for stop in ('create_instance', 'create_vgpu', 'put'):
+        for stop in ('create_instance', 'create_vgpu', 'put_claims'):
             self._die_at(stop, handle)
             self.restart()
             self.binder.recover()
@@ -373,8 +373,8 @@ class CrashTest(binder_case.BinderCase):
         class Died(BaseException):
             """An end that no rollback catches, like SIGKILL."""
 
-        parts, records = self.binder._parts, self.journal
-        owner = records if stop == 'put' else parts
+        parts, records = self.binder._parts, self.records
+        owner = records if stop == 'put_claims' else parts
         step = getattr(owner, stop)
         seen = []
 
@@ -383,7 +383,7 @@ class CrashTest(binder_case.BinderCase):
             seen.append(result)
             # The first put comes before the hardware changes, the second one
             # after.
-            if stop != 'put' or len(seen) == 1:
+            if stop != 'put_claims' or len(seen) == 1:
                 raise Died
             return result
 

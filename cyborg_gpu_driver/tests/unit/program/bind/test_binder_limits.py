@@ -22,9 +22,10 @@ import fixtures
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.bind import binder
 from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests import thread_limit
@@ -61,8 +62,8 @@ class LimitCase(binder_case.BinderCase):
         return locks.gpu(self.state_path, self.address, 60, 'the test')
 
     def phases(self):
-        return [entry.phase for entry in journal.Journal(
-            self.state_path).entries()]
+        return [entry.phase for entry in store.Store(
+            self.state_path).claims()]
 
     def in_thread(self, function, *arguments):
         """Start a call. Return its thread and a list that gets its error."""
@@ -150,7 +151,7 @@ class LateBindTest(LimitCase):
         self.assertEqual(_NOTHING, self.truth())
         # The next server gets the handle.
         self.binder.bind(*self.asked)
-        self.assertEqual([journal.Phase.BOUND], self.phases())
+        self.assertEqual([gpu_record.Phase.BOUND], self.phases())
 
     def test_an_unbind_cancels_a_bind_that_is_under_way(self):
         def unbind(_seconds):
@@ -165,16 +166,16 @@ class LateBindTest(LimitCase):
         self.assertEqual([], self.phases())
 
     def test_an_unbind_cancels_a_bind_that_is_about_to_end(self):
-        put, done = self.journal.put, []
+        put, done = self.records.put_claims, []
 
         def unbind(*entries):
-            if entries[0].phase is journal.Phase.BOUND and not done:
+            if entries[0].phase is gpu_record.Phase.BOUND and not done:
                 done.append(True)
                 self.assertRaises(exception.GpuDriverError,
                                   self.binder.unbind, *self.asked)
             put(*entries)
 
-        self.journal.put = unbind
+        self.records.put_claims = unbind
         self.assertRaises(exception.BindAbandoned, self.binder.bind,
                           *self.asked)
         self.assertEqual(_NOTHING, self.truth())
@@ -188,7 +189,7 @@ class CompleteBindTest(LimitCase):
         policy.Mode.MIG, policy.Mode.PASSTHROUGH))
 
     def assert_bound(self):
-        self.assertEqual([journal.Phase.BOUND], self.phases())
+        self.assertEqual([gpu_record.Phase.BOUND], self.phases())
         self.assertEqual(1, len(self.truth()[1]))
 
     def test_what_follows_it_fails(self):
@@ -232,7 +233,7 @@ class SlowUnbindTest(LimitCase):
         with self.hold():
             self.assertRaises(exception.GpuDriverError, self.binder.unbind,
                               *self.asked)
-            self.assertEqual([journal.Phase.UNBINDING], self.phases())
+            self.assertEqual([gpu_record.Phase.UNBINDING], self.phases())
             self.assertEqual(self.bound, self.truth())
         self.assert_returned()
 
@@ -242,7 +243,7 @@ class SlowUnbindTest(LimitCase):
         error = self.assertRaises(exception.StepFailed, self.binder.unbind,
                                   *self.asked)
         self.assertIn('after 0.1 s', str(error))
-        self.assertEqual([journal.Phase.UNBINDING], self.phases())
+        self.assertEqual([gpu_record.Phase.UNBINDING], self.phases())
         self.release.set()
         self.assert_returned()
 
@@ -264,7 +265,7 @@ class SlowUnbindTest(LimitCase):
         self.assertRaises(exception.StepFailed, self.binder.unbind,
                           *self.asked)
         self.assertTrue(asked.wait(scope.HANG))
-        self.assertEqual([journal.Phase.UNBINDING], self.phases())
+        self.assertEqual([gpu_record.Phase.UNBINDING], self.phases())
         self.binder.bind(*self.handle('1g.5gb'))
         self.release.set()
         self.binder.recover()
@@ -285,7 +286,7 @@ class SlowUnbindTest(LimitCase):
         self.patch(privileged, '_platform', dataclasses.replace(
             privileged.machine(), mdevctl=tool))
         # An unbind that ran out of time did only this.
-        self.journal.give_back(self.asked[2])
+        self.records.give_back(self.asked[2])
         self.binder.recover()
         self.assertEqual(2, len(calls))
         self.assertEqual(self.bound, self.truth())
@@ -293,13 +294,13 @@ class SlowUnbindTest(LimitCase):
 
     def test_a_bind_that_a_report_waited_for_is_no_leftover(self):
         log = self.useFixture(fixtures.FakeLogger(level=logging.INFO))
-        (entry,) = self.journal.entries()
-        self.journal.put(dataclasses.replace(
-            entry, phase=journal.Phase.BINDING))
+        (entry,) = self.records.claims()
+        self.records.put_claims(dataclasses.replace(
+            entry, phase=gpu_record.Phase.BINDING))
         held = locks.gpus
 
         def wait(*arguments):
-            self.journal.put(entry)
+            self.records.put_claims(entry)
             return held(*arguments)
 
         self.patch(locks, 'gpus', wait)
@@ -314,7 +315,7 @@ class SlowUnbindTest(LimitCase):
         self.machine.reset_calls()
         self.binder.bind(*self.asked)
         self.assertEqual(1, self.machine.calls[_CREATE])
-        self.assertEqual([journal.Phase.BOUND], self.phases())
+        self.assertEqual([gpu_record.Phase.BOUND], self.phases())
 
 
 class PublishTest(binder_case.BinderCase):

@@ -60,7 +60,7 @@ class SharedCase(binder_case.BinderCase):
             elif bound:
                 self.binder.unbind(*chance.choice(bound))
             self.assert_quiet()
-            known = {entry.handle for entry in self.journal.entries()}
+            known = {entry.handle for entry in self.records.claims()}
             bound = [item for item in handles if item[2] in known]
             free = [item for item in handles if item[2] not in known]
         for handle in bound:
@@ -120,11 +120,12 @@ class SharingTests:
 
     def test_after_a_reboot_an_instance_of_a_stranger_is_not_filled(self):
         self.binder.bind(*self.small[0])
-        (entry,) = self.journal.entries()
+        (entry,) = self.records.claims()
         # Now a stranger's instance has the id and the place of the lost one.
         with self.machine.operation(write=True):
             self.machine.gpu(self.gpu).state.vgpus.clear()
-        self.journal.put(dataclasses.replace(entry, boot='an earlier one'))
+        self.records.put_claims(
+            dataclasses.replace(entry, boot='an earlier one'))
         self.restart()
         for number, handle in enumerate(self.small[1:]):
             # Three other instances of three each are free.

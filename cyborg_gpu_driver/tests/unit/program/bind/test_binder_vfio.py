@@ -24,9 +24,9 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.simulator.driver import mig as rules
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
@@ -59,7 +59,7 @@ class MigTest(VfioCase):
         view = self.belief()
         self.live.refresh()
         self.assertEqual(view, self.belief())
-        (entry,) = self.journal.entries()
+        (entry,) = self.records.claims()
         self.assertTrue(entry.vfio)
         self.binder.unbind(*handle)
         self.assertEqual(empty, self.truth())
@@ -119,7 +119,7 @@ class MigTest(VfioCase):
         self.binder.bind(*second)
         self.assertEqual([(9, 0)], self.truth()[0])
         self.assertEqual([(9, 0)], self.belief()[0])
-        entry = self.journal.get(second[2])
+        entry = self.records.claim(second[2])
         self.assertEqual(model.Placement(0, 4), entry.placement)
         self.live.refresh()
         self.binder.recover()
@@ -209,7 +209,7 @@ class MigTest(VfioCase):
         # Until the write returns, nothing is done for the GPU.
         self.binder.recover()
         self.assertNotEqual(before, self.truth())
-        self.assertEqual(1, len(self.journal.entries()))
+        self.assertEqual(1, len(self.records.claims()))
         released.set()
         while deadline.stuck([self.address]):
             os.sched_yield()
@@ -236,7 +236,7 @@ class DeadFunctionTest(VfioCase):
     def setUp(self):
         super().setUp()
         self.now = 1000.0
-        self.journal.clock = lambda: self.now
+        self.records.clock = lambda: self.now
 
     def serve(self, seconds, number=0, die=True):
         handle = self.handle('1g.10gb', number)
@@ -293,8 +293,8 @@ class OwnershipTest(VfioCase):
         self.assertIn(self.bound[2], str(refused))
         self.assertRaises(error, self.binder.bind, *self.bound)
         self.assertEqual(held, self.truth())
-        self.assertEqual(journal.Phase.UNBINDING,
-                         self.journal.get(self.bound[2]).phase)
+        self.assertEqual(gpu_record.Phase.UNBINDING,
+                         self.records.claim(self.bound[2]).phase)
 
     def assert_freed(self):
         self.binder.recover()
@@ -367,7 +367,7 @@ class OwnershipTest(VfioCase):
         self.binder.bind(*self.bound)
         held = self.truth()
         self.binder.unbind(*self.used_by(self.bound, 1))
-        self.journal.remove(self.bound[2])
+        self.records.remove_claims(self.bound[2])
         self.binder.unbind(*self.bound)
         self.assertEqual(held, self.truth())
 
@@ -390,7 +390,7 @@ class OwnershipTest(VfioCase):
         privileged_vgpu.set_vgpu_type(self.bound[0], other)
         self.binder.unbind(*self.bound)
         self.assertEqual(other, self.type_on(self.bound))
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
 
     def test_a_vgpu_that_was_lost_is_made_again(self):
         self.binder.bind(*self.bound)
@@ -411,7 +411,7 @@ class OwnershipTest(VfioCase):
                                       self.binder.bind, *self.bound)
             self.assertIn('did not create', str(error))
             self.assertEqual(held, self.truth())
-            self.assertEqual((), self.journal.entries())
+            self.assertEqual((), self.records.claims())
             self.binder.unbind(*self.bound)
             self.assertEqual(held, self.truth())
 

@@ -23,8 +23,8 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import reconcile
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.bind import live
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.program.bind import group_case
 
@@ -80,7 +80,7 @@ class BindTest(group_case.GroupCase):
 
     def test_each_gpu_has_the_claim(self):
         handle = self.bind(1, 2, 3, 4)
-        entries = self.journal.entries()
+        entries = self.records.claims()
         self.assertEqual(4, len(entries))
         for entry in entries:
             self.assertEqual(handle[2], entry.handle)
@@ -95,7 +95,7 @@ class BindTest(group_case.GroupCase):
         self.running.binder.unbind(*handle)
         self.running.binder.unbind(*handle)
         self.assert_sound()
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
 
     def test_a_guest_gets_all_gpus_and_leaves_them_clean(self):
         handle = self.bind(2, 4)
@@ -106,8 +106,8 @@ class BindTest(group_case.GroupCase):
         self.assert_sound()
         self.assertRaises(exception.GpuInUse, self.running.binder.unbind,
                           *handle)
-        self.assertEqual({journal.Phase.UNBINDING}, {
-            entry.phase for entry in self.journal.entries()})
+        self.assertEqual({gpu_record.Phase.UNBINDING}, {
+            entry.phase for entry in self.records.claims()})
         self.assertFalse(self.free() & {(2,), (4,), (2, 4)})
         for address in members:
             self.world.detach_whole(str(address))
@@ -125,10 +125,10 @@ class BindTest(group_case.GroupCase):
         before, seen = self.resets(members), []
         self.running.publish = lambda address: seen.append((
             self.resets(members), {entry.phase for entry
-                                   in self.journal.entries()},
+                                   in self.records.claims()},
             self.running.inventories(members[0])[-1].reserved))
         self.running.binder.unbind(*handle)
-        self.assertEqual((before, {journal.Phase.UNBINDING}, 1), seen[0])
+        self.assertEqual((before, {gpu_record.Phase.UNBINDING}, 1), seen[0])
         self.assertNotEqual(before, self.resets(members))
 
     def resets(self, members):
@@ -147,7 +147,7 @@ class BindTest(group_case.GroupCase):
         self.world.start_fabric_manager()
         self.report()
         self.assert_sound()
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
         self.running.binder.bind(*handle)
         self.assert_sound()
 
@@ -157,7 +157,7 @@ class BindTest(group_case.GroupCase):
                                   after=after)
             self.assertRaises(exception.FabricError, self.bind, 5, 7)
             self.assert_sound()
-            self.assertEqual((), self.journal.entries())
+            self.assertEqual((), self.records.claims())
             self.assertEqual(set(GROUPS), self.free())
 
     def test_a_gpu_that_disappears_refuses_the_bind(self):
@@ -180,7 +180,7 @@ class BindTest(group_case.GroupCase):
                               *handle)
         self.assertNotIn('Could not roll back', logged.output)
         self.assert_sound()
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
         self.assertEqual(set(GROUPS), self.free())
 
     def test_a_partition_that_was_left_is_activated_anew(self):
@@ -198,10 +198,10 @@ class BindTest(group_case.GroupCase):
         handle = self.bind(1, 3)
         for address in self.offer(1, 3).members:
             self.world.attach_whole(str(address))
-        self.running.reconciler._fabric.connect(self.journal.entries(),
+        self.running.reconciler._fabric.connect(self.records.claims(),
                                                 frozenset())
         self.assert_sound()
-        self.assertEqual(handle[2], self.journal.entries()[0].handle)
+        self.assertEqual(handle[2], self.records.claims()[0].handle)
 
     def test_a_gpu_that_somebody_uses_is_not_given_away(self):
         handle = self.handle(6, 8)
@@ -210,7 +210,7 @@ class BindTest(group_case.GroupCase):
                                   self.running.binder.bind, *handle)
         self.assertIn('is in use', str(error))
         self.assert_sound()
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
 
     def test_what_is_no_group(self):
         function, _asked, handle = self.handle(1, 3)
@@ -274,10 +274,10 @@ class KeepTest(group_case.GroupCase):
         handle = self.bind(1, 3)
         self.bind(2,)
         members = self.offer(1, 3).members
-        known = [reconcile.Claims((reconcile.Claim(
+        known = [reconcile.Requests((reconcile.Request(
             handle[2], 'arq', 'server', members[0], handle[1]),))]
         for address in members:
-            with self.journal._store.gpu(address) as draft:
+            with self.records.gpu(address) as draft:
                 draft.record = dataclasses.replace(
                     draft.record, claims=(), claims_lost=True)
         self.running.requests = lambda: None
@@ -288,7 +288,7 @@ class KeepTest(group_case.GroupCase):
         self.report()
         self.assert_sound()
         self.assertEqual({handle[2]}, {
-            entry.handle for entry in self.journal.entries()
+            entry.handle for entry in self.records.claims()
             if len(entry.members) == 2})
         self.running.binder.unbind(*handle)
         self.report()
@@ -298,7 +298,7 @@ class KeepTest(group_case.GroupCase):
     def test_a_group_that_cyborg_does_not_know(self):
         handle = self.bind(1, 3)
         members = self.offer(1, 3).members
-        self.running.requests = reconcile.Claims
+        self.running.requests = reconcile.Requests
         self.world.attach_whole(str(members[1]))
         (found,) = self.differences()
         self.assertFalse(found.safe, found)
@@ -310,7 +310,7 @@ class KeepTest(group_case.GroupCase):
         self.running.repairer.repair(found)
         self.report()
         self.assert_sound()
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
 
     def differences(self):
         return self.running.reconciler.find(refresh=True)
@@ -324,14 +324,14 @@ class KeepTest(group_case.GroupCase):
 
     def test_a_claim_that_a_record_lost_is_written_again(self):
         self.bind(1, 2, 3, 4)
-        before = self.journal.entries()
+        before = self.records.claims()
         for entry in before:
-            with self.journal._store.gpu(entry.gpu) as draft:
+            with self.records.gpu(entry.gpu) as draft:
                 draft.record = dataclasses.replace(
                     draft.record, claims=())
             self.report()
             self.assert_sound()
-            self.assertEqual(before, self.journal.entries())
+            self.assertEqual(before, self.records.claims())
 
 
 class BlackwellTest(group_case.GroupCase):
@@ -410,7 +410,7 @@ class BridgeTest(group_case.GroupCase):
         handle = self.bind(*pair)
         self.assertEqual(set(), self.free())
         self.assertEqual([None, None], [
-            entry.fabric_partition for entry in self.journal.entries()])
+            entry.fabric_partition for entry in self.records.claims()])
         self.running.binder.unbind(*handle)
         self.report()
         self.bind(pair[0])

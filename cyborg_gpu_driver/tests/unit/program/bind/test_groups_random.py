@@ -16,7 +16,7 @@ import os
 import random
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.program.bind import group_case
 from cyborg_gpu_driver.tests.unit.program.bind import test_groups
@@ -62,13 +62,13 @@ class RandomTest(group_case.GroupCase):
     def assert_owned(self):
         """Assert that each active partition has an owner before a report."""
         self.assertLessEqual(set(self.world.active_partitions), {
-            entry.fabric_partition for entry in self.journal.entries()})
+            entry.fabric_partition for entry in self.records.claims()})
 
     def assert_offered(self):
         """Assert that servers keep their groups and the rest is free."""
         self.assertEqual(
             {handle[2] for handle in self.bound.values()},
-            {entry.handle for entry in self.journal.entries()})
+            {entry.handle for entry in self.records.claims()})
         taken = {module for group in self.bound for module in group}
         self.assertEqual({group for group in test_groups.GROUPS
                           if not taken & set(group)}, self.free())
@@ -153,9 +153,9 @@ class RandomTest(group_case.GroupCase):
             self.assertRaises(exception.FabricError,
                               self.running.binder.unbind,
                               *self.bound.pop(group))
-            self.assertEqual({journal.Phase.UNBINDING}, {
-                entry.phase for entry in self.journal.entries()
-                if entry.phase is not journal.Phase.BOUND})
+            self.assertEqual({gpu_record.Phase.UNBINDING}, {
+                entry.phase for entry in self.records.claims()
+                if entry.phase is not gpu_record.Phase.BOUND})
 
     def any_group(self):
         group = self.random.choice(test_groups.GROUPS)

@@ -33,7 +33,7 @@ class UnreadableCase(group_case.GroupCase):
     def offers(self):
         """The offers of the GPUs whose records can be read."""
         return [offer for gpu in self.running.live.host().gpus
-                if self.journal.has_claims(gpu.address) is not None
+                if self.records.has_claims(gpu.address) is not None
                 for offer in self.running.live.offers(gpu)]
 
 
@@ -65,7 +65,7 @@ class SwitchTest(UnreadableCase):
         groups = self.free()
         for restarts in (False, True):
             address = self.offer(1, 3).gpu
-            before = self.journal.nvlink(address)
+            before = self.records.peek(address).nvlink
             with self.unreadable(address):
                 if restarts:
                     self.begin()
@@ -78,7 +78,7 @@ class SwitchTest(UnreadableCase):
                 # it tries again.
                 self.begin()
             self.report()
-            self.assertEqual(before, self.journal.nvlink(address))
+            self.assertEqual(before, self.records.peek(address).nvlink)
             self.assertEqual(groups, self.free())
             self.running.binder.unbind(*self.bind(1, 3))
             # The first report removes the group, and the second prepares it.
@@ -128,10 +128,10 @@ class BridgeTest(UnreadableCase):
             'simulate_state': os.path.join(self.directory, 'other.json')}
         self.begin()
         former = nvlink.Group((one, other))
-        self.journal.keep_nvlink(one, dataclasses.replace(
-            self.journal.nvlink(one), groups=(former,)))
+        self.records.observe(one, nvlink=dataclasses.replace(
+            self.records.peek(one).nvlink, groups=(former,)))
         with self.unreadable(other):
             self.report()
             self.assertIn(nvlink.Group((one, third)),
-                          self.journal.nvlink(one).groups)
-            self.assertNotIn(former, self.journal.nvlink(one).groups)
+                          self.records.peek(one).nvlink.groups)
+            self.assertNotIn(former, self.records.peek(one).nvlink.groups)

@@ -20,7 +20,7 @@ import pynvml
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
 
@@ -55,10 +55,10 @@ class VfioTest(binder_case.BinderCase):
         self.assertEqual({'DC-1-8Q': 9}, self.creatable())
         gpu = self.live.gpu(self.address)
         (instance,) = gpu.mig.instances
-        self.journal.put(journal.Entry(
+        self.records.put_claims(gpu_record.Claim(
             handle=str(uuid.UUID(int=1)), gpu=self.address,
             function=gpu.vfs[0].address, mdev_type='nvidia-1555',
-            profile='DC-1-8Q', phase=journal.Phase.BOUND, profile_id=47,
+            profile='DC-1-8Q', phase=gpu_record.Phase.BOUND, profile_id=47,
             placement=instance.placement,
             instance_id=instance.instance_id))
         self.assertEqual({'DC-1-8Q': 11}, self.creatable())

@@ -19,10 +19,10 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
 
@@ -34,11 +34,11 @@ class VgpuCase(binder_case.BinderCase):
     def setUp(self):
         super().setUp()
         self.parts = partitions.Partitions(
-            privileged.machine(), self.journal)
-        self.entry = journal.Entry(
+            privileged.machine(), self.records)
+        self.entry = gpu_record.Claim(
             handle=str(uuid.UUID(int=1)), gpu=self.address,
             function=model.PciAddress.parse(self.function),
-            mdev_type=self.types[0], profile='x', phase=journal.Phase.BOUND,
+            mdev_type=self.types[0], profile='x', phase=gpu_record.Phase.BOUND,
             vfio=self.vfio)
 
     def create(self, entry):
@@ -115,15 +115,15 @@ class SharedInstancesTest(binder_case.BinderCase):
     def setUp(self):
         super().setUp()
         self.parts = partitions.Partitions(
-            privileged.machine(), self.journal)
+            privileged.machine(), self.records)
 
     def entry(self, number, start):
         """An entry with a GPU instance of its own."""
         gpu = self.live.gpu(self.address)
-        entry = journal.Entry(
+        entry = gpu_record.Claim(
             handle=str(uuid.UUID(int=number)), gpu=self.address,
             function=gpu.vfs[number].address, mdev_type='nvidia-1555',
-            profile='DC-1-8Q', phase=journal.Phase.BOUND, profile_id=47,
+            profile='DC-1-8Q', phase=gpu_record.Phase.BOUND, profile_id=47,
             placement=model.Placement(start, 3), vfio=True)
         made = self.parts.create_instance(gpu, entry, readiness.Wants())
         return self.parts.numbered(entry, made.instance_id)
@@ -132,7 +132,7 @@ class SharedInstancesTest(binder_case.BinderCase):
         entry = self.entry(1, 0)
         for stale in ({'instance_id': entry.instance_id + 1},
                       {'boot': 'an earlier one'}):
-            self.journal.put(entry, dataclasses.replace(
+            self.records.put_claims(entry, dataclasses.replace(
                 entry, handle=str(uuid.UUID(int=2)), **stale))
             self.assertEqual(entry.instance, self.parts.destroy_instance(
                 entry, self.live.refresh_gpu))
@@ -146,7 +146,7 @@ class SharedInstancesTest(binder_case.BinderCase):
         (strangers,) = [
             item.instance_id for item in self._live()
             if item.placement.start == 0]
-        self.journal.put(entry, dataclasses.replace(
+        self.records.put_claims(entry, dataclasses.replace(
             entry, handle=str(uuid.UUID(int=2)), instance_id=strangers,
             placement=model.Placement(6, 3)))
         self.assertEqual(
@@ -159,7 +159,7 @@ class SharedInstancesTest(binder_case.BinderCase):
         # The NVIDIA driver puts the vGPU of the second entry on the instance
         # of the first one.
         first, second = self.entry(1, 0), self.entry(2, 3)
-        self.journal.put(first, second)
+        self.records.put_claims(first, second)
         created = next(item for item in self._live()
                        if item.placement.start == 3)
         moved, made = self.parts.create_vgpu(

@@ -20,7 +20,6 @@ from oslotest import base
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.planning import desired
 from cyborg_gpu_driver.record import gpu as gpu_record
 
@@ -33,11 +32,11 @@ _PLACE = model.Placement(4, 4)
 _INSTANCE = model.GpuInstance(_PLACE, 9, 2)
 _PROFILE = model.GpuInstanceProfile(9, '3g.40gb', 3, 40960, 2, (
     model.Placement(0, 4), _PLACE))
-_ENTRY = journal.Entry(
+_ENTRY = gpu_record.Claim(
     handle=_HANDLE, gpu=_GPU, function=_VFS[0], mdev_type='nvidia-476',
-    profile='3g.40gb', phase=journal.Phase.BOUND, profile_id=9,
+    profile='3g.40gb', phase=gpu_record.Phase.BOUND, profile_id=9,
     placement=_PLACE, instance_id=2)
-_CLAIM = reconcile.Claim(_HANDLE, 'arq', 'server', _VFS[0], 'nvidia-476')
+_CLAIM = reconcile.Request(_HANDLE, 'arq', 'server', _VFS[0], 'nvidia-476')
 _USAGE = reconcile.Usage('provider', '3g.40gb', 'nvidia-476', 1, 0, 0)
 _LAYOUT = gpu_record.SavedLayout(_GPU, '20b2', False, spec.MigLayout(
     True, True, (spec.MigInstanceSpec(_PLACE, 9, ((0, 1),)),)))
@@ -60,7 +59,7 @@ def _gpu(vgpus=((_VFS[0], _HANDLE, 'nvidia-476'),), instances=(_INSTANCE,),
 
 _QUIET = desired.Facts(
     _gpu(), gpu_record.GpuRecord(claims=(_ENTRY,)),
-    claims=reconcile.Claims((_CLAIM,)), usages=(_USAGE,),
+    requests=reconcile.Requests((_CLAIM,)), usages=(_USAGE,),
     in_use={_PLACE: 'x'})
 
 
@@ -107,26 +106,26 @@ class CompareTest(base.BaseTestCase):
             _QUIET, usages=(), record=gpu_record.GpuRecord(claims=tuple(
                 dataclasses.replace(_ENTRY, handle=handle)
                 for handle in handles)), gpu=_gpu(()),
-            claims=reconcile.Claims(Counted(
+            requests=reconcile.Requests(Counted(
                 dataclasses.replace(_CLAIM, handle=handle)
                 for handle in handles))))))
         self.assertLess(Counted.times, 10)
 
     def test_what_is_not_known_is_no_difference(self):
-        self.assertEqual([], self.compare(claims=None, usages=()))
+        self.assertEqual([], self.compare(requests=None, usages=()))
         self.assertEqual([], self.compare(
             gpu=_gpu((), (), problems=('lost',)), usages=()))
         self.assertEqual([], self.compare(
             gpu=dataclasses.replace(_gpu(), mig=None,
                                     visible_to_nvml=False)))
         self.assertEqual([], self.compare(
-            claims_of=(), claims=None, usages=(), in_use=None,
+            claims_of=(), requests=None, usages=(), in_use=None,
             gpu=_gpu(())))
 
     def test_a_vgpu_is_gone(self):
         self.assertEqual([(K.VGPU_GONE, True)], self.compare(gpu=_gpu(())))
         self.assertEqual([(K.VGPU_GONE, False)], self.compare(
-            gpu=_gpu(()), claims=None))
+            gpu=_gpu(()), requests=None))
 
     def test_a_vgpu_and_its_instance_are_gone(self):
         self.assertEqual([(K.VGPU_GONE, True)], self.compare(
@@ -146,7 +145,7 @@ class CompareTest(base.BaseTestCase):
         self.assertEqual([(K.INSTANCE_GONE, True)], self.compare(
             gpu=_gpu(instances=())))
         self.assertEqual([(K.INSTANCE_GONE, False)], self.compare(
-            gpu=_gpu(instances=()), claims=None))
+            gpu=_gpu(instances=()), requests=None))
 
     def test_another_type(self):
         self.assertEqual([(K.OTHER_TYPE, False)], self.compare(
@@ -157,7 +156,7 @@ class CompareTest(base.BaseTestCase):
             gpu=_gpu(((_VFS[1], _HANDLE, 'nvidia-476'),))))
 
     def test_no_request(self):
-        none = {'claims': reconcile.Claims(),
+        none = {'requests': reconcile.Requests(),
                 'usages': (dataclasses.replace(_USAGE, used=0),)}
         self.assertEqual([(K.NO_REQUEST, True)], self.compare(**none))
         self.assertTrue(self.found[0].may_pass)
@@ -165,7 +164,7 @@ class CompareTest(base.BaseTestCase):
             **none, users={_HANDLE: 'a virtual machine'}))
         self.assertIn('a virtual machine', self.found[0].text)
         self.assertEqual([(K.NO_REQUEST, False)], self.compare(
-            **{**none, 'claims': reconcile.Claims((), ('arq-2',))}))
+            **{**none, 'requests': reconcile.Requests((), ('arq-2',))}))
         self.assertIn('arq-2', self.found[0].text)
         # The repair covers what else is wrong with the entry.
         self.assertEqual([(K.NO_REQUEST, True)], self.compare(
@@ -185,7 +184,7 @@ class CompareTest(base.BaseTestCase):
             _CLAIM, handle=_OTHER,
             function=model.PciAddress.parse('0000:0f:00.4'))
         self.assertEqual([], self.compare(
-            claims=reconcile.Claims((_CLAIM, elsewhere))))
+            requests=reconcile.Requests((_CLAIM, elsewhere))))
 
     def test_a_handle_of_vendor_vfio_goes_by_its_function(self):
         function = model.VirtualFunction(
@@ -199,13 +198,13 @@ class CompareTest(base.BaseTestCase):
         self.assertEqual([(K.NOT_RECORDED, True)],
                          self.compare(gpu=gpu, claims_of=()))
         self.assertEqual([(K.FOREIGN_VGPU, False)], self.compare(
-            gpu=gpu, claims_of=(), claims=reconcile.Claims(), usages=()))
+            gpu=gpu, claims_of=(), requests=reconcile.Requests(), usages=()))
         self.assertEqual([], self.compare(
-            gpu=gpu, claims_of=(), claims=reconcile.Claims(), usages=(),
+            gpu=gpu, claims_of=(), requests=reconcile.Requests(), usages=(),
             fixed=gpu_record.FixedVgpus({_VFS[0]: 'nvidia-476'})))
 
     def test_unfinished(self):
-        for phase in (journal.Phase.BINDING, journal.Phase.UNBINDING):
+        for phase in (gpu_record.Phase.BINDING, gpu_record.Phase.UNBINDING):
             self.assertEqual([(K.UNFINISHED, True)], self.compare(
                 claims_of=(dataclasses.replace(_ENTRY, phase=phase),),
                 usages=()))
@@ -213,7 +212,7 @@ class CompareTest(base.BaseTestCase):
     def test_what_nobody_explains(self):
         strange = {'gpu': _gpu(((_VFS[1], _OTHER, 'nvidia-474'),),
                                (_INSTANCE,)), 'claims_of': (),
-                   'claims': reconcile.Claims(), 'usages': ()}
+                   'requests': reconcile.Requests(), 'usages': ()}
         self.assertEqual([(K.FOREIGN_VGPU, False)], self.compare(**strange))
         self.assertEqual(
             [(K.FOREIGN_VGPU, False), (K.FOREIGN_INSTANCE, False)],
@@ -224,7 +223,7 @@ class CompareTest(base.BaseTestCase):
 
     def test_what_explains_an_instance(self):
         bare = {'gpu': _gpu(()), 'claims_of': (), 'usages': (),
-                'claims': reconcile.Claims(), 'in_use': {}}
+                'requests': reconcile.Requests(), 'in_use': {}}
         place = frozenset({spec.MigInstanceSpec(_PLACE, 9)})
         self.assertEqual([(K.FOREIGN_INSTANCE, False)], self.compare(**bare))
         self.assertEqual([], self.compare(**bare, layout=_LAYOUT))
@@ -256,7 +255,7 @@ class CompareTest(base.BaseTestCase):
 
     def test_keys_tell_differences_apart(self):
         second = dataclasses.replace(_ENTRY, handle=_OTHER)
-        self.compare(gpu=_gpu(()), claims_of=(_ENTRY, second), claims=None,
+        self.compare(gpu=_gpu(()), claims_of=(_ENTRY, second), requests=None,
                      usages=())
         self.assertEqual(2, len({item.key for item in self.found}))
 

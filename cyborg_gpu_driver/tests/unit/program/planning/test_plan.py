@@ -22,8 +22,8 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.offer import offers
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.planning import plan
+from cyborg_gpu_driver.record import gpu as gpu_record
 
 _GPU = model.PciAddress.parse('0000:16:00.0')
 _VFS = tuple(dataclasses.replace(_GPU, function=number)
@@ -65,10 +65,10 @@ def _asked(function=_VFS[0]):
 
 
 def _entry(number, start, instance_id, type_number=1464, **changes):
-    return dataclasses.replace(journal.Entry(
+    return dataclasses.replace(gpu_record.Claim(
         handle=str(uuid.UUID(int=number)), gpu=_GPU,
         function=_VFS[-number], mdev_type=f'nvidia-{type_number}',
-        profile='x', phase=journal.Phase.BOUND, profile_id=47,
+        profile='x', phase=gpu_record.Phase.BOUND, profile_id=47,
         placement=model.Placement(start, 3), instance_id=instance_id),
         **changes)
 
@@ -173,7 +173,7 @@ class FunctionTest(base.BaseTestCase):
         for framework in (_MDEV, _VFIO):
             entry = _entry(1, 0, 1, function=_VFS[0],
                            vfio=framework is _VFIO,
-                           phase=journal.Phase.UNBINDING)
+                           phase=gpu_record.Phase.UNBINDING)
             error = self.assertRaises(exception.BindRefused, self.function,
                                       _gpu(framework), entry)
             self.assertIn(entry.handle, str(error))

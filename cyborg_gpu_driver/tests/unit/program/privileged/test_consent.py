@@ -170,7 +170,7 @@ class ConsentTest(ConsentCase):
 class PersistenceTest(ConsentCase):
 
     def keep(self, persistence):
-        self.platform.records.put(self.address, gpu_record.Record(
+        self.platform.records.keep_board(self.address, gpu_record.Record(
             ids=(None,) * 4, boot='', time=0.0, persistence=persistence))
 
     def test_on_again_when_the_gpu_is_back(self):

@@ -24,13 +24,12 @@ from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program import health
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.ready import fixed
 from cyborg_gpu_driver.program.ready import prepare
 from cyborg_gpu_driver.program.steps import transaction
-from cyborg_gpu_driver.record import boards
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.tests.unit.program import machines
 
@@ -59,11 +58,11 @@ class ReadyCase(base.BaseTestCase):
         self.address = model.PciAddress.parse(self.machine.gpus[0].address)
         self.platform = dataclasses.replace(
             platform.open_platform(self.machine),
-            records=boards.Boards(self.state_path))
+            records=store.of(self.state_path))
         self.addCleanup(self.machine.uninstall)
         privileged.run_here(self.platform)
         self.reader = reader.HostReader(self.platform)
-        self.binds = journal.Journal(self.state_path)
+        self.records = store.Store(self.state_path)
         self.govern()
 
     def govern(self, mode='off', **options):

@@ -19,8 +19,9 @@ import uuid
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.ready import apply
+from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.program import layouts
 
 _UUID = str(uuid.UUID(int=7))
@@ -179,10 +180,10 @@ class RefusalTest(layouts.LayoutCase):
 
     def test_instance_bound_to_a_handle(self):
         state = self.machine.gpu(self.address).state
-        journal.Journal(self.state_path).put(journal.Entry(
+        store.Store(self.state_path).put_claims(gpu_record.Claim(
             handle=_UUID, gpu=self.address, function=self.address,
             mdev_type='nvidia-476', profile='3g.40gb',
-            phase=journal.Phase.BOUND, profile_id=9,
+            phase=gpu_record.Phase.BOUND, profile_id=9,
             placement=model.Placement(state.instances[self.first].start, 4),
             instance_id=self.first))
         self.refused(exception.LayoutUnreachable, f'handle {_UUID}',
@@ -272,13 +273,13 @@ class CheckpointTest(layouts.LayoutCase):
         self.restart()
         kind = next(item for item in self.gpu.vgpu_types
                     if item.gi_profile_id == 14)
-        entry = journal.Entry(
+        entry = gpu_record.Claim(
             handle=_UUID, gpu=self.address,
             function=self.gpu.vfs[3].address, mdev_type=kind.mdev_type_id,
-            profile='2g.20gb', phase=journal.Phase.BOUND, profile_id=14,
+            profile='2g.20gb', phase=gpu_record.Phase.BOUND, profile_id=14,
             placement=model.Placement(2, 2), instance_id=99)
-        binds = journal.Journal(self.state_path)
-        binds.put(entry)
+        records = store.Store(self.state_path)
+        records.put_claims(entry)
         self.machine.reboot()
         self.restart()
         self.assertEqual(0, self.gpu.sriov_numvfs)
@@ -287,7 +288,7 @@ class CheckpointTest(layouts.LayoutCase):
         self.assertTrue(enabled)
         self.assertEqual([(2, 2, 14)], [item[:3] for item in instances])
         (number,) = self.machine.gpu(self.address).state.instances
-        self.assertEqual(number, binds.get(_UUID).instance_id)
+        self.assertEqual(number, records.claim(_UUID).instance_id)
         self.assertTrue(self.platform.sysfs.exists(
             'bus', 'mdev', 'devices', _UUID))
 
@@ -301,10 +302,10 @@ class CheckpointTest(layouts.LayoutCase):
 
     def test_bound_instances_are_not_in_it(self):
         self.apply(_3g_40gb=2)
-        journal.Journal(self.state_path).put(journal.Entry(
+        store.Store(self.state_path).put_claims(gpu_record.Claim(
             handle=_UUID, gpu=self.address, function=self.address,
             mdev_type='nvidia-476', profile='3g.40gb',
-            phase=journal.Phase.BOUND, profile_id=9,
+            phase=gpu_record.Phase.BOUND, profile_id=9,
             placement=model.Placement(4, 4), instance_id=2))
         self.apply(_3g_40gb=2)
         (saved,) = apply.remembered(self.state_path)

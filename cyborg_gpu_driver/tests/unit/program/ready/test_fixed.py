@@ -22,7 +22,6 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
@@ -274,10 +273,10 @@ class InUseTest(FixedCase):
 
     def test_handle_of_the_journal(self):
         self.ready(fixed_vgpus=(('L40S-12Q', 1),))
-        self.binds.put(journal.Entry(
+        self.records.put_claims(gpu_record.Claim(
             handle=_UUID, gpu=self.address,
             function=self.gpu().vfs[0].address, mdev_type=f'nvidia-{_12Q}',
-            profile='L40S-12Q', phase=journal.Phase.BOUND, vfio=True))
+            profile='L40S-12Q', phase=gpu_record.Phase.BOUND, vfio=True))
         self.ready('off')
         self.assertEqual({0: _12Q}, self.vgpus())
 

@@ -24,7 +24,6 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.steps import vfio
@@ -228,12 +227,12 @@ class InUseTest(ready_case.ReadyCase):
 
     def test_journal_entry(self):
         self.govern('mig')
-        self.binds.put(journal.Entry(
+        self.records.put_claims(gpu_record.Claim(
             handle=_UUID, gpu=self.address, function=self.address,
             mdev_type='nvidia-474', profile='1g.10gb',
-            phase=journal.Phase.UNBINDING))
+            phase=gpu_record.Phase.UNBINDING))
         self.waits(_UUID)
-        self.binds.remove(_UUID)
+        self.records.remove_claims(_UUID)
         self.steps()
 
     def test_change_that_a_dead_process_left(self):

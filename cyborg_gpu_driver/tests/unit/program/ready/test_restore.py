@@ -23,7 +23,6 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.program.steps import transaction
@@ -104,7 +103,7 @@ class RestoreCase(binder_case.BinderCase):
         ids = {item.placement: item.instance_id for item in (
             self.live.gpu(self.address).mig.instances
             if self.live.gpu(self.address).mig else ())}
-        for entry in self.journal.entries():
+        for entry in self.records.claims():
             self.assertEqual(ids.get(entry.placement), entry.instance_id)
         self.assertEqual([], self.restore())
         self.assertEqual(before, self.on_gpu())
@@ -135,7 +134,7 @@ class MdevTest(RestoreCase):
         self.bind('1g.5gb', '3g.20gb')
         self.reboot()
         self.restore()
-        for entry in self.journal.entries():
+        for entry in self.records.claims():
             self.binder.unbind(str(entry.function), entry.mdev_type,
                                entry.handle)
         self.assertEqual(([], []), self.truth())
@@ -157,7 +156,7 @@ class MdevTest(RestoreCase):
 
     def test_an_instance_of_another_tool_is_not_taken(self):
         self.bind('1g.5gb', '3g.20gb')
-        before = self.journal.entries()
+        before = self.records.claims()
         entry = next(entry for entry in before if entry.placement.size == 1)
         self.reboot()
         self.machine.sriov_manage(self.gpu)
@@ -166,7 +165,7 @@ class MdevTest(RestoreCase):
         error = self.assertRaises(exception.RestoreIncomplete, self.restore)
         self.assertIn('another tool has created GPU instance', str(error))
         # The other server has its own back.
-        self.assertIn(entry, self.journal.entries())
+        self.assertIn(entry, self.records.claims())
         self.assertEqual(1, len(self.truth()[1]))
         self.binder.unbind(str(entry.function), entry.mdev_type,
                            entry.handle)
@@ -174,7 +173,7 @@ class MdevTest(RestoreCase):
 
     def test_an_instance_that_another_tool_creates_meanwhile(self):
         self.bind('1g.5gb')
-        (entry,) = self.journal.entries()
+        (entry,) = self.records.claims()
         self.reboot()
 
         def take(_seconds):
@@ -184,7 +183,7 @@ class MdevTest(RestoreCase):
         self.machine.faults.delay('nvmlDeviceCreateGpuInstanceWithPlacement',
                                   1, sleep=take)
         self.assertRaises(exception.RestoreIncomplete, self.restore)
-        self.assertEqual((entry,), self.journal.entries())
+        self.assertEqual((entry,), self.records.claims())
         self.binder.unbind(str(entry.function), entry.mdev_type,
                            entry.handle)
         self.assertEqual([(entry.profile_id, entry.placement.start)],
@@ -218,7 +217,7 @@ class MdevTest(RestoreCase):
     def test_a_layout_in_the_place_of_what_an_unbind_had(self):
         self.bind('1g.5gb')
         gpu, boot = self.live.refresh().gpu(self.address), self.boot()
-        (entry,) = self.journal.entries()
+        (entry,) = self.records.claims()
         (instance,) = gpu.mig.instances
         given_back = gpu_record.Phase.UNBINDING
         for changes, belongs_to_layout in (
@@ -320,7 +319,7 @@ class VendorVfioTest(RestoreCase):
 
     def test_function_that_somebody_else_has_taken(self):
         self.bind('L40S-12Q')
-        (entry,) = self.journal.entries()
+        (entry,) = self.records.claims()
         self.reboot()
         self.machine.sriov_manage(self.gpu)
         privileged.machine().sysfs.write(
@@ -453,9 +452,9 @@ class ReadinessTest(RestoreCase):
 
     def test_unbinding_is_not_brought_back(self):
         self.bind('1g.5gb')
-        (entry,) = self.journal.entries()
-        self.journal.put(dataclasses.replace(
-            entry, phase=journal.Phase.UNBINDING))
+        (entry,) = self.records.claims()
+        self.records.put_claims(dataclasses.replace(
+            entry, phase=gpu_record.Phase.UNBINDING))
         self.reboot()
         self.restore()
         self.assertEqual([], self.on_gpu()[3])

@@ -30,11 +30,11 @@ class RebuiltTest(group_case.GroupCase):
         handle = str(uuid.uuid4())
         self.running.binder.bind(str(offer.parents[0]), offer.vgpu_type_id,
                                  handle)
-        (before,) = self.journal.entries()
+        (before,) = self.records.claims()
         self.assertIsNotNone(before.fabric_partition)
         host_files.damage(self.state_path, before.gpu)
         self.running.reconciler._rebuilder._cloud.requests = (
-            lambda: reconcile.Claims((reconcile.Claim(
+            lambda: reconcile.Requests((reconcile.Request(
                 handle, 'arq', None, before.function, before.mdev_type),)))
         self.report()
         (after,) = store.of(self.state_path).read(before.gpu).claims

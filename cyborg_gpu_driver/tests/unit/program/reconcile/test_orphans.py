@@ -24,7 +24,6 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.program.reconcile import orphans
@@ -52,13 +51,13 @@ class OrphanCase(base.BaseTestCase):
         self.addCleanup(self.machine.uninstall)
         privileged.run_here(self.platform)
         self.address = model.PciAddress.parse(self.gpu)
-        self.binds = journal.Journal(self.state_path)
+        self.records = store.Store(self.state_path)
         self.keeper = self.keep()
 
     def keep(self, **settings):
         return orphans.Keeper(
             self.platform, reader.HostReader(self.platform),
-            self.binds, self.state_path, policies.Settings(**settings))
+            self.records, policies.Settings(**settings))
 
     def snapshot(self):
         return reader.HostReader(self.platform).snapshot().gpu(self.address)
@@ -72,9 +71,9 @@ class OrphanCase(base.BaseTestCase):
         privileged_vgpu.create_mdev(self.gpu, self.type_id(), _UUIDS[number])
         return _UUIDS[number]
 
-    def entry(self, phase=journal.Phase.BOUND, **changes):
+    def entry(self, phase=gpu_record.Phase.BOUND, **changes):
         """A bind of the first vGPU."""
-        return dataclasses.replace(journal.Entry(
+        return dataclasses.replace(gpu_record.Claim(
             handle=_UUIDS[0], gpu=self.address, function=self.address,
             mdev_type=self.type_id(), profile=self.kind, phase=phase),
             **changes)
@@ -128,8 +127,8 @@ class MdevTest(OrphanCase):
 
     def test_in_the_journal_of_binds(self):
         self.make()
-        for phase in journal.Phase:
-            self.binds.put(self.entry(phase))
+        for phase in gpu_record.Phase:
+            self.records.put_claims(self.entry(phase))
             found = self.one()
             self.assertEqual(f'{_UUIDS[0]} ({phase.value})', found.owner)
             self.assert_orphan('no', found)
@@ -141,7 +140,7 @@ class MdevTest(OrphanCase):
     def test_an_owner_that_came_meanwhile(self):
         self.make()
         found = self.one()
-        self.binds.put(self.entry(journal.Phase.BINDING))
+        self.records.put_claims(self.entry(gpu_record.Phase.BINDING))
         self.assert_kept(found, '(binding)')
 
     def test_a_guest(self):
@@ -172,7 +171,7 @@ class MdevTest(OrphanCase):
             self.assert_orphan('?', found, claimed)
             self.assert_kept(found, 'nvmlDeviceGetActiveVgpus', claimed)
         self.assert_orphan('no', found, {name})
-        self.binds.put(self.entry())
+        self.records.put_claims(self.entry())
         self.assert_orphan('no', self.one(), None)
 
     def test_what_a_process_has_open(self):
@@ -279,7 +278,7 @@ class VendorVfioTest(OrphanCase):
                                       number_of_type)
         return str(self.functions[number])
 
-    def entry(self, phase=journal.Phase.BOUND, **changes):
+    def entry(self, phase=gpu_record.Phase.BOUND, **changes):
         return super().entry(phase, **{
             'vfio': True, 'function': self.functions[0], **changes})
 
@@ -299,11 +298,11 @@ class VendorVfioTest(OrphanCase):
     def test_in_the_journal_of_binds(self):
         name = self.make()
         found = self.one()
-        self.binds.put(self.entry(journal.Phase.UNBINDING))
+        self.records.put_claims(self.entry(gpu_record.Phase.UNBINDING))
         self.assertEqual(f'{_UUIDS[0]} (unbinding)', self.one().owner)
         self.assert_kept(found, '(unbinding)')
         # The entry of an mdev on that function does not own the vGPU.
-        self.binds.put(self.entry(vfio=False))
+        self.records.put_claims(self.entry(vfio=False))
         self.assert_orphan('yes', self.one(name))
 
     def test_a_fixed_one(self):

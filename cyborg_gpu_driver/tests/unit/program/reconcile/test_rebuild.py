@@ -28,8 +28,8 @@ from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.program import cordons
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.reconcile import rebuild
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform as simulated
 from cyborg_gpu_driver.tests import unreadable
@@ -48,10 +48,10 @@ def _uuid(number):
 
 
 def _entry(number, **changes):
-    return journal.Entry(**{
+    return gpu_record.Claim(**{
         'handle': _uuid(number), 'gpu': _GPU, 'function': _vf(number),
         'mdev_type': 'nvidia-1', 'profile': 'small',
-        'phase': journal.Phase.BOUND, **changes})
+        'phase': gpu_record.Phase.BOUND, **changes})
 
 
 def _offer(type_id='nvidia-1', **changes):
@@ -77,7 +77,7 @@ def _gpu(mdevs=(), instances=0, **changes):
 class EntriesTest(base.BaseTestCase):
 
     def entries(self, gpu, claims=None, known=(), fixed=()):
-        return {entry.handle: entry for entry in rebuild.entries(
+        return {entry.handle: entry for entry in rebuild.bare_claims(
             gpu, [_offer()], claims, known, fixed)}
 
     def test_mdevs_of_offered_types(self):
@@ -87,10 +87,10 @@ class EntriesTest(base.BaseTestCase):
 
     def test_of_known_requests_only_theirs(self):
         gpu = _gpu([(1, 'nvidia-1'), (2, 'nvidia-1')])
-        claims = reconcile.Claims((reconcile.Claim(
+        claims = reconcile.Requests((reconcile.Request(
             _uuid(2), 'arq', None, _vf(2), 'nvidia-1'),))
         self.assertEqual({_uuid(2)}, set(self.entries(gpu, claims)))
-        self.assertEqual({}, self.entries(gpu, reconcile.Claims()))
+        self.assertEqual({}, self.entries(gpu, reconcile.Requests()))
 
     def test_functions_of_vendor_vfio_through_requests_alone(self):
         gpu = dataclasses.replace(
@@ -100,9 +100,9 @@ class EntriesTest(base.BaseTestCase):
                     _vf(number), number, None, None, current_vgpu_type=1,
                     placement_id=7) for number in (1, 2)))
         self.assertEqual({}, self.entries(gpu))
-        claims = reconcile.Claims((
-            reconcile.Claim(_uuid(9), 'arq', None, _vf(2), 'nvidia-1'),
-            reconcile.Claim(_uuid(8), 'arq', None, _vf(1), 'nvidia-2')))
+        claims = reconcile.Requests((
+            reconcile.Request(_uuid(9), 'arq', None, _vf(2), 'nvidia-1'),
+            reconcile.Request(_uuid(8), 'arq', None, _vf(1), 'nvidia-2')))
         self.assertEqual(
             {_uuid(9): _entry(2, handle=_uuid(9), vfio=True,
                               vgpu_placement=7)}, self.entries(gpu, claims))
@@ -196,17 +196,17 @@ class RebuilderTest(binder_case.BinderCase):
                 ('1g.5gb', '2g.10gb'), range(2)):
             self.binder.bind(*self.handle(profile, number))
         self.bound = {entry.handle: entry
-                      for entry in self.journal.entries()}
+                      for entry in self.records.claims()}
 
     def lose(self):
         with open(store.of(self.state_path).path(self.address), 'w',
                   encoding='utf-8') as stream:
             stream.write('{')
         self.restart()
-        self.assertTrue(self.journal.check())
+        self.assertTrue(self.records.check())
         self.rebuilder = rebuild.Rebuilder(
-            simulated.open_platform(self.machine), self.live, self.journal,
-            self.state_path, self.cloud)
+            simulated.open_platform(self.machine), self.live, self.records,
+            self.cloud)
         self.cloud.requests = lambda: self.claims
         self.addCleanup(self.machine.uninstall)
 
@@ -214,13 +214,13 @@ class RebuilderTest(binder_case.BinderCase):
         self.lose()
         self.rebuilder.rebuild()
         self.assertEqual(set(self.bound), {
-            entry.handle for entry in self.journal.entries()})
+            entry.handle for entry in self.records.claims()})
         self.assertEqual(
             {(entry.profile, entry.placement)
              for entry in self.bound.values()},
             {(entry.profile, entry.placement)
-             for entry in self.journal.entries()})
-        self.assertFalse(self.journal.check())
+             for entry in self.records.claims()})
+        self.assertFalse(self.records.check())
         self.assertIn('4 handles on 1 GPUs; 0 other vGPUs', self.log.output)
         for entry in self.bound.values():
             self.binder.unbind(str(entry.function), entry.mdev_type,
@@ -235,7 +235,7 @@ class RebuilderTest(binder_case.BinderCase):
             with open(store.of(self.state_path).path(self.address), 'w',
                       encoding='utf-8') as stream:
                 stream.write('{')
-            self.assertTrue(self.journal.check())
+            self.assertTrue(self.records.check())
 
     def test_a_stranger_leaves_its_profile_open(self):
         self.binder.unbind(*self.handle('1g.5gb', 1))
@@ -246,19 +246,19 @@ class RebuilderTest(binder_case.BinderCase):
         self.assertEqual(
             {('1g.5gb', False), ('2g.10gb', True)},
             {(entry.profile, entry.placement is not None)
-             for entry in self.journal.entries()})
+             for entry in self.records.claims()})
         said = self.log.output.rpartition('lost claims')[2]
         for handle, entry in self.bound.items():
             self.assertEqual(entry.profile == '1g.5gb', handle in said)
 
     def test_only_what_cyborg_holds(self):
         kept, *others = self.bound.values()
-        self.claims = reconcile.Claims((reconcile.Claim(
+        self.claims = reconcile.Requests((reconcile.Request(
             kept.handle, 'arq', None, kept.function, kept.mdev_type),))
         self.lose()
         self.rebuilder.rebuild()
         self.assertEqual([kept.handle], [
-            entry.handle for entry in self.journal.entries()])
+            entry.handle for entry in self.records.claims()])
         self.assertIn('1 handles on 1 GPUs; 3 other vGPUs', self.log.output)
 
     def test_what_was_bound_meanwhile_stays(self):
@@ -266,10 +266,10 @@ class RebuilderTest(binder_case.BinderCase):
         # The GPU is closed until the operator lifts the cordon.
         cordons.CordonKeeper(self.state_path).lift(self.address)
         self.binder.bind(*self.handle('1g.5gb', 5))
-        (entry,) = self.journal.entries()
+        (entry,) = self.records.claims()
         self.rebuilder.rebuild()
-        self.assertEqual(entry, self.journal.get(entry.handle))
-        self.assertEqual(5, len(self.journal.entries()))
+        self.assertEqual(entry, self.records.claim(entry.handle))
+        self.assertEqual(5, len(self.records.claims()))
 
     def test_a_gpu_that_is_locked_is_rebuilt_later(self):
         self.lose()
@@ -281,7 +281,7 @@ class RebuilderTest(binder_case.BinderCase):
         self.assertEqual(1, self.log.output.count(
             f'The claims on GPU {self.address} are not rebuilt: GPU '
             f'{self.address} is locked: MainThread'))
-        self.assertTrue(self.journal.check())
+        self.assertTrue(self.records.check())
         self.assertEqual([self.address], self.rebuilder.rebuild())
 
     def test_a_record_that_cannot_be_read_is_not_rebuilt(self):
@@ -292,9 +292,9 @@ class RebuilderTest(binder_case.BinderCase):
 
     def test_a_crash_before_it_was_made_again(self):
         self.lose()
-        self.assertTrue(self.journal.check())
+        self.assertTrue(self.records.check())
         self.rebuilder.rebuild()
-        self.assertFalse(self.journal.check())
+        self.assertFalse(self.records.check())
 
     def test_where_nothing_is_bound_there_is_a_journal_all_the_same(self):
         for entry in self.bound.values():
@@ -302,11 +302,11 @@ class RebuilderTest(binder_case.BinderCase):
                                entry.handle)
         self.lose()
         self.rebuilder.rebuild()
-        self.assertFalse(self.journal.check())
+        self.assertFalse(self.records.check())
 
     def test_a_request_whose_vgpu_is_not_there_is_not_adopted(self):
         self.lose()
-        claim = reconcile.Claim(_uuid(1), 'arq', None, _vf(1), 'nvidia-474')
+        claim = reconcile.Request(_uuid(1), 'arq', None, _vf(1), 'nvidia-474')
         self.assertRaises(exception.StepFailed, self.rebuilder.adopt,
                           self.live.gpu(self.address), claim)
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())

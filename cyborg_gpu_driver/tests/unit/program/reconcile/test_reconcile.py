@@ -23,7 +23,6 @@ from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import reconcile as words
 from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.program.reconcile import orphans
 from cyborg_gpu_driver.program.reconcile import rebuild
@@ -59,25 +58,24 @@ class ReconcileCase(binder_case.BinderCase):
         settings = policies.Settings(policies=(self.policy,),
                                      vfio_handles=True)
         keeper = orphans.Keeper(
-            platform_, reader.HostReader(platform_), self.journal,
-            self.state_path, settings)
-        rebuilder = rebuild.Rebuilder(platform_, self.live, self.journal,
-                                      self.state_path, self.cloud)
+            platform_, reader.HostReader(platform_), self.records,
+            settings)
+        rebuilder = rebuild.Rebuilder(platform_, self.live, self.records,
+                                      self.cloud)
         self.repairer = reconcile.Repairer(
             self.live,
             wiring.restorer(platform_, self.state_path, settings, self.cloud),
-            self.journal, keeper, rebuilder, self.binder, self.state_path,
-            self.cloud)
+            self.records, keeper, rebuilder, self.binder, self.cloud)
         self.reconciler = reconcile.Reconciler(
-            platform_, self.live, self.journal, settings, self.state_path,
+            platform_, self.live, self.records, settings,
             keeper, rebuilder, self.repairer, self.cloud, self.grace,
             clock=lambda: self.now)
 
     def requests(self):
         if not self.known:
             return None
-        return words.Claims(tuple(
-            words.Claim(entry.handle, f'arq of {entry.handle}', 'server',
+        return words.Requests(tuple(
+            words.Request(entry.handle, f'arq of {entry.handle}', 'server',
                         entry.function, entry.mdev_type)
             for entry in self.asked), self.unsettled)
 
@@ -85,7 +83,7 @@ class ReconcileCase(binder_case.BinderCase):
         """Bind a handle that has a request. Return its entry."""
         handle = self.handle(profile, number)
         self.binder.bind(*handle)
-        entry = self.journal.get(handle[2])
+        entry = self.records.claim(handle[2])
         self.asked += (entry,)
         return entry
 
@@ -127,7 +125,7 @@ class FindTest(ReconcileCase):
         def requests():
             self.binder.unbind(str(entry.function), entry.mdev_type,
                                entry.handle)
-            return words.Claims()
+            return words.Requests()
 
         self.cloud.requests = requests
         self.assertEqual([], self.kinds())
@@ -216,7 +214,7 @@ class NameTest(ReconcileCase):
         self.assertEqual('', self.look())
         self.now = 300
         self.assertIn('no accelerator request', self.look())
-        self.assertIsNone(self.journal.get(entry.handle))
+        self.assertIsNone(self.records.claim(entry.handle))
         self.assertEqual(([], []), self.truth())
 
     def test_what_has_passed_begins_anew(self):
@@ -227,7 +225,7 @@ class NameTest(ReconcileCase):
         self.look()
         self.now, self.asked = 400, ()
         self.assertEqual('', self.look())
-        self.assertEqual(1, len(self.journal.entries()))
+        self.assertEqual(1, len(self.records.claims()))
 
     def test_what_cannot_be_looked_for_stays(self):
         """An unknown fact ends no difference, and none begins anew."""
@@ -261,7 +259,7 @@ class NameTest(ReconcileCase):
         self.unsettled, self.known = (), False
         self.assertEqual('', self.look())
         self.assertEqual((K.NO_REQUEST,), self.reconciler.left)
-        self.assertEqual((entry,), self.journal.entries())
+        self.assertEqual((entry,), self.records.claims())
 
     def test_usages_that_placement_does_not_tell(self):
         entry = self.bind()
@@ -312,7 +310,7 @@ class RepairTest(ReconcileCase):
         self.bind()
         self.asked = (kept,)
         self.repair(K.NO_REQUEST)
-        self.assertEqual((kept,), self.journal.entries())
+        self.assertEqual((kept,), self.records.claims())
         self.assert_quiet()
         self.assertEqual(self.address, self.published[-1])
 
@@ -331,8 +329,8 @@ class RepairTest(ReconcileCase):
         self.machine.start_guest(asked[0].handle)
         self.assertIn('virtual machine', self.refused(difference))
         self.assertEqual(before[0], self.truth()[0])
-        self.assertEqual(journal.Phase.BOUND,
-                         self.journal.entries()[0].phase)
+        self.assertEqual(gpu_record.Phase.BOUND,
+                         self.records.claims()[0].phase)
 
     def test_an_entry_that_is_gone(self):
         entry = self.bind()
@@ -348,7 +346,7 @@ class RepairTest(ReconcileCase):
         self.take_away(entry, instance=False)
         self.repair(K.VGPU_GONE)
         self.assertEqual(before, self.truth())
-        self.assertEqual((entry,), self.journal.entries())
+        self.assertEqual((entry,), self.records.claims())
         self.assert_quiet()
 
     def test_a_vgpu_and_its_instance_are_made_again(self):
@@ -383,19 +381,19 @@ class RepairTest(ReconcileCase):
 
     def test_an_entry_is_written_again(self):
         entry = self.bind()
-        self.journal.remove(entry.handle)
+        self.records.remove_claims(entry.handle)
         self.published.clear()
         self.repair(K.NOT_RECORDED)
         self.assertEqual([self.address], self.published)
         # Only the lost record had the time from which the server had the vGPU.
         self.assertEqual((dataclasses.replace(entry, foreign_ids=(),
                                               since=None),),
-                         self.journal.entries())
-        self.journal.remove(entry.handle)
+                         self.records.claims())
+        self.records.remove_claims(entry.handle)
         difference = self.difference(K.NOT_RECORDED)
         self.asked = ()
         self.assertIn('no accelerator request', self.refused(difference))
-        self.assertEqual((), self.journal.entries())
+        self.assertEqual((), self.records.claims())
 
     def test_what_a_guest_kept(self):
         entry = self.bind()
@@ -434,12 +432,12 @@ class SharedTest(ReconcileCase):
             state.vgpus.clear()
             state.instances.clear()
         # The NVIDIA driver may give the new instance any id.
-        self.journal.put(*(dataclasses.replace(entry, instance_id=99)
+        self.records.put_claims(*(dataclasses.replace(entry, instance_id=99)
                            for entry in (first, second)))
         self.look()
         self.assertEqual(before, self.truth())
         self.assertEqual(1, len({entry.instance_id for entry
-                                 in self.journal.entries()}))
+                                 in self.records.claims()}))
         self.assertEqual([], self.kinds())
         for entry in (first, second):
             self.binder.unbind(str(entry.function), entry.mdev_type,

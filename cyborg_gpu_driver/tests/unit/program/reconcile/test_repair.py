@@ -82,7 +82,7 @@ class AskingTest(test_reconcile.ReconcileCase):
         self.binder.bind(*self.handle('1g.5gb'))
         self.patch(locks.gpu, '__defaults__', (0.0, ''))
         with locks.gpu(self.state_path, self.address):
-            self.cloud.requests = words.Claims
+            self.cloud.requests = words.Requests
             self.assertEqual((), self.reconciler.find())
         self.assertEqual([K.NO_REQUEST], [
             item.kind for item in self.reconciler.find()])

@@ -24,7 +24,7 @@ from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 
 _GPU = model.PciAddress.parse('0000:07:00.0')
@@ -33,10 +33,10 @@ _VF = model.PciAddress.parse('0000:07:00.4')
 
 
 def _entry(number=1, **changes):
-    entry = journal.Entry(
+    entry = gpu_record.Claim(
         handle=str(uuid.UUID(int=number)), gpu=_GPU, function=_VF,
         mdev_type='nvidia-474', profile='1g.5gb',
-        phase=journal.Phase.BINDING, profile_id=19,
+        phase=gpu_record.Phase.BINDING, profile_id=19,
         placement=model.Placement(6, 1), foreign_ids=(7, 8))
     return dataclasses.replace(entry, **changes)
 
@@ -47,24 +47,24 @@ class JournalTest(base.BaseTestCase):
         super().setUp()
         self.state_path = self.useFixture(fixtures.TempDir()).path
         self.path = store.of(self.state_path).path(_GPU)
-        self.journal = journal.Journal(self.state_path, lambda: 1000.0)
+        self.records = store.Store(self.state_path, lambda: 1000.0)
 
     def test_entries_outlive_the_process(self):
         entries = (_entry(1), _entry(2, gpu=_OTHER, profile_id=None,
                                      placement=None, foreign_ids=(),
-                                     phase=journal.Phase.BOUND),
+                                     phase=gpu_record.Phase.BOUND),
                    _entry(3, vfio=True, vgpu_placement=0, boot='one',
                           repeats=2))
-        self.journal.put(*entries)
-        again = journal.Journal(self.state_path)
-        self.assertEqual(set(entries), set(again.entries()))
-        self.assertEqual(entries[1:2], again.entries(_OTHER))
-        self.assertEqual(entries[0], again.get(entries[0].handle))
+        self.records.put_claims(*entries)
+        again = store.Store(self.state_path)
+        self.assertEqual(set(entries), set(again.claims()))
+        self.assertEqual(entries[1:2], again.claims(_OTHER))
+        self.assertEqual(entries[0], again.claim(entries[0].handle))
 
     def test_all_entries_are_read_or_none(self):
-        self.journal.put(_entry(1), _entry(2, gpu=_OTHER))
+        self.records.put_claims(_entry(1), _entry(2, gpu=_OTHER))
         self.assertEqual({_entry(1), _entry(2, gpu=_OTHER)},
-                         set(self.journal.all_entries()))
+                         set(self.records.all_claims()))
         records = store.of(self.state_path)
         records.put(_OTHER, claims_lost=True)
         self.assert_unknown(records.path(_OTHER))
@@ -75,91 +75,91 @@ class JournalTest(base.BaseTestCase):
 
     def assert_unknown(self, path):
         self.assertIn(path, str(self.assertRaises(
-            exception.JournalError, self.journal.all_entries)))
+            exception.JournalError, self.records.all_claims)))
 
     def test_the_last_word_on_a_handle_counts(self):
-        done = _entry(phase=journal.Phase.BOUND, instance_id=13)
-        self.journal.put(_entry())
-        self.journal.put(done)
-        self.assertEqual((done,), self.journal.entries())
+        done = _entry(phase=gpu_record.Phase.BOUND, instance_id=13)
+        self.records.put_claims(_entry())
+        self.records.put_claims(done)
+        self.assertEqual((done,), self.records.claims())
 
     def test_a_removed_entry_is_gone_and_may_be_removed_again(self):
-        self.journal.put(_entry(1), _entry(2))
-        self.journal.remove(_entry(1).handle)
-        self.journal.remove(_entry(1).handle)
-        self.assertEqual((_entry(2),), self.journal.entries())
+        self.records.put_claims(_entry(1), _entry(2))
+        self.records.remove_claims(_entry(1).handle)
+        self.records.remove_claims(_entry(1).handle)
+        self.assertEqual((_entry(2),), self.records.claims())
 
     def test_what_was_given_back_is_written_at_once(self):
-        stays, goes = (_entry(number, phase=journal.Phase.BOUND)
+        stays, goes = (_entry(number, phase=gpu_record.Phase.BOUND)
                        for number in (1, 2))
-        self.journal.put(stays, goes)
-        self.journal.give_back(goes.handle)
+        self.records.put_claims(stays, goes)
+        self.records.give_back(goes.handle)
         unbinding = dataclasses.replace(
-            goes, phase=journal.Phase.UNBINDING, until=1000.0)
+            goes, phase=gpu_record.Phase.UNBINDING, until=1000.0)
         self.assertEqual((stays, unbinding),
-                         journal.Journal(self.state_path).entries())
+                         store.Store(self.state_path).claims())
 
     def test_what_was_given_back_stays_so_until_it_is_removed(self):
         # A put of the entry as it was read before must not revive it.
-        bound = _entry(phase=journal.Phase.BOUND)
+        bound = _entry(phase=gpu_record.Phase.BOUND)
         unbinding = dataclasses.replace(
-            bound, phase=journal.Phase.UNBINDING, until=1000.0)
-        self.journal.put(bound)
-        self.journal.give_back(bound.handle)
-        self.journal.put(bound)
-        for records in (self.journal, journal.Journal(self.state_path)):
-            self.assertEqual((unbinding,), records.entries())
+            bound, phase=gpu_record.Phase.UNBINDING, until=1000.0)
+        self.records.put_claims(bound)
+        self.records.give_back(bound.handle)
+        self.records.put_claims(bound)
+        for records in (self.records, store.Store(self.state_path)):
+            self.assertEqual((unbinding,), records.claims())
 
     def test_what_cannot_be_written_was_given_back_all_the_same(self):
-        bound = _entry(phase=journal.Phase.BOUND)
+        bound = _entry(phase=gpu_record.Phase.BOUND)
         unbinding = dataclasses.replace(
-            bound, phase=journal.Phase.UNBINDING, until=1000.0)
-        self.journal.put(bound)
+            bound, phase=gpu_record.Phase.UNBINDING, until=1000.0)
+        self.records.put_claims(bound)
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.locks._RECORD_SECONDS', 0.0))
         with locks.record(self.state_path, _GPU):
-            self.assertRaises(exception.LockTimeout, self.journal.give_back,
+            self.assertRaises(exception.LockTimeout, self.records.give_back,
                               bound.handle)
-        self.assertEqual((unbinding,), self.journal.entries())
-        self.assertEqual((bound,), journal.Journal(self.state_path).entries())
-        self.journal.put(_entry(2))
+        self.assertEqual((unbinding,), self.records.claims())
+        self.assertEqual((bound,), store.Store(self.state_path).claims())
+        self.records.put_claims(_entry(2))
         self.assertEqual((unbinding, _entry(2)),
-                         journal.Journal(self.state_path).entries())
+                         store.Store(self.state_path).claims())
 
     def test_only_a_bound_entry_is_given_back(self):
         # A bind that is under way checks itself whether it is still wanted.
-        self.journal.put(_entry())
-        self.journal.give_back(_entry().handle)
-        self.journal.give_back(_entry(2).handle)
-        self.assertEqual((_entry(),), self.journal.entries())
+        self.records.put_claims(_entry())
+        self.records.give_back(_entry().handle)
+        self.records.give_back(_entry(2).handle)
+        self.assertEqual((_entry(),), self.records.claims())
 
     def test_a_handle_that_was_given_back_can_be_bound_again(self):
-        bound = _entry(phase=journal.Phase.BOUND)
-        self.journal.put(bound)
-        self.journal.give_back(bound.handle)
-        self.journal.remove(bound.handle)
-        self.journal.put(_entry())
-        self.journal.put(bound)
-        self.assertEqual((bound,), self.journal.entries())
+        bound = _entry(phase=gpu_record.Phase.BOUND)
+        self.records.put_claims(bound)
+        self.records.give_back(bound.handle)
+        self.records.remove_claims(bound.handle)
+        self.records.put_claims(_entry())
+        self.records.put_claims(bound)
+        self.assertEqual((bound,), self.records.claims())
 
     def test_another_thread_removes_an_entry_that_is_being_read(self):
         class Removing(dict):
             def __contains__(self, handle):
                 return self.pop(handle, None) is not None
 
-        bound = _entry(phase=journal.Phase.BOUND)
-        self.journal.put(bound)
-        self.journal._given_back = Removing()
-        self.journal.give_back(bound.handle)
-        self.assertEqual([journal.Phase.UNBINDING],
-                         [item.phase for item in self.journal.entries()])
+        bound = _entry(phase=gpu_record.Phase.BOUND)
+        self.records.put_claims(bound)
+        self.records._given_back = Removing()
+        self.records.give_back(bound.handle)
+        self.assertEqual([gpu_record.Phase.UNBINDING],
+                         [item.phase for item in self.records.claims()])
 
     def content(self):
         with open(self.path, encoding='utf-8') as stream:
             return json.load(stream)['content']
 
     def test_a_bad_entry_is_refused_not_acted_upon(self):
-        self.journal.put(_entry())
+        self.records.put_claims(_entry())
         (good,) = self.content()['claims']
         for field, value in (('handle', '../../x'), ('gpu', 'x'),
                              ('gpu', str(_OTHER)),
@@ -173,46 +173,46 @@ class JournalTest(base.BaseTestCase):
                              ('repeats', -1)):
             durable.write(self.path, store.KIND, store.VERSION, {
                 'claims': [dict(good, **{field: value})]})
-            self.assertRaises(exception.JournalError, self.journal.entries,
+            self.assertRaises(exception.JournalError, self.records.claims,
                               _GPU)
 
     def test_a_damaged_record_costs_one_gpu(self):
-        self.journal.put(_entry(1), _entry(2, gpu=_OTHER))
+        self.records.put_claims(_entry(1), _entry(2, gpu=_OTHER))
         with open(self.path, 'w', encoding='utf-8') as stream:
             stream.write('{')
-        self.assertEqual((_entry(2, gpu=_OTHER),), self.journal.entries())
+        self.assertEqual((_entry(2, gpu=_OTHER),), self.records.claims())
         self.assertEqual(_entry(2, gpu=_OTHER),
-                         self.journal.get(_entry(2).handle))
-        self.assertIsNone(self.journal.get(_entry(3).handle, _OTHER))
+                         self.records.claim(_entry(2).handle))
+        self.assertIsNone(self.records.claim(_entry(3).handle, _OTHER))
         for gpu in (None, _GPU):
-            self.assertRaises(exception.JournalError, self.journal.get,
+            self.assertRaises(exception.JournalError, self.records.claim,
                               _entry(1).handle, gpu)
 
     def test_handle_given_away_after_another_process_has_removed_it(self):
         """An earlier give_back has no effect on the next server."""
-        bound = _entry(phase=journal.Phase.BOUND)
-        self.journal.put(bound)
-        self.journal.give_back(bound.handle)
-        journal.Journal(self.state_path).remove(bound.handle)
-        self.journal.given_away(bound.handle)
-        self.journal.put(bound)
-        self.assertEqual((bound,), self.journal.entries())
+        bound = _entry(phase=gpu_record.Phase.BOUND)
+        self.records.put_claims(bound)
+        self.records.give_back(bound.handle)
+        store.Store(self.state_path).remove_claims(bound.handle)
+        self.records.given_away(bound.handle)
+        self.records.put_claims(bound)
+        self.assertEqual((bound,), self.records.claims())
 
     def test_lost_entries_are_found_again(self):
-        self.journal.put(_entry(1), _entry(2, gpu=_OTHER))
+        self.records.put_claims(_entry(1), _entry(2, gpu=_OTHER))
         with open(self.path, 'w', encoding='utf-8') as stream:
             stream.write('{')
-        self.assertTrue(self.journal.check())
+        self.assertTrue(self.records.check())
         with open(self.path + '.unusable-1', encoding='utf-8') as stream:
             self.assertEqual('{', stream.read())
-        again = journal.Journal(self.state_path)
+        again = store.Store(self.state_path)
         self.assertTrue(again.check())
         self.assertEqual([True, False],
                          [store.of(self.state_path).is_lost(gpu)
                           for gpu in (_GPU, _OTHER)])
-        again.found(_GPU, (_entry(1),))
+        again.rebuilt(_GPU, (_entry(1),))
         self.assertFalse(again.check())
-        self.assertEqual((_entry(1), _entry(2, gpu=_OTHER)), again.entries())
+        self.assertEqual((_entry(1), _entry(2, gpu=_OTHER)), again.claims())
 
     def test_a_record_that_may_not_be_read_is_left_where_it_is(self):
         # A directory stands for a file of another user, because root, who may
@@ -220,12 +220,12 @@ class JournalTest(base.BaseTestCase):
         os.makedirs(self.path)
         log = self.useFixture(fixtures.FakeLogger())
         for _ in range(2):
-            self.assertFalse(self.journal.check())
+            self.assertFalse(self.records.check())
         self.assertEqual(1, log.output.count('cannot be read'))
         self.assertEqual([os.path.basename(self.path)],
                          os.listdir(os.path.dirname(self.path)))
 
     def test_a_good_journal_passes_the_check(self):
-        self.journal.put(_entry())
-        self.journal.check()
-        self.assertEqual((_entry(),), self.journal.entries())
+        self.records.put_claims(_entry())
+        self.records.check()
+        self.assertEqual((_entry(),), self.records.claims())
