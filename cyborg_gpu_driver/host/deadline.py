@@ -32,6 +32,7 @@ from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Hashable
 from collections.abc import Iterable
+from concurrent import futures
 from typing import Any
 
 from cyborg_gpu_driver import exception
@@ -53,7 +54,7 @@ def run(owner: Hashable, seconds: float, name: str,
         ``owner`` has not returned yet. A call that has begun may still take
         effect later; a call that has not begun is never made.
     """
-    return _worker(owner).run(seconds, _Call(name, function, arguments, undo))
+    return _worker(owner).run(seconds, _Call(name, function, arguments), undo)
 
 
 def stuck(owners: Collection[Hashable] | None = None) -> tuple[str, ...]:
@@ -118,54 +119,20 @@ class _Branch(threading.Thread):
 class _Call:
     """One call that a caller passes to a thread, with its answer."""
 
-    __slots__ = ('answer', 'arguments', 'claim', 'ended', 'error',
-                 'function', 'name', 'taken', 'undo')
-
     def __init__(self, name: str, function: Callable[..., Any],
-                 arguments: tuple[Any, ...],
-                 undo: Callable[[], object] | None = None) -> None:
+                 arguments: tuple[Any, ...]) -> None:
         self.name = name
         self.function = function
         self.arguments = arguments
-        self.undo = undo or (lambda: None)
-        self.answer = None
-        self.error: BaseException | None = None
-        self.claim = threading.Lock()
-        """The thread acquires this lock to make the call. A caller that has
-        timed out acquires it to cancel the call."""
-        self.taken = threading.Lock()
-        """The thread acquires this lock when it has the answer. A caller that
-        has timed out acquires it to refuse the answer."""
-        self.ended = threading.Lock()
-        self.ended.acquire()
+        self.answer: futures.Future[Any] = futures.Future()
 
     def make(self) -> None:
-        if not self.claim.acquire(blocking=False):
+        if not self.answer.set_running_or_notify_cancel():
             return
         try:
-            self.answer = self.function(*self.arguments)
-            if not self.taken.acquire(blocking=False):
-                self.undo()
+            self.answer.set_result(self.function(*self.arguments))
         except BaseException as error:
-            self.error = error
-        self.ended.release()
-
-    def has_ended(self) -> bool:
-        return not self.ended.locked()
-
-    def wait(self, seconds: float) -> bool:
-        """Whether the call ends within ``seconds``."""
-        return self.ended.acquire(timeout=seconds)
-
-    def result(self) -> Any:
-        error, self.error = self.error, None
-        if error is None:
-            return self.answer
-        try:
-            raise error
-        finally:
-            # The traceback refers to this frame: avoid a reference cycle.
-            del error
+            self.answer.set_exception(error)
 
 
 class _Worker:
@@ -185,24 +152,30 @@ class _Worker:
     def stuck(self) -> str:
         """The name of the overdue call that has not returned, or ``''``."""
         late = self._late
-        if late is None or late[0].has_ended():
+        if late is None or late[0].answer.done():
             return ''
         return f'{late[0].name} ({self._owner})'
 
-    def run(self, seconds: float, call: _Call) -> Any:
+    def run(self, seconds: float, call: _Call,
+            undo: Callable[[], object] | None) -> Any:
         self._refuse_while_stuck()
         self._calls.put(call)
-        if call.wait(seconds):
-            return call.result()
-        if call.claim.acquire(blocking=False):
+        answer = call.answer
+        try:
+            return answer.result(seconds)
+        except TimeoutError:
+            if answer.done():
+                # The function itself raised it, or has ended at this moment.
+                return answer.result()
+        if answer.cancel():
             # The call has not begun: another call is ahead of it.
             _count_missed()
             self._refuse_while_stuck()
             raise self._error(call.name, seconds)
-        if not call.taken.acquire(blocking=False):
-            # It has ended at this moment.
-            call.ended.acquire()
-            return call.result()
+        if undo is not None:
+            # Called at once if the call has ended at this moment.
+            answer.add_done_callback(
+                lambda late: None if late.exception() else undo())
         _count_missed()
         self._late = (call, seconds)
         error = self._error(call.name, seconds)
@@ -218,7 +191,7 @@ class _Worker:
         if late is None:
             return
         call, seconds = late
-        if not call.has_ended():
+        if not call.answer.done():
             raise self._error(call.name, seconds)
         if self._late is late:
             self._late = None

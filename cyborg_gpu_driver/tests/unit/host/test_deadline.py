@@ -58,8 +58,7 @@ class DeadlineTest(base.LogTestCase):
         worker = deadline._worker(self.owner)
         call = worker._late[0]
         self.release.set()
-        self.assertTrue(call.wait(scope.HANG))
-        call.ended.release()
+        call.answer.result(scope.HANG)
 
     def test_an_answer(self):
         self.assertEqual(7, self.run_it(max, 3, 7))

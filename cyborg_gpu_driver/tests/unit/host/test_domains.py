@@ -74,9 +74,7 @@ class DomainReaderTest(base.SimulatedTestCase):
     def _answered(self, answers):
         """Let libvirt answer, and return when it has answered."""
         answers.set()
-        call = deadline._workers['libvirt']._late[0]
-        call.wait(scope.HANG)
-        call.ended.release()
+        deadline._workers['libvirt']._late[0].answer.exception(scope.HANG)
         deadline.run('libvirt', 30, 'nothing', int)
 
     def test_there_is_no_such_module(self):
