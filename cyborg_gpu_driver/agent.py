@@ -39,7 +39,7 @@ from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cloud import orphans
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host.health import events
+from cyborg_gpu_driver.host import health as host_health
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.metrics import observer
@@ -167,7 +167,7 @@ class Agent:
         self._disabled = cyborg.DisabledWatch(conf, hostname)
         self._publisher = self._node.publisher
         self._steady = drift.Steady(drift.INTERVAL)
-        self._watcher = events.Watcher(self._node.platform.nvml,
+        self._watcher = host_health.Watcher(self._node.platform.nvml,
                                        self._event)
         self._binder = self._node.binder
         self._finisher = orphans.Finisher(

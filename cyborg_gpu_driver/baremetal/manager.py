@@ -34,7 +34,7 @@ from cyborg_gpu_driver.baremetal import modes
 from cyborg_gpu_driver.baremetal import ramdisk
 from cyborg_gpu_driver.conf import baremetal as baremetal_conf
 from cyborg_gpu_driver.conf import gpu as gpu_conf
-from cyborg_gpu_driver.host.health import reader as health_reader
+from cyborg_gpu_driver.host import health as host_health
 from cyborg_gpu_driver.host.nvml import modes as nvml_modes
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.snapshot import model
@@ -266,7 +266,7 @@ def _health(host: model.Host, session: nvml.NvmlSession
     """Return the health conditions of the GPUs that use NVIDIA's driver."""
     found = {}
     if host.nvml_problem is None:
-        asked = health_reader.HealthReader(session)
+        asked = host_health.HealthReader(session)
         for gpu in host.gpus:
             if gpu.driver == _DRIVER or not gpu.in_pci_sysfs:
                 facts = asked.read(gpu.address)

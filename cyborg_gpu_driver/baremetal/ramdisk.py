@@ -25,7 +25,7 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import node
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host.health import reader as health
+from cyborg_gpu_driver.host import health
 from cyborg_gpu_driver.host.snapshot import model
 
 LOG = logging.getLogger(__name__)

@@ -29,7 +29,6 @@ from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import domains
 from cyborg_gpu_driver.host.fabric import config as fabric_config
 from cyborg_gpu_driver.host.fabric import session as fabric_session
-from cyborg_gpu_driver.host.health import reader as health
 from cyborg_gpu_driver.host.nvml import access
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.snapshot import gpu_record
@@ -40,6 +39,19 @@ NAMESPACE = 'cyborg_gpu_driver.platform'
 SRIOV_MANAGE = '/usr/lib/nvidia/sriov-manage'
 MDEVCTL = 'mdevctl'
 _Files = pci.Sysfs
+_BOOT_ID = '/proc/sys/kernel/random/boot_id'
+
+
+def boot_id() -> str:
+    """Return the kernel's id of this boot.
+
+    Empty if the kernel has none, for example outside of Linux.
+    """
+    try:
+        with open(_BOOT_ID, encoding='ascii') as stream:
+            return stream.read().strip()
+    except OSError:
+        return ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +101,7 @@ class Platform:
     machine has the parts of a connection that are used here."""
     module_aliases: Callable[[], str] = pci.module_aliases
     """Returns which functions the kernel's modules are for (modules.alias)."""
-    boot_id: Callable[[], str] = health.boot_id
+    boot_id: Callable[[], str] = boot_id
     """Returns an id that differs for each boot of the machine."""
     is_root: Callable[[], bool] = lambda: os.geteuid() == 0
     """Whether this process may change the machine itself."""

@@ -25,8 +25,8 @@ from collections.abc import Mapping
 from oslo_log import log as logging
 
 from cyborg_gpu_driver.host import deadline
+from cyborg_gpu_driver.host import health as host_health
 from cyborg_gpu_driver.host import platform
-from cyborg_gpu_driver.host.health import reader as host_health
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import gpu_record as boards
 from cyborg_gpu_driver.host.snapshot import model
@@ -103,7 +103,8 @@ class HealthKeeper:
 
         for gpu in host.gpus:
             self._change(gpu.address, functools.partial(
-                self._checked, gpu=gpu, facts=facts[gpu.address], now=now))
+                health.checked, facts=facts[gpu.address], needed=self._needed,
+                now=now, live=_live(gpu)), gpu.uuid)
         return {gpu.address: self._verdict(gpu.address) for gpu in host.gpus}
 
     def event(self, event: condition.Event) -> None:
@@ -120,11 +121,8 @@ class HealthKeeper:
             placement = host_health.instance_place(
                 self._nvml, event.address, event.instance_id)
         now = self._clock()
-        before, after = self._change(
-            event.address, lambda known: dataclasses.replace(
-                known, conditions=health.noted(
-                    known.conditions, event.xid, now, placement,
-                    event.instance_id)))
+        before, after = self._change(event.address, lambda known: health.noted(
+            known, event.xid, now, placement, event.instance_id))
         if (_verdicts(_conditions(before)) != _verdicts(_conditions(after))
                 or before.cordons != after.cordons):
             self._cloud.publish_soon(event.address)
@@ -143,14 +141,12 @@ class HealthKeeper:
         """Forget the conditions that a reset cures; the GPU was just reset.
         """
         if self._conditions(address):
-            self._change(address, lambda known: dataclasses.replace(
-                known, conditions=health.after_reset(known.conditions)))
+            self._change(address, health.after_reset)
 
     def function_died(self, address: model.PciAddress) -> None:
         """Note that a virtual function of a GPU serves no guest."""
-        self._change(address, lambda known: dataclasses.replace(
-            known, conditions=health.with_dead_function(
-                known.conditions, self._clock())))
+        self._change(address, lambda known: health.with_dead_function(
+            known, self._clock()))
 
     def has_dead_function(self, address: model.PciAddress) -> bool:
         """Whether the virtual functions of a GPU have to be made anew."""
@@ -159,9 +155,7 @@ class HealthKeeper:
 
     def functions_renewed(self, address: model.PciAddress) -> None:
         """Forget a dead function: the GPU's functions were made anew."""
-        self._change(address, lambda known: dataclasses.replace(
-            known, conditions=health.without_dead_function(
-                known.conditions)))
+        self._change(address, health.without_dead_function)
 
     def replaced(self, address: model.PciAddress) -> bool:
         """Forget a GPU's health and errors: an operator says it is healthy.
@@ -182,9 +176,8 @@ class HealthKeeper:
         A new instance may get its id and placement before the next check.
         """
         if placement in self.unhealthy_instances(address):
-            self._change(address, lambda known: dataclasses.replace(
-                known, conditions=health.without_instance(
-                    known.conditions, placement)))
+            self._change(address, lambda known: health.without_instance(
+                known, placement))
 
     def statuses(self, host: model.Host) -> list[Status]:
         """Every GPU's health, for people; changes nothing.
@@ -253,31 +246,28 @@ class HealthKeeper:
     def _verdict(self, address: model.PciAddress) -> health.Verdict:
         return health.judge(self._conditions(address))
 
-    def _checked(self, known: gpu_record.HealthRecord, gpu: model.Gpu,
-                 facts: condition.Facts, now: float
-                 ) -> gpu_record.HealthRecord:
-        known = known.of_board(gpu.uuid)
-        return dataclasses.replace(known, conditions=health.checked(
-            known.conditions, facts, self._needed, now, _live(gpu)))
-
     def _change(self, address: model.PciAddress,
-                change: Callable[[gpu_record.HealthRecord],
-                                 gpu_record.HealthRecord]
+                change: Callable[[tuple[health.Condition, ...]],
+                                 tuple[health.Condition, ...]],
+                uuid: str | None = None
                 ) -> tuple[gpu_record.GpuRecord, gpu_record.GpuRecord]:
-        """Change the health record of a GPU, and log what is new.
+        """Change the conditions of a GPU, and log what is new.
 
-        :param change: returns the new health record for the old one.
+        :param change: returns the new conditions for the old ones.
+        :param uuid: UUID of the board; None if it is not known.
         :returns: the GPU's record before and after.
         """
         def changed(record: gpu_record.GpuRecord) -> gpu_record.GpuRecord:
             before = self._of_boot(record.health)
-            known = change(before)
+            known = before.of_board(uuid)
+            known = dataclasses.replace(
+                known, conditions=change(known.conditions))
             return self._counted(dataclasses.replace(
                 record, health=known if known.conditions else None),
                 *health.errors(before.conditions, known.conditions))
 
         before, after = self._store.keep(address, changed)
-        self._tell(address, _conditions(before), _conditions(after))
+        _log(address, _conditions(before), _conditions(after))
         return before, after
 
     def _counted(self, record: gpu_record.GpuRecord, errors: int, last: str
@@ -293,18 +283,6 @@ class HealthKeeper:
                 cordon.Source.HEALTH, self._clock(),
                 reason=f'{errors} errors, the last was {last}'))
         return dataclasses.replace(record, errors=errors, cordons=cordons)
-
-    def _tell(self, address: model.PciAddress,
-              before: tuple[health.Condition, ...],
-              after: tuple[health.Condition, ...]) -> None:
-        """Log what became unhealthy, worse or healthy."""
-        old, new = _verdicts(before), _verdicts(after)
-        for place in (None, *sorted(
-                place for place in {*old, *new} if place is not None)):
-            was = old.get(place, health.WELL)
-            now = new.get(place, health.WELL)
-            if was.state is not now.state:
-                _log(address, place, was, now)
 
 
 def _live(gpu: model.Gpu) -> set[tuple[int, model.Placement]] | None:
@@ -327,14 +305,23 @@ def _verdicts(conditions: tuple[health.Condition, ...]
             for place in (None, *places)}
 
 
-def _log(address: model.PciAddress, place: model.Placement | None,
-         was: health.Verdict, now: health.Verdict) -> None:
-    name = f'GPU {address}' + (f', instance at {place}' if place else '')
-    if now.is_unhealthy:
-        LOG.warning(
-            '%(name)s is unhealthy (%(state)s): %(reasons)s. Nothing new is '
-            'created on it.', {'name': name, 'state': now.state.value,
-                           'reasons': '; '.join(now.reasons)})
-    else:
-        LOG.info('%(name)s is healthy again; it had: %(reasons)s.',
-                 {'name': name, 'reasons': '; '.join(was.reasons)})
+def _log(address: model.PciAddress, before: tuple[health.Condition, ...],
+         after: tuple[health.Condition, ...]) -> None:
+    """Log what became unhealthy, worse or healthy."""
+    old, new = _verdicts(before), _verdicts(after)
+    for place in (None, *sorted(
+            place for place in {*old, *new} if place is not None)):
+        was = old.get(place, health.WELL)
+        now = new.get(place, health.WELL)
+        name = f'GPU {address}' + (f', instance at {place}' if place else '')
+        if was.state is now.state:
+            continue
+        if now.is_unhealthy:
+            LOG.warning(
+                '%(name)s is unhealthy (%(state)s): %(reasons)s. Nothing new '
+                'is created on it.',
+                {'name': name, 'state': now.state.value,
+                 'reasons': '; '.join(now.reasons)})
+        else:
+            LOG.info('%(name)s is healthy again; it had: %(reasons)s.',
+                     {'name': name, 'reasons': '; '.join(was.reasons)})

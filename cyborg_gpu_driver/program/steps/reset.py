@@ -31,10 +31,10 @@ from typing import Any
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import health as host_health
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host.fabric import config
 from cyborg_gpu_driver.host.fabric import reader
-from cyborg_gpu_driver.host.health import reader as health_reader
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import modes
 from cyborg_gpu_driver.host.nvml import process as nvml_process
@@ -227,7 +227,7 @@ class Resetter:
                                       self._modes(address)[0])
         if reason:
             raise exception.StepFailed(reason=reason)
-        if health_reader.read_pci(
+        if host_health.read_pci(
                 self._machine.sysfs, address).reachable is False:
             raise exception.StepFailed(
                 reason='its PCI configuration space cannot be read after '

@@ -23,10 +23,10 @@ import time
 from collections.abc import Collection
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import health as host_health
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.fabric import reader as fabric
-from cyborg_gpu_driver.host.health import reader as host_health
 from cyborg_gpu_driver.host.nvml import modes
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model

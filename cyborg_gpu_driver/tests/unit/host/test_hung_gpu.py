@@ -14,8 +14,7 @@
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
-from cyborg_gpu_driver.host.health import events
-from cyborg_gpu_driver.host.health import reader as health
+from cyborg_gpu_driver.host import health
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host import base
 
@@ -170,14 +169,14 @@ class HungGpuTest(base.SimulatedTestCase):
     def test_errors_of_the_others_are_heard_of(self):
         self.reader.snapshot()
         self.hang()
-        watched = events.EventSet(self.nvml, self.nvml.another())
+        watched = health.EventSet(self.nvml, self.nvml.another())
         watched.settle(frozenset(self.addresses))
         self.assertEqual(7, len(watched.members))
         self.machine.raise_xid(str(self.second), 62)
         self.assertEqual([62], [event.xid for event in watched.wait(0)])
 
     def test_a_gpu_that_hangs_later_stays_watched(self):
-        watched = events.EventSet(self.nvml, self.nvml.another())
+        watched = health.EventSet(self.nvml, self.nvml.another())
         watched.settle(frozenset(self.addresses))
         self.hang()
         watched._nvml.timeout = _SOON

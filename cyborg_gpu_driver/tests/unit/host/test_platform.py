@@ -83,3 +83,10 @@ class FabricConfigTest(RealCase):
                 reason='looked'))
             keeper.look()
             self.assertEqual(looked, keeper.partitions.called)
+
+
+class BootTest(base.BaseTestCase):
+
+    def test_the_kernel_names_its_start(self):
+        self.assertEqual(platform.boot_id(), platform.boot_id())
+        self.assertTrue(platform.boot_id())

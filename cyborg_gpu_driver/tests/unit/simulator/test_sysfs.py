@@ -15,7 +15,7 @@
 import errno
 import os
 
-from cyborg_gpu_driver.host.health import reader
+from cyborg_gpu_driver.host import health
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
@@ -151,14 +151,14 @@ class TestFunctions(base.MachineTestCase):
 
     def test_health_of_a_gpu_that_nvml_cannot_see(self):
         address = model.PciAddress.parse(A40)
-        before = reader.read_pci(self.sysfs, address)
-        self.assertEqual(reader.Seen(True, 0, 16), before)
+        before = health.read_pci(self.sysfs, address)
+        self.assertEqual(health.Seen(True, 0, 16), before)
         self.machine.set_lanes(A40, 4)
         self.machine.count_link_errors(A40, fatal=1)
-        self.assertEqual(2, len(reader.wrong_pci(
-            before, reader.read_pci(self.sysfs, address))))
+        self.assertEqual(2, len(health.wrong_pci(
+            before, health.read_pci(self.sysfs, address))))
         self.machine.lose_gpu(A40)
-        self.assertFalse(reader.read_pci(self.sysfs, address).reachable)
+        self.assertFalse(health.read_pci(self.sysfs, address).reachable)
 
     def test_iommu_groups(self):
         groups = {address: self.sysfs.link_name(*DEVICES, address,

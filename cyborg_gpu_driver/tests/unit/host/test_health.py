@@ -14,15 +14,24 @@
 """What GPUs report about their health, on simulated machines."""
 
 import dataclasses
+import os
 
+import fixtures
 import pynvml
+from oslotest import base as oslo_base
 
-from cyborg_gpu_driver.host.health import reader as health
+from cyborg_gpu_driver.host import health
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.tests.unit.host import base
 
 _CALLS = 5
+_GPU = model.PciAddress.parse('0000:07:00.0')
+_CONFIG = bytes.fromhex('de10b220') + bytes(60)
+# As in Documentation/ABI/testing/sysfs-bus-pci-devices-aer.
+_AER = ('Undefined 0\nDLP 0\nSDES 0\nTLP 1\nFCP 0\nCmpltTO 2\n'
+        'TOTAL_ERR_FATAL {}\n')
 _CLEAN = condition.Facts(
     answered=True, ecc_uncorrected=0, remapped_rows=0, remap_pending=False,
     remap_failed=False, temperature=31, slowdown_temperature=89,
@@ -150,6 +159,50 @@ class HealthReaderTest(base.SimulatedTestCase):
         self.assertIsNone(health.instance_place(
             self.nvml, self.first, instance.instance_id))
 
-    def test_the_kernel_names_its_start(self):
-        self.assertEqual(health.boot_id(), health.boot_id())
-        self.assertTrue(health.boot_id())
+
+class PciTest(oslo_base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        root = self.useFixture(fixtures.TempDir()).path
+        self.place = os.path.join(root, 'bus', 'pci', 'devices', str(_GPU))
+        os.makedirs(self.place)
+        self.sysfs = pci.Sysfs(root)
+
+    def write(self, name, content):
+        if isinstance(content, str):
+            content = content.encode()
+        with open(os.path.join(self.place, name), 'wb') as stream:
+            stream.write(content)
+
+    def read(self):
+        return health.read_pci(self.sysfs, _GPU)
+
+    def test_what_the_kernel_says(self):
+        seen = health.Seen
+        self.assertEqual(seen(), self.read())
+        for config, errors, width, expected in (
+                (_CONFIG, _AER.format(3), '16\n', seen(True, 3, 16)),
+                # drivers/pci/pci-sysfs.c prints 63, all bits set, without a
+                # link.
+                (b'\xff' * 64, 'DLP 0\n', '63\n', seen(False, None, 63)),
+                ('', 'DLP 0\n', 'Unknown\n', seen())):
+            for name, content in (('config', config),
+                                  ('aer_dev_fatal', errors),
+                                  ('current_link_width', width)):
+                self.write(name, content)
+            self.assertEqual(expected, self.read())
+
+    def test_what_is_wrong(self):
+        seen = health.Seen
+        before = seen(True, 1, 16)
+        for then, now, expected in (
+                (before, before, ()), (before, seen(), ()),
+                (before, seen(False), (condition.UNREACHABLE,)),
+                (before, seen(True, 2, 16), (condition.FATAL,)),
+                (before, seen(True, 0, 16), ()),
+                (before, seen(True, 1, 8), (condition.LANES,)),
+                # Without a record only what is wrong now counts.
+                (seen(), seen(True, 9, 1), ()),
+                (seen(), seen(False, 9, 1), (condition.UNREACHABLE,))):
+            self.assertEqual(expected, health.wrong_pci(then, now), now)
