@@ -57,7 +57,7 @@ class HostReader:
         self.boot_id = platform.boot_id
         self._bus = pci.PciBus(platform.sysfs)
         self._functions = functions.FunctionReader(
-            self._bus, functions.MdevTree(platform.sysfs))
+            self._bus, platform.sysfs)
         self._gpus = nvml_gpu.GpuReader(platform.nvml)
         self._chronicle = problems_module.Chronicle()
         self._links: dict[model.PciAddress, dict[str, Any]] = {}

@@ -44,30 +44,25 @@ _NONE = frozenset({0xffff, 0xffffffff})
 
 
 class MdevTree:
-    """Reads mdev types and mdevs, and caches what does not change.
+    """Reads mdev types and mdevs, and caches the types of one GPU.
 
     A type's name and description belong to the GPU's driver; they are read
-    once for a GPU, not once for each of its virtual functions.
+    once, not once for each virtual function.
     """
 
     def __init__(self, sysfs: pci.Sysfs):
         self._sysfs = sysfs
-        self._types: dict[model.PciAddress, dict[str, model.MdevType]] = {}
+        self._types: dict[str, model.MdevType] = {}
         self._listed: dict[model.PciAddress, tuple[str, ...]] = {}
 
-    def forget(self, gpu: model.PciAddress) -> None:
-        """Read everything about a GPU's types again."""
-        self._types.pop(gpu, None)
-
-    def forget_function(self, function: model.PciAddress) -> None:
+    def forget(self, function: model.PciAddress) -> None:
         """List a function's types again."""
         self._listed.pop(function, None)
 
-    def types(self, gpu: model.PciAddress, function: model.PciAddress
+    def types(self, function: model.PciAddress
               ) -> tuple[model.MdevType, ...]:
         """The mdev types of a function, without their availability.
 
-        :param gpu: the GPU that the function belongs to.
         :raises SysfsError: if they cannot be read.
         """
         if function not in self._listed:
@@ -77,11 +72,10 @@ class MdevTree:
                 # The driver may yet publish them: look again next time.
                 return ()
             self._listed[function] = names
-        known = self._types.setdefault(gpu, {})
         for name in self._listed[function]:
-            if name not in known:
-                known[name] = self._describe(function, name)
-        return tuple(known[name] for name in self._listed[function])
+            if name not in self._types:
+                self._types[name] = self._describe(function, name)
+        return tuple(self._types[name] for name in self._listed[function])
 
     def available(self, function: model.PciAddress,
                   types: tuple[model.MdevType, ...]
@@ -196,6 +190,23 @@ def _type_number(type_id: str) -> tuple[int, str]:
 Mdevs = Mapping[model.PciAddress, tuple[model.Mdev, ...]]
 
 
+@dataclasses.dataclass
+class _Known:
+    """What does not change while a GPU has its driver and its functions."""
+
+    binding: tuple[str | None, int]
+    """The driver, and the number of virtual functions."""
+    tree: MdevTree
+    virtual: tuple[model.PciAddress, ...] | None = None
+    """None until all virtual functions exist."""
+    groups: dict[model.PciAddress, int | None] = dataclasses.field(
+        default_factory=dict)
+    """IOMMU groups of the GPU and its virtual functions."""
+    drivers: dict[model.PciAddress, str | None] = dataclasses.field(
+        default_factory=dict)
+    """Drivers of the virtual functions."""
+
+
 class FunctionReader:
     """Reads GPUs from the PCI bus and caches static facts.
 
@@ -203,27 +214,21 @@ class FunctionReader:
     again when the driver or the number of virtual functions has changed.
     """
 
-    def __init__(self, bus: pci.PciBus, tree: MdevTree):
+    def __init__(self, bus: pci.PciBus, sysfs: pci.Sysfs):
         self._bus = bus
-        self._tree = tree
-        self._binding: dict[model.PciAddress, object] = {}
-        self._virtual: dict[model.PciAddress,
-                            tuple[model.PciAddress, ...]] = {}
-        self._groups: dict[model.PciAddress, int | None] = {}
+        self._sysfs = sysfs
+        self._known: dict[model.PciAddress, _Known] = {}
 
     def mdevs(self, problems: problems_module.Problems) -> Mdevs:
         """Return every live mdev of the machine, by its parent."""
-        return self._tree.live(problems)
+        return MdevTree(self._sysfs).live(problems)
 
     def keep(self, present: Collection[model.PciAddress]) -> None:
-        """Forget all functions except those in ``present``."""
-        for known in (self._binding, self._virtual, self._groups):
-            for address in [*known]:
-                if address not in present:
-                    # Another snapshot may do the same at the same time.
-                    known.pop(address, None)
-                    self._tree.forget(address)
-                    self._tree.forget_function(address)
+        """Forget all GPUs except those in ``present``."""
+        for address in [*self._known]:
+            if address not in present:
+                # Another snapshot may do the same at the same time.
+                self._known.pop(address, None)
 
     def bare(self, identity: pci.Identity,
              problems: problems_module.Problems) -> model.Gpu:
@@ -236,15 +241,21 @@ class FunctionReader:
         with problems.noted('virtual functions'):
             if identity.sriov_totalvfs:
                 numvfs = self._bus.numvfs(address)
-        self._renew(address, (driver, numvfs))
+        known = self._known.get(address)
+        if known is None or known.binding != (driver, numvfs):
+            known = self._known[address] = _Known(
+                (driver, numvfs), MdevTree(self._sysfs))
         with problems.noted('iommu_group'):
-            group = self._group(address)
+            group = self._group(known, address)
             neighbours = self._bus.neighbours(address, group)
         with problems.noted('virtual functions'):
-            virtual = self._virtual_functions(address, numvfs)
+            virtual = known.virtual or self._bus.virtual_functions(
+                address, numvfs)
             if len(virtual) < numvfs:
                 problems.add(f'only {len(virtual)} of {numvfs} virtual '
                              'functions exist')
+            else:
+                known.virtual = virtual
         return model.Gpu(
             address=address, vendor_id=identity.vendor_id,
             device_id=identity.device_id, class_code=identity.class_code,
@@ -253,7 +264,7 @@ class FunctionReader:
             numa_node=identity.numa_node, iommu_group=group,
             neighbours=neighbours, driver=driver,
             sriov_totalvfs=identity.sriov_totalvfs, sriov_numvfs=numvfs,
-            vfs=tuple(self._bare_function(function, index)
+            vfs=tuple(self._bare_function(known, function, index)
                       for index, function in enumerate(virtual)),
             physfn=identity.physfn)
 
@@ -268,13 +279,15 @@ class FunctionReader:
             Otherwise only one empty function is read, because it is the same
             on all empty functions of a GPU.
         """
+        known = self._known.get(gpu.address)
+        tree = known.tree if known else MdevTree(self._sysfs)
         on_gpu: tuple[model.MdevType, ...] = ()
         counted = gpu.mig is None or not gpu.mig.enabled
         if not gpu.vfs:
             with problems.noted('mdev types'):
-                on_gpu = self._tree.types(gpu.address, gpu.address)
+                on_gpu = tree.types(gpu.address)
                 if counted:
-                    on_gpu = self._tree.available(gpu.address, on_gpu)
+                    on_gpu = tree.available(gpu.address, on_gpu)
         vfs = []
         sample: tuple[model.MdevType, ...] = ()
         for function in gpu.vfs:
@@ -282,13 +295,16 @@ class FunctionReader:
             with noted.noted('mdevs'):
                 function = dataclasses.replace(
                     function, mdevs=mdevs.get(function.address, ()))
-                function = self._with_vgpu(gpu.address, function)
+                types = tree.types(function.address)
+                function = dataclasses.replace(
+                    function, mdev_types=types, current_vgpu_type=None
+                    if types else tree.current_vgpu_type(function.address))
                 if counted:
-                    function = self._counted(function, sample)
+                    function = _counted(tree, function, sample)
                     if not (function.mdevs or detail):
                         sample = function.mdev_types
             vfs.append(_with_problems(function, noted))
-        vfs = self._with_vendors(vfs, detail)
+        vfs = _with_vendors(tree, vfs, detail)
         if vfs and all(function.problem for function in vfs):
             # Otherwise the others tell what the GPU has and can have.
             problems.add(f'virtual function {vfs[0].address}: '
@@ -298,99 +314,71 @@ class FunctionReader:
             mdevs=mdevs.get(gpu.address, ()),
             framework=_framework(on_gpu, vfs))
 
-    def _with_vgpu(self, gpu: model.PciAddress,
-                   function: model.VirtualFunction) -> model.VirtualFunction:
-        types = self._tree.types(gpu, function.address)
-        return dataclasses.replace(
-            function, mdev_types=types, current_vgpu_type=None if types else
-            self._tree.current_vgpu_type(function.address))
-
-    def _with_vendors(self, functions: Iterable[model.VirtualFunction],
-                      detail: bool) -> list[model.VirtualFunction]:
-        """Return the functions with what the vendor's VFIO driver reports.
-
-        A function that has a vGPU takes no other, whatever its list says.
-        """
-        found, sample = [], None
-        for function in functions:
-            noted = problems_module.Problems()
-            with noted.noted('vGPUs'):
-                if function.current_vgpu_type:
-                    function = self._with_outputs(function)
-                elif function.current_vgpu_type == 0:
-                    if sample is None or detail:
-                        sample = self._tree.creatable_types(function.address)
-                    function = dataclasses.replace(function,
-                                                   creatable_types=sample)
-            found.append(_with_problems(function, noted))
-        return found
-
-    def _with_outputs(self, function: model.VirtualFunction
-                      ) -> model.VirtualFunction:
-        return dataclasses.replace(
-            function, creatable_types=(),
-            gpu_instance_id=self._tree.vgpu_output(function.address,
-                                                   'gpu_instance_id'),
-            placement_id=self._tree.vgpu_output(function.address,
-                                                'placement_id'))
-
-    def _counted(self, function: model.VirtualFunction,
-                 sample: tuple[model.MdevType, ...]) -> model.VirtualFunction:
-        """Return a virtual function with how many more vGPUs it takes now.
-
-        :param sample: the answer of another empty function of the GPU.
-        """
-        types = function.mdev_types
-        if function.mdevs:
-            # A virtual function takes only one vGPU.
-            types = tuple(dataclasses.replace(mdev_type, available=0)
-                          for mdev_type in types)
-        elif [item.type_id for item in sample] == [
-                item.type_id for item in types]:
-            types = sample
-        else:
-            types = self._tree.available(function.address, types)
-        return dataclasses.replace(function, mdev_types=types)
-
-    def _renew(self, address: model.PciAddress, binding: object) -> None:
-        """Forget what was read with another driver or number of VFs."""
-        if self._binding.get(address) == binding:
-            return
-        self._binding[address] = binding
-        self._tree.forget(address)
-        for function in (address, *self._virtual.pop(address, ())):
-            self._groups.pop(function, None)
-            self._tree.forget_function(function)
-
-    def _virtual_functions(self, address: model.PciAddress, numvfs: int
-                           ) -> tuple[model.PciAddress, ...]:
-        if address not in self._virtual:
-            found = self._bus.virtual_functions(address, numvfs)
-            if len(found) < numvfs:
-                return found
-            self._virtual[address] = found
-        return self._virtual[address]
-
-    def _bare_function(self, address: model.PciAddress, index: int
-                       ) -> model.VirtualFunction:
+    def _bare_function(self, known: _Known, address: model.PciAddress,
+                       index: int) -> model.VirtualFunction:
         driver: str | None = None
         group: int | None = None
         noted = problems_module.Problems()
         with noted.noted('driver'):
             driver = self._bus.driver(address)
-            if self._binding.get(address) != driver:
-                self._binding[address] = driver
-                self._groups.pop(address, None)
-                self._tree.forget_function(address)
-            group = self._group(address)
+            if known.drivers.get(address) != driver:
+                known.drivers[address] = driver
+                known.groups.pop(address, None)
+                known.tree.forget(address)
+            group = self._group(known, address)
         return _with_problems(model.VirtualFunction(
             address=address, index=index, driver=driver, iommu_group=group),
             noted)
 
-    def _group(self, address: model.PciAddress) -> int | None:
-        if address not in self._groups:
-            self._groups[address] = self._bus.iommu_group(address)
-        return self._groups[address]
+    def _group(self, known: _Known, address: model.PciAddress) -> int | None:
+        if address not in known.groups:
+            known.groups[address] = self._bus.iommu_group(address)
+        return known.groups[address]
+
+
+def _counted(tree: MdevTree, function: model.VirtualFunction,
+             sample: tuple[model.MdevType, ...]) -> model.VirtualFunction:
+    """Return a virtual function with how many more vGPUs it takes now.
+
+    :param sample: the answer of another empty function of the GPU.
+    """
+    types = function.mdev_types
+    if function.mdevs:
+        # A virtual function takes only one vGPU.
+        types = tuple(dataclasses.replace(mdev_type, available=0)
+                      for mdev_type in types)
+    elif [item.type_id for item in sample] == [
+            item.type_id for item in types]:
+        types = sample
+    else:
+        types = tree.available(function.address, types)
+    return dataclasses.replace(function, mdev_types=types)
+
+
+def _with_vendors(tree: MdevTree, functions: Iterable[model.VirtualFunction],
+                  detail: bool) -> list[model.VirtualFunction]:
+    """Return the functions with what the vendor's VFIO driver reports.
+
+    A function that has a vGPU takes no other, whatever its list says.
+    """
+    found, sample = [], None
+    for function in functions:
+        noted = problems_module.Problems()
+        address = function.address
+        with noted.noted('vGPUs'):
+            if function.current_vgpu_type:
+                function = dataclasses.replace(
+                    function, creatable_types=(),
+                    gpu_instance_id=tree.vgpu_output(address,
+                                                     'gpu_instance_id'),
+                    placement_id=tree.vgpu_output(address, 'placement_id'))
+            elif function.current_vgpu_type == 0:
+                if sample is None or detail:
+                    sample = tree.creatable_types(address)
+                function = dataclasses.replace(function,
+                                               creatable_types=sample)
+        found.append(_with_problems(function, noted))
+    return found
 
 
 def _with_problems(function: model.VirtualFunction,

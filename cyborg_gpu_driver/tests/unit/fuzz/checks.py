@@ -198,7 +198,7 @@ def tree(data):
                  mdevs.current_vgpu_type, mdevs.creatable_types):
         attempt(read, ADDRESS)
     attempt(bus.virtual_functions, ADDRESS, 2)
-    attempt(mdevs.types, ADDRESS, ADDRESS)
+    attempt(mdevs.types, ADDRESS)
     for path in everywhere.paths:
         hold(path.startswith('/sys/') and posixpath.normpath(path) == path
              and '\0' not in path, path)
