@@ -65,7 +65,7 @@ def processes(nvml: nvml_module.NvmlSession, device: Any,
 
 def _entries(nvml: nvml_module.NvmlSession, kind: str, device: Any
              ) -> Collection[Any]:
-    """The processes of one kind, by the newest function that there is.
+    """The processes of one kind.
 
     A board without graphics does not support the query for graphics. In all
     other cases no answer does not mean that there are no processes.
@@ -73,13 +73,7 @@ def _entries(nvml: nvml_module.NvmlSession, kind: str, device: Any
     :raises NvmlError: if there is no answer.
     """
     try:
-        try:
-            return nvml.call(f'{kind}_v3', device)
-        except exception.NvmlError as error:
-            if error.symbol != 'FUNCTION_NOT_FOUND':
-                raise
-        # Drivers before 510 have only this one (nvml.h of CUDA 11.6).
-        return nvml.call(f'{kind}_v2', device)
+        return nvml.call(f'{kind}_v3', device)
     except exception.NvmlError as error:
         if kind == _GRAPHICS and error.symbol == 'NOT_SUPPORTED':
             return ()

@@ -34,7 +34,9 @@ _MIB = 1 << 20
 _NAME_PREFIX = 'MIG '
 _ARCHITECTURE = 'NVML_DEVICE_ARCH_'
 
-_OLDER = frozenset({'FUNCTION_NOT_FOUND', 'ARGUMENT_VERSION_MISMATCH'})
+_NAMED = 2
+"""The first version of nvmlGpuInstanceProfileInfo_t with a name. Drivers from
+515 on know it (NVML API Reference, archive of R515)."""
 
 _ARCHITECTURES = {
     getattr(pynvml, name): name[len(_ARCHITECTURE):].lower()
@@ -182,7 +184,7 @@ class StaticReader:
             profiles: tuple[host_model.GpuInstanceProfile, ...] = ()
             if mig is not None:
                 with found.noted('GPU instance profiles'):
-                    profiles = self._profiles(device, mig, memory_mib)
+                    profiles = self._profiles(device, mig)
             return {'profiles': profiles,
                     **self._vgpu_facts(device, mig, numbers, found)}
 
@@ -224,14 +226,14 @@ class StaticReader:
             return gate.text(value) if value else None
         return None
 
-    def _profiles(self, device: Any, mig: bool | None, total_mib: int | None
+    def _profiles(self, device: Any, mig: bool | None
                   ) -> tuple[host_model.GpuInstanceProfile, ...]:
         """Return the GPU instance profiles in NVML's order."""
         return tuple(
-            _profile(index, info, total_mib,
-                     self._placements_allowed(device, mig, info.id))
-            for index, info in gate.indexed(
-                lambda index: self._profile_info(device, index)))
+            _profile(info, self._placements_allowed(device, mig, info.id))
+            for _, info in gate.indexed(lambda index: self._nvml.call(
+                'nvmlDeviceGetGpuInstanceProfileInfo', device, index,
+                _NAMED)))
 
     def _placements_allowed(self, device: Any, mig: bool | None,
                             profile_id: int
@@ -248,15 +250,6 @@ class StaticReader:
             if error.symbol == 'NO_PERMISSION' and not mig:
                 return ()
             raise
-
-    def _profile_info(self, device: Any, index: int) -> Any:
-        name = 'nvmlDeviceGetGpuInstanceProfileInfo'
-        try:
-            return self._nvml.call(name, device, index, 2)
-        except exception.NvmlError as error:
-            if error.symbol not in _OLDER:
-                raise
-        return self._nvml.call(name, device, index, 1)
 
     def _placements(self, device: Any, profile_id: int
                     ) -> tuple[host_model.Placement, ...]:
@@ -350,11 +343,11 @@ class StaticReader:
         return tuple(sorted(ends)), on_switch
 
 
-def _profile(index: int, info: Any, total_mib: int | None,
-             placements: tuple[host_model.Placement, ...]
+def _profile(info: Any, placements: tuple[host_model.Placement, ...]
              ) -> host_model.GpuInstanceProfile:
     return host_model.GpuInstanceProfile(
-        profile_id=info.id, name=_name(index, info, total_mib),
+        profile_id=info.id,
+        name=gate.text(info.name).removeprefix(_NAME_PREFIX),
         slices=info.sliceCount, memory_mib=info.memorySizeMB,
         max_instances=info.instanceCount, placements=placements,
         multiprocessors=info.multiprocessorCount,
@@ -363,13 +356,3 @@ def _profile(index: int, info: Any, total_mib: int | None,
             decoders=info.decoderCount, encoders=info.encoderCount,
             jpeg=info.jpegCount, ofa=info.ofaCount),
         capabilities=info.isP2pSupported)
-
-
-def _name(index: int, info: Any, total_mib: int | None) -> str:
-    """Return the ``name`` of the structure, or else the computed name."""
-    name = gate.text(getattr(info, 'name', '') or '')
-    if name:
-        return name.removeprefix(_NAME_PREFIX)
-    return host_model.computed(
-        info.sliceCount, info.memorySizeMB, total_mib or info.memorySizeMB,
-        host_model.attribute(index))

@@ -278,10 +278,6 @@ class ProcessTest(VgpuCase):
         self.machine.faults.clear()
         return gpu.processes, bool(gpu.problems)
 
-    def test_an_older_driver_is_asked_in_its_own_way(self):
-        self.machine.add_process(str(self.first), 4711)
-        self.assertEqual((1, False), self.absent('*RunningProcesses_v3'))
-
     def test_a_driver_that_does_not_tell_is_not_taken_for_idle(self):
         for names in (('*RunningProcesses_v*',),
                       ('ComputeRunningProcesses_v*',),

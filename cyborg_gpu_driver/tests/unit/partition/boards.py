@@ -113,12 +113,6 @@ ALL = {
 }
 """Profiles by board."""
 
-TOTAL_MIB = {
-    'A100-40': 40960, 'A100-80': 81920, 'H100-80': 81559,
-    'H200-141': 143771, 'A30': 24576, 'RTX PRO 6000': 97887,
-}
-"""Memory of the whole GPU (nvmlDeviceGetMemoryInfo) by board."""
-
 BASE = {
     'A100-40': ('1g.5gb', '2g.10gb', '3g.20gb', '4g.20gb', '7g.40gb'),
     'A100-80': ('1g.10gb', '2g.20gb', '3g.40gb', '4g.40gb', '7g.80gb'),

@@ -17,11 +17,9 @@ from hypothesis import strategies as st
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import names
 from cyborg_gpu_driver.tests.unit.partition import boards
 
-_GIB = 1024
 _PLUSES = ('+me', '+me.all', '+gfx')
 _ATTRIBUTES = st.one_of(
     st.sets(st.sampled_from(_PLUSES)), st.just({'-me'})).map(frozenset)
@@ -98,48 +96,6 @@ class TestProfileName(base.BaseTestCase):
             exception.InvalidValue, names.ProfileName, None, 1, 10,
             frozenset({'+gfx', '-me'}))
         self.assertIn('not both', str(error))
-
-
-class TestComputed(base.BaseTestCase):
-    """Computed names are the names that the boards print."""
-
-    def test_boards_as_nvml_gives_them(self):
-        for board, profiles in boards.ALL.items():
-            for profile in profiles:
-                attributes = names.ProfileName.parse(profile.name).attributes
-                self.assertEqual(profile.name, model.computed(
-                    profile.slices, profile.memory_mib,
-                    boards.TOTAL_MIB[board], ''.join(attributes)), board)
-
-    def test_boards_by_their_eighths(self):
-        # (whole GPU in GiB, gigabytes of 1, 2, 4 and 8 eighths)
-        for whole, sizes in (
-                (94, (12, 24, 47, 94)), (96, (12, 24, 48, 96)),
-                (141, (18, 35, 71, 141)), (144, (18, 36, 72, 144)),
-                (180, (23, 45, 90, 180)), (186, (23, 47, 93, 186)),
-                (269, (34, 67, 135, 269)), (278, (35, 70, 139, 278))):
-            # The driver reserves a little memory of the GPU and of each
-            # instance.
-            total = whole * _GIB - 500
-            for eighths, size in zip((1, 2, 4, 8), sizes, strict=True):
-                self.assertEqual(size, model.memory_gb(
-                    total * eighths // 8 - 300, total), whole)
-
-    def test_sizes_seen(self):
-        for gib, total, size in (
-                (10.75, int(93.6 * _GIB), 12), (21.5, int(93.6 * _GIB), 24),
-                (46.1, int(93.6 * _GIB), 47), (92.6, int(93.6 * _GIB), 94),
-                (23.00, 97871, 24), (46.50, 97871, 48), (93.00, 97871, 96),
-                # RTX PRO 6000 under the vGPU host driver.
-                (23.12, 97887, 24), (46.50, 97887, 48), (93.38, 97887, 96)):
-            self.assertEqual(size, model.memory_gb(
-                int(gib * _GIB), total), gib)
-
-    def test_half_goes_up(self):
-        # 4 eighths of 141 are 70.5 and of 137 are 68.5.
-        for whole, size in ((141, 71), (137, 69)):
-            self.assertEqual(size, model.memory_gb(
-                whole * _GIB // 2 - 100, whole * _GIB))
 
 
 class TestVgpuTypeName(base.BaseTestCase):
