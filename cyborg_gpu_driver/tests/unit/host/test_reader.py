@@ -70,12 +70,6 @@ class StaticTest(base.SimulatedTestCase):
         self.assertIn(None, {item.gi_profile_id
                              for item in ampere.vgpu_types})
 
-    def test_gpu_without_mig(self):
-        self.use('t4x4')
-        gpu = self.reader.snapshot().gpus[0]
-        self.assertIsNone(gpu.mig)
-        self.assertEqual((), gpu.problems)
-
     def test_mig_that_is_off_has_profiles_and_no_instances(self):
         self.use('mixed')
         mig = self.reader.snapshot().gpus[2].mig
@@ -128,14 +122,6 @@ class StaticTest(base.SimulatedTestCase):
         self.assertEqual({()}, {gpu.nvlink_peers
                                 for gpu in self.reader.snapshot().gpus})
 
-    def test_vfio_pci_hides_a_gpu_from_nvml_without_a_problem(self):
-        self.use('mixed')
-        gpu = self.reader.snapshot().gpus[3]
-        self.assertEqual('vfio-pci', gpu.driver)
-        self.assertFalse(gpu.visible_to_nvml)
-        self.assertEqual((), gpu.problems)
-        self.assertEqual([], self.log.about(str(gpu.address)))
-
     def test_wsl_shows_gpus_that_are_not_on_the_bus(self):
         self.use('wsl')
         host = self.reader.snapshot()
@@ -177,12 +163,6 @@ class BudgetTest(base.SimulatedTestCase):
                           'nvmlGpuInstanceGetInfo': 56,
                           'nvmlDeviceGetComputeRunningProcesses_v3': 8,
                           'nvmlDeviceGetCount_v2': 1}, calls)
-
-    def test_empty_gpus(self):
-        self.reader.snapshot()
-        self.calls()
-        self.reader.snapshot()
-        self.assertLessEqual(sum(self.calls().values()), 8 * 8 + 1)
 
     def test_virtual_functions_do_not_multiply_files(self):
         """A second snapshot reads no name, description or availability."""
@@ -315,19 +295,6 @@ class DynamicTest(base.SimulatedTestCase):
         self.assertEqual(
             {None}, {item.available for vf in self._gpu().vfs
                      for item in vf.mdev_types})
-
-    def test_vgpu_of_vendor_vfio(self):
-        self.use('rtxpro6000x8')
-        gpu = self._gpu()
-        self.assertEqual({0}, {vf.current_vgpu_type for vf in gpu.vfs})
-        backing = next(item for item in gpu.vgpu_types
-                       if item.gi_profile_id is not None)
-        self.cut(self.first, backing.gi_profile_id)
-        self.platform.sysfs.write(
-            str(backing.type_id), 'bus', 'pci', 'devices',
-            str(gpu.vfs[5].address), 'nvidia', 'current_vgpu_type')
-        self.assertEqual(backing.type_id,
-                         self._gpu().vfs[5].current_vgpu_type)
 
     def test_virtual_functions_come_and_go(self):
         self.assertEqual(20, len(self._gpu().vfs))

@@ -78,22 +78,6 @@ class TypeTest(VgpuCase):
         self.assertEqual((), self.gpu().problems)
         self.assertIsNone(self.type('DC-1-2Q').per_instance)
 
-    def test_placements_of_time_sliced_types(self):
-        self.assertEqual((24, (0, 24)), self._placed('L40S-24Q'))
-        self.assertEqual((48, (0,)), self._placed('L40S-48C'))
-        self.assertNotIn(None, {item.placement_size
-                                for item in self.gpu().vgpu_types})
-
-    def test_no_placements_in_mig_mode_or_without_virtual_functions(self):
-        self.use('dgx-a100-80')
-        self.assertEqual((None, ()), self._placed('A100DX-8C'))
-        self.use('t4x4')
-        self.assertEqual((None, ()), self._placed('T4-4Q'))
-
-    def _placed(self, name):
-        item = self.type(name)
-        return item.placement_size, item.placements
-
 
 class MixedSizesTest(VgpuCase):
 
@@ -101,16 +85,6 @@ class MixedSizesTest(VgpuCase):
         for enable in (False, True, False):
             self.mix(enable)
             self.assertIs(enable, self.gpu().mixed_sizes)
-
-    def test_none_in_mig_mode(self):
-        self.use('dgx-a100-80')
-        self.assertIsNone(self.gpu().mixed_sizes)
-
-    def test_off_again_after_sriov_manage(self):
-        self.mix()
-        self.machine.sriov_manage(str(self.first), enable=False)
-        self.machine.sriov_manage(str(self.first))
-        self.assertIs(False, self.gpu().mixed_sizes)
 
     def test_what_is_free_is_not_read_while_it_is_off(self):
         self.make('L40S-8Q', 0)
@@ -157,13 +131,24 @@ class MixedSizesTest(VgpuCase):
         self.assertEqual({None}, {item.free_placements
                                   for item in gpu.vgpu_types})
 
-    def test_mode_that_cannot_be_read(self):
-        self.machine.faults.fail('nvmlDeviceGetVgpuHeterogeneousMode',
-                                 pynvml.NVML_ERROR_UNKNOWN, times=None)
-        gpu = self.gpu()
-        self.assertIsNone(gpu.mixed_sizes)
-        self.assertIn('mixed-size mode', gpu.problems[0])
-        self.assertTrue(gpu.visible_to_nvml)
+
+class UnreadableTest(VgpuCase):
+
+    def test_what_cannot_be_read_is_said_and_hides_no_gpu(self):
+        for call, said, field in (
+                ('nvmlDeviceGetVgpuHeterogeneousMode', 'mixed-size mode',
+                 'mixed_sizes'),
+                ('nvmlDeviceGetVgpuSchedulerState', 'vGPU scheduler',
+                 'scheduler'),
+                ('nvmlDeviceGetGraphicsRunningProcesses_v3', 'processes',
+                 None)):
+            self.machine.faults.fail(call, pynvml.NVML_ERROR_UNKNOWN,
+                                     times=None)
+            gpu = self.gpu()
+            self.assertIn(said, gpu.problems[0])
+            self.assertTrue(gpu.visible_to_nvml)
+            self.assertIsNone(field and getattr(gpu, field))
+            self.machine.faults.clear()
 
 
 class SchedulerTest(VgpuCase):
@@ -179,13 +164,6 @@ class SchedulerTest(VgpuCase):
         for machine in ('dgx-a100-80', 'wsl'):
             self.use(machine)
             self.assertIsNone(self.gpu().scheduler, machine)
-
-    def test_that_cannot_be_read(self):
-        self.machine.faults.fail('nvmlDeviceGetVgpuSchedulerState',
-                                 pynvml.NVML_ERROR_UNKNOWN, times=None)
-        gpu = self.gpu()
-        self.assertIsNone(gpu.scheduler)
-        self.assertIn('vGPU scheduler', gpu.problems[0])
 
     def test_calls_of_a_snapshot(self):
         self.gpu()
@@ -290,13 +268,6 @@ class ProcessTest(VgpuCase):
         self.assertEqual((0, False), self.absent(
             'Graphics*_v*', code=pynvml.NVML_ERROR_NOT_SUPPORTED))
 
-    def test_that_cannot_be_read(self):
-        self.machine.faults.fail('nvmlDeviceGetGraphicsRunningProcesses_v3',
-                                 pynvml.NVML_ERROR_UNKNOWN, times=None)
-        gpu = self.gpu()
-        self.assertIn('processes', gpu.problems[0])
-        self.assertTrue(gpu.visible_to_nvml)
-
 
 class VendorTest(VgpuCase):
     """Virtual functions of vendor VFIO."""
@@ -367,12 +338,6 @@ class VendorTest(VgpuCase):
              for number in (3, 7, 4)])
         self.assertEqual({made.instance_id},
                          {vgpu.instance_id for vgpu in gpu.vgpus})
-
-    def test_time_sliced_has_no_instance(self):
-        self.make('L40S-24Q', 0)
-        function = self.gpu().vfs[0]
-        self.assertEqual((None, ()), (function.gpu_instance_id,
-                                      self.gpu().problems))
 
     def test_list_that_cannot_be_read_is_another_functions_to_tell(self):
         first, second = [vf.address for vf in self.gpu().vfs[:2]]

@@ -330,10 +330,3 @@ class VendorInstanceTest(base.SimulatedTestCase):
         self.assertEqual((usage.RunningVgpu(str(self.function),
                                             self.made.instance_id),),
                          usage.vgpus(self.platform, gpu))
-
-    def test_who_holds_it_is_the_simulated_machines_to_say(self):
-        self.assertEqual((), usage.vfio_holders(self.platform,
-                                                self.function))
-        self.machine.start_guest(str(self.function))
-        self.assertEqual(1, len(usage.vfio_holders(self.platform,
-                                                   self.function)))

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import gpu_map
 from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.partition.mig import test_geometry
@@ -164,13 +163,6 @@ class TestLines(base.BaseTestCase):
             sum(letter in ''.join(pens.top) for letter in
                 lines[1].replace(pens.line, '')
                 if letter != ' '))
-
-    def test_instances_made_elsewhere_do_not_break_it(self):
-        grid = geometry.Geometry(boards.A100_80)
-        self.assertEqual(8, grid.units)
-        text = drawn('A100-80', ('1g.20gb', 6))
-        self.assertIn('2 of 8 units', text)
-        self.assertIn('1 of 7 slices', text)
 
 
 class TestPens(base.BaseTestCase):

@@ -265,9 +265,6 @@ class TestDriver(base.BaseTestCase):
         for mode in ('passthrough', 'mig'):
             self.assertEqual((), self.steps(gpu, mode))
 
-    def test_what_nvml_cannot_read_is_left_alone(self):
-        self.assertEqual((), self.steps(a100(visible_to_nvml=False)))
-
     def test_what_nothing_else_may_be_changed_of(self):
         for gpu, expected in (
                 (a100(), (Step.BIND_VFIO,)), (t4(), (Step.BIND_VFIO,)),

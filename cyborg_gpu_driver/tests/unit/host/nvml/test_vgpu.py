@@ -85,10 +85,6 @@ class MixedSizesTest(VgpuCase):
             self.machine.faults.fail(symbol, pynvml.NVML_ERROR_UNKNOWN)
             self.assertEqual('UNKNOWN', self.refusal(self.mixed_sizes))
 
-    def test_refused_beside_a_vgpu(self):
-        self.make('L40S-8Q')
-        self.assertEqual('IN_USE', self.refusal(self.mix))
-
 
 class PlacementTest(VgpuCase):
     """Placements, on drivers with either version of the list."""
@@ -193,26 +189,6 @@ class SchedulerTest(VgpuCase):
             (sent[0].schedulerPolicy, sent[0].enableARRMode,
              sent[0].schedulerParams.vgpuSchedData.timeslice))
 
-    def test_time_slice_out_of_range(self):
-        before = self._now()
-        for time_slice in (_MS - 1, 30 * _MS + 1):
-            self.assertEqual('INVALID_ARGUMENT', self.refusal(
-                self._set, model.SchedulerPolicy.FIXED_SHARE, time_slice))
-        self.assertEqual(before, self._now())
-
-    def test_refused_while_a_guest_runs(self):
-        function = self.make('L40S-8Q')
-        self._set(model.SchedulerPolicy.EQUAL_SHARE)
-        self.machine.start_guest(function)
-        self.assertEqual('IN_USE', self.refusal(
-            self._set, model.SchedulerPolicy.BEST_EFFORT))
-
-    def test_no_fixed_share_of_mixed_sizes(self):
-        self.mix()
-        self.assertEqual('NOT_SUPPORTED', self.refusal(
-            self._set, model.SchedulerPolicy.FIXED_SHARE))
-        self._set(model.SchedulerPolicy.EQUAL_SHARE)
-
     def test_none_where_the_driver_schedules_nothing(self):
         self.use('wsl')
         self.assertIsNone(self._now())
@@ -259,13 +235,6 @@ class InstanceSchedulerTest(base.SimulatedTestCase):
             self._set(policy)
             self.assertIs(policy, self._now().policy)
 
-    def test_a_time_slice_is_the_one_that_is_set(self):
-        for time_slice in (_MS, 5 * _MS, 30 * _MS):
-            self._set(model.SchedulerPolicy.EQUAL_SHARE, time_slice)
-            now = self._now()
-            self.assertEqual((time_slice, False),
-                             (now.time_slice, now.adaptive))
-
     def test_none_where_the_driver_has_none(self):
         plain = self.nvml.create_gpu_instance(
             self.device(), 14, model.Placement(3, 3)).instance_id
@@ -273,14 +242,3 @@ class InstanceSchedulerTest(base.SimulatedTestCase):
         self.machine.faults.fail('nvmlGpuInstanceGetVgpuSchedulerState',
                                  pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         self.assertIsNone(self._now())
-
-    def test_refusals(self):
-        for time_slice in (_MS - 1, 30 * _MS + 1):
-            error = self.assertRaises(
-                exception.NvmlError, self._set,
-                model.SchedulerPolicy.FIXED_SHARE, time_slice)
-            self.assertEqual('INVALID_ARGUMENT', error.symbol)
-        self.nvml.destroy_gpu_instance(self.device(), self.number)
-        error = self.assertRaises(exception.NvmlError, self._set,
-                                  model.SchedulerPolicy.FIXED_SHARE)
-        self.assertEqual('NOT_FOUND', error.symbol)

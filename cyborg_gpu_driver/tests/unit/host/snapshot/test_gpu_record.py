@@ -17,10 +17,7 @@ import fixtures
 
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import gpu_record
-from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.tests.unit.host import base
 
 _TIME = 1_800_000_000.0
@@ -91,26 +88,6 @@ class CompletionTest(RecordTestCase):
                          'memory_mib', 'numa_node', 'nvlink_peers'):
                 self.assertEqual(getattr(was, name), getattr(now, name))
             self.assertEqual(2, len(now.nvlink_peers))
-
-    def test_what_is_reported_is_the_same(self):
-        rule = policy.Policy('p', policy.Mode.PASSTHROUGH)
-        before = self.reader.snapshot().gpu(self.first)
-        self.hand_over(before)
-        now = self.seen()
-        was, then = (build.device(gpu, offers.offers(gpu, rule), 'host')
-                     for gpu in (before, now))
-        self.assertEqual(was, then)
-        (deployable,) = then.deployables
-        self.assertIn('CUSTOM_GPU_MODEL_A100_SXM4_80GB', deployable.traits)
-
-    def test_policies_match_as_before(self):
-        before = self.reader.snapshot().gpu(self.first)
-        rules = [policy.Policy('p', policy.Mode.PASSTHROUGH, **fields)
-                 for fields in ({'match_model': ('*A100*',)},
-                                {'match_uuid': (before.uuid,)})]
-        self.hand_over(before)
-        for rule in rules:
-            self.assertTrue(rule.matches(self.seen()))
 
     def test_a_peer_that_is_still_on_nvidia_keeps_its_peers(self):
         before = self.reader.snapshot().gpu(self.first)

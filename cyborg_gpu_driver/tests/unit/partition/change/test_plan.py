@@ -118,29 +118,6 @@ class EveryLayoutTestCase(base.BaseTestCase):
             self.assertEqual({12: 9, 8: 37, 4: 9}[
                 geometry.Geometry(profiles).units], len(multisets))
 
-    def test_the_order_that_fragments_a_gpu_is_no_different(self):
-        gpu = boards.gpu(boards.A100_40)
-        plans = []
-        for ids in ((9, 19, 14, 19), (19, 19, 14, 9)):
-            counts = collections.Counter(
-                gpu.mig.profile_by_id(number).name for number in ids)
-            plans.append(plan.plan(
-                gpu, target.wanted(gpu, True, counts)))
-        self.assertEqual(plans[0], plans[1])
-        _mode, there = playing.play(plans[0])
-        self.assertEqual(4, len(there))
-
-    def test_from_everything_to_everything_on_four_units(self):
-        for occupancy in states('A30'):
-            gpu = gpu_of('A30', occupancy)
-            for multiset in by_multiset('A30'):
-                planned = plan.plan(gpu, wanted_of(gpu, multiset))
-                self.assertEqual(fewest('A30', occupancy, multiset),
-                                 len(planned.destroy))
-                _mode, there = playing.play(planned)
-                self.assertEqual(dict(multiset), collections.Counter(
-                    profile_id for profile_id, _placement in there))
-
     @hypothesis.settings(max_examples=scope.examples(400))
     @hypothesis.given(situations())
     def test_from_anywhere_to_anything(self, situation):

@@ -10,14 +10,12 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-import itertools
 import random
 
 import hypothesis
 from hypothesis import strategies as st
 from oslotest import base
 
-from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.tests.unit.partition import boards
 from cyborg_gpu_driver.tests.unit.partition.mig import test_geometry
@@ -64,10 +62,6 @@ class TestChooseStart(base.BaseTestCase):
             self.assertEqual(
                 starts, self.starts(board, *[profile] * len(starts)))
 
-    def test_three_small_ones_leave_a_three(self):
-        self.assertEqual([6, 5, 4, 0], self.starts(
-            'H100-80', '1g.10gb', '1g.10gb', '1g.10gb', '3g.40gb'))
-
     def test_a_half_that_is_broken_already(self):
         grid = geometry.Geometry(boards.H100_80)
         gpu = boards.gpu(boards.H100_80, [('1g.10gb', 0)])
@@ -77,37 +71,6 @@ class TestChooseStart(base.BaseTestCase):
             profile, = boards.named(boards.H100_80, name)
             self.assertEqual(start, geometry.choose_start(
                 grid, occupancy, profile).start, name)
-
-    def test_no_room(self):
-        grid = geometry.Geometry(boards.A30)
-        gpu = boards.gpu(boards.A30, [('4g.24gb', 0)])
-        occupancy = grid.occupancy_of(gpu.mig.instances)
-        for profile in boards.A30:
-            self.assertIsNone(
-                geometry.choose_start(grid, occupancy, profile))
-
-    def test_instance_ids_do_not_matter(self):
-        grid = geometry.Geometry(boards.A100_80)
-        two, = boards.named(boards.A100_80, '2g.20gb')
-        chosen = set()
-        for ids in itertools.permutations((7, 8, 13)):
-            occupancy = grid.occupancy_of(
-                model.GpuInstance(model.Placement(start, 1), 19, number)
-                for start, number in zip((0, 3, 6), ids, strict=True))
-            chosen.add(geometry.choose_start(grid, occupancy, two))
-        self.assertEqual({model.Placement(4, 2)}, chosen)
-
-    @hypothesis.given(test_geometry.occupied_boards())
-    def test_valid_and_never_refused(self, reached):
-        grid, occupancy = reached
-        for profile in grid.profiles:
-            chosen = geometry.choose_start(grid, occupancy, profile)
-            if chosen is None:
-                self.assertEqual(0, grid.creatable(occupancy, profile))
-            else:
-                self.assertIn(chosen, profile.placements)
-                self.assertTrue(grid.can_place(occupancy, profile,
-                                               chosen.start))
 
     @hypothesis.given(test_geometry.occupied_boards(),
                       st.integers(0, 2 ** 16))

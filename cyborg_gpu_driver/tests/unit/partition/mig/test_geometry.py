@@ -18,7 +18,6 @@ from oslotest import base
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import geometry
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.partition import boards
 
 BOARDS = st.sampled_from(sorted(boards.ALL))
@@ -83,25 +82,6 @@ class TestGeometry(base.BaseTestCase):
                 {profile.name: profile.max_instances
                  for profile in profiles}, self.creatable(board), board)
 
-    def test_full_counts_of_a100(self):
-        self.assertEqual(
-            {'1g.5gb': 7, '1g.5gb+me': 1, '1g.10gb': 4, '2g.10gb': 3,
-             '3g.20gb': 2, '4g.20gb': 1, '7g.40gb': 1},
-            self.creatable('A100-40'))
-
-    def test_largest_instance_takes_all(self):
-        for board, name in (('A100-40', '7g.40gb'), ('A30', '4g.24gb'),
-                            ('RTX PRO 6000', '4g.96gb+gfx')):
-            self.assertEqual(
-                {0}, set(self.creatable(board, (name, 0)).values()), board)
-
-    def test_unit_7_is_out_of_reach_of_small_profiles(self):
-        counts = self.creatable('A100-40', ('1g.5gb', 6))
-        self.assertEqual((6, 3, 3), (counts['1g.5gb'], counts['1g.10gb'],
-                                     counts['2g.10gb']))
-        self.assertEqual((1, 1, 0), (counts['3g.20gb'], counts['4g.20gb'],
-                                     counts['7g.40gb']))
-
     def test_fragmentation_seen_on_a_real_h100(self):
         counts = self.creatable('H100-80', ('1g.10gb', 0), ('1g.10gb', 1),
                                 ('1g.10gb', 5))
@@ -151,16 +131,6 @@ class TestGeometry(base.BaseTestCase):
             engines=model.Engines(decoders=1))
         self.assertEqual(7, geometry.Geometry([profile]).creatable(
             geometry.EMPTY, profile))
-
-    def test_can_place(self):
-        grid, occupancy = self.occupied('A100-80', ('3g.40gb', 4))
-        two, three, four = boards.named(grid.profiles, '2g.20gb', '3g.40gb',
-                                        '4g.40gb')
-        self.assertTrue(grid.can_place(occupancy, two, 2))
-        self.assertFalse(grid.can_place(occupancy, two, 4))
-        self.assertFalse(grid.can_place(occupancy, two, 1))
-        self.assertTrue(grid.can_place(occupancy, three, 0))
-        self.assertTrue(grid.can_place(occupancy, four, 0))
 
     def test_maximum_holds_where_there_is_room(self):
         grid, occupancy = self.occupied('A100-80', ('4g.40gb', 0))
@@ -226,18 +196,6 @@ class TestGeometry(base.BaseTestCase):
                 self.assertFalse(placement.mask & occupancy.mask)
                 self.assertIn(placement, profile.placements)
 
-    @hypothesis.given(BOARDS)
-    @hypothesis.settings(max_examples=scope.examples(6))
-    def test_removing_never_takes_room(self, board):
-        grid, occupancy = filled(boards.ALL[board], 5, random.Random(board))
-        for taken in occupancy.taken:
-            rest = list(occupancy.taken)
-            rest.remove(taken)
-            fewer = geometry.Occupancy(tuple(rest))
-            for profile in grid.profiles:
-                self.assertGreaterEqual(grid.creatable(fewer, profile),
-                                        grid.creatable(occupancy, profile))
-
 
 class TestEnumeration(base.BaseTestCase):
     """The numbers that the rules of geometry must produce."""
@@ -292,12 +250,3 @@ class TestEnumeration(base.BaseTestCase):
                 for profile in profiles:
                     for place in grid.free_placements(state, profile):
                         self.assertIn(state.add(profile, place), known)
-
-    def test_multiset(self):
-        one, two = boards.named(boards.A100_80, '1g.10gb', '2g.20gb')
-        occupancy = geometry.EMPTY
-        for profile, start in ((one, 6), (two, 4), (one, 0)):
-            occupancy = occupancy.add(
-                profile, model.Placement(start, profile.placements[0].size))
-        self.assertEqual(((14, 1), (19, 2)),
-                         geometry.multiset(occupancy))

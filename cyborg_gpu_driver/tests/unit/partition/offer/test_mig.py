@@ -90,11 +90,6 @@ class TestWhatIsOffered(base.BaseTestCase):
         self.assertIs(model.Framework.MDEV_VF, offer.framework)
         self.assertEqual(12, len(set(offer.parents)))
 
-    def test_a_whole_one_in_full(self):
-        offer, = offers.offers(gpu(), rules('DC-1-24Q'))
-        self.assertEqual((4, 1, 24576), (
-            offer.total, offer.per_instance, offer.framebuffer_mib))
-
     def test_totals(self):
         for board, governing, expected in (
                 (gpu(vfs=5), rules('DC-1-8Q'), 5),
@@ -281,14 +276,6 @@ class TestVendorVfio(base.BaseTestCase):
 
     def gpu(self, *carried, live=()):
         return test_fixed.pro_6000(*carried, live=live, vfs=48)
-
-    def test_left_to_nova(self):
-        offer, = offers.offers(self.gpu(), rules('DC-1-8Q'))
-        self.assertIn("Nova's own PCI code assigns", offer.problem)
-        self.assertIn('fixed_vgpus', offer.problem)
-        self.assertIn('cyborg-gpu nova config', offer.problem)
-        self.assertIn('nova_vfio_handles', offer.problem)
-        self.assertEqual(12, offer.total)
 
     def test_bound_by_cyborg(self):
         offer, = offers.offers(self.gpu(), rules('DC-1-8Q'),

@@ -121,21 +121,6 @@ class TestMig(base.BaseTestCase):
             'this GPU has no profile 1g.6gb; it has 1g.5gb, 1g.5gb+me, '
             '1g.10gb, 2g.10gb, 3g.20gb, 4g.20gb, 7g.40gb', found[1].problem)
 
-    def test_preferred_type(self):
-        gpu = a100(vgpu_types=(*A100_TYPES, *backed(
-            (900, 'A100-1-4C', 4096, 7, 19))))
-        rules = policy.Policy('some', policy.Mode.MIG,
-                              vgpu_types=('A100-1-4C',))
-        self.assertEqual('nvidia-900',
-                         by_profile(gpu, rules)['1g.5gb'].vgpu_type_id)
-        self.assertEqual('nvidia-474',
-                         by_profile(gpu, MIG)['1g.5gb'].vgpu_type_id)
-
-    def test_types_from_sysfs_alone(self):
-        found = by_profile(a100(vgpu_types=()), MIG)
-        self.assertEqual('nvidia-474', found['1g.5gb'].vgpu_type_id)
-        self.assertNotIn('1g.10gb', found)
-
     def test_problems(self):
         for gpu, said in (
                 (a100(vfs=0), 'sriov-manage -e 0000:07:00.0'),
@@ -168,14 +153,6 @@ class TestMig(base.BaseTestCase):
         self.assertEqual('1g.5gb', offer.profile)
         self.assertIn('driver vfio-pci', offer.problem)
 
-    def test_few_functions_cap_the_total(self):
-        only = policy.Policy('slices', policy.Mode.MIG,
-                             profiles=('1g.5gb',))
-        found = by_profile(a100(('1g.5gb', 0), ('1g.5gb', 1), vfs=4), only)
-        self.assertEqual((4, 2, 2), (
-            found['1g.5gb'].total, found['1g.5gb'].in_use,
-            found['1g.5gb'].creatable))
-
     def test_few_functions_go_to_the_profiles_that_need_fewest(self):
         self.assertEqual(
             {'1g.5gb': 4, '1g.5gb+me': 1, '2g.10gb': 3, '3g.20gb': 2,
@@ -191,21 +168,6 @@ class TestMig(base.BaseTestCase):
         self.assertEqual((7, 3), (found['1g.5gb'].total,
                                   found['1g.5gb'].creatable))
         self.assertEqual(3, found['2g.10gb'].creatable)
-
-    def test_parents_are_distinct_while_they_last(self):
-        found = by_profile(a100(vfs=16), MIG)
-        self.assertEqual([7, 1, 3, 2, 1, 1],
-                         [len(offer.parents) for offer in found.values()])
-        named = [parent for offer in found.values()
-                 for parent in offer.parents]
-        self.assertEqual(len(named), len(set(named)))
-
-    def test_the_whole_grid_shares_first(self):
-        found = by_profile(a100(vfs=14), MIG)
-        named = [parent for name, offer in found.items()
-                 for parent in offer.parents if name != '7g.40gb']
-        self.assertEqual(14, len(set(named)))
-        self.assertEqual((named[0],), found['7g.40gb'].parents)
 
     @hypothesis.given(st.integers(1, 20), st.integers(0, 12),
                       st.integers(0, 2 ** 16), st.booleans())
@@ -263,16 +225,6 @@ class TestVgpuOnGpu(base.BaseTestCase):
             offer, = offers.offers(t4(available=available), vgpu('T4-2B'))
             self.assertEqual(creatable, offer.creatable, available)
 
-    def test_nvmls_maximum_goes_before_sysfs(self):
-        gpu = t4(vgpu_types=backed((231, 'T4-2B', 2048, 7, None)))
-        self.assertEqual(7, offers.offers(gpu, vgpu('T4-2B'))[0].total)
-
-    def test_no_maximum(self):
-        gpu = t4(mdev_types=(model.MdevType('nvidia-231', 'T4-2B', 8),))
-        offer, = offers.offers(gpu, vgpu('T4-2B'))
-        self.assertEqual(0, offer.total)
-        self.assertIn('how many T4-2B fit', offer.problem)
-
     def test_no_types_named(self):
         offer, = offers.offers(t4(), vgpu())
         self.assertEqual((0, 'policy desktops has no vgpu_types'),
@@ -315,19 +267,6 @@ class TestVgpuOnFunctions(base.BaseTestCase):
              for name, offer in found.items()})
         self.assertEqual(16, len(set(found['A40-2B'].parents)))
         self.assertEqual(1, len(found['A40-48Q'].parents))
-
-    def test_used(self):
-        found = by_profile(self.gpu(['nvidia-557'] * 3),
-                           vgpu('A40-2B', 'A40-48Q'))
-        self.assertEqual((3, 13), (found['A40-2B'].in_use,
-                                   found['A40-2B'].creatable))
-        self.assertEqual(0, found['A40-48Q'].creatable)
-
-    def test_functions_that_take_none(self):
-        offer, = offers.offers(self.gpu(available=0), vgpu('A40-2B'))
-        self.assertEqual((16, 0), (offer.total, offer.creatable))
-        offer, = offers.offers(self.gpu(available=None), vgpu('A40-2B'))
-        self.assertEqual(16, offer.creatable)
 
     def test_what_a_used_function_says_does_not_count(self):
         gpu = self.gpu(['nvidia-557'] * 2, vfs=4)

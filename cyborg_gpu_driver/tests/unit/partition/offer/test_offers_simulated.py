@@ -142,12 +142,6 @@ class TestOffers(SimulatedCase):
             self.assertEqual(expected, self.totals(
                 gpu, policy.Mode.VGPU, *expected))
 
-    def test_vendor_vfio_is_left_to_nova(self):
-        gpu = self.gpus('l40sx4')[0]
-        offer, = offers.offers(gpu, policy.Policy(
-            'p', policy.Mode.VGPU, vgpu_types=('L40S-12Q',)))
-        self.assertIn("Nova's own PCI code assigns", offer.problem)
-
     def test_what_is_carved_up_is_never_whole(self):
         for host in ('dgx-a100-40', 'a100x4-vfio', 'l40sx4', 'hgx-h200',
                      'rtxpro6000x8'):

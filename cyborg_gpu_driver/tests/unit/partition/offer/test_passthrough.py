@@ -46,19 +46,15 @@ class TestPassthrough(base.BaseTestCase):
                 ({'sriov_numvfs': 3}, '3 virtual function(s)'),
                 ({'mdevs': (model.Mdev('u', PF, 'nvidia-1'),)}, '1 vGPU(s)'),
                 ({'vfs': boards.vfs(2, used=['nvidia-1'])}, '1 vGPU(s)'),
+                ({'vfs': (dataclasses.replace(
+                    boards.vfs(1)[0], current_vgpu_type=1145),)},
+                 '1 vGPU(s)'),
                 ({'physfn': PF}, 'a virtual function of 0000:07:00.0'),
                 ({'in_pci_sysfs': False}, 'not on the PCI bus')):
             gpu = boards.gpu((), **{'mig': None, **fields})
             offer, = offers.offers(gpu, WHOLE)
             self.assertIn(said, offer.problem)
             self.assertEqual((1, 0), (offer.total, offer.creatable))
-
-    def test_a_vgpu_of_any_framework_is_in_the_way(self):
-        function = dataclasses.replace(boards.vfs(1)[0],
-                                       current_vgpu_type=1145)
-        offer, = offers.offers(
-            boards.gpu((), mig=None, vfs=(function,)), WHOLE)
-        self.assertIn('1 vGPU(s)', offer.problem)
 
     def test_busy(self):
         gpu = boards.gpu((), mig=None, processes=2)

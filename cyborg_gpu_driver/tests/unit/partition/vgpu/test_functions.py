@@ -14,7 +14,6 @@ import hypothesis
 from hypothesis import strategies as st
 from oslotest import base
 
-from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import vgpu_type
 from cyborg_gpu_driver.tests.unit.partition import boards
 
@@ -52,25 +51,11 @@ class TestAssign(base.BaseTestCase):
             4, vgpu_type.Claim(3), vgpu_type.Claim(2), vgpu_type.Claim(3),
             vgpu_type.Claim(6, 'alone')))
 
-    def test_no_functions(self):
-        self.assertEqual([[], []], named(
-            0, vgpu_type.Claim(3), vgpu_type.Claim(1, 'alone')))
-
     def test_order_of_the_functions_does_not_matter(self):
         vfs = boards.vfs(12)
         claims = [vgpu_type.Claim(7), vgpu_type.Claim(3)]
         self.assertEqual(vgpu_type.assign(vfs, claims),
                          vgpu_type.assign(vfs[::-1], claims))
-
-    def test_what_is_in_use_does_not_matter(self):
-        vfs = boards.vfs(8)
-        claims = [vgpu_type.Claim(5), vgpu_type.Claim(5)]
-        used = [model.VirtualFunction(
-            function.address, function.index, 'nvidia', 7,
-            mdevs=(model.Mdev('u', function.address, 'nvidia-1'),))
-            for function in vfs[:4]] + list(vfs[4:])
-        self.assertEqual(vgpu_type.assign(vfs, claims),
-                         vgpu_type.assign(used, claims))
 
     @hypothesis.given(st.integers(0, 20), CLAIMS)
     def test_none_of_a_group_share(self, count, claims):

@@ -83,12 +83,6 @@ class TestTypesOf(base.BaseTestCase):
         self.assertFalse(unknown[0].is_as_large_as(unknown[1]))
         self.assertTrue(unknown[0].is_as_large_as(unknown[0]))
 
-    def test_called(self):
-        entry = vgpu_type.Type('nvidia-231', 'T4-2B')
-        self.assertTrue(entry.is_called('T4-2B'))
-        self.assertTrue(entry.is_called('nvidia-231'))
-        self.assertFalse(entry.is_called('231'))
-
 
 class TestBacking(base.BaseTestCase):
 
