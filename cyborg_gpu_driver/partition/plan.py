@@ -43,18 +43,14 @@ _Cost = tuple[int, int]
 """Compute instances destroyed and created."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Solution:
-    """The instances to keep, their new purpose, and those to create."""
-
-    keep: tuple[_Pair, ...]
-    create: tuple[tuple[model.Placement, target.WantedInstance], ...]
+_Solution = tuple[tuple[_Pair, ...], tuple[change.Created, ...]]
+"""The instances to keep, with their new purpose, and those to create."""
 
 
 def solve(grid: geometry.Geometry,
           instances: Sequence[model.GpuInstance],
           in_use: Collection[model.Placement],
-          wanted: target.Wanted) -> Solution | None:
+          wanted: target.Wanted) -> _Solution | None:
     """Find the way to the wanted state that destroys least.
 
     It minimizes, in this order: the MIG devices destroyed (compute instances,
@@ -65,7 +61,7 @@ def solve(grid: geometry.Geometry,
     :param in_use: placements of instances that must stay as they are.
     :returns: None if there is no way while those instances exist.
     """
-    best: tuple[tuple[Any, ...], Solution] | None = None
+    best: tuple[tuple[Any, ...], _Solution] | None = None
     for packing in wanted.packings():
         for lost, keep in _keepable(instances, in_use, packing):
             if best is not None and lost > best[0][0]:
@@ -249,7 +245,7 @@ def _cheapest(items: tuple[model.GpuInstance, ...], wanted: _Packing,
 def _complete(grid: geometry.Geometry, lost: int,
               instances: Sequence[model.GpuInstance],
               assigned: tuple[int, list[_Pair]], packing: _Packing
-              ) -> tuple[tuple[Any, ...], Solution] | None:
+              ) -> tuple[tuple[Any, ...], _Solution] | None:
     """Return (cost, solution) for the best way to place the missing
     instances; None if there is none.
     """
@@ -269,13 +265,13 @@ def _complete(grid: geometry.Geometry, lost: int,
     room, best = min(ways, key=lambda way: way[0])
     return ((lost + lost_inside, len(packing), len(instances) - len(pairs),
              room),
-            Solution(tuple(sorted(pairs, key=lambda pair: pair[0])),
-                     _placed(best, before, missing)))
+            (tuple(sorted(pairs, key=lambda pair: pair[0])),
+             _placed(best, before, missing)))
 
 
 def _placed(after: geometry.Occupancy, before: geometry.Occupancy,
             missing: collections.Counter[target.WantedInstance]
-            ) -> tuple[tuple[model.Placement, target.WantedInstance], ...]:
+            ) -> tuple[change.Created, ...]:
     """Return which missing instance gets which placement of its profile."""
     new = list((collections.Counter(after.taken)
                 - collections.Counter(before.taken)).elements())
@@ -286,8 +282,8 @@ def _placed(after: geometry.Occupancy, before: geometry.Occupancy,
             taken = next(item for item in new
                          if item[0] == choice.profile.profile_id)
             new.remove(taken)
-            result.append((taken[1], choice))
-    return tuple(sorted(result, key=lambda pair: pair[0]))
+            result.append(change.Created(taken[1], choice))
+    return tuple(sorted(result, key=lambda item: item.placement))
 
 
 def _descending(occupancy: geometry.Occupancy) -> tuple[int, ...]:
@@ -325,14 +321,12 @@ def plan(gpu: model.Gpu, wanted: target.Wanted,
         geometry.Geometry(mig.profiles), mig.instances, in_use, wanted)
     if solution is None:
         raise _unreachable(gpu, wanted, _reason(mig, wanted, in_use))
-    keep = tuple(
-        change.Kept(item, choice, in_use.get(item.placement))
-        for item, choice in solution.keep)
+    pairs, create = solution
+    keep = tuple(change.Kept(item, choice, in_use.get(item.placement))
+                 for item, choice in pairs)
     staying = {item.instance for item in keep}
     destroy = tuple(sorted(item for item in mig.instances
                            if item not in staying))
-    create = tuple(change.Created(placement, choice)
-                   for placement, choice in solution.create)
     steps = change.steps(mig, keep, destroy, create)
     if not (mig.enabled and mig.pending):
         steps = (change.Step(change.Action.ENABLE_MIG), *steps)
