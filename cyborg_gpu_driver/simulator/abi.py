@@ -21,7 +21,7 @@ from typing import Any
 
 import pynvml
 
-from cyborg_gpu_driver.simulator.driver import refusal
+from cyborg_gpu_driver.simulator import faults
 
 # Opaque handles: numbers that stand for objects while these exist.
 
@@ -87,7 +87,7 @@ def number(argument: Any) -> int:
     """The value of an integer argument."""
     value = getattr(argument, 'value', argument)
     if not isinstance(value, int):
-        raise refusal.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        raise faults.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     return value
 
 
@@ -97,7 +97,7 @@ def text(argument: Any) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, bytes):
-        raise refusal.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        raise faults.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     return value.decode('utf-8', 'replace')
 
 
@@ -110,11 +110,27 @@ def target(reference: Any) -> Any:
         return reference._obj
     if isinstance(reference, ctypes._Pointer):
         if not reference:
-            raise refusal.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            raise faults.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         return reference.contents
     if reference is None:
-        raise refusal.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        raise faults.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     return reference
+
+
+def switch(argument: Any) -> bool:
+    """The value of an argument that is on or off."""
+    value = number(argument)
+    if value not in (0, 1):
+        raise faults.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return bool(value)
+
+
+def versioned(reference: Any, *versions: int) -> Any:
+    """The structure that an argument points to, in one of these versions."""
+    found = target(reference)
+    if found.version not in versions:
+        raise faults.Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    return found
 
 
 def put(reference: Any, value: int) -> None:
@@ -129,7 +145,7 @@ def put_text(buffer: Any, length: int, value: str) -> None:
     """
     data = value.encode()
     if len(data) >= length:
-        raise refusal.Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+        raise faults.Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
     target(buffer).value = data
 
 
@@ -146,7 +162,7 @@ def put_handle(reference: Any, value: int) -> None:
     """Fill an out-argument with a handle."""
     memory = target(reference)
     if ctypes.sizeof(memory) < _POINTER:
-        raise refusal.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        raise faults.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     ctypes.c_void_p.from_buffer(memory).value = value
 
 
@@ -166,7 +182,7 @@ def array(reference: Any, kind: Any, length: int,
     """
     if isinstance(reference, ctypes._Pointer):
         if not reference:
-            raise refusal.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+            raise faults.Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         address = ctypes.cast(reference, ctypes.c_void_p).value
         known = capacity
     else:
@@ -174,7 +190,7 @@ def array(reference: Any, kind: Any, length: int,
         address = ctypes.addressof(memory)
         known = ctypes.sizeof(memory) // ctypes.sizeof(kind)
     if known is not None and known < length:
-        raise refusal.Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+        raise faults.Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
     return (kind * length).from_address(address)
 
 
@@ -191,7 +207,7 @@ def put_list(reference: Any, count_reference: Any, kind: type,
     if not values:
         return
     if reference is None or room < len(values):
-        raise refusal.Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+        raise faults.Refused(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
     memory = array(reference, kind, len(values), room)
     for position, value in enumerate(values):
         memory[position] = value
@@ -226,3 +242,42 @@ def symbol(*names: str, writes: bool = False, privileged: bool = False,
             TABLE[name] = Symbol(function, writes, privileged, before)
         return function
     return register
+
+
+def numbers(subject: Callable, table: dict[str | tuple[str, ...], Callable]
+            ) -> None:
+    """Register functions that fill integer out-arguments.
+
+    :param subject: returns what the first argument of all of them names, such
+        as a GPU.
+    :param table: by C symbol, a function of the subject. It returns a value,
+        or one for each out-argument.
+    """
+    def make(function):
+        def fill(library, first, *references):
+            found = function(subject(library, first))
+            values = found if isinstance(found, (list, tuple)) else (found,)
+            for reference, value in zip(references, values, strict=True):
+                put(reference, int(value))
+        return fill
+    _register(table, make)
+
+
+def texts(subject: Callable, table: dict[str | tuple[str, ...], Callable]
+          ) -> None:
+    """Register functions that fill a text buffer; see :func:`numbers`.
+
+    The size of the buffer is a number or a pointer to one.
+    """
+    def make(function):
+        def fill(library, first, buffer, size):
+            value = function(subject(library, first))
+            put_text(buffer, number(target(size)), value)
+        return fill
+    _register(table, make)
+
+
+def _register(table, make):
+    for names, function in table.items():
+        symbol(*([names] if isinstance(names, str) else names))(
+            make(function))

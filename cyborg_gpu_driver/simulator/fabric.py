@@ -21,8 +21,8 @@ import sys
 
 import pynvml
 
+from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
-from cyborg_gpu_driver.simulator.driver import refusal
 
 # The partitions that a baseboard has.
 #
@@ -166,7 +166,7 @@ class Manager:
         ("Getting a List of Devices with Failed NVLinks" in the user guide).
         """
         if self.state.restarted:
-            raise refusal.Refused(NOT_SUPPORTED)
+            raise faults.Refused(NOT_SUPPORTED)
 
     def activate(self, number: int) -> None:
         self._need(SHARED)
@@ -185,14 +185,14 @@ class Manager:
                     for function in functions]
         if (None in carriers or len(carriers) != len(wanted.gpus)
                 or len(set(carriers)) != len(carriers)):
-            raise refusal.Refused(BADPARAM)
+            raise faults.Refused(BADPARAM)
         self._activate(number, functions)
 
     def deactivate(self, number: int) -> None:
         self._need(SHARED, VGPU)
         self._found(number)
         if str(number) not in self.state.active:
-            raise refusal.Refused(UNINITIALIZED)
+            raise faults.Refused(UNINITIALIZED)
         self._cut_off(number, 'fabric partition deactivated under a guest')
         del self.state.active[str(number)]
 
@@ -200,11 +200,11 @@ class Manager:
         """Accept the list of active partitions after a restart."""
         fabric = self.state
         if fabric.mode == BARE_METAL or not fabric.waiting:
-            raise refusal.Refused(NOT_SUPPORTED)
+            raise faults.Refused(NOT_SUPPORTED)
         found = [self._known(number) for number in numbers]
         taken = [gpu for item in found for gpu in item.gpus]
         if len(taken) != len(set(taken)):
-            raise refusal.Refused(BADPARAM)
+            raise faults.Refused(BADPARAM)
         for number in list(fabric.active):
             if int(number) not in numbers:
                 self._cut_off(number, 'fabric partition left out of the list '
@@ -217,10 +217,10 @@ class Manager:
         wanted = self._found(number)
         if any(set(self._known(int(other)).gpus) & set(wanted.gpus)
                for other in self.state.active):
-            raise refusal.Refused(IN_USE)
+            raise faults.Refused(IN_USE)
         if (self.is_ampere and len(wanted.gpus) > 1
                 and any(gpu.state.mig for gpu in self.gpus(wanted))):
-            raise refusal.Refused(GENERIC_ERROR)
+            raise faults.Refused(GENERIC_ERROR)
         for gpu in map(self.gpu, wanted.gpus):
             if gpu is not None and gpu.state.stale:
                 gpu.harm('not reset after the fabric manager has started')
@@ -228,9 +228,9 @@ class Manager:
 
     def _need(self, *modes):
         if self.state.mode not in modes:
-            raise refusal.Refused(NOT_SUPPORTED)
+            raise faults.Refused(NOT_SUPPORTED)
         if self.state.waiting:
-            raise refusal.Refused(NOT_CONFIGURED)
+            raise faults.Refused(NOT_CONFIGURED)
 
     def _all(self):
         return tuple(item for item in table(self._architecture)
@@ -240,12 +240,12 @@ class Manager:
         for item in self._all():
             if item.number == number:
                 return item
-        raise refusal.Refused(BADPARAM)
+        raise faults.Refused(BADPARAM)
 
     def _found(self, number):
         found = self._known(number)
         if self._is_excluded(found):
-            raise refusal.Refused(BADPARAM)
+            raise faults.Refused(BADPARAM)
         return found
 
     def _is_excluded(self, partition):
@@ -335,13 +335,13 @@ class Library:
                 return fault.code
             try:
                 getattr(self, f'_{name}')(*arguments)
-            except refusal.Refused as refused:
+            except faults.Refused as refused:
                 return refused.code
             return fault.code if fault else 0
 
     def _fmLibInit(self):
         if self._initialized:
-            raise refusal.Refused(_IN_USE)
+            raise faults.Refused(_IN_USE)
         self._initialized = True
 
     def _fmLibShutdown(self):
@@ -357,7 +357,7 @@ class Library:
         size = struct.calcsize(layout)
         _need_version(parameters, size, version)
         if not handle:
-            raise refusal.Refused(_BADPARAM)
+            raise faults.Refused(_BADPARAM)
         _, address, _, is_socket, *kind = struct.unpack(
             layout, ctypes.string_at(parameters, size))
         if kind:
@@ -365,12 +365,12 @@ class Library:
         state = self._machine.state
         text = address.split(b'\0')[0].decode()
         if is_socket not in (0, 1) or not text:
-            raise refusal.Refused(_BADPARAM)
+            raise faults.Refused(_BADPARAM)
         if not is_socket and ':' not in text:
             text += _ANY_PORT
         if not state.fabric_manager or text != (
                 state.fabric.socket or f'127.0.0.1{_ANY_PORT}'):
-            raise refusal.Refused(_CONNECTION_NOT_VALID)
+            raise faults.Refused(_CONNECTION_NOT_VALID)
         value = 0x7f0000001000 + 0x100 * state.number()
         self._handles[value] = state.fabric.starts
         ctypes.memmove(handle, struct.pack('=Q', value), 8)
@@ -378,7 +378,7 @@ class Library:
     def _fmDisconnect(self, handle):
         self._need_library()
         if self._handles.pop(handle, None) is None:
-            raise refusal.Refused(_BADPARAM)
+            raise faults.Refused(_BADPARAM)
 
     def _fmGetSupportedFabricPartitions(self, handle, found):
         self._need_connection(handle)
@@ -417,7 +417,7 @@ class Library:
                                           count):
         self._need_connection(handle)
         if not functions or not 0 < count <= _MAX_GPUS:
-            raise refusal.Refused(_BADPARAM)
+            raise faults.Refused(_BADPARAM)
         data = ctypes.string_at(functions, count * struct.calcsize(_DEVICE))
         self._manager.activate_functions(number, [
             f'{domain:04x}:{bus:02x}:{device:02x}.{function:x}'
@@ -435,7 +435,7 @@ class Library:
             f'=II{_MAX_PARTITIONS}I',
             ctypes.string_at(listed, _ACTIVATED_SIZE))
         if count > _MAX_PARTITIONS:
-            raise refusal.Refused(_BADPARAM)
+            raise faults.Refused(_BADPARAM)
         self._manager.restore(numbers[:count])
 
     def _fmGetNvlinkFailedDevices(self, handle, found):
@@ -458,16 +458,16 @@ class Library:
 
     def _need_library(self):
         if not self._initialized:
-            raise refusal.Refused(_UNINITIALIZED)
+            raise faults.Refused(_UNINITIALIZED)
 
     def _need_connection(self, handle):
         self._need_library()
         if handle not in self._handles:
-            raise refusal.Refused(_BADPARAM)
+            raise faults.Refused(_BADPARAM)
         state = self._machine.state
         if (not state.fabric_manager
                 or self._handles[handle] != state.fabric.starts):
-            raise refusal.Refused(_CONNECTION_NOT_VALID)
+            raise faults.Refused(_CONNECTION_NOT_VALID)
 
 
 def _version(size, number):
@@ -476,10 +476,10 @@ def _version(size, number):
 
 def _need_version(structure, size, number):
     if not structure:
-        raise refusal.Refused(_BADPARAM)
+        raise faults.Refused(_BADPARAM)
     (version,) = struct.unpack('=I', ctypes.string_at(structure, 4))
     if version != _version(size, number):
-        raise refusal.Refused(_VERSION_MISMATCH)
+        raise faults.Refused(_VERSION_MISMATCH)
 
 
 def _put(target, size, data):

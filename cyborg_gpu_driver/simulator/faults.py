@@ -25,6 +25,29 @@ report of ``nvidia-smi mig -cgi`` (edpm-ansible,
 edpm_nvidia_mig_apply.service.j2)."""
 
 
+class Refused(Exception):
+    """An NVML call returns an error.
+
+    The exception never leaves the simulator: the library returns ``code``
+    (``nvmlReturn_t``) as the C function would.
+    """
+
+    def __init__(self, code: int):
+        super().__init__(code)
+        self.code = code
+
+
+class Waits(Exception):
+    """The kernel does not return from a system call yet."""
+
+
+class Unavailable(Exception):
+    """The driver cannot create a vGPU on this function now.
+
+    Each interface of the driver reports this with its own errno.
+    """
+
+
 @dataclasses.dataclass
 class Fault:
     """A fault of the calls of a C symbol or of the accesses to files."""

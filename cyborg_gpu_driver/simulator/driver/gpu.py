@@ -19,9 +19,9 @@ import os
 
 import pynvml
 
+from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator import state as state_module
-from cyborg_gpu_driver.simulator.driver import refusal
 
 PERSISTENCED = state_module.Holder(812, 'nvidia-persiste')
 """The process of nvidia-persistenced, with its name as the kernel has it."""
@@ -98,7 +98,7 @@ class Gpu:
         :raises Refused: NOT_SUPPORTED if the model has no MIG.
         """
         if self.model.mig is None or self.machine.host.wsl:
-            raise refusal.Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            raise faults.Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return self.model.mig
 
     def busy(self) -> bool:
@@ -317,7 +317,7 @@ class Drivers:
             self._state(address).driver = None
             return
         if self._waits(gpu):
-            raise refusal.Waits()
+            raise faults.Waits()
         unbound(gpu)
 
     def bind(self, driver: str, text: str) -> None:
@@ -491,7 +491,7 @@ def by_kernel(gpu: Gpu) -> None:
     if state.lost:
         _fail(errno.ENOTTY)
     if state.removing:
-        raise refusal.Waits()
+        raise faults.Waits()
     if state.vfio or any(vgpu.guest for vgpu in state.vgpus):
         gpu.harm('reset under a guest')
     if state.driver is None or is_vfio(state.driver):

@@ -19,13 +19,13 @@ import itertools
 
 import pynvml
 
+from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
-from cyborg_gpu_driver.simulator.driver import refusal
 
-Refused = refusal.Refused
+Refused = faults.Refused
 
 
 def set_mode(gpu: gpu_module.Gpu, enable: bool) -> int:

@@ -18,11 +18,11 @@ import errno
 import os
 import re
 
+from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
 from cyborg_gpu_driver.simulator.driver import mig
-from cyborg_gpu_driver.simulator.driver import refusal
 
 _FIRST_ID = 3251634000
 _FIRST_GROUP = 1000
@@ -98,7 +98,7 @@ def create(gpu: gpu_module.Gpu, kind: spec.VgpuType, function: str,
     :raises Unavailable: if the vGPU cannot be created there now.
     """
     if available(gpu, kind, function) < 1:
-        raise refusal.Unavailable()
+        raise faults.Unavailable()
     instance = None
     if kind.profile_id is not None:
         instance = min(
@@ -133,7 +133,7 @@ def remove_mdev(gpu: gpu_module.Gpu, vgpu: state_module.Vgpu) -> None:
     if not vgpu.removing:
         vgpu.removing = True
         gpu.harm(f'mdev {vgpu.uuid} removed while a process has it open')
-    raise refusal.Waits()
+    raise faults.Waits()
 
 
 def _first_placement(gpu, kind, instance):

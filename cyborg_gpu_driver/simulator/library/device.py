@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""NVML's calls that find a device and describe it."""
+"""NVML's calls that find a device, describe it, and set its modes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ import re
 import pynvml
 
 from cyborg_gpu_driver.simulator import abi
-from cyborg_gpu_driver.simulator.driver import refusal
+from cyborg_gpu_driver.simulator import faults
 
-Refused = refusal.Refused
+Refused = faults.Refused
 _MIB = 1 << 20
 _MEMORY_V2 = 0x02000028
 _RESERVED_MIB = 600
@@ -152,43 +152,8 @@ def _put_by_uuid(library, uuid, handle):
         abi.put_handle(handle, library.compute_handle(gpu, *ids, 'mig'))
 
 
-@abi.symbol('nvmlDeviceGetIndex')
-def index_of(library, handle, index):
-    gpu = library.gpu(handle)
-    abi.put(index, library.visible().index(gpu))
-
-
-@abi.symbol('nvmlDeviceGetName')
-def name(library, handle, buffer, length):
-    gpu, ids = library.device(handle)
-    text = gpu.model.product
-    if ids is not None:
-        text += ' MIG ' + _profile(gpu, ids).name
-    abi.put_text(buffer, abi.number(length), text)
-
-
 def _profile(gpu, ids):
     return gpu.mig().by_id(gpu.state.instances[ids[0]].profile_id)
-
-
-@abi.symbol('nvmlDeviceGetUUID')
-def uuid_of(library, handle, buffer, length):
-    gpu, ids = library.device(handle)
-    uuid = gpu.spec.uuid
-    if ids is not None:
-        uuid = gpu.state.instances[ids[0]].compute[ids[1]].uuid
-    abi.put_text(buffer, abi.number(length), uuid)
-
-
-@abi.symbol('nvmlDeviceGetSerial')
-def serial_of(library, handle, buffer, length):
-    abi.put_text(buffer, abi.number(length),
-                 library.gpu(handle).spec.serial)
-
-
-@abi.symbol('nvmlDeviceGetMinorNumber')
-def minor_number(library, handle, number):
-    abi.put(number, library.gpu(handle).spec.minor)
 
 
 @abi.symbol('nvmlDeviceGetPciInfo_v3', 'nvmlDeviceGetPciInfo')
@@ -205,9 +170,7 @@ def pci_info(library, handle, info):
 @abi.symbol('nvmlDeviceGetPciInfoExt')
 def pci_info_ext(library, handle, info):
     gpu = library.gpu(handle)
-    info = abi.target(info)
-    if info.version != pynvml.nvmlPciInfoExt_v1:
-        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    info = abi.versioned(info, pynvml.nvmlPciInfoExt_v1)
     model = gpu.model
     domain, bus, rest = gpu.address.split(':')
     info.domain, info.bus = int(domain, 16), int(bus, 16)
@@ -250,9 +213,7 @@ def memory_info_v2(library, handle, info):
     gpu, ids = library.device(handle)
     library.check_usage(gpu, ids)
     total = _memory_mib(gpu, ids) * _MIB
-    info = abi.target(info)
-    if info.version != _MEMORY_V2:
-        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    info = abi.versioned(info, _MEMORY_V2)
     info.total = total
     info.reserved = min(_RESERVED_MIB * _MIB, total)
     info.used = 0
@@ -267,38 +228,6 @@ def bar1_memory_info(library, handle, info):
     info.bar1Used = 0
 
 
-@abi.symbol('nvmlDeviceGetArchitecture')
-def architecture(library, handle, value):
-    abi.put(value, library.device(handle)[0].model.architecture)
-
-
-@abi.symbol('nvmlDeviceGetVbiosVersion')
-def vbios_version(library, handle, buffer, length):
-    model = library.gpu(handle).model
-    abi.put_text(buffer, abi.number(length), _VBIOS_OF.get(
-        model.name, _VBIOS[model.architecture]))
-
-
-@abi.symbol('nvmlDeviceGetBrand')
-def brand(library, handle, value):
-    abi.put(value, library.device(handle)[0].model.brand)
-
-
-@abi.symbol('nvmlDeviceGetCudaComputeCapability')
-def compute_capability(library, handle, major, minor):
-    values = library.device(handle)[0].model.compute_capability
-    abi.put(major, values[0])
-    abi.put(minor, values[1])
-
-
-@abi.symbol('nvmlDeviceGetNumaNodeId')
-def numa_node_id(library, handle, node):
-    # Supported only if the GPU's memory is itself a NUMA node (Grace). Only
-    # sysfs knows the NUMA node to which a PCI GPU is attached.
-    library.gpu(handle)
-    raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-
 @abi.symbol('nvmlDeviceGetMemoryAffinity')
 def memory_affinity(library, handle, size, nodes, scope):
     # Without NUMA, node 0: seen on an H100 and an H200, driver 580.159.04.
@@ -309,28 +238,11 @@ def memory_affinity(library, handle, size, nodes, scope):
             1 << node % 64 if position == node // 64 else 0)
 
 
-@abi.symbol('nvmlDeviceGetPersistenceMode')
-def persistence_mode(library, handle, mode):
-    state = library.gpu(handle).state
-    abi.put(mode, int(state.persistence or state.daemon))
-
-
 @abi.symbol('nvmlDeviceSetPersistenceMode', writes=True,
             privileged=True)
 def set_persistence_mode(library, handle, mode):
-    gpu = library.gpu(handle)
-    value = abi.number(mode)
-    if value not in (pynvml.NVML_FEATURE_DISABLED,
-                     pynvml.NVML_FEATURE_ENABLED):
-        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     # This does not reach nvidia-persistenced; only nvidia-smi does.
-    gpu.state.persistence = bool(value)
-
-
-@abi.symbol('nvmlDeviceGetComputeMode')
-def compute_mode(library, handle, mode):
-    library.device(handle)
-    abi.put(mode, pynvml.NVML_COMPUTEMODE_DEFAULT)
+    library.gpu(handle).state.persistence = abi.switch(mode)
 
 
 @abi.symbol('nvmlDeviceGetAttributes_v2')
@@ -351,3 +263,84 @@ def attributes(library, handle, values):
     values.gpuInstanceSliceCount = profile.slices
     values.computeInstanceSliceCount = compute.size
     values.memorySizeMB = profile.memory_mib
+
+
+@abi.symbol('nvmlDeviceSetEccMode', writes=True, privileged=True)
+def set_ecc_mode(library, handle, mode):
+    """nvml.h: the mode takes effect after the next restart.
+
+    Here a reset has the same effect, because it starts the GPU again.
+    """
+    library.gpu(handle).state.ecc_modes[1] = abi.switch(mode)
+
+
+@abi.symbol('nvmlSystemGetConfComputeState')
+def confidential_computing(library, state):
+    """The state of confidential computing, which exists since Hopper.
+
+    No public source says what NVML returns for an older board. The call may
+    return NOT_SUPPORTED (nvml.h).
+    """
+    if not any(gpu.model.architecture >= pynvml.NVML_DEVICE_ARCH_HOPPER
+               for gpu in library.visible()):
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    mode = library.machine.state.confidential_computing
+    found = abi.target(state)
+    found.environment = (pynvml.NVML_CC_SYSTEM_ENVIRONMENT_PROD if mode
+                         else pynvml.NVML_CC_SYSTEM_ENVIRONMENT_UNAVAILABLE)
+    found.ccFeature = int(mode == 'on')
+    found.devToolsMode = int(mode == 'devtools')
+
+
+def gpu_of(library, handle):
+    """The GPU of a handle, as the subject of a table of symbols."""
+    return library.gpu(handle)
+
+
+def device_of(library, handle):
+    """The GPU of a handle and the ids of a MIG device, as a subject."""
+    return library.device(handle)
+
+
+def _name(device):
+    gpu, ids = device
+    return gpu.model.product + (
+        '' if ids is None else f' MIG {_profile(gpu, ids).name}')
+
+
+def _uuid(device):
+    gpu, ids = device
+    return gpu.spec.uuid if ids is None else (
+        gpu.state.instances[ids[0]].compute[ids[1]].uuid)
+
+
+def _numa_node(gpu):
+    # Supported only if the GPU's memory is itself a NUMA node (Grace). Only
+    # sysfs knows the NUMA node to which a PCI GPU is attached.
+    raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
+abi.texts(device_of, {'nvmlDeviceGetName': _name, 'nvmlDeviceGetUUID': _uuid})
+abi.texts(gpu_of, {
+    'nvmlDeviceGetSerial': lambda gpu: gpu.spec.serial,
+    'nvmlDeviceGetVbiosVersion': lambda gpu: _VBIOS_OF.get(
+        gpu.model.name, _VBIOS[gpu.model.architecture])})
+abi.numbers(device_of, {
+    'nvmlDeviceGetArchitecture': lambda device: device[0].model.architecture,
+    'nvmlDeviceGetBrand': lambda device: device[0].model.brand,
+    'nvmlDeviceGetCudaComputeCapability':
+        lambda device: device[0].model.compute_capability,
+    'nvmlDeviceGetComputeMode': lambda device: pynvml.NVML_COMPUTEMODE_DEFAULT,
+    'nvmlDeviceIsMigDeviceHandle': lambda device: device[1] is not None})
+abi.numbers(gpu_of, {
+    'nvmlDeviceGetIndex':
+        lambda gpu: gpu.machine.library.visible().index(gpu),
+    'nvmlDeviceGetMinorNumber': lambda gpu: gpu.spec.minor,
+    # nvml.h: 0 for a GPU that is not on a baseboard.
+    'nvmlDeviceGetModuleId':
+        lambda gpu: gpu.machine.host.module(gpu.address),
+    'nvmlDeviceGetNumaNodeId': _numa_node,
+    'nvmlDeviceGetPersistenceMode':
+        lambda gpu: gpu.state.persistence or gpu.state.daemon,
+    'nvmlDeviceGetEccMode': lambda gpu: gpu.state.ecc_modes,
+    'nvmlDeviceGetDefaultEccMode': lambda gpu: pynvml.NVML_FEATURE_ENABLED})

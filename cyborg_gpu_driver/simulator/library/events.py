@@ -25,10 +25,11 @@ import time
 import pynvml
 
 from cyborg_gpu_driver.simulator import abi
+from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator import state as state_module
-from cyborg_gpu_driver.simulator.driver import refusal
+from cyborg_gpu_driver.simulator.library import device as library_device
 
-Refused = refusal.Refused
+Refused = faults.Refused
 _FIRST = 0x7f5300000000
 _STEP = 0x40
 _WHOLE_GPU = 0xffffffff
@@ -96,11 +97,6 @@ def create(library, reference):
 @abi.symbol('nvmlEventSetFree')
 def free(library, event_set):
     library.events.free(event_set)
-
-
-@abi.symbol('nvmlDeviceGetSupportedEventTypes')
-def supported_types(library, handle, types):
-    abi.put(types, _supported(library.gpu(handle)))
 
 
 def _supported(gpu):
@@ -189,126 +185,5 @@ def _epoch(library, address):
     return library.machine.gpu(address).state.epoch
 
 
-# NVML's calls about health, power and running processes.
-
-_CELSIUS = {
-    pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: 92,
-    pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: 89,
-}
-"""The thresholds of an A100, and here of all boards but Hopper's."""
-_CELSIUS_OF_HOPPER = {
-    pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: 95,
-    pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: 89,
-    pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX: 95,
-    pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX: 87,
-}
-"""Seen on an H100 and an H200, driver 580.159.04."""
-_IDLE_SHARE = 6
-"""An idle board draws about its power limit divided by this number."""
-_NO_INSTANCE = 0xffffffff
-
-
-@abi.symbol('nvmlDeviceGetTemperature')
-def temperature(library, handle, sensor, value):
-    abi.put(value, library.gpu(handle).state.celsius)
-
-
-@abi.symbol('nvmlDeviceGetTemperatureV')
-def temperature_v(library, handle, value):
-    abi.target(value).temperature = library.gpu(handle).state.celsius
-
-
-@abi.symbol('nvmlDeviceGetTemperatureThreshold')
-def temperature_threshold(library, handle, threshold, value):
-    gpu = library.gpu(handle)
-    number = abi.number(threshold)
-    if not 0 <= number < pynvml.NVML_TEMPERATURE_THRESHOLD_COUNT:
-        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-    celsius = _CELSIUS_OF_HOPPER if (
-        gpu.model.architecture == pynvml.NVML_DEVICE_ARCH_HOPPER) else _CELSIUS
-    if number not in celsius:
-        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    abi.put(value, celsius[number])
-
-
-@abi.symbol('nvmlDeviceGetCurrentClocksEventReasons')
-def clocks_event_reasons(library, handle, reasons):
-    hot = library.gpu(handle).state.celsius >= _CELSIUS[
-        pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN]
-    abi.put(reasons, pynvml.nvmlClocksEventReasonHwThermalSlowdown
-            if hot else pynvml.nvmlClocksEventReasonGpuIdle)
-
-
-@abi.symbol('nvmlDeviceGetPowerUsage')
-def power_usage(library, handle, milliwatts):
-    limit = library.gpu(handle).model.power_limit_watts
-    abi.put(milliwatts, limit * 1000 // _IDLE_SHARE)
-
-
-@abi.symbol('nvmlDeviceGetPowerManagementLimit',
-            'nvmlDeviceGetEnforcedPowerLimit')
-def power_limit(library, handle, milliwatts):
-    abi.put(milliwatts,
-            library.gpu(handle).model.power_limit_watts * 1000)
-
-
-@abi.symbol('nvmlDeviceGetTotalEccErrors')
-def ecc_errors(library, handle, kind, counter, count):
-    gpu = library.gpu(handle)
-    # nvml.h: "Requires ECC Mode to be enabled."
-    if not gpu.state.ecc_modes[0]:
-        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    # Remapped rows count the errors of the board's whole life.
-    counters = (gpu.state.ecc
-                if abi.number(counter) == pynvml.NVML_VOLATILE_ECC
-                else gpu.state.remapped)
-    abi.put(count, counters[
-        0 if abi.number(kind) ==
-        pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED else 1])
-
-
-@abi.symbol('nvmlDeviceGetRemappedRows')
-def remapped_rows(library, handle, corrected, uncorrected, pending, failed):
-    gpu = library.gpu(handle)
-    # nvml.h: not supported "on MIG-enabled GPUs with active instances".
-    if not gpu.model.row_remapping or (gpu.state.mig and gpu.state.instances):
-        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    for reference, value in zip((corrected, uncorrected, pending, failed),
-                                gpu.state.remapped):
-        abi.put(reference, value)
-
-
-@abi.symbol('nvmlDeviceGetRetiredPagesPendingStatus')
-def retired_pages_pending(library, handle, pending):
-    gpu = library.gpu(handle)
-    if gpu.model.row_remapping:
-        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    abi.put(pending, gpu.state.remapped[2])
-
-
-@abi.symbol('nvmlDeviceGetComputeRunningProcesses_v2',
-            'nvmlDeviceGetComputeRunningProcesses_v3')
-def compute_processes(library, handle, count, infos):
-    gpu, ids = library.device(handle)
-    library.check_usage(gpu, ids)
-    values = []
-    for process in gpu.state.processes:
-        if ids is not None and ids != (process.instance, process.compute):
-            continue
-        values.append(pynvml.c_nvmlProcessInfo_v3_t(
-            pid=process.pid, usedGpuMemory=1 << 28,
-            gpuInstanceId=_or_none(process.instance),
-            computeInstanceId=_or_none(process.compute)))
-    abi.put_list(infos, count, pynvml.c_nvmlProcessInfo_v3_t, values)
-
-
-def _or_none(number):
-    return _NO_INSTANCE if number is None else number
-
-
-@abi.symbol('nvmlDeviceGetGraphicsRunningProcesses_v2',
-            'nvmlDeviceGetGraphicsRunningProcesses_v3',
-            'nvmlDeviceGetMPSComputeRunningProcesses_v3')
-def other_processes(library, handle, count, infos):
-    library.check_usage(*library.device(handle))
-    abi.put(count, 0)
+abi.numbers(library_device.gpu_of, {
+    'nvmlDeviceGetSupportedEventTypes': _supported})

@@ -27,23 +27,17 @@ from typing import Any
 import pynvml
 
 from cyborg_gpu_driver.simulator import abi
+from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
-from cyborg_gpu_driver.simulator.driver import refusal
-from cyborg_gpu_driver.simulator.library import compute as library_compute
 from cyborg_gpu_driver.simulator.library import device as library_device
 from cyborg_gpu_driver.simulator.library import events as library_events
 from cyborg_gpu_driver.simulator.library import mig as library_mig
-from cyborg_gpu_driver.simulator.library import modes as library_modes
-from cyborg_gpu_driver.simulator.library import placement as library_placement
-from cyborg_gpu_driver.simulator.library import system as library_system
 from cyborg_gpu_driver.simulator.library import telemetry as library_telemetry
 from cyborg_gpu_driver.simulator.library import vgpu as library_vgpu
 
-TOPICS = (library_system, library_device, library_events, library_modes,
-          library_telemetry, library_mig, library_compute, library_vgpu,
-          library_placement, library_modes, library_telemetry,
-          library_events)
+TOPICS = (library_device, library_events, library_mig, library_telemetry,
+          library_vgpu)
 _WITHOUT_SESSION = frozenset({'nvmlInitWithFlags', 'nvmlInit_v2',
                               'nvmlErrorString'})
 
@@ -51,7 +45,7 @@ _LOOK_AGAIN = 5000
 """In microseconds. Another process cannot wake a waiting process."""
 _sleep = ctypes.CDLL(None).usleep
 
-Refused = refusal.Refused
+Refused = faults.Refused
 
 
 class Library:
@@ -328,3 +322,58 @@ class _Function:
 
     def __call__(self, *arguments):
         return self._library.call(self._name, self._symbol, arguments)
+
+
+# NVML's calls about the session and the system.
+
+_PCI = 'NVML_ERROR_'
+_TEXTS = {
+    getattr(pynvml, name): name[len(_PCI):].replace('_', ' ').capitalize()
+    for name in dir(pynvml) if name.startswith(_PCI)}
+
+
+@abi.symbol('nvmlInitWithFlags')
+def init_with_flags(library, flags):
+    library.start(attach=not abi.number(flags)
+                  & pynvml.NVML_INIT_FLAG_NO_ATTACH)
+
+
+@abi.symbol('nvmlInit_v2')
+def init(library):
+    library.start()
+
+
+@abi.symbol('nvmlShutdown')
+def shutdown(library):
+    library.stop()
+
+
+@abi.symbol('nvmlErrorString')
+def error_string(library, code):
+    code = abi.number(code)
+    if code == pynvml.NVML_SUCCESS:
+        return b'Success'
+    return _TEXTS.get(code, 'Unknown Error').encode()
+
+
+@abi.symbol('nvmlSystemGetDriverVersion')
+def driver_version(library, buffer, length):
+    abi.put_text(buffer, abi.number(length),
+                 library.machine.host.driver_version)
+
+
+@abi.symbol('nvmlSystemGetNVMLVersion')
+def nvml_version(library, buffer, length):
+    abi.put_text(buffer, abi.number(length),
+                 library.machine.host.nvml_version)
+
+
+@abi.symbol('nvmlSystemGetCudaDriverVersion',
+            'nvmlSystemGetCudaDriverVersion_v2')
+def cuda_version(library, version):
+    abi.put(version, library.machine.host.cuda_version)
+
+
+@abi.symbol('nvmlDeviceGetCount_v2', 'nvmlDeviceGetCount')
+def device_count(library, count):
+    abi.put(count, len(library.visible()))

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""NVML's calls about MIG mode, GPU instances and MIG devices."""
+"""NVML's calls about MIG mode, instances and MIG devices."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ import ctypes
 import pynvml
 
 from cyborg_gpu_driver.simulator import abi
+from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator.driver import mig as rules
-from cyborg_gpu_driver.simulator.driver import refusal
+from cyborg_gpu_driver.simulator.library import device as library_device
 
-Refused = refusal.Refused
+Refused = faults.Refused
 _VERSIONS = (2, 3)
 _PROFILES_OF_580 = 17
 """Driver 580.159.04 says INVALID_ARGUMENT of index 17, seen on an H100 and an
@@ -31,23 +32,13 @@ _PEER = 0x1
 """NVML_GPU_INSTANCE_PROFILE_CAPS_P2P."""
 
 
-@abi.symbol('nvmlDeviceGetMigMode')
-def get_mode(library, handle, current, pending):
-    gpu = library.gpu(handle)
-    gpu.mig()
-    abi.put(current, int(gpu.state.mig))
-    abi.put(pending, int(gpu.state.pending))
-
-
 @abi.symbol('nvmlDeviceSetMigMode', writes=True, privileged=True)
 def set_mode(library, handle, mode, activation):
     gpu = library.gpu(handle)
     gpu.mig()
-    value = abi.number(mode)
-    if value not in (0, 1):
-        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    enable = abi.switch(mode)
     abi.target(activation)
-    abi.put(activation, rules.set_mode(gpu, bool(value)))
+    abi.put(activation, rules.set_mode(gpu, enable))
 
 
 def _enumerated(library, handle, number):
@@ -247,35 +238,11 @@ def instance_info(library, handle, info):
     info.placement.size = instance.size
 
 
-@abi.symbol('nvmlDeviceIsMigDeviceHandle')
-def is_mig_device(library, handle, answer):
-    abi.put(answer, int(library.device(handle)[1] is not None))
-
-
-@abi.symbol('nvmlDeviceGetGpuInstanceId')
-def gpu_instance_id(library, handle, number):
-    abi.put(number, _mig_device(library, handle)[1][0])
-
-
-@abi.symbol('nvmlDeviceGetComputeInstanceId')
-def compute_instance_id(library, handle, number):
-    abi.put(number, _mig_device(library, handle)[1][1])
-
-
 def _mig_device(library, handle):
     gpu, ids = library.device(handle)
     if ids is None:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
     return gpu, ids
-
-
-@abi.symbol('nvmlDeviceGetMaxMigDeviceCount')
-def max_mig_devices(library, handle, count):
-    # nvml.h: "Returns zero if MIG is not supported or enabled."
-    gpu = library.gpu(handle)
-    abi.put(count, max(
-        profile.max_instances for profile in gpu.model.mig.profiles)
-     if gpu.state.mig else 0)
 
 
 @abi.symbol('nvmlDeviceGetMigDeviceHandleByIndex')
@@ -299,3 +266,162 @@ def mig_device_by_index(library, handle, index, device):
 def parent_device(library, handle, device):
     gpu, _ = _mig_device(library, handle)
     abi.put_handle(device, library.handle_of(gpu))
+
+
+def _mode(gpu):
+    gpu.mig()
+    return gpu.state.mig, gpu.state.pending
+
+
+def _max_devices(gpu):
+    # nvml.h: "Returns zero if MIG is not supported or enabled."
+    return max(profile.max_instances for profile in gpu.model.mig.profiles
+               ) if gpu.state.mig else 0
+
+
+abi.numbers(library_device.gpu_of, {
+    'nvmlDeviceGetMigMode': _mode,
+    'nvmlDeviceGetMaxMigDeviceCount': _max_devices})
+abi.numbers(_mig_device, {
+    'nvmlDeviceGetGpuInstanceId': lambda device: device[1][0],
+    'nvmlDeviceGetComputeInstanceId': lambda device: device[1][1]})
+
+
+# NVML's calls about compute instances.
+_REV1 = pynvml.NVML_COMPUTE_INSTANCE_PROFILE_1_SLICE_REV1
+
+
+def _compute_known(gpu, instance, number):
+    """The profile with an id, as capacity and instance calls take it."""
+    profile = rules.compute_profile(gpu, instance, abi.number(number))
+    if profile is None:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return profile
+
+
+def _compute_enumerated(library, handle, number, engines):
+    gpu, _, instance = library.instance(handle)
+    value = abi.number(number)
+    if (not 0 <= value < pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT
+            or abi.number(engines) !=
+            pynvml.NVML_COMPUTE_INSTANCE_ENGINE_PROFILE_SHARED):
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    profile = rules.compute_profile(gpu, instance, value)
+    if profile is None:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return gpu.mig().by_id(instance.profile_id), profile
+
+
+def _compute_fill(info, parent, profile):
+    info.id = profile.enum
+    info.sliceCount = profile.slices
+    info.instanceCount = profile.max_instances
+    info.multiprocessorCount = (
+        parent.multiprocessors * profile.slices // parent.slices)
+    info.sharedCopyEngineCount = parent.copy_engines
+    info.sharedDecoderCount = parent.decoders
+    info.sharedEncoderCount = parent.encoders
+    info.sharedJpegCount = parent.jpeg
+    info.sharedOfaCount = parent.ofa
+
+
+@abi.symbol('nvmlGpuInstanceGetComputeInstanceProfileInfo')
+def compute_profile_info(library, handle, number, engines, info):
+    parent, profile = _compute_enumerated(library, handle, number, engines)
+    _compute_fill(abi.target(info), parent, profile)
+
+
+@abi.symbol('nvmlGpuInstanceGetComputeInstanceProfileInfoV')
+def compute_profile_info_v(library, handle, number, engines, info):
+    parent, profile = _compute_enumerated(library, handle, number, engines)
+    info = abi.versioned(info, pynvml.nvmlComputeInstanceProfileInfo_v2)
+    _compute_fill(info, parent, profile)
+    name = parent.name
+    if profile.slices != parent.slices:
+        name = f'{profile.slices}c.{name}'
+    if profile.enum == _REV1 and '+' not in name:
+        name += '+me'
+    info.name = f'MIG {name}'.encode()
+
+
+@abi.symbol('nvmlGpuInstanceGetComputeInstanceRemainingCapacity',
+            privileged=True)
+def compute_remaining_capacity(library, handle, number, count):
+    gpu, _, instance = library.instance(handle)
+    abi.put(count, rules.compute_remaining(
+        gpu, instance, _compute_known(gpu, instance, number)))
+
+
+@abi.symbol('nvmlGpuInstanceGetComputeInstancePossiblePlacements',
+            privileged=True)
+def compute_possible_placements(library, handle, number, placements, count):
+    gpu, _, instance = library.instance(handle)
+    profile = _compute_known(gpu, instance, number)
+    put_placements(
+        placements, count, rules.compute_starts(gpu, instance, profile),
+        profile.slices, pynvml.c_nvmlComputeInstancePlacement_t)
+
+
+@abi.symbol('nvmlGpuInstanceCreateComputeInstance', writes=True,
+            privileged=True)
+def compute_create(library, handle, number, compute):
+    gpu, instance_id, _ = library.instance(handle)
+    abi.target(compute)
+    abi.put_handle(compute, library.compute_handle(
+        gpu, instance_id, rules.create_compute(
+            gpu, instance_id, abi.number(number))))
+
+
+@abi.symbol('nvmlGpuInstanceCreateComputeInstanceWithPlacement',
+            writes=True, privileged=True)
+def compute_create_with_placement(library, handle, number, placement, compute):
+    gpu, instance_id, _ = library.instance(handle)
+    abi.target(compute)
+    placement = abi.target(placement)
+    abi.put_handle(compute, library.compute_handle(
+        gpu, instance_id, rules.create_compute(
+            gpu, instance_id, abi.number(number),
+            (placement.start, placement.size))))
+
+
+@abi.symbol('nvmlComputeInstanceDestroy', writes=True,
+            privileged=True)
+def compute_destroy(library, handle):
+    rules.destroy_compute(*library.compute(handle))
+
+
+@abi.symbol('nvmlGpuInstanceGetComputeInstances', privileged=True)
+def compute_instances(library, handle, number, array, count):
+    gpu, instance_id, instance = library.instance(handle)
+    profile = _compute_known(gpu, instance, number)
+    put_handles(array, count, [
+        library.compute_handle(gpu, instance_id, compute_id)
+        for compute_id, compute in sorted(instance.compute.items())
+        if compute.profile_id == profile.enum])
+
+
+@abi.symbol('nvmlGpuInstanceGetComputeInstanceById', privileged=True)
+def compute_instance_by_id(library, handle, number, compute):
+    gpu, instance_id, instance = library.instance(handle)
+    compute_id = abi.number(number)
+    if compute_id not in instance.compute:
+        raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
+    abi.put_handle(compute, library.compute_handle(
+        gpu, instance_id, compute_id))
+
+
+@abi.symbol('nvmlComputeInstanceGetInfo_v2')
+def compute_info_of(library, handle, info):
+    gpu, instance_id, compute_id = library.compute(handle)
+    compute = gpu.state.instances[instance_id].compute[compute_id]
+    info = abi.target(info)
+    info.device = abi.as_handle(
+        library.compute_handle(gpu, instance_id, compute_id, 'mig'),
+        pynvml.c_nvmlDevice_t)
+    info.gpuInstance = abi.as_handle(
+        library.instance_handle(gpu, instance_id),
+        pynvml.c_nvmlGpuInstance_t)
+    info.id = compute_id
+    info.profileId = compute.profile_id
+    info.placement.start = compute.start
+    info.placement.size = compute.size

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""NVML's calls that monitoring makes: load, clocks, counters.
+"""NVML's calls that monitoring makes: load, health, processes, NVLink.
 
 The functions refuse calls as nvml.h says; each one names the place. nvml.h
 says little about which GPU has which fields ("Field Identifiers"). If it says
@@ -19,17 +19,15 @@ nothing, GPUs before Hopper have only the fields that are older than Hopper.
 
 from __future__ import annotations
 
-import time
 import uuid
 
 import pynvml
 
 from cyborg_gpu_driver.simulator import abi
-from cyborg_gpu_driver.simulator.driver import refusal
+from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator.library import device as library_device
-from cyborg_gpu_driver.simulator.library import vgpu as library_vgpu
 
-Refused = refusal.Refused
+Refused = faults.Refused
 _MIB = 1 << 20
 _WITH_HBM = ('A100', 'A30', 'B200', 'B300', 'H100', 'H200', 'V100')
 """Products whose memory has its own temperature: HBM (data sheets)."""
@@ -183,43 +181,6 @@ def _times(factors, number, count):
     return factors[number] * count if number in factors else None
 
 
-@abi.symbol('nvmlDeviceGetVgpuUtilization')
-def vgpu_utilization(library, handle, since, kind, count, samples):
-    """Return one current sample for each vGPU on which a guest runs."""
-    gpu = library_vgpu.vgpu_host(library, handle)
-    now = time.time_ns() // 1000
-    running = [vgpu for vgpu in gpu.state.vgpus if vgpu.guest]
-    found = []
-    for vgpu in running:
-        sample = pynvml.c_nvmlVgpuInstanceUtilizationSample_t()
-        sample.vgpuInstance, sample.timeStamp = vgpu.vgpu_id, now
-        for name, percent in zip(('smUtil', 'memUtil', 'encUtil', 'decUtil'),
-                                 vgpu.percents, strict=True):
-            getattr(sample, name).uiVal = percent
-        found.append(sample)
-    if found and abi.number(since) >= now:
-        raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
-    abi.put(kind, pynvml.NVML_VALUE_TYPE_UNSIGNED_INT)
-    abi.put_list(samples, count,
-                 pynvml.c_nvmlVgpuInstanceUtilizationSample_t, found)
-
-
-@abi.symbol('nvmlVgpuInstanceGetFbUsage')
-def framebuffer_usage(library, vgpu_id, used):
-    _, vgpu = library_vgpu.active_vgpu(library, vgpu_id)
-    abi.put(used, vgpu.used_mib * _MIB)
-
-
-@abi.symbol('nvmlVgpuInstanceGetVmID')
-def vm_id(library, vgpu_id, buffer, size, kind):
-    """nvml.h: the id's format varies by platform; ``kind`` says which it is.
-    """
-    _, vgpu = library_vgpu.active_vgpu(library, vgpu_id)
-    abi.put_text(buffer, abi.number(size), vgpu.vm)
-    abi.put(kind, pynvml.NVML_VGPU_VM_ID_DOMAIN_ID if vgpu.vm.isdecimal()
-            else pynvml.NVML_VGPU_VM_ID_UUID)
-
-
 # NVML's calls about NVLink and how GPUs reach each other.
 
 def _link(library, handle, link):
@@ -263,13 +224,6 @@ def remote_device_type(library, handle, link, kind):
             else pynvml.NVML_NVLINK_DEVICE_TYPE_GPU)
 
 
-@abi.symbol('nvmlDeviceGetModuleId')
-def module_id(library, handle, number):
-    """The module id; 0 for a GPU that is not on a baseboard (nvml.h)."""
-    gpu = library.gpu(handle)
-    abi.put(number, gpu.machine.host.module(gpu.address))
-
-
 @abi.symbol('nvmlDeviceGetP2PStatus')
 def p2p_status(library, handle, other_handle, index, status):
     gpu, other = library.gpu(handle), library.gpu(other_handle)
@@ -307,10 +261,8 @@ def fabric_info(library, handle, info):
     gpu = library.gpu(handle)
     if gpu.model.architecture < pynvml.NVML_DEVICE_ARCH_HOPPER:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    info = abi.target(info)
-    if info.version not in (pynvml.nvmlGpuFabricInfo_v2,
-                            pynvml.nvmlGpuFabricInfo_v3):
-        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    info = abi.versioned(info, pynvml.nvmlGpuFabricInfo_v2,
+                         pynvml.nvmlGpuFabricInfo_v3)
     info.status = pynvml.NVML_SUCCESS
     info.state = _fabric_state(gpu)
     if (info.state == pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
@@ -331,3 +283,118 @@ def _fabric_state(gpu):
     if not gpu.machine.state.fabric_manager:
         return pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS
     return pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
+
+
+# NVML's calls about health, power and running processes.
+
+_CELSIUS = {
+    pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: 92,
+    pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: 89,
+}
+"""The thresholds of an A100, and here of all boards but Hopper's."""
+_CELSIUS_OF_HOPPER = {
+    pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: 95,
+    pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN: 89,
+    pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX: 95,
+    pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX: 87,
+}
+"""Seen on an H100 and an H200, driver 580.159.04."""
+_IDLE_SHARE = 6
+"""An idle board draws about its power limit divided by this number."""
+_NO_INSTANCE = 0xffffffff
+
+
+@abi.symbol('nvmlDeviceGetTemperature')
+def temperature(library, handle, sensor, value):
+    abi.put(value, library.gpu(handle).state.celsius)
+
+
+@abi.symbol('nvmlDeviceGetTemperatureV')
+def temperature_v(library, handle, value):
+    abi.target(value).temperature = library.gpu(handle).state.celsius
+
+
+@abi.symbol('nvmlDeviceGetTemperatureThreshold')
+def temperature_threshold(library, handle, threshold, value):
+    gpu = library.gpu(handle)
+    number = abi.number(threshold)
+    if not 0 <= number < pynvml.NVML_TEMPERATURE_THRESHOLD_COUNT:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    celsius = _CELSIUS_OF_HOPPER if (
+        gpu.model.architecture == pynvml.NVML_DEVICE_ARCH_HOPPER) else _CELSIUS
+    if number not in celsius:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    abi.put(value, celsius[number])
+
+
+@abi.symbol('nvmlDeviceGetTotalEccErrors')
+def ecc_errors(library, handle, kind, counter, count):
+    gpu = library.gpu(handle)
+    # nvml.h: "Requires ECC Mode to be enabled."
+    if not gpu.state.ecc_modes[0]:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    # Remapped rows count the errors of the board's whole life.
+    counters = (gpu.state.ecc
+                if abi.number(counter) == pynvml.NVML_VOLATILE_ECC
+                else gpu.state.remapped)
+    abi.put(count, counters[
+        0 if abi.number(kind) ==
+        pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED else 1])
+
+
+@abi.symbol('nvmlDeviceGetComputeRunningProcesses_v2',
+            'nvmlDeviceGetComputeRunningProcesses_v3')
+def compute_processes(library, handle, count, infos):
+    gpu, ids = library.device(handle)
+    library.check_usage(gpu, ids)
+    values = []
+    for process in gpu.state.processes:
+        if ids is not None and ids != (process.instance, process.compute):
+            continue
+        values.append(pynvml.c_nvmlProcessInfo_v3_t(
+            pid=process.pid, usedGpuMemory=1 << 28,
+            gpuInstanceId=_or_none(process.instance),
+            computeInstanceId=_or_none(process.compute)))
+    abi.put_list(infos, count, pynvml.c_nvmlProcessInfo_v3_t, values)
+
+
+def _or_none(number):
+    return _NO_INSTANCE if number is None else number
+
+
+@abi.symbol('nvmlDeviceGetGraphicsRunningProcesses_v2',
+            'nvmlDeviceGetGraphicsRunningProcesses_v3',
+            'nvmlDeviceGetMPSComputeRunningProcesses_v3')
+def other_processes(library, handle, count, infos):
+    library.check_usage(*library.device(handle))
+    abi.put(count, 0)
+
+
+def _event_reasons(gpu):
+    hot = gpu.state.celsius >= _CELSIUS[
+        pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN]
+    return (pynvml.nvmlClocksEventReasonHwThermalSlowdown if hot
+            else pynvml.nvmlClocksEventReasonGpuIdle)
+
+
+def _remapped_rows(gpu):
+    # nvml.h: not supported "on MIG-enabled GPUs with active instances".
+    if not gpu.model.row_remapping or (gpu.state.mig and gpu.state.instances):
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return gpu.state.remapped
+
+
+def _retired_pages_pending(gpu):
+    if gpu.model.row_remapping:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return gpu.state.remapped[2]
+
+
+abi.numbers(library_device.gpu_of, {
+    'nvmlDeviceGetCurrentClocksEventReasons': _event_reasons,
+    'nvmlDeviceGetPowerUsage':
+        lambda gpu: gpu.model.power_limit_watts * 1000 // _IDLE_SHARE,
+    ('nvmlDeviceGetPowerManagementLimit', 'nvmlDeviceGetEnforcedPowerLimit'):
+        lambda gpu: gpu.model.power_limit_watts * 1000,
+    'nvmlDeviceGetRemappedRows': _remapped_rows,
+    'nvmlDeviceGetRetiredPagesPendingStatus': _retired_pages_pending})

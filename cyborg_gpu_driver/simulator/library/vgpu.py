@@ -10,20 +10,24 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""NVML's calls about vGPU types and running vGPUs."""
+"""NVML's calls about vGPU types, running vGPUs and their scheduler."""
 
 from __future__ import annotations
 
 import ctypes
+import time
 
 import pynvml
 
 from cyborg_gpu_driver.simulator import abi
+from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator import spec
-from cyborg_gpu_driver.simulator.driver import refusal
+from cyborg_gpu_driver.simulator import state as state_module
+from cyborg_gpu_driver.simulator.driver import mig
 from cyborg_gpu_driver.simulator.driver import vgpu as rules
+from cyborg_gpu_driver.simulator.library import device as library_device
 
-Refused = refusal.Refused
+Refused = faults.Refused
 _NONE = 0xffffffff
 _NO_PLACEMENT = 0xffff
 """NVML_INVALID_VGPU_PLACEMENT_ID, which pynvml lacks."""
@@ -60,24 +64,6 @@ def vgpu_type(library, type_id):
     raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
-@abi.symbol('nvmlDeviceGetVirtualizationMode')
-def virtualization_mode(library, handle, mode):
-    gpu = library.gpu(handle)
-    if gpu.machine.host.virtual:
-        abi.put(mode, pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH)
-        return
-    abi.put(mode, pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE
-            if gpu.framework == spec.NO_FRAMEWORK
-            else pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VGPU)
-
-
-@abi.symbol('nvmlDeviceGetHostVgpuMode')
-def host_vgpu_mode(library, handle, mode):
-    gpu = vgpu_host(library, handle)
-    abi.put(mode, pynvml.NVML_HOST_VGPU_MODE_NON_SRIOV
-            if gpu.vgpu_on_pf else pynvml.NVML_HOST_VGPU_MODE_SRIOV)
-
-
 @abi.symbol('nvmlDeviceGetSupportedVgpus')
 def supported(library, handle, count, types):
     gpu = vgpu_host(library, handle)
@@ -92,38 +78,6 @@ def creatable(library, handle, count, types):
                  [kind.type_id for kind in rules.creatable(gpu)])
 
 
-@abi.symbol('nvmlVgpuTypeGetName')
-def type_name(library, type_id, buffer, size):
-    kind = vgpu_type(library, type_id)
-    abi.put_text(buffer, abi.target(size).value,
-                 f'NVIDIA {kind.name}')
-
-
-@abi.symbol('nvmlVgpuTypeGetClass')
-def type_class(library, type_id, buffer, size):
-    kind = vgpu_type(library, type_id)
-    abi.put_text(buffer, abi.target(size).value, kind.vgpu_class)
-
-
-@abi.symbol('nvmlVgpuTypeGetLicense')
-def type_license(library, type_id, buffer, size):
-    kind = vgpu_type(library, type_id)
-    abi.put_text(buffer, abi.number(size),
-                 _LICENSES[kind.vgpu_class])
-
-
-@abi.symbol('nvmlVgpuTypeGetFramebufferSize')
-def type_framebuffer(library, type_id, size):
-    abi.put(size, vgpu_type(library, type_id).framebuffer_mib * _MIB)
-
-
-@abi.symbol('nvmlVgpuTypeGetGpuInstanceProfileId')
-def type_profile(library, type_id, profile_id):
-    kind = vgpu_type(library, type_id)
-    abi.put(profile_id, _NONE if kind.profile_id is None
-            else kind.profile_id)
-
-
 @abi.symbol('nvmlVgpuTypeGetMaxInstances')
 def type_max_instances(library, handle, type_id, count):
     gpu = vgpu_host(library, handle)
@@ -135,17 +89,9 @@ def type_max_instances(library, handle, type_id, count):
     abi.put(count, kind.max_instances)
 
 
-@abi.symbol('nvmlVgpuTypeGetMaxInstancesPerVm')
-def type_max_per_vm(library, type_id, count):
-    vgpu_type(library, type_id)
-    abi.put(count, 1)
-
-
 @abi.symbol('nvmlVgpuTypeGetMaxInstancesPerGpuInstance')
 def type_max_per_instance(library, info):
-    info = abi.target(info)
-    if info.version != pynvml.nvmlVgpuTypeMaxInstance_v1:
-        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    info = abi.versioned(info, pynvml.nvmlVgpuTypeMaxInstance_v1)
     kind = vgpu_type(library, info.vgpuTypeId)
     if kind.per_instance is None:
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
@@ -161,12 +107,6 @@ def type_capabilities(library, type_id, capability, value):
     abi.put(value, int(
         number == pynvml.NVML_VGPU_CAP_EXCLUSIVE_SIZE
         and kind.profile_id is None))
-
-
-@abi.symbol('nvmlVgpuTypeGetNumDisplayHeads')
-def type_display_heads(library, type_id, count):
-    abi.put(count, 1 if vgpu_type(library, type_id).vgpu_class == 'Compute'
-            else 4)
 
 
 @abi.symbol('nvmlDeviceGetVgpuCapabilities')
@@ -262,9 +202,7 @@ def set_heterogeneous_mode(library, handle, info):
 
 
 def _heterogeneous(gpu, info):
-    info = abi.target(info)
-    if info.version != pynvml.VgpuHeterogeneousMode_v1:
-        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    info = abi.versioned(info, pynvml.VgpuHeterogeneousMode_v1)
     if gpu.state.mig or not _mixes_sizes(gpu):
         raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
     return info
@@ -294,38 +232,355 @@ def active_vgpu(library, vgpu_id):
                   else pynvml.NVML_ERROR_INVALID_ARGUMENT)
 
 
-@abi.symbol('nvmlVgpuInstanceGetType')
-def instance_type(library, vgpu_id, type_id):
-    abi.put(type_id, active_vgpu(library, vgpu_id)[1].type_id)
-
-
-@abi.symbol('nvmlVgpuInstanceGetMdevUUID')
-def instance_mdev_uuid(library, vgpu_id, buffer, size):
-    _, vgpu = active_vgpu(library, vgpu_id)
-    if vgpu.uuid is None:
-        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    abi.put_text(buffer, abi.number(size), vgpu.uuid)
-
-
-@abi.symbol('nvmlVgpuInstanceGetGpuInstanceId')
-def instance_gpu_instance(library, vgpu_id, number):
-    _, vgpu = active_vgpu(library, vgpu_id)
-    abi.put(number, _NONE if vgpu.instance is None else vgpu.instance)
+def running_vgpu(library, vgpu_id):
+    """The vGPU of :func:`active_vgpu`, as the subject of a table."""
+    return active_vgpu(library, vgpu_id)[1]
 
 
 @abi.symbol('nvmlVgpuInstanceGetPlacementId')
 def instance_placement(library, vgpu_id, info):
     gpu, vgpu = active_vgpu(library, vgpu_id)
-    info = abi.target(info)
-    if info.version != pynvml.VgpuPlacementId_v1:
-        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    info = abi.versioned(info, pynvml.VgpuPlacementId_v1)
     info.placementId = (vgpu.placement if gpu.state.heterogeneous
                         else _NO_PLACEMENT)
 
 
-@abi.symbol('nvmlVgpuInstanceGetGpuPciId')
-def instance_pci_id(library, vgpu_id, buffer, size):
-    # This is the address within the guest, whose driver would have to run.
-    # It says nothing about the function that carries the vGPU.
-    active_vgpu(library, vgpu_id)
-    abi.put_text(buffer, abi.target(size).value, '00000000:00:00.0')
+def _mdev_uuid(vgpu):
+    if vgpu.uuid is None:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return vgpu.uuid
+
+
+def _or_none(number):
+    return _NONE if number is None else number
+
+
+def _virtualization_mode(gpu):
+    if gpu.machine.host.virtual:
+        return pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH
+    return (pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE
+            if gpu.framework == spec.NO_FRAMEWORK
+            else pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VGPU)
+
+
+abi.numbers(library_device.gpu_of, {
+    'nvmlDeviceGetVirtualizationMode': _virtualization_mode})
+abi.numbers(vgpu_host, {
+    'nvmlDeviceGetHostVgpuMode': lambda gpu:
+        pynvml.NVML_HOST_VGPU_MODE_NON_SRIOV if gpu.vgpu_on_pf
+        else pynvml.NVML_HOST_VGPU_MODE_SRIOV})
+abi.texts(vgpu_type, {
+    'nvmlVgpuTypeGetName': lambda kind: f'NVIDIA {kind.name}',
+    'nvmlVgpuTypeGetClass': lambda kind: kind.vgpu_class,
+    'nvmlVgpuTypeGetLicense': lambda kind: _LICENSES[kind.vgpu_class]})
+abi.numbers(vgpu_type, {
+    'nvmlVgpuTypeGetFramebufferSize':
+        lambda kind: kind.framebuffer_mib * _MIB,
+    'nvmlVgpuTypeGetGpuInstanceProfileId':
+        lambda kind: _or_none(kind.profile_id),
+    'nvmlVgpuTypeGetMaxInstancesPerVm': lambda kind: 1,
+    'nvmlVgpuTypeGetNumDisplayHeads':
+        lambda kind: 1 if kind.vgpu_class == 'Compute' else 4})
+abi.texts(running_vgpu, {
+    'nvmlVgpuInstanceGetMdevUUID': _mdev_uuid,
+    # This is the address within the guest, whose driver would have to run. It
+    # says nothing about the function that carries the vGPU.
+    'nvmlVgpuInstanceGetGpuPciId': lambda vgpu: '00000000:00:00.0'})
+abi.numbers(running_vgpu, {
+    'nvmlVgpuInstanceGetType': lambda vgpu: vgpu.type_id,
+    'nvmlVgpuInstanceGetFbUsage': lambda vgpu: vgpu.used_mib * _MIB,
+    'nvmlVgpuInstanceGetGpuInstanceId':
+        lambda vgpu: _or_none(vgpu.instance)})
+
+
+@abi.symbol('nvmlDeviceGetVgpuUtilization')
+def vgpu_utilization(library, handle, since, kind, count, samples):
+    """Return one current sample for each vGPU on which a guest runs."""
+    gpu = vgpu_host(library, handle)
+    now = time.time_ns() // 1000
+    running = [vgpu for vgpu in gpu.state.vgpus if vgpu.guest]
+    found = []
+    for vgpu in running:
+        sample = pynvml.c_nvmlVgpuInstanceUtilizationSample_t()
+        sample.vgpuInstance, sample.timeStamp = vgpu.vgpu_id, now
+        for name, percent in zip(('smUtil', 'memUtil', 'encUtil', 'decUtil'),
+                                 vgpu.percents, strict=True):
+            getattr(sample, name).uiVal = percent
+        found.append(sample)
+    if found and abi.number(since) >= now:
+        raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
+    abi.put(kind, pynvml.NVML_VALUE_TYPE_UNSIGNED_INT)
+    abi.put_list(samples, count,
+                 pynvml.c_nvmlVgpuInstanceUtilizationSample_t, found)
+
+
+@abi.symbol('nvmlVgpuInstanceGetVmID')
+def vm_id(library, vgpu_id, buffer, size, kind):
+    """nvml.h: the id's format varies by platform; ``kind`` says which it is.
+    """
+    _, vgpu = active_vgpu(library, vgpu_id)
+    abi.put_text(buffer, abi.number(size), vgpu.vm)
+    abi.put(kind, pynvml.NVML_VGPU_VM_ID_DOMAIN_ID if vgpu.vm.isdecimal()
+            else pynvml.NVML_VGPU_VM_ID_UUID)
+
+
+# NVML's calls about the placement of vGPUs of mixed sizes.
+_V2_SINCE = 565
+"""The first driver that knows version 2 of the list."""
+
+
+class _ListV1(ctypes.Structure):
+    """nvmlVgpuPlacementList_v1_t of nvml.h.
+
+    The caller's memory is read with the layout of C, not with the layout of
+    pynvml: releases of pynvml differ in the order of the fields.
+    """
+
+    _fields_ = [('version', ctypes.c_uint),
+                ('size', ctypes.c_uint),
+                ('count', ctypes.c_uint),
+                ('ids', ctypes.POINTER(ctypes.c_uint))]
+
+
+class _ListV2(ctypes.Structure):
+    """nvmlVgpuPlacementList_v2_t."""
+
+    _fields_ = [*_ListV1._fields_, ('mode', ctypes.c_uint)]
+
+
+def _placement_list(library, argument):
+    """The caller's list, in the structure of its version.
+
+    :raises Refused: ARGUMENT_VERSION_MISMATCH for a version that the driver
+        does not know.
+    """
+    argument = abi.target(argument)
+    version = argument.version
+    if version == pynvml.VgpuPlacementList_v1:
+        return _ListV1.from_buffer(argument)
+    release = int(library.machine.host.driver_version.split('.')[0])
+    if version == pynvml.VgpuPlacementList_v2 and release >= _V2_SINCE:
+        return _ListV2.from_buffer(argument)
+    raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+
+
+def _time_sliced(library, handle, type_id):
+    """A GPU and a vGPU type that has placements on the GPU.
+
+    :raises Refused: NOT_SUPPORTED if the type has none.
+    """
+    gpu = vgpu_host(library, handle)
+    kind = gpu.model.vgpu_type(
+        vgpu_type(library, type_id).type_id)
+    if (kind is None or gpu.vgpu_on_pf
+            or not mig.supported(gpu.model, kind)):
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return gpu, kind
+
+
+def _fill_places(wanted, gpu, kind, ids):
+    """Fill the caller's list with placement ids.
+
+    Version 1 has no length of the array: the array must have the length that
+    nvmlVgpuTypeGetMaxInstances returns.
+
+    :raises Refused: INSUFFICIENT_SIZE if the array is too short; the needed
+        count is filled in.
+    """
+    room = wanted.count if isinstance(wanted, _ListV2) else (
+        kind.max_instances)
+    wanted.count = len(ids)
+    wanted.size = mig.size(gpu.model, kind)
+    if ids:
+        abi.array(wanted.ids, ctypes.c_uint, len(ids), room)[:] = ids
+
+
+@abi.symbol('nvmlDeviceGetVgpuTypeSupportedPlacements')
+def supported_places(library, handle, type_id, argument):
+    gpu, kind = _time_sliced(library, handle, type_id)
+    wanted = _placement_list(library, argument)
+    mode = getattr(wanted, 'mode', pynvml.NVML_VGPU_PGPU_HETEROGENEOUS_MODE)
+    if mode == pynvml.NVML_VGPU_PGPU_HOMOGENEOUS_MODE:
+        # This is a separate capability (NVML_DEVICE_VGPU_CAP_HOMOGENEOUS_
+        # PLACEMENTS), which GPUs have since Ada. The simulator has none.
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    if mode != pynvml.NVML_VGPU_PGPU_HETEROGENEOUS_MODE:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    _fill_places(wanted, gpu, kind, mig.supported(gpu.model, kind))
+
+
+@abi.symbol('nvmlDeviceGetVgpuTypeCreatablePlacements')
+def creatable_places(library, handle, type_id, argument):
+    gpu, kind = _time_sliced(library, handle, type_id)
+    wanted = _placement_list(library, argument)
+    if not gpu.state.heterogeneous:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    _fill_places(wanted, gpu, kind, mig.free(gpu, kind))
+
+
+# NVML's calls about the scheduler of time-sliced vGPUs.
+#
+# The ranges and defaults are those of the vGPU guide (changing scheduling
+# behavior for time-sliced vGPUs).
+#
+# A GPU instance that several vGPUs share has its own scheduler. nvml.h says of
+# nvmlGpuInstanceSetVgpuSchedulerState: for Blackwell GB20x or newer; only
+# while no virtual machine runs within the GPU instance; the setting is lost
+# with the GPU instance and when the driver is unloaded.
+
+_POLICIES = (pynvml.NVML_VGPU_SCHEDULER_POLICY_BEST_EFFORT,
+             pynvml.NVML_VGPU_SCHEDULER_POLICY_EQUAL_SHARE,
+             pynvml.NVML_VGPU_SCHEDULER_POLICY_FIXED_SHARE)
+_ARR = (pynvml.NVML_VGPU_SCHEDULER_ARR_DEFAULT,
+        pynvml.NVML_VGPU_SCHEDULER_ARR_DISABLE,
+        pynvml.NVML_VGPU_SCHEDULER_ARR_ENABLE)
+_SLICES = (1_000_000, 30_000_000)
+_SLICE = 2_000_000
+"""The default time slice, in nanoseconds like all time slices."""
+_AVERAGES = (1, 60)
+_AVERAGE = 33
+_FREQUENCIES = (63, 960)
+_ENGINES = (pynvml.NVML_VGPU_SCHEDULER_ENGINE_TYPE_GRAPHICS, 2, 3)
+"""NVML_VGPU_SCHEDULER_ENGINE_TYPE_*; pynvml 13.580 lacks the encoders."""
+
+
+@abi.symbol('nvmlDeviceGetVgpuSchedulerCapabilities')
+def capabilities(library, handle, info):
+    vgpu_host(library, handle)
+    info = abi.target(info)
+    for position, policy in enumerate(_POLICIES):
+        info.supportedSchedulers[position] = policy
+    info.minTimeslice, info.maxTimeslice = _SLICES
+    info.isArrModeSupported = 1
+    info.minFrequencyForARR, info.maxFrequencyForARR = _FREQUENCIES
+    info.minAvgFactorForARR, info.maxAvgFactorForARR = _AVERAGES
+
+
+def _scheduled(library, handle):
+    """The GPU of a handle, which must have time-sliced vGPUs.
+
+    :raises Refused: NOT_SUPPORTED in MIG mode, or if the driver creates no
+        vGPUs on the GPU.
+    """
+    gpu = vgpu_host(library, handle)
+    if gpu.state.mig:
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return gpu
+
+
+@abi.symbol('nvmlDeviceGetVgpuSchedulerState')
+def scheduler_state(library, handle, info):
+    _fill(abi.target(info), _scheduled(library, handle).state.scheduler)
+
+
+def _fill(info, scheduler):
+    """Write the scheduler's state of a GPU or of a GPU instance."""
+    info.schedulerPolicy = scheduler.policy
+    info.arrMode = scheduler.arr
+    data = info.schedulerParams
+    if scheduler.policy == pynvml.NVML_VGPU_SCHEDULER_POLICY_BEST_EFFORT:
+        # This policy has no time slices, so all their values are 0.
+        data.vgpuSchedDataWithARR.avgFactor = 0
+        data.vgpuSchedDataWithARR.timeslice = 0
+    elif scheduler.arr == pynvml.NVML_VGPU_SCHEDULER_ARR_DISABLE:
+        data.vgpuSchedData.timeslice = scheduler.time_slice or _SLICE
+    else:
+        data.vgpuSchedDataWithARR.avgFactor = scheduler.average or _AVERAGE
+        data.vgpuSchedDataWithARR.timeslice = (
+            1_000_000_000 // scheduler.frequency if scheduler.frequency
+            else _SLICE)
+
+
+@abi.symbol('nvmlDeviceSetVgpuSchedulerState', writes=True,
+            privileged=True)
+def set_state(library, handle, info):
+    gpu = _scheduled(library, handle)
+    wanted = _wanted(abi.target(info))
+    if (gpu.state.heterogeneous and wanted.policy
+            == pynvml.NVML_VGPU_SCHEDULER_POLICY_FIXED_SHARE):
+        # vGPUs of different sizes have no fixed shares.
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    if any(vgpu.guest for vgpu in gpu.state.vgpus):
+        raise Refused(pynvml.NVML_ERROR_IN_USE)
+    gpu.state.scheduler = wanted
+
+
+def _wanted(info):
+    """The setting that the caller requests.
+
+    The two forms of the parameters are a union: if a caller sets a time slice
+    without disabling adaptive round robin, the value is read as an averaging
+    factor.
+
+    :raises Refused: INVALID_ARGUMENT if a value is out of range.
+    """
+    policy, arr = info.schedulerPolicy, info.enableARRMode
+    if policy not in _POLICIES or arr not in _ARR:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    if policy == pynvml.NVML_VGPU_SCHEDULER_POLICY_BEST_EFFORT:
+        return state_module.Scheduler()
+    data = info.schedulerParams
+    if arr == pynvml.NVML_VGPU_SCHEDULER_ARR_DISABLE:
+        return state_module.Scheduler(
+            policy, arr,
+            time_slice=_within(data.vgpuSchedData.timeslice, _SLICES))
+    return state_module.Scheduler(
+        policy, pynvml.NVML_VGPU_SCHEDULER_ARR_ENABLE,
+        average=_within(data.vgpuSchedDataWithARR.avgFactor, _AVERAGES),
+        frequency=_within(data.vgpuSchedDataWithARR.frequency,
+                          _FREQUENCIES))
+
+
+def _within(value, bounds):
+    """Return ``value`` if it is within the bounds, or 0 for the default."""
+    if value and not bounds[0] <= value <= bounds[1]:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    return value
+
+
+def _shared(library, handle, info, version):
+    """The GPU and the GPU instance of a handle, and the structure.
+
+    :raises Refused: NOT_SUPPORTED if no vGPU type shares such a GPU
+        instance, or for an engine without a software scheduler: nvml.h
+        says that a GPU instance may have a subset of the engines.
+    """
+    gpu, number, instance = library.instance(handle)
+    info = abi.versioned(info, version)
+    if info.engineId not in _ENGINES:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    if (info.engineId != pynvml.NVML_VGPU_SCHEDULER_ENGINE_TYPE_GRAPHICS
+            or gpu.framework == spec.NO_FRAMEWORK
+            or not any(kind.profile_id == instance.profile_id
+                       and (kind.per_instance or 0) > 1
+                       for kind in gpu.model.vgpu_types)):
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    return gpu, number, instance, info
+
+
+@abi.symbol('nvmlGpuInstanceGetVgpuSchedulerState')
+def instance_state(library, handle, info):
+    _gpu, _number, instance, info = _shared(
+        library, handle, info, pynvml.nvmlVgpuSchedulerStateInfo_v1)
+    _fill(info, instance.scheduler)
+
+
+@abi.symbol('nvmlGpuInstanceGetVgpuSchedulerLog')
+def instance_log(library, handle, info):
+    """The scheduler's log, which is always empty on a simulated machine."""
+    _gpu, _number, instance, info = _shared(
+        library, handle, info, pynvml.nvmlVgpuSchedulerLogInfo_v1)
+    _fill(info, instance.scheduler)
+    info.entriesCount = 0
+
+
+@abi.symbol('nvmlGpuInstanceSetVgpuSchedulerState', writes=True,
+            privileged=True)
+def set_instance_state(library, handle, info):
+    gpu, number, instance, info = _shared(
+        library, handle, info, pynvml.nvmlVgpuSchedulerState_v1)
+    wanted = _wanted(info)
+    if any(vgpu.guest for vgpu in gpu.state.vgpus
+           if vgpu.instance == number):
+        raise Refused(pynvml.NVML_ERROR_IN_USE)
+    instance.scheduler = wanted

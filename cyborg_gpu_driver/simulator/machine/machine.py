@@ -37,7 +37,6 @@ from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.driver import gpu as driver_gpu
-from cyborg_gpu_driver.simulator.driver import refusal
 from cyborg_gpu_driver.simulator.driver import vgpu
 from cyborg_gpu_driver.simulator.library import device as library_device
 from cyborg_gpu_driver.simulator.library import library
@@ -76,7 +75,7 @@ class DriverBinding(part.Part):
                 start = self.state.starts
                 try:
                     return action()
-                except refusal.Waits:
+                except faults.Waits:
                     pass
             self.pause(_LOOK_EVERY)
 

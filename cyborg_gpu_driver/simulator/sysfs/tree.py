@@ -27,10 +27,10 @@ import struct
 
 import pynvml
 
+from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
-from cyborg_gpu_driver.simulator.driver import refusal
 from cyborg_gpu_driver.simulator.driver import vgpu as rules
 from cyborg_gpu_driver.simulator.sysfs import sysfs
 
@@ -263,7 +263,7 @@ class VgpuFiles:
             raise OSError(errno.EEXIST, '')
         try:
             rules.create(self.gpu, kind, address, uuid)
-        except refusal.Unavailable:
+        except faults.Unavailable:
             raise OSError(errno.ENOSPC, '') from None
 
     def _remove(self, uuid, text):
@@ -322,7 +322,7 @@ class VgpuFiles:
             raise OSError(errno.EBUSY, '')
         try:
             rules.create(self.gpu, kind, address, None)
-        except refusal.Unavailable:
+        except faults.Unavailable:
             # The driver logs "Failed to add vgpu create request".
             raise OSError(errno.EIO, '') from None
 
