@@ -23,7 +23,6 @@ import fixtures
 import pynvml
 from oslo_concurrency import processutils
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import platform
@@ -71,15 +70,6 @@ class TestOpens(OpensTestCase):
         self.assertEqual(8, pynvml.nvmlDeviceGetCount())
         self.assert_open()
 
-    def test_a_gpu_that_cannot_be_reached_is_left_out(self):
-        pynvml.nvmlShutdown()
-        self.machine.lose_gpu(_SECOND)
-        self.machine.sriov_manage(_THIRD, enable=False)
-        self.machine.bind_driver(_THIRD, 'vfio-pci')
-        pynvml.nvmlInit()
-        self.assert_open(*(gpu.address for gpu in self.machine.gpus
-                           if gpu.address not in (_SECOND, _THIRD)))
-
     def test_a_gpu_that_comes_later_is_opened_for_its_handle(self):
         self.come_later(_FIRST, _SECOND, _THIRD)
         self.assertEqual([], self.pids(_SECOND))
@@ -122,13 +112,6 @@ class TestOpens(OpensTestCase):
             self.assertEqual(1, len(machine.holders(_FIRST)))
         self.assertEqual((), machine.holders(_FIRST))
 
-    def test_a_reboot_closes_all(self):
-        self.machine.add_holder(_FIRST, 812, 'nvidia-persistenced')
-        self.machine.reboot()
-        self.assertEqual((), self.machine.holders(_FIRST))
-        pynvml.nvmlInit()
-        self.assertEqual([os.getpid()], self.pids(_FIRST))
-
     def test_outsiders(self):
         pynvml.nvmlShutdown()
         self.machine.add_holder(_FIRST, 812, 'nvidia-persistenced')
@@ -141,19 +124,6 @@ class TestOpens(OpensTestCase):
         pynvml.nvmlInit()
         self.assertEqual([], pynvml.nvmlDeviceGetComputeRunningProcesses(
             self.device()))
-
-    def test_a_process_that_computes_is_a_holder(self):
-        pynvml.nvmlShutdown()
-        self.machine.add_process(_FIRST, 4711)
-        self.assertEqual([4711], self.pids(_FIRST))
-
-    def test_nobody_holds_what_has_no_node(self):
-        pynvml.nvmlShutdown()
-        self.machine.sriov_manage(_FIRST, enable=False)
-        self.machine.bind_driver(_FIRST, 'vfio-pci')
-        self.assertEqual((), self.machine.holders(_FIRST))
-        self.assertRaises(exception.SimulationError, self.machine.add_holder,
-                          _FIRST, 812, 'nvidia-persistenced')
 
     def test_display_module(self):
         pynvml.nvmlShutdown()
@@ -233,13 +203,6 @@ class TestSharedOpens(OpensTestCase):
         except ProcessLookupError:
             pass
 
-    def test_another_process(self):
-        process = self.start()
-        self.assertEqual([process.pid], self.pids(_FIRST))
-        pynvml.nvmlInit()
-        self.assertEqual({process.pid, os.getpid()},
-                         set(self.pids(_FIRST)))
-
     def test_another_process_keeps_the_gpu(self):
         self.machine.sriov_manage(_FIRST, enable=False)
         process = self.start()
@@ -283,12 +246,6 @@ class TestSharedOpens(OpensTestCase):
         self.assertEqual([0, 0], pynvml.nvmlDeviceGetMigMode(
             self.at(_FIRST)))
 
-    def test_a_process_that_died(self):
-        process = self.start()
-        process.kill()
-        process.wait()
-        self.assertEqual([], self.pids(_FIRST))
-
     def test_a_child_has_what_its_parent_had(self):
         pynvml.nvmlInit()
         child = self.fork(lambda: None)
@@ -329,8 +286,3 @@ class TestSharedOpens(OpensTestCase):
         self.assertEqual([child], self.pids(_FIRST))
         pynvml.nvmlInit()
         self.assertEqual({child, os.getpid()}, set(self.pids(_FIRST)))
-
-    def test_a_reboot_closes_what_others_have(self):
-        self.start()
-        self.machine.reboot()
-        self.assertEqual([], self.pids(_FIRST))

@@ -103,32 +103,6 @@ class TestStateFile(base.MachineTestCase):
         self.assertEqual('vfio-pci', self.sysfs.link_name(
             'bus', 'pci', 'devices', '0000:4e:00.0', 'driver'))
 
-    def test_what_vgpus_of_mixed_sizes_need_is_kept(self):
-        def load():
-            return machine_module.Machine.load('l40sx4', self.path)
-
-        self.use(load())
-        pynvml.nvmlDeviceSetVgpuHeterogeneousMode(self.device(), 1)
-        wanted = pynvml.c_nvmlVgpuSchedulerSetState_t()
-        wanted.schedulerPolicy, wanted.enableARRMode = 2, 1
-        wanted.schedulerParams.vgpuSchedData.timeslice = 4000000
-        pynvml.nvmlDeviceSetVgpuSchedulerState(self.device(), wanted)
-        place = ('bus', 'pci', 'devices', '0000:16:00.4', 'nvidia')
-        self.sysfs.write('1180', *place, 'current_vgpu_type')
-        self.sysfs.write('vgpu-placement-id=12', *place, 'vgpu_params')
-
-        self.use(load())
-        self.assertEqual(1, pynvml.nvmlDeviceGetVgpuHeterogeneousMode(
-            self.device()))
-        found = pynvml.nvmlDeviceGetVgpuSchedulerState(self.device())
-        self.assertEqual(
-            (2, 1, 4000000),
-            (found.schedulerPolicy, found.arrMode,
-             found.schedulerParams.vgpuSchedData.timeslice))
-        self.assertEqual('12', self.sysfs.read(*place, 'placement_id'))
-        self.assertEqual('vgpu-placement-id=12',
-                         self.sysfs.read(*place, 'vgpu_params'))
-
     def test_what_one_does_the_other_sees_at_once(self):
         one, two = self.load(), self.load()
         self.use(one)
@@ -144,20 +118,6 @@ class TestStateFile(base.MachineTestCase):
                          pynvml.nvmlGpuInstanceDestroy, handle)
         one.remove_process(5)
         pynvml.nvmlGpuInstanceDestroy(handle)
-
-    def test_a_handle_of_what_another_process_replaced(self):
-        one, two = self.load(), self.load()
-        self.use(one)
-        _, _, mine = self.create(self.device(), 19)
-        with two:
-            pynvml.nvmlInit()
-            device = self.device()
-            pynvml.nvmlGpuInstanceDestroy(
-                pynvml.nvmlDeviceGetGpuInstanceById(device, 13))
-            self.assertEqual(13, self.create(device, 19)[0])
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                         pynvml.nvmlGpuInstanceDestroy, mine)
-        self.assertEqual([13], self.instances(self.device(), 19))
 
     def test_the_file_is_locked_during_an_operation(self):
         machine = self.load()
@@ -244,53 +204,6 @@ class TestStateFile(base.MachineTestCase):
             self.create(self.device(), 19)
         self.assertEqual(before, len(os.listdir('/proc/self/fd')))
 
-    def test_processes_race_for_the_last_slices(self):
-        processes = [self.start('7') for _ in range(2)]
-        made = [int(process.communicate()[0]) for process in processes]
-        self.assertEqual([0, 0],
-                         [process.returncode for process in processes])
-        self.assertEqual(7, sum(made))
-        self.use(self.load())
-        self.assertEqual(7, len(self.instances(self.device(), 19)))
-
-    def test_threads_race_for_the_last_slices(self):
-        self.use(self.load())
-        device = self.device()
-        made = []
-
-        def create():
-            for _ in range(7):
-                try:
-                    pynvml.nvmlDeviceCreateGpuInstance(device, 19)
-                    made.append(1)
-                except pynvml.NVMLError_InsufficientResources:
-                    pass
-
-        threads = [threading.Thread(target=create) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        self.assertEqual(7, len(made))
-        self.assertEqual(28, self.machine.calls[
-            'nvmlDeviceCreateGpuInstance'])
-
-    def test_a_refused_call_writes_nothing(self):
-        self.use(self.load())
-        self.create(self.device(), 0)
-        before = os.stat(self.path)
-        self.assert_code(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
-                         self.create, self.device(), 19)
-        self.assertTrue(os.path.samestat(before, os.stat(self.path)))
-
-    def test_removing_the_file_makes_the_machine_new(self):
-        self.use(self.load())
-        self.create(self.device(), 19)
-        os.unlink(self.path)
-        self.assertEqual([], self.instances(self.device(), 19))
-        self.create(self.device(), 19)
-        self.assertTrue(os.path.exists(self.path))
-
     def test_the_state_of_another_machine_is_refused(self):
         self.load()
         error = self.assertRaises(
@@ -306,16 +219,6 @@ class TestStateFile(base.MachineTestCase):
                 file.write(text)
             error = self.assertRaises(exception.SimulationError, self.load)
             self.assertIn(self.path, str(error))
-
-    def test_a_later_format_is_refused(self):
-        self.load()
-        with open(self.path, encoding='utf-8') as file:
-            value = json.load(file)
-        value['format'] = 99
-        with open(self.path, 'w', encoding='utf-8') as file:
-            json.dump(value, file)
-        error = self.assertRaises(exception.SimulationError, self.load)
-        self.assertIn('format 99', str(error))
 
     def test_a_place_that_cannot_be_written(self):
         error = self.assertRaises(

@@ -19,7 +19,6 @@ import pynvml
 from oslo_concurrency import processutils
 
 from cyborg_gpu_driver.simulator import tools
-from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 
@@ -75,17 +74,6 @@ class TestSriovManage(ToolsTestCase):
         self.run_tool(self.other, True)
         self.assertEqual(20, self.vfs(self.other))
 
-    def test_in_use(self):
-        self.create(self.at(self.gpu), 19)
-        self.create_mdev('0000:41:00.4', 622)
-        self.machine.add_process(self.other, 1)
-        for address, enable in ((self.gpu, False), (self.other, True)):
-            self.assertEqual(
-                (f'Cannot obtain unbindLock for {address}\n', 1),
-                self.refused(self.run_tool, address, enable))
-        self.assertEqual([13], self.instances(self.at(self.gpu), 19))
-        self.assertEqual(0, self.vfs(self.other))
-
     def test_no_lock_now_and_then(self):
         pynvml.nvmlShutdown()
         self.machine.faults.fail('sriov-manage', errno.EBUSY, times=2)
@@ -93,28 +81,6 @@ class TestSriovManage(ToolsTestCase):
             self.assertIn('unbindLock', self.refused(
                 self.run_tool, self.other, True)[0])
         self.run_tool(self.other, True)
-
-    def test_another_kernel_driver(self):
-        said, status = self.refused(self.run_tool, '0000:c1:00.0', True)
-        self.assertIn('No such device', said)
-        self.assertNotIn('unbindLock', said)
-        self.assertEqual(1, status)
-
-    def test_not_installed(self):
-        self.machine.faults.fail('sriov-manage', errno.ENOENT, times=None)
-        self.assertRaises(FileNotFoundError, self.run_tool, self.other, True)
-
-    def test_it_may_fail_after_its_work(self):
-        pynvml.nvmlShutdown()
-        self.machine.faults.fail('sriov-manage', errno.EIO, after=True)
-        self.refused(self.run_tool, self.other, True)
-        self.assertEqual(20, self.vfs(self.other))
-
-    def test_handles_of_the_gpu_die(self):
-        device = self.at(self.other)
-        self.machine.sriov_manage(self.other, True)
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                         pynvml.nvmlDeviceGetName, device)
 
 
 class TestMdevctl(ToolsTestCase):
@@ -132,37 +98,10 @@ class TestMdevctl(ToolsTestCase):
         self.machine.reboot()
         self.assertEqual((base.UUID,), self.machine.defined_mdevs)
 
-    def test_undefine(self):
-        for option in ('--uuid', '-u'):
-            self.machine.define_mdev(base.UUID)
-            self.machine.define_mdev(base.OTHER_UUID)
-            self.run_tool('undefine', option, base.UUID)
-            self.assertEqual((base.OTHER_UUID,), self.machine.defined_mdevs)
-        self.assertEqual(2, self.machine.calls['mdevctl'])
-
-    def test_unknown(self):
-        self.machine.define_mdev(base.UUID)
-        self.assertEqual(
-            ('Error: No devices match the specified uuid\n', 1),
-            self.refused(self.run_tool, 'undefine', '-u', base.OTHER_UUID))
-
     def test_other_arguments(self):
         for arguments in ((), ('undefine',), ('undefine', base.UUID),
                           ('start', '-u', base.UUID)):
             self.assertEqual(2, self.refused(self.run_tool, *arguments)[1])
-
-    def test_not_installed(self):
-        self.machine.faults.fail('mdevctl', errno.ENOENT, times=None)
-        self.assertRaises(FileNotFoundError, self.run_tool, 'undefine',
-                          '--uuid', base.UUID)
-
-    def test_it_fails(self):
-        self.machine.define_mdev(base.UUID)
-        self.machine.faults.fail('mdevctl', errno.EACCES)
-        self.assertEqual(
-            ('Error: Permission denied\n', 1),
-            self.refused(self.run_tool, 'undefine', '-u', base.UUID))
-        self.assertEqual((base.UUID,), self.machine.defined_mdevs)
 
 
 class TestNvidiaSmi(ToolsTestCase):
@@ -246,31 +185,6 @@ class TestNvidiaSmi(ToolsTestCase):
         self.assertEqual(255, status)
         self.machine.start_fabric_manager()
         self.reset()
-
-    def test_hopper_needs_no_fabric_manager(self):
-        self.use(machine_module.Machine.load('hgx-h100'))
-        pynvml.nvmlShutdown()
-        gpu = self.machine.gpus[0].address
-        self.machine.sriov_manage(gpu, enable=False)
-        self.machine.stop_fabric_manager()
-        tools.nvidia_smi(self.machine)('-r', '-i', gpu)
-
-    def test_a_lost_gpu(self):
-        self.machine.lose_gpu(self.gpu)
-        self.assertIn('GPU is lost', self.refused(self.reset)[0])
-
-    def test_a_gpu_of_another_driver(self):
-        self.machine.bind_driver(self.gpu, 'vfio-pci')
-        self.assertEqual(6, self.refused(self.reset)[1])
-
-    def test_not_installed(self):
-        self.machine.faults.fail('nvidia-smi', errno.ENOENT, times=None)
-        error = self.assertRaises(FileNotFoundError, self.reset)
-        self.assertEqual('nvidia-smi', error.filename)
-
-    def test_needs_root(self):
-        self.machine.privileged = False
-        self.assertEqual(4, self.refused(self.reset)[1])
 
     def test_wrong_arguments(self):
         for arguments in ((), ('-L',), ('--gpu-reset',)):

@@ -81,21 +81,6 @@ class DriversTestCase(base.MachineTestCase):
 
 
 class TestBinding(DriversTestCase):
-    def test_to_vfio_and_back(self):
-        self.assertEqual('(null)', self.sysfs.read(
-            *_PCI, 'devices', _GPU, 'driver_override'))
-        self.override(_GPU, 'vfio-pci')
-        self.unbind(_GPU, 'nvidia')
-        self.assertIsNone(self.driver(_GPU))
-        self.bind(_GPU, 'vfio-pci')
-        self.assertEqual('vfio-pci', self.driver(_GPU))
-        self.assertIn(_GPU, self.sysfs.listdir(*_PCI, 'drivers', 'vfio-pci'))
-        self.override(_GPU, '\n')
-        self.sysfs.write(_GPU, *_PCI, 'devices', _GPU, 'driver', 'unbind')
-        self.probe(_GPU)
-        self.assertEqual('nvidia', self.driver(_GPU))
-        self.assertEqual((), self.machine.blocked_unbinds)
-        self.assertEqual((), self.machine.damage)
 
     def test_what_the_kernel_refuses(self):
         self.refused(errno.ENODEV, self.unbind, _GPU, 'vfio-pci')
@@ -108,12 +93,6 @@ class TestBinding(DriversTestCase):
         self.refused(errno.ENODEV, self.bind, _GPU, 'vfio-pci')
         self.override(_GPU, 'vfio-pci')
         self.refused(errno.ENODEV, self.bind, _GPU, 'nvidia')
-
-    def test_an_override_that_nothing_matches(self):
-        self.override(_GPU, 'none')
-        self.unbind(_GPU, 'nvidia')
-        self.probe(_GPU)
-        self.assertIsNone(self.driver(_GPU))
 
     def test_a_board_with_grace_needs_a_driver_of_its_own(self):
         host = self.machine.host
@@ -129,14 +108,6 @@ class TestBinding(DriversTestCase):
             self.bind(_GPU, driver)
             self.machine.attach_whole(_GPU)
             self.assertEqual(damage, len(self.machine.damage))
-
-    def test_a_gpu_given_to_vfio_at_boot(self):
-        self.assertEqual('vfio-pci', self.driver(_VFIO_GPU))
-        self.unbind(_VFIO_GPU, 'vfio-pci')
-        self.bind(_VFIO_GPU, 'nvidia')
-        self.unbind(_VFIO_GPU, 'nvidia')
-        self.probe(_VFIO_GPU)
-        self.assertEqual('vfio-pci', self.driver(_VFIO_GPU))
 
     def test_a_lost_gpu_is_not_taken(self):
         self.unbind(_GPU, 'nvidia')
@@ -165,20 +136,6 @@ class TestBinding(DriversTestCase):
                              pynvml.nvmlDeviceGetMigMode(self.at(_OTHER)))
             pynvml.nvmlShutdown()
             self.machine.reboot()
-
-    def test_virtual_functions_are_harmed(self):
-        self.machine.sriov_manage(_OTHER)
-        self.unbind(_OTHER, 'nvidia')
-        self.assertEqual([_OTHER],
-                         [item.address for item in self.machine.damage])
-
-    def test_a_reboot_brings_first_drivers_back(self):
-        self.override(_GPU, 'vfio-pci')
-        self.unbind(_GPU, 'nvidia')
-        self.machine.reboot()
-        self.assertEqual('nvidia', self.driver(_GPU))
-        self.assertEqual('(null)', self.sysfs.read(
-            *_PCI, 'devices', _GPU, 'driver_override'))
 
 
 class TestBlockedUnbind(DriversTestCase):
@@ -237,35 +194,9 @@ class TestBlockedUnbind(DriversTestCase):
         self.assertEqual([errno.EINTR], errors)
         self.assertEqual('nvidia', self.driver(_GPU))
 
-    def test_a_fault_strikes_once(self):
-        self.machine.faults.fail_write('*/unbind', errno.EIO, after=True)
-        self.machine.remove_holder(812)
-        self.refused(errno.EIO, self.unbind, _GPU, 'nvidia')
-        self.assertIsNone(self.driver(_GPU))
-
 
 class TestWholeGpus(DriversTestCase):
     """Guests that have a whole GPU, as libvirt starts and ends them."""
-
-    def test_libvirt_brings_the_gpu_back(self):
-        pid = self.machine.start_guest(_GPU)
-        self.assertEqual('vfio-pci', self.driver(_GPU))
-        self.assertEqual((pid,), self.machine.vfio_holders(_GPU))
-        self.assertRaises(OSError, self.machine.attach_whole, _GPU)
-        self.machine.stop_guest(_GPU)
-        self.assertEqual('nvidia', self.driver(_GPU))
-        self.assertEqual((), self.machine.vfio_holders(_GPU))
-        self.assertRaises(exception.SimulationError,
-                          self.machine.detach_whole, _GPU)
-
-    def test_what_was_prepared_stays(self):
-        self.override(_GPU, 'vfio-pci')
-        self.unbind(_GPU, 'nvidia')
-        self.bind(_GPU, 'vfio-pci')
-        for gpu in (_GPU, _VFIO_GPU):
-            self.machine.start_guest(gpu)
-            self.machine.stop_guest(gpu)
-            self.assertEqual('vfio-pci', self.driver(gpu))
 
     def test_it_blocks_while_anybody_has_the_gpu_open(self):
         self.machine.add_holder(_GPU, 913, 'nv-hostengine')
@@ -275,15 +206,6 @@ class TestWholeGpus(DriversTestCase):
         self.assertEqual([_GPU], [item.address for item
                                   in self.machine.blocked_unbinds])
         self.assertEqual(1, len(self.machine.vfio_holders(_GPU)))
-
-    def test_a_guest_blocks_vfio(self):
-        self.machine.start_guest(_VFIO_GPU)
-        thread = self.blocked(self.unbind, _VFIO_GPU, 'vfio-pci')
-        self.machine.stop_guest(_VFIO_GPU)
-        self.finish(thread)
-        self.assertIsNone(self.driver(_VFIO_GPU))
-        self.assertEqual(['vfio-pci'], [item.driver for item
-                                        in self.machine.blocked_unbinds])
 
     def test_a_process_that_has_vfio_open(self):
         self.machine.open_vfio(_VFIO_GPU, 4711)
@@ -307,22 +229,6 @@ class TestOtherFunctions(DriversTestCase):
             host, functions=(*host.functions, sound))))
         pynvml.nvmlShutdown()
         self.machine.sriov_manage(_GPU, enable=False)
-
-    def test_one_group(self):
-        self.assertEqual([_GPU, _SOUND], self.sysfs.listdir(
-            *_PCI, 'devices', _GPU, 'iommu_group', 'devices'))
-
-    def test_it_has_its_own_driver(self):
-        self.override(_SOUND, 'vfio-pci')
-        self.unbind(_SOUND, 'snd_hda_intel')
-        self.bind(_SOUND, 'vfio-pci')
-        self.assertEqual('vfio-pci', self.driver(_SOUND))
-        self.assertEqual('nvidia', self.driver(_GPU))
-        self.override(_SOUND, '\n')
-        self.unbind(_SOUND, 'vfio-pci')
-        self.refused(errno.ENODEV, self.bind, _SOUND, 'vfio-pci')
-        self.probe(_SOUND)
-        self.assertEqual('snd_hda_intel', self.driver(_SOUND))
 
     def test_a_guest_needs_the_whole_group(self):
         error = self.assertRaises(OSError, self.machine.start_guest, _GPU)
@@ -396,12 +302,3 @@ class TestKernelReset(DriversTestCase):
         self.finish(unbind)
         self.finish(reset)
         self.assertEqual([], self.mistakes())
-
-    def test_it_makes_a_pending_mig_mode_current(self):
-        with self.machine.operation(write=True):
-            self.machine.gpu(_GPU).state.pending = False
-        self.unbind(_GPU, 'nvidia')
-        self.reset(_GPU)
-        self.bind(_GPU, 'nvidia')
-        pynvml.nvmlInit()
-        self.assertEqual([0, 0], pynvml.nvmlDeviceGetMigMode(self.at(_GPU)))

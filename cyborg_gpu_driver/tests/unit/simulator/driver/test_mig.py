@@ -53,85 +53,6 @@ def profiles(device):
 
 
 class TestProfiles(base.MachineTestCase):
-    def board(self, host):
-        self.use(machine_module.Machine.load(host))
-        return self.device()
-
-    def test_a100_40(self):
-        found = profiles(self.device())
-        self.assertEqual(
-            {'MIG 1g.5gb': (19, 7, 1, 4864, 14),
-             'MIG 1g.5gb+me': (20, 1, 1, 4864, 14),
-             'MIG 1g.10gb': (15, 4, 1, 9856, 14),
-             'MIG 2g.10gb': (14, 3, 2, 9856, 28),
-             'MIG 3g.20gb': (9, 2, 3, 19968, 42),
-             'MIG 4g.20gb': (5, 1, 4, 19968, 56),
-             'MIG 7g.40gb': (0, 1, 7, 40192, 98)},
-            {name: (info.id, info.instanceCount, info.sliceCount,
-                    info.memorySizeMB, info.multiprocessorCount)
-             for name, info in found.items()})
-
-    def test_one_name_is_another_profile_on_another_board(self):
-        big = profiles(self.board('dgx-a100-80'))
-        self.assertEqual(ONE, big['MIG 1g.10gb'].id)
-        small = profiles(self.board('dgx-a100-40'))
-        self.assertEqual(ONE_DOUBLE, small['MIG 1g.10gb'].id)
-
-    def test_names_and_numbers_of_the_other_boards(self):
-        expected = {
-            'dgx-a100-80': {
-                'MIG 1g.10gb': (19, 7), 'MIG 1g.10gb+me': (20, 1),
-                'MIG 1g.20gb': (15, 4), 'MIG 2g.20gb': (14, 3),
-                'MIG 3g.40gb': (9, 2), 'MIG 4g.40gb': (5, 1),
-                'MIG 7g.80gb': (0, 1)},
-            'hgx-h200': {
-                'MIG 1g.18gb': (19, 7), 'MIG 1g.18gb+me': (20, 1),
-                'MIG 1g.35gb': (15, 4), 'MIG 2g.35gb': (14, 3),
-                'MIG 3g.71gb': (9, 2), 'MIG 4g.71gb': (5, 1),
-                'MIG 7g.141gb': (0, 1)},
-            'a30x4': {
-                'MIG 1g.6gb': (14, 4), 'MIG 1g.6gb+me': (21, 1),
-                'MIG 2g.12gb': (5, 2), 'MIG 2g.12gb+me': (6, 1),
-                'MIG 4g.24gb': (0, 1)},
-            'rtxpro6000x8': {
-                'MIG 1g.24gb': (14, 4), 'MIG 1g.24gb+me': (21, 1),
-                'MIG 1g.24gb+gfx': (47, 4), 'MIG 1g.24gb+me.all': (65, 1),
-                'MIG 1g.24gb-me': (67, 4), 'MIG 2g.48gb': (5, 2),
-                'MIG 2g.48gb+gfx': (35, 2), 'MIG 2g.48gb+me.all': (64, 1),
-                'MIG 2g.48gb-me': (66, 2), 'MIG 4g.96gb': (0, 1),
-                'MIG 4g.96gb+gfx': (32, 1)},
-        }
-        for host, names in expected.items():
-            self.assertEqual(names, {
-                name: (info.id, info.instanceCount)
-                for name, info in profiles(self.board(host)).items()})
-
-    def test_h100_multiprocessors_are_uneven(self):
-        found = profiles(self.board('hgx-h100'))
-        self.assertEqual([16, 26, 32, 60, 64, 132], [
-            found[f'MIG {name}'].multiprocessorCount
-            for name in ('1g.10gb', '1g.20gb', '2g.20gb', '3g.40gb',
-                         '4g.40gb', '7g.80gb')])
-
-    def test_placements(self):
-        device = self.device()
-        self.assertEqual([(start, 1) for start in range(7)],
-                         placements(device, ONE))
-        self.assertEqual([(0, 2), (2, 2), (4, 2), (6, 2)],
-                         placements(device, ONE_DOUBLE))
-        self.assertEqual([(0, 2), (2, 2), (4, 2)], placements(device, TWO))
-        self.assertEqual([(0, 4), (4, 4)], placements(device, THREE))
-        self.assertEqual([(0, 4)], placements(device, FOUR))
-        self.assertEqual([(0, 8)], placements(device, SEVEN))
-        twelve = self.board('rtxpro6000x8')
-        self.assertEqual([(0, 3), (3, 3), (6, 3), (9, 3)],
-                         placements(twelve, 47))
-        self.assertEqual([(0, 12)], placements(twelve, 32))
-
-    def test_placements_do_not_need_mig_mode(self):
-        self.use(machine_module.Machine.load('mixed'))
-        self.assertEqual([(0, 8)], placements(self.at(H100), SEVEN))
-
     def test_placements_into_too_small_an_array(self):
         count = ctypes.c_uint(6)
         self.assert_code(
@@ -168,17 +89,6 @@ class TestProfiles(base.MachineTestCase):
             self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, get, device,
                              pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT)
 
-    def test_the_older_structure_has_the_same(self):
-        info = pynvml.nvmlDeviceGetGpuInstanceProfileInfo(
-            self.device(), 0, version=1)
-        self.assertEqual((19, 7, 4864), (info.id, info.instanceCount,
-                                         info.memorySizeMB))
-
-    def test_by_id(self):
-        info = pynvml.nvmlDeviceGetGpuInstanceProfileInfoById(
-            self.device(), THREE)
-        self.assertEqual('MIG 3g.20gb', info.name)
-
     def test_a_structure_of_the_wrong_version(self):
         info = pynvml.c_nvmlGpuInstanceProfileInfo_v2_t()
         info.version = 0x01000098
@@ -186,18 +96,6 @@ class TestProfiles(base.MachineTestCase):
             pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
             self.machine.library.nvmlDeviceGetGpuInstanceProfileInfoV(
                 self.device(), 0, ctypes.byref(info)))
-
-    def test_boards_without_mig(self):
-        for host in ('t4x4', 'l40sx4'):
-            device = self.board(host)
-            for call in ((pynvml.nvmlDeviceGetMigMode, device),
-                         (pynvml.nvmlDeviceSetMigMode, device, 1),
-                         (pynvml.nvmlDeviceGetGpuInstanceProfileInfo,
-                          device, 0),
-                         (pynvml.nvmlDeviceCreateGpuInstance, device, 0)):
-                self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, *call)
-            self.assertEqual(0, pynvml.nvmlDeviceGetMaxMigDeviceCount(
-                device))
 
 
 class TestModes(base.MachineTestCase):
@@ -234,16 +132,6 @@ class TestModes(base.MachineTestCase):
                          pynvml.nvmlDeviceSetMigMode(device, 1))
         self.assertEqual([1, 1], pynvml.nvmlDeviceGetMigMode(self.at(A100)))
 
-    def test_ampere_changes_its_mind_before_the_reset(self):
-        self.off(A100)
-        self.machine.load_drm()
-        device = self.at(A100)
-        self.assertEqual(pynvml.NVML_ERROR_IN_USE,
-                         pynvml.nvmlDeviceSetMigMode(device, 1))
-        self.assertEqual(pynvml.NVML_SUCCESS,
-                         pynvml.nvmlDeviceSetMigMode(device, 0))
-        self.assertEqual([0, 0], pynvml.nvmlDeviceGetMigMode(device))
-
     def test_a_virtual_machine_must_be_started_again(self):
         host = dataclasses.replace(files.load(self.host), virtual=True)
         self.use(machine_module.Machine(host))
@@ -268,40 +156,12 @@ class TestModes(base.MachineTestCase):
                          pynvml.nvmlDeviceSetMigMode(device, 0))
         self.assertEqual([1, 0], pynvml.nvmlDeviceGetMigMode(device))
 
-    def test_hopper_changes_at_once(self):
-        device = self.at(H100)
-        self.assertEqual(pynvml.NVML_SUCCESS,
-                         pynvml.nvmlDeviceSetMigMode(device, 1))
-        self.assertEqual([1, 1], pynvml.nvmlDeviceGetMigMode(device))
-        # The earlier handle still works: nothing was reset.
-        self.create(device, ONE)
-
     def test_hopper_with_a_process_stays_pending(self):
         self.machine.add_process(H100, 7)
         device = self.at(H100)
         self.assertEqual(pynvml.NVML_ERROR_IN_USE,
                          pynvml.nvmlDeviceSetMigMode(device, 1))
         self.assertEqual([0, 1], pynvml.nvmlDeviceGetMigMode(device))
-
-    def test_instances_keep_mig_mode(self):
-        device = self.at(H100)
-        pynvml.nvmlDeviceSetMigMode(device, 1)
-        self.create(device, ONE)
-        self.assert_code(pynvml.NVML_ERROR_IN_USE,
-                         pynvml.nvmlDeviceSetMigMode, device, 0)
-
-    def test_virtual_functions_keep_mig_mode(self):
-        self.assert_code(pynvml.NVML_ERROR_IN_USE,
-                         pynvml.nvmlDeviceSetMigMode, self.at(A100), 0)
-
-    def test_no_such_mode(self):
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                         pynvml.nvmlDeviceSetMigMode, self.at(H100), 2)
-
-    def test_a_reset_is_refused_while_in_use(self):
-        self.assertRaises(OSError, self.machine.reset_gpu, A100)
-        self.machine.add_process(H100, 7)
-        self.assertRaises(OSError, self.machine.reset_gpu, H100)
 
     def test_a_reset_ends_handles_and_restores_instances(self):
         self.machine.sriov_manage(A100, enable=False)
@@ -317,15 +177,6 @@ class TestModes(base.MachineTestCase):
                              pynvml.nvmlGpuInstanceGetInfo, instance)
             self.assertEqual([number] if keeps else [],
                              self.instances(self.at(A100), ONE))
-
-    def test_a_reset_that_ends_the_mode_ends_instances(self):
-        self.machine.sriov_manage(A100, enable=False)
-        self.create(self.at(A100), ONE)
-        with self.machine.operation(write=True):
-            self.machine.gpu(A100).state.pending = False
-        self.machine.reset_gpu(A100)
-        pynvml.nvmlDeviceSetMigMode(self.at(A100), 1)
-        self.assertEqual([], self.instances(self.at(A100), ONE))
 
     def test_a_reboot_keeps_the_mode_on_ampere_alone(self):
         pynvml.nvmlDeviceSetMigMode(self.at(H100), 1)
@@ -362,12 +213,3 @@ class TestModes(base.MachineTestCase):
         for call in ((capacity, device, ONE), (by_id, device, 0),
                      (self.instances, device, ONE)):
             self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, *call)
-
-    def test_calls_that_need_root(self):
-        device = self.at(A100)
-        self.machine.privileged = False
-        for call in ((pynvml.nvmlDeviceCreateGpuInstance, device, ONE),
-                     (pynvml.nvmlDeviceSetMigMode, device, 0),
-                     (placements, device, ONE)):
-            self.assert_code(pynvml.NVML_ERROR_NO_PERMISSION, *call)
-        self.assertEqual([1, 1], pynvml.nvmlDeviceGetMigMode(device))

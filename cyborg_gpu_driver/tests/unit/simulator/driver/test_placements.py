@@ -20,7 +20,6 @@ import pynvml
 from cyborg_gpu_driver.host.nvml import vgpu
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator.driver import mig as driver_mig
-from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 # The vGPU guide's tables: region of a GPU, framebuffer, placement ids.
@@ -125,15 +124,6 @@ class MixedTestCase(base.MachineTestCase):
 
 
 class TestMode(MixedTestCase):
-    def test_sizes_mix(self):
-        self.create_mdev(self.vf, 461)
-        self.assert_code(pynvml.NVML_ERROR_IN_USE, self.mix)
-        self.remove_mdev()
-        self.mix()
-        self.create_mdev(self.vf, 461)
-        self.assertEqual(1, self.available(self.vfs[1], 457))
-        self.assertEqual(0, self.available(self.vfs[1], 462))
-        self.assert_code(pynvml.NVML_ERROR_IN_USE, self.mix, 0)
 
     def test_it_goes_with_the_driver(self):
         self.mix()
@@ -158,47 +148,8 @@ class TestMode(MixedTestCase):
         pynvml.nvmlDeviceSetVgpuSchedulerState(self.at(self.gpu), state)
         self.mix()
 
-    def test_not_in_mig_mode(self):
-        self.gpu = '0000:0f:00.0'
-        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.mix)
-        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.mixes)
-
-    def test_mode_is_privileged(self):
-        self.machine.privileged = False
-        self.assert_code(pynvml.NVML_ERROR_NO_PERMISSION, self.mix)
-
-    def test_capabilities(self):
-        get = pynvml.nvmlDeviceGetVgpuCapabilities
-        sizes = pynvml.NVML_DEVICE_VGPU_CAP_HETEROGENEOUS_TIMESLICE_SIZES
-        mig = pynvml.NVML_DEVICE_VGPU_CAP_MIG_TIMESLICING_SUPPORTED
-        self.assertEqual([1, 0], [get(self.device(), number)
-                                  for number in (sizes, mig)])
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, get,
-                         self.device(), pynvml.NVML_DEVICE_VGPU_CAP_COUNT)
-        for host, expected in (('t4x4', [0, 0]), ('rtxpro6000x8', [1, 1])):
-            with machine_module.Machine.load(host):
-                pynvml.nvmlInit()
-                self.assertEqual(expected, [get(self.device(), number)
-                                            for number in (sizes, mig)])
-        with machine_module.Machine.load('t4x4'):
-            pynvml.nvmlInit()
-            self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED,
-                             pynvml.nvmlDeviceGetVgpuHeterogeneousMode,
-                             self.device())
-
 
 class TestPlacements(MixedTestCase):
-    def test_supported_in_any_mode(self):
-        self.assertEqual((4, [0, 6, 10, 16, 20, 26, 30, 36]),
-                         self.ids(SUPPORTED, 457))
-        self.assertEqual((8, [0, 12, 20, 32]), self.ids(SUPPORTED, 459))
-
-    def test_not_for_mig_backed_types(self):
-        for function in (SUPPORTED, CREATABLE):
-            self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, function,
-                             self.device(), 463)
-            self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, function,
-                             self.device(), 1)
 
     def test_creatable_ones_follow(self):
         self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, CREATABLE,
@@ -217,25 +168,9 @@ class TestPlacements(MixedTestCase):
             self.assert_code(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
                              function, self.device(), 459, *arguments)
 
-    def test_as_many_as_there_are_places(self):
-        # There are eight places, fewer than the ten of equal sizes.
-        self.mix()
-        for number in range(8):
-            self.create_mdev(self.vfs[number], 457,
-                             f'{base.UUID[:-2]}{number:02}')
-        self.assertEqual(0, self.available(self.vfs[8], 457))
-
 
 class TestPlacementsVersion2(base.MachineTestCase):
     host = 'l40sx4'
-
-    def test_it_says_how_long_the_array_is(self):
-        found = SUPPORTED(self.device(), 1180, 0, 2)
-        self.assertEqual([0, 12, 24, 36], found.placementIds[:found.count])
-        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, SUPPORTED,
-                         self.device(), 1180, 1, 2)
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, SUPPORTED,
-                         self.device(), 1180, 2, 2)
 
     def test_too_short_an_array(self):
         wanted = pynvml.c_nvmlVgpuPlacementList_v2_t()
@@ -247,13 +182,6 @@ class TestPlacementsVersion2(base.MachineTestCase):
             pynvml.NVML_ERROR_INSUFFICIENT_SIZE,
             function(self.device(), 1180, ctypes.byref(wanted)))
         self.assertEqual(4, wanted.count)
-
-    def test_creatable_where_one_was_made(self):
-        pynvml.nvmlDeviceSetVgpuHeterogeneousMode(self.device(), 1)
-        self.sysfs.write('1181', 'bus', 'pci', 'devices', '0000:16:00.4',
-                         'nvidia', 'current_vgpu_type')
-        found = CREATABLE(self.device(), 1180, 2)
-        self.assertEqual([24, 36], found.placementIds[:found.count])
 
 
 class TestWishes(MixedTestCase):
@@ -291,33 +219,12 @@ class TestWishes(MixedTestCase):
         self.assertEqual((8, [12, 20]), self.ids(CREATABLE, 459))
         self.assertEqual(36, self.placed(base.UUID))
 
-    def test_a_space_takes_it_back(self):
-        self.wish(base.UUID, 'vgpu-placement-id=36')
-        self.wish(base.UUID, ' \n')
-        self.assertEqual(0, self.placed(base.UUID))
-
     def test_one_that_cannot_be(self):
         for text in ('5', '40', 'x', '-6'):
             self.wish(base.UUID, f'vgpu-placement-id={text}')
             self.assert_no_boot(errno.EINVAL, base.UUID)
         self.wish(base.UUID, 'vgpu-placement-id=6')
         self.assert_no_boot(errno.EBUSY, base.UUID)
-
-    def test_one_that_has_become_free(self):
-        self.wish(base.UUID, 'vgpu-placement-id=6')
-        self.remove_mdev(base.OTHER_UUID)
-        self.assertEqual(6, self.placed(base.UUID))
-
-    def test_not_with_equal_sizes(self):
-        self.remove_mdev(base.OTHER_UUID)
-        self.remove_mdev()
-        self.mix(0)
-        self.create_mdev(self.vf, 457)
-        self.wish(base.UUID, 'vgpu-placement-id=6')
-        self.assert_no_boot(errno.EINVAL, base.UUID)
-        self.wish(base.UUID, ' ')
-        # NVML_INVALID_VGPU_PLACEMENT_ID
-        self.assertEqual(0xffff, self.placed(base.UUID))
 
 
 class TestWishesWithVendorVfio(base.MachineTestCase):

@@ -29,16 +29,6 @@ class TestMdevOnTheGpu(base.MachineTestCase):
     host = 't4x4'
     gpu = '0000:3b:00.0'
 
-    def test_what_a_type_says(self):
-        kind = self.mdev_type(self.gpu, 231)
-        self.assertEqual('NVIDIA T4-2Q', self.sysfs.read(*kind, 'name'))
-        self.assertEqual('vfio-pci', self.sysfs.read(*kind, 'device_api'))
-        description = self.sysfs.read(*kind, 'description')
-        self.assertIn('framebuffer=2048M', description)
-        self.assertIn('max_instance=8', description)
-        self.assertEqual(8, self.available(self.gpu, 231))
-        self.assertIn(self.gpu, self.sysfs.listdir('class', 'mdev_bus'))
-
     def test_the_first_excludes_the_other_types(self):
         self.create_mdev(self.gpu, 231)
         self.assertEqual(7, self.available(self.gpu, 231))
@@ -47,23 +37,6 @@ class TestMdevOnTheGpu(base.MachineTestCase):
         self.assertEqual(8, self.available('0000:5e:00.0', 226))
         self.remove_mdev()
         self.assertEqual(8, self.available(self.gpu, 226))
-
-    def test_until_the_gpu_is_full(self):
-        self.create_mdev(self.gpu, 233)
-        self.create_mdev(self.gpu, 233, base.OTHER_UUID)
-        self.assert_errno(errno.ENOSPC, self.create_mdev, self.gpu, 233,
-                          '4b20d080-1b54-4048-85b3-a6a62d165c03')
-
-    def test_where_an_mdev_is(self):
-        self.create_mdev(self.gpu, 231)
-        place = ('bus', 'mdev', 'devices', base.UUID)
-        self.assertEqual('nvidia-231', self.sysfs.link_name(*place,
-                                                            'mdev_type'))
-        self.assertEqual(
-            f'/sys/devices/pci0000:00/{self.gpu}/{base.UUID}',
-            self.machine.os.realpath('/sys/' + '/'.join(place)))
-        self.assertTrue(self.sysfs.exists(*DEVICES, self.gpu, base.UUID))
-        self.assertTrue(self.sysfs.exists(*place, 'nvidia', 'vgpu_params'))
 
     def test_uuids(self):
         for uuid in ('', 'x', base.UUID[:-1], base.UUID + '0',
@@ -76,17 +49,6 @@ class TestMdevOnTheGpu(base.MachineTestCase):
         self.assert_errno(errno.EEXIST, self.create_mdev, self.gpu, 231)
         self.assert_errno(errno.EEXIST, self.create_mdev, '0000:5e:00.0',
                           231)
-
-    def test_remove(self):
-        self.create_mdev(self.gpu, 231)
-        place = ('bus', 'mdev', 'devices', base.UUID)
-        self.assert_errno(errno.EINVAL, self.sysfs.write, 'yes', *place,
-                          'remove')
-        self.sysfs.write('0', *place, 'remove')
-        self.assertTrue(self.sysfs.exists(*place))
-        self.remove_mdev()
-        self.assertFalse(self.sysfs.exists(*place))
-        self.assert_errno(errno.ENOENT, self.remove_mdev)
 
     def test_a_removal_waits_for_the_guest(self):
         self.create_mdev(self.gpu, 231)
@@ -101,22 +63,6 @@ class TestMdevOnTheGpu(base.MachineTestCase):
                           'process has it open'),
                          (damage.address, damage.mistake))
 
-    def test_an_mdev_has_an_iommu_group(self):
-        self.create_mdev(self.gpu, 231)
-        group = self.sysfs.link_name('bus', 'mdev', 'devices', base.UUID,
-                                     'iommu_group')
-        self.assertEqual([base.UUID], self.sysfs.listdir(
-            'kernel', 'iommu_groups', group, 'devices'))
-        self.assertIn(group, self.sysfs.listdir('kernel', 'iommu_groups'))
-        self.machine.start_guest(base.UUID)
-        self.assertEqual(1, len(self.machine.vfio_holders(base.UUID)))
-        self.assertEqual((), self.machine.vfio_holders(self.gpu))
-
-    def test_mdevs_do_not_outlive_a_reboot(self):
-        self.create_mdev(self.gpu, 231)
-        self.machine.reboot()
-        self.assertEqual([], self.sysfs.listdir('bus', 'mdev', 'devices'))
-
 
 class TestMdevOnVirtualFunctions(base.MachineTestCase):
     """Ampere in MIG mode: a vGPU needs an instance behind it."""
@@ -125,15 +71,6 @@ class TestMdevOnVirtualFunctions(base.MachineTestCase):
     vf = '0000:07:00.4'
     other_vf = '0000:07:00.5'
 
-    def test_types_lie_on_virtual_functions(self):
-        self.assertFalse(self.sysfs.exists(*DEVICES, '0000:07:00.0',
-                                           'mdev_supported_types'))
-        self.assertIn('nvidia-463', self.sysfs.listdir(
-            *DEVICES, self.vf, 'mdev_supported_types'))
-        parents = self.sysfs.listdir('class', 'mdev_bus')
-        self.assertEqual(8 * 16, len(parents))
-        self.assertNotIn('0000:07:00.0', parents)
-
     def test_available_only_with_an_instance(self):
         self.assertEqual(0, self.available(self.vf, 463))
         self.assert_errno(errno.ENOSPC, self.create_mdev, self.vf, 463)
@@ -141,9 +78,6 @@ class TestMdevOnVirtualFunctions(base.MachineTestCase):
         self.assertEqual(1, self.available(self.vf, 463))
         self.assertEqual(0, self.available(self.vf, 464))
         self.assertEqual(0, self.available('0000:0f:00.4', 463))
-
-    def test_time_sliced_types_are_not_for_mig_mode(self):
-        self.assertEqual(0, self.available(self.vf, 457))
 
     def test_one_vgpu_a_function_and_one_an_instance(self):
         device = self.device()
@@ -156,14 +90,6 @@ class TestMdevOnVirtualFunctions(base.MachineTestCase):
                           base.OTHER_UUID)
         self.create_mdev(self.other_vf, 463, base.OTHER_UUID)
         self.assertEqual(0, self.available('0000:07:00.6', 463))
-
-    def test_an_mdev_holds_an_instance_until_it_goes(self):
-        _, _, instance = self.create(self.device(), 19)
-        self.create_mdev(self.vf, 463)
-        self.assert_code(pynvml.NVML_ERROR_IN_USE,
-                         pynvml.nvmlGpuInstanceDestroy, instance)
-        self.remove_mdev()
-        pynvml.nvmlGpuInstanceDestroy(instance)
 
     def test_it_need_not_be_the_newest_instance(self):
         device = self.device()
@@ -178,43 +104,6 @@ class TestMdevOnVirtualFunctions(base.MachineTestCase):
         number, _, _ = self.create(self.device(), 19)
         self.machine.add_process('0000:07:00.0', 5, number)
         self.assertEqual(0, self.available(self.vf, 463))
-
-    def test_guests_show_in_nvml(self):
-        device = self.device()
-        number, _, _ = self.create(device, 19)
-        self.create_mdev(self.vf, 463)
-        self.assertEqual([], pynvml.nvmlDeviceGetActiveVgpus(device))
-        self.machine.start_guest(base.UUID)
-        vgpu, = pynvml.nvmlDeviceGetActiveVgpus(device)
-        self.assertEqual(463, pynvml.nvmlVgpuInstanceGetType(vgpu))
-        self.assertEqual(base.UUID,
-                         pynvml.nvmlVgpuInstanceGetMdevUUID(vgpu))
-        self.assertEqual(number,
-                         pynvml.nvmlVgpuInstanceGetGpuInstanceId(vgpu))
-        # The PCI address in the guest, which has no driver yet.
-        self.assertEqual('00000000:00:00.0',
-                         pynvml.nvmlVgpuInstanceGetGpuPciId(vgpu))
-        self.machine.stop_guest(base.UUID)
-        self.assert_code(pynvml.NVML_ERROR_NOT_FOUND,
-                         pynvml.nvmlVgpuInstanceGetType, vgpu)
-
-    def time_sliced(self):
-        """Turn MIG mode of the first GPU off, and enable its VFs again."""
-        gpu = '0000:07:00.0'
-        self.machine.sriov_manage(gpu, enable=False)
-        pynvml.nvmlDeviceSetMigMode(self.device(), 0)
-        self.machine.reset_gpu(gpu)
-        self.machine.sriov_manage(gpu)
-
-    def test_time_sliced_up_to_the_gpus_maximum(self):
-        self.time_sliced()
-        self.assertEqual(0, self.available(self.vf, 463))
-        self.assertEqual(1, self.available(self.vf, 461))
-        self.create_mdev(self.vf, 461)
-        # A type of another framebuffer size does not fit beside it.
-        self.assertEqual(0, self.available(self.other_vf, 457))
-        self.create_mdev(self.other_vf, 461, base.OTHER_UUID)
-        self.assertEqual(0, self.available('0000:07:00.6', 461))
 
 
 class TestVendorVfio(base.MachineTestCase):
@@ -239,26 +128,6 @@ class TestVendorVfio(base.MachineTestCase):
         return [tuple(part.strip() for part in line.split(':'))
                 for line in lines]
 
-    def test_there_is_no_mdev_bus(self):
-        self.assertFalse(self.sysfs.exists('bus', 'mdev'))
-        self.assertFalse(self.sysfs.exists('class', 'mdev_bus'))
-        self.assertFalse(self.sysfs.exists(*DEVICES, self.vf,
-                                           'mdev_supported_types'))
-
-    def test_files_lie_on_virtual_functions(self):
-        self.assertFalse(self.sysfs.exists(*DEVICES, self.gpu, 'nvidia'))
-        self.assertEqual('0', self.read(self.vf, 'current_vgpu_type'))
-        self.assertIn(('1145', 'NVIDIA L40S-1B'), self.creatable(self.vf))
-
-    def test_create_and_delete(self):
-        self.set_type(self.vf, 1145)
-        self.assertEqual('1145', self.read(self.vf, 'current_vgpu_type'))
-        self.assertEqual('0', self.read(self.vf, 'placement_id'))
-        self.assertEqual([], self.creatable(self.vf))
-        self.set_type(self.vf, 0)
-        self.assertEqual('0', self.read(self.vf, 'current_vgpu_type'))
-        self.set_type(self.vf, 0)
-
     def test_siblings_change(self):
         before = dict(self.creatable(self.other_vf))
         self.set_type(self.vf, 1145)
@@ -273,15 +142,6 @@ class TestVendorVfio(base.MachineTestCase):
     def make(self):
         """Make a vGPU on the first virtual function."""
         self.set_type(self.vf, 1145)
-
-    def test_a_vgpu_has_a_vfio_device(self):
-        place = (*DEVICES, self.vf, 'vfio-dev')
-        self.assertFalse(self.sysfs.exists(*place))
-        self.make()
-        name, = self.sysfs.listdir(*place)
-        self.assertRegex(name, '^vfio[0-9]+$')
-        self.assertFalse(self.sysfs.exists(*DEVICES, self.other_vf,
-                                           'vfio-dev'))
 
     def test_an_open_device_keeps_its_vgpu(self):
         self.make()
@@ -333,10 +193,6 @@ class TestVendorVfio(base.MachineTestCase):
             self.assert_errno(errno.ETIMEDOUT, self.sysfs.write, '0',
                               *DEVICES, self.vf, 'nvidia', name)
 
-    def test_driver_outputs_need_a_vgpu(self):
-        for name in ('gpu_instance_id', 'placement_id'):
-            self.assert_errno(errno.ENXIO, self.read, self.vf, name)
-
     def test_refusals(self):
         for value in ('', 'x', '-1', '99999'):
             self.assert_errno(errno.EINVAL, self.set_type, self.vf, value)
@@ -365,22 +221,6 @@ class TestVendorVfioWithMig(TestVendorVfio):
         self.create(self.device(), 47)
         self.set_type(self.vf, self.q3)
 
-    def test_files_lie_on_virtual_functions(self):
-        self.assertEqual([], self.creatable(self.vf))
-        self.create(self.device(), 47)
-        self.assertIn((str(self.q3), 'NVIDIA DC-1-3Q'),
-                      self.creatable(self.vf))
-
-    def test_create_and_delete(self):
-        number, _, instance = self.create(self.device(), 47)
-        self.set_type(self.vf, self.q3)
-        self.assertEqual(str(number), self.read(self.vf,
-                                                'gpu_instance_id'))
-        self.assert_code(pynvml.NVML_ERROR_IN_USE,
-                         pynvml.nvmlGpuInstanceDestroy, instance)
-        self.set_type(self.vf, 0)
-        pynvml.nvmlGpuInstanceDestroy(instance)
-
     def test_siblings_change(self):
         self.create(self.device(), 47)
         self.set_type(self.vf, self.q3)
@@ -406,52 +246,6 @@ class TestVendorVfioWithMig(TestVendorVfio):
 
 
 class TestTypesInNvml(base.MachineTestCase):
-    def test_a_type_of_another_board(self):
-        self.assert_code(
-            pynvml.NVML_ERROR_INVALID_ARGUMENT,
-            pynvml.nvmlVgpuTypeGetMaxInstances, self.device(), 222)
-
-    def test_mig_backed_and_time_sliced(self):
-        kinds = pynvml.nvmlDeviceGetSupportedVgpus(self.device())
-        described = {
-            pynvml.nvmlVgpuTypeGetName(kind):
-            (kind, pynvml.nvmlVgpuTypeGetGpuInstanceProfileId(kind),
-             pynvml.nvmlVgpuTypeGetMaxInstances(self.device(), kind),
-             pynvml.nvmlVgpuTypeGetFramebufferSize(kind) >> 20)
-            for kind in kinds}
-        none = 0xffffffff
-        self.assertEqual({
-            'NVIDIA A100X-4C': (457, none, 10, 4096),
-            'NVIDIA A100X-5C': (458, none, 8, 5120),
-            'NVIDIA A100X-8C': (459, none, 5, 8192),
-            'NVIDIA A100X-10C': (460, none, 4, 10240),
-            'NVIDIA A100X-20C': (461, none, 2, 20480),
-            'NVIDIA A100X-40C': (462, none, 1, 40960),
-            'NVIDIA A100X-1-5C': (463, 19, 7, 5120),
-            'NVIDIA A100X-2-10C': (464, 14, 3, 10240),
-            'NVIDIA A100X-3-20C': (465, 9, 2, 20480),
-            'NVIDIA A100X-4-20C': (466, 5, 1, 20480),
-            'NVIDIA A100X-7-40C': (467, 0, 1, 40960),
-            'NVIDIA A100X-1-5CME': (704, 20, 1, 5120)}, described)
-
-    def test_class_and_licence(self):
-        self.assertEqual('Compute', pynvml.nvmlVgpuTypeGetClass(463))
-        self.assertIn('Compute-Server', pynvml.nvmlVgpuTypeGetLicense(463))
-
-    def test_creatable_follows_the_instances(self):
-        device = self.device()
-        self.assertEqual([], pynvml.nvmlDeviceGetCreatableVgpus(device))
-        self.create(device, 9)
-        self.assertEqual([465], pynvml.nvmlDeviceGetCreatableVgpus(device))
-
-    def test_how_many_an_instance_holds(self):
-        get = pynvml.nvmlVgpuTypeGetMaxInstancesPerGpuInstance
-        self.assertEqual(1, get(463))
-        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, get, 457)
-
-    def test_unknown_type(self):
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                         pynvml.nvmlVgpuTypeGetName, 1)
 
     def test_modes(self):
         self.assertEqual(pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VGPU,

@@ -48,54 +48,6 @@ class TestComputeInstances(base.MachineTestCase):
              'MIG 4c.7g.40gb': 1, 'MIG 7g.40gb': 1,
              'MIG 1c.7g.40gb+me': 7}, self.profiles(seven))
 
-    def test_shares_of_the_instance(self):
-        _, _, four = self.create(self.device(), FOUR)
-        info = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(
-            four, pynvml.NVML_COMPUTE_INSTANCE_PROFILE_2_SLICE, 0)
-        # Multiprocessors are divided, engines are shared.
-        self.assertEqual((1, 2, 28, 4, 2),
-                         (info.id, info.sliceCount,
-                          info.multiprocessorCount,
-                          info.sharedCopyEngineCount,
-                          info.sharedDecoderCount))
-
-    def test_arguments_out_of_range(self):
-        _, _, one = self.create(self.device(), ONE)
-        get = pynvml.nvmlGpuInstanceGetComputeInstanceProfileInfo
-        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, get, one, 1, 0)
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, get, one, 0,
-                         1)
-        self.assert_code(
-            pynvml.NVML_ERROR_INVALID_ARGUMENT, get, one,
-            pynvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT, 0)
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                         pynvml.nvmlGpuInstanceCreateComputeInstance, one,
-                         4)
-
-    def test_create_until_full(self):
-        _, _, three = self.create(self.device(), THREE)
-        create = pynvml.nvmlGpuInstanceCreateComputeInstance
-        left = pynvml.nvmlGpuInstanceGetComputeInstanceRemainingCapacity
-        self.assertEqual(3, left(three, 0))
-        for expected in range(3):
-            info = pynvml.nvmlComputeInstanceGetInfo(create(three, 0))
-            self.assertEqual((expected, expected, 1),
-                             (info.id, info.placement.start,
-                              info.placement.size))
-        self.assertEqual(0, left(three, 0))
-        self.assertEqual(0, left(three, 1))
-        self.assert_code(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, create,
-                         three, 0)
-
-    def test_placements(self):
-        _, _, seven = self.create(self.device(), SEVEN)
-        array = (pynvml.c_nvmlComputeInstancePlacement_t * 3)()
-        count = ctypes.c_uint(3)
-        pynvml.nvmlGpuInstanceGetComputeInstancePossiblePlacements(
-            seven, 1, array, ctypes.byref(count))
-        self.assertEqual([(0, 2), (2, 2), (4, 2)],
-                         [(item.start, item.size) for item in array])
-
     def test_an_explicit_placement(self):
         _, _, four = self.create(self.device(), FOUR)
         create = pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement
@@ -107,23 +59,6 @@ class TestComputeInstances(base.MachineTestCase):
                          four, 1, ctypes.byref(place(2, 2)))
         self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, create, four,
                          1, ctypes.byref(place(1, 2)))
-
-    def test_list_and_by_id(self):
-        _, _, two = self.create(self.device(), TWO)
-        compute = pynvml.nvmlGpuInstanceCreateComputeInstance(two, 1)
-        array = (pynvml.c_nvmlComputeInstance_t * 2)()
-        count = ctypes.c_uint()
-        pynvml.nvmlGpuInstanceGetComputeInstances(two, 1, array,
-                                                  ctypes.byref(count))
-        self.assertEqual(1, count.value)
-        for handle in (array[0], compute,
-                       pynvml.nvmlGpuInstanceGetComputeInstanceById(two,
-                                                                    0)):
-            self.assertEqual(1, pynvml.nvmlComputeInstanceGetInfo(
-                handle).profileId)
-        self.assert_code(pynvml.NVML_ERROR_NOT_FOUND,
-                         pynvml.nvmlGpuInstanceGetComputeInstanceById, two,
-                         1)
 
 
 class TestMigDevices(base.MachineTestCase):
@@ -162,30 +97,6 @@ class TestMigDevices(base.MachineTestCase):
             attributes.gpuInstanceSliceCount,
             attributes.computeInstanceSliceCount,
             attributes.memorySizeMB))
-
-    def test_found_by_its_uuid(self):
-        self.make()
-        mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(self.device(), 0)
-        uuid = pynvml.nvmlDeviceGetUUID(mig)
-        self.assertTrue(uuid.startswith('MIG-'))
-        self.assertEqual(uuid, pynvml.nvmlDeviceGetUUID(
-            pynvml.nvmlDeviceGetHandleByUUID(uuid)))
-
-    def test_another_uuid_each_time(self):
-        _, handle, compute = self.make()
-        uuid = pynvml.nvmlDeviceGetUUID(
-            pynvml.nvmlComputeInstanceGetInfo(compute).device)
-        pynvml.nvmlComputeInstanceDestroy(compute)
-        compute = pynvml.nvmlGpuInstanceCreateComputeInstance(handle, 1)
-        self.assertNotEqual(uuid, pynvml.nvmlDeviceGetUUID(
-            pynvml.nvmlComputeInstanceGetInfo(compute).device))
-
-    def test_the_device_goes_with_the_compute_instance(self):
-        _, _, compute = self.make()
-        mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(self.device(), 0)
-        pynvml.nvmlComputeInstanceDestroy(compute)
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                         pynvml.nvmlDeviceGetUUID, mig)
 
     def test_a_mig_device_is_not_a_gpu(self):
         self.make()

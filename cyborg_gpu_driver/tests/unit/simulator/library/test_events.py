@@ -24,7 +24,6 @@ from cyborg_gpu_driver.tests.unit.simulator import base
 
 A100 = '0000:07:00.0'
 OTHER = '0000:0f:00.0'
-WHOLE = 0xffffffff
 XID = pynvml.nvmlEventTypeXidCriticalError
 DBE = pynvml.nvmlEventTypeDoubleBitEccError
 
@@ -56,41 +55,6 @@ class TestEvents(base.MachineTestCase):
                          pynvml.nvmlDeviceGetUUID(data.device))
         self.assert_nothing()
 
-    def test_an_error_of_the_whole_gpu_names_no_instance(self):
-        self.register()
-        self.machine.raise_xid(A100, 62)
-        data = self.wait()
-        self.assertEqual((WHOLE, WHOLE), (data.gpuInstanceId,
-                                          data.computeInstanceId))
-
-    def test_errors_come_in_their_order(self):
-        self.register()
-        self.register(OTHER)
-        self.machine.raise_xid(OTHER, 31)
-        self.machine.raise_xid(A100, 43)
-        self.assertEqual([31, 43], [self.wait().eventData
-                                    for _ in range(2)])
-
-    def test_what_was_before_registration_is_not_told(self):
-        self.machine.raise_xid(A100, 62)
-        self.register()
-        self.assert_nothing()
-
-    def test_only_registered_gpus_and_types(self):
-        self.register(types=DBE)
-        self.machine.raise_xid(A100, 62)
-        self.machine.raise_xid(OTHER, None)
-        self.assert_nothing()
-        self.machine.raise_xid(A100, None)
-        data = self.wait()
-        self.assertEqual((DBE, 0), (data.eventType, data.eventData))
-
-    def test_types_that_there_are_not(self):
-        types = pynvml.nvmlDeviceGetSupportedEventTypes(self.at(A100))
-        self.assertEqual(XID | DBE, types & (XID | DBE))
-        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.register,
-                         A100, pynvml.nvmlEventMigConfigChange)
-
     def test_nothing_comes_after_a_reset(self):
         self.register()
         self.machine.reset_gpu(A100)
@@ -108,19 +72,6 @@ class TestEvents(base.MachineTestCase):
         self.assert_code(pynvml.NVML_ERROR_GPU_IS_LOST, self.wait)
         self.machine.raise_xid(OTHER, 62)
         self.assertEqual(62, self.wait().eventData)
-
-    def test_a_freed_set_is_gone(self):
-        pynvml.nvmlEventSetFree(self.set)
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.wait)
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                         pynvml.nvmlEventSetFree, self.set)
-
-    def test_sets_end_with_the_session(self):
-        self.register()
-        pynvml.nvmlShutdown()
-        self.assert_code(pynvml.NVML_ERROR_UNINITIALIZED, self.wait)
-        pynvml.nvmlInit()
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.wait)
 
     def test_one_that_waits_holds_up_nobody(self):
         self.register()

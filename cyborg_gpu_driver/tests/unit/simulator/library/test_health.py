@@ -15,11 +15,9 @@
 
 import pynvml
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 A100 = '0000:07:00.0'
-THERMAL = pynvml.nvmlClocksEventReasonHwThermalSlowdown
 RECOVERY = pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
 
 
@@ -37,22 +35,6 @@ class TestHealth(base.MachineTestCase):
     def recovery(self):
         return pynvml.nvmlDeviceGetFieldValues(self.at(A100), [RECOVERY])[0]
 
-    def test_heat(self):
-        device = self.at(A100)
-        sensor = pynvml.NVML_TEMPERATURE_GPU
-        limit = pynvml.nvmlDeviceGetTemperatureThreshold(
-            device, pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN)
-        self.assertFalse(THERMAL & self.reasons())
-        self.machine.set_health(A100, celsius=limit)
-        self.assertEqual(limit, pynvml.nvmlDeviceGetTemperature(
-            device, sensor))
-        self.assertEqual(limit, pynvml.nvmlDeviceGetTemperatureV(
-            device, sensor))
-        self.assertTrue(THERMAL & self.reasons())
-
-    def reasons(self):
-        return pynvml.nvmlDeviceGetCurrentClocksEventReasons(self.at(A100))
-
     def test_a_reset_heals_what_it_can(self):
         self.machine.set_health(A100, uncorrected=2, recovery=1)
         self.machine.set_remapped_rows(A100, 0, 1, pending=True, failed=True)
@@ -66,15 +48,6 @@ class TestHealth(base.MachineTestCase):
         self.assertEqual((0, 1, 0, 1), pynvml.nvmlDeviceGetRemappedRows(
             self.at(A100)))
         self.assertEqual(0, self.recovery().value.uiVal)
-
-    def test_a_field_that_there_is_not(self):
-        self.assertEqual(
-            pynvml.NVML_ERROR_NOT_SUPPORTED,
-            pynvml.nvmlDeviceGetFieldValues(self.at(A100), [1])[0].nvmlReturn)
-
-    def test_a_fact_that_there_is_not(self):
-        self.assertRaises(exception.SimulationError,
-                          self.machine.set_health, A100, kelvin=300)
 
     def test_only_a_restart_changes_the_boot_id(self):
         before = self.machine.boot_id

@@ -12,11 +12,9 @@
 
 """Modes of a GPU (ECC, confidential computing, persistence) and its fabric."""
 
-import ctypes
 
 import pynvml
 
-from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 
@@ -40,30 +38,9 @@ class EccTest(base.MachineTestCase):
         self.assertEqual([1], pynvml.nvmlDeviceGetDefaultEccMode(
             self.device()))
 
-    def test_it_needs_root(self):
-        self.machine.privileged = False
-        self.assert_code(pynvml.NVML_ERROR_NO_PERMISSION,
-                         pynvml.nvmlDeviceSetEccMode, self.device(), 0)
-
-    def test_what_is_no_mode(self):
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                         pynvml.nvmlDeviceSetEccMode, self.device(), 2)
-
     def test_no_confidential_computing_before_hopper(self):
         self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED,
                          pynvml.nvmlSystemGetConfComputeState)
-
-
-class ConfidentialComputingTest(base.MachineTestCase):
-
-    host = 'hgx-h100'
-
-    def test_modes(self):
-        for mode, found in (('', (0, 0)), ('on', (1, 0)),
-                            ('devtools', (0, 1))):
-            self.machine.set_confidential_computing(mode)
-            state = pynvml.nvmlSystemGetConfComputeState()
-            self.assertEqual(found, (state.ccFeature, state.devToolsMode))
 
 
 class PersistenceTest(base.MachineTestCase):
@@ -76,36 +53,3 @@ class PersistenceTest(base.MachineTestCase):
         self.assertEqual(1, self.mode())
         self.machine.stop_persistenced()
         self.assertEqual(0, self.mode())
-
-    def test_it_is_on_until_it_is_turned_off(self):
-        device = self.device()
-        for mode in (1, 0):
-            pynvml.nvmlDeviceSetPersistenceMode(device, mode)
-            self.assertEqual(mode, self.mode())
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                         pynvml.nvmlDeviceSetPersistenceMode, device, 2)
-
-
-class FabricTest(base.MachineTestCase):
-    def state(self, host, kind=pynvml.c_nvmlGpuFabricInfo_v3_t):
-        """Return the fabric state and health summary of a host's first GPU."""
-        if self.machine.host.name != host:
-            self.use(machine_module.Machine.load(host))
-        info = kind()
-        pynvml.nvmlDeviceGetGpuFabricInfoV(self.device(),
-                                           ctypes.byref(info))
-        return info.state, getattr(info, 'healthSummary', None)
-
-    def test_registered_with_the_fabric_manager(self):
-        self.assertEqual((3, 1), self.state('hgx-h100'))
-        self.assertEqual((3, None), self.state(
-            'hgx-h100', pynvml.c_nvmlGpuFabricInfo_v2_t))
-        self.machine.stop_fabric_manager()
-        self.assertEqual((2, 0), self.state('hgx-h100'))
-
-    def test_not_on_switches(self):
-        self.assertEqual((0, 0), self.state('rtxpro6000x8'))
-
-    def test_ampere_has_no_such_state(self):
-        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.state,
-                         'dgx-a100-40')

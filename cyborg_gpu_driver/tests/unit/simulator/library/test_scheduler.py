@@ -53,36 +53,6 @@ class TestScheduler(base.MachineTestCase):
         self.sysfs.write('1145', 'bus', 'pci', 'devices', self.vf, 'nvidia',
                          'current_vgpu_type')
 
-    def test_capabilities(self):
-        found = pynvml.nvmlDeviceGetVgpuSchedulerCapabilities(self.device())
-        self.assertEqual([BEST, EQUAL, FIXED],
-                         list(found.supportedSchedulers))
-        self.assertEqual(
-            (1000000, 30000000, 1, 63, 960, 1, 60),
-            (found.minTimeslice, found.maxTimeslice,
-             found.isArrModeSupported, found.minFrequencyForARR,
-             found.maxFrequencyForARR, found.minAvgFactorForARR,
-             found.maxAvgFactorForARR))
-
-    def test_best_effort_at_first(self):
-        self.assertEqual((BEST, DEFAULT, (0, 0)), self.state())
-
-    def test_slices(self):
-        self.set(EQUAL, time_slice=5000000)
-        self.assertEqual((EQUAL, DISABLE, 5000000), self.state())
-        self.set(FIXED)
-        self.assertEqual((FIXED, DISABLE, 2000000), self.state())
-        self.set(BEST, time_slice=5000000)
-        self.assertEqual((BEST, DEFAULT, (0, 0)), self.state())
-        other = pynvml.nvmlDeviceGetVgpuSchedulerState(self.device(1))
-        self.assertEqual(BEST, other.schedulerPolicy)
-
-    def test_adaptive_round_robin(self):
-        self.set(EQUAL, ENABLE, arr_data=(10, 500))
-        self.assertEqual((EQUAL, ENABLE, (10, 2000000)), self.state())
-        self.set(EQUAL, DEFAULT)
-        self.assertEqual((EQUAL, ENABLE, (33, 2000000)), self.state())
-
     def test_out_of_range(self):
         for policy, *arguments in (
                 (0,), (4,), (EQUAL, 3), (EQUAL, DISABLE, 999999),
@@ -101,16 +71,6 @@ class TestScheduler(base.MachineTestCase):
         self.assert_code(pynvml.NVML_ERROR_IN_USE, self.set, FIXED)
         self.machine.stop_guest(self.vf)
         self.set(FIXED)
-
-    def test_not_without_root(self):
-        self.machine.privileged = False
-        self.assert_code(pynvml.NVML_ERROR_NO_PERMISSION, self.set, EQUAL)
-        self.assertEqual(BEST, self.state()[0])
-
-    def test_no_fixed_shares_of_mixed_sizes(self):
-        pynvml.nvmlDeviceSetVgpuHeterogeneousMode(self.at(self.gpu), 1)
-        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.set, FIXED)
-        self.set(EQUAL)
 
     def test_it_goes_with_the_driver(self):
         self.set(EQUAL)
@@ -131,24 +91,6 @@ class TestScheduler(base.MachineTestCase):
         self.machine.reboot()
         pynvml.nvmlInit()
         self.assertEqual(BEST, self.state()[0])
-
-    def test_not_in_mig_mode_nor_without_vgpus(self):
-        for host, address in (('dgx-a100-80', '0000:07:00.0'),
-                              ('mixed', '0000:81:00.0')):
-            with machine_module.Machine.load(host):
-                pynvml.nvmlInit()
-                device = self.at(address)
-                self.assert_code(
-                    pynvml.NVML_ERROR_NOT_SUPPORTED,
-                    pynvml.nvmlDeviceGetVgpuSchedulerState, device)
-                self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.set,
-                                 EQUAL, device=device)
-
-    def test_on_the_gpu_itself(self):
-        self.use(machine_module.Machine.load('t4x4'))
-        self.gpu = '0000:3b:00.0'
-        self.set(EQUAL, time_slice=1000000)
-        self.assertEqual((EQUAL, DISABLE, 1000000), self.state())
 
 
 class TestInstanceScheduler(base.MachineTestCase):
@@ -207,28 +149,6 @@ class TestInstanceScheduler(base.MachineTestCase):
         self.assertEqual((FIXED, 2000000), self.state(other))
         self.assertEqual((EQUAL, 5000000), self.state())
 
-    def test_it_goes_with_the_instance(self):
-        self.set(EQUAL)
-        pynvml.nvmlGpuInstanceDestroy(self.instance)
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.state)
-        self.instance = self.make(self.shared)
-        self.assertEqual(BEST, self.state()[0])
-
-    def test_not_under_a_guest_on_it(self):
-        function = self.make_vgpu()
-        other = self.make(self.shared, 3)
-        self.set(EQUAL)
-        self.machine.start_guest(function)
-        self.assert_code(pynvml.NVML_ERROR_IN_USE, self.set, FIXED)
-        self.set(FIXED, instance=other)
-        self.machine.stop_guest(function)
-        self.set(FIXED)
-
-    def test_not_without_root(self):
-        self.machine.privileged = False
-        self.assert_code(pynvml.NVML_ERROR_NO_PERMISSION, self.set, EQUAL)
-        self.assertEqual(BEST, self.state()[0])
-
     def test_wrong_structures(self):
         for version in (0, 1, pynvml.nvmlVgpuSchedulerLogInfo_v1):
             for call in (lambda version: self.set(EQUAL, version=version),
@@ -242,15 +162,6 @@ class TestInstanceScheduler(base.MachineTestCase):
             self.assert_code(code, self.set, EQUAL, engine=engine)
             self.assert_code(code, self.state, engine=engine)
 
-    def test_out_of_range(self):
-        for policy, time_slice, arr in (
-                (0, None, DISABLE), (4, None, DISABLE), (EQUAL, None, 3),
-                (EQUAL, 999999, DISABLE), (EQUAL, 30000001, DISABLE),
-                (EQUAL, 5000000, DEFAULT)):
-            self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.set,
-                             policy, time_slice, arr=arr)
-        self.assertEqual(BEST, self.state()[0])
-
     def test_not_where_vgpus_share_no_instance(self):
         plain = self.make(14, 3)
         self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.set, EQUAL,
@@ -261,17 +172,3 @@ class TestInstanceScheduler(base.MachineTestCase):
         ampere = self.make(19, 0, 1)
         self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.set, EQUAL,
                          instance=ampere)
-
-    def test_log(self):
-        self.set(EQUAL)
-        found = pynvml.c_nvmlVgpuSchedulerLogInfo_v1_t()
-        found.version = pynvml.nvmlVgpuSchedulerLogInfo_v1
-        found.engineId = GRAPHICS
-        found.entriesCount = 7
-        pynvml.nvmlGpuInstanceGetVgpuSchedulerLog(self.instance, found)
-        self.assertEqual((EQUAL, 0), (found.schedulerPolicy,
-                                      found.entriesCount))
-        found.version = 1
-        self.assert_code(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-                         pynvml.nvmlGpuInstanceGetVgpuSchedulerLog,
-                         self.instance, found)
