@@ -221,15 +221,6 @@ class Claim(_OfBoot):
         return tuple(dataclasses.replace(self, gpu=address, **changes)
                      for address in self.gpus)
 
-    def live(self, instance_id: int | None = None) -> model.Vgpu:
-        """The vGPU as it appears in a snapshot.
-
-        :param instance_id: id of the GPU instance below it, if the driver
-            tells it.
-        """
-        return model.Vgpu(self.function, self.mdev_type,
-                          self.handle if self.is_mdev else None, instance_id)
-
     def is_on(self, instance: model.GpuInstance, boot: str) -> bool:
         """Whether a live instance is this claim's, by id and place.
 

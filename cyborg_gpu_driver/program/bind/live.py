@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The newest snapshot, updated with the binds and unbinds since then."""
+"""The newest snapshot, in which binds and unbinds read their GPU again."""
 
 from __future__ import annotations
 
@@ -29,25 +29,18 @@ from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import policy as policy_module
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import roles
-from cyborg_gpu_driver.partition import spec
-from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.partition.offer import elastic
 from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offers as partition_offers
 from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.record import store
 
-_ChangeMdevs = Callable[[model.PciAddress, tuple[model.Mdev, ...]],
-                        Iterable[model.Mdev]]
-_ChangeInstances = Callable[[tuple[model.GpuInstance, ...]],
-                            Iterable[model.GpuInstance]]
-
 
 class LiveHost:
     """The state of the machine as this process knows it.
 
     A snapshot takes a while. If a bind or unbind changes a GPU meanwhile,
-    the GPU keeps the state that the bind or unbind recorded, which is newer.
+    the GPU keeps the state that was read after that.
 
     :param host_reader: takes snapshots.
     :param settings: the operator's policies.
@@ -247,35 +240,6 @@ class LiveHost:
             gpu.address, (gpu, by_role), lambda: () if policy is None else
             tuple(partition_offers.check_policy(gpu, policy, by_role)))
 
-    def record(self, address: model.PciAddress, *,
-               made: tuple[model.GpuInstance | None, model.Vgpu]
-               | None = None,
-               gone: tuple[spec.MigInstanceSpec | None, model.Vgpu]
-               | None = None) -> None:
-        """Update the state with a change that was made to a GPU.
-
-        :param made: the new instance (None if none was created) and vGPU.
-        :param gone: the removed instance (None if none was) and vGPU.
-        """
-        first = self.host()
-        with self._mutex:
-            host = self._host or first
-            if address not in self._owner:
-                return
-            gpu = host.gpu(address)
-            if made:
-                gpu = _with(gpu, *made)
-            if gone:
-                gpu = _without(gpu, *gone)
-            self._changes[address] += 1
-            self._set(dataclasses.replace(host, gpus=tuple(
-                gpu if other.address == address else other
-                for other in host.gpus)))
-        if gpu.mixed_sizes or _unread_mig(gpu, made) or _unread_mig(gpu, gone):
-            # Only the driver knows which placements a change leaves free,
-            # and what else exists on a GPU that was lost for a while.
-            self.refresh_gpu(address)
-
     def mark(self, address: model.PciAddress) -> int:
         """A counter that increases with every change to the GPU."""
         with self._mutex:
@@ -308,91 +272,3 @@ class _Latest:
             known = inputs, make()
             self._known[address] = known
         return known[1]
-
-
-def _with(gpu: model.Gpu, instance: model.GpuInstance | None, vgpu: model.Vgpu
-          ) -> model.Gpu:
-    if vgpu.uuid is None:
-        gpu = _on_function(
-            gpu, vgpu, current_vgpu_type=vgpu_name.type_number(vgpu.type_id),
-            gpu_instance_id=vgpu.instance_id)
-    else:
-        mdev = model.Mdev(vgpu.uuid, vgpu.function, vgpu.type_id)
-        gpu = _map_mdevs(gpu, lambda parent, mdevs: (
-            (*mdevs, mdev) if parent == mdev.parent else mdevs))
-    if instance is None:
-        return gpu
-    return _map_instances(gpu, lambda instances: (*instances, instance))
-
-
-def _without(gpu: model.Gpu, instance: spec.MigInstanceSpec | None,
-             vgpu: model.Vgpu) -> model.Gpu:
-    if vgpu.uuid is None:
-        gpu = _on_function(gpu, vgpu, current_vgpu_type=0,
-                           gpu_instance_id=None, placement_id=None)
-    else:
-        gpu = _map_mdevs(gpu, lambda _parent, mdevs: (
-            mdev for mdev in mdevs if mdev.uuid != vgpu.uuid))
-    if instance is None:
-        return gpu
-    return _map_instances(gpu, lambda instances: (
-        item for item in instances
-        if spec.of(item) != instance))
-
-
-def _on_function(gpu: model.Gpu, vgpu: model.Vgpu, **changes: Any
-                 ) -> model.Gpu:
-    """The GPU with a changed vGPU on a function of vendor VFIO.
-
-    The change also affects which types each function can get. They are not
-    read again, so they become unknown.
-    """
-    return dataclasses.replace(gpu, vfs=tuple(
-        dataclasses.replace(vf, creatable_types=None, **(
-            changes if vf.address == vgpu.function else {}))
-        for vf in gpu.vfs))
-
-
-def _map_mdevs(gpu: model.Gpu, change: _ChangeMdevs) -> model.Gpu:
-    """The GPU with changed mdevs, without ``available_instances``.
-
-    That was read from sysfs before the change. Without it, the room that is
-    left follows from the types' maxima and the mdevs.
-    """
-    return dataclasses.replace(
-        gpu, mdev_types=_unread(gpu.mdev_types),
-        mdevs=_sorted_set(change(gpu.address, gpu.mdevs)),
-        vfs=tuple(_map_function(vf, change) for vf in gpu.vfs))
-
-
-def _map_function(vf: model.VirtualFunction, change: _ChangeMdevs
-                  ) -> model.VirtualFunction:
-    types = _unread(vf.mdev_types)
-    mdevs = _sorted_set(change(vf.address, vf.mdevs))
-    if types is vf.mdev_types and mdevs == vf.mdevs:
-        return vf
-    return dataclasses.replace(vf, mdev_types=types, mdevs=mdevs)
-
-
-def _unread(types: tuple[model.MdevType, ...]) -> tuple[model.MdevType, ...]:
-    if all(item.available is None for item in types):
-        return types
-    return tuple(dataclasses.replace(item, available=None)
-                 for item in types)
-
-
-def _unread_mig(gpu: model.Gpu, changed: tuple[Any, model.Vgpu] | None
-                ) -> bool:
-    """Whether an instance was made or removed on a GPU with unknown MIG."""
-    return gpu.mig is None and bool(changed and changed[0])
-
-
-def _map_instances(gpu: model.Gpu, change: _ChangeInstances) -> model.Gpu:
-    if gpu.mig is None:
-        return gpu
-    return dataclasses.replace(gpu, mig=dataclasses.replace(
-        gpu.mig, instances=_sorted_set(change(gpu.mig.instances))))
-
-
-def _sorted_set(items: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(sorted(set(items)))

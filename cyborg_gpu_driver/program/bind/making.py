@@ -501,7 +501,8 @@ class Maker:
             claim.gpu, 'undone' if claim.phase is gpu_record.Phase.BINDING
             else 'unbound', claim.handle, audit.of_claim(ended))
         self._records.remove_claims(claim.handle)
-        self._host.record(claim.gpu, gone=(instance, claim.live()))
+        with contextlib.suppress(exception.UnknownGpu):
+            self._host.refresh_gpu(claim.gpu)
 
     def remove_unrecorded(self, address: model.PciAddress,
                           asked: plan.Request) -> None:
@@ -511,8 +512,7 @@ class Maker:
         :raises SysfsError, DriverStuck: if the kernel does not remove it.
         """
         self._parts.destroy_vgpu(address, asked.mdev)
-        self._host.record(address, gone=(None, model.Vgpu(
-            asked.function, asked.mdev_type, asked.handle)))
+        self._host.refresh_gpu(address)
 
     def _known(self, address: model.PciAddress) -> model.Gpu:
         """The known state of a GPU; read again if it has mixed sizes.
@@ -532,19 +532,18 @@ class Maker:
             gpu, available, offer, asked,
             self._records.claims(gpu.address), self._host.reader.boot_id(),
             share)
-        claim = self._entry(gpu, offer, planned, asked)
+        claim = self._claim(gpu, offer, planned, asked)
         self._check_unclaimed(claim, asked)
         self._records.put_claims(claim)
-        created = None
         try:
             if claim.placement is not None and claim.instance_id is None:
                 created = self._parts.create_instance(
                     gpu, claim, self._host.wants(gpu))
                 claim = self._parts.numbered(claim, created.instance_id)
-            claim, made = self._parts.create_vgpu(gpu, claim, created)
+            claim = self._parts.create_vgpu(gpu, claim)
             # In this order: the room that is left is read without a lock,
             # and must never seem larger than it is.
-            self._host.record(gpu.address, made=made)
+            self._host.refresh_gpu(gpu.address)
             turn.check()
             claim = dataclasses.replace(claim, phase=gpu_record.Phase.BOUND,
                                         since=self._records.clock())
@@ -567,7 +566,7 @@ class Maker:
                 else 'an mdev with that UUID exists')
                 + ' that this driver did not create')
 
-    def _entry(self, gpu: model.Gpu, offer: offers.Offer,
+    def _claim(self, gpu: model.Gpu, offer: offers.Offer,
                planned: plan.BindPlan, asked: plan.Request
                ) -> gpu_record.Claim:
         foreign: tuple[int, ...] = ()

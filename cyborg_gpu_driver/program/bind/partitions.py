@@ -116,10 +116,8 @@ class Partitions:
                 gpu, wanted, claim.profile_id)))
         return runner.instance(claim.placement)
 
-    def create_vgpu(
-            self, gpu: model.Gpu, claim: gpu_record.Claim,
-            created: model.GpuInstance | None = None
-    ) -> tuple[gpu_record.Claim, tuple[model.GpuInstance | None, model.Vgpu]]:
+    def create_vgpu(self, gpu: model.Gpu, claim: gpu_record.Claim
+                    ) -> gpu_record.Claim:
         """Create the claim's vGPU, unless it exists.
 
         The driver may choose another GPU instance than the claim's. If an
@@ -127,9 +125,7 @@ class Partitions:
         destroyed, unless a claim needs it whose vGPU is on an instance of
         another tool. On such an instance, the claim keeps its own one.
 
-        :param created: the instance that was created for the claim, if any.
-        :returns: the claim with the instance of its vGPU, and the instance
-            (None if not new) and the vGPU that are new on the GPU.
+        :returns: the claim with the instance of its vGPU.
         :raises NvmlError, SysfsError: if the hardware refused something.
         :raises StepFailed: if another vGPU is in its place, or the kernel
             made another one.
@@ -142,7 +138,7 @@ class Partitions:
                                     fabric_partition=claim.fabric_partition))
         found = self.instance_under(claim)
         if found is None or found == claim.instance_id:
-            return claim, (created, claim.live(found))
+            return claim
         for other in self._others(claim):
             if other.instance_id == found and self.own_instance(other):
                 moved = dataclasses.replace(claim, instance_id=found,
@@ -155,10 +151,8 @@ class Partitions:
                         instance_id=claim.instance_id))
                 elif not self.sharers(claim):
                     self._destroy(claim)
-                    created = None
-                claim = moved
-                break
-        return claim, (created, claim.live(found))
+                return moved
+        return claim
 
     def _away(self, claim: gpu_record.Claim, other: gpu_record.Claim
               ) -> gpu_record.Claim | None:

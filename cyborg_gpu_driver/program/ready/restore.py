@@ -233,7 +233,7 @@ class Restorer:
                         or self._partitions.vgpu_type(claim.vgpu)
                         == claim.mdev_type):
                     continue
-                made, _ = self._partitions.create_vgpu(gpu, claim)
+                made = self._partitions.create_vgpu(gpu, claim)
                 if made != claim:
                     self._records.put_claims(made)
                 done.append(f'create vGPU {claim.handle} on '

@@ -43,7 +43,8 @@ PER_GPU = 8
 PER_CHECK = 5
 """The calls that ask one GPU for its health."""
 PER_INSTANCE = 2
-PER_BIND = 8
+PER_BIND = 8 + PER_GPU + 7 * PER_INSTANCE
+"""A bind changes its GPU, and reads it again with up to seven slices."""
 
 
 class BudgetCase(base.BaseTestCase):
@@ -159,7 +160,8 @@ class TestCallBudget(BudgetCase):
             self.agent.bind(*handle)
         among = self.work(self.agent.bind, *last)
         self.assertGreater(alone, 100)
-        self.assertLess(among, 1.25 * alone)
+        # Only the list of the mdevs, which is one for all GPUs, is longer.
+        self.assertLess(among, 2.5 * alone)
 
 
 class TestLargeHost(BudgetCase):

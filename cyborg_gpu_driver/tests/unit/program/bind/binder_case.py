@@ -46,6 +46,8 @@ class BinderCase(base.BaseTestCase):
     gpu = '0000:07:00.0'
     policy = policy.Policy('p', policy.Mode.MIG)
     limits = binder.Limits()
+    bind_calls = 30
+    """Limit of the NVML calls of a bind, which reads its GPU afterwards."""
     only = None
     """The only GPU of a machine that replaces ``machine``, as in a host file.
     Its address is ``gpu``."""

@@ -12,14 +12,11 @@
 
 """What the live view has between two snapshots."""
 
-import dataclasses
 import uuid
 
 import pynvml
 
-from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
@@ -29,24 +26,6 @@ class VfioTest(binder_case.BinderCase):
     machine = 'rtxpro6000x8'
     gpu = '0000:16:00.0'
     policy = policy.Policy('p', policy.Mode.MIG, vgpu_types=('DC-1-8Q',))
-
-    def test_what_was_made_is_known_and_what_it_changes_forgotten(self):
-        gpu = self.live.gpu(self.address)
-        self.assertIsNotNone(gpu.vfs[1].creatable_types)
-        instance = model.GpuInstance(model.Placement(0, 3), 47, 3)
-        vgpu = model.Vgpu(gpu.vfs[0].address, 'nvidia-1555', instance_id=3)
-        self.live.record(self.address, made=(instance, vgpu))
-        changed = self.live.gpu(self.address)
-        self.assertEqual((instance,), changed.mig.instances)
-        self.assertEqual((vgpu,), changed.vgpus)
-        self.assertEqual({None},
-                         {vf.creatable_types for vf in changed.vfs})
-        self.live.record(self.address, gone=(
-            spec.of(instance), vgpu))
-        self.assertEqual(
-            dataclasses.replace(gpu, vfs=tuple(
-                dataclasses.replace(vf, creatable_types=None)
-                for vf in gpu.vfs)), self.live.gpu(self.address))
 
     def test_offers_follow_the_journal(self):
         # For example, another process has moved an entry to another instance.

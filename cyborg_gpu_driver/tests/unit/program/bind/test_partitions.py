@@ -50,8 +50,7 @@ class VgpuTests:
     def test_made_once_and_not_again(self):
         self.assertIsNone(self.parts.vgpu_type(self.entry.vgpu))
         for _ in range(2):
-            self.assertEqual((self.entry, (None, self.entry.live())),
-                             self.create(self.entry))
+            self.assertEqual(self.entry, self.create(self.entry))
             self.assertEqual(self.types[0],
                              self.parts.vgpu_type(self.entry.vgpu))
         self.assertEqual(1, len(self.truth()[1]))
@@ -149,9 +148,8 @@ class SharedInstancesTest(binder_case.BinderCase):
         self.records.put_claims(entry, dataclasses.replace(
             entry, handle=str(uuid.UUID(int=2)), instance_id=strangers,
             placement=model.Placement(6, 3)))
-        self.assertEqual(
-            (entry, (None, entry.live(strangers))), self.parts.create_vgpu(
-                self.live.gpu(self.address), entry))
+        self.assertEqual(entry, self.parts.create_vgpu(
+            self.live.gpu(self.address), entry))
         self.assertEqual(strangers, self.parts.instance_under(entry))
         self.assertEqual([(47, 0), (47, 3)], self.truth()[0])
 
@@ -160,12 +158,9 @@ class SharedInstancesTest(binder_case.BinderCase):
         # of the first one.
         first, second = self.entry(1, 0), self.entry(2, 3)
         self.records.put_claims(first, second)
-        created = next(item for item in self._live()
-                       if item.placement.start == 3)
-        moved, made = self.parts.create_vgpu(
-            self.live.gpu(self.address), second, created)
+        moved = self.parts.create_vgpu(
+            self.live.gpu(self.address), second)
         self.assertEqual(first.instance, moved.instance)
-        self.assertEqual((None, second.live(first.instance_id)), made)
         self.assertEqual([(47, 0)], self.truth()[0])
 
     def _live(self):
