@@ -228,15 +228,6 @@ def _elastic(answer: Any) -> Iterator[figures.Figure]:
             limit=100 * (1 - answer['limit']))
 
 
-def _startup(answer: Any) -> Iterator[figures.Figure]:
-    baseline = answer[0]
-    for row in answer[1:]:
-        yield figures.Figure(f'cyborg-gpu {row["command"]}', row['cpu_ms'],
-                             'ms CPU', baseline=baseline['cpu_ms'])
-        yield figures.Figure(f'cyborg-gpu {row["command"]}', row['modules'],
-                             'modules', baseline=baseline['modules'])
-
-
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
     """How to run one of the programs and read what it prints."""
@@ -253,12 +244,10 @@ BENCHMARKS = {
     'reports': Benchmark(),
     'cloud': Benchmark(),
     'weigher': Benchmark(),
-    'layout_calls': Benchmark(),
     'packing': Benchmark(_packing, ('--seeds', '1', '--requests', '20000')),
     'scheduling': Benchmark(_scheduling, ('--seeds', '2')),
     'refusals': Benchmark(),
     'scrape': Benchmark(),
-    'startup': Benchmark(_startup),
 }
 
 

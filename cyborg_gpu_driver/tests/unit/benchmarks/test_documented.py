@@ -54,7 +54,7 @@ class DocumentedTest(base.BaseTestCase):
                  for row in documented.rows(miss['benchmark'])])
 
     def test_what_is_missing_is_found(self):
-        first = documented.rows('startup')[0]['figure']
-        self.assertEqual(['# new ones'], documented.missing('startup', [
+        first = documented.rows('scrape')[0]['figure']
+        self.assertEqual(['# new ones'], documented.missing('scrape', [
             types.SimpleNamespace(name=name)
             for name in (first, '12 new ones', '0.5 new ones')]))

@@ -102,13 +102,6 @@ class TrafficTest(base.BaseTestCase):
             for expected, share in zip((.5, .25, 0, 0, .25), shares):
                 self.assertAlmostEqual(expected, share, delta=0.02)
 
-    def test_mixes_are_read(self):
-        self.assertEqual((1, 1, 1, 1, 1), packing.parts_of('uniform'))
-        self.assertEqual((2, 0, .5, 0, 1), packing.parts_of('2:0:.5:0:1'))
-        for wrong in ('unifrom', '1:2', '0:0:0:0:0', '-1:1:1:1:1', ''):
-            self.assertRaises(packing.argparse.ArgumentTypeError,
-                              packing.parts_of, wrong)
-
 
 class PlayTest(base.BaseTestCase):
 
@@ -207,10 +200,6 @@ class OptimumTest(base.BaseTestCase):
             packing.GRID, gpus, packing.SLICES, self.SHARES,
             packing.rate_of(gpus, .85, (1,) * 5), **kwargs)
 
-    def test_states(self):
-        self.assertEqual(109, len(self.solve(1).values))
-        self.assertEqual(109 * 110 // 2, len(self.solve(2).values))
-
     def test_it_accepts_what_was_computed(self):
         traffic = list(itertools.islice(packing.requests(
             random.Random(3), 1, .85, (1,) * 5,
@@ -279,16 +268,6 @@ class ProgramTest(base.BaseTestCase):
             'capacity-loss', *packing.MOVES.values())]
         self.assertEqual([0, *sorted(moves[1:])], moves)
         self.assertLess(0, moves[1])
-
-    def test_same_seed_same_answer(self):
-        def acceptance():
-            _code, printed, _progress = self.run_program(
-                '-f', 'json', '--gpus', '2', '--load', '0.9', '--mix',
-                'uniform', '--requests', '1000', '--seeds', '1')
-            return [(line['policy'], line['by_profile'])
-                    for line in json.loads(printed)['cases']]
-
-        self.assertEqual(acceptance(), acceptance())
 
     def test_the_mixes_count_alike(self):
         line = packing.Line(

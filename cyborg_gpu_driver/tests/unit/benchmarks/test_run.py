@@ -96,21 +96,6 @@ class RunTest(base.BaseTestCase):
         self.assertIn(['time', '4', 'ms'],
                       [line.split() for line in output.splitlines()])
 
-    def test_json_of_those_named(self):
-        self.add('one', {'name': 'calls', 'value': 3})
-        self.add('two', {'name': 'time', 'value': 4, 'unit': 'ms'})
-        code, output, _errors = self.run_program('two', '-f', 'json')
-        self.assertEqual(0, code)
-        (figure,) = json.loads(output)['two']
-        self.assertEqual(('time', 4, 'ms'), (
-            figure['name'], figure['value'], figure['unit']))
-
-    def test_restructured_text(self):
-        self.add('one', {'name': 'calls', 'value': 3})
-        _code, output, _errors = self.run_program('-f', 'rst')
-        self.assertIn('.. list-table::', output)
-        self.assertIn('   * - calls\n     - 3\n', output)
-
     def test_what_failed_is_named(self):
         self.add('one', {'name': 'calls', 'value': 3, 'limit': 2}, 1)
         self.add('two', {'name': 'time', 'value': 4}, 1)
@@ -169,30 +154,6 @@ class RunTest(base.BaseTestCase):
         self.assertEqual(['one', 'two'], [row[0] for row in run.tables.read(
             self.tables / 'runs.csv')])
 
-    def test_csv_files_of_what_failed_stay(self):
-        self.tables = self.folder
-        (self.folder / 'bad.csv').write_text('before', encoding='utf-8')
-        (self.folder / 'bad.py').write_text('', encoding='utf-8')
-        self.programs['bad'] = run.Benchmark()
-        code, _output, _errors = self.run_program('--write', str(self.folder))
-        self.assertEqual(1, code)
-        self.assertEqual('before', self.written('bad.csv'))
-
-    def test_no_directory_to_write_to(self):
-        errors = io.StringIO()
-        with contextlib.redirect_stderr(errors):
-            self.assertRaises(SystemExit, run.main, [
-                '--write', str(self.folder / 'none')])
-        self.assertIn('none: expected a directory', errors.getvalue())
-
-    def test_an_unknown_name(self):
-        self.add('one', {'name': 'calls', 'value': 3})
-        errors = io.StringIO()
-        with contextlib.redirect_stderr(errors):
-            self.assertRaises(SystemExit, run.main, ['other'])
-        self.assertIn('no benchmark other; there are one',
-                      errors.getvalue())
-
 
 class AdaptersTest(base.BaseTestCase):
     """The adapters of programs that do not print figures themselves."""
@@ -239,9 +200,3 @@ class AdaptersTest(base.BaseTestCase):
             elastic.value, elastic.baseline, elastic.floor))
         self.assertEqual(25.0, gap.value)
         self.assertFalse(gap.is_exceeded)
-
-    def test_startup(self):
-        found = self.figures('startup', [
-            {'command': 'baseline', 'cpu_ms': 100, 'modules': 50},
-            {'command': 'gpu list', 'cpu_ms': 300, 'modules': 80}])
-        self.assertEqual([3.0, 1.6], [figure.ratio for figure in found])
