@@ -20,6 +20,7 @@ import logging
 
 import fixtures
 import hypothesis
+import yaml
 from hypothesis import strategies
 from oslotest import base
 
@@ -42,6 +43,16 @@ PLAIN = strategies.recursive(
         strategies.lists(inner, max_size=3),
         strategies.dictionaries(TEXTS, inner, max_size=3)), max_leaves=4)
 """Any value that JSON can hold."""
+
+ODDITIES = (
+    'v1', '0x' + 'f' * 5000, '1:60:60', '2026-01-01', '0001-01-01 00:00:00'
+    '+23:00', '!!int ""', '!!int "+"', '!!float ""', '!!bool x', '.nan',
+    '!!timestamp x', '!!null x', '!!binary "a"', '!!set {a}', '!!omap [a]',
+    '!!pairs [[a]]', '!!map [a]', '!!seq {a: 1}', '!!str {a: 1}', '&a [*a]',
+    '&a {<<: *a}', '{<<: [1]}', '? [1]', '!!python/object:os.system x', '*a',
+    '1' * 5000, '-1', '"\\uD800"', '[' * 400, '{a: ' * 400, '0b', '0x',
+    '1e400', '!<tag:yaml.org,2002:int> x', '!!merge x', '=', '---')
+"""Values that only YAML has, and invalid values."""
 
 
 def examples(number):
@@ -80,6 +91,26 @@ def _places(container):
         yield container, key
         if isinstance(container[key], (dict, list)):
             yield from _places(container[key])
+
+
+@strategies.composite
+def yaml_texts(draw, document):
+    """The text of a document with values that only YAML has."""
+    text = yaml.safe_dump(draw(mutated(document)),
+                          default_flow_style=draw(strategies.booleans()))
+    for word in draw(strategies.lists(strategies.sampled_from((
+            'v1', 'all', 'true', '2', '0', 'null')), max_size=2)):
+        text = text.replace(word, draw(strategies.sampled_from(ODDITIES)), 1)
+    return text
+
+
+def odd_texts(document, *words):
+    """Yield the text of a document with each oddity for each of the words."""
+    text = yaml.safe_dump(document, default_flow_style=True)
+    for oddity in ODDITIES:
+        yield oddity
+        for word in words:
+            yield text.replace(word, oddity)
 
 
 @strategies.composite

@@ -114,14 +114,11 @@ class FuzzedOs:
         return self._os.stat(path)
 
 
-class SysfsCase(base.FuzzCase):
+class SysfsTest(base.FuzzCase):
     """A machine with vGPUs, and its snapshots."""
 
-    machine = ''
-
-    def setUp(self):
-        super().setUp()
-        machine = simulator.Machine.load(self.machine)
+    def load(self, name):
+        machine = simulator.Machine.load(name)
         self.addCleanup(machine.install().uninstall)
         self.os = FuzzedOs(machine)
         self.platform = platform.Platform(
@@ -183,35 +180,13 @@ class SysfsCase(base.FuzzCase):
                                     for path in paths})
         self.look()
 
-
-class MdevsOnFunctionsTest(SysfsCase):
-
-    machine = 'mixed'
-
-    @base.examples(40)
-    @hypothesis.given(strategies.data())
-    def test_snapshot(self, data):
-        self.fuzz(data)
-
-
-class MdevsOnGpusTest(SysfsCase):
-
-    machine = 't4x4'
-
-    @base.examples(40)
-    @hypothesis.given(strategies.data())
-    def test_snapshot(self, data):
-        self.fuzz(data)
-
-
-class VendorVfioTest(SysfsCase):
-
-    machine = 'a100x4-vfio'
-
-    @base.examples(40)
-    @hypothesis.given(strategies.data())
-    def test_snapshot(self, data):
-        self.fuzz(data)
+    def test_snapshots(self):
+        """mdevs on virtual functions, mdevs on GPUs, and the vendor's VFIO."""
+        for name in ('mixed', 't4x4', 'a100x4-vfio'):
+            with self.subTest(name):
+                self.load(name)
+                base.examples(40)(hypothesis.given(strategies.data())(
+                    self.fuzz))()
 
 
 def _alike(paths):

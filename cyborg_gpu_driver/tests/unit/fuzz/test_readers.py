@@ -1,0 +1,394 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""What the readers of files, documents and names make of any input.
+
+Each row of :data:`ROWS` is a reader of ``checks``, how many examples it gets
+in ``tools/test all``, and the strategies of its arguments.
+"""
+
+import dataclasses
+import datetime
+import json
+import math
+import os
+import uuid
+
+import hypothesis
+from hypothesis import strategies
+
+from cyborg_gpu_driver import durable
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.check import placement
+from cyborg_gpu_driver.cmd.layout import hooks
+from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.nova import conf_file
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.partition.offer import offers
+from cyborg_gpu_driver.program import audit
+from cyborg_gpu_driver.program import journal
+from cyborg_gpu_driver.program.ready import apply
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.report import capacity
+from cyborg_gpu_driver.report import withdrawal
+from cyborg_gpu_driver.report.content import build
+from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.unit.fuzz import base
+from cyborg_gpu_driver.tests.unit.fuzz import checks
+from cyborg_gpu_driver.tests.unit.report import placements
+
+_GPU = str(checks.ADDRESS)
+_MIG = {'version': 'v1', 'mig-configs': {
+    'one': [{'devices': 'all', 'device-filter': ['0x20B010DE'],
+             'mig-enabled': True,
+             'mig-devices': {'1g.5gb': 2, '1c.3g.20gb': 1}},
+            {'devices': [0, 2], 'device-filter': '0x25B610DE',
+             'mig-enabled': False}],
+    'two': [{'devices': [0], 'mig-enabled': True, 'mig-devices': {}}]}}
+_HOOKS = {'version': 'v1', 'hooks': {
+    'apply-start': [{'workdir': '/tmp', 'command': '/bin/true',
+                     'args': ['a', 'b'], 'envs': {'LANG': 'C'}}],
+    'apply-exit': [{'command': '/bin/true'}]}}
+_ITEMS = [{'devices': 'all', 'device-filter': '0x233010DE',
+           'mig-enabled': True, 'mig-devices': {'1g.10gb': 2}},
+          {'devices': [0], 'device-filter': '0x20B010DE',
+           'mig-enabled': False}]
+_META = {'uuid': 'a', 'meta': {'cyborg_gpu_layout': 'all-1g.10gb'}}
+_VENDOR = {'service': {'cyborg_gpu_layout': {'one': _ITEMS}},
+           'cyborg_gpu_layout': _ITEMS}
+_FIRST_BOOT = {
+    'result': 'failed', 'time': '2026-01-01T00:00:00+00:00', 'boot_id': 'a',
+    'source': 'file', 'layout': 'one', 'others': ['drive'], 'notes': ['b'],
+    'error': 'c', 'gpus': [
+        {'index': 0, 'address': _GPU, 'status': 'changed',
+         'wanted': '1g.10gb', 'error': None},
+        {'index': None, 'address': '0000:0f:00.0', 'status': 'failed',
+         'wanted': 'one', 'error': 'lost'}]}
+_SPEC = {'vendor_id': '10de', 'product_id': '20b0', 'address':
+         '0000:07:00.*', 'traits': 'CUSTOM_A,CUSTOM_B', 'managed': 'no'}
+_DEVICE_SPECS = strategies.one_of(
+    base.mutated(_SPEC).map(json.dumps), base.mutated([_SPEC]).map(
+        json.dumps), base.mutated({**_SPEC, 'address': {
+            'domain': '.*', 'bus': '07', 'slot': '00', 'function': '[0-3]'
+        }}).map(json.dumps), base.TEXTS, strategies.sampled_from((
+            '[' * 5000, '$pci.device_spec', '$nowhere', '${a.b.c}', '$$',
+            '{"address": {"bus": "a{99999999999}"}}', '{"address": "' +
+            '(' * 500 + '"}', '{"address": {"bus": "' + '(' * 500 + '"}}',
+            '{"vendor_id": "' + '1' * 5000 + '"}', '%(x)s', 'a\n b')))
+_PEER = placement.Peer('gpu2', '580.65.06', (placement.Gpu(
+    '0000:16:00.0', 'NVIDIA L40S', ('L40S-12Q',), False, False, True, True,
+    '26B9185100000003'),))
+_PLACE = {'start': 4, 'size': 2}
+_CLAIMS = [{
+    'handle': str(uuid.UUID(int=number)), 'gpu': _GPU,
+    'function': '0000:07:00.4', 'mdev_type': 'nvidia-474',
+    'profile': '1g.5gb', 'phase': phase.value, 'profile_id': 19,
+    'placement': dict(_PLACE), 'instance_id': 7, 'foreign_ids': [8, 9],
+    'vfio': bool(number % 2), 'vgpu_placement': None, 'boot': 'one',
+    'repeats': 0}
+    for number, phase in enumerate(journal.Phase)]
+_LAYOUT = {'enabled': True, 'pending': False, 'instances': [
+    {'profile_id': 19, 'placement': _PLACE, 'compute': [[0, 1], [1, 1]]}]}
+_CHECKPOINT = [{'gpu': address, 'device_id': '20b0', 'vfs': True,
+                'layout': _LAYOUT} for address in (_GPU, '0000:0f:00.0')]
+_RECORD = {
+    'claims': _CLAIMS, 'claims_lost': False,
+    'fixed': {'types': {'0000:07:00.4': 'nvidia-1145'}, 'instances': [
+        {'profile_id': 19, 'placement': _PLACE, 'compute': [[0, 1]]}]},
+    'layout': _CHECKPOINT[0],
+    'change': {'gpu': _GPU, 'before': {'enabled': True, 'pending': True},
+               'steps': ['a', 'b'], 'at': 1, 'touched': [
+                   {'profile_id': 19, 'placement': _PLACE}],
+               'problem': None},
+    'board': {'ids': ['10de', '20b0', None, None], 'boot': 'one',
+              'time': 1.5, 'nvlink_peers': ['0000:0f:00.0'],
+              'health': {'state': 'ok', 'reasons': ['a'], 'time': 1.0}},
+    'health': {'boot': 'one', 'uuid': 'GPU-1', 'conditions': [
+        {'code': 'XID_79', 'first': 1.0, 'last': 2.5, 'count': 1,
+         'clean': 0, 'placement': _PLACE, 'instance_id': 7}]},
+    'tenancy': {'state': 'used', 'tenants': ['one'], 'generation': 7,
+                'reason': ''},
+    'cordons': [{'source': 'cyborg', 'since': 1.0, 'who': 'ann',
+                 'reason': 'a fan'}]}
+_BOARD = model.Gpu(
+    address=checks.ADDRESS, vendor_id='10de', device_id='20b2',
+    class_code='0302', model='NVIDIA A100-SXM4-80GB', uuid='GPU-1',
+    memory_mib=81920, driver='nvidia', visible_to_nvml=True)
+_HIDDEN = dataclasses.replace(_BOARD, model=None, uuid=None, memory_mib=None)
+_REPORTED = {
+    'device_id': '20b2', 'mode': 'mig',
+    'facts': {'model': 'A100', 'uuid': 'GPU-1', 'memory_mib': 81920},
+    'providers': {'7f3b1c0e-5b6a-4d0f-9a53-0d4d8e1f2a3b': {
+        'resource_class': 'CUSTOM_NVIDIA_1G_10GB', 'total': 2,
+        'handles': 'abc'}}}
+_EVENT = {'time': '2026-01-01T00:00:00+00:00', 'gpu': _GPU,
+          'what': 'bound', 'subject': '', 'evidence': {'type': 'a'}}
+
+
+def _put(test, name, data):
+    """Write a file of a test; return its path."""
+    path = os.path.join(test.state_path, name)
+    with open(path, 'wb') as stream:
+        stream.write(data)
+    return path
+
+
+def _layout(test, text):
+    checks.layouts(text, test.gpus)
+
+
+def _metadata(test, meta, vendor):
+    checks.metadata({'meta_data.json': json.dumps(meta),
+                     'vendor_data2.json': json.dumps(vendor)}, test.gpus)
+
+
+def _layout_in_metadata(test, text):
+    checks.metadata({'meta_data.json': json.dumps(
+        {'meta': {'cyborg_gpu_layout': text}})}, test.gpus)
+
+
+def _first_boot(test, content):
+    durable.write(f'{test.state_path}/firstboot.json',
+                  'cyborg-gpu first boot', 1, content)
+    checks.first_boot_file(test.state_path)
+
+
+def _run_hook(test, args, envs, workdir):
+    """An error names what a program cannot be given."""
+    hook = hooks.Hook('/bin/true', tuple(args), envs, workdir or None)
+    checks.attempt(hooks.Hooks('file', {hooks.START: (hook,)}, {},
+                               lambda text: None).run, hooks.START)
+
+
+def _nova(test, data):
+    found = checks.attempt(conf_file.read, [_put(test, 'nova.conf', data)])
+    for spec in found.device_spec if found else ():
+        test.assertIsInstance(spec.managed, bool)
+        test.assertIsInstance(spec.traits, frozenset)
+
+
+def _device_specs(test, values):
+    _nova(test, '\n'.join(['[pci]', *(
+        f'device_spec = {value}' for value in values)]).encode(
+            'utf-8', 'replace'))
+
+
+def _peer(test, content, data):
+    for written in (json.dumps(content).encode(), data):
+        found = checks.attempt(placement.read_peers,
+                               _put(test, 'peer.json', written))
+        if found is not None:
+            test.assertEqual(json.loads(written), json.loads(found.dump()))
+            test.assertTrue(found.host.isprintable())
+
+
+def _audit(test, record, line):
+    """An invalid record is counted, and no other record is lost."""
+    _put(test, 'audit.jsonl', b''.join(item + b'\n' for item in (
+        json.dumps(record).encode(), line.replace(b'\n', b' ') or b' ',
+        json.dumps(_EVENT).encode())))
+    found = audit.read(test.state_path)
+    test.assertEqual(3, len(found.records) + found.bad)
+    test.assertEqual('bound', found.records[-1].what)
+    for item in found.records:
+        test.assertEqual(item.time.utcoffset(), datetime.timedelta())
+
+
+def _damaged_files(test, data):
+    path = store.Store(test.state_path).path(checks.ADDRESS)
+    durable.make_directory(os.path.dirname(path))
+    for read, name in (
+            (lambda: store.Store(test.state_path).read(checks.ADDRESS), path),
+            (lambda: apply.read_checkpoint(
+                os.path.join(test.state_path, 'a.json')), 'a.json')):
+        _put(test, name, data)
+        test.assertRaises(exception.JournalError, read)
+
+
+def _reported(test, content):
+    """Read what a GPU that is not there any more has offered."""
+    path = store.Store(test.state_path).path(checks.ADDRESS)
+    durable.write(path, store.KIND, store.VERSION, {'reported': content})
+    test.assertIsInstance(
+        capacity.of_reports(test.state_path, checks.ADDRESS), str)
+    # Without Placement, everything counts as in use.
+    for used in (set(), None):
+        found = withdrawal.Withdrawal(
+            test.state_path, placements.Usages(used).keeper())
+        found.held()
+        for gpus in ((_HIDDEN,), (), (_BOARD,)):
+            for inventory in found.decide(
+                    model.Host(gpus=gpus), _device, (), (),
+                    (checks.ADDRESS,)).draining:
+                test.assertIs(int, type(inventory.total))
+
+
+def _device(gpu):
+    parents = (model.PciAddress.parse('0000:07:00.4'),)
+    return build.device(gpu, [offers.Offer(
+        gpu.address, 'p', policy.Mode.MIG, '1g.10gb', 2,
+        vgpu_type_id='nvidia-1', parents=parents)], 'host')
+
+
+def _state_file(name):
+    return lambda test, content: checks.state_file(
+        test.state_path, name, content)
+
+
+def _plain(check):
+    return lambda test, *values: check(*values)
+
+
+ROWS = {
+    'layout file': (150, _layout, (base.yaml_texts(_MIG),)),
+    'layout file of any bytes': (100, _layout, (base.damaged(
+        json.dumps(_MIG).encode()).map(
+            lambda data: data.decode('utf-8', 'replace')),)),
+    'metadata': (150, _metadata, (base.mutated(_META),
+                                  base.mutated(_VENDOR))),
+    'layout in metadata': (150, _layout_in_metadata, (
+        base.yaml_texts({'one': _ITEMS}),)),
+    'vendor data': (50, _plain(lambda text: checks.metadata(
+        {'vendor_data.json': text})), (base.TEXTS,)),
+    'first boot': (250, _first_boot, (base.mutated(_FIRST_BOOT),)),
+    'slowdowns': (150, _plain(checks.slowdowns), (base.mutated({'slowdown': {
+        'a': {'a': 1.5, 'b': 1}, 'b': {'a': 2, 'c': None}}}),)),
+    'utilization': (150, _plain(checks.utilization_of_gpus), (base.mutated({
+        'status': 'success', 'data': {'resultType': 'vector', 'result': [{
+            'metric': {'Hostname': 'compute1', 'address': _GPU},
+            'value': [1790000000.5, '0.5']}]}}),)),
+    'console of a guest': (150, _plain(checks.console), (strategies.lists(
+        strategies.builds(
+            '\n@gpu-interference c0ffee {} {} {} {} {} {} @\n'.format,
+            strategies.sampled_from(('run', 'begin', 'end', 'run 1')),
+            *[strategies.integers(-1, 10 ** 12)] * 4, base.TEXTS)).map(
+                ''.join),)),
+    'extra specs': (150, _plain(checks.extra_specs), (strategies.dictionaries(
+        strategies.one_of(strategies.sampled_from((
+            'gpu:placement', 'gpu:application', 'gpu:prefer:CUSTOM_X',
+            'gpu:prefer:x')), base.TEXTS.map('gpu:prefer:{}'.format)),
+        strategies.one_of(base.TEXTS, strategies.floats(),
+                          strategies.integers())),)),
+    'hooks': (150, _plain(checks.hooks_file), (base.yaml_texts(_HOOKS),)),
+    'run of a hook': (60, _run_hook, (
+        strategies.lists(base.TEXTS, max_size=2), strategies.dictionaries(
+            base.TEXTS, base.TEXTS, max_size=2), base.TEXTS)),
+    'device_spec': (200, _device_specs, (strategies.lists(
+        _DEVICE_SPECS, min_size=1, max_size=2),)),
+    'nova.conf': (60, _nova, (base.damaged(
+        b'[pci]\nreport_in_placement = true\ndevice_spec = {"vendor_id": '
+        b'"10de"}\n[devices]\nenabled_mdev_types = nvidia-1\n'),)),
+    'peer': (100, _peer, (base.mutated(json.loads(_PEER.dump())),
+                          base.damaged(_PEER.dump().encode()))),
+    'words': (300, _plain(checks.words), (strategies.one_of(
+        base.TEXTS, strategies.text(
+            alphabet='0123456789abcdefgABCQ.:-+_')),)),
+    'a kernel that says the same everywhere': (150, _plain(checks.tree), (
+        strategies.one_of(strategies.binary(max_size=40), base.TEXTS.map(
+            lambda text: text.encode('utf-8', 'replace'))),)),
+    'checkpoint': (150, _state_file('a.json'), (base.mutated(_CHECKPOINT),)),
+    'record': (400, _state_file(f'gpus/{_GPU}.json'), (
+        base.mutated(_RECORD),)),
+    'reported': (250, _reported, (base.mutated(_REPORTED),)),
+    'audit': (250, _audit, (base.mutated(_EVENT), base.damaged(
+        json.dumps(_EVENT).encode()))),
+    'damaged files': (100, _damaged_files, (
+        base.damaged(json.dumps(_CLAIMS).encode()),)),
+}
+
+EXAMPLES = (
+    ('layout file', '{version: v1, mig-configs: {a: [{devices: all, '
+                    'mig-enabled: 1, mig-devices: {}}]}}'),
+    ('layout in metadata', '[' * 5000), ('layout in metadata', '!!binary x'),
+    ('first boot', _FIRST_BOOT),
+    ('hooks', 'version: !!int ""'), ('hooks', '!!timestamp x'),
+    ('run of a hook', ['a\0b'], {}, ''),
+    ('run of a hook', [], {'a=b': 'c'}, ''),
+    ('run of a hook', [], {}, '\ud800'),
+    ('device_spec', ['{"address": {"bus": "a{99999999999}"}}']),
+    ('device_spec', ['[' * 5000]), ('device_spec', ['$pci.device_spec']),
+    ('nova.conf', b'[devices]\nenabled_mdev_types = '
+                  b'$devices.enabled_mdev_types\n[pci]\n'
+                  b'report_in_placement = maybe\n'),
+    ('peer', json.loads(_PEER.dump()), b'[' * 100000),
+    ('record', {'change': {**_RECORD['change'], 'at': math.inf}}),
+    ('record', {'health': {'conditions': [
+        {'code': 'XID_79', 'first': 10 ** 400, 'last': math.nan}]}}),
+    ('record', {'tenancy': {'state': 'used', 'generation': True}}),
+    ('damaged files', b'[' * 100000),
+)
+"""Inputs that once broke a reader, or that chance seldom finds."""
+
+
+class ReaderTest(base.FuzzCase):
+
+    def setUp(self):
+        super().setUp()
+        machine = simulator.Machine.load('mixed')
+        self.gpus = reader.HostReader(
+            platform.open_platform(machine)).snapshot().gpus
+        self.addCleanup(machine.uninstall)
+
+    def test_drawn_inputs(self):
+        for name, (number, check, arguments) in ROWS.items():
+            with self.subTest(name):
+                self.draw(number, check, strategies.tuples(*arguments))
+
+    def draw(self, number, check, arguments):
+        @base.examples(number)
+        @hypothesis.given(arguments)
+        def attempt(values):
+            check(self, *values)
+
+        attempt()
+
+    def test_inputs_that_broke_a_reader(self):
+        for name, *values in EXAMPLES:
+            with self.subTest(name):
+                ROWS[name][1](self, *values)
+
+    def test_each_oddity_of_yaml(self):
+        for text in base.odd_texts(
+                _MIG, 'v1', 'all', 'true', '2', 'one', '1g.5gb', '{}'):
+            checks.attempt(layout_file.LayoutFile.parse, text, 'file')
+        for text in base.odd_texts(
+                _HOOKS, 'v1', 'apply-start', 'LANG', '/bin/true', 'a'):
+            checks.hooks_file(text)
+        for text in base.odd_texts(_ITEMS, 'all', 'true', '2', '1g.10gb'):
+            checks.metadata({'vendor_data.json': json.dumps(
+                {'cyborg_gpu_layout': text})})
+
+    def test_what_is_too_much(self):
+        """A short text can mean more than any program can process."""
+        head = ('version: v1\nmig-configs:\n  a:\n  - devices: all\n'
+                '    mig-enabled: true\n    mig-devices: ')
+        laughs = 'l0: &a [l, l, l, l, l, l, l, l, l]\n' + ''.join(
+            f'l{number}: &{chr(97 + number)} ['
+            + ', '.join([f'*{chr(96 + number)}'] * 9) + ']\n'
+            for number in range(1, 10))
+        for text in (
+                *(head + devices for devices in (
+                    '{1g.5gb: 1000000000}', '{1g.5gb: ' + '9' * 5000 + '}',
+                    '{1c.7g.40gb: 7, 2c.7g.40gb: 1, 3c.7g.40gb: 1}',
+                    '{1c.3g.20gb: 3, 1c.4g.20gb: 4, 2c.3g.20gb: 1}',
+                    '{1c.2g.10gb: 6, 2c.3g.20gb: 1, 1c.3g.20gb: 1}')),
+                laughs + 'version: v1\nmig-configs: *j\n',
+                laughs + 'version: v1\nmig-configs: {a: *j}\n',
+                'version: v1\nmig-configs: ' + '[' * 3000 + ']' * 3000,
+                'version: v1\nmig-configs: ' + '{a: ' * 3000
+                + '1' + '}' * 3000,
+                head.replace('all', str([*range(5000)])) + '{}'):
+            checks.layouts(text, self.gpus)
