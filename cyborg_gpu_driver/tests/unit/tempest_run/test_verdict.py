@@ -27,12 +27,6 @@ LEFT_OUT = known.Named('no guest', asked=False)
 
 class TestJudge(base.BaseTestCase):
 
-    def assert_problem(self, expected, there, outcomes, named):
-        found = verdict.judge(there, outcomes, named)
-        self.assertEqual({'a': expected}, found.problems)
-        self.assertNotIn('a', found.passed)
-        self.assertNotIn('a', found.skipped)
-
     def test_all_is_well(self):
         found = verdict.judge(
             ['a', 'b', 'c'], {'a': PASSED, 'b': SKIPPED},
@@ -41,34 +35,26 @@ class TestJudge(base.BaseTestCase):
         self.assertEqual({'b': 'no guest', 'c': 'no guest'}, found.skipped)
         self.assertEqual({}, found.problems)
 
-    def test_failed(self):
-        self.assert_problem('traceback', ['a'], {'a': FAILED}, {})
-
-    def test_failed_though_named(self):
-        self.assert_problem('traceback', ['a'], {'a': FAILED},
-                            {'a': SKIPS_ITSELF})
-
-    def test_failed_though_unknown(self):
-        # For example, a module that cannot be imported.
-        self.assert_problem('traceback', [], {'a': FAILED}, {})
-
-    def test_skipped_and_not_named(self):
-        self.assert_problem('skips itself, which is not named: not here',
-                            ['a'], {'a': SKIPPED}, {})
-
-    def test_never_run(self):
-        self.assert_problem('was not run', ['a'], {}, {})
-
-    def test_never_run_though_asked(self):
-        self.assert_problem('was not run', ['a'], {}, {'a': SKIPS_ITSELF})
-
-    def test_passed_though_named(self):
-        self.assert_problem('passes, but is named: no guest', ['a'],
-                            {'a': PASSED}, {'a': SKIPS_ITSELF})
-
-    def test_named_and_not_there(self):
-        self.assert_problem('is named, but there is no such test', [], {},
-                            {'a': LEFT_OUT})
+    def test_each_problem(self):
+        """Of the test a: is it there, its outcome, and as what it is named."""
+        for expected, there, outcome, named in (
+                ('traceback', True, FAILED, None),
+                ('traceback', True, FAILED, SKIPS_ITSELF),
+                # For example, a module that cannot be imported.
+                ('traceback', False, FAILED, None),
+                ('skips itself, which is not named: not here', True, SKIPPED,
+                 None),
+                ('was not run', True, None, None),
+                ('was not run', True, None, SKIPS_ITSELF),
+                ('passes, but is named: no guest', True, PASSED,
+                 SKIPS_ITSELF),
+                ('is named, but there is no such test', False, None,
+                 LEFT_OUT)):
+            found = verdict.judge(
+                ['a'] if there else [], {'a': outcome} if outcome else {},
+                {'a': named} if named else {})
+            self.assertEqual({'a': expected}, found.problems)
+            self.assertNotIn('a', (*found.passed, *found.skipped))
 
 
 class TestUnder(base.BaseTestCase):
