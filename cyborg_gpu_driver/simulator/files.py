@@ -28,13 +28,12 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.simulator import spec
 
-# The schemas of the YAML files of simulated hosts and models.
+# The schema of the YAML files of simulated hosts.
 
 ALL = 'all'
 """For ``vfs``: as many virtual functions as the model has."""
 SWITCHES = 'switches'
 """For ``nvlink``: the links lead to the host's NVSwitches."""
-ARCHITECTURES = ('volta', 'turing', 'ampere', 'ada', 'hopper', 'blackwell')
 
 _TEXT = {'type': 'string', 'minLength': 1}
 _COUNT = schema.integer(0)
@@ -86,59 +85,6 @@ HOST = schema.mapping({'driver_version': _TEXT}, {
     'nvswitches': schema.listing(_FUNCTION),
     'functions': schema.listing(_FUNCTION)})
 
-_PROFILE = schema.mapping({
-    'enum': _COUNT,
-    'id': _COUNT,
-    'name': _TEXT,
-    'slices': _SOME,
-    'memory_mib': _SOME,
-    'max': _SOME,
-    'size': _SOME,
-    'starts': schema.listing(_COUNT, 1),
-    'multiprocessors': _COUNT,
-    'copy_engines': _COUNT}, {
-    'order': schema.listing(_COUNT),
-    'capabilities': _COUNT,
-    **dict.fromkeys(spec.ENGINES, _COUNT)})
-_COMPUTE_PROFILE = schema.mapping(
-    {'enum': _COUNT, 'slices': _SOME, 'max': _SOME})
-_MIG = schema.mapping({
-    'units': _SOME,
-    'needs_reset': schema.TRUTH,
-    'profiles': schema.listing(_PROFILE, 1),
-    # The keys are the compute slices of the GPU instance.
-    'compute_profiles': {
-        'type': 'object',
-        'additionalProperties': schema.listing(_COMPUTE_PROFILE)}})
-_VGPU_TYPE = schema.mapping({
-    'id': _SOME,
-    'name': _TEXT,
-    'class': _TEXT,
-    'framebuffer_mib': _SOME,
-    'max': _SOME}, {
-    'profile': _COUNT,
-    'per_instance': _COUNT})
-MODEL = schema.mapping({
-    'product': _TEXT,
-    'architecture': {'enum': list(ARCHITECTURES)},
-    'compute_capability': schema.listing(_COUNT, 2, 2),
-    'device': _digits(4),
-    'subsystem_device': _digits(4),
-    'memory_mib': _SOME,
-    'bar1_mib': _COUNT,
-    'power_limit_watts': _COUNT,
-    'multiprocessors': _COUNT,
-    'row_remapping': schema.TRUTH}, {
-    'brand': _COUNT,
-    'subsystem_vendor': _digits(4),
-    'class': _digits(6),
-    'nvlinks': _COUNT,
-    'placement_region': _SOME,
-    'sriov': schema.nullable(schema.mapping(
-        {'totalvfs': _COUNT}, {'offset': _SOME, 'stride': _SOME})),
-    'mig': schema.nullable(_MIG),
-    'vgpu_types': schema.listing(_VGPU_TYPE)})
-
 HERE = pathlib.Path(__file__).parent
 # The same loader, written in C, if PyYAML was built with it.
 _LOADER = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)
@@ -180,12 +126,11 @@ def load_model(name: str) -> spec.Model:
     :raises SimulationError: if there is no such model.
     :raises DocumentError: if its file has errors.
     """
-    path = HERE / 'models' / f'{name}.yaml'
     if name not in model_names():
         raise exception.SimulationError(
             name=name, reason='no such model; the models are '
                               + ', '.join(model_names()))
-    return _model(name, path, hashlib.sha256())
+    return _model(name, hashlib.sha256())
 
 
 def _find(name_or_path):
@@ -208,34 +153,6 @@ def _read(path, digest):
             name=str(path), reason=error.strerror) from error
     digest.update(data)
     return data
-
-
-def _parse(path, data, what, base=None):
-    """Return the checked content of a file.
-
-    The files that are installed with the library are not checked here,
-    because the library's tests check them.
-
-    :param base: content of the file that has what this one lacks.
-    """
-    value = dict(_load(path, data))
-    if value.pop('like', None) is not None:
-        value = merged(_load(None, base), value)
-    if path.parent.parent != HERE:
-        schema.check(value, what, schema.Place(str(path)))
-    return value
-
-
-def merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a model that is like another one.
-
-    :param base: content of the other model's file.
-    :param own: what differs; ``mig`` needs only the keys that differ.
-    """
-    value = {**base, **own}
-    if 'mig' in own and 'mig' in base:
-        value['mig'] = {**base['mig'], **own['mig']}
-    return value
 
 
 class _Reader:
@@ -295,13 +212,10 @@ class _Reader:
 
     def _model(self, name, place):
         if name not in self._models:
-            path = HERE / 'models' / f'{name}.yaml'
-            if pathlib.Path(name).suffix in _SUFFIXES:
-                path = self._path.parent / name
-            elif name not in model_names():
-                raise place.wrong(name, 'a .yaml file or one of '
-                                  + ', '.join(model_names()))
-            self._models[name] = _model(path.stem, path, self._digest)
+            if name not in model_names():
+                raise place.wrong(name,
+                                  'one of ' + ', '.join(model_names()))
+            self._models[name] = _model(name, self._digest)
         return self._models[name]
 
     def _address(self, item, place):
@@ -362,22 +276,28 @@ def _peers(value, place, model, switches):
                  for link in range(model.nvlinks))
 
 
-def _model(name, path, digest):
-    data = _read(path, digest)
-    like = _load(path, data).get('like')
-    base = None
-    if like is not None:
-        place = schema.Place(str(path)).below('like')
-        if like not in model_names():
-            raise place.wrong(like, 'one of ' + ', '.join(model_names()))
-        base = _read(HERE / 'models' / f'{like}.yaml', digest)
-    return _parse_model(name, path, data, base)
+def _model(name, digest):
+    """Read a model and the one that it is ``like``, if it is like another."""
+    parts = []
+    while name is not None:
+        path = HERE / 'models' / f'{name}.yaml'
+        parts.append((path.stem, _read(path, digest)))
+        name = _load(path, parts[-1][1]).get('like')
+    return _parse_model(tuple(parts))
 
 
 # One process may create many machines of a few hosts and models.
 @functools.lru_cache(maxsize=64)
 def _parse_host(path, data):
-    return _parse(path, data, HOST)
+    """Return the checked content of a file.
+
+    The files that are installed with the library are not checked here,
+    because the library's tests check them.
+    """
+    value = _load(path, data)
+    if path.parent.parent != HERE:
+        schema.check(value, HOST, schema.Place(str(path)))
+    return value
 
 
 @functools.lru_cache(maxsize=64)
@@ -394,73 +314,43 @@ def _load(path, data):
 
 
 @functools.lru_cache(maxsize=64)
-def _parse_model(name, path, data, base):
-    content = _parse(path, data, MODEL, base)
-    place = schema.Place(str(path))
-    mig = _mig(content.get('mig'), place.below('mig'))
-    vgpu_types = tuple(
-        _vgpu_type(item, mig, place, number)
-        for number, item in enumerate(content.get('vgpu_types', ())))
+def _parse_model(parts):
+    """Return a model from the files of it and of what it is like."""
+    content, mig = {}, None
+    for name, data in reversed(parts):
+        own = dict(_load(name, data))
+        own.pop('like', None)
+        if own.get('mig') and mig:
+            own['mig'] = {**mig, **own['mig']}
+        content.update(own)
+        mig = content.get('mig')
     sriov = content.pop('sriov', None) or {}
     return _made(
         spec.Model, {'brand': pynvml.NVML_BRAND_NVIDIA, **content, **sriov},
         {'class': 'class_code', 'offset': 'vf_offset', 'stride': 'vf_stride'},
-        name=name, mig=mig, vgpu_types=vgpu_types,
+        name=parts[0][0], mig=mig and _mig(mig),
+        vgpu_types=tuple(map(_vgpu_type, content.get('vgpu_types', ()))),
         architecture=getattr(
             pynvml, f'NVML_DEVICE_ARCH_{content["architecture"].upper()}'))
 
 
-def _mig(item, place):
-    if item is None:
-        return None
-    profiles = tuple(
-        _instance_profile(profile, item['units'],
-                          place.below('profiles', number))
-        for number, profile in enumerate(item['profiles']))
-    for number, profile in enumerate(profiles):
-        for other in profiles[:number]:
-            if (profile.enum == other.enum
-                    or profile.profile_id == other.profile_id):
-                raise place.below('profiles', number).error(
-                    f'{profile.name} has the enum or the id of {other.name}',
-                    'expected unique ones')
-    slices = sorted({profile.slices for profile in profiles})
+def _mig(item):
     compute = item['compute_profiles']
-    for key in compute:
-        if key not in slices:
-            raise place.below('compute_profiles').error(
-                f'found key {schema.shown(key)}', 'expected slices of a '
-                f'profile: {", ".join(map(str, slices))}')
+    profiles = tuple(
+        _made(spec.InstanceProfile, {'order': profile['starts'], **profile},
+              {**_INSTANCES, 'id': 'profile_id'})
+        for profile in item['profiles'])
     return spec.Mig(
         units=item['units'], needs_reset=item['needs_reset'],
         profiles=profiles, compute_profiles={
             count: tuple(_made(spec.ComputeProfile, profile, _INSTANCES)
                          for profile in compute.get(count, ()))
-            for count in slices})
+            for count in sorted({profile.slices for profile in profiles})})
 
 
-def _instance_profile(item, units, place):
-    starts, order = item['starts'], item.get('order', item['starts'])
-    if max(starts) + item['size'] > units:
-        raise place.below('starts').error(
-            f'start {max(starts)} and size {item["size"]} go too far',
-            f'expected starts that end within {units} units')
-    if sorted(order) != sorted(starts):
-        raise place.below('order').error(
-            f'found {", ".join(map(str, order))}',
-            'expected the same numbers as starts')
-    return _made(spec.InstanceProfile, {'order': order, **item},
-                 {**_INSTANCES, 'id': 'profile_id'})
-
-
-def _vgpu_type(item, mig, place, number):
-    profile_id = item.get('profile')
-    if profile_id is not None and (
-            mig is None or mig.by_id(profile_id) is None):
-        raise place.below('vgpu_types', number, 'profile').wrong(
-            profile_id, "one of the profiles' ids")
+def _vgpu_type(item):
     return _made(
         spec.VgpuType, {
-            'per_instance': None if profile_id is None else 1, **item},
+            'per_instance': 1 if 'profile' in item else None, **item},
         {**_INSTANCES, 'id': 'type_id', 'class': 'vgpu_class',
          'profile': 'profile_id'})

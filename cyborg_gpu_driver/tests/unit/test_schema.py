@@ -32,7 +32,7 @@ from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.tests.unit.fuzz import base as fuzz
 
 _SCHEMAS = (
-    definition.DEFINITION, files.HOST, files.MODEL,
+    definition.DEFINITION, files.HOST,
     hooks.HOOKS_FILE, inventory.INVENTORY,
     inventory.PCI_DEVICES, inventory.PCI_GPU,
     yaml.DEVICES, yaml.ITEMS, yaml.LAYOUT_FILE,
