@@ -50,18 +50,22 @@ class HardwareFaults(part.Part):
         with self.operation(write=True):
             self.gpu(address).state.hung = hung
 
-    def count_link_errors(self, address: str, correctable: int = 0,
-                          nonfatal: int = 0, fatal: int = 0) -> None:
-        """Add errors to the counters of a GPU's PCIe link (AER)."""
+    def change_gpu(self, address: str, **fields: Any) -> None:
+        """Set fields of a GPU's state (:class:`.state.Gpu`).
+
+        A guest that has a whole GPU of Ampere can turn ``mig`` and
+        ``pending`` on, which the InfoROM keeps for the next guest (MIG User
+        Guide, "Enable MIG Mode"; NVIDIA/gpu-admin-tools#2). It can turn
+        ``confidential`` on, which stays over resets until gpu-admin-tools,
+        which need only the PCI function, change it (their README).
+        """
         with self.operation(write=True):
             state = self.gpu(address).state
-            state.aer = [count + more for count, more in zip(
-                state.aer, (correctable, nonfatal, fatal), strict=True)]
-
-    def set_lanes(self, address: str, lanes: int) -> None:
-        """Set the width of a GPU's PCIe link."""
-        with self.operation(write=True):
-            self.gpu(address).state.lanes = lanes
+            for name, value in fields.items():
+                if not hasattr(state, name):
+                    raise exception.SimulationError(
+                        name=self.host.name, reason=f'no such fact: {name}')
+                setattr(state, name, value)
 
     def set_remapped_rows(self, address: str, corrected: int = 0,
                           uncorrected: int = 0, pending: bool = False,
@@ -86,35 +90,6 @@ class HardwareFaults(part.Part):
                 state.number(), self.gpu(address).address, xid, instance,
                 compute)]
 
-    def set_ecc_mode(self, address: str, enabled: bool) -> None:
-        """Change the ECC mode of a GPU with immediate effect."""
-        with self.operation(write=True):
-            self.gpu(address).state.ecc_modes = [enabled, enabled]
-
-    def set_mig_mode(self, address: str) -> None:
-        """Turn MIG mode on in a guest that has a whole GPU of Ampere.
-
-        The board keeps the mode in its InfoROM (MIG User Guide, "Enable MIG
-        Mode"), for the next guest too (NVIDIA/gpu-admin-tools#2).
-        """
-        with self.operation(write=True):
-            state = self.gpu(address).state
-            state.mig = state.pending = True
-
-    def turn_on_confidential_computing(self, address: str) -> None:
-        """Turn it on in a guest that has a whole GPU.
-
-        The board keeps the mode over resets until gpu-admin-tools, which need
-        only the PCI function, change it (their README).
-        """
-        with self.operation(write=True):
-            self.gpu(address).state.confidential = True
-
-    def set_migration(self, address: str, supported: bool) -> None:
-        """Set whether a GPU's driver supports live migration of vGPUs."""
-        with self.operation(write=True):
-            self.gpu(address).state.migration = supported
-
     def set_confidential_computing(self, mode: str) -> None:
         """Change the mode of confidential computing, as gpu-admin-tools do.
 
@@ -132,13 +107,9 @@ class HardwareFaults(part.Part):
             too old to report one.
         """
         with self.operation(write=True):
-            state = self.gpu(address).state
-            state.ecc[1] = facts.pop('uncorrected', state.ecc[1])
-            state.celsius = facts.pop('celsius', state.celsius)
-            state.recovery = facts.pop('recovery', state.recovery)
-        if facts:
-            raise exception.SimulationError(
-                name=self.host.name, reason=f'no such fact: {min(facts)}')
+            if 'uncorrected' in facts:
+                self.gpu(address).state.ecc[1] = facts.pop('uncorrected')
+            self.change_gpu(address, **facts)
 
 
 # The fabric manager of a simulated machine, as an operator manages it.

@@ -77,7 +77,7 @@ class InspectionTest(inspection_case.InspectionCase):
         machine = self.machine('hgx-h100')
         machine.set_confidential_computing('devtools')
         first, second = (gpu.address for gpu in machine.gpus[:2])
-        machine.set_ecc_mode(second, False)
+        machine.change_gpu(second, ecc_modes=[False] * 2)
         self.inspect()
         modes = self.node.properties['nvidia_gpus']['modes']
         self.assertEqual('devtools', modes['confidential_computing'])

@@ -284,7 +284,7 @@ class ModesTest(agent_case.AgentCase):
     def test_ecc(self):
         wanted = self.properties(ecc=True)
         self.clear()
-        self.machine.set_ecc_mode(self.gpu, False)
+        self.machine.change_gpu(self.gpu, ecc_modes=[False] * 2)
         self.execute('clean', 'verify_gpus')
         self.fails(wanted, f'GPU {self.gpu}: its ECC mode is off instead '
                    'of on: clear_gpu_partitions sets it, or inspect')

@@ -84,7 +84,7 @@ class LiveMigrationTest(test_pci_lines.PciLinesCase):
 
     def test_conductor_refuses_where_nvml_reports_no_support(self):
         for gpu in self.machine.gpus:
-            self.machine.set_migration(gpu.address, False)
+            self.machine.change_gpu(gpu.address, migration=False)
         text = self.write_lines()
         self.assertNotIn('live_migratable', text)
         self.read(text + IN_PLACEMENT)
@@ -93,7 +93,7 @@ class LiveMigrationTest(test_pci_lines.PciLinesCase):
 
     def test_one_gpu_without_support(self):
         """The alias must not exclude the functions of that GPU."""
-        self.machine.set_migration(self.second.address, False)
+        self.machine.change_gpu(self.second.address, migration=False)
         text = self.write_lines()
         self.assertEqual(3, lines(text, 'device_spec').count(
             '"live_migratable": "yes"'))
@@ -103,7 +103,7 @@ class LiveMigrationTest(test_pci_lines.PciLinesCase):
         source = self.write_lines('--no-pci-in-placement')
         self.read(source)
         self.assertTrue(self.pools().support_requests(asked(5), {}))
-        self.machine.set_migration(self.second.address, False)
+        self.machine.change_gpu(self.second.address, migration=False)
         destination = self.write_lines('--no-pci-in-placement')
         self.read('[pci]\n' + lines(destination, 'device_spec')
                   + lines(source, 'alias'))
@@ -143,7 +143,7 @@ class LiveMigrationTest(test_pci_lines.PciLinesCase):
             self.context, server, False, False, 'destination')
 
     def test_placement_gets_novas_trait(self):
-        self.machine.set_migration(self.second.address, False)
+        self.machine.change_gpu(self.second.address, migration=False)
         self.read(self.write_lines())
         specs = whitelist.Whitelist(conf.CONF.pci.device_spec)
         for gpu, expected in ((self.first, True), (self.second, False)):

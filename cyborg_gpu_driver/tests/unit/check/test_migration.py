@@ -84,12 +84,12 @@ class PeerTest(PeerCase):
                  '570.124.03 here, unknown there', 'as root')
 
     def test_ecc(self):
-        self.peer.set_ecc_mode(SECOND, False)
+        self.peer.change_gpu(SECOND, ecc_modes=[False] * 2)
         self.one(self.facts(), 2, 'failure', 'ECC: on here (0000:16:00.0, ',
                  f'off there ({SECOND})', 'nvidia-smi')
 
     def test_gpu_without_support(self):
-        self.peer.set_migration(FIRST, False)
+        self.peer.change_gpu(FIRST, migration=False)
         found = self.compared(self.facts(), 2)
         self.assertIn('live migration: supported here', found[0][2])
         self.assertIn(f'not supported there ({FIRST})', found[0][2])

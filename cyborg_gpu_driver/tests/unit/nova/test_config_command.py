@@ -63,7 +63,7 @@ class ConfigNovaTest(base.CommandCase):
         state = f'{self.directory}/machine'
         machine = simulator.Machine.load('l40sx4', state)
         for gpu in machine.gpus:
-            machine.set_migration(gpu.address, False)
+            machine.change_gpu(gpu.address, migration=False)
         output, _ = self.config(more=f'simulate_state = {state}\n')
         self.assertEqual(8, output.count('\ndevice_spec = '))
         self.assertNotIn('live_migratable', output)

@@ -80,7 +80,7 @@ class HopperTest(_Case):
         self.assertEqual(18, sum(key[0] is Q.LINK_UP for key in found))
 
     def test_what_there_is_not_is_left_out(self):
-        self.machine.set_ecc_mode(str(self.first), False)
+        self.machine.change_gpu(str(self.first), ecc_modes=[False] * 2)
         self.machine.faults.fail('nvmlDeviceGetPowerUsage',
                                  pynvml.NVML_ERROR_NOT_SUPPORTED)
         found = {key[0] for key in self.values()}

@@ -325,12 +325,12 @@ class TenantTest(ResetCase):
             self.whole()
 
     def test_the_ecc_mode_is_restored(self):
-        self.machine.set_ecc_mode(_GPU, False)
+        self.machine.change_gpu(_GPU, ecc_modes=[False] * 2)
         self.clean()
         self.assertEqual([True, True], self.ecc())
 
     def test_the_ecc_mode_is_restored_in_the_second_try(self):
-        self.machine.set_ecc_mode(_GPU, False)
+        self.machine.change_gpu(_GPU, ecc_modes=[False] * 2)
         self.machine.faults.fail('nvmlDeviceGetUUID', 999)
         self.assertRaises(exception.NvmlError, self.clean)
         self.assertEqual([False, False], self.ecc())
@@ -338,7 +338,7 @@ class TenantTest(ResetCase):
         self.assertEqual([True, True], self.ecc())
 
     def test_the_mig_mode_is_restored(self):
-        self.machine.set_mig_mode(_GPU)
+        self.machine.change_gpu(_GPU, mig=True, pending=True)
         self.clean()
         with self.machine.operation():
             state = self.machine.gpu(_GPU).state
@@ -346,10 +346,10 @@ class TenantTest(ResetCase):
 
     def test_a_mode_that_cannot_be_restored(self):
         for name, leave in (
-                ('ECC', lambda: self.machine.set_ecc_mode(_GPU, False)),
-                ('MIG', lambda: self.machine.set_mig_mode(_GPU))):
+                ('ECC', {'ecc_modes': [False] * 2}),
+                ('MIG', {'mig': True, 'pending': True})):
             self.host()
-            leave()
+            self.machine.change_gpu(_GPU, **leave)
             self.useFixture(fixtures.MonkeyPatch(
                 'cyborg_gpu_driver.program.privileged.'
                 + {'ECC': 'gpu', 'MIG': 'mig'}[name]
@@ -359,7 +359,7 @@ class TenantTest(ResetCase):
 
     def test_confidential_computing_closes_the_gpu(self):
         self.host('h100-80')
-        self.machine.turn_on_confidential_computing(_GPU)
+        self.machine.change_gpu(_GPU, confidential=True)
         for _ in range(2):
             error = self.assertRaises(exception.StepFailed, self.clean)
             self.assertIn('nvidia_gpu_tools.py --devices 31:00.0 '
