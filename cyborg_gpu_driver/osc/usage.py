@@ -16,11 +16,11 @@ from __future__ import annotations
 import math
 import os
 
-import requests
 from oslo_utils import uuidutils
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import moments
+from cyborg_gpu_driver import prometheus
 from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cmd import output
@@ -154,27 +154,8 @@ class _Prometheus:
 
     def _ask(self, labels: tuple[str, ...], query: str
              ) -> dict[tuple[str, ...], float]:
-        """Return the values of an instant query, by those of the labels.
-
-        :raises InvalidValue: if Prometheus does not answer it.
-        """
-        try:
-            answer = requests.get(
-                f'{self._url.rstrip("/")}/api/v1/query', timeout=self._timeout,
-                params={'query': query, 'time': str(self._end)})
-            content = answer.json()
-            if content['status'] != 'success':
-                raise ValueError(f'{content["errorType"]}: '
-                                 f'{content["error"]}')
-            return {tuple(item['metric'].get(label, '') for label in labels):
-                    float(item['value'][1])
-                    for item in content['data']['result']}
-        except (requests.RequestException, ValueError, KeyError, TypeError,
-                AttributeError) as error:
-            raise exception.InvalidValue(
-                what='--prometheus-url', value=self._url,
-                expected=f'does not answer as Prometheus: {error}'
-            ) from error
+        return prometheus.query(self._url, query, labels, self._timeout,
+                                self._end)
 
 
 def _cells(labels, values, names):

@@ -30,6 +30,7 @@ import re
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import prometheus
 from cyborg_gpu_driver.baremetal import first_boot
 from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.baremetal import layout_sources
@@ -40,7 +41,6 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import functions
 from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.interference import guest
-from cyborg_gpu_driver.nova.scheduling import utilization
 from cyborg_gpu_driver.nova.weighing import placement
 from cyborg_gpu_driver.nova.weighing import published
 from cyborg_gpu_driver.partition import cleaning
@@ -125,10 +125,13 @@ def extra_specs(specs):
 
 def utilization_of_gpus(document):
     """Read the answer of Prometheus to nova-scheduler."""
-    found = attempt(utilization.parse, document)
-    for gpu, value in (found or {}).items():
-        hold(0 <= value <= 1 and all(isinstance(part, str) for part in gpu),
-             document)
+    try:
+        found = prometheus.parse(document, ('Hostname', 'address'))
+    except ValueError:
+        return
+    for gpu, value in found.items():
+        hold(not math.isnan(value) and all(isinstance(part, str)
+                                           for part in gpu), document)
 
 
 def console(text):

@@ -23,6 +23,7 @@ import testscenarios
 from oslotest import base
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.metrics import definitions
 from cyborg_gpu_driver.nova.scheduling import utilization
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.metrics import monitored
@@ -58,6 +59,13 @@ class AskTest(UtilizationCase):
         self.assertEqual({'query': [utilization.QUERY]},
                          urllib.parse.parse_qs(parts.query))
 
+    def test_it_names_metrics_of_the_exporter(self):
+        for quantity in (definitions.telemetry.Quantity.UTILIZATION,
+                         definitions.telemetry.Quantity.VGPU_UTILIZATION):
+            metric = definitions.HARDWARE[quantity]
+            self.assertIn(f'({metric.full_name}[', utilization.QUERY)
+            self.assertLessEqual({'Hostname', 'address'}, set(metric.labels))
+
     def test_gpus(self):
         self.known.ask()
         self.assertEqual(0.5, self.known.of(HOST, [GPU]))
@@ -68,9 +76,9 @@ class AskTest(UtilizationCase):
     def test_busiest_of_several(self):
         self.prometheus.content = json.dumps(prometheus.answer(
             prometheus.item(), prometheus.item(
-                address='0000:2a:00.0', value='0.75'))).encode()
+                address='0000:2a:00.0', value='1.07'))).encode()
         self.known.ask()
-        self.assertEqual(0.75, self.known.of(HOST, [GPU, '0000:2a:00.0']))
+        self.assertEqual(1.0, self.known.of(HOST, [GPU, '0000:2a:00.0']))
 
     def test_old_answer(self):
         self.known.ask()

@@ -1,0 +1,55 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The answers of Prometheus, good and malformed."""
+
+from __future__ import annotations
+
+from oslotest import base
+
+from cyborg_gpu_driver import prometheus
+from cyborg_gpu_driver.tests.unit.nova import prometheus as answers
+
+answer, item = answers.answer, answers.item
+LABELS = ('Hostname', 'address', 'more')
+
+
+class ParseTest(base.BaseTestCase):
+
+    def test_values_by_their_labels(self):
+        self.assertEqual(
+            {('compute1', '0000:18:00.0', ''): 0.5,
+             ('compute2', '0000:2a:00.0', 'x'): 1.07},
+            prometheus.parse(answer(
+                item(), item('compute2', '0000:2a:00.0', '1.07', more='x')),
+                LABELS))
+        self.assertEqual({}, prometheus.parse(answer(), LABELS))
+
+    def test_what_is_no_answer(self):
+        for document in (
+                None, [], 'success', {}, {'status': 'success'},
+                {'status': 'success', 'data': []},
+                {**answer(), 'status': 'late'},
+                answer(resultType='matrix'), answer(result={'a': 1}),
+                answer(1), answer({'metric': {}}),
+                answer({'value': [0, '1']}), answer(item(value=0.5)),
+                answer(item(value='NaN')), answer(item(value='much')),
+                answer(item(host=None)), answer(item(address=['x'])),
+                answer({**item(), 'value': [1]}),
+                answer({**item(), 'value': None}),
+                answer({**item(), 'value': [1, '1', 2]})):
+            self.assertRaisesRegex(ValueError, 'no vector', prometheus.parse,
+                                   document, LABELS)
+        self.assertRaisesRegex(
+            ValueError, 'bad_data: no such thing', prometheus.parse,
+            {'status': 'error', 'errorType': 'bad_data',
+             'error': 'no such thing'}, LABELS)
