@@ -378,8 +378,8 @@ def show_capacity(cloud: Counting) -> int:
     return sum(offer.used for offer in usable)
 
 
-def orphan_list(cloud: Counting) -> int:
-    """Do what ``openstack gpu orphan list`` does."""
+def orphan_clean(cloud: Counting) -> int:
+    """Do what ``openstack gpu orphan clean --dry-run`` does."""
     known = orphans.read(cloud)
     if orphans.find(known):
         raise RuntimeError('this cloud has no orphans')
@@ -418,9 +418,9 @@ def server_show(server: str) -> Callable[[Counting], int]:
 
 
 WHOLE = {'host list': host_list, 'capacity': show_capacity,
-         'orphan list': orphan_list}
+         'orphan clean': orphan_clean}
 """The commands that examine all hosts."""
-LIMITS = {'host list': 1, 'capacity': 1, 'orphan list': 1, 'explain': 4}
+LIMITS = {'host list': 1, 'capacity': 1, 'orphan clean': 1, 'explain': 4}
 """The limit of requests for each host that a command examines. The last
 request of ``explain`` is to Nova."""
 

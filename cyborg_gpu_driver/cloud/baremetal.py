@@ -29,13 +29,13 @@ from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
-from collections.abc import Sequence
 from typing import Any
 
 import os_resource_classes as orc
 from openstack import exceptions
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.baremetal import node as baremetal_node
 from cyborg_gpu_driver.cloud import connection
@@ -45,16 +45,12 @@ from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.partition import names as profile_names
 from cyborg_gpu_driver.partition.layout import devices as layout_devices
 from cyborg_gpu_driver.partition.layout import file as layout_file
+from cyborg_gpu_driver.partition.layout import yaml as layout_yaml
 from cyborg_gpu_driver.report.content import names as report_names
 
 PRIORITY = 65
 """Priority of the deploy step. Ironic runs the steps with priorities 79 to 61
 after it has written the image and before it installs the boot loader."""
-_VENDOR_DATA = 'vendor_data'
-_DRIVE = frozenset({'meta_data', 'network_data', 'user_data', _VENDOR_DATA})
-"""Keys of a config drive in Ironic's API (schema of the provision state).
-"""
-_ALL = layout_devices.Devices()
 _NOTHING_OF_SERVERS = (orc.VCPU, orc.MEMORY_MB, orc.DISK_GB)
 """Resource classes that a node does not have: its only resource is its class.
 """
@@ -84,12 +80,14 @@ class NodeProfile:
     """A device profile for bare metal.
 
     :ivar entry: the layout, with the device profile's name.
+    :ivar resource_class: of the nodes, as Placement writes it.
     :ivar required: traits that the node must have. For several whole GPUs,
         one of them is the trait with the number of GPUs.
     :ivar forbidden: traits that the node must not have.
     """
 
     entry: layout_file.Entry
+    resource_class: str
     required: frozenset[str]
     forbidden: frozenset[str]
 
@@ -100,56 +98,24 @@ class NodeProfile:
         return inventory.layout_trait(self.entry.name)
 
     @property
-    def layout(self) -> dict[str, Any]:
-        """The layout in the format of the deploy step and the first boot."""
-        return {self.entry.name: [section.to_dict()
-                                  for section in self.entry.sections]}
-
-    @property
     def template(self) -> resources.DeployTemplate:
         """The deploy template that applies the layout to a node."""
+        layout = {self.entry.name: [section.to_dict()
+                                    for section in self.entry.sections]}
         return resources.DeployTemplate(self.trait, steps_text([{
             'interface': 'deploy', 'step': inventory.APPLY_LAYOUT,
-            'args': {'layout': self.layout}, 'priority': PRIORITY}]))
+            'args': {'layout': layout}, 'priority': PRIORITY}]))
 
-    def config_drive(self, others: Any, source: str) -> dict[str, Any]:
-        """Return a config drive with the layout for the server's first boot.
-
-        It is the JSON from which Ironic builds a config drive: ``vendor_data``
-        becomes vendor_data2.json (openstack.baremetal.configdrive of
-        openstacksdk).
-
-        :param others: the other content of the config drive, as such JSON.
-        :param source: the origin of ``others``, for error messages.
-        :raises DocumentError: if ``others`` is no config drive, or has another
-            layout.
-        """
-        vendor = (others.get(_VENDOR_DATA, {}) if isinstance(others, dict)
-                  else None)
-        if not isinstance(vendor, dict) or not _DRIVE.issuperset(others):
-            raise exception.DocumentError(
-                source=source, where='top level', problem='no config drive',
-                expected='expected an object with no other keys than '
-                + ', '.join(sorted(_DRIVE))
-                + f', and an object as {_VENDOR_DATA}')
-        if vendor.get(inventory.LAYOUT_KEY, self.layout) != self.layout:
-            raise exception.DocumentError(
-                source=source, where=f'{_VENDOR_DATA}.{inventory.LAYOUT_KEY}',
-                problem='there is another layout', expected='remove it')
-        return {**others, _VENDOR_DATA: {**vendor,
-                                         inventory.LAYOUT_KEY: self.layout}}
-
-    def flavor(self, sizes: resources.Flavor, resource_class: str
-               ) -> resources.Flavor:
+    def flavor(self, sizes: resources.Flavor) -> resources.Flavor:
         """Return a flavor whose servers get a node with the layout.
 
         The flavor requires that the node's GPUs are healthy.
 
-        :param sizes: a flavor with all values except the extra specs.
-        :param resource_class: of the nodes, as Placement writes it.
+        :param sizes: a flavor with all other values.
         """
         specs = {
-            f'resources:{resource_class}': '1',
+            **dict(sizes.extra_specs),
+            f'resources:{self.resource_class}': '1',
             **{f'resources:{name}': '0' for name in _NOTHING_OF_SERVERS},
             **{f'trait:{trait}': 'forbidden' for trait in self.forbidden},
             **{f'trait:{trait}': 'required'
@@ -158,15 +124,17 @@ class NodeProfile:
                                    extra_specs=tuple(sorted(specs.items())))
 
 
-def make(profile: resources.DeviceProfile, source: str,
-         devices: layout_devices.Devices = _ALL) -> NodeProfile:
+def make(profile: resources.DeviceProfile, nodes: Mapping[str, Any],
+         place: schema.Place) -> NodeProfile:
     """Convert a device profile for bare metal.
 
-    :param source: the file with the profile, for error messages.
-    :param devices: the GPUs to partition; by default all, of any board.
+    :param nodes: the nodes' ``resource_class``, and the GPUs to partition as
+        an item of a layout file selects them; by default all.
+    :param place: of the profile in its file, for error messages.
     :raises DocumentError: if a node cannot have such a layout.
     """
-    place = _Place(source, profile.name)
+    devices = layout_devices.Devices.parse(
+        {'devices': layout_yaml.ALL, **nodes}, place.below('nodes'))
     wanted: collections.Counter[str] = collections.Counter()
     required: set[str] = set()
     forbidden: set[str] = set()
@@ -180,38 +148,19 @@ def make(profile: resources.DeviceProfile, source: str,
     if inventory.HEALTHY in forbidden:
         raise place.error(
             f'{inventory.HEALTHY} is forbidden',
-            'the flavor already requires it; remove it')
+            'on bare metal the flavor already requires it; remove it')
     if required & forbidden:
         raise place.error(
             f'one group requires {min(required & forbidden)}, but another '
-            'forbids it', 'all groups apply to one node; keep it in one of '
-            'them only')
+            'forbids it', 'on bare metal all groups apply to one node; keep '
+            'it in one of them only')
     slices = {_slice_name(place, resource_class): wanted[resource_class]
               for resource_class in sorted(wanted)}
     return NodeProfile(
-        layout_file.Entry(source, profile.name, _sections(
+        layout_file.Entry(place.source, profile.name, _sections(
             place, whole, slices, devices)),
+        class_in_placement(nodes['resource_class']),
         frozenset(required), frozenset(forbidden))
-
-
-def choose(profiles: Sequence[resources.DeviceProfile], name: str | None,
-           source: str) -> resources.DeviceProfile:
-    """Return the device profile with a name; without a name, the only one.
-
-    :raises DocumentError: if there is none. The error lists the profiles.
-    """
-    if not profiles:
-        raise exception.DocumentError(
-            source=source, where='profiles', problem='there is none',
-            expected='expected a device profile')
-    for profile in profiles:
-        if profile.name == name or (name is None and len(profiles) == 1):
-            return profile
-    raise exception.DocumentError(
-        source=source, where='profiles',
-        problem='the file has several; choose one' if name is None
-        else f'no profile {name!r}',
-        expected='there are ' + ', '.join(one.name for one in profiles))
 
 
 def class_in_placement(text: str) -> str:
@@ -239,55 +188,14 @@ def steps_text(steps: Any) -> str:
     return json.dumps(steps, sort_keys=True)
 
 
-def checked(change: plan.Change, adopt: bool) -> plan.Change:
-    """Return the change, or refuse it if it replaces one layout by another.
-
-    Two profile names can result in the same trait (``a-b`` and ``a_b``).
-
-    :param adopt: whether such a replacement is wanted.
-    """
-    if change.action is not plan.Action.UPDATE or adopt \
-            or change.item.kind is not resources.Kind.TEMPLATE:
-        return change
-    there, wanted = (_layout(item.steps) for item in (
-        change.there.item, change.item)
-        if isinstance(item, resources.DeployTemplate))
-    if there == wanted:
-        return change
-    return dataclasses.replace(
-        change, action=plan.Action.REFUSE,
-        text=f'it is for the layout {there}, not {wanted}: both names result '
-             'in the same trait; choose another name, or --adopt it')
-
-
-def _layout(steps: str) -> str | None:
-    """The name of the layout that steps apply; None if they apply none."""
-    for step in json.loads(steps):
-        layout = step['args'].get('layout')
-        if step['step'] == inventory.APPLY_LAYOUT and isinstance(layout, dict):
-            return next(iter(layout), None)
-    return None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Place:
-    source: str
-    profile: str
-
-    def error(self, problem: str, expected: str) -> exception.DocumentError:
-        return exception.DocumentError(
-            source=self.source, where=f'profile {self.profile}',
-            problem=problem, expected=f'on bare metal {expected}')
-
-
-def _sections(place: _Place, whole: int, slices: Mapping[str, int],
+def _sections(place: schema.Place, whole: int, slices: Mapping[str, int],
               devices: layout_devices.Devices
               ) -> tuple[layout_file.Section, ...]:
     """The sections of the layout."""
     if whole and slices and devices.indices is None:
         raise place.error(
-            'whole GPUs and slices', 'all GPUs of a node are treated alike, '
-            'unless --devices selects those to partition')
+            'whole GPUs and slices', 'on bare metal all GPUs of a node are '
+            'treated alike, unless devices selects those to partition')
     if slices:
         sections = [layout_file.Section(devices, True, slices)]
         if whole and devices.indices is not None:
@@ -299,13 +207,13 @@ def _sections(place: _Place, whole: int, slices: Mapping[str, int],
     else:
         if devices.indices is not None and whole > len(devices.indices):
             raise place.error(
-                f'{whole} whole GPUs', '--devices must name at least as many; '
-                f'it names {len(devices.indices)}')
+                f'{whole} whole GPUs', 'on bare metal devices must name at '
+                f'least as many; it names {len(devices.indices)}')
         sections = [layout_file.Section(devices, False)]
     return tuple(sections)
 
 
-def _slice_name(place: _Place, resource_class: str) -> str:
+def _slice_name(place: schema.Place, resource_class: str) -> str:
     """Return the GPU instance profile of a resource class."""
     found = _SLICE.fullmatch(resource_class)
     if found is not None:
@@ -322,8 +230,8 @@ def _slice_name(place: _Place, resource_class: str) -> str:
                 return name
     raise place.error(
         f'{resource_class} is neither a whole GPU nor a GPU instance',
-        'expected gpu: passthrough or a GPU instance profile such as 1g.10gb; '
-        'bare-metal servers cannot have vGPUs')
+        'on bare metal expected gpu: passthrough or a GPU instance profile '
+        'such as 1g.10gb; bare-metal servers cannot have vGPUs')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -391,34 +299,24 @@ class Verdict:
         return '; '.join(texts)
 
 
-def concerned(nodes: Iterable[Node], resource_class: str | None
-              ) -> list[Node]:
-    """Return the nodes of a resource class, and others with traits of GPUs.
+def concerned(nodes: Iterable[Node], classes: Collection[str]) -> list[Node]:
+    """Return the nodes of resource classes, and others with traits of GPUs.
 
     The others have GPUs, or had some.
-
-    :param resource_class: None for all nodes.
     """
-    return [node for node in nodes
-            if resource_class in (None, node.resource_class)
+    return [node for node in nodes if node.resource_class in classes
             or any(trait.startswith(_GPU_TRAITS) for trait in node.traits)]
 
 
-def judge(node: Node, profile: NodeProfile,
-          resource_class: str | None = None) -> Verdict:
-    """Decide whether a node can have the layout of a profile.
-
-    :param resource_class: that the node must have; None for any.
-    """
-    return Verdict(node, profile.trait,
-                   tuple(_reasons(node, profile, resource_class)))
+def judge(node: Node, profile: NodeProfile) -> Verdict:
+    """Decide whether a node can have the layout of a profile."""
+    return Verdict(node, profile.trait, tuple(_reasons(node, profile)))
 
 
-def _reasons(node: Node, profile: NodeProfile, resource_class: str | None
-             ) -> Iterator[str]:
-    if resource_class not in (None, node.resource_class):
-        yield ('its resource class is '
-               f'{node.resource_class or "not set"}, not {resource_class}')
+def _reasons(node: Node, profile: NodeProfile) -> Iterator[str]:
+    if node.resource_class != profile.resource_class:
+        yield (f'its resource class is {node.resource_class or "not set"}, '
+               f'not {profile.resource_class}')
     for trait in sorted(profile.required - node.traits):
         yield f'it lacks the trait {trait}'
     for trait in sorted(profile.forbidden & node.traits):
@@ -451,7 +349,7 @@ def _misfit(found: inventory.Inventory, entry: layout_file.Entry) -> str:
            for section in entry.sections):
         return ('the MIG profiles of its GPUs are not known '
                 f'({found.nvml_problem or "NVML does not list all of them"}); '
-                '--board BOARD assumes them')
+                'device-filter assumes them')
     if any(item is not None and item.without_mig for item in wanted):
         return 'none of the GPUs to partition supports MIG: ' + ', '.join(
             sorted({gpu.model or gpu.device_id for gpu in found.gpus}))
@@ -474,16 +372,16 @@ def check_service(cloud: connection.Cloud) -> None:
             '1.55, node inventories need 1.81')
 
 
-def template(cloud: connection.Cloud, name: str
-             ) -> resources.Existing | None:
-    """Return a deploy template; None if none has that name."""
+def templates(cloud: connection.Cloud, name: str
+              ) -> list[resources.Existing]:
+    """Return the deploy template of that name, if there is one."""
     try:
         item = cloud.sdk.baremetal.get_deploy_template(name)
     except exceptions.NotFoundException:
-        return None
-    return resources.Existing(
+        return []
+    return [resources.Existing(
         resources.DeployTemplate(item.name, steps_text(item.steps)), item.id,
-        (item.extra or {}).get(MADE_BY) == resources.MARK)
+        (item.extra or {}).get(MADE_BY) == resources.MARK)]
 
 
 def nodes(cloud: connection.Cloud) -> list[Node]:

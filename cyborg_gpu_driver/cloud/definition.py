@@ -41,6 +41,7 @@ import os_resource_classes as orc
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
+from cyborg_gpu_driver.cloud import baremetal
 from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.partition import names as profile_names
 from cyborg_gpu_driver.partition import policy
@@ -50,14 +51,16 @@ from cyborg_gpu_driver.report.content import names
 VERSION = 'v1'
 GPU_PROFILE = 'gpu-profile'
 """The format of a GPU's profile, which ``definition.profile_class`` parses."""
+NODE_CLASS = 'node-class'
+"""The format of a resource class of Ironic's nodes."""
+Nodes = dict[str, baremetal.NodeProfile]
+"""The profiles for bare metal, by name."""
 
 _CLASSES = (orc.FPGA, 'GPU', orc.PGPU, orc.VGPU)
 """Resource classes that Cyborg 17 accepts beside custom ones
 (``SUPPORT_RESOURCES``)."""
 _DB_MAX = (1 << 31) - 1
 """The greatest number that Nova's and Keystone's databases can store."""
-HIGHEST_LIMIT = _DB_MAX
-"""The greatest limit that Keystone accepts."""
 _UNLIMITED = -1
 _CUSTOM = 'CUSTOM_[A-Z0-9_]+'
 _CUSTOM_TEXT = 'CUSTOM_ followed by upper-case letters, digits and _'
@@ -97,10 +100,15 @@ _GROUP = schema.mapping({}, {
     'required': schema.listing(_TRAIT),
     'forbidden': schema.listing(_TRAIT)}, oneOf=_ONE_OF_THEM,
     description=_GROUP_TEXT)
+_NODES = schema.mapping({
+    'resource_class': {
+        'type': 'string', 'format': NODE_CLASS,
+        'description': 'the resource class of the nodes',
+        'examples': ['baremetal.gpu']}}, layout_yaml.DEVICES['properties'])
 _PROFILE = schema.mapping({
     'name': _PROFILE_NAME,
     'groups': schema.listing(_GROUP, 1)}, {
-    'description': schema.TEXT})
+    'description': schema.TEXT, 'nodes': _NODES})
 _FLAVOR = schema.mapping({
     'name': _FLAVOR_NAME,
     'profile': {**_PROFILE_NAME, 'description': "a device profile's name"},
@@ -131,9 +139,11 @@ class Definition:
     """The content of a definition file.
 
     :ivar items: the wanted items; projects are named as in the file.
+    :ivar nodes: the profiles for bare metal.
     """
 
     items: tuple[resources.Item, ...]
+    nodes: tuple[baremetal.NodeProfile, ...] = ()
 
     @property
     def projects(self) -> frozenset[str]:
@@ -160,7 +170,7 @@ class Definition:
                     what=key[0].value, value=key[1],
                     expected='the file has it twice, by name and by UUID; '
                              'remove one')
-        return Definition(items)
+        return Definition(items, self.nodes)
 
 
 def parse(text: str, source: str) -> Definition:
@@ -171,17 +181,19 @@ def parse(text: str, source: str) -> Definition:
     """
     place = schema.Place(source)
     content = layout_yaml.plain(text, place)
-    schema.check(content, DEFINITION, place,
-                 {GPU_PROFILE: profile_class})
+    schema.check(content, DEFINITION, place, {
+        GPU_PROFILE: profile_class,
+        NODE_CLASS: baremetal.class_in_placement})
     items: list[resources.Item] = []
+    nodes: Nodes = {}
     for key, read in (('profiles', _profile), ('flavors', _flavor),
                       ('limits', _limit)):
         for number, value in enumerate(content.get(key, ())):
             where = place.below(key, number)
-            for item in read(where, value):
+            for item in read(where, value, nodes):
                 _check_new(where, item, items)
                 items.append(item)
-    return Definition(tuple(items))
+    return Definition(tuple(items), tuple(nodes.values()))
 
 
 def profile_class(text: str) -> str:
@@ -223,13 +235,18 @@ def _check_new(where: schema.Place, item: resources.Item,
                           'keep one')
 
 
-def _profile(place: schema.Place, value: Mapping[str, Any]
+def _profile(place: schema.Place, value: Mapping[str, Any], nodes: Nodes
              ) -> Iterator[resources.Item]:
-    yield resources.DeviceProfile(
+    profile = resources.DeviceProfile(
         value['name'],
         tuple(group for number, item in enumerate(value['groups'])
               for group in _groups(place.below('groups', number), item)),
         _description(place, value))
+    if 'nodes' in value:
+        nodes[profile.name] = baremetal.make(profile, value['nodes'], place)
+        yield nodes[profile.name].template
+    else:
+        yield profile
 
 
 def _groups(place: schema.Place, value: Mapping[str, Any]
@@ -257,7 +274,7 @@ def _class(value: Mapping[str, Any]) -> str:
             else value['resources'])
 
 
-def _flavor(place: schema.Place, value: Mapping[str, Any]
+def _flavor(place: schema.Place, value: Mapping[str, Any], nodes: Nodes
             ) -> Iterator[resources.Item]:
     projects = frozenset(value.get('projects', ()))
     public = value.get('public', 'projects' not in value)
@@ -270,14 +287,16 @@ def _flavor(place: schema.Place, value: Mapping[str, Any]
         raise place.below('extra_specs').error(
             f'the key {resources.PROFILE_KEY} is set from the device profile',
             'give profile: NAME instead')
-    yield resources.Flavor(
+    metal = nodes.get(value['profile'])
+    if metal is None:
+        specs = {**specs, resources.PROFILE_KEY: value['profile']}
+    found = resources.Flavor(
         value['name'], value['vcpus'], value['ram'], value['disk'], public,
-        tuple(sorted({**specs,
-                      resources.PROFILE_KEY: value['profile']}.items())),
-        projects, _description(place, value))
+        tuple(sorted(specs.items())), projects, _description(place, value))
+    yield found if metal is None else metal.flavor(found)
 
 
-def _limit(place: schema.Place, value: Mapping[str, Any]
+def _limit(place: schema.Place, value: Mapping[str, Any], nodes: Nodes
            ) -> Iterator[resources.Item]:
     name = f'class:{_class(value)}'
     yield resources.RegisteredLimit(name, value['default'])

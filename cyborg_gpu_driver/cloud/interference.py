@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-import urllib.parse
 import uuid
 from collections.abc import Callable
 from collections.abc import Collection
@@ -30,6 +29,7 @@ from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cloud import nova
 from cyborg_gpu_driver.cloud import placement
+from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.interference import applications as apps
 from cyborg_gpu_driver.interference import guest
 from cyborg_gpu_driver.interference import results
@@ -39,12 +39,6 @@ MARK = 'gpu_interference'
 measurement."""
 NAME = 'gpu-interference-'
 """Prefix of the names of these servers."""
-_COMPUTE = '2.74'
-"""The first microversion in which a request to create a server can name a host
-(Nova's REST API history)."""
-_COMPUTE_READ = '2.61'
-"""A flavor has its extra specs (2.61)."""
-_PROFILE = 'accel:device_profile'
 _LINES = 2000
 """Number of console lines that are read."""
 _GONE = 300.0
@@ -78,93 +72,54 @@ class Made:
     network: str | None = None
     key: str | None = None
 
-    def body(self, name: str, mark: str, user_data: str, host: str | None
-             ) -> dict[str, Any]:
-        """Return the body of the request to create a server.
+    def attributes(self, name: str, mark: str, user_data: str,
+                   host: str | None) -> dict[str, Any]:
+        """Return the attributes of a new server for openstacksdk.
 
         :param user_data: in base64.
         :param host: on which the server must be; None for any.
         """
-        return {'server': {
-            'name': name, 'flavorRef': self.flavor, 'imageRef': self.image,
+        return {
+            'name': name, 'flavor_id': self.flavor, 'image_id': self.image,
             'networks': ([{'uuid': self.network}] if self.network
                          else 'none'),
             # Without a network there is no metadata service.
             'config_drive': True, 'user_data': user_data,
             'metadata': {MARK: mark},
             **({'host': host} if host else {}),
-            **({'key_name': self.key} if self.key else {})}}
+            **({'key_name': self.key} if self.key else {})}
 
 
 def resolve(cloud: connection.Cloud, flavor: str, image: str,
             network: str | None, key: str | None) -> Made:
     """Look up the properties of the servers by names or IDs.
 
-    :raises CloudError: if nothing, or more than one object, has such a name;
-        or if the flavor asks for no accelerator.
+    :raises CloudError: if the flavor asks for no accelerator.
     """
-    found = _find(cloud, 'compute', 'flavor', flavor)
-    specs = cloud.ask('compute', f'/flavors/{found}/os-extra_specs',
-                      _COMPUTE_READ)
-    if not specs['extra_specs'].get(_PROFILE):
+    sdk = cloud.sdk
+    found = sdk.compute.find_flavor(flavor, ignore_missing=False,
+                                    get_extra_specs=True)
+    if not found.extra_specs.get(resources.PROFILE_KEY):
         raise cloud.error(
-            f'flavor {flavor} has no {_PROFILE}; expected a flavor whose '
-            'device profile asks for a slice or a vGPU')
-    return Made(found, _find(cloud, 'image', 'image', image),
-                network and _find(cloud, 'network', 'network', network), key)
+            f'flavor {flavor} has no {resources.PROFILE_KEY}; expected a '
+            'flavor whose device profile asks for a slice or a vGPU')
+    return Made(
+        found.id, sdk.image.find_image(image, ignore_missing=False).id,
+        network and sdk.network.find_network(
+            network, ignore_missing=False).id, key)
 
 
-def _find(cloud: connection.Cloud, service: str, kind: str, name: str
-          ) -> str:
-    """Return the ID of an object by name or ID."""
-    path = f'/{kind}s'
-    quoted = urllib.parse.quote(name, safe='')
-    one = cloud.ask(service, f'{path}/{quoted}')
-    if one is not None:
-        return str(one.get(kind, one)['id'])
-    listed = ([*cloud.sdk.compute.flavors()] if kind == 'flavor' else
-              cloud.ask(service, path, name=name)[f'{kind}s'])
-    found = [item['id'] for item in listed if item['name'] == name]
-    if len(found) != 1:
-        raise cloud.error(
-            f'{len(found)} {kind}s are named {name}; give the id of one'
-            if found else f'there is no {kind} {name}')
-    return found[0]
+def problem(server: Any) -> str:
+    """Return why a server has failed; empty if it has not.
 
-
-def create(cloud: connection.Cloud, body: dict[str, Any]) -> str:
-    """Create a server and return its UUID, without waiting for it."""
-    answer = cloud.change('compute', 'POST', '/servers', body, _COMPUTE)
-    return answer['server']['id']
-
-
-@dataclasses.dataclass(frozen=True)
-class Now:
-    """A server as Nova shows it.
-
-    :ivar problem: why the server failed, once that is known.
+    :param server: openstacksdk's server; None if it was deleted.
     """
-
-    ready: bool
-    host: str | None
-    problem: str = ''
-
-
-def look(cloud: connection.Cloud, server: str) -> Now:
-    """Return the current state of a server."""
-    answer = cloud.ask('compute', f'/servers/{server}', _COMPUTE_READ)
-    if answer is None:
-        return Now(False, None, 'somebody has deleted it')
-    item = answer['server']
-    status = item['status']
-    busy = item['OS-EXT-STS:task_state'] is not None
-    problem = ''
-    if status not in ('ACTIVE', 'BUILD'):
-        problem = f'its status is {status}: ' + (
-            item.get('fault') or {}).get('message', 'Nova does not say '
-                                                    'why')
-    return Now(status == 'ACTIVE' and not busy,
-               item['OS-EXT-SRV-ATTR:host'], problem)
+    if server is None:
+        return 'somebody has deleted it'
+    if server.status in ('ACTIVE', 'BUILD'):
+        return ''
+    return f'its status is {server.status}: ' + (server.fault or {}).get(
+        'message', 'Nova does not say why')
 
 
 def place(cloud: connection.Cloud, server: str) -> Place:
@@ -193,48 +148,30 @@ def others(cloud: connection.Cloud, gpus: Place, ours: Collection[str]
              for item in listed if item['hostname'] in hosts
              and item['device_rp_uuid']
              and item['instance_uuid'] not in {None, *ours}}
-    known = placement.gpu_profiles(cloud, {uuid for uuid, _ in there})
-    return {server for uuid, server in there if uuid in known
-            and (known[uuid].host, known[uuid].gpu) in gpus}
+    known = placement.gpu_profiles(cloud, {one for one, _ in there})
+    return {server for one, server in there if one in known
+            and (known[one].host, known[one].gpu) in gpus}
 
 
 def console(cloud: connection.Cloud, server: str) -> str:
     """Return the end of a server's console output; empty while there is none.
-
-    :raises CloudError: if Nova supports no consoles, or does not answer.
     """
     try:
-        answer = cloud.change(
-            'compute', 'POST', f'/servers/{server}/action',
-            {'os-getConsoleOutput': {'length': _LINES}}, _COMPUTE_READ)
-    except exception.CloudError as error:
+        return str(cloud.sdk.compute.get_server_console_output(
+            server, _LINES)['output'])
+    except (exceptions.ConflictException, exceptions.NotFoundException):
         # The guest does not exist yet, or has no console yet.
-        if isinstance(error.__cause__, (exceptions.ConflictException,
-                                        exceptions.NotFoundException)):
-            return ''
-        raise
-    return str(answer['output'])
+        return ''
 
 
-def stop(cloud: connection.Cloud, server: str) -> None:
-    """Stop a server. A stopped server keeps its GPU."""
-    cloud.change('compute', 'POST', f'/servers/{server}/action',
-                 {'os-stop': None}, _COMPUTE_READ)
-
-
-def marked(cloud: connection.Cloud, mark: str | None = None
-           ) -> dict[str, str]:
-    """Return the names of the servers of a measurement, by UUID.
+def marked(cloud: connection.Cloud, mark: str) -> list[str]:
+    """Return the UUIDs of the servers of a measurement.
 
     Only the user's own project is searched: a measurement creates its servers
     there.
-
-    :param mark: of one measurement; None for all measurements.
     """
-    return {item.id: item.name
-            for item in cloud.sdk.compute.servers(name=f'^{NAME}')
-            if MARK in item.metadata
-            and mark in (None, item.metadata[MARK])}
+    return [item.id for item in cloud.sdk.compute.servers(name=f'^{NAME}')
+            if item.metadata.get(MARK) == mark]
 
 
 def delete(cloud: connection.Cloud, uuids: Collection[str],
@@ -250,13 +187,13 @@ def delete(cloud: connection.Cloud, uuids: Collection[str],
     while left:
         for server in sorted(left):
             try:
-                if server not in asked:
-                    _ask_to_delete(cloud, server)
-                    asked.add(server)
-                if cloud.ask('compute', f'/servers/{server}',
-                             _COMPUTE_READ) is None:
-                    left.discard(server)
-                    problems.pop(server, None)
+                with cloud.errors():
+                    if server not in asked:
+                        cloud.sdk.compute.delete_server(server)
+                        asked.add(server)
+                    if nova.existing_server(cloud, server) is None:
+                        left.discard(server)
+                        problems.pop(server, None)
             except exception.CloudError as error:
                 problems[server] = str(error)
         if not left or clock() >= end:
@@ -264,15 +201,6 @@ def delete(cloud: connection.Cloud, uuids: Collection[str],
         sleep(_ROUND)
     return {server: problems.get(server) or f'not deleted after {_GONE:g} s'
             for server in left}
-
-
-def _ask_to_delete(cloud, server):
-    try:
-        cloud.change('compute', 'DELETE', f'/servers/{server}',
-                     version=_COMPUTE_READ)
-    except exception.CloudError as error:
-        if not isinstance(error.__cause__, exceptions.NotFoundException):
-            raise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,6 +221,8 @@ class Guests:
 
     :param made: the properties of every server.
     :param host: on which all servers must be; None for any.
+    :param mark: identifies the measurement. Servers with it that an earlier
+        process has left are deleted.
     :param timeout: seconds that each run may take.
     :param boot: seconds until a guest must run its script.
     :param wait: waits for a number of seconds, or raises an exception to end
@@ -304,7 +234,7 @@ class Guests:
     """Unknown, because a guest does not report it."""
 
     def __init__(self, cloud: connection.Cloud, made: Made,
-                 host: str | None, timeout: float, boot: float,
+                 host: str | None, mark: str, timeout: float, boot: float,
                  wait: Callable[[float], None],
                  say: Callable[[str], None] = lambda text: None,
                  poll: float = 3.0,
@@ -318,7 +248,7 @@ class Guests:
         self._say = say
         self._poll = poll
         self._clock = clock
-        self._mark = uuid.uuid4().hex
+        self._mark = mark
         self._warned: set[str] = set()
 
     def runs(self, application: apps.Application,
@@ -331,7 +261,8 @@ class Guests:
         :raises GpuDriverError: if no such server can be created, or its guest
             does not run the script.
         """
-        with contextlib.ExitStack() as stack:
+        self._clear()
+        with self._cloud.errors(), contextlib.ExitStack() as stack:
             # Also finds a server whose creation Nova did not confirm.
             stack.callback(self._clear)
             companion, gpus = None, None
@@ -356,29 +287,28 @@ class Guests:
         script = guest.user_data(application, token, count, self._timeout)
         astray = refused = 0
         while True:
-            server = create(self._cloud, self._made.body(
-                NAME + application.name, self._mark, script,
-                self._host))
-            now = self._settled(server)
-            if now.problem:
-                problem = f'server {server}: {now.problem}'
+            server = self._cloud.sdk.compute.create_server(
+                **self._made.attributes(NAME + application.name, self._mark,
+                                        script, self._host)).id
+            host, failure = self._settled(server)
+            if failure:
                 self._delete([server])
                 refused += 1
                 if refused == _REFUSED:
-                    raise self._no_room(problem)
+                    raise self._no_room(f'server {server}: {failure}')
                 self._wait(_PAUSE)
                 continue
             found = place(self._cloud, server)
-            self._host = self._host or now.host
+            self._host = self._host or host
             if gpus in (None, found):
                 return _Guest(server, application, token), found
-            problem = (f'server {server} is on {_names(found)}, the other '
-                       f'one on {_names(gpus)}')
             astray += 1
             if astray == _ASTRAY:
-                raise self._no_room(problem)
+                raise self._no_room(
+                    f'server {server} is on {_names(found)}, the other one '
+                    f'on {_names(gpus)}')
             # The stopped server occupies the wrong GPU until the step ends.
-            stop(self._cloud, server)
+            self._cloud.sdk.compute.stop_server(server)
 
     def _no_room(self, problem):
         return self._cloud.error(
@@ -387,14 +317,16 @@ class Guests:
             'has room, gpu:placement=pack, or another --host')
 
     def _settled(self, server):
+        """Wait for a server; return its host, and why it failed, if it did.
+        """
         end = self._clock() + self._boot
         while True:
-            now = look(self._cloud, server)
-            if now.ready or now.problem:
-                return now
+            item = nova.existing_server(self._cloud, server)
+            failure = problem(item)
+            if failure or item.status == 'ACTIVE' and not item.task_state:
+                return item and item.compute_host, failure
             if self._clock() >= end:
-                return Now(False, None,
-                           f'it is not active after {self._boot:g} s')
+                return None, f'it is not active after {self._boot:g} s'
             self._wait(self._poll)
 
     def _begun(self, one):
@@ -441,18 +373,19 @@ class Guests:
             'console log show"); --boot-timeout gives the guest more time')
 
     def _clear(self):
+        """Delete the servers of the measurement."""
         try:
-            left = marked(self._cloud, self._mark)
+            with self._cloud.errors():
+                left = marked(self._cloud, self._mark)
         except exception.CloudError as error:
-            self._say(f'{error}; "openstack gpu interference clean" deletes '
-                      'what is left')
+            self._say(f'{error}; run the command again to delete what is left')
             return
         self._delete(left)
 
     def _delete(self, uuids):
-        for server, problem in delete(self._cloud, uuids).items():
-            self._say(f'server {server} could not be deleted: {problem}. '
-                      '"openstack gpu interference clean" tries again')
+        for server, reason in delete(self._cloud, uuids).items():
+            self._say(f'server {server} could not be deleted: {reason}. '
+                      'Run the command again')
 
 
 def _names(gpus):

@@ -546,7 +546,7 @@ def _cyborg(group: request.Group, node: facts.Node, tree: facts.Tree,
             'scheduled to it, the bind fails',
             f'check that cyborg-agent runs on {tree.name} and reports; if '
             'nothing changes, the provider is stale: openstack gpu orphan '
-            'list')
+            'clean --dry-run')
         return
     yield from _handles(group, node, known)
 
@@ -568,4 +568,4 @@ def _handles(group: request.Group, node: facts.Node, known: facts.Facts
             f'{len(holding)} of {handles} attach handles are in use, which '
             'is more than Placement has allocated: '
             + (', '.join(stray) or 'by servers without an allocation'),
-            'run openstack gpu orphan list, then openstack gpu orphan clean')
+            'run openstack gpu orphan clean')

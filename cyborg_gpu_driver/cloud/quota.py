@@ -20,24 +20,18 @@ enforces quotas with ``[quota] driver = nova.quota.UnifiedLimitsDriver``.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 
 import os_resource_classes as orc
 
-from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import definition
-from cyborg_gpu_driver.cloud import plan
 from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.report.content import names
 
 _PREFIX = 'class:'
-_UNSET = 'unset'
 _CUSTOM = names.custom(names.VENDOR) + '_'
 _REQUEST = 'resources'
-_NUMBER = re.compile('-1|[0-9]{1,10}', re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,17 +56,6 @@ class Quota:
         if self.limit is None or self.used is None:
             return None
         return max(0, self.limit - self.used)
-
-
-@dataclasses.dataclass(frozen=True)
-class Setting:
-    """A limit to be set.
-
-    :ivar limit: None to delete the limit.
-    """
-
-    resource_class: str
-    limit: int | None
 
 
 def is_gpu(resource_class: str) -> bool:
@@ -117,89 +100,6 @@ def of_project(project: str, limits: Iterable[resources.Existing],
             yield Quota(project, name,
                         _limited(own.get(name, registered.get(name))),
                         name in own, usages.get(name, 0))
-
-
-def parse(text: str) -> Setting:
-    """Parse ``PROFILE=LIMIT``.
-
-    :param text: PROFILE is a profile (``1g.10gb``) or a resource class;
-        LIMIT is a number, -1 for no limit, or ``unset``.
-    :raises InvalidValue: if it is not valid; says what is expected.
-    """
-    name, equals, value = text.partition('=')
-    if not equals or not name:
-        raise exception.InvalidValue(
-            what='quota', value=text,
-            expected='expected PROFILE=LIMIT, such as 1g.10gb=4')
-    if not is_gpu(name):
-        name = definition.profile_class(name)
-    if value == _UNSET:
-        return Setting(name, None)
-    if (not _NUMBER.fullmatch(value)
-            or int(value) > definition.HIGHEST_LIMIT):
-        raise exception.InvalidValue(
-            what=f'limit of {name}', value=value,
-            expected='expected a number from 0 to '
-                     f'{definition.HIGHEST_LIMIT}, -1 for no limit, '
-                     f'or {_UNSET}')
-    return Setting(name, int(value))
-
-
-def parse_all(texts: Iterable[str]) -> list[Setting]:
-    """Parse several settings.
-
-    :raises InvalidValue: if one is not valid, or two are for one class.
-    """
-    found: dict[str, Setting] = {}
-    for text in texts:
-        setting = parse(text)
-        if setting.resource_class in found:
-            raise exception.InvalidValue(
-                what='quota', value=text,
-                expected=f'{setting.resource_class} is given twice')
-        found[setting.resource_class] = setting
-    return list(found.values())
-
-
-def changes(settings: Iterable[Setting], project: str | None,
-            limits: Iterable[resources.Existing]) -> Iterator[plan.Change]:
-    """Yield the changes that apply the settings.
-
-    :param project: UUID; None for the defaults.
-    :param limits: the existing limits.
-    """
-    present = {existing.item.key: existing for existing in limits}
-    for setting in settings:
-        name = _PREFIX + setting.resource_class
-        item: resources.Item
-        if project is None:
-            item = resources.RegisteredLimit(name, setting.limit or 0)
-        else:
-            item = resources.Limit(name, project, setting.limit or 0)
-        yield from _change(setting, item, present)
-
-
-def _change(setting: Setting, item: resources.Item,
-            present: Mapping[resources.Key, resources.Existing]
-            ) -> Iterator[plan.Change]:
-    there = present.get(item.key)
-    if setting.limit is None:
-        if there is not None:
-            yield plan.Change(
-                plan.Action.DELETE,
-                'no limit' if there.item.kind is resources.Kind.REGISTERED
-                else 'the default applies', None, there)
-    elif any(need not in present for need in item.needs):
-        yield plan.Change(
-            plan.Action.REFUSE, f'{setting.resource_class} has no default; '
-            'set one with --default first', item)
-    elif there is None:
-        yield plan.Change(plan.Action.CREATE, str(setting.limit), item)
-    else:
-        found = plan.differences(item, there.item)
-        if found:
-            yield plan.Change(
-                plan.Action.UPDATE, '; '.join(found.values()), item, there)
 
 
 def _registered(limits: Iterable[resources.Existing]) -> dict[str, int]:

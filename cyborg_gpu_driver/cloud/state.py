@@ -42,6 +42,9 @@ _SHOWN = 5
 """The number of servers of a flavor to read: one is enough to keep the flavor.
 """
 
+_MARK = {'description': resources.marked('')}
+"""What marks a limit."""
+
 Present = dict[resources.Key, resources.Existing]
 Users = Mapping[str, tuple[str, ...]]
 
@@ -54,9 +57,13 @@ def read(cloud: connection.Cloud, wanted: definition.Definition,
     :param everything: whether to read all kinds, to find items that are no
         longer wanted.
     """
-    kinds = {item.kind for item in wanted.items}
+    kinds = {kind for item in wanted.items
+             for kind, _ in (item.key, *item.needs)}
     keys = {item.key: item for item in wanted.items}
-    found = profiles(cloud)
+    found = []
+    # A cloud for bare metal alone has no Cyborg.
+    if everything or not wanted.nodes or resources.Kind.PROFILE in kinds:
+        found = profiles(cloud)
     if any(_may_go(existing, keys, everything) for existing in found):
         users = profile_users(cloud)
         found = [_used(existing, users.get(existing.item.name, ()))
@@ -65,6 +72,9 @@ def read(cloud: connection.Cloud, wanted: definition.Definition,
         found += used_flavors(cloud, keys, everything)
     if everything or resources.Kind.REGISTERED in kinds:
         found += limits_of_region(cloud)
+    for item in wanted.items:
+        if item.kind is resources.Kind.TEMPLATE:
+            found += baremetal.templates(cloud, item.name)
     return {existing.item.key: existing for existing in found}
 
 
@@ -263,17 +273,14 @@ def _flavor(cloud: connection.Cloud, item: Any) -> resources.Existing:
         description), item.id, ours)
 
 
-def carry_out(cloud: connection.Cloud, changes: Iterable[plan.Change],
-              mark: bool = True
+def carry_out(cloud: connection.Cloud, changes: Iterable[plan.Change]
               ) -> Iterator[tuple[plan.Change, exception.CloudError | None]]:
     """Make the changes, and yield each with its error, if any.
 
     The first failure ends it, because later changes may need the failed one.
     A partly created item has the mark, so that another run can continue.
-
-    :param mark: whether limits get the mark.
     """
-    writer = Writer(cloud, mark)
+    writer = Writer(cloud)
     for change in changes:
         try:
             with cloud.errors():
@@ -287,15 +294,14 @@ def carry_out(cloud: connection.Cloud, changes: Iterable[plan.Change],
 class Writer:
     """Creates, changes and deletes items for GPUs.
 
-    :param mark: whether limits get the mark by which :func:`plan.make` knows
-        what it may delete.
+    What it creates or changes has the mark by which :func:`plan.make` knows
+    what it may delete.
     """
 
-    def __init__(self, cloud: connection.Cloud, mark: bool = True):
+    def __init__(self, cloud: connection.Cloud):
         self._cloud = cloud
         self._compute = cloud.sdk.compute
         self._identity = cloud.sdk.identity
-        self._mark = {'description': resources.marked('')} if mark else {}
 
     def make(self, change: plan.Change) -> None:
         """Make one change.
@@ -322,9 +328,9 @@ class Writer:
             case resources.RegisteredLimit():
                 self._identity.create_registered_limit(
                     resource_name=item.name, default_limit=item.default,
-                    **self._scope, **self._mark)
+                    **self._scope, **_MARK)
             case resources.Limit():
-                self._create_limit(item, self._mark)
+                self._create_limit(item, _MARK)
             case resources.DeployTemplate():
                 self._cloud.sdk.baremetal.create_deploy_template(
                     name=item.name, steps=json.loads(item.steps),
@@ -422,7 +428,7 @@ class Writer:
                     gone.append(other)
                     self._delete(other)
             self._identity.update_registered_limit(
-                existing.identity, default_limit=item.default, **self._mark)
+                existing.identity, default_limit=item.default, **_MARK)
         finally:
             self._restore(gone)
 
@@ -437,9 +443,7 @@ class Writer:
             assert isinstance(item, resources.Limit)  # As it was deleted.
             try:
                 with self._cloud.errors():
-                    self._create_limit(item, {
-                        'description': resources.marked('')
-                        } if limit.ours else {})
+                    self._create_limit(item, _MARK if limit.ours else {})
             except exception.CloudError as error:
                 # Keystone has refused to delete it, or another client has
                 # created it.
@@ -465,7 +469,7 @@ class Writer:
         identity = {other.item.key: other.identity for other in limits(
             self._cloud, self._scope)}.get(item.key, existing.identity)
         self._identity.update_limit(identity, resource_limit=item.value,
-                                    **self._mark)
+                                    **_MARK)
 
     def _add_traits(self, item: resources.NodeTraits,
                     existing: resources.Existing) -> None:

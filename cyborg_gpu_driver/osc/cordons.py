@@ -267,5 +267,5 @@ def _holder_rows(found, failed):
 
 def _result(holder, failed):
     if holder.project is None:
-        return 'no server; see "openstack gpu orphan list"'
+        return 'no server; see "openstack gpu orphan clean --dry-run"'
     return failed.get(holder.consumer)

@@ -14,10 +14,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import uuid
+
 from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cloud import interference as servers
 from cyborg_gpu_driver.cmd import interference
-from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.interference import guest
 from cyborg_gpu_driver.osc import base
 
@@ -31,8 +34,8 @@ class MeasureInterference(base.Lister):
     each ordered pair. cloud-init runs the commands as root, and the console of
     the servers has the results. The servers are deleted after each step, also
     after Ctrl-C. Writes the same file as "cyborg-gpu interference measure";
-    if it is interrupted, the same command continues from there. Needs the role
-    admin.
+    if it is interrupted, the same command continues from there, and deletes
+    the servers that a killed one has left. Needs the role admin.
     """
 
     brief = interference.BRIEF
@@ -72,38 +75,13 @@ class MeasureInterference(base.Lister):
             parsed_args.network, parsed_args.key_name)
         self.code = interference.measure(
             found, parsed_args, lambda endings: servers.Guests(
-                self.cloud, made, parsed_args.host, parsed_args.timeout,
-                parsed_args.boot_timeout, endings.wait, base.say))
+                self.cloud, made, parsed_args.host, _mark(parsed_args.output),
+                parsed_args.timeout, parsed_args.boot_timeout, endings.wait,
+                base.say))
         return interference.COLUMNS, interference.rows(found)
 
 
-class CleanInterference(base.CloudCommand):
-    """Delete the servers that interference measurements left behind.
-
-    These are servers of your project with the metadata gpu_interference. The
-    command lists them first, and asks for confirmation unless --yes is given.
-    A measurement that is under way loses its servers, too. The exit code is 1
-    if a server could not be deleted.
-    """
-
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        parser.add_argument('--yes', action='store_true',
-                            help='do not ask for confirmation')
-        return parser
-
-    def take_action(self, parsed_args):
-        found = servers.marked(self.cloud)
-        for server, name in found.items():
-            base.say(f'{server}  {name}')
-        if not found:
-            base.say('There is nothing to delete.')
-            return
-        if not parsed_args.yes and not output.agreed(
-                f'Delete {len(found)} servers?'):
-            base.say('Nothing was deleted.')
-            self.code = 1
-            return
-        for server, problem in servers.delete(self.cloud, found).items():
-            base.say(f'server {server} could not be deleted: {problem}')
-            self.code = 1
+def _mark(path: str) -> str:
+    """Return what identifies the measurement that writes a file."""
+    return uuid.uuid5(uuid.NAMESPACE_URL, f'file://{socket.gethostname()}'
+                      + os.path.abspath(path)).hex

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""``openstack gpu orphan list|clean``: leftovers of deleted servers."""
+"""``openstack gpu orphan clean``: leftovers of deleted servers."""
 
 from __future__ import annotations
 
@@ -21,92 +21,82 @@ from cyborg_gpu_driver.cloud import orphans
 from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.osc import base
 
+_REMOVED = 'removed'
 _SETTLES = 60
 """Seconds after which a leftover cannot be a bind under way: Nova binds at
 once, and oslo.messaging gives each step of a bind a minute."""
 
 
-class ListOrphan(base.Lister):
-    """List leftovers of deleted servers in the cloud.
+class CleanOrphan(base.Lister):
+    """Remove the leftovers of deleted servers in the cloud.
 
     Leftovers are accelerator requests, allocations of GPUs and resource
-    providers. Needs the role admin. The exit code is 1 if there is a leftover.
+    providers. Safe to remove are requests without a server or of a deleted
+    server, and allocations whose consumer is neither a server nor a migration.
+    The command asks for confirmation unless --yes is given, and checks each
+    again before it removes it. With --dry-run, it only lists them. Needs the
+    role admin. The exit code is 1 if a leftover remains.
     """
 
-    brief = ('Subject', 'What')
+    brief = ('Subject', 'What', 'Result')
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        _add_age(parser, 0)
+        parser.add_argument(
+            '--dry-run', action='store_true',
+            help='list the leftovers, and remove nothing')
+        parser.add_argument(
+            '--older-than', metavar='<seconds>',
+            type=moments.seconds(0, whole=True),
+            help='check again after this time, and include only what both '
+                 'checks find, because Cyborg does not record the age of a '
+                 f'request (default: {_SETTLES}, with --dry-run 0)')
+        parser.add_argument('--yes', action='store_true',
+                            help='do not ask for confirmation')
         return parser
 
     def take_action(self, parsed_args):
-        found = _find(self.cloud, parsed_args.older_than)
-        self.code = int(bool(found))
+        seconds = parsed_args.older_than
+        if seconds is None:
+            seconds = 0 if parsed_args.dry_run else _SETTLES
+        found = _find(self.cloud, seconds)
+        results = {}
+        if not parsed_args.dry_run:
+            results = self._clean(found, parsed_args.yes)
+        self.code = int(any(results.get(item) != _REMOVED for item in found))
         if found and parsed_args.formatter == 'table' and (
                 not parsed_args.long):
             base.say('With --long the table shows what to do about each.')
-        return (('Kind', 'Subject', 'Where', 'Server', 'Pins', 'Safe',
-                 'What', 'What to do'), [
+        return (('Kind', 'Subject', 'Where', 'Server', 'Pins', 'Safe', 'What',
+                 'What to do', 'Result'), [
             (item.kind.value, item.subject, item.where,
              output.Optional(item.server), item.pins, item.safe, item.text,
-             item.remedy) for item in found])
+             item.remedy, output.Optional(results.get(item)))
+            for item in found])
 
-
-class CleanOrphan(base.CloudCommand):
-    """Remove leftovers in the cloud that are safe to remove.
-
-    These are accelerator requests without a server or of a deleted server, and
-    allocations whose consumer is neither a server nor a migration. The command
-    lists them first, and asks for confirmation unless --yes is given. It
-    checks each again before it removes it. The exit code is 1 if something
-    could not be removed.
-    """
-
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        _add_age(parser, _SETTLES)
-        parser.add_argument('--yes', action='store_true', help='do not ask '
-                                                               'for '
-                                                               'confirmation')
-        return parser
-
-    def take_action(self, parsed_args):
-        found = _find(self.cloud, parsed_args.older_than)
+    def _clean(self, found, yes):
+        """Remove what is safe to remove; return the result of each."""
         safe = [item for item in found if item.safe]
-        for item in found:
-            base.say(f'{item.subject}  {item.text}' + (
-                '' if item.safe else f'\n  not removed; {item.remedy}'))
         if not safe:
             base.say('There is nothing to remove.')
-        elif not parsed_args.yes and not output.agreed(
-                f'Remove {len(safe)} of these?'):
-            base.say('Nothing was removed.')
-            self.code = 1
-            return
-        removed = sum([self._remove(item) for item in safe])
-        self.code = int(removed < len(found))
+            return {}
+        if not yes:
+            for item in safe:
+                base.say(f'{item.subject}  {item.text}')
+            if not output.agreed(f'Remove these {len(safe)}?'):
+                base.say('Nothing was removed.')
+                return {}
+        return {item: self._remove(item) for item in safe}
 
     def _remove(self, item):
-        """Remove an orphan and report the result; return whether it is gone.
-        """
+        """Remove an orphan and return the result."""
         try:
             with self.cloud.errors():
                 orphans.remove(self.cloud, item)
         except exception.GpuDriverError as error:
             base.say(str(error))
-            return False
-        base.say(f'removed {item.kind.value} {item.subject}')
-        return True
-
-
-def _add_age(parser, default):
-    parser.add_argument(
-        '--older-than', metavar='<seconds>', default=default,
-        type=moments.seconds(0, whole=True),
-        help='check again after this time, and include only what both checks '
-             'find, because Cyborg does not record the age of a request '
-             '(default: %(default)s)')
+            return 'not removed'
+        return _REMOVED
 
 
 def _find(cloud, seconds):

@@ -10,123 +10,52 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``openstack gpu profile sync|create``: profiles, flavors and limits."""
+"""``openstack gpu profile sync|list`` and ``gpu quota show``."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import baremetal
 from cyborg_gpu_driver.cloud import definition
 from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cloud import plan
 from cyborg_gpu_driver.cloud import quota
+from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.osc import base
 
-_PLANNED = 'planned'
-_DONE = 'done'
 _NOT_DONE = 'not done'
-_COLUMNS = ('Action', 'Kind', 'Name', 'Change', 'Result')
 _KINDS = ('passthrough', 'vgpu', 'mig')
 _QUOTA_COLUMNS = ('Project', 'Project ID', 'Resource Class', 'Limit', 'Used',
                   'Free', 'Source')
 
 
-class Changing(base.Lister):
-    """A command that makes a cloud match a definition."""
-
-    def resolved(self, wanted: definition.Definition
-                 ) -> definition.Definition:
-        """Return the definition with the UUIDs of its projects."""
-        return wanted.resolved({
-            name: state.project(self.cloud, name)
-            for name in sorted(wanted.projects)})
-
-    def warn(self, wanted: definition.Definition) -> bool:
-        """Warn about what no GPU offers; return whether there was a warning.
-        """
-        texts = plan.unoffered(wanted.items, placement.read_providers(
-            self.cloud, progress=base.show_progress))
-        for text in texts:
-            base.say(f'Warning: {text}')
-        return bool(texts)
-
-    def settle(self, changes: list[plan.Change], parsed_args) -> tuple:
-        """Make the changes, if they are possible and the user agrees.
-
-        :param parsed_args: with ``dry_run`` and ``yes``.
-        :returns: the output of the command.
-        """
-        if any(change.action is plan.Action.REFUSE for change in changes):
-            return self.refuse(changes)
-        acting = [change for change in changes if change.acts]
-        if not acting:
-            base.say('There is nothing to do.')
-        elif parsed_args.dry_run:
-            return self.answer(changes, lambda change: _PLANNED)
-        elif not parsed_args.yes and not _agreed(acting):
-            return self.refuse(changes)
-        return self.carry_out(changes)
-
-    def carry_out(self, changes: list[plan.Change]) -> tuple:
-        """Make the changes, and return the output of the command."""
-        acting = [change for change in changes if change.acts]
-        results = {}
-        for number, (change, error) in enumerate(self.make(acting), 1):
-            results[change.item.key] = (_DONE if error is None
-                                        else f'failed: {error}')
-            if error is not None:
-                self.code = 1
-                base.say(f'{error}\n{number - 1} of {len(acting)} changes '
-                         'were made. Correct the problem and run the command '
-                         'again to make the others.')
-            elif sys.stderr.isatty():
-                base.say(f'{number} of {len(acting)}: {change.action.value} '
-                         f'{change.item.kind.value} {change.item.name}')
-        return self.answer(changes, lambda change: results.get(
-            change.item.key, _NOT_DONE))
-
-    def make(self, changes: list[plan.Change]
-             ) -> Iterator[tuple[plan.Change, exception.CloudError | None]]:
-        """Make the changes, and yield each with its error, if any."""
-        return state.carry_out(self.cloud, changes)
-
-    def refuse(self, changes: list[plan.Change], reason: str = '') -> tuple:
-        """Change nothing, and return the output of the command."""
-        self.code = 1
-        base.say(f'{reason}Nothing was changed.')
-        return self.answer(changes, lambda change: _NOT_DONE)
-
-    @staticmethod
-    def answer(changes, result) -> tuple:
-        """Return columns and rows.
-
-        :param result: returns the result of a change that does anything.
-        """
-        return _COLUMNS, [
-            (change.action.value, change.item.kind.value, change.item.name,
-             change.text, result(change) if change.acts else '')
-            for change in changes]
-
-
-class SyncProfile(Changing):
-    """Make device profiles, flavors and limits what a file says.
+class SyncProfile(base.Lister):
+    """Make profiles, flavors and limits what a file says.
 
     What is to be changed is shown first. What is in use is never deleted or
-    replaced, and what this command has not made is not touched. Exits 1 if
-    the cloud is not what the file says in the end.
+    replaced, and what this command has not made is not touched. For a profile
+    with nodes, the command creates a deploy template for bare metal instead
+    of a device profile, and gives the nodes that support it its trait. Exits
+    1 if the cloud is not what the file says in the end.
     """
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        add_definition(parser)
+        parser.add_argument('file', metavar='FILE',
+                            help='definition file; - is standard input')
+        parser.add_argument('--dry-run', action='store_true',
+                            help='show what would be done, and do nothing')
+        parser.add_argument('--yes', action='store_true',
+                            help='do not ask for confirmation')
         parser.add_argument(
             '--prune', action='store_true',
             help='delete objects that this command created and that are not '
@@ -137,121 +66,112 @@ class SyncProfile(Changing):
                  'command did not create')
         parser.add_argument(
             '--strict', action='store_true',
-            help='refuse a device profile that no GPU of the cloud can serve '
-                 'now')
+            help='refuse a profile that no GPU of the cloud can serve now')
         return parser
 
     def take_action(self, parsed_args):
-        text, source = output.read_text(parsed_args.file)
-        wanted = self.resolved(definition.parse(text, source))
+        wanted = definition.parse(*output.read_text(parsed_args.file))
+        wanted = wanted.resolved({
+            name: state.project(self.cloud, name)
+            for name in sorted(wanted.projects)})
+        if wanted.nodes:
+            baremetal.check_service(self.cloud)
         present = state.read(self.cloud, wanted, parsed_args.prune)
         changes = list(plan.make(wanted.items, present, parsed_args.adopt,
                                  parsed_args.prune))
-        if self.warn(wanted) and parsed_args.strict:
-            return self.refuse(changes)
+        verdicts = self._judge(wanted.nodes)
+        adding = [verdict for verdict in verdicts
+                  if verdict.can and not verdict.has_trait]
+        changes += [verdict.change for verdict in adding]
         if not parsed_args.prune:
             for item in plan.left_over(wanted.items, present):
                 base.say(f'{item.kind.value} {item.name} is not in the file; '
                          '--prune deletes it.')
-        return self.settle(changes, parsed_args)
+        warned = self._warn(wanted, verdicts)
+        rows = (self._refuse(changes) if warned and parsed_args.strict
+                else self._settle(changes, parsed_args))
+        return ('Action', 'Kind', 'Name', 'Change', 'Result'), rows + [
+            ('', resources.Kind.NODE.value, verdict.node.name, str(verdict),
+             '') for verdict in verdicts if verdict not in adding]
+
+    def _judge(self, profiles: Sequence[baremetal.NodeProfile]
+               ) -> list[baremetal.Verdict]:
+        """Decide which nodes support the profiles for bare metal."""
+        if not profiles:
+            return []
+        listed = baremetal.nodes(self.cloud)
+        classes = {profile.resource_class for profile in profiles}
+        concerned = baremetal.concerned(listed, classes)
+        if len(concerned) < len(listed):
+            base.say(f'{len(listed) - len(concerned)} nodes are of another '
+                     'resource class and have no GPUs.')
+        nodes = baremetal.with_gpus(self.cloud, concerned)
+        return [baremetal.judge(node, profile)
+                for profile in profiles for node in nodes]
+
+    def _warn(self, wanted: definition.Definition,
+              verdicts: Sequence[baremetal.Verdict]) -> bool:
+        """Warn about what no GPU offers; return whether there was a warning.
+        """
+        texts = [f'no node supports {profile.entry.name}'
+                 for profile in wanted.nodes
+                 if not any(verdict.can for verdict in verdicts
+                            if verdict.trait == profile.trait)]
+        if any(item.kind is resources.Kind.PROFILE for item in wanted.items):
+            texts += plan.unoffered(wanted.items, placement.read_providers(
+                self.cloud, progress=base.show_progress))
+        for text in texts:
+            base.say(f'Warning: {text}')
+        return bool(texts)
+
+    def _settle(self, changes: list[plan.Change], parsed_args: Any
+                ) -> list[tuple]:
+        """Make the changes, if they are possible and the user agrees.
+
+        :returns: the rows of the changes.
+        """
+        if any(change.action is plan.Action.REFUSE for change in changes):
+            return self._refuse(changes)
+        acting = [change for change in changes if change.acts]
+        if not acting:
+            base.say('There is nothing to do.')
+        elif parsed_args.dry_run:
+            return _change_rows(changes, {}, 'planned')
+        elif not parsed_args.yes and not _agreed(acting):
+            return self._refuse(changes)
+        results = {}
+        for number, (change, error) in enumerate(
+                state.carry_out(self.cloud, acting), 1):
+            results[change.item.key] = ('done' if error is None
+                                        else f'failed: {error}')
+            if error is not None:
+                self.code = 1
+                base.say(f'{error}\n{number - 1} of {len(acting)} changes '
+                         'were made. Correct the problem and run the command '
+                         'again to make the others.')
+            elif sys.stderr.isatty():
+                base.say(f'{number} of {len(acting)}: {change.action.value} '
+                         f'{change.item.kind.value} {change.item.name}')
+        return _change_rows(changes, results, _NOT_DONE)
+
+    def _refuse(self, changes: list[plan.Change]) -> list[tuple]:
+        """Change nothing, and return the rows of the changes."""
+        self.code = 1
+        base.say('Nothing was changed.')
+        return _change_rows(changes, {}, _NOT_DONE)
 
 
-class CreateProfile(Changing):
-    """Create a device profile for GPUs and, if wanted, a flavor for it."""
+def _change_rows(changes: Iterable[plan.Change],
+          results: Mapping[resources.Key, str], otherwise: str
+          ) -> list[tuple]:
+    """Return the rows of changes.
 
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        parser.add_argument('name', metavar='NAME',
-                            help='name of the device profile')
-        parser.add_argument(
-            '--gpu', metavar='PROFILE', required=True,
-            help='what a server gets: passthrough, a GPU instance profile '
-                 'such as 1g.10gb or a vGPU type such as T4-2B')
-        parser.add_argument(
-            '--count', type=int, default=1, metavar='N',
-            help='number of them, on any GPUs of one host (default: 1)')
-        parser.add_argument(
-            '--together', action='store_true', help='take all of them from '
-                                                    'one GPU')
-        parser.add_argument(
-            '--trait', action='append', default=[], metavar='TRAIT',
-            help='trait that the GPU must have; may be repeated')
-        parser.add_argument(
-            '--forbidden-trait', action='append', default=[],
-            metavar='TRAIT',
-            help='trait that the GPU must not have; may be repeated')
-        add_flavor(parser, 'a flavor that names it')
-        return parser
-
-    def take_action(self, parsed_args):
-        wanted = self.resolved(definition.parse(
-            json.dumps(_document(parsed_args)), 'arguments'))
-        present = state.read(self.cloud, wanted)
-        for item in wanted.items:
-            if item.key in present:
-                raise self.cloud.error(f'{item.kind.value} {item.name} '
-                                       'already exists')
-        self.warn(wanted)
-        return self.carry_out(list(plan.make(wanted.items, present)))
-
-
-def add_definition(parser: argparse.ArgumentParser) -> None:
-    """Add the file, and the options that :meth:`Changing.settle` needs."""
-    parser.add_argument('file', metavar='FILE',
-                        help='definition file; - is standard input')
-    parser.add_argument('--dry-run', action='store_true',
-                        help='show what would be done, and do nothing')
-    parser.add_argument('--yes', action='store_true', help='do not ask for '
-                                                           'confirmation')
-
-
-def add_flavor(parser: argparse.ArgumentParser, title: str
-               ) -> argparse._ArgumentGroup:
-    """Add the options for a flavor.
-
-    :returns: the group of the options, to which the caller can add more.
+    :param results: of those that do anything.
+    :param otherwise: the result of the others that would do anything.
     """
-    group = parser.add_argument_group(title)
-    group.add_argument('--flavor', metavar='NAME')
-    group.add_argument('--vcpus', type=int, metavar='N')
-    group.add_argument('--ram', type=int, metavar='MIB')
-    group.add_argument('--disk', type=int, metavar='GIB')
-    group.add_argument(
-        '--project', action='append', metavar='PROJECT',
-        help='project that may use the flavor; may be repeated (default: the '
-             'flavor is public)')
-    return group
-
-
-def flavors(parsed_args: argparse.Namespace, profile: str
-            ) -> list[dict[str, Any]]:
-    """Return the wanted flavor, if any, as in a definition file.
-
-    :param profile: the device profile that the flavor names.
-    :raises InvalidValue: if there are sizes without a name.
-    """
-    sizes = {key: getattr(parsed_args, key)
-             for key in ('vcpus', 'ram', 'disk', 'project')
-             if getattr(parsed_args, key) is not None}
-    if parsed_args.flavor is not None:
-        return [{'name': parsed_args.flavor, 'profile': profile,
-                 **{'projects' if key == 'project' else key: value
-                    for key, value in sizes.items()}}]
-    for key, value in sizes.items():
-        raise exception.InvalidValue(
-            what=f'--{key}', value=value,
-            expected='it requires --flavor')
-    return []
-
-
-def _document(parsed_args):
-    """Return the definition file that the arguments stand for."""
-    profile = {'name': parsed_args.name, 'groups': [{
-        'gpu': parsed_args.gpu, 'count': parsed_args.count,
-        'together': parsed_args.together, 'required': parsed_args.trait,
-        'forbidden': parsed_args.forbidden_trait}]}
-    return {'version': definition.VERSION, 'profiles': [profile],
-            'flavors': flavors(parsed_args, parsed_args.name)}
+    return [(change.action.value, change.item.kind.value, change.item.name,
+             change.text, results.get(change.item.key, otherwise)
+             if change.acts else '') for change in changes]
 
 
 def _agreed(changes):
@@ -328,107 +248,43 @@ def _row(entry, device_profiles, flavors):
         else output.Names(hosts.flavors_naming(flavors, asking)))
 
 
-class _Quotas(base.Lister):
-    """Common to the commands that show quotas."""
+class ShowQuota(base.Lister):
+    """Show the GPU quotas of a project, or of all projects.
+
+    For one project, the table has each GPU resource class that a device
+    profile asks for, or of which the project has a limit of its own or
+    servers. For all projects, it has the default of each resource class, and
+    a row for each limit of a project and each class that a project uses.
+    """
 
     brief = tuple(name for name in _QUOTA_COLUMNS if name != 'Project ID')
 
-    def limits(self):
-        """Return the limits of Nova, for GPUs and for other resources."""
-        return state.limits_of_region(self.cloud)
-
-    @staticmethod
-    def answer(found, names):
-        """Return columns and rows.
-
-        :param found: quotas.
-        :param names: of projects, by UUID.
-        """
-        return _QUOTA_COLUMNS, [_quota_row(one, names) for one in found]
-
-
-class ListQuota(_Quotas):
-    """List the GPU quotas of all projects.
-
-    The table has the default of each resource class, and a row for each
-    resource class of which a project has a limit of its own or servers.
-    """
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        parser.add_argument('project', metavar='PROJECT', nargs='?',
+                            help='name or UUID of the project (default: all)')
+        return parser
 
     def take_action(self, parsed_args):
-        limits = self.limits()
-        names = state.project_names(self.cloud)
-        found = list(quota.defaults(limits))
+        limits = state.limits_of_region(self.cloud)
+        found: list[quota.Quota] = []
+        classes: frozenset[str] = frozenset()
+        if parsed_args.project is None:
+            names = state.project_names(self.cloud)
+            found = list(quota.defaults(limits))
+        else:
+            names = {state.project(self.cloud, parsed_args.project):
+                     parsed_args.project}
+            classes = quota.requested(state.profiles(self.cloud))
         usages = placement.at_once(
             lambda project: state.usages(self.cloud, project), names,
             lambda done, total: base.show_progress(done, total, 'projects'))
         for project, used in zip(names, usages, strict=True):
-            found += quota.of_project(project, limits, used)
+            found += quota.of_project(project, limits, used, classes)
         found.sort(key=lambda one: (
             one.project is not None, names.get(one.project or '', ''),
             one.project or '', one.resource_class))
-        return self.answer(found, names)
-
-
-class ShowQuota(_Quotas):
-    """Show the GPU quotas of a project.
-
-    The table has each GPU resource class that a device profile asks for, or
-    of which the project has a limit of its own or servers.
-    """
-
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        parser.add_argument('project', metavar='PROJECT',
-                            help='name or UUID of the project')
-        return parser
-
-    def take_action(self, parsed_args):
-        project = state.project(self.cloud, parsed_args.project)
-        found = quota.of_project(
-            project, self.limits(), state.usages(self.cloud, project),
-            quota.requested(state.profiles(self.cloud)))
-        return self.answer(found, {project: parsed_args.project})
-
-
-class SetQuota(Changing):
-    """Set GPU quotas of a project, or the defaults of all projects.
-
-    A quota is a unified limit of Keystone. Nova enforces it if [quota] driver
-    in nova.conf is nova.quota.UnifiedLimitsDriver, and from 34.0.0 (2026.2)
-    on for flavors that name a device profile too.
-    """
-
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        whose = parser.add_mutually_exclusive_group(required=True)
-        whose.add_argument('--project', metavar='PROJECT',
-                           help='name or UUID of the project')
-        whose.add_argument(
-            '--default', action='store_true',
-            help='set the default limits, which apply to projects without a '
-                 'limit of their own')
-        parser.add_argument(
-            'quotas', nargs='+', metavar='PROFILE=LIMIT',
-            help='PROFILE is passthrough, a GPU instance profile such as '
-                 '1g.10gb, a vGPU type such as T4-2B, or a resource class; '
-                 'LIMIT is a number, -1 for no limit, or unset to delete the '
-                 'limit')
-        return parser
-
-    def take_action(self, parsed_args):
-        settings = quota.parse_all(parsed_args.quotas)
-        project = (None if parsed_args.default
-                   else state.project(self.cloud, parsed_args.project))
-        limits = state.limits_of_region(self.cloud)
-        changes = list(quota.changes(settings, project, limits))
-        if any(change.action is plan.Action.REFUSE for change in changes):
-            return self.refuse(changes)
-        if not changes:
-            base.say('There is nothing to do.')
-        return self.carry_out(changes)
-
-    def make(self, changes):
-        return state.carry_out(self.cloud, changes, mark=False)
+        return _QUOTA_COLUMNS, [_quota_row(one, names) for one in found]
 
 
 def _quota_row(one, names):

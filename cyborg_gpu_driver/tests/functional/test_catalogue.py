@@ -335,16 +335,3 @@ class SyncTest(OperatorCase):
         self.assertEqual(['slice'], [*self.device_profiles()])
         self.openstack = working
         self.assertEqual({'whole': ('create', 'done')}, self.sync())
-
-    @scope.only_in_all
-    def test_one_is_created_by_hand(self):
-        self.openstack.run(profile.CreateProfile, 'two', '--gpu', '1g.10gb+me',
-                           '--count', '2', '--trait',
-                           'CUSTOM_GPU_ARCH_AMPERE')
-        self.assertEqual(
-            2 * ((('resources:CUSTOM_NVIDIA_1G_10GB_ME', '1'),
-                  ('trait:CUSTOM_GPU_ARCH_AMPERE', 'required')),),
-            self.device_profiles()['two'].item.groups)
-        self.assertIn('already', str(self.assertRaises(
-            exception.CloudError, self.openstack.run, profile.CreateProfile,
-            'two', '--gpu', '1g.10gb')))

@@ -34,7 +34,8 @@ class OrphanCase(explain_case.ExplainCase):
 
     def listed(self, code=1):
         """Return kinds and subjects of what is left, and the rows."""
-        rows = self.openstack.rows(orphan.ListOrphan, code=code)
+        rows = self.openstack.rows(orphan.CleanOrphan, '--dry-run',
+                                   code=code)
         return {(row['Kind'], row['Subject']) for row in rows}, rows
 
     def clean(self, code=0):
@@ -164,12 +165,13 @@ class CleanTest(OrphanCase):
         self.boot(self.profile(SLICE), 'alive')
         # The providers of Cyborg and the compute nodes, once for the cloud.
         expected = {'allocation_candidates': 1, 'resource_providers': 2}
-        self.assertEqual(expected, self.asked(orphan.ListOrphan))
+        self.assertEqual(expected, self.asked(orphan.CleanOrphan, '--dry-run'))
         # The command reads the allocations that no request explains, and
         # reads them again after Nova has listed the servers.
         self.allocate()
         self.assertEqual({**expected, 'allocations': 2},
-                         self.asked(orphan.ListOrphan, code=1))
+                         self.asked(orphan.CleanOrphan, '--dry-run',
+                                    code=1))
 
     def test_a_stranger_in_the_place_of_a_server(self):
         """As many are used as requests are bound, but by another consumer."""
@@ -198,7 +200,9 @@ class CleanTest(OrphanCase):
         self.fail(arq['uuid'], 'BindFailed')
         self.assertEqual({('request-failed', arq['uuid'])},
                          self.listed()[0])
-        self.assertIn('delete or rebuild the server', self.clean(code=1))
+        self.assertIn('nothing to remove', self.clean(code=1))
+        self.assertIn('delete or rebuild the server',
+                      self.listed()[1][0]['What to do'])
         self.assertEqual(1, len(self.mdevs()))
         del self.compute.servers[server.uuid]
         self.clean()
@@ -220,11 +224,10 @@ class CleanTest(OrphanCase):
         server = self.boot(self.profile(SLICE), 'alive')
         del self.compute.servers[server.uuid]
         self.compute.hypervisors.clear()
-        for command, arguments in ((orphan.ListOrphan, ()),
-                                   (orphan.CleanOrphan, ('--yes',))):
+        for option in ('--dry-run', '--yes'):
             self.assertIn('the Nova of this region', str(self.assertRaises(
-                exception.CloudError, self.openstack.run, command,
-                *arguments)))
+                exception.CloudError, self.openstack.run, orphan.CleanOrphan,
+                option)))
         self.assertEqual(1, len(self.mdevs()))
         self.cloud.unbind(server)
 

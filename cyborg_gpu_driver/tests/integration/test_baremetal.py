@@ -22,7 +22,7 @@ import yaml
 
 from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.cloud import connection
-from cyborg_gpu_driver.osc import baremetal
+from cyborg_gpu_driver.osc import profile
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.ironic import node as node_module
 from cyborg_gpu_driver.tests.unit.osc import running
@@ -82,16 +82,17 @@ class BaremetalTest(base.TestCase):
         return there[0]
 
     def make_profile(self):
-        """Run ``openstack gpu baremetal profile create``; return its flavor.
-        """
+        """Run ``openstack gpu profile sync``; return its flavor."""
         path = self.useFixture(fixtures.TempDir()).join('profiles.yaml')
         pathlib.Path(path).write_text(yaml.safe_dump({
             'version': 'v1', 'profiles': [{'name': _PROFILE, 'groups': [
-                {'gpu': '1g.6gb', 'count': 2}]}]}), encoding='utf-8')
+                {'gpu': '1g.6gb', 'count': 2}], 'nodes': {
+                    'resource_class': self.resource_class}}],
+            'flavors': [{'name': self.resource_class, 'profile': _PROFILE,
+                         'vcpus': 1, 'ram': 64, 'disk': 1}]}),
+            encoding='utf-8')
         running.Openstack(connection.Cloud(self.admin, 'admin')).run(
-            baremetal.CreateBaremetalProfile, path, '--resource-class',
-            self.resource_class, '--flavor', self.resource_class, '--vcpus',
-            '1', '--ram', '64', '--disk', '1', '--set-traits', '--yes')
+            profile.SyncProfile, path, '--yes')
         template = self.admin.baremetal.get_deploy_template(_TRAIT)
         self.addCleanup(self.admin.baremetal.delete_deploy_template,
                         template)

@@ -97,7 +97,8 @@ class ExplainTest(base.TestCase):
         profile = self.device_profile({f'resources:{_SLICE}': '1'})
         self.admin.accelerator.post('/accelerator_requests', json={
             'device_profile_name': profile})
-        (left,) = self.openstack.rows(orphan.ListOrphan, code=1)
+        (left,) = self.openstack.rows(
+            orphan.CleanOrphan, '--dry-run', code=1)
         self.assertEqual(('request-of-nobody', profile),
                          (left['Kind'], left['Pins']))
         self.openstack.run(orphan.CleanOrphan, '--yes', '--older-than', '1')
@@ -106,7 +107,8 @@ class ExplainTest(base.TestCase):
     @scope.only_in_all
     def test_a_server_that_lives_leaves_nothing(self):
         self.boot(self.flavor_of(_SLICE))
-        self.assertEqual([], self.openstack.rows(orphan.ListOrphan))
+        self.assertEqual([], self.openstack.rows(
+            orphan.CleanOrphan, '--dry-run'))
 
     def test_a_server_that_was_deleted_while_cyborg_was_down(self):
         server = self.boot(self.flavor_of(_SLICE))
@@ -114,7 +116,8 @@ class ExplainTest(base.TestCase):
         self.addCleanup(self.cloud.restart, 'cyborg-api')
         self.delete(server)
         self.cloud.restart('cyborg-api')
-        (left,) = self.openstack.rows(orphan.ListOrphan, code=1)
+        (left,) = self.openstack.rows(
+            orphan.CleanOrphan, '--dry-run', code=1)
         self.assertEqual(('request-of-gone-server', server.id),
                          (left['Kind'], left['Server']))
         self.assertIn('roles admin and service', self.openstack.run(

@@ -187,14 +187,13 @@ class InterferenceTest(base.TestCase):
             json.loads(self.path.read_text())['alone']))
         self.assert_nothing_left()
 
-    def test_clean(self):
+    def test_what_a_killed_run_has_left_is_deleted(self):
+        self.useFixture(Guests(self))
         flavor = self.flavor_of('CUSTOM_NVIDIA_1G_10GB')
-        left = self.boot(flavor, self.admin, metadata={made.MARK: 'x'})
+        left = self.boot(flavor, self.admin, metadata={
+            made.MARK: interference._mark(str(self.path))})
         self.admin.compute.update_server(left, name=f'{made.NAME}a')
         other = self.boot(flavor, self.admin)
-        _, errors = self.openstack.run(
-            interference.CleanInterference, answer='y')
-        self.assertIn(left.id, errors)
-        self.assertNotIn(other.id, errors)
+        self.measure(flavor, '--application', 'a=true')
         self.assertEqual([other.id], [
             server.id for server in self.admin.compute.servers()])

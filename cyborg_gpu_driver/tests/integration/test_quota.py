@@ -11,17 +11,17 @@
 # under the License.
 
 
+import json
+
 from openstack import exceptions
 
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.osc import profile
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import base
 from cyborg_gpu_driver.tests.unit.osc import running
 
 _CLASS = 'CUSTOM_NVIDIA_1G_10GB'
 _GPU = '1g.10gb'
-_PROJECT = ('--project', 'project1')
 
 
 class QuotaTest(base.TestCase):
@@ -31,13 +31,12 @@ class QuotaTest(base.TestCase):
         super().setUp()
         self.openstack = running.Openstack(
             connection.Cloud(self.admin, 'admin'))
-        # Keystone deletes a default limit only after the limits of projects.
-        self.addCleanup(self.set, '--default', f'{_GPU}=unset')
-        self.addCleanup(self.set, *_PROJECT, f'{_GPU}=unset')
+        self.addCleanup(self.sync)
 
-    def set(self, *arguments, code=0):
-        return [(row['Action'], row['Result']) for row in
-                self.openstack.rows(profile.SetQuota, *arguments, code=code)]
+    def sync(self, *limits):
+        return [(row['Action'], row['Result']) for row in self.openstack.rows(
+            profile.SyncProfile, '-', '--yes', '--prune', answer=json.dumps(
+                {'version': 'v1', 'limits': limits}))]
 
     def show(self, project='project1'):
         (row,) = [row for row in self.openstack.rows(
@@ -47,13 +46,9 @@ class QuotaTest(base.TestCase):
     def test_nova_refuses_a_server_over_the_limit(self):
         flavor = self.flavor_of(_CLASS)
         self.assertEqual((None, 0, None, 'none'), self.show())
-        self.assertEqual([('refuse', '')],
-                         self.set(*_PROJECT, f'{_GPU}=1', code=1))
-        self.assertEqual([('create', 'done')],
-                         self.set('--default', f'{_GPU}=0'))
-        self.assertEqual([('create', 'done')],
-                         self.set(*_PROJECT, f'{_GPU}=1'))
-        self.assertEqual([], self.set(*_PROJECT, f'{_GPU}=1'))
+        limit = {'gpu': _GPU, 'default': 0, 'projects': {'project1': 1}}
+        self.assertEqual(2 * [('create', 'done')], self.sync(limit))
+        self.assertEqual([], self.sync(limit))
         server = self.boot(flavor)
         self.assertEqual((1, 1, 0, 'project'), self.show())
         self.assertEqual((0, 0, 0, 'default'), self.show('project2'))
@@ -63,19 +58,13 @@ class QuotaTest(base.TestCase):
         self.assertEqual(
             {(None, 0, None), ('project1', 1, 1)},
             {(row['Project'], row['Limit'], row['Used']) for row
-             in self.openstack.rows(profile.ListQuota)
+             in self.openstack.rows(profile.ShowQuota)
              if row['Resource Class'] == _CLASS})
         self.delete(server)
         self.assertEqual((1, 0, 1, 'project'), self.show())
 
-    @scope.only_in_all
-    def test_sync_leaves_these_limits_alone(self):
-        self.set('--default', f'{_GPU}=0')
-        self.set(*_PROJECT, f'{_GPU}=1')
-        # The command removes the project's limit meanwhile, as Keystone
-        # requires.
+        # Keystone changes the default only while no project has a limit.
         self.assertEqual([('update', 'done')],
-                         self.set('--default', f'{_GPU}=2'))
-        self.openstack.run(profile.SyncProfile, '-', '--yes', '--prune',
-                           answer='version: v1')
+                         self.sync({**limit, 'default': 2}))
         self.assertEqual((1, 0, 1, 'project'), self.show())
+        self.assertEqual(2 * [('delete', 'done')], self.sync())

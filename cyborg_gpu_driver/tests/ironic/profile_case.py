@@ -26,7 +26,7 @@ from oslotest import base
 
 from cyborg_gpu_driver.baremetal import inventory
 from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.osc import baremetal
+from cyborg_gpu_driver.osc import profile
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
@@ -123,22 +123,18 @@ class ProfileCase(base.BaseTestCase):
             lambda: self.baremetal.get_node(node).provision_state == state,
             scope.HANG, lambda: f'{self.baremetal.get_node(node)}')
 
-    def file(self, *groups):
-        path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'file')
-        with open(path, 'w', encoding='utf-8') as stream:
-            json.dump({'version': 'v1', 'profiles': [
-                {'name': self.name, 'groups': list(groups)}]}, stream)
-        return path
-
-    def create(self, groups, *arguments, **kwargs):
+    def create(self, groups, *arguments, flavors=(), **kwargs):
         """Create the profile.
 
         :returns: the rows by kind and name, and the standard error.
         """
+        path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'file')
+        with open(path, 'w', encoding='utf-8') as stream:
+            json.dump({'version': 'v1', 'flavors': flavors, 'profiles': [
+                {'name': self.name, 'groups': groups,
+                 'nodes': {'resource_class': self.resource_class}}]}, stream)
         output, errors = self.openstack.run(
-            baremetal.CreateBaremetalProfile, self.file(*groups),
-            '--resource-class', self.resource_class, '-f', 'json',
-            *arguments, **kwargs)
+            profile.SyncProfile, path, '-f', 'json', *arguments, **kwargs)
         return {(row['Kind'], row['Name']): row
                 for row in json.loads(output)}, errors
 

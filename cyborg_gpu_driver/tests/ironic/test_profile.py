@@ -16,7 +16,7 @@ from cyborg_gpu_driver.tests.ironic import profile_case
 
 _SLICES = [{'gpu': '1g.10gb', 'count': 7}]
 _OTHERS = [{'gpu': '3g.40gb', 'count': 2}]
-_FLAVOR = ('--vcpus', '96', '--ram', '1048576', '--disk', '1000')
+_FLAVOR = {'name': 'gpu.metal', 'vcpus': 96, 'ram': 1048576, 'disk': 1000}
 
 
 class TemplateTest(profile_case.ProfileCase):
@@ -69,8 +69,8 @@ class TemplateTest(profile_case.ProfileCase):
 class FlavorTest(profile_case.ProfileCase):
 
     def create_flavor(self, *arguments, **kwargs):
-        return self.create(_SLICES, '--flavor', 'gpu.metal', *_FLAVOR,
-                           '--yes', *arguments, **kwargs)
+        return self.create(_SLICES, '--yes', *arguments, flavors=[
+            {**_FLAVOR, 'profile': self.name}], **kwargs)
 
     def test_it_is_made_once(self):
         rows, _ = self.create_flavor()
@@ -109,7 +109,7 @@ class NodesTest(profile_case.ProfileCase):
         stranger = self.node(resource_class='another')
         self.baremetal.add_node_trait(stranger, 'CUSTOM_GPU_COUNT_8')
         plain = self.node(resource_class='another')
-        rows, errors = self.create(_SLICES, '--yes', '--set-traits')
+        rows, errors = self.create(_SLICES, '--yes')
         told = {name: (row['Action'], row['Change'], row['Result'])
                 for (kind, name), row in rows.items() if kind == 'node'}
         self.assertEqual(
@@ -133,6 +133,6 @@ class NodesTest(profile_case.ProfileCase):
             self.assertNotIn(self.trait, self.traits(name))
 
         self.change(can, 'provide', 'available')
-        rows, errors = self.create(_SLICES, '--yes', '--set-traits')
+        rows, errors = self.create(_SLICES, '--yes')
         self.assertIn('There is nothing to do', errors)
         self.assertEqual('can take it', rows['node', can]['Change'])

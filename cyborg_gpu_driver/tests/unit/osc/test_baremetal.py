@@ -10,9 +10,8 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The ``openstack gpu baremetal`` commands: arguments and Ironic's answers."""
+"""``openstack gpu profile sync`` for bare metal, with Ironic's answers."""
 
-import io
 import json
 import os
 
@@ -20,12 +19,12 @@ import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.osc import baremetal
+from cyborg_gpu_driver.osc import profile
 from cyborg_gpu_driver.tests.unit.cloud import services
 from cyborg_gpu_driver.tests.unit.osc import running
 
-_PROFILES = [{'name': 'slice', 'groups': [{'gpu': '1g.10gb'}]},
-             {'name': 'vgpu', 'groups': [{'gpu': 'T4-2B'}]}]
+_PROFILE = {'name': 'slice', 'groups': [{'gpu': '1g.10gb'}],
+            'nodes': {'resource_class': 'gpu'}}
 _NODE = {'resource_class': 'gpu', 'traits': [], 'maintenance': False,
          'retired': False, 'provision_state': 'available'}
 _NODES = [{'uuid': 'one', 'name': None, **_NODE},
@@ -59,9 +58,9 @@ class CreateTest(base.BaseTestCase):
         super().setUp()
         self.answers = {'/v1/nodes': self.page}
         self.highest = '1.81'
-        self.write(_PROFILES)
+        self.write(_PROFILE)
 
-    def write(self, profiles):
+    def write(self, *profiles):
         self.path = os.path.join(
             self.useFixture(fixtures.TempDir()).path, 'gpus.yaml')
         with open(self.path, 'w', encoding='utf-8') as stream:
@@ -83,11 +82,11 @@ class CreateTest(base.BaseTestCase):
     def create(self, *arguments, **kwargs):
         openstack = running.Openstack(self.useFixture(services.Services(
             {'baremetal': self.ironic})).cloud)
-        return openstack.run(baremetal.CreateBaremetalProfile, self.path,
-                             *arguments, **kwargs)
+        return openstack.run(profile.SyncProfile, self.path, *arguments,
+                             **kwargs)
 
-    def refusal(self, *arguments, error=exception.CloudError):
-        return str(self.assertRaises(error, self.create, *arguments))
+    def refusal(self):
+        return str(self.assertRaises(exception.CloudError, self.create))
 
     def test_what_the_nodes_are(self):
         self.answers.update({
@@ -95,7 +94,7 @@ class CreateTest(base.BaseTestCase):
             '/v1/nodes/three/inventory': {
                 'inventory': {}, 'plugin_data': {
                     'nvidia_gpus': {'version': 2}}}})
-        output, errors = self.create('slice', '--dry-run', '-f', 'json')
+        output, errors = self.create('--dry-run', '-f', 'json')
         template, *nodes = json.loads(output)
         self.assertEqual(
             ('create', 'CUSTOM_GPU_LAYOUT_SLICE', 'planned'),
@@ -112,130 +111,37 @@ class CreateTest(base.BaseTestCase):
         self.assertIn('Warning: no node supports slice', errors)
 
     def test_what_hinders_them(self):
-        self.write([{'name': 'whole', 'groups': [{'gpu': 'passthrough'}]}])
+        self.write({**_PROFILE, 'groups': [{'gpu': 'passthrough'}]})
         found = {'inventory': {'pci_devices': [{
             'vendor_id': '10de', 'product_id': '2330', 'class': '030200',
             'revision': 'a1', 'bus': '0000:1b:00.0', 'numa_node_id': None}]},
             'plugin_data': {}}
         self.answers.update({f'/v1/nodes/{node["uuid"]}/inventory': found
                              for node in _NODES})
-        rows = json.loads(self.create('--dry-run', '-f', 'json')[0])[1:]
+        rows = json.loads(self.create('--dry-run', '-f', 'json')[0])
+        self.assertEqual([('create', 'planned')] + 3 * [('update', 'planned')],
+                         [(row['Action'], row['Result']) for row in rows])
         self.assertEqual(
             ['can take it;', 'can take it; not now: it is in maintenance, '
              'it is retired, it is clean failed;', 'can take it;'],
-            [row['Change'].partition(' it lacks')[0] for row in rows])
-        self.assertEqual({('', '')}, {(row['Action'], row['Result'])
-                                      for row in rows})
-        rows = json.loads(self.create('--dry-run', '--set-traits',
-                                      '-f', 'json')[0])
-        self.assertEqual([('create', 'planned')] + 3 * [('update', 'planned')],
-                         [(row['Action'], row['Result']) for row in rows])
-
-    def test_a_table(self):
-        output, _ = self.create('slice', '--dry-run')
-        self.assertIn('| create | deploy template |', output)
+            [row['Change'].partition(' it lacks')[0] for row in rows[1:]])
 
     def test_an_old_ironic(self):
         for self.highest in ('1.80', '1.9'):
             self.assertIn(
                 f'(service type baremetal) has microversions up to '
-                f'{self.highest}, but 1.81 is required', self.refusal('slice'))
+                f'{self.highest}, but 1.81 is required', self.refusal())
 
     def test_no_ironic(self):
         openstack = running.Openstack(self.useFixture(services.Services(
             {'compute': services.documents({}, services.NOVA)})).cloud)
         error = self.assertRaises(
             exception.CloudError, openstack.run,
-            baremetal.CreateBaremetalProfile, self.path, 'slice')
+            profile.SyncProfile, self.path)
         self.assertIn('has no service of type baremetal', str(error))
 
     def test_what_is_not_ironic(self):
         self.answers['/v1/nodes'] = {'servers': []}
-        self.assertIn('cannot be parsed', self.refusal('slice'))
+        self.assertIn('cannot be parsed', self.refusal())
         self.answers['/v1/'] = {}
-        self.assertIn('cannot be parsed', self.refusal('slice'))
-
-    def test_arguments(self):
-        sizes = ('--vcpus', '1', '--ram', '1', '--disk', '1')
-        for error, text, arguments in (
-                (exception.DocumentError, 'there are slice, vgpu', []),
-                (exception.DocumentError, "no profile 'x'", ['x']),
-                (exception.DocumentError, 'cannot have vGPUs', ['vgpu']),
-                (exception.LayoutError, 'devices.1.: 1 appears twice',
-                 ['slice', '--devices', '1,1']),
-                (exception.LayoutError, "found 'A100'; expected PCI device id",
-                 ['slice', '--board', 'A100']),
-                (exception.InvalidValue, 'requires --flavor',
-                 ['slice', *sizes]),
-                (exception.InvalidValue, 'give --resource-class',
-                 ['slice', '--flavor', 'x', *sizes]),
-                (exception.InvalidValue, 'such as baremetal.gpu',
-                 ['slice', '--resource-class', '']),
-                (exception.DocumentError, "arguments: flavors.0.: key "
-                                            "'vcpus' is missing",
-                 ['slice', '--flavor', 'x', '--resource-class', 'gpu'])):
-            self.assertRegex(self.refusal(*arguments, error=error), text)
-        said = io.StringIO()
-        with fixtures.MonkeyPatch('sys.stderr', said):
-            self.assertRaises(SystemExit, self.create, 'slice', '--devices',
-                              '0,x')
-        self.assertIn("'0,x' is not a list of positions such as 0,1",
-                      said.getvalue())
-
-
-class ConfigDriveTest(base.BaseTestCase):
-
-    def setUp(self):
-        super().setUp()
-        self.directory = self.useFixture(fixtures.TempDir()).path
-        self.profiles = self.write('profiles.json', json.dumps({
-            'version': 'v1', 'profiles': _PROFILES}))
-
-    def write(self, name, text):
-        path = os.path.join(self.directory, name)
-        with open(path, 'w', encoding='utf-8') as stream:
-            stream.write(text)
-        return path
-
-    def drive(self, *arguments, others=None):
-        if others is not None:
-            arguments += ('--add-to', self.write(
-                'others.json', others if isinstance(others, str)
-                else json.dumps(others)))
-        # The user has not logged in to a cloud.
-        output, _ = running.Openstack(None).run(
-            baremetal.CreateConfigDrive, self.profiles, 'slice', *arguments)
-        return json.loads(output)
-
-    def test_the_layout(self):
-        layout = {'slice': [{'devices': [0, 1], 'mig-enabled': True,
-                             'mig-devices': {'1g.10gb': 1}}]}
-        wanted = {'vendor_data': {'cyborg_gpu_layout': layout}}
-        self.assertEqual(wanted, self.drive('--devices', '0,1'))
-        # Adding the layout again changes nothing.
-        self.assertEqual(wanted, self.drive('--devices', '0,1',
-                                            others=wanted))
-        found = self.drive('--devices', '0,1', others={
-            'meta_data': {'a': 1}, 'vendor_data': {'b': 2}})
-        self.assertEqual({'meta_data': {'a': 1}, 'vendor_data': {
-            'b': 2, 'cyborg_gpu_layout': layout}}, found)
-
-    def test_a_drive_that_cannot_have_it(self):
-        for others, words in (
-                ('{', 'not JSON'), ([], 'expected an object'),
-                ({'vendor_data': []}, 'and an object as vendor_data'),
-                ({'metadata': {}}, 'no other keys than meta_data, network_'),
-                ({'vendor_data': {'cyborg_gpu_layout': 'all-1g.10gb'}},
-                 'vendor_data.cyborg_gpu_layout: there is another layout')):
-            error = self.assertRaises(exception.DocumentError, self.drive,
-                                      others=others)
-            self.assertIn('others.json: ', str(error))
-            self.assertIn(words, str(error))
-
-    def test_it_needs_no_cloud(self):
-        self.assertFalse(baremetal.CreateConfigDrive.auth_required)
-
-    def test_vgpus_are_refused(self):
-        self.assertRaises(
-            exception.DocumentError, running.Openstack(None).run,
-            baremetal.CreateConfigDrive, self.profiles, 'vgpu')
+        self.assertIn('cannot be parsed', self.refusal())

@@ -156,24 +156,6 @@ class SyncTest(base.BaseTestCase):
             exception.DocumentError, self.openstack.run, profile.SyncProfile,
             '-', answer='{')))
 
-    def test_arguments_that_are_wrong(self):
-        for arguments, said in (
-                (('a b', '--gpu', '1g.10gb'),
-                 'arguments: profiles[0].name'),
-                (('x', '--gpu', 'big'),
-                 'arguments: profiles[0].groups[0].gpu'),
-                (('x', '--gpu', '1g.10gb', '--count', '0'),
-                 'arguments: profiles[0].groups[0].count'),
-                (('x', '--gpu', '1g.10gb', '--trait', 'HW_X'),
-                 'arguments: profiles[0].groups[0].required[0]'),
-                (('x', '--gpu', '1g.10gb', '--vcpus', '4'), '--vcpus'),
-                (('x', '--gpu', '1g.10gb', '--flavor', 'f'),
-                 "arguments: flavors[0]: key 'vcpus' is missing")):
-            self.assertIn(said, str(self.assertRaises(
-                exception.GpuDriverError, self.openstack.run,
-                profile.CreateProfile, *arguments)))
-        self.assertEqual([], self.asked)
-
 
 class ListTest(base.BaseTestCase):
 

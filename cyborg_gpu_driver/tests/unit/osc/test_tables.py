@@ -27,7 +27,6 @@ from cyborg_gpu_driver.cmd import output as cmd_output
 from cyborg_gpu_driver.tests.unit.cloud import services
 from cyborg_gpu_driver.tests.unit.nova import prometheus
 from cyborg_gpu_driver.tests.unit.osc import running
-from cyborg_gpu_driver.tests.unit.osc import test_baremetal
 from cyborg_gpu_driver.tests.unit.osc import test_explain
 
 _SETUP = pathlib.Path(__file__).resolve().parents[4] / 'setup.cfg'
@@ -41,14 +40,9 @@ _REQUEST = {
     'attach_handle_uuid': '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a16',
     'attach_handle_info': {'domain': '0000', 'bus': '07', 'device': '00',
                            'function': '4'}}
-_NODE = {'uuid': 'node', 'name': 'rack-1-node-2', 'resource_class': 'gpu',
-         'traits': [], 'maintenance': False, 'retired': False,
-         'provision_state': 'available'}
 _MIXED_CASE = {'GPU', 'GPUs', 'ARQ', 'What is missing', 'What to do',
                'NUMA Node', 'Project ID', 'Server ID'}
-_ACT_ALONE = {'baremetal config drive create', 'cordon', 'drain',
-              'interference clean', 'interference measure', 'orphan clean',
-              'uncordon'}
+_ACT_ALONE = {'cordon', 'drain', 'interference measure', 'uncordon'}
 """Commands that have no table, or only the table of "cyborg-gpu"."""
 
 
@@ -98,23 +92,19 @@ class AnswerCase(base.BaseTestCase):
                 'metric': {'Hostname': 'compute1', 'profile': '1g.10gb'},
                 'value': [1793491200.0, '3600']}]}}).encode()
         self.arguments = {
-            'baremetal profile create': (self.path, '--dry-run'),
             'capacity': (), 'defragment': ('--plan',),
             'explain': ('--flavor', 'small'),
-            'host list': (), 'host show': ('compute1',), 'orphan list': (),
-            'profile create': ('big', '--gpu', '1g.10gb'),
+            'host list': (), 'host show': ('compute1',),
+            'orphan clean': ('--dry-run',),
             'profile list': (), 'profile sync': (self.path, '--dry-run'),
-            'quota list': (), 'quota show': ('physics',),
-            'quota set': ('--project', 'physics', 'passthrough=1'),
+            'quota show': (),
             'server show': (_SERVER,),
             'usage': ('--prometheus-url', hours.url)}
-        self.codes = {'explain': 0, 'defragment': 3, 'orphan list': 1,
-                      'quota set': 1}
+        self.codes = {'explain': 0, 'defragment': 3, 'orphan clean': 1}
 
     def openstack(self):
         return running.Openstack(self.useFixture(services.Services(
-            {**self.world.applications(), 'baremetal': test_baremetal.ironic(
-                {'/v1/nodes': {'nodes': [_NODE]}})})).cloud)
+            self.world.applications())).cloud)
 
     def run_all(self, *options):
         """The output of each command by its name."""
@@ -149,13 +139,13 @@ class TableTest(AnswerCase):
                     self.assertEqual(field.lower().replace(' ', '_'), field)
 
     def test_long_shows_what_the_default_leaves_out(self):
-        for name in ('explain', 'host list', 'orphan list', 'profile list',
+        for name in ('explain', 'host list', 'orphan clean', 'profile list',
                      'server show'):
             self.arguments[name] += ('--long',)
         found = self.run_all()
         for name, column in (
                 ('explain', 'Profile'), ('host list', 'Cyborg Devices'),
-                ('orphan list', 'Safe'), ('profile list', 'Resource Class'),
+                ('orphan clean', 'Safe'), ('profile list', 'Resource Class'),
                 ('server show', 'Handle')):
             self.assertIn(f' {column} ', found[name], name)
             self.assertEqual(1, len({len(line) for line
@@ -208,7 +198,7 @@ class FlatTest(AnswerCase):
         self.assertEqual(
             [(None, 4, None, None), ('physics', 4, 3, 1)],
             [(row['Project'], row['Limit'], row['Used'], row['Free'])
-             for row in found['quota list']])
+             for row in found['quota show']])
         (row,) = found['profile list']
         self.assertEqual((1, ['gpus']), (row['GPUs'],
                                          row['Device Profiles']))

@@ -60,21 +60,20 @@ class JudgeTest(base.BaseTestCase):
             found=machine and inventory.parse(inspected.sent(
                 _host(machine), unhealthy or {})), **kwargs)
 
-    def verdict(self, node, profile=None, resource_class=_CLASS):
-        return str(baremetal.judge(node, profile or self.slices,
-                                   resource_class))
+    def verdict(self, node, profile=None):
+        return str(baremetal.judge(node, profile or self.slices))
 
     def test_it_can(self):
         for machine in ('hgx-h100', 'dgx-a100-80'):
             self.assertEqual('can take it', self.verdict(self.node(machine)))
         for machine in ('t4x4', 'mixed', 'hgx-h100'):
             self.assertEqual('can take it', self.verdict(
-                self.node(machine), self.whole, None))
+                self.node(machine), self.whole))
 
     def test_not_now(self):
         node = self.node(hindrances=('it is in maintenance',
                                      'it is active'))
-        verdict = baremetal.judge(node, self.slices, _CLASS)
+        verdict = baremetal.judge(node, self.slices)
         self.assertEqual('can take it; not now: it is in maintenance, it is '
                          'active', str(verdict))
         self.assertTrue(verdict.can)
@@ -108,12 +107,12 @@ class JudgeTest(base.BaseTestCase):
 
     def test_gpus_that_are_not_there(self):
         profile = test_baremetal_profile.node_profile(
-            {'gpu': '1g.10gb'}, devices=(0, 8))
+            {'gpu': '1g.10gb'}, nodes={'devices': [0, 8]})
         self.assertEqual(
             'cannot take it: it has no GPU 8, only 0 to 7',
             self.verdict(self.node(traits=()), profile))
         profile = test_baremetal_profile.node_profile(
-            {'gpu': '1g.10gb'}, boards=('0x20B010DE',))
+            {'gpu': '1g.10gb'}, nodes={'device-filter': '0x20B010DE'})
         self.assertEqual(
             'cannot take it: it has no GPU of that board',
             self.verdict(self.node(traits=()), profile))
@@ -145,13 +144,13 @@ class JudgeTest(base.BaseTestCase):
                  'it has the trait CUSTOM_OLD')):
             self.assertEqual(f'cannot take it: {text}', self.verdict(
                 self.node(traits=traits), profile))
-        for resource_class, text in ((_CLASS, _CLASS), (None, 'not set')):
+        for resource_class, text in (('CUSTOM_OTHER', 'CUSTOM_OTHER'),
+                                     (None, 'not set')):
             node = dataclasses.replace(self.node(traits=()),
                                        resource_class=resource_class)
             self.assertEqual(
                 f'cannot take it: its resource class is {text}, not '
-                'CUSTOM_OTHER',
-                self.verdict(node, resource_class='CUSTOM_OTHER'))
+                f'{_CLASS}', self.verdict(node))
 
     def test_what_is_not_known(self):
         node = self.node(None, (), unknown='it has not been inspected')
@@ -162,13 +161,13 @@ class JudgeTest(base.BaseTestCase):
         node = dataclasses.replace(
             self.node(traits=()), found=inventory.from_pci([_PCI]))
         self.assertRegex(self.verdict(node), '^cannot take it: the MIG '
-                         'profiles of its GPUs are not known .*--board BOARD')
+                         'profiles of its GPUs are not known .*device-filter')
         named = test_baremetal_profile.node_profile(
-            {'gpu': '1g.10gb'}, boards=('0x233010DE',))
+            {'gpu': '1g.10gb'}, nodes={'device-filter': '0x233010DE'})
         for profile in (self.whole, named):
             self.assertIn('can take it;', self.verdict(node, profile))
         other = test_baremetal_profile.node_profile(
-            {'gpu': '1g.10gb'}, boards=('0x20B010DE',))
+            {'gpu': '1g.10gb'}, nodes={'device-filter': '0x20B010DE'})
         self.assertEqual('cannot take it: it has no GPU of that board',
                          self.verdict(node, other))
 
@@ -182,6 +181,5 @@ class ConcernedTest(base.BaseTestCase):
                      (_CLASS, ()), ('CUSTOM_OTHER', ()), (None, ()),
                      ('CUSTOM_OTHER', ['CUSTOM_RAID', _HOPPER]),
                      (None, ['CUSTOM_NVIDIA_2330'])))]
-        self.assertEqual(nodes, baremetal.concerned(nodes, None))
         self.assertEqual([nodes[0], *nodes[3:]],
-                         baremetal.concerned(nodes, _CLASS))
+                         baremetal.concerned(nodes, {_CLASS}))

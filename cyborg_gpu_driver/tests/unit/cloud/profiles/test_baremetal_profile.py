@@ -22,24 +22,25 @@ from cyborg_gpu_driver.cloud import baremetal
 from cyborg_gpu_driver.cloud import definition
 from cyborg_gpu_driver.cloud import plan
 from cyborg_gpu_driver.cloud import resources
-from cyborg_gpu_driver.partition.layout import devices as layout_devices
 
 _FILE = 'gpus.yaml'
 _HOPPER = 'CUSTOM_GPU_ARCH_HOPPER'
 _UNHEALTHY = 'CUSTOM_GPU_UNHEALTHY_XID_79'
 
 
-def profile(*groups, name='slice-10gb'):
-    """A device profile as parsed from a file."""
+def parsed(*groups, name='slice-10gb', nodes=None, **more):
+    """A definition with one profile for bare metal."""
     return definition.parse(json.dumps({
-        'version': 'v1', 'profiles': [
-            {'name': name, 'groups': list(groups)}]}), _FILE).items[0]
+        'version': 'v1', 'profiles': [{
+            'name': name, 'groups': list(groups),
+            'nodes': {'resource_class': 'baremetal.gpu', **(nodes or {})}}],
+        **more}), _FILE)
 
 
-def node_profile(*groups, devices=None, boards=(), name='slice-10gb'):
-    """The bare-metal profile that results from a device profile."""
-    return baremetal.make(profile(*groups, name=name), _FILE,
-                          layout_devices.Devices(devices, boards))
+def node_profile(*groups, **kwargs):
+    """The profile for bare metal."""
+    (found,) = parsed(*groups, **kwargs).nodes
+    return found
 
 
 def items(found):
@@ -84,7 +85,7 @@ class MakeTest(base.BaseTestCase):
         self.assertEqual(whole, items(found))
         self.assertEqual({'CUSTOM_GPU_COUNT_8'}, found.required)
         found = node_profile({'gpu': 'passthrough', 'count': 2},
-                             devices=(1, 3))
+                             nodes={'devices': [1, 3]})
         self.assertEqual([{'devices': [1, 3], 'mig-enabled': False}],
                          items(found))
         self.assertEqual(frozenset(), found.required)
@@ -93,13 +94,15 @@ class MakeTest(base.BaseTestCase):
         cut = {'mig-enabled': True, 'mig-devices': {'1g.10gb': 1}}
         self.assertEqual(
             [{'devices': [0, 2], **cut}],
-            items(node_profile({'gpu': '1g.10gb'}, devices=(0, 2))))
+            items(node_profile({'gpu': '1g.10gb'},
+                               nodes={'devices': [0, 2]})))
         self.assertEqual(
             [{'devices': 'all', 'device-filter': '0x233010DE', **cut}],
-            items(node_profile({'gpu': '1g.10gb'}, boards=('0x233010DE',))))
+            items(node_profile({'gpu': '1g.10gb'}, nodes={
+                'device-filter': '0x233010DE'})))
         found = node_profile({'gpu': '1g.10gb'},
                              {'gpu': 'passthrough', 'count': 2},
-                             devices=(0, 2))
+                             nodes={'devices': [0, 2]})
         self.assertEqual(
             [{'devices': [0, 2], **cut},
              {'devices': [1, 3], 'mig-enabled': False}], items(found))
@@ -121,7 +124,7 @@ class MakeTest(base.BaseTestCase):
                 ([{'resources': 'CUSTOM_NVIDIA_1G_10GB_X'}], 'neither'),
                 ([{'resources': 'CUSTOM_NVIDIA_7C_3G_40GB'}], 'neither'),
                 ([{'gpu': 'passthrough'}, {'gpu': '1g.10gb'}],
-                 'whole GPUs and slices; .*--devices'),
+                 'whole GPUs and slices; .*devices'),
                 ([{'gpu': '1g.10gb', 'required': [_HOPPER]},
                   {'gpu': '1g.10gb', 'forbidden': [_HOPPER]}],
                  f'one group requires {_HOPPER}, but another forbids it'),
@@ -129,14 +132,15 @@ class MakeTest(base.BaseTestCase):
                  'CUSTOM_GPU_HEALTHY is forbidden; .*remove it')):
             error = self.assertRaises(exception.DocumentError,
                                       node_profile, *groups)
-            self.assertRegex(str(error), '^gpus.yaml: profile slice-10gb: ')
+            self.assertRegex(str(error), r'^gpus.yaml: profiles\[0\]: ')
             self.assertRegex(str(error), text)
 
     def test_too_few_devices(self):
         error = self.assertRaises(
             exception.DocumentError, node_profile,
-            {'gpu': 'passthrough', 'count': 3}, devices=(0, 1))
-        self.assertIn('3 whole GPUs; on bare metal --devices must name at '
+            {'gpu': 'passthrough', 'count': 3},
+            nodes={'devices': [0, 1]})
+        self.assertIn('3 whole GPUs; on bare metal devices must name at '
                       'least as many; it names 2', str(error))
 
 
@@ -164,16 +168,11 @@ class TemplateTest(base.BaseTestCase):
         self.assertEqual(found.entry.sections,
                          node.entry_of(layout).sections)
 
-    def change(self, name, groups, adopt=False):
-        """The change to the deploy template of slice-10gb."""
-        there = node_profile({'gpu': '1g.10gb'}).template
-        wanted = node_profile(*groups, name=name).template
-        (change,) = plan.make(
-            [wanted], {there.key: resources.Existing(there, 'x')}, adopt)
-        return baremetal.checked(change, adopt)
-
     def test_another_layout_of_its_name_replaces_it(self):
-        change = self.change('slice-10gb', [{'gpu': '2g.20gb'}])
+        there = node_profile({'gpu': '1g.10gb'}).template
+        wanted = node_profile({'gpu': '2g.20gb'}).template
+        (change,) = plan.make(
+            [wanted], {there.key: resources.Existing(there, 'x')})
         self.assertIs(plan.Action.UPDATE, change.action)
         self.assertIn('"1g.10gb": 1', change.text)
         self.assertIn('"2g.20gb": 1', change.text)
@@ -191,40 +190,30 @@ class TemplateTest(base.BaseTestCase):
             [wanted], {wanted.key: resources.Existing(there, 'x')}))
 
     def test_names_that_make_the_same_trait(self):
-        groups = [{'gpu': '2g.20gb'}]
-        change = self.change('slice_10gb', groups)
-        self.assertIs(plan.Action.REFUSE, change.action)
-        self.assertIn('for the layout slice-10gb, not slice_10gb',
-                      change.text)
-        self.assertIs(plan.Action.UPDATE,
-                      self.change('slice_10gb', groups, True).action)
-
-    def test_a_template_of_other_steps(self):
-        there = resources.DeployTemplate(
-            'CUSTOM_GPU_LAYOUT_SLICE_10GB', baremetal.steps_text([{
-                'interface': 'bios', 'step': 'apply_configuration',
-                'args': {'settings': []}, 'priority': 150}]))
-        wanted = node_profile({'gpu': '1g.10gb'}).template
-        (change,) = plan.make([wanted], {there.key: resources.Existing(
-            there, 'x')})
-        change = baremetal.checked(change, False)
-        self.assertIs(plan.Action.REFUSE, change.action)
-        self.assertIn('for the layout None', change.text)
+        error = self.assertRaises(
+            exception.DocumentError, definition.parse, json.dumps({
+                'version': 'v1', 'profiles': [{
+                    'name': name, 'groups': [{'gpu': '1g.10gb'}],
+                    'nodes': {'resource_class': 'x'}}
+                    for name in ('a-b', 'a_b')]}), _FILE)
+        self.assertIn('CUSTOM_GPU_LAYOUT_A_B appears twice', str(error))
 
 
 class FlavorTest(base.BaseTestCase):
 
     def test_it_asks_for_a_node(self):
-        sizes = resources.Flavor('gpu.metal', 96, 1 << 20, 1000, False, (
-            ('accel:device_profile', 'x'),), frozenset({'research'}))
-        found = node_profile({'gpu': '1g.10gb', 'required': [_HOPPER],
-                              'forbidden': [_UNHEALTHY]}).flavor(
-                                  sizes, 'CUSTOM_BAREMETAL_GPU')
+        _, found = parsed(
+            {'gpu': '1g.10gb', 'required': [_HOPPER],
+             'forbidden': [_UNHEALTHY]}, flavors=[{
+                 'name': 'gpu.metal', 'profile': 'slice-10gb', 'vcpus': 96,
+                 'ram': 1 << 20, 'disk': 1000, 'projects': ['research'],
+                 'extra_specs': {'capabilities:boot_mode': 'uefi'}}]).items
         self.assertEqual({
             'resources:CUSTOM_BAREMETAL_GPU': '1', 'resources:VCPU': '0',
             'resources:MEMORY_MB': '0', 'resources:DISK_GB': '0',
             'trait:CUSTOM_GPU_LAYOUT_SLICE_10GB': 'required',
             'trait:CUSTOM_GPU_HEALTHY': 'required',
+            'capabilities:boot_mode': 'uefi',
             f'trait:{_HOPPER}': 'required',
             f'trait:{_UNHEALTHY}': 'forbidden'},
             dict(found.extra_specs))
@@ -247,21 +236,3 @@ class ArgumentsTest(base.BaseTestCase):
                 exception.InvalidValue,
                 baremetal.class_in_placement, text)
             self.assertIn('such as baremetal.gpu', str(error))
-
-    def test_a_profile_is_chosen(self):
-        one, two = (profile({'gpu': '1g.10gb'}, name=name)
-                    for name in ('one', 'two'))
-
-        def choose(profiles, name):
-            return baremetal.choose(profiles, name, _FILE)
-
-        self.assertEqual(one, choose([one], None))
-        self.assertEqual(two, choose([one, two], 'two'))
-        for profiles, name, text in (
-                ([one, two], None, 'the file has several; choose one; there '
-                                   'are one, two'),
-                ([one], 'x', "no profile 'x'; there are one"),
-                ([], None, 'expected a device profile')):
-            error = self.assertRaises(exception.DocumentError, choose,
-                                      profiles, name)
-            self.assertIn(text, str(error))

@@ -13,8 +13,6 @@
 
 from oslotest import base
 
-from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import plan
 from cyborg_gpu_driver.cloud import quota
 from cyborg_gpu_driver.cloud import resources
 
@@ -65,61 +63,3 @@ class ShowTest(base.BaseTestCase):
                                        'required')),
             ((f'resources:{_SLICE}', '2'),), (('resources:FPGA', '1'),)))))
         self.assertEqual({'PGPU', _SLICE}, found)
-
-
-class ParseTest(base.BaseTestCase):
-
-    def test_what_can_be_given(self):
-        for text, expected in (
-                ('1g.10gb=4', (_SLICE, 4)), (f'{_SLICE}=0', (_SLICE, 0)),
-                ('passthrough=-1', ('PGPU', -1)),
-                ('PGPU=2147483647', ('PGPU', 2147483647)),
-                ('T4-2B=unset', ('CUSTOM_NVIDIA_T4_2B', None))):
-            found = quota.parse(text)
-            self.assertEqual(expected, (found.resource_class, found.limit))
-
-    def test_what_cannot_be_given(self):
-        for text, expected in (
-                ('1g.10gb', 'expected PROFILE=LIMIT'), ('=4', 'PROFILE=LIMIT'),
-                ('1g.10gb=', 'limit of CUSTOM_NVIDIA_1G_10GB'),
-                ('1g.10gb=-2', 'a number from 0 to 2147483647'),
-                ('1g.10gb=2147483648', 'a number from 0'),
-                ('1g.10gb=\u0664', 'a number from 0'),
-                ('1g.10gb=1e3', 'a number from 0'), ('VCPU=4', 'VCPU')):
-            error = self.assertRaises(exception.InvalidValue, quota.parse,
-                                      text)
-            self.assertIn(expected, str(error))
-
-    def test_class_given_twice(self):
-        error = self.assertRaises(exception.InvalidValue, quota.parse_all,
-                                  ['1g.10gb=4', f'{_SLICE}=5'])
-        self.assertIn(f'{_SLICE} is given twice', str(error))
-        self.assertEqual([quota.Setting(_SLICE, 4)],
-                         quota.parse_all(['1g.10gb=4']))
-
-
-class ChangesTest(base.BaseTestCase):
-
-    def changes(self, limit, *items, project='p'):
-        return [(change.action, change.item) for change in quota.changes(
-            [quota.Setting(_SLICE, limit)], project, _there(*items))]
-
-    def test_limits_of_projects(self):
-        self.assertEqual([(plan.Action.CREATE, _OWN)],
-                         self.changes(8, _DEFAULT))
-        self.assertEqual(
-            [(plan.Action.UPDATE, resources.Limit(_OWN.resource, 'p', 9))],
-            self.changes(9, _DEFAULT, _OWN))
-        self.assertEqual([], self.changes(8, _DEFAULT, _OWN))
-        self.assertEqual([(plan.Action.DELETE, _OWN)],
-                         self.changes(None, _DEFAULT, _OWN))
-        self.assertEqual([], self.changes(None, _DEFAULT))
-
-    def test_keystone_needs_a_default_first(self):
-        self.assertEqual([(plan.Action.REFUSE, _OWN)], self.changes(8))
-
-    def test_defaults(self):
-        self.assertEqual([(plan.Action.CREATE, _DEFAULT)],
-                         self.changes(2, project=None))
-        self.assertEqual([(plan.Action.DELETE, _DEFAULT)],
-                         self.changes(None, _DEFAULT, project=None))
