@@ -134,7 +134,7 @@ class Collector(registry.Collector):
                 bad += 1
                 continue
             gpu = _Gpu(scrape, hostname, address, record, whose)
-            gpu.add(known and known.gpus.get(address))
+            gpu.add(known.gpus.get(address) if known else None)
             if counts:
                 gpu.add_time(last)
             if known is not None:
@@ -152,7 +152,9 @@ class Collector(registry.Collector):
 class _Gpu:
     """Adds the metrics of one GPU to a scrape."""
 
-    def __init__(self, scrape, hostname, address, record, whose):
+    def __init__(self, scrape: _Scrape, hostname: str,
+                 address: model.PciAddress, record: gpu_record.GpuRecord,
+                 whose: owners.Owners):
         self._scrape = scrape
         self._record = record
         self._whose = whose
@@ -200,10 +202,11 @@ class _Gpu:
         for (profile, project), milliseconds in sums.items():
             self._add(definitions.TIME, milliseconds / 1000, profile, project)
 
-    def _add(self, metric, value, *labels):
+    def _add(self, metric: definitions.Metric, value: float, *labels: str
+             ) -> None:
         self._scrape.add(metric, value, *self._labels, *labels)
 
-    def _add_claims(self):
+    def _add_claims(self) -> None:
         phases = collections.Counter(
             claim.phase for claim in self._record.claims)
         for phase in gpu_record.Phase:
@@ -223,7 +226,7 @@ class _Gpu:
             if claim.since is not None:
                 self._add(definitions.ASSIGNED, claim.since, claim.handle)
 
-    def _add_tenants(self):
+    def _add_tenants(self) -> None:
         tenancy = self._record.tenancy
         if tenancy is None or tenancy.state is not cleaning.State.USED:
             return
@@ -232,7 +235,7 @@ class _Gpu:
                       policy.Mode.PASSTHROUGH.value, '', '', '',
                       owner.server, '', owner.project, owner.flavor)
 
-    def _add_offers(self, known):
+    def _add_offers(self, known: state.GpuState) -> None:
         for offer in known.offers:
             labels = offer.mode, offer.profile, offer.resource_class
             for metric, value in (
@@ -263,7 +266,6 @@ def _hardware(hostname: str,
     scrape = _Scrape(definitions.SAMPLED)
     for address, gpu in hardware.items():
         labels = hostname, str(address), gpu.uuid
-        scrape.add(definitions.STALE_SAMPLES, gpu.stale, *labels)
         scrape.add(definitions.FAILED_SAMPLES, gpu.failed, *labels)
         if gpu.age is not None:
             scrape.add(definitions.SAMPLE_AGE, gpu.age, *labels)

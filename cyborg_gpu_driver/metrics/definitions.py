@@ -233,10 +233,6 @@ SAMPLE_AGE = Metric(
     'hardware_sample_age_seconds', Kind.GAUGE,
     'Time since the last answer of the GPU. After 60 seconds the exporter '
     'omits its values.', _GPU)
-STALE_SAMPLES = Metric(
-    'hardware_stale_samples', Kind.COUNTER,
-    'How often the exporter omitted the values of a GPU because they were '
-    'too old.', _GPU)
 FAILED_SAMPLES = Metric(
     'hardware_failed_samples', Kind.COUNTER,
     'How often a GPU did not answer NVML, or not in time.', _GPU)
@@ -337,6 +333,6 @@ METRICS = (
     DURATION, LAST_REPORT, DRIFT, REPAIRED, DEADLINES, STUCK, UNWRITTEN,
     STATE, XIDS, BUILD)
 """The metrics of every scrape."""
-SAMPLED = (*HARDWARE.values(), SAMPLE_AGE, STALE_SAMPLES, FAILED_SAMPLES)
+SAMPLED = (*HARDWARE.values(), SAMPLE_AGE, FAILED_SAMPLES)
 """The metrics that exist only with ``--nvml``."""
 ALL = METRICS + SAMPLED

@@ -115,7 +115,7 @@ class Owners:
         self._asked = listing.begun
         self._by_uuid = {item.uuid: item for item in listing.domains}
         self._by_device: dict[str, str] = {}
-        twice = set()
+        twice: set[str] = set()
         for item in listing.domains:
             twice |= item.devices & self._by_device.keys()
             self._by_device.update(dict.fromkeys(item.devices, item.uuid))

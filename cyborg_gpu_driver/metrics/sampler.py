@@ -61,18 +61,18 @@ may keep others from exclusive access to NVML."""
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """One GPU for a scrape."""
+    """What is known about one GPU."""
 
     uuid: str = ''
     values: tuple[telemetry.Value, ...] = ()
-    """The values of its latest sample, unless that is stale."""
+    """The values of its latest sample."""
     vgpus: tuple[telemetry.Vgpu, ...] = ()
     """The vGPUs with a guest, by the same sample."""
+    taken: float | None = None
+    """When the query began that the GPU answered last, on the monotonic
+    clock; None if it has never answered."""
     age: float | None = None
-    """Seconds since the query that the GPU answered last; None if it has
-    never answered."""
-    stale: int = 0
-    """How many samples have become stale."""
+    """Seconds since then, in a scrape."""
     failed: int = 0
     """How often the GPU did not answer."""
 
@@ -82,17 +82,6 @@ class Samples(Protocol):
 
     def take(self) -> Mapping[model.PciAddress, Gpu]:
         """The GPUs that are sampled, as they are known now."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Known:
-    """What is known about one GPU."""
-
-    sample: telemetry.Sample | None = None
-    uuid: str = ''
-    taken: float | None = None
-    stale: int = 0
-    failed: int = 0
 
 
 class Sampler:
@@ -111,7 +100,7 @@ class Sampler:
         self._telemetry = nvml_telemetry.TelemetryReader(machine.nvml)
         self._store = store.of(state_path)
         self._clock = clock
-        self._known: dict[model.PciAddress, _Known] = {}
+        self._known: dict[model.PciAddress, Gpu] = {}
         self._mutex = threading.Lock()
         self._said = log_once.LogOnce()
 
@@ -126,27 +115,24 @@ class Sampler:
         """
         gpus = self._readable()
         with self._mutex:
-            self._known = {gpu.address: self._known.get(gpu.address, _Known())
+            self._known = {gpu.address: self._known.get(gpu.address, Gpu())
                            for gpu in gpus}
         deadline.each(self._sample, gpus)
 
     def take(self) -> Mapping[model.PciAddress, Gpu]:
         """The GPUs that are sampled, as they are known now.
 
-        A sample that is too old is dropped and counted.
+        The values of a sample that is too old are left out.
         """
         now = self._clock()
-        found = {}
         with self._mutex:
-            for address, known in self._known.items():
-                age = None if known.taken is None else now - known.taken
-                if known.sample is not None and (age or 0) >= STALE:
-                    known = self._known[address] = dataclasses.replace(
-                        known, sample=None, stale=known.stale + 1)
-                sample = known.sample or telemetry.Sample(known.uuid)
-                found[address] = Gpu(
-                    known.uuid, sample.values, sample.vgpus, age,
-                    known.stale, known.failed)
+            known = dict(self._known)
+        found = {}
+        for address, gpu in known.items():
+            age = None if gpu.taken is None else now - gpu.taken
+            gpu = dataclasses.replace(gpu, age=age)
+            found[address] = gpu if age is None or age < STALE else (
+                dataclasses.replace(gpu, values=(), vgpus=()))
         return found
 
     def _readable(self) -> tuple[model.Gpu, ...]:
@@ -203,14 +189,15 @@ class Sampler:
         if sample is None:
             # There is no NVML now.
             self._note(address, lambda known: dataclasses.replace(
-                known, sample=None))
+                known, values=(), vgpus=()))
             return
         self._said.over(address)
         self._note(address, lambda known: dataclasses.replace(
-            known, sample=sample, uuid=sample.uuid, taken=begun))
+            known, uuid=sample.uuid, values=sample.values,
+            vgpus=sample.vgpus, taken=begun))
 
     def _note(self, address: model.PciAddress,
-              change: Callable[[_Known], _Known]) -> None:
+              change: Callable[[Gpu], Gpu]) -> None:
         with self._mutex:
             known = self._known.get(address)
             if known is not None:

@@ -32,6 +32,7 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from typing import Any
 
 from oslo_log import log as logging
 
@@ -244,7 +245,7 @@ class Keeper:
             self._state = dataclasses.replace(self._state, xids={
                 **self._state.xids, address: dict(counts)})
 
-    def set(self, **parts: object) -> None:
+    def set(self, **parts: Any) -> None:
         """Replace parts of the state."""
         with self._mutex:
             self._state = dataclasses.replace(self._state, **parts)
