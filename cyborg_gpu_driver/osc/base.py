@@ -14,7 +14,9 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
+from collections.abc import Mapping
 
 from osc_lib.command import command
 
@@ -36,6 +38,28 @@ def show_progress(done: int, total: int, what: str = 'hosts') -> None:
     if sys.stderr.isatty():
         print(f'\r{done} of {total} {what} read', end='' if done < total
               else '\r\033[K', file=sys.stderr, flush=True)
+
+
+def add_consent(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a command that shelves servers."""
+    parser.add_argument(
+        '--ignore-consent', action='store_true',
+        help='also move servers whose owners have not set gpu_movable=true')
+    parser.add_argument('--yes', action='store_true',
+                        help='do not ask for confirmation')
+
+
+def may_move(servers: Mapping[str, str | None], yes: bool) -> bool:
+    """Name the servers to shelve; return whether the user agrees.
+
+    :param servers: names by UUID.
+    :param yes: whether not to ask.
+    """
+    for uuid, name in servers.items():
+        say(f'{uuid} {name or "-"}: loses its memory, GPU memory and '
+            'ephemeral disks')
+    return not servers or yes or output.agreed(
+        f'Shelve {len(servers)} server{"s" if len(servers) > 1 else ""}?')
 
 
 class CloudCommand(command.Command):

@@ -101,9 +101,10 @@ class DrainGpu(base.Lister):
     Nova refuses to migrate servers with accelerators itself. Nova keeps the
     root disk of a shelved server in an image; memory and ephemeral disks are
     lost. A server that was shelved before stays shelved. A server consents by
-    its metadata gpu_movable=true, or by --yes. Needs the role admin. The exit
-    code is 0 if all of the GPUs are free, and 1 if somebody still has a part
-    of one.
+    its metadata gpu_movable=true. The command names the servers that it will
+    shelve, and asks for confirmation unless --yes is given. Needs the role
+    admin. The exit code is 0 if all of the GPUs are free, and 1 if somebody
+    still has a part of one.
     """
 
     brief = ('Server', 'Name', 'Status', 'GPU', 'Consents', 'Result')
@@ -118,9 +119,7 @@ class DrainGpu(base.Lister):
         how.add_argument('--migrate', action='store_true',
                          help='shelve the servers that consent, and unshelve '
                               'them on other GPUs')
-        parser.add_argument(
-            '--yes', action='store_true',
-            help='treat all servers as consenting, whatever their metadata')
+        base.add_consent(parser)
         parser.add_argument(
             '--wait', metavar='<seconds>', type=moments.seconds(0),
             help='how long to wait until the GPUs are free (default: '
@@ -156,12 +155,16 @@ class DrainGpu(base.Lister):
         """
         seconds = _MOVE if parsed_args.wait is None else parsed_args.wait
         servers = [holder for holder in found if holder.project is not None]
-        chosen = [holder.consumer for holder in servers
-                  if holder.consents or parsed_args.yes]
+        chosen = {holder.consumer: holder.name for holder in servers
+                  if holder.consents or parsed_args.ignore_consent}
         failed = {holder.consumer: f'no {fleet.CONSENT}=true'
                   for holder in servers if holder.consumer not in chosen}
         shelved = {holder.consumer for holder in servers
                    if holder.status in moves.AWAY}
+        if not base.may_move(
+                {uuid: name for uuid, name in chosen.items()
+                 if uuid not in shelved}, parsed_args.yes):
+            return failed | dict.fromkeys(chosen, 'not confirmed')
         stuck = moves.shelve(
             self.cloud, chosen, [
                 server for server in chosen if server not in shelved

@@ -60,7 +60,8 @@ class Defragment(base.Lister):
     move. vCPUs, memory and disks are not considered. The exit code is 0 if
     each profile has a plan or has room already, and 3 if one has no plan.
     With --apply, the command carries out the plan of one profile, checks each
-    step, and stops with exit code 1 at the first one that fails.
+    step, and stops with exit code 1 at the first one that fails. It names the
+    servers that it will shelve, and asks first unless --yes is given.
     """
 
     brief = ('Profile', 'Step', 'Action', 'Server', 'From', 'To')
@@ -83,9 +84,7 @@ class Defragment(base.Lister):
             '--moves', metavar='N', type=_moves, default=_MOVES,
             help=f'move at most N servers for a profile, 0 to {_MOST} '
                  f'(default: {_MOVES})')
-        parser.add_argument(
-            '--yes', action='store_true',
-            help='also move servers whose owners have not set gpu_movable')
+        base.add_consent(parser)
         parser.add_argument(
             '--timeout', metavar='<seconds>', type=moments.seconds(1),
             default=_SECONDS,
@@ -99,8 +98,8 @@ class Defragment(base.Lister):
                 what='option', value='--apply',
                 expected='it needs --profile')
         found = fleet.Snapshot(
-            self.cloud, parsed_args.host, parsed_args.yes, base.say,
-            base.show_progress)
+            self.cloud, parsed_args.host, parsed_args.ignore_consent,
+            base.say, base.show_progress)
         rows = []
         for name, asked in found.asked(parsed_args.profile).items():
             wanted = found.fleet.want(asked)
@@ -113,6 +112,12 @@ class Defragment(base.Lister):
                 base.say(f'{name}: whether the plan works depends on '
                          'placements that Placement does not show')
             if answer.plan is not None and parsed_args.apply:
+                if not base.may_move(
+                        {move.server: found.servers[move.server].name
+                         for move in answer.plan.moves}, parsed_args.yes):
+                    self.code = 1
+                    base.say('Nothing was changed.')
+                    continue
                 answer = dataclasses.replace(answer, plan=self._apply(
                     parsed_args, asked, answer.plan))
             rows += [(name, *row) for row in _rows(answer, found)]
@@ -124,7 +129,7 @@ class Defragment(base.Lister):
         return moves.Applying(
             self.cloud, asked, functools.partial(
                 fleet.Snapshot, self.cloud, parsed_args.host,
-                parsed_args.yes),
+                parsed_args.ignore_consent),
             cordon.Cordon(
                 cordon.Source.CYBORG, float(int(time.time())),
                 self.cloud.user, cordon.FOR_A_MOVE),

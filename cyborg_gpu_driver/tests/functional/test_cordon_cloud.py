@@ -51,9 +51,9 @@ class CloudCordonTest(test_disable.DisableCase):
         self.keeper = keepers.CordonKeeper(self.state_path)
         self.large = self.profile(_LARGE)
 
-    def run_gpu(self, command, *arguments, code=0):
+    def run_gpu(self, command, *arguments, **kwargs):
         return self.openstack.run(command, gpu_cloud.HOST, *arguments,
-                                  '-f', 'json', code=code)
+                                  '-f', 'json', **kwargs)
 
     def rows(self, command, *arguments, code=0):
         return json.loads(self.run_gpu(command, *arguments, code=code)[0])
@@ -180,12 +180,20 @@ class CloudCordonTest(test_disable.DisableCase):
         mine = self.boot_on_both()
         self.compute.servers[mine[0]]['metadata']['gpu_movable'] = 'true'
         self.close(SECOND)
-        (row,) = self.drain('--shelve', code=1)
+        output, errors = self.run_gpu(
+            osc_cordons.DrainGpu, SECOND, '--reason', 'a move', '--shelve',
+            answer='n', code=1)
+        self.assertIn(f'{mine[0]} ', errors)
+        self.assertIn('loses its memory', errors)
+        self.assertEqual({'not confirmed', 'no gpu_movable=true'}, {
+            row['Result'] for row in json.loads(output)})
+        (row,) = self.drain('--shelve', '--yes', code=1)
         self.assertEqual((mine[1], 'no gpu_movable=true'),
                          (row['Server'], row['Result']))
         self.assertEqual('SHELVED_OFFLOADED',
                          self.compute.servers[mine[0]]['status'])
-        self.assertEqual([], self.drain('--shelve', '--yes'))
+        self.assertEqual([], self.drain('--shelve', '--yes',
+                                        '--ignore-consent'))
         self.assert_disabled()
         self.assertEqual({}, self.mdevs(SECOND))
 
@@ -199,7 +207,7 @@ class CloudCordonTest(test_disable.DisableCase):
         self.close(SECOND)
         output, errors = self.run_gpu(
             osc_cordons.DrainGpu, SECOND, '--reason', 'a move', '--migrate',
-            code=1)
+            '--yes', code=1)
         self.assertEqual([], json.loads(output))
         # The other GPU has room for one server.
         self.assertEqual(['ACTIVE', 'SHELVED_OFFLOADED'], sorted(
@@ -226,7 +234,7 @@ class CloudCordonTest(test_disable.DisableCase):
         self.compute.servers[mine[0]]['metadata']['gpu_movable'] = 'true'
         self.close()
         rows = self.rows(osc_cordons.DrainGpu, '--reason', 'new kernel',
-                         '--shelve', code=1)
+                         '--shelve', '--yes', code=1)
         self.assertEqual(3, len(rows))
         there = self.mdevs(SECOND)
         self.assertEqual(1, len(there))

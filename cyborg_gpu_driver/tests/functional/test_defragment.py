@@ -63,11 +63,17 @@ class DefragmentTest(explain_case.ExplainCase):
     def test_no_server_moves_without_consent(self):
         found, = self.rows(code=defragment.NO_PLAN)
         self.assertEqual('none', found['Action'])
+        _, errors = self.openstack.run(
+            defragment.Defragment, '--apply', '--ignore-consent',
+            '--profile', self.whole, answer='n', code=1)
+        self.assertIn('loses its memory', errors)
+        self.assertIn('Nothing was changed', errors)
         self.assertEqual(['move', 'room'], [
-            row['Action'] for row in self.rows('--yes')])
+            row['Action'] for row in self.rows('--ignore-consent')])
         table, _ = self.openstack.run(
-            defragment.Defragment, '--plan', '--yes', '--profile',
-            self.whole)
+            defragment.Defragment, '--plan', '--ignore-consent',
+            '--profile', self.whole)
         self.assertGreaterEqual(80, max(map(len, table.splitlines())))
-        found, = self.rows('--yes', '--moves', '0', code=defragment.NO_PLAN)
+        found, = self.rows('--ignore-consent', '--moves', '0',
+                           code=defragment.NO_PLAN)
         self.assertEqual('none', found['Action'])

@@ -136,7 +136,7 @@ class DrainTest(storm_case.GpuCase):
 
     def drain(self, *arguments, code=0):
         return self.rows(cordons.DrainGpu, self.gpu, '--reason', _WHY,
-                         *arguments, code=code)
+                         '--yes', *arguments, code=code)
 
     def now(self, server):
         return self.admin.compute.get_server(server.id)

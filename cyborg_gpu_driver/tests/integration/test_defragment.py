@@ -44,7 +44,8 @@ class DefragmentTest(base.TestCase):
 
         def run(action):
             return openstack.rows(
-                defragment.Defragment, action, '--profile', '7g.80gb')
+                defragment.Defragment, action, '--yes', '--profile',
+                '7g.80gb')
 
         def planned():
             try:
