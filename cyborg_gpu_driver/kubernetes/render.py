@@ -90,16 +90,8 @@ class Values:
         content = layout_yaml.plain(text, place)
         schema.check(content, VALUES, place)
         values = cls(content if content is not None else {}, source)
-        for name, config in values.configs.items():
-            kubernetes_plugin.parse_config(
-                config, f'{source}, configuration {name}')
         values.layouts()
         return values
-
-    @property
-    def configs(self) -> Mapping[str, str]:
-        """The device plugin's configurations, by name."""
-        return self._below('devicePlugin', 'config', 'data')
 
     @property
     def strategy(self) -> kubernetes_plugin.Strategy | None:
@@ -319,7 +311,6 @@ def _files(wanted, strategy):
     offered = kubernetes_plugin.allocatable(
         kubernetes_plugin.resources(node, strategy), sharing)
     config = _file(PLUGIN, _config(strategy, sharing))
-    kubernetes_plugin.parse_config(config.text, PLUGIN)
     return offered, (config, _file(LABELS, {'metadata': {
         'labels': labels.labels(node, strategy, sharing)}}),
         _file(POD, _pod(node.name, offered)))
@@ -353,7 +344,7 @@ def _config(strategy, sharing=None):
             and sharing.method is kubernetes_plugin.Method.MPS):
         # Without mpsRoot the plugin does not start.
         flags['mpsRoot'] = kubernetes_plugin.MPS_ROOT
-    config = {'version': kubernetes_plugin.VERSION, 'flags': flags}
+    config = {'version': 'v1', 'flags': flags}
     if sharing is not None:
         config['sharing'] = sharing.to_dict()
     return config

@@ -34,37 +34,23 @@ def offered(node, asked_strategy, *arguments, **options):
 
 class AllocatableTest(base.BaseTestCase):
 
-    def test_one_gpu_becomes_four(self):
-        self.assertEqual({'nvidia.com/gpu': 4},
-                         offered(T4, NONE, SLICED, 4, ()))
-        self.assertEqual({'nvidia.com/gpu': 4}, offered(T4, NONE, MPS, 4, ()))
-
-    def test_eight_gpus_ten_times_renamed(self):
-        node = nodes.of(*[nodes.cut(nodes.T4)] * 8)
-        self.assertEqual({'nvidia.com/gpu.shared': 80},
-                         offered(node, NONE, SLICED, 10, (), rename=True))
-
-    def test_all_resources_or_those_asked_for(self):
-        self.assertEqual(
-            {'nvidia.com/gpu': 3, 'nvidia.com/mig-3g.20gb': 3,
-             'nvidia.com/mig-1g.5gb': 12},
-            offered(TWO_KINDS, MIXED, SLICED, 3, ()))
-        self.assertEqual(
-            {'nvidia.com/gpu': 1, 'nvidia.com/mig-3g.20gb': 1,
-             'nvidia.com/mig-1g.5gb.shared': 12},
-            offered(TWO_KINDS, MIXED, SLICED, 3,
-                    ('mig-1g.5gb', 'nvidia.com/mig-1g.5gb'), rename=True))
-
-    def test_a_resource_asked_for_twice_is_shared_once(self):
-        self.assertEqual(('nvidia.com/gpu',), plugin.shared(
-            SLICED, 2, ('gpu', 'nvidia.com/gpu'), T4, NONE).resources)
-
-    def test_mig_devices_of_strategy_single(self):
-        node = nodes.of(nodes.cut(nodes.A100, {'1g.5gb': 7}))
-        self.assertEqual({'nvidia.com/gpu': 14},
-                         offered(node, SINGLE, SLICED, 2, ()))
-
-    def test_without_sharing(self):
+    def test_what_pods_can_ask_for(self):
+        sevens = nodes.of(nodes.cut(nodes.A100, {'1g.5gb': 7}))
+        for node, strategy, method, replicas, asked, options, expected in (
+                (T4, NONE, SLICED, 4, (), {}, {'nvidia.com/gpu': 4}),
+                (T4, NONE, MPS, 4, (), {}, {'nvidia.com/gpu': 4}),
+                (T4, NONE, SLICED, 10, ('gpu', 'nvidia.com/gpu'),
+                 {'rename': True}, {'nvidia.com/gpu.shared': 10}),
+                (sevens, SINGLE, SLICED, 2, (), {}, {'nvidia.com/gpu': 14}),
+                (TWO_KINDS, MIXED, SLICED, 3, (), {},
+                 {'nvidia.com/gpu': 3, 'nvidia.com/mig-3g.20gb': 3,
+                  'nvidia.com/mig-1g.5gb': 12}),
+                (TWO_KINDS, MIXED, SLICED, 3, ('mig-1g.5gb',),
+                 {'rename': True},
+                 {'nvidia.com/gpu': 1, 'nvidia.com/mig-3g.20gb': 1,
+                  'nvidia.com/mig-1g.5gb.shared': 12})):
+            self.assertEqual(expected, offered(
+                node, strategy, method, replicas, asked, **options))
         self.assertEqual({'nvidia.com/gpu': 8}, plugin.allocatable(
             {'nvidia.com/gpu': 8}, None))
 

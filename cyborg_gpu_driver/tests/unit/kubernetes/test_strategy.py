@@ -28,91 +28,53 @@ PARTS = nodes.cut(nodes.A100, {'1c.3g.20gb': 3})
 MEDIA = nodes.cut(nodes.RTX, {'1g.24gb+me.all': 1, '1g.24gb-me': 3})
 
 
-class StrategyCase(base.BaseTestCase):
+class ResourcesTest(base.BaseTestCase):
 
-    def refused(self, node, asked, *words):
-        """Check that a strategy is refused, and why."""
-        error = self.assertRaises(exception.InvalidValue,
-                                  plugin.resources, node, asked)
-        for word in (asked.value, *words):
-            self.assertIn(word, str(error))
+    def test_what_the_plugin_offers(self):
+        for gpus, strategy, expected, notes in (
+                ((WHOLE, SEVENS, EMPTY), NONE, {'gpu': 3},
+                 ('GPU 1 (0000:08:00.0) is in MIG mode (7 x 1g.5gb)',
+                  'GPU 2')),
+                ((SEVENS, SEVENS), SINGLE, {'gpu': 14}, ()),
+                ((WHOLE, WHOLE), SINGLE, {'gpu': 2}, ()),
+                ((PARTS,), SINGLE, {'gpu': 3}, ()),
+                ((WHOLE, TWO_KINDS, SEVENS), MIXED,
+                 {'gpu': 1, 'mig-1g.5gb': 11, 'mig-3g.20gb': 1}, ()),
+                ((MEDIA,), MIXED,
+                 {'mig-1g.24gb.me.all': 1, 'mig-1g.24gb-me': 3}, ()),
+                ((EMPTY, SEVENS), MIXED, {'mig-1g.5gb': 7}, ('GPU 0',))):
+            node = nodes.of(*gpus)
+            self.assertEqual(
+                {f'nvidia.com/{name}': count
+                 for name, count in expected.items()},
+                plugin.resources(node, strategy))
+            found = plugin.notes(node, strategy)
+            for words, note in zip(notes, found, strict=True):
+                self.assertIn(words, note)
 
-
-class ResourcesTest(StrategyCase):
-
-    def test_none_offers_whole_gpus_whatever_they_are(self):
-        node = nodes.of(WHOLE, SEVENS, EMPTY)
-        self.assertEqual({'nvidia.com/gpu': 3},
-                         plugin.resources(node, NONE))
-        notes = plugin.notes(node, NONE)
-        self.assertEqual(2, len(notes))
-        self.assertIn('GPU 1 (0000:08:00.0) is in MIG mode (7 x 1g.5gb)',
-                      notes[0])
-
-    def test_single_offers_mig_devices_as_gpus(self):
-        self.assertEqual(
-            {'nvidia.com/gpu': 14},
-            plugin.resources(nodes.of(SEVENS, SEVENS), SINGLE))
-
-    def test_single_without_mig_mode_offers_whole_gpus(self):
-        self.assertEqual(
-            {'nvidia.com/gpu': 2},
-            plugin.resources(nodes.of(WHOLE, WHOLE), SINGLE))
-
-    def test_mixed_offers_each_kind(self):
-        node = nodes.of(WHOLE, TWO_KINDS, SEVENS)
-        self.assertEqual(
-            {'nvidia.com/gpu': 1, 'nvidia.com/mig-1g.5gb': 11,
-             'nvidia.com/mig-3g.20gb': 1}, plugin.resources(node, MIXED))
-        self.assertEqual((), plugin.notes(node, MIXED))
-
-    def test_names_of_attributes(self):
-        self.assertEqual(
-            {'nvidia.com/mig-1g.24gb.me.all': 1,
-             'nvidia.com/mig-1g.24gb-me': 3},
-            plugin.resources(nodes.of(MEDIA), MIXED))
-
-    def test_mixed_passes_over_an_empty_gpu_and_says_so(self):
-        node = nodes.of(EMPTY, SEVENS)
-        self.assertEqual({'nvidia.com/mig-1g.5gb': 7},
-                         plugin.resources(node, MIXED))
-        note, = plugin.notes(node, MIXED)
-        self.assertIn('GPU 0', note)
-
-
-class RefusalTest(StrategyCase):
-
-    def test_single_with_two_kinds(self):
-        self.refused(nodes.of(TWO_KINDS), SINGLE, '1g.5gb, 3g.20gb',
-                     'mixed')
-        self.refused(nodes.of(SEVENS, nodes.cut(nodes.A100, {'3g.20gb': 2})),
-                     SINGLE, '3g.20gb')
-
-    def test_single_with_one_name_for_two_kinds(self):
-        # A quarter of one board and an eighth of the other.
-        self.refused(
-            nodes.of(nodes.cut(nodes.A100, {'1g.10gb': 4}),
-                     nodes.cut(nodes.A100_80, {'1g.10gb': 7})),
-            SINGLE, '2 x 1g.10gb')
-
-    def test_single_with_a_whole_gpu(self):
-        self.refused(nodes.of(SEVENS, WHOLE), SINGLE,
-                     'GPU 1 (0000:08:00.0) is not in MIG mode', 'mixed')
-        self.refused(nodes.of(nodes.cut(nodes.T4), SEVENS), SINGLE,
-                     'GPU 0 (0000:07:00.0) is not in MIG mode')
-
-    def test_single_with_an_empty_gpu(self):
-        self.refused(nodes.of(SEVENS, EMPTY), SINGLE, 'GPU 1', 'without MIG')
-
-    def test_mixed_with_parts_of_gpu_instances(self):
-        self.refused(nodes.of(PARTS), MIXED, '1c.3g.20gb', 'single')
-        self.assertEqual({'nvidia.com/gpu': 3},
-                         plugin.resources(nodes.of(PARTS), SINGLE))
-
-    def test_nothing_to_offer(self):
-        self.refused(nodes.of(EMPTY, EMPTY), MIXED, 'nothing to offer')
-        for asked in plugin.Strategy:
-            self.refused(nodes.of(), asked)
+    def test_what_the_plugin_refuses(self):
+        for gpus, strategy, words in (
+                ((TWO_KINDS,), SINGLE, '1g.5gb, 3g.20gb; use mixed'),
+                ((SEVENS, nodes.cut(nodes.A100, {'3g.20gb': 2})), SINGLE,
+                 '3g.20gb'),
+                # A quarter of one board and an eighth of the other.
+                ((nodes.cut(nodes.A100, {'1g.10gb': 4}),
+                  nodes.cut(nodes.A100_80, {'1g.10gb': 7})), SINGLE,
+                 '2 x 1g.10gb'),
+                ((SEVENS, WHOLE), SINGLE,
+                 'GPU 1 (0000:08:00.0) is not in MIG mode'),
+                ((nodes.cut(nodes.T4), SEVENS), SINGLE,
+                 'GPU 0 (0000:07:00.0) is not in MIG mode'),
+                ((SEVENS, EMPTY), SINGLE, 'without MIG'),
+                ((PARTS,), MIXED, '1c.3g.20gb'),
+                ((EMPTY, EMPTY), MIXED, 'nothing to offer'),
+                ((), NONE, 'no GPU'), ((), SINGLE, 'no GPU'),
+                ((), MIXED, 'nothing to offer')):
+            error = self.assertRaises(
+                exception.InvalidValue, plugin.resources, nodes.of(*gpus),
+                strategy)
+            self.assertIn(strategy.value, str(error))
+            self.assertIn(words, str(error))
 
 
 class SuitedTest(base.BaseTestCase):
