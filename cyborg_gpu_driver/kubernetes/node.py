@@ -27,7 +27,7 @@ from cyborg_gpu_driver.partition.layout import devices as layout_devices
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.layout import state as layout_state
 
-LABEL_LONGEST = 63
+_LABEL_LONGEST = 63
 """Maximum characters of a label's value (Kubernetes, labels and selectors)."""
 _LABEL = re.compile(r'[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?', re.ASCII)
 
@@ -53,14 +53,14 @@ class Node:
     name: str
     """The layout's name, which must be valid as a label's value."""
     gpus: tuple[NodeGpu, ...]
-    driver_version: str | None = None
 
     def __post_init__(self):
-        if not is_label(self.name):
+        if (len(self.name) > _LABEL_LONGEST
+                or not _LABEL.fullmatch(self.name)):
             raise exception.InvalidValue(
                 what='layout name', value=self.name,
                 expected='a node label selects the layout, so the name has at '
-                         f'most {LABEL_LONGEST} letters, digits, dots, '
+                         f'most {_LABEL_LONGEST} letters, digits, dots, '
                          'hyphens and underscores, and begins and ends with a '
                          'letter or digit; rename the entry')
 
@@ -75,9 +75,9 @@ class Node:
         return tuple(item for item in self.gpus if not item.enabled)
 
     @property
-    def devices(self) -> tuple[tuple[model.Gpu, target.WantedDevices], ...]:
+    def devices(self) -> tuple[target.WantedDevices, ...]:
         """The MIG devices of all GPUs, by GPU and size."""
-        return tuple((item.gpu, devices) for item in self.gpus
+        return tuple(devices for item in self.gpus
                      for devices in item.wanted.devices)
 
     def gpu_name(self, index: int) -> str:
@@ -88,11 +88,6 @@ class Node:
     def has_mig(self) -> bool:
         """Whether any GPU of the node supports MIG."""
         return any(item.gpu.mig is not None for item in self.gpus)
-
-
-def is_label(text: str) -> bool:
-    """Whether the text is a valid label value of Kubernetes, and not empty."""
-    return len(text) <= LABEL_LONGEST and _LABEL.fullmatch(text) is not None
 
 
 def wanted_by(gpus: Sequence[model.Gpu], entry: layout_file.Entry | None,
@@ -169,9 +164,4 @@ def of_profile(name: str) -> str:
 
     :param name: the profile as NVML names it: ``1g.10gb+me``.
     """
-    return PREFIX + 'mig-' + label_name(name)
-
-
-def label_name(name: str) -> str:
-    """Return a profile's name as the plugin and its labels write it."""
-    return name.replace('+', '.')
+    return f'{PREFIX}mig-{name.replace("+", ".")}'

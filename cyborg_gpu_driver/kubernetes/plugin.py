@@ -69,7 +69,7 @@ def resources(node: kubernetes_node.Node, strategy: Strategy
         found[kubernetes_node.GPU] = len(node.gpus)
     else:
         found[kubernetes_node.GPU] = len(node.whole)
-        for _gpu, devices in node.devices:
+        for devices in node.devices:
             resource = (kubernetes_node.GPU if strategy is Strategy.SINGLE
                         else kubernetes_node.of_profile(devices.name))
             found[resource] += devices.count
@@ -107,7 +107,7 @@ def _not_single(node):
             return (f'{node.gpu_name(index)} is in MIG mode without MIG '
                     'devices; partition it like the others, or use mixed')
     kinds = {(devices.name, _attributes(devices))
-             for _gpu, devices in node.devices}
+             for devices in node.devices}
     if len(kinds) > 1:
         names = target.listed(collections.Counter(
             name for name, _what in sorted(kinds)))
@@ -118,7 +118,7 @@ def _not_single(node):
 
 def _not_mixed(node):
     """Return why the plugin fails with strategy mixed; None if it works."""
-    for _gpu, devices in node.devices:
+    for devices in node.devices:
         if devices.slices != devices.profile.slices:
             return (f'{devices.name} is a part of a {devices.profile.name}, '
                     'and only whole GPU instances have a resource; create '

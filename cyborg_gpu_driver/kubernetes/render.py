@@ -24,7 +24,6 @@ import yaml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import schema
-from cyborg_gpu_driver.kubernetes import labels
 from cyborg_gpu_driver.kubernetes import node as kubernetes_node
 from cyborg_gpu_driver.kubernetes import plugin as kubernetes_plugin
 from cyborg_gpu_driver.partition.layout import devices as layout_devices
@@ -168,7 +167,7 @@ def merged(values: Values, strategy: kubernetes_plugin.Strategy,
     """Return the values with new layouts.
 
     The operator passes the strategy to the plugin in its environment, which
-    overrides the file. Nodes without the labels of :mod:`.labels` get the
+    overrides the file. Nodes without the labels of :func:`_labels` get the
     configuration ``default``, without sharing, and no layout.
 
     :param default: the plugin's configuration for nodes without a label, if
@@ -202,6 +201,10 @@ MIG_PARTED = 'mig-parted.yaml'
 LABELS = 'node-labels.yaml'
 POD = 'test-pod.yaml'
 OPERATOR = 'gpu-operator-values.yaml'
+PLUGIN_CONFIG = kubernetes_node.PREFIX + 'device-plugin.config'
+"""A node's label: its configuration of the device plugin."""
+MIG_CONFIG = kubernetes_node.PREFIX + 'mig.config'
+"""A node's label: its layout, for the GPU operator's MIG manager."""
 
 SAMPLE_IMAGE = 'nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0'
 """The program adds two vectors and ends (README of the device plugin)."""
@@ -312,8 +315,14 @@ def _files(wanted, strategy):
         kubernetes_plugin.resources(node, strategy), sharing)
     config = _file(PLUGIN, _config(strategy, sharing))
     return offered, (config, _file(LABELS, {'metadata': {
-        'labels': labels.labels(node, strategy, sharing)}}),
+        'labels': _labels(node)}}),
         _file(POD, _pod(node.name, offered)))
+
+
+def _labels(node):
+    """Return the labels that choose a node's configuration and layout."""
+    return {PLUGIN_CONFIG: node.name,
+            **({MIG_CONFIG: node.name} if node.has_mig else {})}
 
 
 def _placed(wanted, parts):
@@ -358,7 +367,7 @@ def _pod(name, offered):
         'metadata': {'name': 'gpu-test'},
         'spec': {
             'restartPolicy': 'Never',
-            'nodeSelector': {labels.PLUGIN_CONFIG: name},
+            'nodeSelector': {PLUGIN_CONFIG: name},
             'tolerations': [{'key': kubernetes_node.GPU, 'operator': 'Exists',
                              'effect': 'NoSchedule'}],
             'containers': [

@@ -172,7 +172,7 @@ def _node(machine, chosen, parsed_args, name, entry):
             if len(parsed_args.name) < 2:
                 cmd_machine.say(f'GPU {item.gpu.address} does not match the '
                                 f'layout yet: {difference}')
-    return kubernetes_node.Node(name, gpus, machine.host.driver_version)
+    return kubernetes_node.Node(name, gpus)
 
 
 def _chosen(machine, asked):

@@ -20,7 +20,6 @@ import yaml
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.kubernetes import labels
 from cyborg_gpu_driver.kubernetes import node as kubernetes_node
 from cyborg_gpu_driver.kubernetes import plugin
 from cyborg_gpu_driver.kubernetes import render
@@ -166,7 +165,7 @@ class ClusterTest(base.BaseTestCase):
         given = found[render.LABELS]['metadata']['labels']
         chosen = found[render.POD]['spec']['nodeSelector']
         self.assertEqual(chosen, {key: given[key] for key in chosen})
-        self.assertEqual('halves', given[labels.MIG_CONFIG])
+        self.assertEqual('halves', given[render.MIG_CONFIG])
 
     def test_operator_values_hold_the_files(self):
         found = contents(MANY, MIXED, (SLICED, 2))
@@ -176,13 +175,13 @@ class ClusterTest(base.BaseTestCase):
         given = found[render.LABELS]['metadata']['labels']
         self.assertEqual(
             found[render.PLUGIN], yaml.safe_load(
-                configs[given[labels.PLUGIN_CONFIG]]))
+                configs[given[render.PLUGIN_CONFIG]]))
         # A node without the label is not shared.
         self.assertNotIn('sharing', yaml.safe_load(
             configs[values['devicePlugin']['config']['default']]))
         layouts = layout_file.LayoutFile.parse(
             values['migManager']['config']['data']['config.yaml'], 'x')
-        self.assertEqual(('all-disabled', given[labels.MIG_CONFIG]),
+        self.assertEqual(('all-disabled', given[render.MIG_CONFIG]),
                          layouts.names)
 
 

@@ -136,9 +136,9 @@ class SharingTest(RenderCase):
             found = self.found('--gpu', '0', '--replicas', '4', '--sharing',
                                method)
             self.assertEqual({'nvidia.com/gpu': 4}, found['allocatable'])
-            given = found['files'][render.LABELS]['metadata']['labels']
-            self.assertEqual('4', given['nvidia.com/gpu.replicas'])
-            self.assertEqual(method, given['nvidia.com/gpu.sharing-strategy'])
+            (key, sharing), = found['files'][render.PLUGIN]['sharing'].items()
+            self.assertEqual('mps' if method == 'mps' else 'timeSlicing', key)
+            self.assertEqual(4, sharing['resources'][0]['replicas'])
 
     def test_time_slicing_unless_told_otherwise(self):
         output, errors = self.render('--replicas', '4', '--rename',
