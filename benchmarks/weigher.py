@@ -16,15 +16,16 @@ Prepared answers about hosts with eight GPUs and seven profiles each stand in
 for Placement, which would itself take most of the time. Each scheduling
 request names as many hosts as Nova asks Placement for, drawn at random. There
 is one request each second, and two of its hosts have changed. The program
-measures the CPU time of a request, the hosts that it reads and the memory of
+measures the CPU time of a request, its requests to Placement and the memory of
 the cache. The baseline reads all hosts of a request, as a weigher without a
-cache does.
+cache does. Then each GPU is isolated, each answer takes 10 ms, and the program
+measures for how long a decision waits.
 
 usage: python benchmarks/weigher.py [-f table|json] [--repeat N]
            [--hosts 1000,10000] [--candidates 1000]
 
-Exits 1 if a request reads more hosts than its limit, or if the weigher keeps
-more hosts than its limit.
+Exits 1 if a decision sends more requests than its limit, or if the weigher
+keeps more hosts than its limit.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ import statistics
 import sys
 import time
 import tracemalloc
+import uuid
 from collections.abc import Iterator
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -56,6 +58,8 @@ TRAITS = ('OWNER_CYBORG', 'CUSTOM_NVIDIA', 'CUSTOM_NVIDIA_20B2',
           'CUSTOM_GPU_MEMORY_10GB', 'CUSTOM_GPU_MODEL_A100_SXM4_80GB',
           'CUSTOM_GPU_NUMA_1')
 CACHE_SECONDS = 5.0
+LATENCY = 0.01
+"""Seconds for each answer about isolated GPUs."""
 CHANGED = 2
 """How many hosts of a request have changed since the previous one."""
 _KEPT = 2
@@ -76,10 +80,16 @@ class Answer:
 
 
 class Placement:
-    """Placement's answers about any host; measures its own time."""
+    """Placement's answers about any host; measures its own time.
 
-    def __init__(self):
+    :param is_isolated: whether the GPUs must not be shared.
+    :param latency: seconds for each answer.
+    """
+
+    def __init__(self, is_isolated: bool = False, latency: float = 0.0):
         self.read = 0
+        self._latency = latency
+        traits = [*TRAITS, *([names.ISOLATED] if is_isolated else [])]
         self.seconds = 0.0
         summaries, listed = {}, []
         for number in range(GPUS):
@@ -89,7 +99,7 @@ class Placement:
                 listed.append({'uuid': uuid, 'name': name})
                 summaries[uuid] = {
                     'parent_provider_uuid': '@', 'root_provider_uuid': '@',
-                    'traits': TRAITS, 'resources': {names.custom(
+                    'traits': traits, 'resources': {names.custom(
                         names.VENDOR, label): {
                             'capacity': total, 'used': int(
                                 number % 2 and label == '1g.10gb')}}}
@@ -103,13 +113,21 @@ class Placement:
     def get(self, url: str, version: str) -> Answer:
         """Return the answer to a request of the weigher."""
         start = time.process_time()
+        time.sleep(self._latency)
+        self.read += 1
         path, _question, query = url.partition('?')
-        host = dict(part.split('=') for part in query.split('&'))['in_tree']
-        text = self._listed
-        if path == '/allocation_candidates':
-            self.read += 1
-            text = self._candidates
-        answer = Answer(text.replace('@', host))
+        if path.endswith('/allocations'):
+            answer = Answer(json.dumps({'allocations': {
+                str(uuid.uuid5(uuid.NAMESPACE_URL, path)): {
+                    'resources': {CLASS: 1}}}}))
+        elif not query:
+            answer = Answer('{"project_id": "project"}')
+        else:
+            host = dict(part.split('=') for part
+                        in query.split('&'))['in_tree']
+            answer = Answer((
+                self._candidates if path == '/allocation_candidates'
+                else self._listed).replace('@', host))
         self.seconds += time.process_time() - start
         return answer
 
@@ -119,13 +137,15 @@ class Cloud:
 
     :param hosts: the number of hosts.
     :param candidates: how many hosts a request names at most.
+    :param placement: what the reader asks.
     """
 
-    def __init__(self, hosts: int, candidates: int):
+    def __init__(self, hosts: int, candidates: int,
+                 placement: Placement | None = None):
         self._chance = random.Random(16)
         self._marks = {f'host{number:05}': 0 for number in range(hosts)}
         self._named = min(hosts, candidates)
-        self.placement = Placement()
+        self.placement = placement or Placement()
         self.seconds = 0.0
         self._most = _KEPT * candidates
         self.reader = weigher_reader.Reader(
@@ -136,7 +156,7 @@ class Cloud:
         """Make one scheduling request.
 
         :returns: the seconds of CPU time, without those of Placement, and
-            the number of hosts that were read.
+            the number of requests to it.
         """
         self.seconds += 1
         hosts = self.candidates()
@@ -145,10 +165,32 @@ class Cloud:
         marks = {host: self._marks[host] for host in hosts}
         read, own = self.placement.read, self.placement.seconds
         start = time.process_time()
-        fleet = self.reader.fleet([CLASS], marks)
+        fleet = self.reader.fleet(CLASS, marks)
+        self.idle()
         spent = time.process_time() - start - self.placement.seconds + own
         if fleet is None:
             raise RuntimeError('the weigher could not read')
+        return spent, self.placement.read - read
+
+    def idle(self) -> None:
+        """Wait until nothing more is read."""
+        while self.reader.is_reading:
+            time.sleep(0.001)
+
+    def decide(self) -> tuple[float, int]:
+        """Call the reader as the filter and then the weigher do.
+
+        :returns: the seconds for which they waited, and the number of
+            requests to Placement.
+        """
+        marks = {host: self._marks[host] for host in self.candidates()}
+        read = self.placement.read
+        start = time.monotonic()
+        for _ in range(2):
+            self.reader.fleet(CLASS, marks)
+        spent = time.monotonic() - start
+        self.idle()
+        self.seconds += 1
         return spent, self.placement.read - read
 
     def candidates(self) -> list[str]:
@@ -197,14 +239,23 @@ def measure(sizes: tuple[int, ...], candidates: int, repeat: int
             1000 * max(spent for spent, _ in (*learning, *requests)),
             'ms CPU', baseline)
         yield figures.Figure(
-            f'{title}: hosts read for a request',
+            f'{title}: requests to Placement for a request',
             statistics.fmean(read for _, read in requests), '',
             min(hosts, candidates))
         yield figures.Figure(
-            f'{title}: hosts read for a request, most',
+            f'{title}: requests to Placement, most',
             max(read for _, read in (*learning, *requests)), '',
-            min(hosts, candidates),
-            limit=weigher_reader.AT_ONCE)
+            min(hosts, candidates), limit=weigher_reader.SHARE)
+        isolated = Cloud(hosts, candidates, Placement(True, LATENCY))
+        decisions = [isolated.decide() for _ in range(min(repeat, 5))]
+        yield figures.Figure(
+            f'{title}, isolated: the longest wait of a decision',
+            max(spent for spent, _ in decisions), 's',
+            target=weigher_reader.LIMIT)
+        yield figures.Figure(
+            f'{title}, isolated: requests to Placement, most',
+            max(read for _, read in decisions), '',
+            limit=2 * weigher_reader.SHARE)
         yield figures.Figure(
             f'{title}: hosts kept', cloud.reader.hosts, '', hosts,
             limit=_KEPT * candidates)

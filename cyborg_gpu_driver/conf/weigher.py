@@ -66,7 +66,7 @@ OPTS = [
              '60 times the value, while the capacity stays the same. 0 reads '
              'hosts for each request. A host is read again in any case after '
              'a claim on it, and after nova-compute has reported a change. '
-             'For one request at most 32 hosts are read.'),
+             'No request waits longer than one second for what is read.'),
     cfg.BoolOpt(
         'order_candidates', default=True,
         help='Whether to choose the GPU within the host as well. The best of '

@@ -39,7 +39,6 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.nova import weigher_reader
-from cyborg_gpu_driver.nova.scheduling import neighbours
 from cyborg_gpu_driver.nova.scheduling import promises
 from cyborg_gpu_driver.nova.scheduling import utilization
 from cyborg_gpu_driver.nova.weighing import cost as weigher_cost
@@ -145,6 +144,8 @@ LOG = logging.getLogger(__name__)
 _PROFILE = 'device_profile_'
 """How Nova names the request groups of a device profile
 (get_device_profile_group_requester_id in nova/accelerator/cyborg.py)."""
+_SERVERS = 100_000
+"""The maximum number of servers whose application is remembered."""
 _KEPT = 2
 """Hosts to remember, as a multiple of those that one request can name."""
 
@@ -158,8 +159,9 @@ class Request:
     project: str
     server: str
     """Its UUID; its own allocations do not count as a neighbour's."""
-    known: neighbours.Known
-    """The servers on the providers for which the neighbours matter."""
+    known: Mapping[str, tuple[weigher_reader.Server, ...]]
+    """By provider for which the neighbours matter, the servers on it; absent
+    if they are not known."""
     promised: Mapping[str, tuple[promises.Promise, ...]] | None = None
     """By provider, the promises for its GPU; ``fleet`` then includes them.
     None: other requests may choose at the same time."""
@@ -173,7 +175,7 @@ class Chooser:
         self._reader = weigher_reader.Reader(
             _get, keep, _KEPT * CONF.scheduler.max_placement_results)
         self._choices = Choices(lambda: self._reader.latest, keep)
-        self._neighbours = neighbours.Neighbours(_get)
+        self._applications: dict[str, str] = {}
         self._utilization = utilization.Utilization(
             CONF.gpu_weigher.prometheus_url)
         self._matrix = _matrix(CONF.gpu_weigher.interference_file)
@@ -181,17 +183,19 @@ class Chooser:
     def request(self, spec, wish, hosts) -> Request | None:
         """Return what is known for a request for a GPU.
 
-        Only this method queries Placement and the database.
+        Only this method waits for Placement, and queries the database.
 
         :param hosts: the hosts that can take the server.
         :returns: None if Placement does not answer; that is logged.
         """
         # nova-compute updates both values when a server is added or
         # removed; Nova updates them within a request for several servers.
-        fleet = self._reader.fleet(resource_classes(spec), {
+        fleet = self._reader.fleet(resource_classes(spec)[0], {
             host.uuid: (host.updated, host.num_instances) for host in hosts
             if multiplier(host) or policy_of(wish, host).is_strict},
-            self._choices.hosts)
+            self._choices.hosts, {
+                host.uuid for host in hosts
+                if self._concerns_servers(policy_of(wish, host))})
         if fleet is None:
             return None
         request = Request(
@@ -269,12 +273,14 @@ class Chooser:
         the server.
         """
         allocations = candidate['allocations']
+        is_strict = policy_of(request.wish, host).is_strict
         if request.fleet.cost(allocations) is None:
-            return not policy_of(request.wish, host).is_strict
-        return (not _is_strict(request, host, allocations)
-                or not self._company(
-                    request, placement.Placement.STANDALONE,
-                    allocations).strangers)
+            return not is_strict
+        if not is_strict and not _is_isolated(request, allocations):
+            return True
+        there = _neighbours(request, allocations)
+        return (not is_strict if there is None
+                else not _strangers(request, there))
 
     def _figure(self, request, host, candidate):
         allocations = candidate['allocations']
@@ -282,10 +288,12 @@ class Chooser:
         if cost is None:
             return None
         policy = policy_of(request.wish, host)
-        if (_is_isolated(request, allocations) and self._company(
-                request, placement.Placement.STANDALONE,
-                allocations).strangers):
-            return math.inf
+        if _is_isolated(request, allocations):
+            there = _neighbours(request, allocations)
+            if there is None:
+                return None
+            if _strangers(request, there):
+                return math.inf
         return placement.figure(policy, cost, self._company(
             request, policy, allocations),
             self._busy(request, host, policy, allocations))
@@ -305,40 +313,66 @@ class Chooser:
         if policy not in (placement.Placement.STANDALONE,
                           placement.Placement.QUIET):
             return placement.Company()
-        gpus = request.fleet.gpus(allocations)
-        used = sum(offer.used for gpu in gpus for offer in gpu)
-        measured = policy is placement.Placement.QUIET and self._matrix
-        if not used or not measured and not policy.is_strict:
+        used = sum(offer.used for gpu in request.fleet.gpus(allocations)
+                   for offer in gpu)
+        if not used or not self._concerns_servers(policy):
             return placement.Company(used)
-        there = neighbours.there(
-            gpus, request.known, request.promised or {}, request.server)
+        there = _neighbours(request, allocations)
         if there is None:
             return placement.Company(used, strangers=used)
         return placement.Company(
             sum(neighbour.amount for neighbour in there),
-            sum(neighbour.amount for neighbour in there
-                if neighbour.project != request.project),
-            self._interference(request, there) if measured else None)
+            _strangers(request, there),
+            None if policy.is_strict
+            else self._interference(request, there))
+
+    def _concerns_servers(self, policy):
+        """Whether a policy depends on who is on a GPU."""
+        return policy.is_strict or (
+            policy is placement.Placement.QUIET and self._matrix is not None)
 
     def _known(self, request, hosts):
         """Return who is on the GPUs for which the neighbours matter."""
-        found: dict[str, tuple[neighbours.Neighbour, ...]] = {}
+        found: dict[str, tuple[weigher_reader.Server, ...]] = {}
         for host in hosts:
             policy = policy_of(request.wish, host)
-            measured = (policy is placement.Placement.QUIET
-                        and self._matrix is not None)
-            if not (measured or policy.is_strict
-                    or request.fleet.has_isolated):
+            concerns = self._concerns_servers(policy)
+            if not concerns and not request.fleet.has_isolated:
                 continue
             for candidate in host.allocation_candidates:
                 allocations = candidate['allocations']
-                if not (measured or _is_strict(request, host, allocations)):
-                    continue
-                for gpu in request.fleet.gpus(allocations):
-                    if gpu[0].provider not in found:
-                        found.update(self._neighbours.read(
-                            host, gpu, measured))
+                if concerns or _is_isolated(request, allocations):
+                    for gpu in request.fleet.gpus(allocations):
+                        self._learn(found, host, gpu, policy)
         return found
+
+    def _learn(self, found, host, gpu, policy):
+        """Note who is on a GPU, as far as that is known."""
+        for offer in gpu:
+            servers = (None if offer.provider in found
+                       else self._reader.servers(host.uuid, offer))
+            if servers is not None:
+                found[offer.provider] = servers if (
+                    policy.is_strict or self._matrix is None) else tuple(
+                        dataclasses.replace(item, application=(
+                            self._application(host, item.server)))
+                        for item in servers)
+
+    def _application(self, host, server):
+        """Return what a server runs; empty if its flavor does not say."""
+        if server not in self._applications and server in host.instances:
+            try:
+                specs = host.instances[server].flavor.extra_specs
+            except Exception as error:
+                # From the database of a cell, which may be down.
+                LOG.warning('The flavor of server %s cannot be read: %s',
+                            server, error)
+                return ''
+            if len(self._applications) >= _SERVERS:
+                self._applications.clear()
+            self._applications[server] = specs.get(
+                placement.APPLICATION, '')
+        return self._applications.get(server, '')
 
     def _interference(self, request, there):
         return self._matrix.interference(
@@ -412,9 +446,30 @@ def put_best_first(candidates, figures) -> float | None:
     return best
 
 
-def _is_strict(request, host, allocations):
-    return (policy_of(request.wish, host).is_strict
-            or _is_isolated(request, allocations))
+def _neighbours(request, allocations):
+    """Return the other servers on the GPUs of a candidate.
+
+    :returns: None if they are not known.
+    """
+    found = []
+    for gpu in request.fleet.gpus(allocations):
+        if any(offer.provider not in request.known for offer in gpu):
+            return None
+        shown = [server for offer in gpu
+                 for server in request.known[offer.provider]]
+        servers = {request.server, *(item.server for item in shown)}
+        found += [item for item in shown if item.server != request.server]
+        # Each provider of a GPU has all of its promises.
+        found += [promise for promise
+                  in (request.promised or {}).get(gpu[0].provider, ())
+                  if promise.server not in servers]
+    return found
+
+
+def _strangers(request, there):
+    """Return the units that servers of other projects have."""
+    return sum(item.amount for item in there
+               if item.project != request.project)
 
 
 def _is_isolated(request, allocations):

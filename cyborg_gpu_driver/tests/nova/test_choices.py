@@ -14,12 +14,16 @@
 from __future__ import annotations
 
 import threading
+import types
 
 import fixtures
 from nova import test
 
+from cyborg_gpu_driver.nova import weigher_reader
 from cyborg_gpu_driver.nova.scheduling import chooser
+from cyborg_gpu_driver.nova.scheduling import promises
 from cyborg_gpu_driver.nova.weighing import cost
+from cyborg_gpu_driver.nova.weighing import published
 from cyborg_gpu_driver.tests import scope
 
 
@@ -45,3 +49,30 @@ class ChoicesTest(test.NoDBTestCase):
         self.assertEqual(frozenset(), found.hosts)
         leave.set()
         other.join(scope.HANG)
+
+
+class NeighboursTest(test.NoDBTestCase):
+
+    def test_who_is_on_a_gpu(self):
+        gpu = tuple(published.Offer(name, name, name, 1, 1) for name in 'ab')
+        fleet = cost.Fleet([published.Gpu('host', 'gpu', gpu)])
+        old = weigher_reader.Server('old', 'theirs', 1)
+
+        def neighbours(server, known, *promised):
+            made = [promises.Promise(name, 'ours', 'app', 'host', 'b', 2)
+                    for name in promised]
+            found = chooser._neighbours(types.SimpleNamespace(
+                fleet=fleet, known=known, server=server,
+                promised={'a': made, 'b': made}), {'b': {}})
+            return found and [item.server for item in found]
+
+        known = {'a': (old,), 'b': ()}
+        for expected, arguments in (
+                # All providers of the GPU count.
+                (['old'], ('new', known)),
+                (['old', 'next'], ('new', known, 'next')),
+                # Nobody is there twice, or is its own neighbour.
+                (['old'], ('new', known, 'old')),
+                ([], ('old', known)),
+                (None, ('new', {'a': (old,)}, 'next'))):
+            self.assertEqual(expected, neighbours(*arguments))

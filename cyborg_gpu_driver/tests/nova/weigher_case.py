@@ -217,11 +217,13 @@ class WeigherCase(test.TestCase):
         chooser.shared.cache_clear()
         self.addCleanup(chooser.shared.cache_clear)
         # The reader reads all hosts, even on a slow machine.
-        for limit in ('weigher_reader._READING_LIMIT',
-                      'weigher_reader._FIRST', 'scheduling.chooser._WAIT',
+        for limit in ('weigher_reader.SHARE', 'weigher_reader.LIMIT',
+                      'scheduling.chooser._WAIT',
                       'scheduling.chooser._CLAIM'):
             self.useFixture(fixtures.MonkeyPatch(
-                f'cyborg_gpu_driver.nova.{limit}', 600.0))
+                f'cyborg_gpu_driver.nova.{limit}', 600))
+        # No thread reads beside the test.
+        self.flags(cache_seconds=600.0, group='gpu_weigher')
         self.flags(weight_classes=[WEIGHER], group='filter_scheduler')
         self.context = context.get_admin_context()
         self.client = report.report_client_singleton()

@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import math
 import threading
 
@@ -28,6 +27,8 @@ from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.tests import scope
 
 CLASS = 'CUSTOM_X'
+ONE, TWO = (f'{digit * 8}-{digit * 4}-4{digit * 3}-8{digit * 3}-{digit * 12}'
+            for digit in '12')
 LABELS = {'1g.10gb': 7, '3g.40gb': 2, '1g.10gb.me': 1}
 
 
@@ -47,6 +48,8 @@ class Placement:
 
     :ivar used: the usage of each profile, by host.
     :ivar full: hosts that have no allocation candidate.
+    :ivar servers: the servers of each provider in use.
+    :ivar traits: traits of each provider.
     """
 
     def __init__(self):
@@ -54,11 +57,21 @@ class Placement:
         self.asked = []
         self.used = {}
         self.full = set()
+        self.servers = [ONE]
+        self.traits = [published.TRAIT]
         self.before = bool
 
     def get(self, url, version):
         self.before()
         path, _question, query = url.partition('?')
+        if not query:
+            self.asked.append((path, ''))
+            name = path.rsplit('/', 1)[1]
+            return Answer(self.status_code, {
+                'project_id': f'of {name[0]}'} if name != 'allocations'
+                else {'allocations': {
+                    server: {'resources': {CLASS: 1}}
+                    for server in self.servers}})
         parameters = dict(item.split('=') for item in query.split('&'))
         host = parameters['in_tree']
         self.asked.append((path, host))
@@ -79,7 +92,7 @@ class Placement:
                         'resources': {'VCPU': {'capacity': 8, 'used': 0}}}}
         for name, total in zip(self.names(host), LABELS.values()):
             found[names.provider_uuid(name)] = {
-                'root_provider_uuid': host, 'traits': [published.TRAIT],
+                'root_provider_uuid': host, 'traits': self.traits,
                 'resources': {CLASS: {
                     'capacity': total, 'used': self.used.get(host, 0)}}}
         return found
@@ -108,8 +121,17 @@ class ReaderTest(base.BaseTestCase):
         return weigher_reader.Reader(self.placement.get, keep, most,
                                      lambda: self.now)
 
-    def fleet(self, reader, hosts='ab', mark=0):
-        return reader.fleet([CLASS], dict.fromkeys(hosts, mark))
+    def fleet(self, reader, hosts='ab', mark=0, **options):
+        """Return the fleet once all that is due was read, or nothing can be.
+        """
+        found = reader.fleet(CLASS, dict.fromkeys(hosts, mark), **options)
+        self.idle(reader)
+        return found
+
+    def idle(self, reader):
+        with reader._changed:
+            self.assertTrue(reader._changed.wait_for(
+                lambda: not reader._is_reading, scope.HANG))
 
     def test_two_requests_tell_all_of_a_new_host(self):
         fleet = self.fleet(self.reader())
@@ -129,9 +151,11 @@ class ReaderTest(base.BaseTestCase):
         self.assertIs(first, self.fleet(reader))
         self.assertEqual([], self.placement.asked)
         self.placement.used['b'] = 1
-        fleet = reader.fleet([CLASS], {'a': 0, 'b': 'changed'})
+        fleet = reader.fleet(CLASS, {'a': 0, 'b': 'changed'})
         self.assertEqual([('/allocation_candidates', 'b')],
                          self.placement.asked)
+        self.assertLess(first.number, fleet.number)
+        self.assertIs(fleet, reader.latest)
         self.assertLess(fleet.cost(self.placement.candidate('b')).gpu,
                         fleet.cost(self.placement.candidate('a')).gpu)
 
@@ -156,28 +180,72 @@ class ReaderTest(base.BaseTestCase):
 
     def test_a_request_reads_no_more_than_its_share(self):
         reader = self.reader(keep=0.0)
-        hosts = [f'h{number:02}' for number in range(80)]
+        hosts = [f'h{number:02}' for number in range(50)]
         found = []
-        for _ in range(4):
+        for _ in range(5):
             self.fleet(reader, hosts)
-            found.append(self.placement.read())
-        self.assertEqual([32, 32, 32, 32], list(map(len, found)))
+            found.append(len(self.placement.asked))
+            self.placement.asked.clear()
+        self.assertEqual([weigher_reader.SHARE] * 5, found)
         # Hosts that are due again do not delay new ones.
-        self.assertEqual(hosts, sorted({
-            host for part in found for host in part}))
+        fleet = self.fleet(reader, hosts)
+        for host in hosts:
+            self.assertIsNotNone(fleet.cost(self.placement.candidate(host)))
         # A host that has changed comes before hosts that are only old.
-        marks = dict.fromkeys(hosts, 0)
-        marks['h79'] = 1
-        reader.fleet([CLASS], marks)
-        self.assertEqual('h79', self.placement.read()[0])
+        self.placement.asked.clear()
+        reader.fleet(CLASS, {**dict.fromkeys(hosts, 0), 'h49': 1})
+        self.idle(reader)
+        self.assertEqual('h49', self.placement.read()[0])
 
-    def test_a_slow_placement_is_not_asked_long(self):
-        def dawdle():
-            self.now += 0.3
+    def servers(self, reader, fleet):
+        """The servers of each provider of the host a; None if unknown."""
+        return [reader.servers('a', fleet.offer(names.provider_uuid(name)))
+                for name in self.placement.names('a')]
 
-        self.placement.before = dawdle
-        self.assertIsNotNone(self.fleet(self.reader(), 'abcdef'))
-        self.assertEqual(['a', 'b'], self.placement.read())
+    def test_who_is_on_a_gpu(self):
+        self.placement.used['a'] = 1
+        there = (weigher_reader.Server(ONE, 'of 1', 1),)
+        for options, traits, known in (
+                ({}, (), False), ({'watched': 'a'}, (), True),
+                ({}, (names.ISOLATED,), True)):
+            self.placement.asked.clear()
+            self.placement.traits = [published.TRAIT, *traits]
+            reader = self.reader()
+            fleet = self.fleet(reader, 'a', **options)
+            self.assertEqual([there if known else None] * 3,
+                             self.servers(reader, fleet))
+            # Each provider, and each server once.
+            self.assertEqual(2 + 4 * known, len(self.placement.asked))
+        self.placement.asked.clear()
+        self.now += 5
+        self.fleet(reader, 'a')
+        self.assertEqual(1, len(self.placement.asked))
+        # One came for another.
+        self.placement.servers = [TWO]
+        fleet = self.fleet(reader, 'a', mark=1)
+        self.assertEqual([(weigher_reader.Server(TWO, 'of 2', 1),)] * 3,
+                         self.servers(reader, fleet))
+
+    def test_who_is_on_a_gpu_is_not_known(self):
+        self.placement.used['a'] = 1
+        for servers, expected in (
+                ([ONE, TWO], None),
+                (['../x'], (weigher_reader.Server('../x', '', 1),))):
+            self.placement.servers = servers
+            reader = self.reader()
+            fleet = self.fleet(reader, 'a', watched='a')
+            self.assertEqual([expected] * 3, self.servers(reader, fleet))
+
+    def test_more_servers_than_one_request_can_read(self):
+        self.placement.used['a'] = 30
+        self.placement.servers = [
+            f'{ONE[:-2]}{number:02}' for number in range(30)]
+        reader = self.reader()
+        for expected in (weigher_reader.SHARE, 1 + 1 + 8 + 2):
+            self.placement.asked.clear()
+            fleet = self.fleet(reader, 'a', watched='a')
+            self.assertEqual(expected, len(self.placement.asked))
+        self.assertNotIn(None, self.servers(reader, fleet))
 
     def test_hosts_are_forgotten(self):
         reader = self.reader(most=2)
@@ -224,55 +292,33 @@ class ReaderTest(base.BaseTestCase):
         self.assertIsNone(self.fleet(self.reader()))
         self.assertIn('not weighed', self.logged.output)
 
-    def test_nobody_waits_for_another_ones_reading(self):
+    def test_nobody_waits_longer_than_the_limit(self):
         reader = self.reader()
         first = self.fleet(reader)
-        self.placement.used = {'a': 1, 'b': 1}
-        entered, leave = threading.Event(), threading.Event()
-
-        def dawdle():
-            entered.set()
-            leave.wait(scope.HANG)
-
-        self.placement.before = dawdle
-        other = threading.Thread(target=self.fleet, args=(reader, 'ab', 1))
-        other.start()
-        self.assertTrue(entered.wait(scope.HANG))
-        self.assertIs(first, self.fleet(reader, mark=1))
+        leave = threading.Event()
+        self.addCleanup(leave.set)
+        self.placement.before = lambda: leave.wait(scope.HANG)
+        with fixtures.MonkeyPatch(
+                'cyborg_gpu_driver.nova.weigher_reader.LIMIT', 0.01):
+            self.assertIs(first, reader.fleet(CLASS, {'a': 1, 'b': 1}))
+        self.now += 1
+        # Who comes later does not wait for them again.
+        self.assertIs(first, reader.fleet(CLASS, {'a': 1, 'b': 1}))
         leave.set()
-        other.join(scope.HANG)
-        self.placement.asked.clear()
-        self.assertIsNot(first, self.fleet(reader, mark=1))
-        self.assertEqual([], self.placement.asked)
+        self.idle(reader)
+        self.assertIsNot(first, reader.fleet(CLASS, {'a': 1, 'b': 1}))
 
-    def test_the_first_request_is_waited_for(self):
+    def test_nobody_waits_for_hosts_that_are_only_old(self):
         reader = self.reader()
-        entered, leave = threading.Event(), threading.Event()
-
-        def dawdle():
-            entered.set()
-            leave.wait(scope.HANG)
-
-        self.placement.before = dawdle
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            first = pool.submit(self.fleet, reader)
-            self.assertTrue(entered.wait(scope.HANG))
-            second = pool.submit(self.fleet, reader)
-            leave.set()
-            self.assertIsNotNone(second.result(30).cost(
-                self.placement.candidate('b')))
-            self.assertIs(first.result(30), second.result(30))
-        self.assertEqual(['a', 'b'], self.placement.read())
-
-    def test_the_first_request_is_not_waited_for_for_good(self):
-        self.useFixture(fixtures.MonkeyPatch(
-            'cyborg_gpu_driver.nova.weigher_reader._FIRST', 0.0))
-        reader = self.reader()
-        found = []
-        self.placement.before = lambda: found.append(
-            self.fleet(reader).cost(self.placement.candidate('a')))
-        self.fleet(reader, 'a')
-        self.assertEqual([None, None], found)
+        first = self.fleet(reader)
+        leave = threading.Event()
+        self.addCleanup(leave.set)
+        self.placement.before = lambda: leave.wait(scope.HANG)
+        self.now += 5
+        self.assertIs(first, reader.fleet(CLASS, {'a': 0, 'b': 0}))
+        leave.set()
+        self.idle(reader)
+        self.assertEqual(1, len(self.placement.read()[:1]))
 
     def test_a_host_that_is_about_to_change_is_read_again_soon(self):
         reader = self.reader()
@@ -282,19 +328,9 @@ class ReaderTest(base.BaseTestCase):
         self.placement.read()
         # Without the change, the reader would read it after 20 seconds.
         self.now += 5
-        reader.fleet([CLASS], {'a': 0, 'b': 0}, changing={'b'})
-        self.assertEqual(['b'], self.placement.read())
-        reader.fleet([CLASS], {'a': 0, 'b': 0}, changing={'b'})
-        self.assertEqual([], self.placement.read())
-
-    def test_what_was_read_later_has_the_greater_number(self):
-        reader = self.reader()
-        self.assertEqual(0, reader.latest.number)
-        first = self.fleet(reader)
-        self.placement.used = {'a': 1}
-        self.assertLess(first.number, self.fleet(reader, mark=1).number)
-        self.assertEqual(1, reader.latest.offer(
-            names.provider_uuid(self.placement.names('a')[0])).used)
+        for expected in (['b'], []):
+            self.fleet(reader, changing={'b'})
+            self.assertEqual(expected, self.placement.read())
 
     def test_when_each_host_was_asked(self):
         def dawdle():
@@ -304,11 +340,11 @@ class ReaderTest(base.BaseTestCase):
         reader = self.reader()
         self.assertEqual({'a': 100.0, 'b': 100.5}, self.fleet(reader).began)
         self.now = 103.0
-        found = reader.fleet([CLASS], {'a': 0, 'b': 'changed'})
+        found = reader.fleet(CLASS, {'a': 0, 'b': 'changed'})
         self.assertEqual({'a': 100.0, 'b': 103.0}, found.after({}).began)
         # A host without an answer does not count as read.
         self.placement.status_code = 500
-        reader.fleet([CLASS], {'b': 'changed again'})
+        self.fleet(reader, 'b', 'changed again')
         self.assertEqual({'a': 100.0, 'b': 103.0}, reader.latest.began)
 
 
