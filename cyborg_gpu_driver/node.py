@@ -375,9 +375,15 @@ class Node(host_parts.HostParts, services.Services):
 
     def _fit(self, found: offer.Offer) -> offer.Offer:
         """The offer; not creatable if a GPU of its group is unhealthy or
-        cordoned.
+        cordoned, or if one of its handles names a dead virtual function.
+
+        Cyborg gives out the first free handle, and takes no single handle
+        back (:mod:`.report.content.build`). So the next server would get the
+        dead function, however many others are free.
         """
-        if any(self.health.unhealthy(address) is not None
-               or self.cordons.of(address) for address in found.members):
+        if (any(self.health.unhealthy(address) is not None
+                or self.cordons.of(address) for address in found.members)
+                or not self.health.dead_functions(found.gpu).isdisjoint(
+                    found.parents)):
             return dataclasses.replace(found, creatable=0)
         return found

@@ -107,7 +107,7 @@ _TEXTS = {
     condition.UNREACHABLE: 'its PCI configuration space cannot be read',
     condition.FATAL: 'fatal PCIe errors since NVML was last queried',
     condition.LANES: 'its PCIe link has lost lanes',
-    DEAD_FUNCTION: 'servers on one of its virtual functions do not come up; '
+    DEAD_FUNCTION: 'servers on this virtual function do not come up; '
                    'disabling and enabling the functions may cure it',
     'NEEDS_GPU_RESET': 'the driver asks for a reset',
     'NEEDS_NODE_REBOOT': 'the driver asks for a restart of the machine',
@@ -147,6 +147,9 @@ def _checked_code(value: str) -> str:
 
 
 Code = Annotated[str, _checked_code]
+Part = model.Placement | model.PciAddress
+"""A part of a GPU with a health of its own: the instance at a placement, or
+a virtual function."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +167,13 @@ class Condition:
     placement: model.Placement | None = None
     """Of the GPU instance that has the fault; None for the whole GPU."""
     instance_id: int | None = None
+    function: model.PciAddress | None = None
+    """The virtual function that has the fault; None for any other fault."""
+
+    @property
+    def part(self) -> Part | None:
+        """The part of the GPU that has the fault; None for the whole GPU."""
+        return self.function or self.placement
 
     @property
     def xid(self) -> int | None:
@@ -232,23 +242,6 @@ def noted(conditions: tuple[Condition, ...], xid: int, now: float,
     return tuple(again if item is known else item for item in conditions)
 
 
-def with_dead_function(conditions: Iterable[Condition], now: float
-                       ) -> tuple[Condition, ...]:
-    """Return the conditions of a GPU with a virtual function that is dead.
-
-    Cyborg gives out the first free handle, whatever the agent reports, so the
-    function cannot be set aside alone.
-    """
-    return (*without_dead_function(conditions),
-            Condition(DEAD_FUNCTION, now, now))
-
-
-def without_dead_function(conditions: Iterable[Condition]
-                          ) -> tuple[Condition, ...]:
-    """Return the conditions that remain with new virtual functions."""
-    return tuple(item for item in conditions if item.code != DEAD_FUNCTION)
-
-
 def seen(conditions: tuple[Condition, ...], facts: condition.Facts,
          now: float) -> tuple[Condition, ...]:
     """Return the conditions, with those that the GPU's answers show."""
@@ -304,14 +297,16 @@ def errors(before: Iterable[Condition], after: Iterable[Condition]
     """Return how many errors are new, and a description of the last one.
 
     A condition that lasts is one error. An XID that occurs again is another
-    error.
+    error. A dead virtual function is none: a user who deletes servers at once
+    may have caused it.
 
     :returns: 0 and an empty text if there is nothing new.
     """
-    known = {(item.code, item.placement): item.count for item in before}
+    known = {(item.code, item.part): item.count for item in before}
     new = [(item, more) for item in after
-           if (more := item.count - known.get((item.code, item.placement),
-                                              0)) > 0]
+           if item.code != DEAD_FUNCTION
+           and (more := item.count - known.get((item.code, item.part),
+                                               0)) > 0]
     if not new:
         return 0, ''
     last = max((item for item, _ in new), key=lambda item: item.last)
@@ -319,13 +314,12 @@ def errors(before: Iterable[Condition], after: Iterable[Condition]
 
 
 def judge(conditions: Iterable[Condition],
-          placement: model.Placement | None = None) -> Verdict:
-    """Return the health of the whole GPU, or of the instance at a placement.
+          part: Part | None = None) -> Verdict:
+    """Return the health of the whole GPU, or of one part of it.
 
-    A condition of the whole GPU does not count for its instances.
+    A condition of the whole GPU does not count for its parts.
     """
-    found = sorted((item for item in conditions
-                    if item.placement == placement),
+    found = sorted((item for item in conditions if item.part == part),
                    key=lambda item: (item.code not in _PERMANENT,
                                      item.first, item.code))
     if not found:
@@ -337,11 +331,10 @@ def judge(conditions: Iterable[Condition],
         min(item.first for item in found))
 
 
-def unhealthy_placements(conditions: Iterable[Condition]
-                         ) -> frozenset[model.Placement]:
-    """The placements of unhealthy GPU instances."""
-    return frozenset(item.placement for item in conditions
-                     if item.placement is not None)
+def unhealthy_parts(conditions: Iterable[Condition]) -> list[Part]:
+    """The unhealthy instances and virtual functions of a GPU, sorted."""
+    return sorted({item.part for item in conditions if item.part is not None},
+                  key=str)
 
 
 def _heals(item: Condition, facts: condition.Facts) -> bool:

@@ -48,8 +48,8 @@ class Status:
 
     gpu: model.Gpu
     verdict: health.Verdict
-    instances: Mapping[model.Placement, health.Verdict]
-    """The unhealthy GPU instances."""
+    parts: Mapping[health.Part, health.Verdict]
+    """The unhealthy GPU instances and virtual functions."""
     facts: condition.Facts
     conditions: tuple[health.Condition, ...]
 
@@ -135,7 +135,8 @@ class HealthKeeper:
     def unhealthy_instances(self, address: model.PciAddress
                             ) -> frozenset[model.Placement]:
         """Placements of a GPU's instances that are unhealthy by themselves."""
-        return health.unhealthy_placements(self._conditions(address))
+        return frozenset(item.placement for item in self._conditions(address)
+                         if item.placement is not None)
 
     def reset_done(self, address: model.PciAddress) -> None:
         """Forget the conditions that a reset cures; the GPU was just reset.
@@ -143,19 +144,23 @@ class HealthKeeper:
         if self._conditions(address):
             self._change(address, health.after_reset)
 
-    def function_died(self, address: model.PciAddress) -> None:
+    def function_died(self, address: model.PciAddress,
+                      function: model.PciAddress) -> None:
         """Note that a virtual function of a GPU serves no guest."""
-        self._change(address, lambda known: health.with_dead_function(
-            known, self._clock()))
+        now = self._clock()
+        self._change(address, lambda known: (*known, health.Condition(
+            health.DEAD_FUNCTION, now, now, function=function)))
 
-    def has_dead_function(self, address: model.PciAddress) -> bool:
-        """Whether the virtual functions of a GPU have to be made anew."""
-        return any(item.code == health.DEAD_FUNCTION
-                   for item in self._conditions(address))
+    def dead_functions(self, address: model.PciAddress
+                       ) -> frozenset[model.PciAddress]:
+        """The virtual functions of a GPU that get no new server."""
+        return frozenset(item.function for item in self._conditions(address)
+                         if item.function is not None)
 
     def functions_renewed(self, address: model.PciAddress) -> None:
-        """Forget a dead function: the GPU's functions were made anew."""
-        self._change(address, health.without_dead_function)
+        """Forget dead functions: the GPU's functions were made anew."""
+        self._change(address, lambda known: tuple(
+            item for item in known if item.function is None))
 
     def replaced(self, address: model.PciAddress) -> bool:
         """Forget a GPU's health and errors: an operator says it is healthy.
@@ -193,8 +198,8 @@ class HealthKeeper:
             conditions = health.seen(known.conditions, facts[gpu.address], now)
             found.append(Status(
                 gpu, health.judge(conditions),
-                {place: health.judge(conditions, place)
-                 for place in sorted(health.unhealthy_placements(conditions))},
+                {part: health.judge(conditions, part)
+                 for part in health.unhealthy_parts(conditions)},
                 facts[gpu.address], conditions))
         return found
 
@@ -298,24 +303,24 @@ def _conditions(record: gpu_record.GpuRecord) -> tuple[health.Condition, ...]:
 
 
 def _verdicts(conditions: tuple[health.Condition, ...]
-              ) -> dict[model.Placement | None, health.Verdict]:
-    """Verdicts on a GPU (key None) and its unhealthy instances."""
-    places = sorted(health.unhealthy_placements(conditions))
-    return {place: health.judge(conditions, place)
-            for place in (None, *places)}
+              ) -> dict[health.Part | None, health.Verdict]:
+    """Verdicts on a GPU (key None) and its unhealthy parts."""
+    return {part: health.judge(conditions, part)
+            for part in (None, *health.unhealthy_parts(conditions))}
 
 
 def _log(address: model.PciAddress, before: tuple[health.Condition, ...],
          after: tuple[health.Condition, ...]) -> None:
     """Log what became unhealthy, worse or healthy."""
     old, new = _verdicts(before), _verdicts(after)
-    for place in (None, *sorted(
-            place for place in {*old, *new} if place is not None)):
-        was = old.get(place, health.WELL)
-        now = new.get(place, health.WELL)
-        name = f'GPU {address}' + (f', instance at {place}' if place else '')
+    for part in sorted({*old, *new}, key=str):
+        was = old.get(part, health.WELL)
+        now = new.get(part, health.WELL)
         if was.state is now.state:
             continue
+        name = f'GPU {address}' + (
+            '' if part is None else f', instance at {part}'
+            if isinstance(part, model.Placement) else f', function {part}')
         if now.is_unhealthy:
             LOG.warning(
                 '%(name)s is unhealthy (%(state)s): %(reasons)s. Nothing new '

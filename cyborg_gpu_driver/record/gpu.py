@@ -84,8 +84,8 @@ class HealthRecord:
         newest: dict[tuple, health.Condition] = {}
         for item in sorted((*there.conditions, *kept.conditions),
                            key=lambda item: item.last):
-            earlier = newest.get((item.code, item.placement), item)
-            newest[item.code, item.placement] = dataclasses.replace(
+            earlier = newest.get((item.code, item.part), item)
+            newest[item.code, item.part] = dataclasses.replace(
                 item, first=min(item.first, earlier.first),
                 count=max(item.count, earlier.count))
         return dataclasses.replace(there, conditions=tuple(newest.values()))

@@ -135,8 +135,22 @@ def of_check(found: Iterable[tuple[str, result.Finding]]
             None if item.subject == result.HOST else item.subject)
 
 
+_PARTS = {
+    model.Placement: (
+        'unhealthy-instance',
+        'delete the server that has the instance; an instance that is '
+        'created in its place is healthy'),
+    model.PciAddress: (
+        'dead-function',
+        "cyborg-agent disables and enables the GPU's virtual functions as "
+        'soon as no server uses the GPU, if it prepares GPUs; otherwise do '
+        'that yourself, and run cyborg-gpu health clear'),
+}
+"""By the kind of an unhealthy part of a GPU: the code and the advice."""
+
+
 def of_health(statuses: Iterable[health.Status]) -> Iterator[Finding]:
-    """Yield the GPUs and instances that are or may be unhealthy."""
+    """Yield the GPUs and their parts that are or may be unhealthy."""
     for status in statuses:
         address = str(status.gpu.address)
         if status.verdict.is_unhealthy:
@@ -145,12 +159,10 @@ def of_health(statuses: Iterable[health.Status]) -> Iterator[Finding]:
                 _conditions(status.verdict), _heal(status), address)
         elif condition.is_failed(status.gpu):
             yield _unread(Section.HEALTH, status.gpu)
-        for place, verdict in status.instances.items():
-            yield Finding(
-                Section.HEALTH, 'unhealthy-instance', Severity.ERROR,
-                _conditions(verdict),
-                'delete the server that has the instance; an instance that '
-                'is created in its place is healthy', address, str(place))
+        for part, verdict in status.parts.items():
+            code, advice = _PARTS[type(part)]
+            yield Finding(Section.HEALTH, code, Severity.ERROR,
+                          _conditions(verdict), advice, address, str(part))
 
 
 def of_differences(found: Iterable[reconcile.Difference]

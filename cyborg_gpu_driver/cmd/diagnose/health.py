@@ -32,12 +32,12 @@ class ShowHealth(output.Lister):
     """Show the health of this host's GPUs.
 
     Asks the GPUs and reads the records of cyborg-agent. Changes nothing. The
-    exit code is 0 if all GPUs are healthy, 1 if a GPU or a GPU instance is
+    exit code is 0 if all GPUs are healthy, 1 if a GPU or a part of it is
     unhealthy, and 2 if none is known to be unhealthy but the health of a GPU
     that is bound to NVIDIA's driver is not known.
     """
 
-    brief = ('address', 'instance', 'state', 'reasons', 'since')
+    brief = ('address', 'part', 'state', 'reasons', 'since')
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -55,7 +55,7 @@ class ShowHealth(output.Lister):
                 f'cyborg-gpu gpu uncordon {address}')
         statuses = machine.health.statuses(host)
         self._code = doctor.exit_code(doctor.of_health(statuses))
-        return (('address', 'instance', 'state', 'reasons', 'since',
+        return (('address', 'part', 'state', 'reasons', 'since',
                  'temperature', 'ecc_uncorrected', 'remapped_rows', 'xids'),
                 [row for status in statuses for row in _rows(status)])
 
@@ -87,23 +87,23 @@ class ClearHealth(command.Command):
 
 
 def _rows(status):
-    """Yield a row for the GPU and one for each unhealthy instance on it."""
+    """Yield a row for the GPU and one for each unhealthy part of it."""
     facts = status.facts
     yield (*_columns(status, None, _state(status)),
            output.Optional(facts.temperature),
            output.Optional(facts.ecc_uncorrected),
            output.Optional(facts.remapped_rows), _xids(status, None))
-    for place, verdict in status.instances.items():
+    for part, verdict in status.parts.items():
         unknown = output.Optional(None)
-        yield (*_columns(status, place, verdict.state.value),
-               unknown, unknown, unknown, _xids(status, place))
+        yield (*_columns(status, part, verdict.state.value),
+               unknown, unknown, unknown, _xids(status, part))
 
 
-def _columns(status, place, state):
-    verdict = status.instances[place] if place else status.verdict
+def _columns(status, part, state):
+    verdict = status.parts[part] if part else status.verdict
     since = verdict.since and moments.of(verdict.since)
     return (str(status.gpu.address),
-            output.Optional(str(place) if place else None), state,
+            output.Optional(str(part) if part else None), state,
             output.Names(verdict.reasons), output.Time(since or None))
 
 
@@ -113,7 +113,7 @@ def _state(status):
     return 'unknown'
 
 
-def _xids(status, place):
+def _xids(status, part):
     return output.Counts({str(item.xid): item.count
                           for item in status.conditions
-                          if item.xid and item.placement == place})
+                          if item.xid and item.part == part})

@@ -69,13 +69,16 @@ class Admission:
     :param host: the state of the machine.
     :param cloud: knows the servers' allocations and projects.
     :param cordons: knows which GPUs get no new server.
+    :param keeper: knows which virtual functions get none.
     """
 
     def __init__(self, host: live.LiveHost, cloud: services.Services,
-                 cordons: cordon_keeper.CordonKeeper):
+                 cordons: cordon_keeper.CordonKeeper,
+                 keeper: health.HealthKeeper):
         self._host = host
         self._cloud = cloud
         self._cordons = cordons
+        self._health = keeper
         self._mutex = threading.Lock()
         self._units: dict[str, str] = {}
         """By handle: the server and provider that its bind counts for."""
@@ -99,16 +102,22 @@ class Admission:
                 asked, f'GPU {address} has isolation = project, and {reason}')
         self._check_allocation(address, asked)
 
-    def check_cordons(self, address: model.PciAddress, asked: plan.Request
-                      ) -> None:
-        """Refuse a bind that Placement promised just before a cordon.
+    def check_closed(self, address: model.PciAddress, asked: plan.Request
+                     ) -> None:
+        """Refuse a bind that Placement promised before its place was closed.
 
-        :raises BindRefused: if the GPU is cordoned.
+        :raises BindRefused: if the GPU is cordoned, or the handle names a
+            virtual function that is set aside.
         """
         cordons = self._cordons.of(address)
         if cordons:
             raise plan.refusal(asked, f'GPU {address} is cordoned: '
                                + cordon.text(cordons))
+        if asked.function in self._health.dead_functions(address):
+            raise plan.refusal(
+                asked, 'two servers in a row did not come up on its virtual '
+                'function, which gets no new server until the functions of '
+                f'GPU {address} were disabled and enabled')
 
     def over(self, handle: str) -> None:
         """Forget a handle that is not bound, or not any more."""
@@ -212,7 +221,7 @@ class Binder:
         self._records = records = transactions.records
         self._cloud = cloud
         self._limits = limits
-        self._admission = Admission(host, cloud, cordons)
+        self._admission = Admission(host, cloud, cordons, keeper)
         self._audit = audit.Audit(records.state_path)
         self._maker = making.Maker(transactions.machine, host, parts,
                                    records, self._audit, keeper)
@@ -307,7 +316,7 @@ class Binder:
         self._soon(self._return, claim)
 
     def _note_end(self, claim: gpu_record.Claim) -> None:
-        """Close the GPU if no server comes up on a virtual function.
+        """Set a virtual function aside on which no server comes up.
 
         A guest that is killed in its first seconds can leave a function of
         vendor VFIO on which no guest can use its vGPU, although each vGPU is
@@ -325,10 +334,7 @@ class Binder:
             self._failed.add(function)
         else:
             self._failed.discard(function)
-            LOG.warning('GPU %(gpu)s: two servers in a row did not come up '
-                        'on its virtual function %(function)s',
-                        {'gpu': claim.gpu, 'function': function})
-            self._health.function_died(claim.gpu)
+            self._health.function_died(claim.gpu, function)
 
     def recover(self) -> None:
         """Finish what dead processes and unbinds left. Never raises."""
@@ -375,7 +381,7 @@ class Binder:
                 if self._maker.is_made(address, turn.asked):
                     return None
                 for gpu in gpus:
-                    self._admission.check_cordons(gpu, turn.asked)
+                    self._admission.check_closed(gpu, turn.asked)
                 self._roles.take(address, turn)
                 made = self._maker.make(address, turn)
                 if turn.cancelled:

@@ -250,7 +250,7 @@ class Preparer:
                 transaction.take(self._machine, self._reader, now, wants, last)
             finally:
                 taken.extend(last)
-            if self._health.has_dead_function(address) and any(
+            if self._health.dead_functions(address) and any(
                     step.action is change.Action.DISABLE_FUNCTIONS
                     for step in taken):
                 self._health.functions_renewed(address)
@@ -265,7 +265,7 @@ class Preparer:
 
         :param gpu: the GPU before the first step.
         """
-        if (not gpu.vfs or not self._health.has_dead_function(gpu.address)
+        if (not gpu.vfs or not self._health.dead_functions(gpu.address)
                 or not self._settings.prepare
                 or self._settings.policies is None):
             return self._wants

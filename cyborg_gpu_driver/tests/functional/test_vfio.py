@@ -12,8 +12,11 @@
 
 """vGPUs made without mdev at bind, on the released Cyborg and Placement."""
 
+import fixtures
+
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
+from demo_lib import nova_part
 
 _SLICES = '0000:31:00.0'
 _TIME_SLICED = '0000:b1:00.0'
@@ -81,6 +84,35 @@ class BindTest(VfioCase):
         world.stop_guest(vgpu.function)
         self.report()
         self.assertEqual(self.untouched, self.everything())
+
+
+class DeadFunctionTest(VfioCase):
+
+    overrides = {**VfioCase.overrides, 'gpu_policy:slices': {
+        'mode': 'mig', 'match_address': _SLICES,
+        'profiles': '1g.10gb, 2g.20gb'}}
+
+    def test_only_what_may_need_it_is_closed(self):
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.program.bind.binder.CAME_UP_SECONDS',
+            float('inf')))
+        large = self.profile('CUSTOM_NVIDIA_2G_20GB')
+        stays = self.cloud.bind(large)
+        small = self.profile('CUSTOM_NVIDIA_1G_10GB')
+        for _ in range(2):
+            self.cloud.unbind(self.cloud.bind(small))
+        closed = {'1g.10gb': (7, 7), '2g.20gb': (3, 0)}
+        self.assertEqual(closed, self.reserved())
+        self.report()
+        self.assertEqual(closed, self.reserved())
+        self.assertRaises(nova_part.NoCandidates, self.cloud.bind, small)
+        self.cloud.unbind(self.cloud.bind(large))
+        self.cloud.unbind(stays)
+        # The GPU is idle: its functions are made anew.
+        self.report()
+        self.assertEqual(self.untouched['placement'],
+                         self.cloud.placement.snapshot())
+        self.cloud.bind(small)
 
 
 class LeftToNovaTest(VfioCase):

@@ -287,7 +287,7 @@ def _parts(record):
     """Use each part of a record."""
     if record.health is not None:
         conditions = record.health.conditions
-        health.unhealthy_placements(conditions)
+        health.unhealthy_parts(conditions)
         hold(isinstance(health.judge(conditions).reasons, tuple), record)
         for item in conditions:
             # The form that people see.

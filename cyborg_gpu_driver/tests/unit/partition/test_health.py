@@ -138,7 +138,7 @@ class JudgingTest(base.BaseTestCase):
         self.assertEqual(health.WELL, health.judge(conditions))
         self.assertEqual('CUSTOM_GPU_UNHEALTHY_XID_94',
                          health.judge(conditions, _PLACE).trait)
-        self.assertEqual({_PLACE}, health.unhealthy_placements(conditions))
+        self.assertEqual([_PLACE], health.unhealthy_parts(conditions))
         self.assertEqual(2, len(health.noted(conditions, 94, _NOW)))
 
 
@@ -207,8 +207,7 @@ class HealingTest(base.BaseTestCase):
         for xid in health.RESET_XIDS:
             conditions = health.noted((), xid, _NOW, _PLACE, 3)
             self.assertTrue(health.judge(conditions).is_unhealthy, xid)
-            self.assertEqual(frozenset(),
-                             health.unhealthy_placements(conditions))
+            self.assertEqual([], health.unhealthy_parts(conditions))
             # The slice is destroyed; other slices come and go.
             conditions = health.without_instance(conditions, _PLACE)
             conditions = health.checked(conditions, _OLD_DRIVER, 1, _NOW, ())

@@ -304,7 +304,7 @@ class ChecksTest(KeeperCase):
         self.assertEqual(2, len(first.verdict.reasons))
         self.assertEqual(95, first.facts.temperature)
         self.assertFalse(second.verdict.is_unhealthy)
-        self.assertEqual([instance.placement], list(second.instances))
+        self.assertEqual([instance.placement], list(second.parts))
         self.assertEqual(stored, open(self.path, encoding='utf-8').read())
 
 

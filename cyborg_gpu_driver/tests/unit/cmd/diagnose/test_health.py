@@ -51,7 +51,7 @@ class TestHealth(base.CommandCase):
         rows = self.show(0)
         self.assertEqual(2, len(rows))
         self.assertEqual(
-            {'address': _GPU, 'instance': None, 'state': 'ok', 'reasons': [],
+            {'address': _GPU, 'part': None, 'state': 'ok', 'reasons': [],
              'since': None, 'temperature': 31, 'ecc_uncorrected': 0,
              'remapped_rows': 0, 'xids': {}}, rows[0])
         self.assertFalse(os.path.exists(self.state_path))
@@ -93,8 +93,24 @@ class TestHealth(base.CommandCase):
             condition.Event(address, 94, instance.instance_id))
         rows = self.show(1)
         self.assertEqual([(None, 'ok', {}), ('2:2', 'transient', {'94': 1})],
-                         [(row['instance'], row['state'], row['xids'])
+                         [(row['part'], row['state'], row['xids'])
                           for row in rows[:2]])
+
+    def test_a_virtual_function_has_a_row_of_its_own(self):
+        machine = platform.open_platform(self.machine)
+        self.addCleanup(self.machine.uninstall)
+        function = '0000:07:01.2'
+        health.HealthKeeper(
+            machine, self.state_path, services.Services()).function_died(
+            *map(model.PciAddress.parse, (_GPU, function)))
+        rows = self.show(1)
+        self.assertEqual([(None, 'ok'), (function, 'transient')],
+                         [(row['part'], row['state']) for row in rows[:2]])
+        found = self.run_program(*self.arguments[:-1], 'doctor', '-f', 'json',
+                                 '--only', 'health', code=1)[0]
+        self.assertEqual(
+            [('dead-function', function)],
+            [(item['code'], item['subject']) for item in json.loads(found)])
 
     def test_without_nvml_nothing_is_known(self):
         self.machine.unload_library()

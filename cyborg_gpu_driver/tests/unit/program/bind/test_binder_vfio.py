@@ -249,24 +249,34 @@ class DeadFunctionTest(VfioCase):
             self.machine.stop_guest(handle[0])
         self.binder.unbind(*handle)
 
-    def reasons(self):
-        verdict = self.binder._health.unhealthy(self.address)
-        return '' if verdict is None else verdict.reasons[0]
+    def dead(self):
+        return [str(function) for function
+                in self.binder._health.dead_functions(self.address)]
 
     def test_once_may_have_any_reason(self):
         self.serve(2.0)
         self.serve(2.0, number=1)
-        self.assertEqual('', self.reasons())
+        self.assertEqual([], self.dead())
 
-    def test_twice_closes_the_gpu(self):
+    def test_twice_sets_only_that_function_aside(self):
         self.serve(2.0)
         self.serve(2.0)
-        self.assertIn('virtual functions do not come up', self.reasons())
+        handle = self.handle('1g.10gb')
+        self.assertEqual([handle[0]], self.dead())
+        self.assertIsNone(self.binder._health.unhealthy(self.address))
+        error = self.assertRaises(exception.BindRefused, self.binder.bind,
+                                  *handle)
+        self.assertIn('two servers in a row did not come up', str(error))
+        self.assertEqual(([], []), self.truth())
+        # Another process knows it too.
+        self.restart()
+        self.assertEqual([handle[0]], self.dead())
+        self.serve(60.0, number=1)
 
     def test_a_server_that_came_up(self):
         for seconds in (2.0, 60.0, 2.0):
             self.serve(seconds, die=False)
-        self.assertEqual('', self.reasons())
+        self.assertEqual([], self.dead())
 
 
 class OwnershipTest(VfioCase):

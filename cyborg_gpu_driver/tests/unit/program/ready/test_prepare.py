@@ -116,15 +116,17 @@ class StepsTest(ready_case.ReadyCase):
         self.govern('vgpu', vgpu_types=('L40S-12Q',))
         self.steps()
         keeper = self.preparer._health
-        keeper.function_died(self.address)
+        functions = {item.address for item in self.gpu().vfs[:2]}
+        for function in functions:
+            keeper.function_died(self.address, function)
         self.machine.add_process(str(self.address), 4711)
         self.assertIn('4711', self.prepare().reason)
-        self.assertTrue(keeper.has_dead_function(self.address))
+        self.assertEqual(functions, keeper.dead_functions(self.address))
         self.machine.remove_process(4711)
         self.now += 3600
         self.assertEqual(['DISABLE_FUNCTIONS', 'ENABLE_FUNCTIONS'],
                          self.steps())
-        self.assertIsNone(keeper.unhealthy(self.address))
+        self.assertEqual(set(), keeper.dead_functions(self.address))
         self.assertEqual([], self.steps())
 
     def test_dead_functions_of_a_gpu_that_is_not_prepared(self):
@@ -132,7 +134,8 @@ class StepsTest(ready_case.ReadyCase):
         self.machine.sriov_manage(str(self.address))
         self.settings = policies.Settings()
         self.start()
-        self.preparer._health.function_died(self.address)
+        self.preparer._health.function_died(
+            self.address, self.gpu().vfs[0].address)
         self.assertEqual([], self.steps())
 
     def test_gpus_without_sriov_need_nothing(self):
