@@ -242,7 +242,8 @@ HARDWARE = {
     _Q.UTILIZATION: Metric(
         'utilization_ratio', Kind.GAUGE,
         'Share of the time in which a kernel ran on the GPU (NVML, '
-        'utilization rates). Not in MIG mode.', _GPU),
+        'utilization rates). Not in MIG mode: see '
+        '``cyborg_gpu_instance_utilization_ratio``.', _GPU),
     _Q.MEMORY_UTILIZATION: Metric(
         'memory_utilization_ratio', Kind.GAUGE,
         "Share of the time in which the GPU's memory was read or written. Not "
@@ -306,6 +307,22 @@ HARDWARE = {
         'instance_memory_used_bytes', Kind.GAUGE,
         'Memory of a GPU instance that is in use or reserved by the driver.',
         _INSTANCE),
+    _Q.INSTANCE_UTILIZATION: Metric(
+        'instance_utilization_ratio', Kind.GAUGE,
+        'Share of the time in which a GPU instance was busy since the '
+        'previous sample (NVML, GPM). Hopper or newer.', _INSTANCE),
+    _Q.INSTANCE_SM_UTILIZATION: Metric(
+        'instance_sm_utilization_ratio', Kind.GAUGE,
+        'Share of the SMs of a GPU instance that were busy. Hopper or newer.',
+        _INSTANCE),
+    _Q.INSTANCE_TENSOR_UTILIZATION: Metric(
+        'instance_tensor_utilization_ratio', Kind.GAUGE,
+        'Share of the time in which the SMs of a GPU instance did tensor '
+        'operations. Hopper or newer.', _INSTANCE),
+    _Q.INSTANCE_BANDWIDTH_UTILIZATION: Metric(
+        'instance_memory_bandwidth_ratio', Kind.GAUGE,
+        'Share of the memory bandwidth of a GPU instance that was used. '
+        'Hopper or newer.', _INSTANCE),
     _Q.VGPU_UTILIZATION: Metric(
         'vgpu_utilization_ratio', Kind.GAUGE,
         'Share of the time in which a vGPU ran kernels on the GPU.', _VGPU),

@@ -88,6 +88,8 @@ class Instance:
         default_factory=dict)
     scheduler: Scheduler = dataclasses.field(default_factory=Scheduler)
     """The scheduler of the vGPUs that share the GPU instance."""
+    percents: list[int] = dataclasses.field(default_factory=lambda: [0] * 4)
+    """How busy it, its SMs, its tensor cores and its memory are."""
 
 
 @dataclasses.dataclass

@@ -22,6 +22,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import uuid
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -96,6 +97,15 @@ _VALUES = {
     pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: 'usVal',
 }
 """Member of nvmlValue_t by nvmlValueType_t."""
+_GPM = {
+    pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL: Quantity.INSTANCE_UTILIZATION,
+    pynvml.NVML_GPM_METRIC_SM_UTIL: Quantity.INSTANCE_SM_UTILIZATION,
+    pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL:
+        Quantity.INSTANCE_TENSOR_UTILIZATION,
+    pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL:
+        Quantity.INSTANCE_BANDWIDTH_UTILIZATION,
+}
+"""Quantity by metric, in percent (nvml.h, nvmlGpmMetricId_t)."""
 _VGPU_PERCENTS = {'smUtil': Quantity.VGPU_UTILIZATION,
                   'memUtil': Quantity.VGPU_MEMORY_UTILIZATION,
                   'encUtil': Quantity.VGPU_ENCODER_UTILIZATION,
@@ -117,6 +127,10 @@ class _Known:
     """Calls that this GPU does not support, some with their number."""
     last: int = 0
     """The driver's timestamp of the last vGPU sample, in microseconds."""
+    samples: dict[int, list[Any]] = dataclasses.field(default_factory=dict)
+    """By id of a GPU instance: its last one or two GPM samples, the newest
+    last. They are not freed when the session ends: nvml.h does not say
+    whether a later session may do that."""
 
 
 class TelemetryReader:
@@ -157,9 +171,13 @@ class TelemetryReader:
             self._known[address] = known
         asked = _Questions(self._nvml, known)
         vgpus = tuple(_vgpus(asked, device))
+        board = (*_board(asked, device), *_fields(asked, device))
+        instances = tuple(_instances(asked, device))
+        numbers = {int(value.labels[0]) for value in instances} | {
+            vgpu.instance_id for vgpu in vgpus if vgpu.instance_id is not None}
         return telemetry.Sample(known.uuid, (
-            *_board(asked, device), *_fields(asked, device),
-            *_instances(asked, device),
+            *board, *instances,
+            *_instance_utilization(asked, device, sorted(numbers)),
             *_vgpu_values(asked, device, vgpus)), vgpus)
 
     def _first(self, device: Any, valid: tuple[int, bool]) -> _Known:
@@ -294,6 +312,74 @@ def _instances(asked: _Questions, device: Any) -> Iterator[Value]:
         labels = (str(number),)
         yield Value(Quantity.INSTANCE_MEMORY, memory.total, labels)
         yield Value(Quantity.INSTANCE_MEMORY_USED, memory.used, labels)
+
+
+def _instance_utilization(asked: _Questions, device: Any,
+                          numbers: Collection[int]) -> Iterator[Value]:
+    """Yield how busy GPU instances were since the previous reading.
+
+    NVML has this per GPU instance "for Hopper or newer", and calculates it
+    from two samples (nvml.h on nvmlGpmMigSampleGet and nvmlGpmMetricsGet).
+    The older one is from the previous reading, so the first reading of an
+    instance has no values.
+
+    :param numbers: ids of the instances.
+    """
+    samples = asked.known.samples
+    for number in {*samples} - {*numbers}:
+        _free(asked, samples.pop(number))
+    for number in numbers:
+        pair = samples.setdefault(number, [])
+        try:
+            if _takes_sample(asked, device, number, pair):
+                if len(pair) == 2:
+                    yield from _busy(asked, number, pair)
+                continue
+        except exception.NvmlError as error:
+            # The instance went away meanwhile.
+            if error.symbol != 'INVALID_ARGUMENT':
+                raise
+        _free(asked, samples.pop(number))
+
+
+def _takes_sample(asked: _Questions, device: Any, number: int,
+                  pair: list[Any]) -> bool:
+    """Put a new sample of an instance at the end of its samples.
+
+    :returns: False if the GPU has none.
+    """
+    if 'nvmlGpmMigSampleGet' in asked.known.absent:
+        return False
+    if len(pair) == 2:
+        pair.reverse()
+    else:
+        new = asked.ask('nvmlGpmSampleAlloc')
+        if new is None:
+            return False
+        pair.append(new)
+    return asked.ask('nvmlGpmMigSampleGet', device, number,
+                     pair[-1]) is not None
+
+
+def _busy(asked: _Questions, number: int, pair: list[Any]
+          ) -> Iterator[Value]:
+    wanted = pynvml.c_nvmlGpmMetricsGet_t()
+    wanted.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+    wanted.sample1, wanted.sample2 = pair
+    wanted.numMetrics = len(_GPM)
+    for item, metric in zip(wanted.metrics, _GPM, strict=False):
+        item.metricId = metric
+    if asked.ask('nvmlGpmMetricsGet', wanted) is None:
+        return
+    for item in wanted.metrics[:len(_GPM)]:
+        if item.nvmlReturn == pynvml.NVML_SUCCESS and item.value >= 0:
+            yield Value(_GPM[item.metricId], item.value * _PERCENT,
+                        (str(number),))
+
+
+def _free(asked: _Questions, samples: Iterable[Any]) -> None:
+    for sample in samples:
+        asked.ask('nvmlGpmSampleFree', sample)
 
 
 def _vgpus(asked: _Questions, device: Any) -> Iterator[telemetry.Vgpu]:

@@ -50,6 +50,10 @@ class Quantity(enum.Enum):
     # Of a GPU instance. Label: its id.
     INSTANCE_MEMORY = enum.auto()
     INSTANCE_MEMORY_USED = enum.auto()
+    INSTANCE_UTILIZATION = enum.auto()
+    INSTANCE_SM_UTILIZATION = enum.auto()
+    INSTANCE_TENSOR_UTILIZATION = enum.auto()
+    INSTANCE_BANDWIDTH_UTILIZATION = enum.auto()
 
     # Of a vGPU that a guest runs. Labels: as Vgpu.labels has them.
     VGPU_UTILIZATION = enum.auto()

@@ -39,12 +39,15 @@ Gpu = tuple[str, ...]
 """A compute node, as Placement names it, and a PCI address."""
 
 _LABELS = ('Hostname', 'address')
-_OF_GPU = 'sum by (Hostname, address) (avg_over_time({}[2m]))'
-QUERY = ' or '.join(map(_OF_GPU.format, (
-    'cyborg_gpu_vgpu_utilization_ratio', 'cyborg_gpu_utilization_ratio')))
+_OF_GPU = '{} by (Hostname, address) (avg_over_time({}[2m]))'
+QUERY = ' or '.join(_OF_GPU.format(*item) for item in (
+    ('sum', 'cyborg_gpu_vgpu_utilization_ratio'),
+    ('sum', 'cyborg_gpu_utilization_ratio'),
+    ('max', 'cyborg_gpu_instance_utilization_ratio')))
 """The sum over all vGPUs of a GPU, or otherwise the value of the GPU itself,
-which NVML has for a GPU that is not in MIG mode. The query takes the mean of
-two minutes, because a single sample says little."""
+which NVML has for a GPU that is not in MIG mode, or that of the busiest GPU
+instance, which NVML has from Hopper on. The query takes the mean of two
+minutes, because a single sample says little."""
 _EVERY = 30.0
 """Seconds between two queries."""
 _OLD = 120.0

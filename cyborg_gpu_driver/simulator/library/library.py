@@ -55,6 +55,7 @@ class Library:
         self.machine = machine
         self.handles = abi.Handles()
         self.events = library_events.EventSets()
+        self.samples = library_telemetry.Samples()
         self._sessions = 0
         self._hanging: list[str] = []
         """The calls of this process that do not return now."""

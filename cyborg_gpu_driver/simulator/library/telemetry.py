@@ -20,6 +20,7 @@ nothing, GPUs before Hopper have only the fields that are older than Hopper.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 
 import pynvml
 
@@ -179,6 +180,114 @@ def _check_link(gpu, number):
 
 def _times(factors, number, count):
     return factors[number] * count if number in factors else None
+
+
+# GPM: how busy a GPU and its GPU instances are, from two samples.
+#
+# nvml.h: all of it is "for Hopper or newer". Seen on an H100 and an H200,
+# driver 580.159.04: the support of a GPU, and the metrics of a whole GPU.
+
+_FIRST_SAMPLE = 0x7f5400000000
+_SAMPLE_STEP = 0x1000
+_GPM = (pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL, pynvml.NVML_GPM_METRIC_SM_UTIL,
+        pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
+        pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL)
+
+
+class Samples:
+    """The buffers for samples that a process has allocated."""
+
+    def __init__(self):
+        self._contents: dict[int, tuple | None] = {}
+        """What was sampled, and how busy it was; None for an empty buffer.
+        """
+        self._next = _FIRST_SAMPLE
+
+    def __len__(self):
+        return len(self._contents)
+
+    def make(self) -> int:
+        self._next += _SAMPLE_STEP
+        self._contents[self._next] = None
+        return self._next
+
+    def get(self, argument: object) -> tuple | None:
+        """Return the content of a buffer.
+
+        :raises Refused: INVALID_ARGUMENT if there is no such buffer.
+        """
+        try:
+            return self._contents[abi.handle(argument)]
+        except KeyError:
+            raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT) from None
+
+    def fill(self, argument: object, subject: tuple,
+             percents: Iterable[int]) -> None:
+        self.get(argument)
+        self._contents[abi.handle(argument)] = subject, tuple(percents)
+
+    def free(self, argument: object) -> None:
+        self.get(argument)
+        del self._contents[abi.handle(argument)]
+
+
+def _has_gpm(gpu):
+    return gpu.model.architecture >= pynvml.NVML_DEVICE_ARCH_HOPPER
+
+
+@abi.symbol('nvmlGpmQueryDeviceSupport')
+def gpm_support(library, handle, support):
+    gpu = library.gpu(handle)
+    support = abi.target(support)
+    if support.version != pynvml.NVML_GPM_SUPPORT_VERSION:
+        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    support.isSupportedDevice = int(_has_gpm(gpu))
+
+
+@abi.symbol('nvmlGpmSampleAlloc')
+def gpm_alloc(library, reference):
+    abi.put_handle(reference, library.samples.make())
+
+
+@abi.symbol('nvmlGpmSampleFree')
+def gpm_free(library, sample):
+    library.samples.free(sample)
+
+
+@abi.symbol('nvmlGpmSampleGet')
+def gpm_sample(library, handle, sample):
+    gpu = library.gpu(handle)
+    if not _has_gpm(gpu):
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    meters = gpu.state.meters
+    library.samples.fill(sample, (gpu.address,),
+                         (meters.gpu, meters.gpu, 0, meters.memory))
+
+
+@abi.symbol('nvmlGpmMigSampleGet')
+def gpm_mig_sample(library, handle, instance_id, sample):
+    gpu = library.gpu(handle)
+    if not (_has_gpm(gpu) and gpu.state.mig):
+        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    instance = gpu.state.instances.get(abi.number(instance_id))
+    if instance is None:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    library.samples.fill(sample, (gpu.address, instance.serial),
+                         instance.percents)
+
+
+@abi.symbol('nvmlGpmMetricsGet')
+def gpm_metrics(library, wanted):
+    wanted = abi.target(wanted)
+    if wanted.version != pynvml.NVML_GPM_METRICS_GET_VERSION:
+        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    older, newer = map(library.samples.get, (wanted.sample1, wanted.sample2))
+    if older is None or newer is None or older[0] != newer[0]:
+        raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    percents = dict(zip(_GPM, newer[1], strict=True))
+    for item in wanted.metrics[:wanted.numMetrics]:
+        item.nvmlReturn = pynvml.NVML_SUCCESS
+        item.value = float(percents.get(item.metricId, 0))
 
 
 # NVML's calls about NVLink and how GPUs reach each other.

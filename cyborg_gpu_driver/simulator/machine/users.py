@@ -200,6 +200,16 @@ class Users(part.Part):
         with self.operation(write=True):
             gpu.state.meters = dataclasses.replace(gpu.state.meters, **meters)
 
+    def work_instance(self, address: str, number: int,
+                      percents: tuple[int, int, int, int]) -> None:
+        """Set how busy a GPU instance is.
+
+        :param number: id of the instance.
+        :param percents: as in :class:`.state.Instance`.
+        """
+        with self.operation(write=True):
+            self.gpu(address).state.instances[number].percents = list(percents)
+
     def work_vgpu(self, vgpu: str, used_mib: int,
                   percents: tuple[int, int, int, int]) -> None:
         """Set how busy a virtual machine keeps its vGPU.

@@ -17,6 +17,7 @@ import pynvml
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.nvml import telemetry as nvml_telemetry
 from cyborg_gpu_driver.host.snapshot import telemetry
+from cyborg_gpu_driver.metrics import definitions
 from cyborg_gpu_driver.tests.unit.host import base
 
 Q = telemetry.Quantity
@@ -108,8 +109,14 @@ class MigTest(_Case):
         ids = {str(item.instance_id) for item in self.nvml.gpu_instances(
             self.device(), 19)}
         self.assertEqual(dict.fromkeys(ids, 9856 << 20), memory)
+        # GPUs before Hopper have no utilization of instances either.
+        found |= self.values()
         self.assertFalse({Q.UTILIZATION, Q.MEMORY_UTILIZATION,
-                          Q.REMAPPED_ROWS} & {key[0] for key in found})
+                          Q.INSTANCE_UTILIZATION, Q.REMAPPED_ROWS}
+                         & {key[0] for key in found})
+        self.calls()
+        self.values()
+        self.assertNotIn('nvmlGpmMigSampleGet', self.calls())
         # Before Hopper, NVML returns the sum of the links' errors, and the
         # state of each link in a call of its own.
         self.assertEqual(0, found[Q.LINK_ERRORS, 'crc_flit'])
@@ -145,6 +152,75 @@ class MigTest(_Case):
         self.machine.sriov_manage(str(self.first), enable=False)
         self.assertRaises(exception.NvmlError, self.sample)
         self.assertIn((Q.TEMPERATURE,), self.values())
+
+
+class InstanceUtilizationTest(_Case):
+
+    MACHINE = 'hgx-h100'
+    PERCENTS = (90, 80, 30, 25)
+
+    def make(self):
+        made = self.cut(self.first, 19)
+        instance = self.nvml.call('nvmlDeviceGetGpuInstanceById',
+                                  self.device(), made.instance_id)
+        self.nvml.call('nvmlGpuInstanceCreateComputeInstance', instance,
+                       next(self.nvml.compute_profiles(instance)).id)
+        return made.instance_id
+
+    def busy(self):
+        return {(item.quantity, *map(int, item.labels)): item.value
+                for item in self.sample().values
+                if item.quantity in definitions.HARDWARE
+                and item.quantity.name.endswith('UTILIZATION')}
+
+    def test_since_the_previous_reading(self):
+        one, two = self.make(), self.make()
+        self.assertEqual({}, self.busy())
+        self.machine.work_instance(str(self.first), one, self.PERCENTS)
+        self.assertEqual(
+            {(Q.INSTANCE_UTILIZATION, one): 0.9,
+             (Q.INSTANCE_SM_UTILIZATION, one): 0.8,
+             (Q.INSTANCE_TENSOR_UTILIZATION, one): 0.3,
+             (Q.INSTANCE_BANDWIDTH_UTILIZATION, one): 0.25,
+             (Q.INSTANCE_UTILIZATION, two): 0,
+             (Q.INSTANCE_SM_UTILIZATION, two): 0,
+             (Q.INSTANCE_TENSOR_UTILIZATION, two): 0,
+             (Q.INSTANCE_BANDWIDTH_UTILIZATION, two): 0},
+            {key: round(value, 9) for key, value in self.busy().items()})
+        self.calls()
+        self.busy()
+        # The older one of two buffers is used again.
+        self.assertEqual(
+            {'nvmlGpmMigSampleGet': 2, 'nvmlGpmMetricsGet': 2},
+            {name: count for name, count in self.calls().items()
+             if name.startswith('nvmlGpm')})
+
+    def test_a_new_session_begins_anew(self):
+        self.make()
+        self.busy()
+        self.assertTrue(self.busy())
+        self.nvml.reset()
+        self.assertEqual({}, self.busy())
+        self.assertTrue(self.busy())
+
+    def test_an_instance_that_is_gone_leaves_no_sample(self):
+        number = self.make()
+        self.busy()
+        self.busy()
+        with self.machine.operation(write=True):
+            self.machine.gpu(str(self.first)).state.instances.clear()
+        self.assertEqual({}, self.busy())
+        self.assertEqual({}, self.telemetry._known[self.first].samples)
+        self.assertEqual(0, len(pynvml.nvmlLib.samples), number)
+
+    def test_one_that_goes_away_during_the_reading(self):
+        self.make()
+        self.busy()
+        self.machine.faults.fail('nvmlGpmMigSampleGet',
+                                 pynvml.NVML_ERROR_INVALID_ARGUMENT, times=1)
+        self.assertEqual({}, self.busy())
+        self.assertEqual({}, self.busy())
+        self.assertTrue(self.busy())
 
 
 class VgpuTest(_Case):

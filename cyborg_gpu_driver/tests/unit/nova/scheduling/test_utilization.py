@@ -60,8 +60,9 @@ class AskTest(UtilizationCase):
                          urllib.parse.parse_qs(parts.query))
 
     def test_it_names_metrics_of_the_exporter(self):
-        for quantity in (definitions.telemetry.Quantity.UTILIZATION,
-                         definitions.telemetry.Quantity.VGPU_UTILIZATION):
+        quantities = definitions.telemetry.Quantity
+        for quantity in (quantities.UTILIZATION, quantities.VGPU_UTILIZATION,
+                         quantities.INSTANCE_UTILIZATION):
             metric = definitions.HARDWARE[quantity]
             self.assertIn(f'({metric.full_name}[', utilization.QUERY)
             self.assertLessEqual({'Hostname', 'address'}, set(metric.labels))

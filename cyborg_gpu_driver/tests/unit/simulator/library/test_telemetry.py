@@ -1,0 +1,72 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""How busy simulated GPUs and GPU instances are (GPM)."""
+
+import pynvml
+
+from cyborg_gpu_driver.tests.unit.simulator import base
+
+_GPU = '0000:07:00.0'
+_NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
+
+
+class TestGpm(base.MachineTestCase):
+
+    host = 'hgx-h100'
+
+    def measured(self, *samples):
+        wanted = pynvml.c_nvmlGpmMetricsGet_t()
+        wanted.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        wanted.numMetrics = 1
+        wanted.sample1, wanted.sample2 = samples
+        wanted.metrics[0].metricId = pynvml.NVML_GPM_METRIC_SM_UTIL
+        pynvml.nvmlGpmMetricsGet(wanted)
+        return wanted.metrics[0].value
+
+    def test_an_instance_is_measured_between_two_samples(self):
+        address = self.machine.gpus[0].address
+        self.machine.sriov_manage(address, enable=False)
+        device = self.device()
+        pynvml.nvmlDeviceSetMigMode(device, 1)
+        self.assertEqual(
+            1, pynvml.nvmlGpmQueryDeviceSupport(device).isSupportedDevice)
+        first, second = (
+            self.create(device, 19)[0] for _ in range(2))
+        one, two, three = (pynvml.nvmlGpmSampleAlloc() for _ in range(3))
+        pynvml.nvmlGpmMigSampleGet(device, first, one)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.measured,
+                         one, two)
+        self.machine.work_instance(address, first, (90, 80, 0, 0))
+        pynvml.nvmlGpmMigSampleGet(device, first, two)
+        self.assertEqual(80, self.measured(one, two))
+        pynvml.nvmlGpmMigSampleGet(device, second, three)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.measured,
+                         one, three)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         pynvml.nvmlGpmMigSampleGet, device, 99, one)
+        pynvml.nvmlGpmSampleFree(one)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         pynvml.nvmlGpmSampleFree, one)
+
+
+class TestGpmBeforeHopper(base.MachineTestCase):
+
+    host = 'dgx-a100-80'
+
+    def test_not_supported(self):
+        device = self.at(_GPU)
+        self.assertEqual(
+            0, pynvml.nvmlGpmQueryDeviceSupport(device).isSupportedDevice)
+        number = self.create(device, 19)[0]
+        self.assert_code(_NOT_SUPPORTED, pynvml.nvmlGpmMigSampleGet, device,
+                         number, pynvml.nvmlGpmSampleAlloc())
