@@ -75,10 +75,17 @@ Totals
 _STESTR = '''\
 #!/bin/bash
 part=$(basename "$2")
-echo "$part $*"
+name="cyborg_gpu_driver.tests.Test.test_$part"
+if [ "$5" = list ]; then
+    echo "$part $*"
+    . "./$part.list"
+    echo "$name"
+    exit
+fi
 . "./$part.sh"
-echo "{0} tests.Test.test_$part [0.1s] ... ok"
+echo "{0} $name [0.1s] ... ok"
 '''
+_TEST = 'cyborg_gpu_driver.tests.OtherTest.test_'
 # Run a script of this name, but with the environment that the test has made.
 _START = '''
 import importlib.machinery, importlib.util, sys
@@ -137,10 +144,9 @@ class RunTest(base.BaseTestCase):
         shutil.copy(_SCRIPT, self.root / 'tools')
         self.write('.venv-test/bin/stestr', _STESTR).chmod(0o755)
         self.write('tools/style', '#!/bin/bash\n. ./style.sh\n').chmod(0o755)
-        self.write('cyborg_gpu_driver/tests/unit/test_it.py',
-                   '    def test_it(self):\n')
         for part in ('unit', 'nova', 'integration', 'style'):
             self.does(part, ':')
+            self.write(f'{part}.list', ':')
         os.mkfifo(self.root / 'meeting')
 
     def write(self, path, text):
@@ -176,7 +182,7 @@ class RunTest(base.BaseTestCase):
         self.does('integration', 'cat meeting')
         output = self.run_tests('unit', 'integration', 'style')
         self.assertIn('met\n', self.log('integration'))
-        self.assertIn('2 of 3, style: passed in 0:0', output)
+        self.assertIn('3 of 3, style: passed in 0:0', output)
         self.assertEqual('2 passed, 0 failed, 0 skipped',
                          output.splitlines()[-1])
 
@@ -188,13 +194,13 @@ class RunTest(base.BaseTestCase):
 
     def test_a_failed_test_is_named_at_once_and_at_the_end(self):
         self.write('log', _LOG)
-        self.does('unit', 'cat log; exit 1')
+        self.does('unit', "cat log; trap 'exit 1' EXIT")
         output = self.run_tests('unit', 'nova', code=1)
         self.assertIn('1 of 2, unit: FAILED tests.OtherTest.test_other\n',
                       output)
         self.assertIn("FAILED tests.OtherTest.test_other\n    KeyError: 'x'\n",
                       output)
-        self.assertEqual('2 passed, 2 failed, 1 skipped',
+        self.assertEqual('3 passed, 2 failed, 1 skipped',
                          output.splitlines()[-1])
 
     def test_a_part_without_tests_that_fails_counts_as_one(self):
@@ -203,6 +209,22 @@ class RunTest(base.BaseTestCase):
         self.assertIn('style: FAILED with 3', output)
         self.assertIn('ends with:\n    what is wrong\n', output)
         self.assertEqual('1 passed, 1 failed, 0 skipped',
+                         output.splitlines()[-1])
+
+    def test_tests_that_are_listed_and_not_run_have_failed(self):
+        """As if a process of stestr had died between two tests."""
+        self.write('unit.list', f'for i in {{1..9}}; do echo {_TEST}$i; done')
+        output = self.run_tests('unit', code=1)
+        self.assertIn(f'FAILED 9 of 10 tests did not run\n    {_TEST}1 ',
+                      output)
+        self.assertEqual('1 passed, 9 failed, 0 skipped',
+                         output.splitlines()[-1])
+
+    def test_a_module_that_cannot_be_imported_is_a_failure(self):
+        self.write('unit.list', 'echo ImportError: no module; exit 100')
+        output = self.run_tests('unit', code=1)
+        self.assertIn('    ImportError: no module\n', output)
+        self.assertEqual('0 passed, 1 failed, 0 skipped',
                          output.splitlines()[-1])
 
     def test_a_part_that_hangs_is_interrupted(self):
@@ -232,7 +254,7 @@ wait
     def test_an_unknown_part_is_refused_with_those_there_are(self):
         output = self.run_tests('units', code=2)
         self.assertIn("no part is named 'units': choose from integration, "
-                      'functional, style, unit', output)
+                      'functional, unit, nova, ironic, style, docs', output)
 
     def test_temporary_files_in_memory_go_away(self):
         self.does('unit', 'echo "in ${TMPDIR:-}"; touch "$TMPDIR/left"')
