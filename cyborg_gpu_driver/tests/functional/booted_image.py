@@ -30,6 +30,7 @@ import sys
 import cyborg_gpu_driver
 from cyborg_gpu_driver.baremetal import cleaning
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.functional import host_files
 
 _COMMAND = 'cyborg-gpu'
 _WANTS = 'etc/systemd/system/multi-user.target.wants'
@@ -76,12 +77,11 @@ class Image:
     """The tree of an image, and the simulated machine that it boots on.
 
     :param root: an empty directory.
-    :param machine: name of a simulated host.
+    :param machine: name of a simulated host, of which two GPUs are enough.
     """
 
     def __init__(self, root: str, machine: str):
         self.root = root
-        self._machine = machine
         self._bound = _bound()
         for path in ('proc', 'tmp', 'run', 'var/lib', 'etc/cyborg', 'dev',
                      *(path.lstrip('/') for path in self._bound
@@ -94,9 +94,11 @@ class Image:
                 os.symlink(os.readlink(f'/{name}'), self.path(name))
         if os.path.exists('/etc/ld.so.cache'):
             shutil.copy('/etc/ld.so.cache', self.path('etc'))
+        self._machine = host_files.write_unprepared(
+            self.path('etc/cyborg'), machine, 2)
         self.write('etc/passwd', 'root:x:0:0:root:/root:/bin/sh\n')
         self.write('etc/cyborg/cyborg.conf',
-                   f'[gpu]\nsimulate = {machine}\n'
+                   f'[gpu]\nsimulate = {self._machine[len(root):]}\n'
                    f'simulate_state = /{_HARDWARE}\n'
                    f'state_path = {_STATE}\n')
 

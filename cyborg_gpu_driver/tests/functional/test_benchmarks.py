@@ -175,6 +175,7 @@ class BenchmarkTest(base.BaseTestCase):
         self.assertLess(
             found['explain: requests at 10000 hosts'].value, 250)
 
+    @scope.only_in_all
     def test_cloud_that_asks_for_each_provider(self):
         """The benchmark notices when a figure exceeds its limit."""
         self.addCleanup(cloud.WHOLE.update, dict(cloud.WHOLE))

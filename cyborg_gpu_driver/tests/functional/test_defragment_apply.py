@@ -205,6 +205,7 @@ class ApplyTest(test_disable.DisableCase):
         self.assertIn('is not shelved any more', str(error))
         self.assertEqual('ACTIVE', self.compute.servers[server]['status'])
 
+    @scope.only_in_all
     def test_a_plan_that_does_not_hold_moves_nothing(self):
         plan, applying = self.run_plan()
         self.compute.boot(self.half, 'late')

@@ -44,8 +44,9 @@ class EndsTest(test_elastic.ElasticCase):
         self.assertEqual(test_elastic.IDLE, self.reserved())
 
     def test_a_reboot_keeps_the_role(self):
-        for asked, closed in ((self.slice, ('passthrough', *_SHARES)),
-                              (self.vgpu, ('passthrough', *_PARTS))):
+        for asked, closed in scope.first(
+                (self.slice, ('passthrough', *_SHARES)),
+                (self.vgpu, ('passthrough', *_PARTS))):
             server = self.cloud.bind(asked)
             before, there = self.reserved(), self.is_now()
             self.world.reboot()

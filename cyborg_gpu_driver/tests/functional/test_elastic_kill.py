@@ -22,7 +22,7 @@ from cyborg_gpu_driver.tests.functional import kill_case
 class TakeRoleTest(kill_case.KillCase):
 
     prepared = False
-    each = 17
+    each = 25
     options = {'mode': 'auto', 'roles': ['passthrough', 'mig', 'vgpu'],
                'profiles': ['2g.10gb'], 'vgpu_types': ['A100X-10C']}
 

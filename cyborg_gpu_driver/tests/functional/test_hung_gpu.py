@@ -150,6 +150,7 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
         self.assertEqual([], self.journal())
         self.assertEqual(([], {}), (self.placements(GPU), self.mdevs(GPU)))
 
+    @scope.only_in_all
     def test_the_privileged_part(self):
         """The same in the privileged daemon, if that is another process."""
         self.hang()

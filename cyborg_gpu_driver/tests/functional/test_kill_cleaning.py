@@ -29,7 +29,7 @@ _CLASS = 'PGPU'
 class CleaningTest(kill_case.KillCase):
 
     prepared = False
-    each = 10
+    each = 15
     options = {'mode': 'passthrough'}
 
     def setUp(self):

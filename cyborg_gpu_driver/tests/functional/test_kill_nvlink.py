@@ -28,7 +28,7 @@ _PAIR = 'nvlink-2'
 
 class GroupTest(kill_case.KillCase):
 
-    each = 10
+    each = 20
     options = {'mode': 'nvlink', 'nvlink_sizes': '2, 4'}
 
     def setUp(self):

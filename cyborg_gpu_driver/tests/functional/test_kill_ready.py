@@ -53,6 +53,7 @@ class ChangeTest(kill_case.KillCase):
     """The GPU was used under another policy before."""
 
     prepared = False
+    each = 10
     scenarios = scope.first(
         ('time slices to slices', {
             'options': _VGPU, 'then': _MIG, 'ends': (True, 16, False)}),
@@ -98,6 +99,7 @@ class FixedTest(kill_case.KillCase):
 
     framework = 'vendor-vfio'
     gpu_options = _NOVAS
+    each = 10
     scenarios = scope.first(
         ('slices', {'options': {'mode': 'mig', 'fixed_vgpus':
                                 'A100X-2-10C:2'}}),

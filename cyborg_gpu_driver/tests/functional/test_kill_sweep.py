@@ -26,6 +26,7 @@ load_tests = testscenarios.load_tests_apply_scenarios
 
 class BindTest(kill_case.KillCase):
 
+    each = 10
     scenarios = scope.first(
         ('slices on mdev', {'options': {
             'mode': 'mig', 'profiles': ['2g.10gb']}}),

@@ -26,7 +26,8 @@ from cyborg_gpu_driver.tests.functional import host_files
 from demo_lib import nova_part
 
 _CLASS = 'CUSTOM_NVIDIA_NVLINK_{}_H100_80GB_HBM3'
-_ALL = {1: 8, 2: 4, 4: 2, 8: 1}
+_ALL = {1: 4, 2: 2, 4: 1}
+"""Groups of half a board."""
 
 
 class NvlinkCase(gpu_cloud.GpuTestCase):
@@ -37,7 +38,8 @@ class NvlinkCase(gpu_cloud.GpuTestCase):
 
     def setUp(self):
         directory = tempfile.TemporaryDirectory()
-        self.machine = host_files.write_unprepared(directory.name, 'hgx-h100')
+        self.machine = host_files.write_unprepared(
+            directory.name, 'hgx-h100', 4)
         super().setUp()
         self.addCleanup(directory.cleanup)
         self.profiles = {size: self.profile(_CLASS.format(size))
@@ -60,22 +62,20 @@ class BindTest(NvlinkCase):
         before = self.everything()
         self.assertEqual(_ALL, self.room())
         pair = self.cloud.bind(self.profiles[2])
-        self.assertEqual({1: 6, 2: 3, 4: 1, 8: 0}, self.room())
+        self.assertEqual({1: 2, 2: 1, 4: 0}, self.room())
         self.assertEqual('MDEV', pair.arqs[0]['attach_handle_type'])
         self.assertEqual(2, len(self.members(pair)))
-        quad = self.cloud.bind(self.profiles[4])
-        self.assertEqual({1: 2, 2: 1, 4: 0, 8: 0}, self.room())
         single = self.cloud.bind(self.profiles[1])
-        self.assertEqual({1: 1, 2: 0, 4: 0, 8: 0}, self.room())
-        gpus = [gpu for server in (pair, quad, single)
+        self.assertEqual({1: 1, 2: 0, 4: 0}, self.room())
+        gpus = [gpu for server in (pair, single)
                 for gpu in self.members(server)]
-        self.assertEqual(7, len(set(gpus)))
-        self.assertEqual(3, len(self.world.active_partitions))
+        self.assertEqual(3, len(set(gpus)))
+        self.assertEqual(2, len(self.world.active_partitions))
         self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
-                          self.profiles[8])
+                          self.profiles[4])
         self.report()
-        self.assertEqual({1: 1, 2: 0, 4: 0, 8: 0}, self.room())
-        for server in (pair, quad, single):
+        self.assertEqual({1: 1, 2: 0, 4: 0}, self.room())
+        for server in (pair, single):
             self.cloud.unbind(server)
         self.report()
         self.assertEqual(_ALL, self.room())
@@ -88,12 +88,12 @@ class BindTest(NvlinkCase):
 
     @scope.only_in_all
     def test_all_of_the_board(self):
-        server = self.cloud.bind(self.profiles[8])
+        server = self.cloud.bind(self.profiles[4])
         self.assertEqual(dict.fromkeys(_ALL, 0), self.room())
         (arq,) = server.arqs
         self.assertLessEqual(len(json.dumps(arq['attach_handle_info'])), 255)
-        self.assertEqual(8, len(self.members(server)))
-        self.assertEqual((0,), self.world.active_partitions)
+        self.assertEqual(4, len(self.members(server)))
+        self.assertEqual(1, len(self.world.active_partitions))
         self.end_agent()
         self.report()
         self.assertEqual(dict.fromkeys(_ALL, 0), self.room())
@@ -107,4 +107,4 @@ class BindTest(NvlinkCase):
             'gpu', 'cordon', '0000:18:00.0', '--reason', 'test')
         self.assertEqual(0, code, errors)
         self.report()
-        self.assertEqual({1: 7, 2: 3, 4: 1, 8: 0}, self.room())
+        self.assertEqual({1: 3, 2: 1, 4: 0}, self.room())

@@ -84,6 +84,7 @@ class LostGpuTest(outages.OutageCase):
     overrides = {**outages.OutageCase.overrides,
                  'gpu': {'policies': 'one', 'health_clean_checks': 1}}
 
+    @scope.only_in_all
     def test_a_gpu_is_lost_in_use(self):
         world = self.world()
         world.lose_gpu(self.gpu)
@@ -194,6 +195,7 @@ class UnreadableTest(outages.OutageCase):
     def unreadable(self, name):
         return unreadable.file(os.path.join(self.state_path, name))
 
+    @scope.only_in_all
     def test_the_journal(self):
         with self.unreadable(f'gpus/{self.gpu}.json'):
             self.assert_said_once('stays as it was reported')

@@ -285,6 +285,7 @@ class CloudTest(outages.OutageCase):
         self.cloud.unbind(self.going)
         self.assert_all_right()
 
+    @scope.only_in_all
     def test_keystone_is_away_when_the_agent_starts(self):
         self.end_agent()
         with self.door.shut():

@@ -63,7 +63,7 @@ class RefusedTest(test_outages_services.PlacementCase):
     @scope.only_in_all
     def test_a_refusal_is_said_once(self):
         refused = self.wrong('1g.10gb')
-        client = self.driver._running()._keeper._tree.client
+        client = self.driver._running()._node.tree.client
         put = client.put
 
         class Forbidden:

@@ -389,6 +389,7 @@ class LostJournalTest(ReconcileCase):
         self.lose('{"kind": "another program\'s"}')
         self.come_back()
 
+    @scope.only_in_all
     def test_without_a_cloud(self):
         self.keystone.write_clouds(elsewhere=self.keystone.auth_url)
         self.lose('{')
@@ -443,6 +444,7 @@ class LostVfioJournalTest(ReconcileCase):
         'gpu_policy:one': {'mode': 'mig', 'match_address': '0000:31:00.0',
                            'profiles': '3g.40gb'}}
 
+    @scope.only_in_all
     def test_it_is_made_again_through_the_requests(self):
         server = self.cloud.bind(self.profile(_CLASS))
         (bound,) = self.journal()

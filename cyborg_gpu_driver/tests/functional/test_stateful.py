@@ -42,13 +42,13 @@ _SEED = os.environ.get('CYBORG_GPU_SEED')
 _SHRINK = os.environ.get('CYBORG_GPU_SHRINK')
 _STEPS = 200
 """Operations on one host."""
-_FEW = 70 if scope.ALL else 30
+_FEW = 70 if scope.ALL else 20
 
 
 class AnythingTest(stateful_world.StatefulCase):
 
-    scenarios = [('mdev', {'kind': stateful_kinds.MDEV}),
-                 ('vendor VFIO', {'kind': stateful_kinds.VFIO})]
+    scenarios = scope.first(('mdev', {'kind': stateful_kinds.MDEV}),
+                            ('vendor VFIO', {'kind': stateful_kinds.VFIO}))
 
     def setUp(self):
         super().setUp()

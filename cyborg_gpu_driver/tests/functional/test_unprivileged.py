@@ -82,7 +82,12 @@ class UnprivilegedTest(base.BaseTestCase):
             'carved_up_is_whole_again')
 
     def test_beside_root(self):
-        self.run_tests(gpu_cloud.TWO_GPUS, 'root_beside.BesideTest')
+        self.run_tests(gpu_cloud.TWO_GPUS, *(
+            ['root_beside.BesideTest'] if scope.ALL else [
+                f'root_beside.BesideTest.{name}' for name in (
+                    'test_root_is_there_first',
+                    'test_root_makes_the_journal_again',
+                    'test_a_gpu_that_does_not_answer_the_daemon')]))
 
     @scope.only_in_all
     def test_whole_gpus(self):
