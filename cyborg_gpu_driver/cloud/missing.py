@@ -36,7 +36,7 @@ _ISOLATION = 'filter_tenant_id'
 _SPECS = 'aggregate_instance_extra_specs:'
 _KIND = re.compile(r'CUSTOM_GPU_[A-Z]+_')
 """Prefix of the driver's traits of one kind: model, NUMA node, memory."""
-_HEALTH = 'see "cyborg-gpu health show" and "cyborg-gpu doctor" on {host}'
+_HEALTH = 'see "cyborg-gpu doctor" on {host}'
 
 Finding = request.Finding
 Reason = request.Reason
@@ -72,7 +72,7 @@ def fault(server: facts.Server, known: facts.Facts
             f'server {server.name} was scheduled to host {server.host}, but '
             f'Cyborg knows only {", ".join(sorted(hosts)) or "no host"}',
             '[DEFAULT] host of cyborg.conf must be the hypervisor_hostname '
-            'of Nova; run "cyborg-gpu check" on that host', blocks=False)
+            'of Nova; run "cyborg-gpu doctor" on that host', blocks=False)
     if _NO_HOST.search(text):
         yield Finding(Reason.NO_VALID_HOST, server.name, named,
                       'see below what is missing', blocks=False)
@@ -364,13 +364,13 @@ def _devices(wanted: request.Request, tree: facts.Tree, known: facts.Facts
             f'Cyborg has no device on host {tree.name}, although Placement '
             'has its accelerators; a bind would reach no agent',
             '[DEFAULT] host of cyborg.conf must be the hypervisor_hostname '
-            f'{tree.name}; run "cyborg-gpu check" there')
+            f'{tree.name}; run "cyborg-gpu doctor" there')
     elif not mine:
         yield Finding(
             Reason.NOT_REPORTED, tree.name,
             f'neither Cyborg nor Placement has accelerators on {tree.name}',
             'start cyborg-agent there with cyborg_gpu_driver in [agent] '
-            'enabled_drivers; see "cyborg-gpu check" and "cyborg-gpu gpu '
+            'enabled_drivers; see "cyborg-gpu doctor" and "cyborg-gpu gpu '
             'list"')
     for device in mine:
         if not device.enabled:
@@ -496,7 +496,7 @@ def _reserved(name: str, inventory: facts.Inventory, node: facts.Node,
         yield Finding(
             Reason.RESERVED_UNHEALTHY, node.title,
             f'{what}: the GPU is unhealthy ({", ".join(node.conditions)})',
-            f'see "cyborg-gpu health show" on {host}')
+            f'see "cyborg-gpu doctor" on {host}')
         return
     siblings = [other for other in tree.neighbours(node) if other.holders]
     if siblings:

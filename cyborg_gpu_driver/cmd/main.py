@@ -36,8 +36,8 @@ from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 
 if TYPE_CHECKING:
-    from cyborg_gpu_driver.cmd.context import host_view
-    from cyborg_gpu_driver.cmd.context import machine
+    from cyborg_gpu_driver.cmd import context
+    from cyborg_gpu_driver.cmd import view
 
 NAMESPACE = 'cyborg_gpu_driver.command'
 _PACKAGE = 'cyborg_gpu_driver'
@@ -124,16 +124,16 @@ class CyborgGpu(app.App):
         return conf
 
     @functools.cached_property
-    def view(self) -> host_view.HostView:
+    def view(self) -> view.HostView:
         """The host, for a command that only reads a snapshot."""
-        from cyborg_gpu_driver.cmd.context import host_view
-        return host_view.HostView(self.conf)
+        from cyborg_gpu_driver.cmd import view
+        return view.HostView(self.conf)
 
     @functools.cached_property
-    def machine(self) -> machine.Machine:
+    def machine(self) -> context.Machine:
         """The host, for a command that needs more than a snapshot."""
-        from cyborg_gpu_driver.cmd.context import machine
-        return machine.Machine(self.conf)
+        from cyborg_gpu_driver.cmd import context
+        return context.Machine(self.conf)
 
     def prepare_to_run_command(self, cmd):
         """Refuse a wrong configuration, even if the command does not need it.

@@ -104,6 +104,11 @@ class Lister(lister.Lister):
     """
 
     brief: tuple[str, ...] = ()
+    code = 0
+    """The exit code, which ``take_action`` may set."""
+
+    def run(self, parsed_args):
+        return super().run(parsed_args) or self.code
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)

@@ -89,7 +89,7 @@ LABELS = {
                'assignments, it is known with ``--libvirt``; for their time, '
                'with ``[gpu] os_cloud`` or for a whole GPU.',
     'flavor': "Name of the server's flavor, known with ``--libvirt``.",
-    'code': 'The condition, as ``cyborg-gpu health show`` names it.',
+    'code': 'The condition, as ``cyborg-gpu doctor`` names it.',
     'phase': '``binding``, ``bound`` or ``unbinding``.',
     'operation': '``bind``, ``unbind`` or ``report``.',
     'result': '``success``, ``refused`` (without a change), ``late`` (not '

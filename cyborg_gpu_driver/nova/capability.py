@@ -60,7 +60,7 @@ def mdev_problem() -> str:
 
     On many GPU hosts nova-compute runs in another virtual environment or
     container. Then this process cannot read its version, and reports no
-    problem. ``cyborg-gpu check`` asks the operator to look.
+    problem. ``cyborg-gpu doctor`` asks the operator to look.
 
     :returns: ``''`` if Nova attaches them, or is not installed here.
     """

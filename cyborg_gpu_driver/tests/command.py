@@ -19,6 +19,7 @@ import functools
 import gc
 import importlib.metadata
 import io
+import json
 import logging
 from collections.abc import Callable
 
@@ -77,3 +78,14 @@ def run(*arguments: object, encoding: str | None = None,
         root.handlers[:] = handlers
         root.setLevel(level)
     return code, output.getvalue(), errors.getvalue()
+
+
+def differences(code: int, output: str) -> tuple[int, list[dict]]:
+    """Return what ``doctor -f json`` says about a host that has nova.conf.
+
+    :param code: its exit code.
+    :param output: its standard output, on a host without the file.
+    """
+    rows = [row for row in json.loads(output)
+            if 'nova.conf' not in row['message']]
+    return code if rows else 0, rows

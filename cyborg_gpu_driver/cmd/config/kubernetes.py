@@ -21,7 +21,6 @@ from cliff import command
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import output
-from cyborg_gpu_driver.cmd.context import machine as cmd_machine
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.kubernetes import node as kubernetes_node
@@ -108,12 +107,12 @@ def _say(done):
     """Tell the operator which resources pods can request."""
     for name, offered in done.by_layout.items():
         where = f' on nodes of {name}' if len(done.by_layout) > 1 else ''
-        cmd_machine.say(
+        output.say(
             f'Strategy {done.strategy.value}; pods can ask{where} for '
             + ', '.join(f'{count} x {resource}' for resource, count
                         in offered.items()) + '.')
     for note in done.notes:
-        cmd_machine.say(note)
+        output.say(note)
 
 
 def _add_sharing(parser):
@@ -170,8 +169,8 @@ def _node(machine, chosen, parsed_args, name, entry):
         for difference in layout_state.differences(item.gpu, item.wanted):
             # Of several layouts, the GPUs can match only one.
             if len(parsed_args.name) < 2:
-                cmd_machine.say(f'GPU {item.gpu.address} does not match the '
-                                f'layout yet: {difference}')
+                output.say(f'GPU {item.gpu.address} does not match the '
+                           f'layout yet: {difference}')
     return kubernetes_node.Node(name, gpus)
 
 
@@ -190,8 +189,8 @@ def _chosen(machine, asked):
                      if not condition.is_away(gpu)}
         for gpu in machine.gpus:
             if gpu.address not in addresses:
-                cmd_machine.say(f'{machine.name(gpu)} is left out: '
-                                + condition.obstacle(gpu))
+                output.say(f'{machine.name(gpu)} is left out: '
+                           + condition.obstacle(gpu))
     found = [index for index, gpu in enumerate(machine.gpus)
              if gpu.address in addresses]
     machine.reachable(machine.gpus[index] for index in found)

@@ -21,7 +21,8 @@ import json
 from cliff import command
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cmd.context import machine as cmd_machine
+from cyborg_gpu_driver.cmd import context
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import migration
 from cyborg_gpu_driver.host.snapshot import model
@@ -76,15 +77,15 @@ class ConfigNova(command.Command):
                     gpu, governing, before,
                     migrations[gpu.address].supported is True)
             else:
-                cmd_machine.say(f'GPU {gpu.address} is left out: '
-                                + _why(gpu, machine.settings))
+                output.say(f'GPU {gpu.address} is left out: '
+                           + _why(gpu, machine.settings))
         if not found:
-            cmd_machine.say('No GPU of this host has vGPUs that Nova assigns '
-                            'itself.')
+            output.say('No GPU of this host has vGPUs that Nova assigns '
+                       'itself.')
         return found
 
 
-def remembered(machine: cmd_machine.Machine
+def remembered(machine: context.Machine
                ) -> dict[model.PciAddress, str]:
     """Return the recorded fixed vGPU of each virtual function.
 
@@ -97,7 +98,7 @@ def remembered(machine: cmd_machine.Machine
         try:
             found.update(records.read(gpu.address).fixed.types)
         except exception.JournalError as error:
-            cmd_machine.say(str(error))
+            output.say(str(error))
     return found
 
 

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``cyborg-gpu gpu cordon`` and ``gpu uncordon``."""
+"""``cyborg-gpu gpu cordon|uncordon|prepare``."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ import os
 import pwd
 import time
 
+from cliff import columns
+
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver import moments
+from cyborg_gpu_driver.cmd import context
 from cyborg_gpu_driver.cmd import output
-from cyborg_gpu_driver.cmd.context import machine as cmd_machine
 from cyborg_gpu_driver.host import domains
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
@@ -39,51 +41,98 @@ from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.record import store
 
 _NAMES = ('address', 'cordoned', 'cordons')
+_ROUND = 5.0
+"""Seconds between two queries."""
 
 
-class _Command(output.Lister):
-    """A command that changes the cordons of some GPUs, or of all.
-
-    ``code``, which :meth:`take_action` may set, is the exit code.
-    """
-
-    code = 0
-
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        parser.add_argument(
-            'gpu', metavar='GPU', nargs='*',
-            help=f'a GPU, by {choice.WAYS}; for a GPU that is no longer '
-                 'present, give its full PCI address (default: all)')
-        return parser
-
-    def run(self, parsed_args):
-        return super().run(parsed_args) or self.code
+def add_gpus(parser: argparse.ArgumentParser) -> None:
+    """Add the GPUs of a command that changes them, which must be named."""
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument(
+        'gpu', metavar='GPU', nargs='*', default=[],
+        help=f'a GPU, by {choice.WAYS}; for a GPU that is no longer '
+             'present, give its full PCI address')
+    which.add_argument(
+        '--all', action='store_true',
+        help='all GPUs of the host that are not in [gpu] ignored_devices')
 
 
-class CordonGpu(_Command):
-    """Keep new servers away from GPUs.
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """A server or process that has a part of a GPU; None means unknown."""
+
+    what: str
+    """The profile, or what was found on the GPU, as text."""
+    server: str | None = None
+    project: str | None = None
+    handle: str | None = None
+
+
+class Holders(columns.FormattableColumn):
+    """Who has a part of a GPU: one per line for people."""
+
+    def human_readable(self) -> str:
+        return '\n'.join(
+            (f'server {item.server}: ' if item.server else '') + item.what
+            for item in self._value)
+
+    def machine_readable(self) -> list[dict]:
+        return [dataclasses.asdict(item) for item in self._value]
+
+
+class CordonGpu(output.Lister):
+    """Keep new servers away from GPUs, and wait until the GPUs are free.
 
     All inventories of the GPU are reserved in Placement, and the agent
-    refuses a bind that was scheduled before. Servers that have a part of the
-    GPU keep it. The record of the GPU holds who cordoned it, when and why;
-    the cordon lasts over restarts and reboots until "gpu uncordon". A GPU
-    that is already cordoned on this host keeps its cordon. If cyborg.conf has
-    no [placement], the next report of cyborg-agent writes to Placement.
+    refuses a bind that was scheduled before. The record of the GPU holds who
+    cordoned it, when and why; the cordon lasts over restarts and reboots until
+    "gpu uncordon". A GPU that is already cordoned on this host keeps its
+    cordon. If cyborg.conf has no [placement], the next report of cyborg-agent
+    writes to Placement. The servers that have a part of the GPU keep it:
+    shelve, migrate or delete them, or use "openstack gpu drain --shelve". With
+    --wait, the command lists them. A server is known if cyborg-agent may ask
+    Cyborg ([gpu] os_cloud) or libvirt runs it; its project is known only from
+    libvirt. With --wait, the exit code is 1 if a server, a process or an
+    allocation still has a part of a GPU.
     """
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        add_reason(parser)
+        add_gpus(parser)
+        parser.add_argument(
+            '--reason', metavar='TEXT', required=True,
+            help='reason for the cordon, kept with it; one line of at '
+                 f'most {cordon.REASON_BYTES} bytes')
+        parser.add_argument(
+            '--wait', metavar='SECONDS', type=moments.seconds(0),
+            help='wait until the GPUs are free, so long at most, and list '
+                 'who still has a part of them')
         return parser
 
     def take_action(self, parsed_args):
-        found = cordon_gpus(self.app.machine, parsed_args)
-        return _NAMES, [_row(address, known) for address, known
-                       in found.items()]
+        machine = self.app.machine
+        reason = cordon.reason(parsed_args.reason)
+        machine.check_root('cordon its GPUs')
+        addresses = _chosen(machine, parsed_args.gpu)
+        machine.open_placement()
+        found = {}
+        for address in addresses:
+            # One GPU after the other: if a record cannot be written, the GPUs
+            # before it are cordoned and reserved.
+            found[address] = machine.cordons.add(address, _user(), reason)
+            machine.publish(address)
+        if parsed_args.wait is None:
+            return _NAMES, [_row(address, known) for address, known
+                            in found.items()]
+        machine.act_here()
+        held = _wait(machine, addresses, parsed_args.wait)
+        self.code = int(any(held.values()))
+        return (*_NAMES, 'held_by'), [
+            (*_row(address, known), Holders(held[address]))
+            for address, known in found.items()]
 
 
-class UncordonGpu(_Command):
+class UncordonGpu(output.Lister):
     """Offer GPUs to new servers again.
 
     Lifts the cordons that were made on this host, also those that the agent
@@ -91,6 +140,11 @@ class UncordonGpu(_Command):
     "openstack gpu uncordon" enables it. The exit code is 1 if a GPU is still
     cordoned.
     """
+
+    def get_parser(self, prog_name):
+        parser = super().get_parser(prog_name)
+        add_gpus(parser)
+        return parser
 
     def take_action(self, parsed_args):
         machine = self.app.machine
@@ -110,47 +164,14 @@ class UncordonGpu(_Command):
                     f'To enable it: openstack gpu uncordon {machine.hostname} '
                     f'{address}')
         return _NAMES, [_row(address, known) for address, known
-                       in left.items()]
-
-
-def add_reason(parser: argparse.ArgumentParser) -> None:
-    """Add ``--reason``."""
-    parser.add_argument(
-        '--reason', metavar='TEXT', required=True,
-        help='reason for the cordon, kept with it; one line of at '
-             f'most {cordon.REASON_BYTES} bytes')
-
-
-def cordon_gpus(machine: cmd_machine.Machine,
-                parsed_args: argparse.Namespace
-                ) -> dict[model.PciAddress, cordon.Cordons]:
-    """Cordon the GPUs of a command line, and reserve their inventories.
-
-    :param machine: the host of the command.
-    :returns: the cordons of each GPU.
-    :raises HostUnusable: if the user is not root, or there is no GPU.
-    :raises InvalidValue, NoSuchGpu: if a GPU or the reason is not valid.
-    :raises ChangeRefused: if the driver ignores a named GPU.
-    :raises JournalError: if a record cannot be written.
-    """
-    reason = cordon.reason(parsed_args.reason)
-    machine.check_root('cordon its GPUs')
-    addresses = _chosen(machine, parsed_args.gpu)
-    machine.open_placement()
-    found = {}
-    for address in addresses:
-        # One GPU after the other: if a record cannot be written, the GPUs
-        # before it are cordoned and reserved.
-        found[address] = machine.cordons.add(address, _user(), reason)
-        machine.publish(address)
-    return found
+                        in left.items()]
 
 
 def _row(address, known):
     return str(address), bool(known), output.Names(map(str, known))
 
 
-def _chosen(machine: cmd_machine.Machine, texts: list[str]
+def _chosen(machine: context.Machine, texts: list[str]
             ) -> list[model.PciAddress]:
     """Return the GPUs that the operator named, or all managed GPUs.
 
@@ -163,14 +184,14 @@ def _chosen(machine: cmd_machine.Machine, texts: list[str]
         in store.of(machine.state_path).records().items()
         if record.cordons or (address not in present and record.has_server)}
     if not texts:
-        found = recorded | {gpu.address for gpu in machine.host.gpus
-                            if not machine.ignores(gpu)}
-        if not found:
+        managed = recorded | {gpu.address for gpu in machine.host.gpus
+                              if not machine.ignores(gpu)}
+        if not managed:
             raise exception.HostUnusable(reason='; '.join((
                 'it has no NVIDIA GPU' + (
                     ' outside [gpu] ignored_devices' if present else ''),
                 *machine.host.problems)))
-        return sorted(found)
+        return sorted(managed)
     found = []
     for text in texts:
         with contextlib.suppress(exception.InvalidPciAddress):
@@ -199,105 +220,42 @@ def _user() -> str:
         return str(os.getuid())
 
 
-# ``cyborg-gpu gpu drain``.
-
-_ROUND = 5.0
-"""Seconds between two queries."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Holder:
-    """A server or process that has a part of a GPU; None means unknown."""
-
-    gpu: model.PciAddress
-    what: str
-    """The profile, or what was found on the GPU, as text."""
-    server: str | None = None
-    project: str | None = None
-    handle: str | None = None
-
-
-class DrainGpu(output.Lister):
-    """Cordon GPUs, and list the servers that still have a part of them.
-
-    The servers are not touched: shelve, migrate or delete them, or use
-    "openstack gpu drain --shelve". The exit code is 0 if all of the GPUs are
-    free, and 1 if a server, a process or an allocation still has a part of
-    one. The server is known if cyborg-agent may ask Cyborg ([gpu] os_cloud)
-    or libvirt runs it; the project is known only from libvirt.
-    """
-
-    code = 0
-
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        parser.add_argument(
-            'gpu', metavar='GPU', nargs='*',
-            help=f'a GPU, by {choice.WAYS} (default: all)')
-        add_reason(parser)
-        parser.add_argument(
-            '--wait', metavar='SECONDS', type=moments.seconds(0), default=0,
-            help='how long to wait until the GPUs are free (default: '
-            '%(default)s)')
-        return parser
-
-    def run(self, parsed_args):
-        return super().run(parsed_args) or self.code
-
-    def take_action(self, parsed_args):
-        there = self.app.machine
-        addresses = list(cordon_gpus(there, parsed_args))
-        there.act_here()
-        found = _wait(there, addresses, parsed_args.wait)
-        self.code = int(bool(found))
-        if not found:
-            output.say('Free: ' + ', '.join(map(str, addresses)))
-        return ('address', 'server', 'project', 'what', 'handle'), [
-            (str(holder.gpu), output.Optional(holder.server),
-             output.Optional(holder.project), holder.what,
-             output.Optional(holder.handle)) for holder in found]
-
-
-def _wait(there, addresses, seconds, clock=time.monotonic, sleep=time.sleep):
+def _wait(there: context.Machine, addresses: list[model.PciAddress],
+          seconds: float) -> dict[model.PciAddress, list[Holder]]:
     """Wait until the GPUs are free; return the holders that remain."""
-    end = clock() + seconds
+    end = time.monotonic() + seconds
     before = None
     said = log_once.LogOnce()
     while True:
-        found = _holders(there, addresses, said)
-        left = end - clock()
-        if not found or left <= 0:
+        host, whose = there.reader.snapshot(), _owners(there, said)
+        found = {address: _holders(there, host, address, whose)
+                 for address in addresses}
+        left = end - time.monotonic()
+        held = sum(map(len, found.values()))
+        if not held or left <= 0:
             return found
-        if len(found) != before:
-            before = len(found)
-            output.say(f'Waiting up to {left:.0f} s for {before} holder'
-                       f'{"s" if before > 1 else ""} to release the GPUs')
-        sleep(min(_ROUND, left))
+        if held != before:
+            before = held
+            output.say(f'Waiting up to {left:.0f} s for {held} holder'
+                       f'{"s" if held > 1 else ""} to release the GPUs')
+        time.sleep(min(_ROUND, left))
 
 
-def _holders(there, addresses, said) -> list[Holder]:
-    """Return what keeps the GPUs from being free."""
-    host = there.reader.snapshot()
-    whose = _owners(there, said)
-    return [holder for address in addresses
-            for holder in _of_gpu(there, host, address, whose)]
-
-
-def _of_gpu(there, host, address, whose):
+def _holders(there, host, address, whose) -> list[Holder]:
+    """Return what keeps a GPU from being free."""
     record = store.of(there.state_path).read(address)
     found = []
     for claim in record.claims:
         who = whose.of_claim(claim)
-        found.append(Holder(address, claim.profile, who.server or None,
+        found.append(Holder(claim.profile, who.server or None,
                             who.project or None, claim.handle))
     tenancy = record.tenancy
     if tenancy is not None and tenancy.state is cleaning.State.USED:
         for server in tenancy.tenants:
             who = whose.of_server(server)
-            found.append(Holder(address, policy.Mode.PASSTHROUGH.value, server,
+            found.append(Holder(policy.Mode.PASSTHROUGH.value, server,
                                 who.project or None))
-    return found or [Holder(address, text)
-                     for text in _others(there, host, address)]
+    return found or [Holder(text) for text in _others(there, host, address)]
 
 
 def _others(there, host, address):
@@ -345,6 +303,7 @@ def _say_once(said, text):
 
 # ``cyborg-gpu gpu prepare``: prepares idle GPUs as the agent does.
 
+
 class PrepareGpu(output.Lister):
     """Make idle GPUs ready for their policy.
 
@@ -353,20 +312,13 @@ class PrepareGpu(output.Lister):
     use are not changed. Exits 1 if a GPU does not match its policy at the end.
     """
 
-    failed = False
-
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        parser.add_argument(
-            'gpu', metavar='GPU', nargs='*',
-            help=f'a GPU, by {choice.WAYS} (default: all)')
+        add_gpus(parser)
         parser.add_argument(
             '--dry-run', action='store_true',
             help='show what remains to be done, and do nothing')
         return parser
-
-    def run(self, parsed_args):
-        return super().run(parsed_args) or int(self.failed)
 
     def take_action(self, parsed_args):
         machine = self.app.machine.for_changes()
@@ -376,7 +328,7 @@ class PrepareGpu(output.Lister):
                 or [gpu for gpu in machine.gpus if not machine.ignores(gpu)])
         act = _planned if parsed_args.dry_run else _prepared
         rows = [_unreadable(gpu) or act(machine, gpu) for gpu in gpus]
-        self.failed = any(row[2] == _NOT_READY for row in rows)
+        self.code = int(any(row[2] == _NOT_READY for row in rows))
         return ('address', 'steps', 'result', 'reason'), rows
 
 

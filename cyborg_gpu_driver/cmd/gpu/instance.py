@@ -20,7 +20,6 @@ from cliff import command
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import output
-from cyborg_gpu_driver.cmd.context import machine as cmd_machine
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
@@ -52,7 +51,7 @@ class ListInstance(output.Lister):
         for gpu in machine.gpus:
             reason = choice.obstacle(machine.host, gpu)
             if reason:
-                cmd_machine.say(reason)
+                output.say(reason)
                 self.failed |= not condition.is_away(gpu)
                 continue
             try:
@@ -60,7 +59,7 @@ class ListInstance(output.Lister):
                 used = machine.transactions.in_use(now)
             except exception.GpuDriverError as error:
                 # Continue, to list the other GPUs.
-                cmd_machine.say(f'GPU {gpu.address}: {error}')
+                output.say(f'GPU {gpu.address}: {error}')
                 self.failed = True
                 continue
             for item in now.mig.instances if now.mig else ():
@@ -108,8 +107,8 @@ class CreateInstance(command.Command):
             return planned
 
         machine.applier.transact(gpu, decide)
-        cmd_machine.say(f'{parsed_args.profile} at {made[0].placement} of '
-                        f'GPU {gpu.address}')
+        output.say(f'{parsed_args.profile} at {made[0].placement} of '
+                   f'GPU {gpu.address}')
 
 
 class DestroyInstance(command.Command):
@@ -127,8 +126,8 @@ class DestroyInstance(command.Command):
         machine, gpu = _opened(self, parsed_args.gpu)
         machine.applier.transact(gpu, lambda now: _destruction(
             now, machine.transactions.in_use(now), parsed_args.start))
-        cmd_machine.say(f'Destroyed the instance at unit '
-                        f'{parsed_args.start} of GPU {gpu.address}')
+        output.say(f'Destroyed the instance at unit '
+                   f'{parsed_args.start} of GPU {gpu.address}')
 
 
 def _opened(asked, text):

@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 from cyborg_gpu_driver.cmd import output
-from cyborg_gpu_driver.cmd.context import machine as cmd_machine
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report.content import build
@@ -48,7 +47,7 @@ class ListOffer(output.Lister):
         rows = [row for gpu in machine.host.gpus
                 for row in _offer_rows(machine, gpu, parsed_args.everything)]
         for problem in problems(rows, 'profile'):
-            cmd_machine.say(problem)
+            output.say(problem)
         return _OFFER_NAMES, [tuple(row.values()) for row in rows]
 
 
@@ -122,7 +121,7 @@ class ShowReport(output.Lister):
         rows = [row for address, sent in machine.sent.items()
                 for row in _rows(machine, address, sent)]
         for problem in problems(rows, 'name'):
-            cmd_machine.say(problem)
+            output.say(problem)
         return _NAMES, [tuple(row[name] for name in _NAMES) for row in rows]
 
 

@@ -21,9 +21,8 @@ from cliff import command
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import cyborg
+from cyborg_gpu_driver.cmd import context
 from cyborg_gpu_driver.cmd import output
-from cyborg_gpu_driver.cmd.context import cloud_options
-from cyborg_gpu_driver.cmd.context import machine as cmd_machine
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import vgpu_type
 from cyborg_gpu_driver.program.reconcile import orphans
@@ -44,7 +43,7 @@ class ListVgpu(output.Lister):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        _add_cloud(parser)
+        context.add_cloud(parser)
         parser.add_argument(
             '--orphans', action='store_true',
             help='list only orphans and possible orphans')
@@ -59,7 +58,7 @@ class ListVgpu(output.Lister):
             if parsed_args.orphans and orphan is orphans.Orphan.NO:
                 continue
             if found.unknown:
-                cmd_machine.say(f'{found.vgpu.name}: {found.unknown}')
+                output.say(f'{found.vgpu.name}: {found.unknown}')
             rows.append((
                 found.vgpu.name, str(found.gpu.address),
                 str(found.vgpu.function), _type(found), _instance(found),
@@ -79,7 +78,7 @@ class CleanVgpu(command.Command):
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
-        _add_cloud(parser)
+        context.add_cloud(parser)
         which = parser.add_mutually_exclusive_group(required=True)
         which.add_argument(
             'name', metavar='NAME', nargs='*', default=[],
@@ -107,21 +106,14 @@ class CleanVgpu(command.Command):
                 if not _is_free(name, found, claimed)]
         free = [found for name, found in wanted.items() if name not in kept]
         if not free:
-            cmd_machine.say('There is nothing to remove.')
+            output.say('There is nothing to remove.')
         elif not parsed_args.yes and not _agreed(free):
-            cmd_machine.say('Nothing was removed.')
+            output.say('Nothing was removed.')
             return 1
         return int(not _remove(keeper, free, claimed) or bool(kept))
 
 
-def _add_cloud(parser):
-    cloud_options.add(parser)
-    parser.add_argument(
-        '--without-cloud', action='store_true',
-        help='use no cloud, even if the environment names one')
-
-
-def _keeper(node: cmd_machine.Machine, changes: bool = False
+def _keeper(node: context.Machine, changes: bool = False
             ) -> orphans.Keeper:
     """Return the keeper of the vGPUs of this machine.
 
@@ -138,8 +130,7 @@ def _claimed(parsed_args, hostname):
 
     :raises CloudError: if they cannot be read.
     """
-    if parsed_args.without_cloud or not (parsed_args.os_cloud
-                                         or connection.is_named()):
+    if not context.has_cloud(parsed_args):
         return None
     return cyborg.requests_by_vgpu(
         connection.Cloud.named(parsed_args.os_cloud),
@@ -185,19 +176,19 @@ def _name(text):
 def _is_free(name, found, claimed: Collection[str] | None):
     """Whether a vGPU may be removed; prints the reason if not."""
     if found is None:
-        cmd_machine.say(f'There is no vGPU {name}.')
+        output.say(f'There is no vGPU {name}.')
         return False
     obstacle = found.obstacle(claimed)
     if obstacle:
-        cmd_machine.say(str(exception.VgpuKept(name=name, reason=obstacle)))
+        output.say(str(exception.VgpuKept(name=name, reason=obstacle)))
     return not obstacle
 
 
 def _agreed(free):
     """Whether the operator confirms the removal."""
     for found in free:
-        cmd_machine.say(f'{found.vgpu.name}  {_type(found)} on GPU '
-                        f'{found.gpu.address}')
+        output.say(f'{found.vgpu.name}  {_type(found)} on GPU '
+                   f'{found.gpu.address}')
     return output.agreed(f'Remove {len(free)} of the vGPUs of this host?')
 
 
@@ -210,9 +201,9 @@ def _remove(keeper, free, claimed):
             left = keeper.remove(found, claimed)
         except exception.GpuDriverError as error:
             failed += 1
-            cmd_machine.say(begin + str(error))
+            output.say(begin + str(error))
             continue
-        cmd_machine.say(f'{begin}removed {found.vgpu.name}')
+        output.say(f'{begin}removed {found.vgpu.name}')
         for item in left:
-            cmd_machine.say(f'  Not removed: {item}')
+            output.say(f'  Not removed: {item}')
     return not failed

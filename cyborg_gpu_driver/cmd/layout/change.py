@@ -19,7 +19,6 @@ import os
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd import output
-from cyborg_gpu_driver.cmd.context import machine as cmd_machine
 from cyborg_gpu_driver.cmd.layout import hooks
 from cyborg_gpu_driver.cmd.layout import options as layout_options
 from cyborg_gpu_driver.cmd.layout import read as layout
@@ -206,9 +205,9 @@ def _hooks(parsed_args):
         layout_options.SKIP_RESET: str(parsed_args.skip_reset).lower(),
         layout_options.MODE_ONLY: str(parsed_args.mode_only).lower()}
     if not parsed_args.hooks_file:
-        return hooks.Hooks('no file', {}, envs, cmd_machine.say)
+        return hooks.Hooks('no file', {}, envs, output.say)
     text, source = output.read_text(parsed_args.hooks_file)
-    return hooks.parse(text, source, envs, cmd_machine.say)
+    return hooks.parse(text, source, envs, output.say)
 
 
 @contextlib.contextmanager
@@ -226,7 +225,7 @@ def _ended_by_hooks(around):
             around.run(hooks.EXIT)
             ended.append(True)
         except exception.HookError as error:
-            cmd_machine.say(str(error))
+            output.say(str(error))
 
 
 def _run_before(machine, found, mode_only, around):
@@ -255,9 +254,9 @@ def _row(outcome):
 def _write(asked, output_format, rows):
     for row in rows:
         for words in row.get('done', ()):
-            cmd_machine.say(f'{row["address"]}: {words}')
+            output.say(f'{row["address"]}: {words}')
         if row['error']:
-            cmd_machine.say(row['error'])
+            output.say(row['error'])
     if output_format != 'text':
         asked.write_value(rows, output_format)
         return

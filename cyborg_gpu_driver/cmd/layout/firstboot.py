@@ -28,7 +28,7 @@ from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.baremetal import cleaning
 from cyborg_gpu_driver.baremetal import first_boot
 from cyborg_gpu_driver.baremetal import layout_sources
-from cyborg_gpu_driver.cmd.context import machine as cmd_machine
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.conf import policies
 
 _LAYOUT_FILE = f'/{cleaning.LAYOUT_PATH}'
@@ -105,7 +105,7 @@ class FirstBoot(command.Command):
         try:
             first_boot.write_report(node.state_path, report)
         except exception.JournalError as error:
-            cmd_machine.say(f'This report cannot be saved: {error}')
+            output.say(f'This report cannot be saved: {error}')
         self._write(parsed_args, report)
         self._say_result(parsed_args, report.summary())
         return report.result.code
@@ -113,13 +113,13 @@ class FirstBoot(command.Command):
     def _show(self, parsed_args, node):
         report = first_boot.read_report(node.state_path)
         if report is None:
-            cmd_machine.say('There is no report: the first boot has not run '
-                            'yet.')
+            output.say('There is no report: the first boot has not run '
+                       'yet.')
             return 1
         self._write(parsed_args, report)
         if report.boot_id != node.platform.boot_id():
-            cmd_machine.say(f'This report is of {report.time}, before the '
-                            'last reboot.')
+            output.say(f'This report is of {report.time}, before the '
+                       'last reboot.')
             return 1
         return report.result.code
 
@@ -143,7 +143,7 @@ class _Boot:
         self._args = parsed_args
         self._state_path = node.state_path
         self._machine = node.platform
-        self._boot = first_boot.FirstBoot(node, cmd_machine.say)
+        self._boot = first_boot.FirstBoot(node, output.say)
         self._has_drive = False
         self._missed: first_boot.Report | None = None
         self._no_service: str | None = None
@@ -176,7 +176,7 @@ class _Boot:
         found = search.found
         if found is None:
             return first_boot.Outcome(first_boot.Result.NO_LAYOUT)
-        cmd_machine.say(first_boot.printable(
+        output.say(first_boot.printable(
             f'Found the layout {found.layout} in {found.source}.'))
         return self._boot.partition(found, self._args.timeout, search.others)
 
@@ -223,7 +223,7 @@ class _Boot:
         try:
             return first_boot.read_report(self._state_path)
         except exception.JournalError as error:
-            cmd_machine.say(str(error))
+            output.say(str(error))
             return None
 
     def _on_drive(self):

@@ -20,7 +20,8 @@ from __future__ import annotations
 import os
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cmd.context import machine as cmd_machine
+from cyborg_gpu_driver.cmd import context
+from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.cmd.layout import options as layout_options
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import model
@@ -83,7 +84,7 @@ class PlanLayout(layout_options.LayoutCommand):
                                             options)
             except exception.GpuDriverError as error:
                 failed = True
-                cmd_machine.say(f'GPU {index}: {error}')
+                output.say(f'GPU {index}: {error}')
                 rows.append({**row, 'error': str(error)})
                 continue
             rows.append({**row, **planned.to_dict(), 'error': None})
@@ -115,7 +116,7 @@ class AssertLayout(layout_options.LayoutCommand):
         if parsed_args.valid_config:
             layout_options.read_file(parsed_args).entry(
                 parsed_args.selected_config)
-            cmd_machine.say('The layout is valid.')
+            output.say('The layout is valid.')
             return 0
         machine = self.app.machine.for_changes(links=False)
         rows = [{'index': index, 'address': str(gpu.address),
@@ -126,10 +127,10 @@ class AssertLayout(layout_options.LayoutCommand):
         differ = [row for row in rows if row['differences']]
         for row in differ:
             for difference in row['differences']:
-                cmd_machine.say(f'GPU {row["index"]} ({row["address"]}): '
-                                f'{difference}')
-        cmd_machine.say('The layout is not in effect.' if differ
-                        else 'The layout is in effect.')
+                output.say(f'GPU {row["index"]} ({row["address"]}): '
+                           f'{difference}')
+        output.say('The layout is not in effect.' if differ
+                   else 'The layout is in effect.')
         return int(bool(differ))
 
 
@@ -183,7 +184,7 @@ class GenerateLayouts(layout_options.LayoutCommand):
             gpus.values()))
 
 
-def wanted_of(machine: cmd_machine.Machine, parsed_args
+def wanted_of(machine: context.Machine, parsed_args
               ) -> list[tuple[int, model.Gpu, target.Wanted]]:
     """Return the index, the GPU and the wanted layout for each chosen GPU.
 
@@ -200,21 +201,21 @@ def wanted_of(machine: cmd_machine.Machine, parsed_args
     indices = entry.chosen(machine.gpus)
     for index in indices:
         if machine.ignores(machine.gpus[index]):
-            cmd_machine.say(f'{machine.name(machine.gpus[index])} is in [gpu] '
-                            'ignored_devices and left alone.')
+            output.say(f'{machine.name(machine.gpus[index])} is in [gpu] '
+                       'ignored_devices and left alone.')
     indices = [index for index in indices
                if not machine.ignores(machine.gpus[index])]
     machine.reachable(machine.gpus[index] for index in indices)
     found = entry.for_chosen(machine.gpus, indices)
     for index, wanted in found.items():
         if wanted.without_mig:
-            cmd_machine.say(f'{machine.name(machine.gpus[index])} does not '
-                            'support MIG and is left alone.')
+            output.say(f'{machine.name(machine.gpus[index])} does not '
+                       'support MIG and is left alone.')
     return [(index, machine.gpus[index], wanted)
             for index, wanted in sorted(found.items())]
 
 
-def differences(machine: cmd_machine.Machine, parsed_args):
+def differences(machine: context.Machine, parsed_args):
     """Yield the index, the GPU and its differences from the wanted layout."""
     for index, gpu, wanted in wanted_of(machine, parsed_args):
         now = machine.current(gpu)
@@ -237,7 +238,7 @@ def _unreachable(machine):
         reason = choice.obstacle(machine.host, gpu)
         if reason:
             found.append(index)
-            cmd_machine.say(f'{reason}; it is left out.')
+            output.say(f'{reason}; it is left out.')
     return found
 
 

@@ -68,7 +68,7 @@ def offers(gpu: model.Gpu, policy: policies.Policy, states: Iterable[State],
                 'it was bound to vfio-pci before NVML could tell; leave it '
                 'bound to nvidia, and the agent binds it'
                 if whole.is_vfio(gpu.driver) and gpu.bound_from is None
-                else 'see the row NVSwitches of "cyborg-gpu check"'))
+                else 'see the row NVSwitches of "cyborg-gpu doctor"'))
     there = {len(state.group.members) for state in states}
     for size in sizes if states else ():
         if size not in there:

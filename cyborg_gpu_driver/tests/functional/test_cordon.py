@@ -71,7 +71,9 @@ class CordonTest(test_disable.DisableCase):
         self.assertEqual({}, self.mdevs(SECOND))
         self.report()
         self.assert_disabled()
-        self.assertEqual([], self.gpu('drain', SECOND, '--reason', 'again'))
+        (row,) = self.gpu('cordon', SECOND, '--reason', 'again', '--wait',
+                          '0')
+        self.assertEqual([], row['held_by'])
         self.assertEqual(0, self.doctor()[0])
         self.gpu('uncordon', SECOND)
         self.assertEqual({False}, self.is_closed(SECOND))

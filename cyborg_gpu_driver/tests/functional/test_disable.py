@@ -17,6 +17,7 @@ import json
 import fixtures
 from cyborg.api import app as cyborg_app
 
+from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.unit.cloud import keystone
@@ -71,9 +72,8 @@ class DisableCase(gpu_cloud.GpuTestCase):
 
     def doctor(self, *arguments):
         code, output, _ = self.command(
-            'doctor', '-f', 'json', '--os-cloud', 'here', '--only', 'gpus',
-            '--only', 'records', '--only', 'cloud', *arguments)
-        return code, json.loads(output)
+            'doctor', '-f', 'json', '--os-cloud', 'here', *arguments)
+        return command.differences(code, output)
 
 
 class DisableTest(DisableCase):

@@ -184,7 +184,7 @@ class BoardTest(gpu_cloud.GpuTestCase):
         code, output, errors = self.command('offer', 'list', '-f', 'json')
         self.assertEqual(0, code, errors)
         self.assertIn('does not support MIG', output)
-        _code, output, errors = self.command('check', '-f', 'json')
+        _code, output, errors = self.command('doctor', '-f', 'json')
         self.assertIn('roles: mig is not offered', output + errors)
         server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_T4_4C'))
         self.assertEqual((1, 1), self.reserved()['passthrough'])

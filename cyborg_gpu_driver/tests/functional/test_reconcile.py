@@ -13,7 +13,6 @@
 """Differences are logged once, and repaired where a repair does no harm."""
 
 import ctypes
-import json
 import os
 
 import fixtures
@@ -24,6 +23,7 @@ from cyborg.api import app as cyborg_app
 
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
@@ -66,10 +66,10 @@ class ReconcileCase(gpu_cloud.GpuTestCase):
     def doctor(self, *arguments, code=0):
         """Run doctor; return its rows by code, and standard error."""
         result, output, errors = self.command(
-            'doctor', '-f', 'json', '--os-cloud', 'here', '--only', 'gpus',
-            '--only', 'records', '--only', 'cloud', *arguments)
+            'doctor', '-f', 'json', '--os-cloud', 'here', *arguments)
+        result, rows = command.differences(result, output)
         self.assertEqual(code, result, errors)
-        return {row['code']: row for row in json.loads(output)}, errors
+        return {row['code']: row for row in rows}, errors
 
     def assert_named_once(self, lines, *words):
         """Check that exactly one line has all of the words."""

@@ -17,7 +17,7 @@ from oslo_config import cfg
 from testtools import matchers
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.check import facts
+from cyborg_gpu_driver.cmd.doctor import facts
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import base as functional
 from cyborg_gpu_driver.tests.functional import gpu_cloud
@@ -25,7 +25,7 @@ from demo_lib import client
 
 
 def installed():
-    """Return the installed Cyborg, as ``cyborg-gpu check`` sees it."""
+    """Return the installed Cyborg, as ``cyborg-gpu doctor`` sees it."""
     return facts.read_machine('/nowhere', ()).release
 
 

@@ -24,10 +24,10 @@ from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _COMMANDS = (('gpu', 'list'), ('offer', 'list'), ('report', 'show'),
-             ('health', 'show'), ('instance', 'list'), ('vgpu', 'list'),
-             ('audit', 'list'), ('check',), ('doctor',), ('nova', 'config'),
-             ('layout', 'export'), ('layout', 'restore'),
-             ('layout', 'checkpoint'), ('gpu', 'prepare', '--dry-run'))
+             ('instance', 'list'), ('vgpu', 'list'),
+             ('doctor',), ('nova', 'config'), ('layout', 'export'),
+             ('layout', 'restore'), ('layout', 'checkpoint'),
+             ('gpu', 'prepare', '--all', '--dry-run'))
 
 
 class RealRecordsTest(base.CommandCase):
@@ -62,13 +62,12 @@ class RealRecordsTest(base.CommandCase):
         before = self.records()
         state = os.path.join(self.directory, 'machine')
         for arguments in (('layout', 'checkpoint'),
-                          ('doctor', '--repair', '--only', 'gpus'),
                           ('layout', 'restore')):
             self.simulate(*arguments)
             self.simulate('--state', state, *arguments)
-        _, said = self.simulate('doctor', '--only', 'gpus', '--only',
-                                'records')
-        self.assertIn('No problem was found.', said)
+        self.run_program(
+            '--config-file', self.conf, '--simulate', self.host, '--state',
+            state, 'doctor', '--repair', code=1)
         self.assertEqual(before, self.records())
         self.assertEqual(2, len(os.listdir(f'{state}.records/gpus')))
 
@@ -134,7 +133,7 @@ class FilesTest(base.CommandCase):
                      '.nova/nova.conf.d/1.conf',
                      '.nova/nova-compute.conf.d/1.conf'):
             self.write(path, '[pci]\ndevice_spec = {wrong\n')
-            output, _ = self.run_program('check', '-f', 'json', code=2)
+            output, _ = self.run_program('doctor', '-f', 'json', code=1)
             self.assertIn("device_spec '{wrong' is not valid", output, path)
             self.write(path, '')
 

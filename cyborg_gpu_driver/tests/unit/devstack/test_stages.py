@@ -69,9 +69,9 @@ class PhasesTest(case.PluginTest):
             ('phase', 'stack', 'test-config')], record)
         # The library read the file and offers the requested resource.
         self.assertNotIn('No GPU of this machine offers', self.done.stderr)
-        # cyborg-gpu check ran, and its findings did not stop stack.sh.
+        # cyborg-gpu doctor ran, and its findings did not stop stack.sh.
         self.assertIn('Cyborg drivers', self.done.stdout)
-        self.assertIn('warning: cyborg-gpu check', self.done.stderr)
+        self.assertIn('warning: cyborg-gpu doctor', self.done.stderr)
         self.check_again()
 
     def check_again(self):

@@ -26,9 +26,6 @@ driver_version: '550.144.02'
 cuda_version: 12040
 gpus:
 """
-_HERE = [word for section in ('host', 'health', 'gpus', 'records')
-         for word in ('--only', section)]
-"""The sections of the doctor that need no service."""
 _NOVA = ('[service_user]', '[pci]')
 
 
@@ -61,10 +58,9 @@ class FirstServerTest(base.CommandCase):
         if '--config-file' in words:
             words = words[2:]
         if 'doctor' in words:
-            # The test has no Placement for the doctor.
-            words = (*words, *_HERE)
-        if 'check' in words or 'doctor' in words:
-            words = (*words, '--nova-config-file', self.nova)
+            # The test has no cloud for the doctor.
+            words = (*words, '--without-cloud', '--nova-config-file',
+                     self.nova)
         return self.run_program(
             '--config-file', os.path.join(self.directory, 'cyborg.conf'),
             '--simulate', self.host, '--state',
@@ -78,7 +74,7 @@ class FirstServerTest(base.CommandCase):
                 self.file('nova.conf', output, 'a')
             played.append(' '.join(words[3:] if '--config-file' in words
                                    else words[1:]))
-        self.assertIn('check', played)
+        self.assertIn('doctor', played)
         return played
 
     def offered(self):
@@ -122,7 +118,7 @@ class FirstServerTest(base.CommandCase):
         self.assertEqual({'resources:PGPU': '1',
                           'trait:CUSTOM_NVIDIA_2330': 'required'},
                          self.asked())
-        row, = self.rows_on_host('report', 'show')
+        row, = self.rows_on_host('offer', 'list')
         self.assertIn('CUSTOM_NVIDIA_2330', row['traits'])
 
     def test_fixed(self):

@@ -24,11 +24,11 @@ from xml.etree import ElementTree
 import yaml
 from oslotest import base
 
-from cyborg_gpu_driver.check import run
 from cyborg_gpu_driver.cloud import definition
 from cyborg_gpu_driver.cloud import orphans
 from cyborg_gpu_driver.cloud import request
 from cyborg_gpu_driver.cmd import main
+from cyborg_gpu_driver.cmd.doctor import command as doctor
 from cyborg_gpu_driver.conf import opts
 from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.partition import reconcile
@@ -182,11 +182,11 @@ class CompleteTest(base.BaseTestCase):
             rf'\b{option.dest}\b' for option in options))
 
     def test_every_check_is_explained(self):
-        page = documents.text(documents.SOURCE / 'admin' / 'check.rst')
+        page = documents.text(documents.SOURCE / 'admin' / 'doctor.rst')
         rows = [line.partition('  ')[0] for line in page.splitlines()
                 if '  ' in line]
-        self.assertEqual([], [name for name in run.CHECKS
-                              if rows.count(name) != 1])
+        self.assertEqual([], [name for name in doctor.CHECKS
+                              if rows.count(f'``{name}``') != 1])
 
     def test_every_word_of_an_answer_is_explained(self):
         for page, words in (('explain', request.Reason.__members__),
@@ -242,8 +242,8 @@ class CyborgGpuTest(cmd_base.CommandCase):
             lines += [words for words in documents.commands(
                 documents.text(page), 'cyborg-gpu') if '--simulate' in words]
         for words in lines:
-            # The check warns about a machine without services.
-            code = 1 if words[-1] == 'check' else 0
+            # The doctor has no files of services here.
+            code = 2 if words[-1] == 'doctor' else 0
             self.run_program(*words[1:], code=code)
             played += 1
         self.assertGreater(played, 8)

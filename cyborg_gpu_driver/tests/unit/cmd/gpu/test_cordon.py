@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""gpu cordon, gpu uncordon and gpu drain, without a cloud."""
+"""gpu cordon and gpu uncordon, without a cloud."""
 
 import json
 import os
@@ -94,9 +94,10 @@ class CordonTest(CordonCase):
         self.assertEqual({}, self.keeper.known())
 
     def test_all_gpus(self):
-        self.assertEqual(self.all, [row['address'] for row in self.cordon()])
+        self.assertEqual(self.all, [row['address']
+                                    for row in self.cordon('--all')])
         self.assertEqual(4, len(self.keeper.known()))
-        self.run_json('gpu', 'uncordon')
+        self.run_json('gpu', 'uncordon', '--all')
         self.assertEqual({}, self.keeper.known())
 
     def test_all_of_the_inventories_are_reserved(self):
@@ -129,27 +130,28 @@ class CordonTest(CordonCase):
 
     def test_a_gpu_that_is_gone_with_its_servers(self):
         self.lose_with_a_server()
-        self.assertEqual([*self.all, str(_GONE)],
-                         [row['address'] for row in self.cordon()])
-        self.run_json('gpu', 'uncordon')
+        self.assertEqual([*self.all, str(_GONE)], [
+            row['address'] for row in self.cordon('--all')])
+        self.run_json('gpu', 'uncordon', '--all')
         self.assertEqual([str(_GONE)], [
             row['address'] for row in self.cordon(str(_GONE))])
 
     def test_a_host_without_gpus(self):
-        for command in (('cordon', '--reason', 'a fan'), ('uncordon',),
-                        ('drain', '--reason', 'a fan')):
+        for command in (('cordon', '--reason', 'a fan'), ('uncordon',)):
             _, errors = self.run_program(
                 '--config-file', '/dev/null', '--simulate',
-                self.without_gpus(), 'gpu', *command, code=1)
+                self.without_gpus(), 'gpu', *command, '--all', code=1)
             self.assertIn('it has no NVIDIA GPU', errors)
-            self.assertNotIn('Free', errors)
 
-    def test_no_gpu_is_cordoned_without_a_good_reason(self):
-        self.assertRaises(SystemExit, self.run_program, '--config-file',
-                          self.conf, 'gpu', 'cordon')
+    def test_no_gpu_is_cordoned_without_its_name_and_a_good_reason(self):
+        for command in (('cordon', '--all'), ('cordon', '--reason', 'x'),
+                        ('cordon', '--reason', 'x', '--all', '0'),
+                        ('uncordon',), ('prepare',)):
+            self.assertRaises(SystemExit, self.run_program, '--config-file',
+                              self.conf, 'gpu', *command)
         _, errors = self.run_program(
-            '--config-file', self.conf, 'gpu', 'cordon', '--reason', ' ',
-            code=1)
+            '--config-file', self.conf, 'gpu', 'cordon', '--all',
+            '--reason', ' ', code=1)
         self.assertIn("reason '' is not valid", errors)
         self.assertEqual({}, self.keeper.known())
 
@@ -170,7 +172,8 @@ class CordonTest(CordonCase):
                  lambda *_: written.append(True))):
             self.useFixture(fixtures.MonkeyPatch(
                 f'cyborg_gpu_driver.{name}', value))
-        rows, errors = self.run_json('gpu', 'cordon', '--reason', 'a fan')
+        rows, errors = self.run_json('gpu', 'cordon', '--all', '--reason',
+                                      'a fan')
         self.assertEqual(4, len(rows))
         self.assertEqual(3, len(written))
         self.assertRegex(
@@ -179,8 +182,8 @@ class CordonTest(CordonCase):
     def test_a_gpu_that_is_left_alone(self):
         with open(self.conf, 'a', encoding='utf-8') as stream:
             stream.write(f'ignored_devices = {self.one}\n')
-        self.assertEqual(self.all[1:],
-                         [row['address'] for row in self.cordon()])
+        self.assertEqual(self.all[1:], [
+            row['address'] for row in self.cordon('--all')])
         _, errors = self.run_program(
             '--config-file', self.conf, 'gpu', 'cordon', str(self.one),
             '--reason', 'a fan', code=1)
@@ -194,35 +197,37 @@ class CordonTest(CordonCase):
         self.assertEqual('ann', self.keeper.of(self.one)[0].who)
 
 
-class DrainTest(CordonCase):
+class WaitTest(CordonCase):
 
-    def drain(self, *arguments, code=0):
-        return self.run_json('gpu', 'drain', '--reason', 'a fan', *arguments,
-                             code=code)
+    def drain(self, *arguments, wait='0', code=0):
+        return self.run_json('gpu', 'cordon', '--reason', 'a fan', '--wait',
+                             wait, *arguments, code=code)
 
     def test_a_free_gpu(self):
-        rows, errors = self.drain(str(self.one))
-        self.assertEqual([], rows)
-        self.assertIn(f'Free: {self.one}', errors)
+        (row,), _ = self.drain(str(self.one))
+        self.assertEqual([], row['held_by'])
         self.assertTrue(self.keeper.of(self.one))
 
     def test_what_still_has_it(self):
         store.of(self.state_path).put(self.one, claims=(gpu_record.Claim(
             _HANDLE, self.one, self.one, 'nvidia-689', '1g.6gb',
             gpu_record.Phase.BOUND, 14, model.Placement(0, 1)),))
-        rows, _ = self.drain('--wait', '0.1', code=1)
-        self.assertEqual([{
-            'address': str(self.one), 'server': None, 'project': None,
-            'what': '1g.6gb', 'handle': _HANDLE}], rows)
-        self.assertEqual([], self.drain(str(self.other))[0])
+        rows, _ = self.drain('--all', wait='0.1', code=1)
+        self.assertEqual({
+            address: [{'server': None, 'project': None, 'what': '1g.6gb',
+                       'handle': _HANDLE}] if address == str(self.one) else []
+            for address in self.all},
+            {row['address']: row['held_by'] for row in rows})
+        ((row,), _) = self.drain(str(self.other))
+        self.assertEqual([], row['held_by'])
 
     def test_a_gpu_that_is_gone_with_its_servers(self):
         self.lose_with_a_server()
-        rows, errors = self.drain(code=1)
-        self.assertEqual([(str(_GONE), _HANDLE)], [
-            (row['address'], row['handle']) for row in rows])
-        self.assertNotIn('Free', errors)
-        self.assertEqual(rows, self.drain(str(_GONE), code=1)[0])
+        for which in ('--all', str(_GONE)):
+            rows, _ = self.drain(which, code=1)
+            self.assertEqual([(str(_GONE), _HANDLE)], [
+                (row['address'], holder['handle'])
+                for row in rows for holder in row['held_by']])
 
     def test_what_is_not_known_is_said_once(self):
         store.of(self.state_path).put(self.one, claims=(gpu_record.Claim(
@@ -240,6 +245,6 @@ class DrainTest(CordonCase):
             'cyborg_gpu_driver.host.domains.DomainReader.read', silent))
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.cmd.gpu.cordon._ROUND', 0.01))
-        _, errors = self.drain('--wait', '600')
+        _, errors = self.drain('--all', wait='600')
         self.assertEqual(3, len(rounds))
         self.assertEqual(1, errors.count('no socket'))

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""``cyborg-gpu gpu fabric``, and ``check`` on the same hosts."""
+"""``cyborg-gpu gpu fabric``, and ``doctor`` on the same hosts."""
 
 from __future__ import annotations
 
@@ -99,15 +99,12 @@ class FabricTest(base.CommandCase):
 
         self.machine.configure_fabric_manager(version='535.104.05')
         self.machine.stop_fabric_manager()
-        port, row = self.run_check(conf)
-        self.assertIn('cyborg-api', port['details'])
-        self.assertIn('does not run', row['details'])
+        self.assertIn('does not run', self.run_check(conf))
         self.machine.start_fabric_manager()
-        _, row = self.run_check(conf)
-        self.assertIn('535.104.05', row['details'])
+        self.assertIn('535.104.05', self.run_check(conf))
 
     def run_check(self, conf):
         output, _ = self.run_program('--config-file', conf, *self.host,
-                                     'check', '-f', 'json', code=2)
-        return [row for row in json.loads(output)
-                if row['check'] == 'NVSwitches']
+                                     'doctor', '-f', 'json', code=1)
+        return [row['message'] for row in json.loads(output)
+                if row['code'] == 'nvswitches'][0]

@@ -67,7 +67,7 @@ class PrepareTest(base.CommandCase):
             return [vgpu.type_id for vgpu in machine.gpu(GPU).state.vgpus]
 
     def test_dry_run_and_run(self):
-        rows = self.prepare('--dry-run')
+        rows = self.prepare('--all', '--dry-run')
         self.assertEqual(2, len(rows))
         self.assertEqual('ready', rows['0000:27:00.0']['result'])
         self.assertEqual(['turn MIG mode on', 'enable virtual functions'],
@@ -86,7 +86,7 @@ class PrepareTest(base.CommandCase):
     def test_in_use(self):
         self.machine().add_process(GPU, 4711)
         for arguments in ((), ('--dry-run',)):
-            row = self.prepare(*arguments, code=1)[GPU]
+            row = self.prepare('--all', *arguments, code=1)[GPU]
             self.assertEqual('not ready', row['result'])
             self.assertIn('4711', row['reason'])
         self.assertEqual([], self.vgpus())
@@ -102,7 +102,7 @@ class PrepareTest(base.CommandCase):
     def test_a_gpu_that_is_left_alone(self):
         with open(self.conf, 'a', encoding='utf-8') as stream:
             stream.write(f'[gpu]\nignored_devices = {GPU}\n')
-        self.assertNotIn(GPU, self.prepare('--dry-run'))
+        self.assertNotIn(GPU, self.prepare('--all', '--dry-run'))
         _, errors = self.run_on_host('gpu', 'prepare', GPU, code=1)
         self.assertIn(f'GPU {GPU}: it is in [gpu] ignored_devices', errors)
 

@@ -67,11 +67,11 @@ class BoundAtBootTest(base.CommandCase):
             self.assertIn('nvme', rows[_DISK]['problem'])
 
     def test_check_says_so(self):
-        output = self.run_program(*self.options, 'check', '-f', 'json',
-                                  code=2)[0]
+        output = self.run_program(*self.options, 'doctor', '-f', 'json',
+                                  code=1)[0]
         self.assertEqual({_USB, _DISK}, {
-            row['subject'] for row in yaml.safe_load(output)
-            if row['check'] == 'IOMMU'})
+            row['gpu'] for row in yaml.safe_load(output)
+            if row['code'] == 'iommu'})
 
 
 class WithoutLibraryTest(base.CommandCase):

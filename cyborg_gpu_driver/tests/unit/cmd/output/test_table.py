@@ -26,10 +26,9 @@ from cyborg_gpu_driver.cmd import output as cmd_output
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests.unit.cmd import base
 
-_LISTS = (('gpu', 'list'), ('gpu', 'prepare', '--dry-run'),
+_LISTS = (('gpu', 'list'), ('gpu', 'prepare', '--all', '--dry-run'),
           ('offer', 'list'), ('offer', 'list', '--all'), ('report', 'show'),
-          ('health', 'show'), ('instance', 'list'), ('vgpu', 'list'),
-          ('audit', 'list'), ('check', '--offline'), ('doctor',))
+          ('instance', 'list'), ('vgpu', 'list'), ('doctor',))
 _LONG_NAME = 'compute-of-the-third-row-of-racks.gpu.east.example.org'
 
 
@@ -122,7 +121,7 @@ class DefaultTableTest(base.CommandCase):
                       'to vfio-pci |', output)
 
     def test_a_width_that_a_person_names(self):
-        for line in self.printed('--simulate', 'mixed', 'check', '--offline',
+        for line in self.printed('--simulate', 'mixed', 'doctor',
                                  '--max-width', '120').splitlines():
             self.assertLessEqual(len(line), 120)
 

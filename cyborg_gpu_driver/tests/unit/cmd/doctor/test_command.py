@@ -1,0 +1,220 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The doctor's checks of an installation, on simulated hosts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import fixtures
+from cyborg import conf
+
+from cyborg_gpu_driver.cmd.doctor import command as doctor
+from cyborg_gpu_driver.cmd.doctor import facts
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+FIXED = '''
+[agent]
+enabled_drivers = cyborg_gpu_driver
+[gpu]
+policies = fixed
+[gpu_policy:fixed]
+mode = vgpu
+fixed_vgpus = L40S-12Q:2
+'''
+TOKEN = '''
+[service_user]
+send_service_user_token = true
+auth_type = password
+'''
+SERVICES = f'report_in_placement = true{TOKEN}'
+ABSENT = '/nowhere/nova.conf'
+
+
+class CheckCase(base.CommandCase):
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.conf = self.configure(FIXED, self.directory)
+        self.host = self.part('l40sx4')
+
+    def check(self, code, *arguments, simulate=None):
+        """Return the rows of the command, which ends with this exit code."""
+        output, _ = self.run_program(
+            '--config-file', self.conf,
+            *(('--simulate', self.host) if simulate is None else simulate),
+            'doctor', '--without-cloud',
+            *arguments, '-f', 'json', code=code)
+        return json.loads(output)
+
+    def nova(self, text):
+        """Return the options for a nova.conf with this text."""
+        path = f'{self.directory}/nova.conf'
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write(text)
+        return '--nova-config-file', path
+
+    def lines(self):
+        return self.run_program(
+            '--config-file', self.conf, '--simulate', self.host, 'nova',
+            'config')[0] + SERVICES
+
+    def of(self, rows, code):
+        return [(row['severity'], row['message']) for row in rows
+                if row['code'] == code]
+
+
+class SimulatedTest(CheckCase):
+
+    def setUp(self):
+        super().setUp()
+        # The fixed vGPUs of the policy exist.
+        self.state = f'{self.directory}/machine'
+        self.simulate = ('--simulate', self.host, '--state', self.state)
+        self.run_program('--config-file', self.conf, *self.simulate, 'gpu',
+                         'prepare', '--all')
+
+    def check(self, code, *arguments):
+        return super().check(code, *arguments, simulate=self.simulate)
+
+    def test_all_is_well(self):
+        self.assertEqual([], self.check(0, *self.nova(self.lines())))
+
+    def test_gpus_that_nobody_can_read(self):
+        machine = simulator.Machine.load(self.host, self.state)
+        nova = self.nova(self.lines())
+        machine.lose_gpu('0000:16:00.0')
+        rows = self.check(1, *nova)
+        ((severity, message),) = self.of(rows, 'nvml')
+        self.assertEqual('warning', severity)
+        self.assertIn('lost', message)
+        machine.unload_library()
+        rows = self.check(1, *nova)
+        self.assertIn('error', [code for code, _ in self.of(rows, 'nvml')])
+
+    def test_options_of_placement(self):
+        path = f'{self.directory}/placement.conf'
+        nova = self.nova(self.lines())
+        order = 'randomize_allocation_candidates'
+        tries = 'allocation_conflict_retry_count'
+        good = {order: 'true', tries: '1'}
+        for changes, code, wanted in (
+                ({}, 0, None), ({order: 'false'}, 1, 'allocation-candidates'),
+                ({tries: '2'}, 1, 'placement-claims'),
+                ({tries: '0'}, 1, 'placement-claims'),
+                ({order: 'soon'}, 2, 'not-examined'),
+                ({tries: 'few'}, 2, 'not-examined')):
+            with open(path, 'w', encoding='utf-8') as stream:
+                stream.write('[placement]\n' + ''.join(
+                    f'{name} = {value}\n'
+                    for name, value in {**good, **changes}.items()))
+            rows = self.check(code, *nova, '--placement-config-file', path)
+            self.assertEqual([wanted] if wanted else [],
+                             [row['code'] for row in rows], changes)
+
+    def test_failure(self):
+        rows = self.check(1, *self.nova(TOKEN))
+        self.assertEqual(
+            4 * [('error', 'nova-pci-devices')],
+            [(row['severity'], row['code']) for row in rows])
+        self.assertTrue(all(row['action'] for row in rows))
+
+    def test_the_table_has_equal_findings_once(self):
+        nova = self.nova(TOKEN)
+        output, _ = self.run_program(
+            '--config-file', self.conf, *self.simulate, 'doctor',
+            '--without-cloud', *nova, code=1)
+        self.assertEqual(1, output.count('device_spec'))
+        self.assertLessEqual(max(map(len, output.splitlines())), 80)
+        for row in self.check(1, *nova):
+            self.assertIn(row['gpu'], output)
+
+    def test_files_that_cannot_be_read(self):
+        (row,) = self.check(2, '--nova-config-file', ABSENT)
+        self.assertEqual('not-examined', row['code'])
+        self.assertIn(f'nova.conf {ABSENT}', row['message'].replace("'", ''))
+        self.conf = self.configure(
+            FIXED + '[keystone_authtoken]\nservice_token_roles = $nosuch\n',
+            self.directory)
+        (row,) = self.check(2, *self.nova(self.lines()))
+        self.assertEqual('not-examined', row['code'])
+        self.assertIn('cyborg.conf', row['message'])
+
+    def test_cyborg_conf_that_is_not_there(self):
+        output, _ = self.run_program(
+            '--simulate', self.host, 'doctor', '-f', 'json', code=1)
+        self.assertIn(('not-examined', 'no cyborg.conf was found'),
+                      [(row['code'], row['message'])
+                       for row in json.loads(output)])
+
+
+class MachineTest(CheckCase):
+    """The machine that runs the tests, with the GPUs of a simulated NVML
+    and no GPU on its PCI bus.
+    """
+
+    def real(self, code, text, *arguments):
+        """Return the rows for a cyborg.conf that also has this text."""
+        self.conf = self.configure(
+            '[DEFAULT]\nhost = not-this-machine\n'
+            '[agent]\nenabled_drivers = cyborg_gpu_driver\n'
+            f'[gpu]\nsysfs_root = {self.directory}\n'
+            f'[placement]\n{text}\n', self.directory)
+        return self.check(code, *self.nova(TOKEN), *arguments, simulate=())
+
+    def test_the_machine_and_placement(self):
+        self.addCleanup(conf.CONF.reset)
+        rows = self.real(1, 'auth_type = nosuch')
+        ((severity, message),) = self.of(rows, 'placement')
+        self.assertEqual('error', severity)
+        self.assertIn('nosuch', message)
+        ((severity, message),) = self.of(rows, 'host-name')
+        self.assertEqual('warning', severity)
+        self.assertIn('not-this-machine', message)
+        self.assertEqual([], self.of(rows, 'cyborg-release'))
+
+
+class FactsTest(base.CommandCase):
+
+    def test_what_a_check_cannot_do_without(self):
+        none = facts.Facts(model.Host(), policies.Settings(),
+                           cyborg_problem='x', nova_problem='y',
+                           placement_conf_problem='z')
+        for found in (none, dataclasses.replace(
+                none, machine=facts.Machine())):
+            self.assertEqual(
+                ['x', 'y', 'z'],
+                [item.message for item in doctor.of_checks(found)
+                 if item.code == 'not-examined'][:3])
+
+    def test_governed(self):
+        gpu = model.Gpu(model.PciAddress.parse('0000:16:00.0'), '10de',
+                        '20b2', '0302')
+        for mode, offered, carrying in (
+                (policy.Mode.OFF, 0, 0), (policy.Mode.PASSTHROUGH, 1, 0),
+                (policy.Mode.VGPU, 1, 1), (policy.Mode.MIG, 1, 1)):
+            found = facts.Facts(model.Host((gpu,)), policies.Settings(
+                (policy.Policy('p', mode),)))
+            self.assertEqual((offered, carrying), (
+                len(list(found.governed())), len(list(found.with_vgpus()))))
+        elsewhere = policy.Policy('p', policy.Mode.MIG, match_model=('X',))
+        found = facts.Facts(model.Host((gpu,)),
+                            policies.Settings((elsewhere,)))
+        self.assertEqual([], list(found.governed()))

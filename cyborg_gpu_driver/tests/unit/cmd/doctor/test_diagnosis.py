@@ -1,0 +1,95 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""What the doctor concludes from the findings and failures of its parts."""
+
+import threading
+
+import testtools
+
+from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cmd.doctor import command as doctor
+from cyborg_gpu_driver.cmd.doctor.rules import finding
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import reconcile
+
+_GPU = model.PciAddress.parse('0000:07:00.0')
+_ERROR = finding.error(None, 'it is', 'do')
+
+
+class AttemptTest(testtools.TestCase):
+
+    def test_an_answer(self):
+        self.assertEqual([_ERROR], doctor.findings_of(
+            'x', 60, lambda: iter([_ERROR])))
+        self.assertIsNone(doctor.attempt('x', 60, lambda: None))
+
+    def test_one_that_hangs(self):
+        ended = threading.Event()
+        self.addCleanup(ended.set)
+        (found,) = doctor.findings_of('the GPUs', 0.01, ended.wait)
+        self.assertEqual(
+            (finding.NOT_EXAMINED, finding.Severity.UNKNOWN,
+             'the GPUs: it took longer than 0.01 seconds'),
+            (found.code, found.severity, found.message))
+
+    def test_one_that_fails(self):
+        for error, text in (
+                (exception.HostUnusable(reason='no'), 'no'),
+                (OSError(5, 'Input/output error'),
+                 'OSError: [Errno 5] Input/output error'),
+                (KeyError('x'), "KeyError: 'x'")):
+            def look(error=error):
+                yield _ERROR
+                raise error
+
+            (found,) = doctor.findings_of('the GPUs', 60, look)
+            self.assertEqual(finding.NOT_EXAMINED, found.code)
+            self.assertIn(text, found.message)
+
+
+class FindingTest(testtools.TestCase):
+
+    def test_exit_codes(self):
+        warning = finding.warning(None, 'm', 'a')
+        unknown = finding.unknown(None, 'm', 'a')
+        for findings, code in (
+                ((), 0), ((_ERROR,), 1), ((warning,), 1), ((unknown,), 2),
+                ((unknown, warning), 1)):
+            self.assertEqual(code, finding.exit_code(findings))
+
+    def test_a_check_gives_its_code_to_problems(self):
+        self.assertEqual('iommu', _ERROR.named('iommu').code)
+        self.assertEqual(finding.NOT_EXAMINED, finding.unknown(
+            None, 'm', 'a').named('iommu').code)
+
+    def test_equal_findings_are_grouped(self):
+        gpus = [str(_GPU), '0000:0f:00.0', '0000:47:00.0']
+        found = [_ERROR, *(
+            finding.error(gpu, f'GPU {gpu} is off', f'turn {gpu} on')
+            for gpu in gpus[:2]), finding.error(gpus[2], 'it is lost', 'do')]
+        self.assertEqual(
+            [('it is', 'do', []),
+             ('GPU GPU is off', 'turn GPU on', gpus[:2]),
+             ('it is lost', 'do', gpus[2:])],
+            [(item.message, item.action, names)
+             for item, names in doctor.grouped(found)])
+        # A single finding names its GPU.
+        ((item, _),) = doctor.grouped(found[1:2])
+        self.assertEqual(f'turn {_GPU} on', item.action)
+
+    def test_every_difference_is_a_finding(self):
+        found = list(doctor.of_differences(
+            reconcile.Difference(kind, _GPU, 'subject', 'text', 'remedy')
+            for kind in reconcile.Kind))
+        self.assertEqual([kind.value for kind in reconcile.Kind],
+                         [item.code for item in found])

@@ -1,0 +1,230 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu doctor`` on simulated hosts, without a cloud."""
+
+import contextlib
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import fixtures
+
+from cyborg_gpu_driver.cmd.doctor import command as doctor
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.program import cordons
+from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests import scope
+from cyborg_gpu_driver.tests.unit.cloud import keystone
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+_CONFIG = ('''
+[agent]
+enabled_drivers = cyborg_gpu_driver
+[gpu]
+policies = p
+[gpu_policy:p]
+mode = mig
+''')
+
+
+class DoctorTest(base.CommandCase):
+
+    def setUp(self):
+        super().setUp()
+        keystone.forget_clouds(self)
+        self.addCleanup(setattr, privileged, '_platform', None)
+        self.addCleanup(privileged.privsep.gpu_context.set_client_mode, True)
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.host = self.part('dgx-a100-80')
+        self.config = self.configure(_CONFIG, self.directory)
+        self.machine = simulator.Machine.load(self.host,
+                                              self.directory + '/state')
+        with open(f'{self.directory}/nova.conf', 'w',
+                  encoding='utf-8') as stream:
+            stream.write('[service_user]\nsend_service_user_token = true\n'
+                         'auth_type = password\n')
+        self.nova = ('--nova-config-file', f'{self.directory}/nova.conf')
+
+    def doctor(self, *arguments, code=0):
+        """Run a command and return its rows and its standard error."""
+        output, said = self.run_program(
+            '--config-file', self.config, '--simulate', self.host,
+            '--state', self.directory + '/state', *arguments, code=code)
+        return output and json.loads(output), said
+
+    def compared(self, *arguments, code=0):
+        """The differences and what could not be examined, and the messages."""
+        rows, said = self.doctor('doctor', '-f', 'json', *self.nova,
+                                 *arguments, code=code)
+        return rows, said
+
+    def test_a_host_without_differences(self):
+        rows, said = self.compared()
+        self.assertEqual([], rows)
+        self.assertIn('No problem was found.', said)
+        self.assertIn('Placement is not used', said)
+
+    def test_what_cannot_be_read_is_not_compared(self):
+        self.machine.lose_gpu('0000:0f:00.0')
+        rows, said = self.compared(code=1)
+        self.assertEqual(
+            {('nvml', 'warning', '0000:0f:00.0'),
+             ('unhealthy-gpu', 'error', '0000:0f:00.0')},
+            {tuple(row[name] for name in ('code', 'severity', 'gpu'))
+             for row in rows})
+        self.assertIn('lost', rows[0]['message'])
+        self.assertNotIn('No problem', said)
+
+    def test_a_difference_is_listed_with_its_remedy(self):
+        self.create_instance()
+        for arguments in ((), ('--repair',)):
+            (row,), _ = self.compared(*arguments, code=1)
+            self.assertEqual(
+                ['code', 'severity', 'gpu', 'subject', 'message', 'action',
+                 'safe'], [*row])
+            self.assertEqual(
+                ('foreign-instance', 'error', '0000:07:00.0', '1g.10gb@6',
+                 False),
+                tuple(row[key] for key in ('code', 'severity', 'gpu',
+                                           'subject', 'safe')))
+            self.assertIn('instance destroy', row['action'])
+
+    def create_instance(self):
+        self.doctor('instance', 'create', '0000:07:00.0', '1g.10gb')
+
+    def test_a_cloud_that_cannot_be_asked(self):
+        cloud = ('--os-cloud', 'nowhere')
+        (row,), _ = self.compared(*cloud, code=2)
+        self.assertEqual(('not-examined', 'unknown', None),
+                         tuple(row[key] for key in ('code', 'severity',
+                                                    'gpu')))
+        self.assertIn('nowhere', row['message'])
+        # The doctor repairs nothing without the cloud's data.
+        _, said = self.doctor('doctor', '--repair', *cloud, code=1)
+        self.assertIn('nowhere', said)
+        self.assertEqual([], self.compared(*cloud, '--without-cloud')[0])
+
+    def test_a_journal_that_is_lost(self):
+        path = self.record('0000:07:00.0')
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, 'w', encoding='utf-8') as stream:
+            stream.write('{')
+        rows, _ = self.compared(code=1)
+        # The same record also contains the health of the GPU.
+        self.assertEqual(
+            {('bad-record', '0000:07:00.0'), ('not-examined', None)},
+            {(row['code'], row['gpu']) for row in rows})
+        self.assertIn(path, rows[0]['message'])
+        _, said = self.compared('--repair', code=1)
+        self.assertIn('Lost claims were rebuilt.', said)
+        # An operator has to say that the GPU is in order.
+        (row,), _ = self.compared(code=1)
+        self.assertIn('gpu uncordon 0000:07:00.0', str(row))
+        cordons.CordonKeeper(os.path.dirname(os.path.dirname(path))).lift(
+            model.PciAddress.parse('0000:07:00.0'))
+        self.assertEqual([], self.compared()[0])
+
+    def record(self, address):
+        return store.Store(os.path.join(
+            self.directory, 'state.records')).path(
+                model.PciAddress.parse(address))
+
+    def test_a_record_of_a_gpu_that_is_missing(self):
+        # Stands for an unreadable file, because root can read any file.
+        os.makedirs(self.record('0000:99:00.0'))
+        (row,), _ = self.compared(code=1)
+        self.assertEqual(('bad-record', '0000:99:00.0'),
+                         (row['code'], row['gpu']))
+        self.assertIn('readable for the user of cyborg-agent', row['action'])
+
+    def test_all_parts(self):
+        self.machine.set_health('0000:0f:00.0', uncorrected=2)
+        self.create_instance()
+        rows, _ = self.doctor('doctor', '-f', 'json', code=1)
+        found = {(row['code'], row['gpu']): row for row in rows}
+        self.assertIn('health clear 0000:0f:00.0',
+                      found['unhealthy-gpu', '0000:0f:00.0']['action'])
+        self.assertIn(('foreign-instance', '0000:07:00.0'), found)
+        self.assertIn('no nova.conf', found['not-examined', None]['message'])
+        self.assertTrue(all(row['action'] for row in rows))
+
+    def test_eight_equal_gpus_take_few_lines(self):
+        config = self.configure(
+            '[gpu]\npolicies = p\nprepare = false\n'
+            '[gpu_policy:p]\nmode = mig\n', self.directory)
+        output, said = self.run_program(
+            '--config-file', config, '--simulate', 'hgx-h100-vfio', 'doctor',
+            code=1)
+        lines = (output + said).splitlines()
+        self.assertLessEqual(len(lines), 60)
+        self.assertIn('and 5 more', output)
+
+    def test_a_gpu_that_hangs(self):
+        """The command ends, although NVML never returns."""
+        state = self.directory + '/two'
+        config = self.configure(
+            '[gpu]\npolicies = p\nnvml_timeout = 3600\n'
+            '[gpu_policy:p]\nmode = mig\n', self.directory)
+        machine = simulator.Machine.load('h100nvlx2', state)
+        machine.hang_gpu('0000:17:00.0')
+        self.addCleanup(machine.hang_gpu, '0000:17:00.0', False)
+        done = subprocess.run(
+            [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
+             '--config-file', config, '--simulate', 'h100nvlx2', '--state',
+             state, 'doctor', '-f', 'json', '--timeout', '0.5'],
+            capture_output=True, text=True, check=False, timeout=scope.HANG)
+        self.assertEqual(2, done.returncode, done.stderr)
+        (row,) = json.loads(done.stdout)
+        self.assertEqual(
+            ('not-examined', 'unknown',
+             'the GPUs: it took longer than 0.5 seconds'),
+            tuple(row[name] for name in ('code', 'severity', 'message')))
+        self.assertNotIn('No problem', done.stderr)
+
+    def test_placement_does_not_answer(self):
+        with (socket.socket() as closed,
+              socket.create_server(('127.0.0.1', 0)) as silent):
+            # The first socket is bound and does not listen, so the kernel
+            # refuses connections. The other accepts and sends nothing.
+            closed.bind(('127.0.0.1', 0))
+            for server in (closed, silent):
+                self.config = self.configure(
+                    f'{_CONFIG}[placement]\nauth_type = admin_token\n'
+                    'token = x\n'
+                    f'endpoint = http://127.0.0.1:{server.getsockname()[1]}\n'
+                    'timeout = 1\n', self.directory)
+                rows, said = self.compared('--timeout', '3', code=2)
+                self.assertEqual(
+                    {('not-examined', 'unknown')},
+                    {(row['code'], row['severity']) for row in rows})
+                self.assertIn('Placement', rows[0]['message'])
+                self.assertNotIn('No problem', said)
+
+    def test_what_is_wrong_about_the_arguments(self):
+        for arguments, words in (
+                (('--timeout', '0'), 'a number of seconds from 0.1 to 3600'),
+                (('--timeout', 'nan'), 'a number of seconds from 0.1 to 3600'),
+                # More than a thread can wait.
+                (('--timeout', '1e12'),
+                 'a number of seconds from 0.1 to 3600')):
+            errors = io.StringIO()
+            with contextlib.redirect_stderr(errors):
+                self.assertRaises(
+                    SystemExit, doctor.Doctor(None, None).get_parser(
+                        'doctor').parse_args, arguments)
+            self.assertIn(words, errors.getvalue())

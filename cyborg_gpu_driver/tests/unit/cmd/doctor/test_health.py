@@ -1,0 +1,101 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The health of GPUs, as the doctor finds it and an operator clears it."""
+
+import json
+import os
+
+import fixtures
+
+from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.program import health
+from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.simulator import platform
+from cyborg_gpu_driver.simulator.machine import machine as simulator
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+_GPU = '0000:07:00.0'
+
+
+class TestHealth(base.CommandCase):
+
+    def setUp(self):
+        super().setUp()
+        directory = self.useFixture(fixtures.TempDir()).path
+        self.state = os.path.join(directory, 'machine')
+        self.state_path = f'{self.state}.records'
+        self.configuration = self.configure('', directory)
+        host = self.part('dgx-a100-80')
+        self.machine = simulator.Machine.load(host, self.state)
+        self.arguments = ('--config-file', self.configuration, '--simulate',
+                          host, '--state', self.state)
+
+    def doctor(self):
+        """Return the findings about the health of GPUs and instances."""
+        rows = json.loads(self.run_program(
+            *self.arguments, 'doctor', '-f', 'json', code=1)[0])
+        return [(row['code'], row['gpu'], row['subject'], row['message'])
+                for row in rows if row['code'].startswith('unhealthy')]
+
+    def test_healthy(self):
+        self.assertEqual([], self.doctor())
+
+    def test_unhealthy_by_what_it_says(self):
+        self.machine.set_health(_GPU, uncorrected=2)
+        ((code, gpu, _, message),) = self.doctor()
+        self.assertEqual(('unhealthy-gpu', _GPU), (code, gpu))
+        self.assertIn('transient', message)
+        self.assertIn('uncorrected', message)
+
+    def test_unhealthy_by_what_the_agent_knows_until_it_is_cleared(self):
+        agent = health.HealthKeeper(
+            platform.open_platform(self.machine), self.state_path,
+            services.Services(), clock=lambda: 86400.0)
+        self.addCleanup(self.machine.uninstall)
+        agent.event(condition.Event(model.PciAddress.parse(_GPU), 119))
+        ((_, _, _, message),) = self.doctor()
+        self.assertIn('transient since 1970-01-02T00:00:00+00:00', message)
+        self.assertIn('XID 119 (the GPU system processor does not answer)',
+                      message)
+        self.run_program(*self.arguments, 'health', 'clear', _GPU)
+        self.assertEqual([], self.doctor())
+
+    def test_an_instance_has_a_finding_of_its_own(self):
+        machine = platform.open_platform(self.machine)
+        self.addCleanup(self.machine.uninstall)
+        address = model.PciAddress.parse(_GPU)
+        instance = machine.nvml.create_gpu_instance(
+            machine.nvml.device(address), 14, model.Placement(2, 2))
+        health.HealthKeeper(
+            machine, self.state_path, services.Services()).event(
+            condition.Event(address, 94, instance.instance_id))
+        self.assertEqual(
+            [('unhealthy-instance', _GPU, '2:2')],
+            [item[:3] for item in self.doctor()])
+
+    def test_a_dead_virtual_function(self):
+        machine = platform.open_platform(self.machine)
+        self.addCleanup(self.machine.uninstall)
+        function = '0000:07:01.2'
+        health.HealthKeeper(
+            machine, self.state_path, services.Services()).function_died(
+            *map(model.PciAddress.parse, (_GPU, function)))
+        rows = json.loads(self.run_program(
+            *self.arguments, 'doctor', '-f', 'json', code=1)[0])
+        self.assertIn(('dead-function', function), [
+            (row['code'], row['subject']) for row in rows])
+
+    def test_no_such_address(self):
+        self.run_program(*self.arguments, 'health', 'clear', 'x', code=1)

@@ -1,0 +1,196 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Requests to Placement with Cyborg's own client, over loopback."""
+
+from __future__ import annotations
+
+import json
+import urllib.parse
+
+import fixtures
+from cyborg import conf
+from keystoneauth1 import fixture
+from keystoneauth1 import loading
+from oslo_log import log as logging
+from oslotest import base
+
+from cyborg_gpu_driver.cmd.doctor import placement
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.report.content import names
+from demo_lib import httpd
+
+SECRET = 'hunter2'
+_REFUSED = '127.0.0.1:1'
+"""A port on which no process listens."""
+_VERSIONS = {'versions': [{
+    'id': 'v1.0', 'min_version': '1.0', 'max_version': '1.39',
+    'status': 'CURRENT', 'links': [{'rel': 'self', 'href': ''}]}]}
+"""The version document of Placement."""
+_HOST = model.Host()
+_NAME = 'a b_0000:07:00.0'
+_TREE = [{'name': name, 'uuid': uuid} for name, uuid in (
+    ('a b', 'u'), (_NAME, names.provider_uuid(_NAME)),
+    # The provider of a NIC, and one that Nova created.
+    ('a b_0000:16:00.0', names.provider_uuid('a b_0000:16:00.0')),
+    ('a b_0000:07:00.0', 'd6a7b2d1-54c5-4a2a-9f11-7c6f2f1f9a35'))]
+_PASSWORD = f'''
+auth_type = password
+username = cyborg
+password = {SECRET}
+user_domain_name = Default
+project_name = service
+project_domain_name = Default
+'''
+
+
+class Service:
+    """A Placement that answers with one status and knows one provider."""
+
+    def __init__(self, status='200 OK', body=None):
+        self._status = status
+        self._body = body
+
+    def __call__(self, environ, start_response):
+        version = environ['PATH_INFO'] == '/'
+        start_response('200 OK' if version else self._status,
+                       [('Content-Type', 'application/json')])
+        if version:
+            return [json.dumps(_VERSIONS).encode()]
+        return [json.dumps(self._answer(environ)).encode()
+                if self._body is None else self._body]
+
+    def _answer(self, environ):
+        if environ['PATH_INFO'].endswith('/allocations'):
+            return {'allocations': {'server': {'resources': {'PGPU': 1}}}}
+        query = urllib.parse.parse_qs(environ['QUERY_STRING'])
+        if 'in_tree' in query:
+            return {'resource_providers': _TREE}
+        return {'resource_providers': [{'uuid': 'u'}] if query['name']
+                == ['a b'] else []}
+
+
+def _keystone(environ, start_response):
+    """A Keystone that names its version and refuses every token."""
+    posted = environ['REQUEST_METHOD'] == 'POST'
+    version = not posted and environ['PATH_INFO'].startswith('/v3')
+    start_response('401 Unauthorized' if posted else '200 OK',
+                   [('Content-Type', 'application/json')])
+    url = f'http://{environ["HTTP_HOST"]}/v3'
+    return [json.dumps({'version': fixture.V3Discovery(url)} if version
+                       else {'error': {}}).encode()]
+
+
+class AskTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.path = self.useFixture(fixtures.TempDir()).path + '/c.conf'
+        self.addCleanup(self.forget)
+
+    def ask(self, text, names=('a b', 'c'), host=_HOST):
+        with open(self.path, 'w', encoding='utf-8') as stream:
+            stream.write(f'[placement]\n{text}\n')
+        return placement.ask(lambda: placement.client([self.path]), names,
+                             host)
+
+    def forget(self):
+        """Reset the process's options, and those that keystoneauth added."""
+        conf.CONF.reset()
+        for plugin in ('password', 'none'):
+            conf.CONF.unregister_opts(
+                loading.get_auth_plugin_conf_options(plugin),
+                group='placement')
+
+    def serve(self, *args):
+        server = httpd.Httpd(Service(*args))
+        self.addCleanup(server.stop)
+        return (f'auth_type = none\nendpoint = {server.url}\n'
+                f'endpoint_override = {server.url}\n')
+
+    def fails(self, words, answer):
+        self.assertEqual(frozenset(), answer.providers)
+        self.assertIn(words, f'{answer.problem} / {answer.advice}')
+        self.assertNotIn(SECRET, f'{answer.problem} {answer.advice}')
+        self.assertTrue(answer.advice)
+
+    def test_providers(self):
+        self.assertEqual(placement.Answer(frozenset(('a b',))),
+                         self.ask(self.serve()))
+
+    def test_a_gpu_of_cyborgs_own_driver(self):
+        gpu = model.Gpu(model.PciAddress.parse('0000:07:00.0'), '10de',
+                        '20b2', '0302')
+        self.assertEqual(
+            (reconcile.Earlier(gpu.address, gpu.address, _NAME,
+                               ('server',)),),
+            self.ask(self.serve(), host=model.Host((gpu,))).earlier)
+
+    def test_refusals(self):
+        for status, words in (('401 No', 'the token'),
+                              ('403 No', 'the role service'),
+                              ('404 No', 'endpoint_override'),
+                              ('500 Sorry', 'check Placement'),
+                              ('418 Teapot', 'HTTP 418')):
+            self.fails(words, self.ask(self.serve(status)))
+
+    def test_something_else_answers(self):
+        for body in (b'<html>', b'[]', b'{}'):
+            self.fails('cannot be queried', self.ask(
+                self.serve('200 OK', body)))
+
+    def test_another_service_answers(self):
+        server = httpd.Httpd(_keystone)
+        self.addCleanup(server.stop)
+        self.fails('endpoint_override', self.ask(
+            f'auth_type = none\nendpoint = {server.url}/nowhere\n'
+            f'endpoint_override = {server.url}/nowhere\n'))
+
+    def test_no_credentials(self):
+        for text in ('', 'auth_type = nosuch', 'auth_type = password'):
+            self.fails('Set auth_type', self.ask(text))
+
+    def test_keystone_is_not_there(self):
+        self.fails('auth_url in', self.ask(
+            f'{_PASSWORD}auth_url = http://x:{SECRET}@{_REFUSED}/v3'))
+
+    def test_keystone_refuses(self):
+        server = httpd.Httpd(_keystone)
+        self.addCleanup(server.stop)
+        self.fails('Correct username', self.ask(
+            f'{_PASSWORD}auth_url = {server.url}/v3'))
+
+    def test_nothing_is_logged_of_an_address_with_a_password(self):
+        logged = self.useFixture(fixtures.FakeLogger())
+        self.ask(f'{_PASSWORD}auth_url = http://x:{SECRET}@{_REFUSED}/v3')
+        logging.getLogger(__name__).warning('after')
+        self.assertNotIn(SECRET, logged.output)
+        self.assertIn('after', logged.output)
+
+    def test_error_with_a_password(self):
+        def fail():
+            raise ValueError(
+                f"{{'password': '{SECRET}'}} http://u:{SECRET}@host/")
+        self.fails('ValueError', placement.ask(fail, ('x',)))
+
+    def test_one_answer_takes_so_long_at_most(self):
+        for text, wanted in (('', 30), ('timeout = 7', 7)):
+            self.ask(self.serve() + text)
+            self.assertEqual(wanted, conf.CONF.placement.timeout)
+            self.forget()
+
+    def test_cyborg_without_a_client(self):
+        def absent():
+            raise ImportError('cyborg.common.placement_client')
+        self.fails('ImportError', placement.ask(absent, ('x',)))

@@ -1,0 +1,109 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Which services run, from a temporary procfs."""
+
+from __future__ import annotations
+
+import os
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver.cmd.doctor import facts
+
+
+class ProcCase(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        self.proc = self.useFixture(fixtures.TempDir()).path
+        os.mkdir(f'{self.proc}/self')
+
+    def run_(self, *words):
+        """Add a process, whose ID is the number of entries before it."""
+        directory = f'{self.proc}/{len(os.listdir(self.proc))}'
+        os.mkdir(directory)
+        with open(f'{directory}/cmdline', 'w', encoding='utf-8') as stream:
+            stream.write('\0'.join((*words, '')))
+        return directory
+
+    def check(self, *wanted):
+        self.assertEqual(set(wanted),
+                         facts.running(self.proc).nova_commands)
+
+
+class RunningTest(ProcCase):
+
+    def test_script_of_python(self):
+        self.run_('/usr/bin/python3', '-sE', '/usr/bin/nova-compute',
+                  '--config-file', '/etc/nova/nova.conf')
+        self.check('nova-compute')
+
+    def test_our_command(self):
+        self.run_('/opt/v/bin/python3.12',
+                  '/opt/v/bin/cyborg-gpu-nova-compute')
+        self.check('cyborg-gpu-nova-compute')
+
+    def test_program_that_has_the_name(self):
+        self.run_('nova-compute')
+        self.check('nova-compute')
+
+    def test_others_that_speak_of_it(self):
+        self.run_('vim', '/usr/bin/nova-compute')
+        self.run_('/usr/bin/python3', 'x.py', 'nova-compute')
+        self.run_('/usr/bin/python3')
+        self.run_()
+        self.check()
+
+    def test_the_api(self):
+        self.run_('/usr/bin/python3', '/usr/bin/cyborg-api')
+        self.assertEqual({'cyborg-api'},
+                         facts.running(self.proc).commands)
+
+    def test_process_that_ends_meanwhile(self):
+        os.mkdir(f'{self.proc}/77')
+        self.check()
+
+    def test_without_procfs(self):
+        self.assertIsNone(facts.running(f'{self.proc}/none'))
+
+
+class AgentTest(ProcCase):
+
+    def agent(self, status):
+        directory = self.run_('/usr/bin/python3', '/usr/bin/cyborg-agent')
+        with open(f'{directory}/status', 'w', encoding='utf-8') as stream:
+            stream.write(status)
+        return facts.running(self.proc).agent
+
+    def test_user(self):
+        self.assertEqual(
+            facts.User(64060, frozenset((64061, 44, 109))),
+            self.agent('Name:\tcyborg-agent\nUid:\t1\t64060\t0\t2\n'
+                       'Gid:\t1\t64061\t0\t2\nGroups:\t44 109 \n'))
+        self.check()
+
+    def test_first_process_counts(self):
+        self.agent('Uid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\nGroups:\t\n')
+        found = self.agent(
+            'Uid:\t7\t7\t7\t7\nGid:\t7\t7\t7\t7\nGroups:\t\n')
+        self.assertEqual(0, found.uid)
+
+    def test_agent_that_ends_meanwhile(self):
+        for status in ('', 'Uid:\t0\n', 'Uid:\tx\tx\nGid:\t0\t0\n'):
+            self.assertIsNone(self.agent(status))
+
+    def test_no_agent(self):
+        self.run_('/usr/bin/python3', '/usr/bin/cyborg-conductor')
+        self.assertIsNone(facts.running(self.proc).agent)

@@ -1,0 +1,169 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""``cyborg-gpu support-bundle`` on simulated hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import stat
+import tarfile
+
+import fixtures
+
+from cyborg_gpu_driver.cmd import support_bundle
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
+from cyborg_gpu_driver.tests.unit.cmd import base
+
+SECRETS = ('Rabbit-Pw', 'other%40Pw', 'other@Pw', 'Db/Pw', 'PlacementPw',
+           'memcacheKey', 'gAAAAToken', 'nobodyKnows')
+_CONF = """
+[DEFAULT]
+transport_url = rabbit://c:Rabbit-Pw@10.0.0.1,c:other%40Pw@h2:5672/
+log_file = {log}
+host = secret-host
+[database]
+connection = mysql+pymysql://c:Db/Pw@db/cyborg
+[keystone_authtoken]
+memcache_secret_key = memcacheKey
+[placement]
+password = PlacementPw
+region_name = RegionOne
+[agent]
+enabled_drivers = cyborg_gpu_driver
+[gpu]
+nvml_timeout = 1
+{gpu}
+"""
+_LOG = """connecting with Rabbit-Pw and other@Pw
+got X-Auth-Token: gAAAAToken of secret-host
+http://user:nobodyKnows@proxy/ GPU-8f9b4e3a-1111-4222-8333-444455556666
+"""
+
+
+class BundleTest(base.CommandCase):
+
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.path = os.path.join(self.directory, 'bundle.tar.gz')
+        self.state = os.path.join(self.directory, 'state')
+        log = os.path.join(self.directory, 'agent.log')
+        pathlib.Path(log).write_text(_LOG)
+        self.config(log)
+        # Use neither the cloud of this environment nor this host's Nova.
+        for name in ('OS_CLOUD', 'OS_AUTH_URL'):
+            self.useFixture(fixtures.EnvironmentVariable(name))
+
+    def config(self, log, gpu=''):
+        self.conf = self.configure(_CONF.format(log=log, gpu=gpu),
+                                   self.directory)
+
+    def bundle(self, *arguments, host='t4x4', code=0):
+        """Return the output, and the files of the bundle by name."""
+        output, errors = self.run_program(
+            '--config-file', self.conf, '--simulate', host, '--state',
+            self.state, 'support-bundle', '--output', self.path, *arguments,
+            code=code)
+        if code:
+            return output + errors, {}
+        with tarfile.open(self.path) as archive:
+            self.assertEqual({0o600}, {item.mode for item in archive})
+            return output, {
+                os.path.basename(item.name):
+                archive.extractfile(item).read().decode() for item in archive}
+
+    def test_what_it_has(self):
+        output, files = self.bundle()
+        self.assertEqual(0o600, stat.S_IMODE(os.stat(self.path).st_mode))
+        self.assertEqual(
+            {'index.json', 'versions.json', 'configuration.json',
+             'doctor.json', 'agent-log.txt'}, set(files))
+        self.assertEqual({}, json.loads(files['index.json'])['missing'])
+        self.assertIn(f'Wrote {self.path}', output)
+        self.assertIn('oslo.config', json.loads(
+            files['versions.json'])['packages'])
+        found = json.loads(files['configuration.json'])
+        self.assertEqual(1, found['gpu']['nvml_timeout'])
+        self.assertEqual(['cyborg_gpu_driver'],
+                         found['in_files']['agent']['enabled_drivers'])
+        self.assertEqual('(left out)',
+                         found['in_files']['placement']['password'])
+        self.assertIn('severity',
+                      json.loads(files['doctor.json'])['rows'][0])
+
+    def test_no_secret_is_anywhere(self):
+        output, files = self.bundle()
+        for name, text in {**files, 'output': output}.items():
+            for secret in SECRETS:
+                self.assertNotIn(secret, text, name)
+        self.assertIn('connecting with *** and ***', files['agent-log.txt'])
+
+    def test_an_existing_file_is_not_replaced(self):
+        pathlib.Path(self.path).write_text('mine')
+        output, _ = self.bundle(code=1)
+        self.assertIn('File exists; give another path', output)
+        self.assertEqual('mine', pathlib.Path(self.path).read_text())
+
+    def test_a_link_is_not_followed(self):
+        os.symlink(os.path.join(self.directory, 'target'), self.path)
+        output, _ = self.bundle(code=1)
+        self.assertIn('File exists', output)
+        self.assertNotIn('target', os.listdir(self.directory))
+
+    def test_a_record_that_cannot_be_read(self):
+        directory = f'{self.state}.records'
+        record = store.of(directory).path(
+            model.PciAddress.parse('0000:3b:00.0'))
+        os.makedirs(os.path.dirname(record))
+        pathlib.Path(record).write_text('{"damaged": ')
+        os.mkdir(record.replace('0000:3b:', '0000:5e:'))
+        _, files = self.bundle()
+        self.assertEqual('{"damaged": ', files[os.path.basename(record)])
+        ((name, problem),) = json.loads(
+            files['index.json'])['missing'].items()
+        self.assertIn('5e:00.0', name)
+        self.assertIn('not a regular file', problem)
+
+    def test_a_gpu_that_hangs(self):
+        machine = machine_module.Machine.load('t4x4', self.state)
+        address = machine.gpus[1].address
+        machine.hang_gpu(address)
+        self.addCleanup(machine.hang_gpu, address, False)
+        _, files = self.bundle()
+        self.assertEqual({}, json.loads(files['index.json'])['missing'])
+        self.assertIn('no answer', files['doctor.json'])
+
+    def test_wrong_policies(self):
+        self.config('', gpu='policies = lost')
+        _, files = self.bundle()
+        missing = json.loads(files['index.json'])['missing']
+        self.assertIn('lost', json.loads(
+            files['configuration.json'])['problem'])
+        self.assertIn('lost', missing['doctor.json'])
+        self.assertIn('log_file', missing['agent-log.txt'])
+
+
+class LogTest(base.CommandCase):
+
+    def test_only_the_end_is_taken(self):
+        path = os.path.join(self.useFixture(fixtures.TempDir()).path, 'log')
+        pathlib.Path(path).write_bytes(b'x' * 10 + b'end')
+        self.assertEqual('xend', support_bundle._tail(path, 4))
+        self.assertRaises(OSError, support_bundle._tail,
+                          os.path.dirname(path), 4)
+        os.mkfifo(f'{path}.pipe')
+        self.assertRaises(OSError, support_bundle._tail, f'{path}.pipe', 4)
