@@ -159,10 +159,10 @@ class Cloud:
                         *([_GPU_WEIGHER] if is_weighed else [])],
                     'track_instance_changes': False},
                 # As the documentation advises for hosts with GPUs.
-                # Nothing is cached, so that the speed of this machine does
-                # not matter.
-                'gpu_weigher': {'gpu_weight_multiplier': 10.0,
-                                'cache_seconds': 0.0}})])
+                'gpu_weigher': {'gpu_weight_multiplier': 10.0}})])
+        # Nothing is cached, so that the speed of this machine does not
+        # matter.
+        chooser.CACHE_SECONDS = 0.0
         objects.register_all()
         rpc.init(CONF)
         chooser.shared.cache_clear()

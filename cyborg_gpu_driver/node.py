@@ -66,6 +66,9 @@ from cyborg_gpu_driver.report import withdrawal
 from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.report.content import names
 
+CLEAN_CHECKS = 5
+"""Reports in a row without a problem after which a GPU is healthy again."""
+
 
 class Node(host_parts.HostParts, services.Services):
     """All parts of one host, each created at its first use.
@@ -116,7 +119,7 @@ class Node(host_parts.HostParts, services.Services):
         """Knows the health of the GPUs."""
         return health.HealthKeeper(
             self.platform, self.state_path, self,
-            clean_checks=self.settings.health_clean_checks,
+            clean_checks=CLEAN_CHECKS,
             cordon_errors=self.settings.health_cordon_errors,
             ignored_xids=self.settings.health_ignored_xids)
 

@@ -78,10 +78,6 @@ GPU_OPTS = [
              'driver stops offering a GPU as soon as it becomes unhealthy. If '
              'false, only each report checks health.'),
     cfg.IntOpt(
-        'health_clean_checks', default=5, min=1,
-        help='Number of consecutive reports without a problem after which '
-             'an unhealthy GPU counts as healthy again.'),
-    cfg.IntOpt(
         'health_cordon_errors', default=0, min=0,
         help='Number of errors after which the driver cordons a GPU: it gets '
              'no new server until an operator uncordons it, even when it is '

@@ -64,8 +64,6 @@ class Settings:
     """``[gpu] clean_whole_gpus``."""
     health_events: bool = True
     """``[gpu] health_events``."""
-    health_clean_checks: int = 5
-    """``[gpu] health_clean_checks``."""
     health_cordon_errors: int = 0
     """``[gpu] health_cordon_errors``."""
     health_ignored_xids: frozenset[int] = frozenset()
@@ -145,7 +143,6 @@ def read(conf: cfg.ConfigOpts) -> Settings:
         vfio_handles=conf.gpu.nova_vfio_handles, prepare=conf.gpu.prepare,
         clean_whole_gpus=conf.gpu.clean_whole_gpus,
         health_events=conf.gpu.health_events,
-        health_clean_checks=conf.gpu.health_clean_checks,
         health_cordon_errors=conf.gpu.health_cordon_errors,
         health_ignored_xids=frozenset(conf.gpu.health_ignored_xids),
         bind_timeout=conf.gpu.bind_timeout,

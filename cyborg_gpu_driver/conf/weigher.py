@@ -59,14 +59,6 @@ OPTS = [
              'waits for Prometheus. If it does not answer, or if the answer '
              'is older than two minutes, its metrics have no effect. Empty: '
              'off.'),
-    cfg.FloatOpt(
-        'cache_seconds', default=5.0, min=0,
-        help='Seconds for which the free capacity of the GPUs of a host is '
-             'kept after it was read from Placement. The time doubles, up to '
-             '60 times the value, while the capacity stays the same. 0 reads '
-             'hosts for each request. A host is read again in any case after '
-             'a claim on it, and after nova-compute has reported a change. '
-             'No request waits longer than one second for what is read.'),
     cfg.BoolOpt(
         'order_candidates', default=True,
         help='Whether to choose the GPU within the host as well. The best of '

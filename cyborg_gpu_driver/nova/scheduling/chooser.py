@@ -144,6 +144,9 @@ LOG = logging.getLogger(__name__)
 _PROFILE = 'device_profile_'
 """How Nova names the request groups of a device profile
 (get_device_profile_group_requester_id in nova/accelerator/cyborg.py)."""
+CACHE_SECONDS = 5.0
+"""How long the free capacity of a host's GPUs is kept after it was read. The
+time doubles, up to 60 times this, while the capacity stays the same."""
 _SERVERS = 100_000
 """The maximum number of servers whose application is remembered."""
 _KEPT = 2
@@ -171,10 +174,10 @@ class Chooser:
     """Ranks allocation candidates. Thread-safe."""
 
     def __init__(self):
-        keep = CONF.gpu_weigher.cache_seconds
         self._reader = weigher_reader.Reader(
-            _get, keep, _KEPT * CONF.scheduler.max_placement_results)
-        self._choices = Choices(lambda: self._reader.latest, keep)
+            _get, CACHE_SECONDS, _KEPT * CONF.scheduler.max_placement_results)
+        self._choices = Choices(lambda: self._reader.latest,
+                                CACHE_SECONDS)
         self._applications: dict[str, str] = {}
         self._utilization = utilization.Utilization(
             CONF.gpu_weigher.prometheus_url)

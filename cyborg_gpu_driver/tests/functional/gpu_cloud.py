@@ -60,6 +60,8 @@ class GpuTestCase(base.TestCase):
     machine = TWO_GPUS
     gpu = '0000:07:00.0'
     overrides: dict = {}
+    clean_checks = 5
+    """Reports in a row without a problem that heal a GPU."""
     starts_reported = False
     """Whether a test starts with the files of another cloud with the same
     machine and options that has reported all. The test's agent is then a
@@ -79,6 +81,8 @@ class GpuTestCase(base.TestCase):
         # All servers of a test end within seconds.
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.program.bind.binder.CAME_UP_SECONDS', 0.0))
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.node.CLEAN_CHECKS', self.clean_checks))
         self.start()
 
     def before_start(self):

@@ -122,13 +122,14 @@ class StatefulCase(gpu_cloud.GpuTestCase):
 
     kind = stateful_kinds.MDEV
 
+    clean_checks = 1
+
     def setUp(self):
         self._stack = contextlib.ExitStack()
         self.machine = self._host_file()
         self.overrides = {
             'gpu': {'policies': 'p0,p1,p2', 'os_cloud': 'here',
-                    'orphan_grace': 0, 'health_clean_checks': 1,
-                    'nvml_timeout': _NVML_SECONDS,
+                    'orphan_grace': 0, 'nvml_timeout': _NVML_SECONDS,
                     'nova_vfio_handles': self.kind is stateful_kinds.VFIO},
             **self.kind['configurations'][0]}
         self.commands = self.useFixture(commands_apart.Commands(

@@ -115,7 +115,8 @@ class HealthCordonTest(test_disable.DisableCase):
 
     overrides = {**test_disable.DisableCase.overrides, 'gpu': {
         **test_disable.DisableCase.overrides['gpu'],
-        'health_clean_checks': 1, 'health_cordon_errors': 2}}
+        'health_cordon_errors': 2}}
+    clean_checks = 1
 
     def set_uncorrected(self, number):
         simulator.Machine.load(self.machine, self.hardware_path).set_health(

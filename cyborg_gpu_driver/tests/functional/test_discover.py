@@ -37,7 +37,7 @@ class TroubleTest(gpu_cloud.GpuTestCase):
     starts_reported = True
     machine = 'mixed'
     gpu = test_modes.A100
-    overrides = {'gpu': {'health_clean_checks': 1}}
+    clean_checks = 1
 
     def world(self):
         """Return the simulated machine, to change it from outside."""

@@ -34,7 +34,8 @@ APPLICATION = 31
 class UnhealthyTest(gpu_cloud.GpuTestCase):
 
     starts_reported = True
-    overrides = {'gpu': {'policies': 'slices', 'health_clean_checks': 2},
+    clean_checks = 2
+    overrides = {'gpu': {'policies': 'slices'},
                  'gpu_policy:slices': {'mode': 'mig',
                                        'profiles': '3g.40gb'}}
 

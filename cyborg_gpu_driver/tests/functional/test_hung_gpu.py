@@ -53,8 +53,8 @@ sys.exit(main.main(sys.argv[1:]))
 class HungGpuTest(gpu_cloud.GpuTestCase):
 
     starts_reported = True
-    overrides = {'gpu': {'policies': 'slices', 'nvml_timeout': _TIMEOUT,
-                         'health_clean_checks': 1},
+    clean_checks = 1
+    overrides = {'gpu': {'policies': 'slices', 'nvml_timeout': _TIMEOUT},
                  'gpu_policy:slices': {'mode': 'mig',
                                        'match_address': f'{GPU},{OTHER}',
                                        'profiles': '3g.40gb'}}

@@ -81,8 +81,8 @@ class PartlyReadTest(outages.OutageCase):
 
 class LostGpuTest(outages.OutageCase):
 
-    overrides = {**outages.OutageCase.overrides,
-                 'gpu': {'policies': 'one', 'health_clean_checks': 1}}
+    clean_checks = 1
+    overrides = {**outages.OutageCase.overrides, 'gpu': {'policies': 'one'}}
 
     @scope.only_in_all
     def test_a_gpu_is_lost_in_use(self):

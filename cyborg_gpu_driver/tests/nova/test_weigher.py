@@ -90,7 +90,9 @@ class HostTest(weigher_case.WeigherCase):
         # The weigher reads the capacity of each host, and once the names of
         # its providers.
         for seconds, expected in ((60.0, 3 + 3), (0.0, 3 * 3 + 3)):
-            self.flags(cache_seconds=seconds, group='gpu_weigher')
+            self.useFixture(fixtures.MonkeyPatch(
+                'cyborg_gpu_driver.nova.scheduling.chooser.CACHE_SECONDS',
+                seconds))
             loaded = self.weighers()
             spec = self.spec('1g.10gb')
             states = self.candidates(spec)
@@ -100,7 +102,8 @@ class HostTest(weigher_case.WeigherCase):
             self.assertEqual(expected, len(self.asked), self.asked)
 
     def test_placement_fails(self):
-        self.flags(cache_seconds=0.0, group='gpu_weigher')
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.nova.scheduling.chooser.CACHE_SECONDS', 0.0))
         spec = self.spec('1g.10gb')
         states = self.candidates(spec)
         loaded = self.weighers()

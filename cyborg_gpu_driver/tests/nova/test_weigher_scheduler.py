@@ -238,7 +238,8 @@ class ProjectTest(StormCase):
             'ababab', placement='standalone'))
 
     def test_who_has_given_up_keeps_nothing(self):
-        self.flags(cache_seconds=0.0, group='gpu_weigher')
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.nova.scheduling.chooser.CACHE_SECONDS', 0.0))
         with self.isolated_host('one'):
             scheduler = Scheduler()
             one, two = (self.ready(self.spec_of(name)) for name in 'ab')

@@ -92,7 +92,7 @@ class ValidationTest(base.BaseTestCase):
         for line, words in (
                 ('orphan_grace = ten', ('whole number of at least 0',)),
                 ('orphan_grace = -5', ('-5', 'at least 0')),
-                ('health_clean_checks = 0', ('at least 1',)),
+                ('nvml_timeout = 0', ('at least 1',)),
                 ('health_cordon_errors = -1', ('-1', 'at least 0')),
                 ('health_ignored_xids = abc', ('each a whole number',)),
                 ('prepare = perhaps', ('true or false',)),
