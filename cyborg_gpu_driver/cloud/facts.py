@@ -95,7 +95,7 @@ class Node:
     @property
     def conditions(self) -> tuple[str, ...]:
         """Health conditions of the GPU, such as ``XID_79``."""
-        return health.told(self.traits)
+        return health.codes_of(self.traits)
 
     @property
     def of_cyborg(self) -> bool:

@@ -152,7 +152,7 @@ class Profile:
     @property
     def conditions(self) -> tuple[str, ...]:
         """Health conditions of the GPU from its traits, such as ``XID_79``."""
-        return health.told(self.traits)
+        return health.codes_of(self.traits)
 
     def fact(self, kind: str) -> str | None:
         """Return the value of a kind of trait; None if there is no such trait.

@@ -176,7 +176,7 @@ class Machine(view.HostView, node.Node):
 
     @functools.cached_property
     def _found_groups(self) -> tuple[nvlink.Group, ...]:
-        fabric = fabric_reader.look(self.platform, self.host)
+        fabric = fabric_reader.read(self.platform, self.host)
         if fabric is not None:
             return nvlink.of_partitions(fabric.partitions, fabric.modules)
         return nvlink.of_bridges({

@@ -31,7 +31,7 @@ _Value = TypeVar('_Value')
 _UNKNOWN = domain.Migration()
 
 
-def look(machine: platform.Platform, host: model.Host
+def read(machine: platform.Platform, host: model.Host
          ) -> dict[model.PciAddress, domain.Migration]:
     """Return what NVML reports about the GPUs that have vGPUs without mdev.
 

@@ -295,7 +295,7 @@ class HostReader:
 
         :param has_ends: whether its NVLinks lead elsewhere.
         """
-        record = (None if gpu.told_at is None
+        record = (None if gpu.recorded_at is None
                   else self._records.board(gpu.address))
         if record is not None:
             return record.module is not None and (

@@ -378,7 +378,7 @@ def _too_hot(facts: condition.Facts) -> bool:
             and facts.temperature >= min(limits))
 
 
-def told(traits: Iterable[str]) -> tuple[str, ...]:
+def codes_of(traits: Iterable[str]) -> tuple[str, ...]:
     """Return the codes in the traits of a GPU's provider: ``XID_79``."""
     return tuple(sorted(trait.removeprefix(TRAIT) for trait in traits
                         if trait.startswith(TRAIT)))

@@ -394,11 +394,11 @@ class _Search:
             if any(fewer <= set(numbers) for fewer in enough):
                 continue
             leaving = tuple(spot.staying[number] for number in numbers)
-            look = frozenset(
-                collections.Counter(map(_look, leaving)).items())
-            if look in seen:
+            traits = frozenset(
+                collections.Counter(map(_traits, leaving)).items())
+            if traits in seen:
                 continue
-            seen.add(look)
+            seen.add(traits)
             rows = spot.rows
             for holder in leaving:
                 rows = without(rows, holder)
@@ -509,7 +509,7 @@ def _idle(leaving: Iterable[Holder]) -> tuple[str, ...]:
                  if holder.mobility is Mobility.IDLE)
 
 
-def _look(holder: Holder) -> tuple[object, ...]:
+def _traits(holder: Holder) -> tuple[object, ...]:
     """Return the properties that make holders interchangeable in a plan."""
     return holder.want, holder.mobility, holder.placement
 
@@ -537,7 +537,7 @@ def _different(gpus: Sequence[Gpu], wanted: Want, most: int
         if want.gpus is not None}
     counts: collections.Counter[object] = collections.Counter()
     for gpu in gpus:
-        key = (gpu.rows, tuple(map(_look, gpu.holders)),
+        key = (gpu.rows, tuple(map(_traits, gpu.holders)),
                tuple(gpu.name in group for group in groups))
         counts[key] += 1
         if counts[key] <= most:

@@ -349,13 +349,14 @@ def mode(gpu: model.Gpu, enabled: bool, in_use: _InUse = _NOBODY
     if not enabled:
         return _disable(gpu, gpu.mig, wanted, in_use)
     return dataclasses.replace(
-        beside(gpu, gpu.mig, in_use),
+        keeping_others(gpu, gpu.mig, in_use),
         steps=(change.Step(change.Action.ENABLE_MIG),))
 
 
-def beside(gpu: model.Gpu, mig: model.Mig, in_use: _InUse,
-           destroy: tuple[model.GpuInstance, ...] = (),
-           create: tuple[change.Created, ...] = ()) -> change.Change:
+def keeping_others(gpu: model.Gpu, mig: model.Mig, in_use: _InUse,
+                   destroy: tuple[model.GpuInstance, ...] = (),
+                   create: tuple[change.Created, ...] = ()
+                   ) -> change.Change:
     """Plan a change that leaves all other instances as they are.
 
     :param in_use: as for :func:`plan`.

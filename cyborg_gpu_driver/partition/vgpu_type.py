@@ -265,34 +265,34 @@ def _profile(entry: model.VgpuType, taken: Iterable[model.Placement]
 # So handles that can be bound at the same time must name different functions.
 
 @dataclasses.dataclass(frozen=True)
-class Claim:
+class Demand:
     """The functions that one offer needs."""
 
     total: int
     """The most vGPUs of the offer that the GPU can have."""
     group: Hashable = None
-    """Claims of different groups are never on the GPU at the same time."""
+    """Demands of different groups are never on the GPU at the same time."""
 
 
-def assign(vfs: Iterable[model.VirtualFunction], claims: Sequence[Claim]
+def assign(vfs: Iterable[model.VirtualFunction], demands: Sequence[Demand]
            ) -> tuple[tuple[model.PciAddress, ...], ...]:
-    """Return the functions of each claim, in the order of ``claims``.
+    """Return the functions of each demand, in the order of ``demands``.
 
-    No two claims of a group share a function. If a group has too few, its
-    smallest claims are served first, and the last ones get the rest. Groups
+    No two demands of a group share a function. If a group has too few, its
+    smallest demands are served first, and the last ones get the rest. Groups
     share functions with each other only if there are too few for all.
     """
     addresses = [function.address for function in
                  sorted(vfs, key=lambda function: function.index)]
     groups: dict[Hashable, list[int]] = {}
-    for number, claim in enumerate(claims):
-        groups.setdefault(claim.group, []).append(number)
+    for number, demand in enumerate(demands):
+        groups.setdefault(demand.group, []).append(number)
     given: dict[int, tuple[model.PciAddress, ...]] = {}
     first = 0
-    # A claim alone in its group needs the fewest functions, so it comes
+    # A demand alone in its group needs the fewest functions, so it comes
     # last: then the others more likely get functions of their own.
     for members in sorted(groups.values(), key=lambda group: len(group) < 2):
-        totals = _limited(claims, members, len(addresses))
+        totals = _limited(demands, members, len(addresses))
         start = first
         if start + sum(totals.values()) > len(addresses):
             start = 0
@@ -301,15 +301,15 @@ def assign(vfs: Iterable[model.VirtualFunction], claims: Sequence[Claim]
         for number in members:
             given[number] = tuple(addresses[start:start + totals[number]])
             start += totals[number]
-    return tuple(given[number] for number in range(len(claims)))
+    return tuple(given[number] for number in range(len(demands)))
 
 
-def _limited(claims: Sequence[Claim], members: Sequence[int], left: int
+def _limited(demands: Sequence[Demand], members: Sequence[int], left: int
              ) -> dict[int, int]:
-    """Return how many functions each claim of a group gets."""
+    """Return how many functions each demand of a group gets."""
     totals = {}
-    for number in sorted(members, key=lambda number: claims[number].total):
-        totals[number] = min(claims[number].total, left)
+    for number in sorted(members, key=lambda number: demands[number].total):
+        totals[number] = min(demands[number].total, left)
         left -= totals[number]
     return totals
 

@@ -69,7 +69,7 @@ class Operator:
         shown = (self.data('gpu', 'show', gpu['address'])
                  for gpu in self.data('gpu', 'list'))
         return {gpu['address']: {name: value for name, value in gpu.items()
-                                 if name != 'told_at'} for gpu in shown}
+                                 if name != 'recorded_at'} for gpu in shown}
 
     def picture(self, address: str) -> str:
         """Return the picture of one GPU's layout, from below the table."""

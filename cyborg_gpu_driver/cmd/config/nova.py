@@ -66,7 +66,7 @@ class ConfigNova(command.Command):
         machine = self.app.machine
         machine.explain()
         before = remembered(machine)
-        migrations = migration.look(machine.platform, machine.host)
+        migrations = migration.read(machine.platform, machine.host)
         found = []
         for gpu in machine.host.gpus:
             governing = machine.settings.policy_for(gpu)

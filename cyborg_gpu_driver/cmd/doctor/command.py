@@ -471,8 +471,8 @@ def gather(machine: context.Machine, parsed_args: argparse.Namespace
         host, machine.settings, remembered=nova.remembered(machine),
         by_role={gpu.address: machine.situation(gpu).by_role
                  for gpu in host.gpus},
-        fabric=fabric_reader.look(machine.platform, host),
-        migrations=migration_reader.look(machine.platform, host),
+        fabric=fabric_reader.read(machine.platform, host),
+        migrations=migration_reader.read(machine.platform, host),
         state_path=gpu_conf.state_path(conf),
         sriov_manage=platform.SRIOV_MANAGE, mdevctl=platform.MDEVCTL,
         **_cyborg(conf),

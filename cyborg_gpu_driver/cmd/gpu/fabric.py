@@ -36,7 +36,7 @@ class ListFabric(output.Lister):
 
     def take_action(self, parsed_args):
         view = self.app.view
-        fabric = reader.look(view.platform, view.host)
+        fabric = reader.read(view.platform, view.host)
         if fabric is None:
             raise exception.HostUnusable(
                 reason='this machine has no NVSwitches')

@@ -168,7 +168,7 @@ def _creation(now, used, asked):
                        + ('; it fits at ' + ', '.join(
                            str(item.start) for item in free)
                           if free else ''))
-    return plan.beside(now, now.mig, used, create=(change.Created(
+    return plan.keeping_others(now, now.mig, used, create=(change.Created(
         place, target.WantedInstance(profile, _compute(asked, profile))),))
 
 
@@ -184,7 +184,7 @@ def _destruction(now, used, start):
     if found.placement in used:
         raise _refused(now, f'the instance at unit {start} is in use: '
                        + used[found.placement])
-    return plan.beside(now, now.mig, used, destroy=(found,))
+    return plan.keeping_others(now, now.mig, used, destroy=(found,))
 
 
 def _compute(asked, profile):

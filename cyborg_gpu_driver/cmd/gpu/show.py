@@ -137,8 +137,8 @@ def _facts(gpu, mode):
         yield name, output.Optional(getattr(gpu, name))
     yield 'mode', mode
     yield 'visible_to_nvml', gpu.visible_to_nvml
-    yield 'told_at', output.Optional(
-        gpu.told_at and moments.iso(gpu.told_at))
+    yield 'recorded_at', output.Optional(
+        gpu.recorded_at and moments.iso(gpu.recorded_at))
     yield 'processes', gpu.processes
     yield 'sriov_numvfs', gpu.sriov_numvfs
     yield 'sriov_totalvfs', gpu.sriov_totalvfs

@@ -38,7 +38,7 @@ _VERSION = re.compile(r'Fabric Manager version is\s*:\s*(\S+)', re.ASCII)
 _SECONDS = 10
 
 
-def look(machine: platform.Platform, host: model.Host
+def read(machine: platform.Platform, host: model.Host
          ) -> model.Fabric | None:
     """Read the fabric, and query the fabric manager.
 

@@ -255,7 +255,7 @@ class Gate:
             self._held = self.access.share()
         self.is_open = True
         try:
-            _keepers.look_after(self)
+            _closer.add(self)
         except RuntimeError:
             if took:
                 self.closed()
@@ -411,7 +411,7 @@ def _session_of(owner: Any) -> Guarded:
     return owner._machine.nvml
 
 
-class _Keepers:
+class _Closer:
     """The open sessions of this process, and a thread that closes them.
 
     An idle session does not notice that others want it closed.
@@ -423,7 +423,7 @@ class _Keepers:
         self._thread: threading.Thread | None = None
         self._said = log_once.LogOnce()
 
-    def look_after(self, gate: Gate) -> None:
+    def add(self, gate: Gate) -> None:
         known = weakref.ref(gate)
         with self._mutex:
             if known not in self._gates:
@@ -467,7 +467,7 @@ class _Keepers:
             self._said.over(about=about)
 
 
-_keepers = _Keepers()
+_closer = _Closer()
 _abandoned: collections.deque[Callable[[], object]] = collections.deque()
 """Functions that close sessions whose objects no longer exist."""
 
@@ -517,8 +517,8 @@ def close_abandoned() -> None:
 
 
 def _forget_after_fork() -> None:
-    global _keepers
-    _keepers = _Keepers()
+    global _closer
+    _closer = _Closer()
     _abandoned.clear()
 
 

@@ -37,6 +37,7 @@ class MigCalls:
     call: Callable[..., Any]
     belongs: Callable[[Any, Any], None]
     instance_ids: Callable[[], dict[int, int]]
+    uuid: Callable[[Any], str]
 
     def mig_mode(self, device: Any) -> tuple[bool, bool]:
         """Return the current and the pending MIG mode.
@@ -196,13 +197,13 @@ class MigCalls:
         :raises NvmlError: NOT_FOUND if there is no such GPU instance.
         """
         return tuple(sorted(
-            self._uuid(handle)
+            self._mig_uuid(handle)
             for handle in self.compute_instances(device, instance_id)))
 
-    def _uuid(self, handle: Any) -> str:
+    def _mig_uuid(self, handle: Any) -> str:
         device = self.call('nvmlComputeInstanceGetInfo', handle).device
         self.belongs(device, handle)
-        return gate.text(self.call('nvmlDeviceGetUUID', device))
+        return self.uuid(device)
 
     def _instance_handles(self, device: Any, profile_id: int, limit: int
                           ) -> list[Any]:

@@ -126,14 +126,6 @@ def smallest(nvml: nvml_module.NvmlSession,
 _MIB = 1 << 20
 
 
-def uuid(nvml: nvml_module.NvmlSession, device: Any) -> str:
-    """The GPU's UUID.
-
-    :raises NvmlError: if it cannot be read.
-    """
-    return gate.text(nvml.call('nvmlDeviceGetUUID', device))
-
-
 def memory_mib(nvml: nvml_module.NvmlSession, device: Any
                ) -> tuple[int, int] | None:
     """Return the used memory without the driver's own, and the total.

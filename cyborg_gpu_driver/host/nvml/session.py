@@ -344,6 +344,10 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
                 session.devices[address] = handle
             return handle
 
+    def uuid(self, device: Any) -> str:
+        """UUID of a GPU or a MIG device (nvmlDeviceGetUUID)."""
+        return gate.text(self.call('nvmlDeviceGetUUID', device))
+
     def forget(self, address: model.PciAddress) -> None:
         """Drop the cached handle of the GPU at ``address``."""
         session = self._session

@@ -186,8 +186,7 @@ class TelemetryReader:
             'nvmlDeviceGetFieldValues', device, [field]) or ())
         count = self._nvml.optional('nvmlDeviceGetMaxMigDeviceCount', device)
         return _Known(
-            valid, gate.text(self._nvml.call('nvmlDeviceGetUUID',
-                                             device)),
+            valid, self._nvml.uuid(device),
             int(links.get((field, 0), 0)), (count or 0) if valid[1] else 0)
 
 

@@ -117,7 +117,7 @@ def complete(gpu: host_model.Gpu, record: Record, boot: str) -> host_model.Gpu:
     if record.ids != _ids(gpu):
         return gpu
     names: tuple[str, ...] = _OF_MODEL
-    known: dict[str, Any] = {'told_at': record.time}
+    known: dict[str, Any] = {'recorded_at': record.time}
     if holds(record, gpu, boot):
         names += _OF_BOARD
         known.update(

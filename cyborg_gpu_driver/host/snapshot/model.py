@@ -327,7 +327,7 @@ class Gpu:
     in_pci_sysfs: bool = True
     """False under WSL 2, where only NVML knows the GPU."""
     visible_to_nvml: bool = False
-    told_at: float | None = None
+    recorded_at: float | None = None
     """When NVML reported the recorded facts; None: just now."""
     bound_from: str | None = None
     """Its driver before this library bound it to vfio-pci, if it did."""

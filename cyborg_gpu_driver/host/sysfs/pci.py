@@ -269,13 +269,13 @@ class PciBus:
         except exception.SysfsError as error:
             problems.add(f'PCI functions: {error}')
         else:
-            self._look(names, problems)
+            self._identify_all(names, problems)
         return tuple(sorted(
             (identity for identity in self._known.values() if identity),
             key=lambda identity: identity.address))
 
-    def _look(self, names: Iterable[str], problems: problems_module.Problems
-              ) -> None:
+    def _identify_all(self, names: Iterable[str],
+                      problems: problems_module.Problems) -> None:
         known: dict[str, Identity | None] = {}
         for name in names:
             identity = self._known.get(name)

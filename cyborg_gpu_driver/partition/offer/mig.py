@@ -193,11 +193,11 @@ def _handles(gpu: model.Gpu, policy: policies.Policy,
              kinds: Sequence[_Kind], room: _Room
              ) -> Iterator[tuple[_Kind, int, tuple[model.PciAddress, ...]]]:
     """Yield each kind, the most that the GPU can have, and its functions."""
-    claims = [vgpu_type.Claim(_total(policy, kind), group)
+    demands = [vgpu_type.Demand(_total(policy, kind), group)
               for kind, group in zip(kinds, room.groups(kinds), strict=True)]
-    for kind, claim, own in zip(
-            kinds, claims, vgpu_type.assign(gpu.vfs, claims), strict=True):
-        yield kind, claim.total, own
+    for kind, demand, own in zip(
+            kinds, demands, vgpu_type.assign(gpu.vfs, demands), strict=True):
+        yield kind, demand.total, own
 
 
 def _problem(gpu: model.Gpu, mig: model.Mig, kind: _Kind, vfio_handles: bool

@@ -49,13 +49,13 @@ def offers(gpu: model.Gpu, policy: policies.Policy, vfio_handles: bool
         return
     types = vgpu_type.of_mode(gpu, policy.mode)
     enabled = [entry for entry in types if any(map(entry.is_called, names))]
-    claims = [vgpu_type.Claim(_most(policy, entry),
+    demands = [vgpu_type.Demand(_most(policy, entry),
                               _group(policy, entry, enabled))
               for entry in enabled]
-    parents = vgpu_type.assign(gpu.vfs, claims)
-    for entry, claim, own in zip(enabled, claims, parents, strict=True):
+    parents = vgpu_type.assign(gpu.vfs, demands)
+    for entry, demand, own in zip(enabled, demands, parents, strict=True):
         # The total never depends on what is in use.
-        total = len(own) if gpu.vfs else claim.total
+        total = len(own) if gpu.vfs else demand.total
         in_use = sum(vgpu.type_id == entry.type_id for vgpu in gpu.vgpus)
         yield offer.Offer(
             gpu=gpu.address, policy=policy.name, mode=policy.mode,

@@ -315,7 +315,7 @@ class Resetter:
         device = nvml.device(address)
         used, total = nvml_process.memory_mib(nvml, device) or (None, None)
         return cleaning.Traces(
-            driver=driver, uuid=nvml_process.uuid(nvml, device),
+            driver=driver, uuid=nvml.uuid(device),
             processes=len(nvml_process.processes(nvml, device)),
             memory_used_mib=used, memory_mib=total,
             ecc_uncorrected=nvml_process.uncorrected_errors(nvml, device))

@@ -223,7 +223,8 @@ class WeigherCase(test.TestCase):
             self.useFixture(fixtures.MonkeyPatch(
                 f'cyborg_gpu_driver.nova.{limit}', 600))
         # No thread reads beside the test.
-        self.flags(cache_seconds=600.0, group='gpu_weigher')
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.nova.scheduling.chooser.CACHE_SECONDS', 600.0))
         self.flags(weight_classes=[WEIGHER], group='filter_scheduler')
         self.context = context.get_admin_context()
         self.client = report.report_client_singleton()

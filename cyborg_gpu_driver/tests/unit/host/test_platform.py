@@ -62,10 +62,10 @@ class FabricConfigTest(RealCase):
     def test_the_reader(self):
         for number, mode in enumerate(model.FabricMode):
             self.write(f'FABRIC_MODE={number}\n')
-            found = reader.look(self.machine(), model.Host(gpus=()))
+            found = reader.read(self.machine(), model.Host(gpus=()))
             self.assertEqual((mode, ''), (found.mode, found.mode_problem))
         self.fabric.unlink()
-        found = reader.look(self.machine(), model.Host(gpus=()))
+        found = reader.read(self.machine(), model.Host(gpus=()))
         self.assertIn(str(self.fabric), found.mode_problem)
 
     def test_the_connection(self):

@@ -51,7 +51,7 @@ def handed_over(**fields):
     """A GPU that this library bound to vfio-pci."""
     return a100(**{'driver': 'vfio-pci', 'visible_to_nvml': False,
                    'mig': None, 'mixed_sizes': None, 'scheduler': None,
-                   'bound_from': 'nvidia', 'told_at': 1.0, **fields})
+                   'bound_from': 'nvidia', 'recorded_at': 1.0, **fields})
 
 
 def taken(gpu, step, wanted):

@@ -44,7 +44,7 @@ class FabricCase(base.BaseTestCase):
         self.session = self.platform.fabric
 
     def look(self):
-        return reader.look(self.platform, host_reader.HostReader(
+        return reader.read(self.platform, host_reader.HostReader(
             self.platform).snapshot())
 
     def function(self, partition):
@@ -284,5 +284,5 @@ class NoSwitchesTest(base.BaseTestCase):
     def test_nothing_to_look_at(self):
         with machine_module.kept():
             machine = platform.simulated('h100nvlx2')
-            self.assertIsNone(reader.look(
+            self.assertIsNone(reader.read(
                 machine, host_reader.HostReader(machine).snapshot()))

@@ -305,14 +305,14 @@ class GateTest(base.BaseTestCase):
         """Any thread may collect garbage, even one that holds a lock."""
         session = self.session()
         session.use()
-        with gate._keepers._mutex:
+        with gate._closer._mutex:
             self.in_thread(session.reset).get(timeout=scope.HANG)
         self.assertEqual('alone', self._alone(self.session()))
 
     def test_without_a_thread_that_closes_it_nothing_is_opened(self):
         # Sessions of other tests may keep the thread of the process alive.
         self.useFixture(fixtures.MonkeyPatch(
-            f'{gate.__name__}._keepers', gate._Keepers()))
+            f'{gate.__name__}._closer', gate._Closer()))
         one, other = self.session(), self.session(0)
         with thread_limit.reached():
             self.assertRaises(RuntimeError, one.use)

@@ -83,7 +83,8 @@ class CompletionTest(RecordTestCase):
         for was, now in zip(before, after, strict=True):
             self.assertEqual('vfio-pci', now.driver)
             self.assertFalse(now.visible_to_nvml)
-            self.assertEqual((_TIME, 'nvidia'), (now.told_at, now.bound_from))
+            self.assertEqual((_TIME, 'nvidia'),
+                             (now.recorded_at, now.bound_from))
             for name in ('model', 'architecture', 'uuid', 'serial',
                          'memory_mib', 'numa_node', 'nvlink_peers'):
                 self.assertEqual(getattr(was, name), getattr(now, name))

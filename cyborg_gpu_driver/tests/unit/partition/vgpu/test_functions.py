@@ -17,7 +17,7 @@ from oslotest import base
 from cyborg_gpu_driver.partition import vgpu_type
 from cyborg_gpu_driver.tests.unit.partition import boards
 
-CLAIMS = st.lists(st.builds(vgpu_type.Claim, st.integers(0, 20),
+CLAIMS = st.lists(st.builds(vgpu_type.Demand, st.integers(0, 20),
                             st.integers(0, 3)), max_size=8)
 
 
@@ -33,27 +33,27 @@ class TestAssign(base.BaseTestCase):
 
     def test_distinct_while_there_are_enough(self):
         self.assertEqual([[0, 1, 2], [5], [3, 4]], named(
-            6, vgpu_type.Claim(3), vgpu_type.Claim(1, 'alone'),
-            vgpu_type.Claim(2)))
+            6, vgpu_type.Demand(3), vgpu_type.Demand(1, 'alone'),
+            vgpu_type.Demand(2)))
 
     def test_who_is_alone_shares_first(self):
         self.assertEqual([[0], [0, 1, 2], [3, 4]], named(
-            5, vgpu_type.Claim(1, 'alone'), vgpu_type.Claim(3),
-            vgpu_type.Claim(2)))
+            5, vgpu_type.Demand(1, 'alone'), vgpu_type.Demand(3),
+            vgpu_type.Demand(2)))
 
     def test_each_group_has_all_of_them(self):
         self.assertEqual([[0, 1], [0, 1, 2], [2, 3], [3]], named(
-            4, vgpu_type.Claim(2, 2), vgpu_type.Claim(3, 1),
-            vgpu_type.Claim(2, 2), vgpu_type.Claim(1, 1)))
+            4, vgpu_type.Demand(2, 2), vgpu_type.Demand(3, 1),
+            vgpu_type.Demand(2, 2), vgpu_type.Demand(1, 1)))
 
     def test_the_last_of_a_group_get_what_is_left(self):
         self.assertEqual([[0, 1], [2, 3], [], [0, 1, 2, 3]], named(
-            4, vgpu_type.Claim(3), vgpu_type.Claim(2), vgpu_type.Claim(3),
-            vgpu_type.Claim(6, 'alone')))
+            4, vgpu_type.Demand(3), vgpu_type.Demand(2), vgpu_type.Demand(3),
+            vgpu_type.Demand(6, 'alone')))
 
     def test_order_of_the_functions_does_not_matter(self):
         vfs = boards.vfs(12)
-        claims = [vgpu_type.Claim(7), vgpu_type.Claim(3)]
+        claims = [vgpu_type.Demand(7), vgpu_type.Demand(3)]
         self.assertEqual(vgpu_type.assign(vfs, claims),
                          vgpu_type.assign(vfs[::-1], claims))
 
