@@ -268,10 +268,6 @@ class Manager:
 # calling convention as with the real library. Structures are read and written
 # as bytes, with the layout of nv_fm_types.h of nvidia-fabricmanager-devel.
 
-_BADPARAM = BADPARAM
-_GENERIC_ERROR = GENERIC_ERROR
-_UNINITIALIZED = UNINITIALIZED
-_IN_USE = IN_USE
 _VERSION_MISMATCH = -6
 _CONNECTION_NOT_VALID = -9
 
@@ -298,6 +294,9 @@ _TYPES = {
     'fmSetActivatedFabricPartitions': (_P, _P),
     'fmGetNvlinkFailedDevices': (_P, _P),
     'fmGetUnsupportedFabricPartitions': (_P, _P)}
+_WITHOUT_CONNECTION = frozenset({
+    'fmLibInit', 'fmLibShutdown', 'fmConnect', 'fmDisconnect'})
+"""All other functions begin with the handle of a connection."""
 
 
 class Library:
@@ -320,7 +319,7 @@ class Library:
             except Exception:
                 # An exception cannot pass through C.
                 sys.excepthook(*sys.exc_info())
-                return _GENERIC_ERROR
+                return GENERIC_ERROR
         function = ctypes.CFUNCTYPE(ctypes.c_int, *_TYPES[name])(call)
         setattr(self, name, function)
         return function
@@ -334,14 +333,18 @@ class Library:
             if fault and not fault.after:
                 return fault.code
             try:
-                getattr(self, f'_{name}')(*arguments)
+                if name in _WITHOUT_CONNECTION:
+                    getattr(self, f'_{name}')(*arguments)
+                else:
+                    self._need_connection(arguments[0])
+                    getattr(self, f'_{name}')(*arguments[1:])
             except faults.Refused as refused:
                 return refused.code
             return fault.code if fault else 0
 
     def _fmLibInit(self):
         if self._initialized:
-            raise faults.Refused(_IN_USE)
+            raise faults.Refused(IN_USE)
         self._initialized = True
 
     def _fmLibShutdown(self):
@@ -357,7 +360,7 @@ class Library:
         size = struct.calcsize(layout)
         _need_version(parameters, size, version)
         if not handle:
-            raise faults.Refused(_BADPARAM)
+            raise faults.Refused(BADPARAM)
         _, address, _, is_socket, *kind = struct.unpack(
             layout, ctypes.string_at(parameters, size))
         if kind:
@@ -365,7 +368,7 @@ class Library:
         state = self._machine.state
         text = address.split(b'\0')[0].decode()
         if is_socket not in (0, 1) or not text:
-            raise faults.Refused(_BADPARAM)
+            raise faults.Refused(BADPARAM)
         if not is_socket and ':' not in text:
             text += _ANY_PORT
         if not state.fabric_manager or text != (
@@ -378,10 +381,9 @@ class Library:
     def _fmDisconnect(self, handle):
         self._need_library()
         if self._handles.pop(handle, None) is None:
-            raise faults.Refused(_BADPARAM)
+            raise faults.Refused(BADPARAM)
 
-    def _fmGetSupportedFabricPartitions(self, handle, found):
-        self._need_connection(handle)
+    def _fmGetSupportedFabricPartitions(self, found):
         _need_version(found, _LIST_SIZE, 1)
         supported = self._manager.supported()
         data = struct.pack(_LIST, _version(_LIST_SIZE, 1), len(supported),
@@ -409,44 +411,37 @@ class Library:
             _GPU, physical_id, uuid, bus, links if count > 1 else 0, links,
             line_rate(gpu.model.architecture))
 
-    def _fmActivateFabricPartition(self, handle, number):
-        self._need_connection(handle)
+    def _fmActivateFabricPartition(self, number):
         self._manager.activate(number)
 
-    def _fmActivateFabricPartitionWithVFs(self, handle, number, functions,
-                                          count):
-        self._need_connection(handle)
+    def _fmActivateFabricPartitionWithVFs(self, number, functions, count):
         if not functions or not 0 < count <= _MAX_GPUS:
-            raise faults.Refused(_BADPARAM)
+            raise faults.Refused(BADPARAM)
         data = ctypes.string_at(functions, count * struct.calcsize(_DEVICE))
         self._manager.activate_functions(number, [
             f'{domain:04x}:{bus:02x}:{device:02x}.{function:x}'
             for domain, bus, device, function
             in struct.iter_unpack(_DEVICE, data)])
 
-    def _fmDeactivateFabricPartition(self, handle, number):
-        self._need_connection(handle)
+    def _fmDeactivateFabricPartition(self, number):
         self._manager.deactivate(number)
 
-    def _fmSetActivatedFabricPartitions(self, handle, listed):
-        self._need_connection(handle)
+    def _fmSetActivatedFabricPartitions(self, listed):
         _need_version(listed, _ACTIVATED_SIZE, 1)
         _, count, *numbers = struct.unpack(
             f'=II{_MAX_PARTITIONS}I',
             ctypes.string_at(listed, _ACTIVATED_SIZE))
         if count > _MAX_PARTITIONS:
-            raise faults.Refused(_BADPARAM)
+            raise faults.Refused(BADPARAM)
         self._manager.restore(numbers[:count])
 
-    def _fmGetNvlinkFailedDevices(self, handle, found):
-        self._need_connection(handle)
+    def _fmGetNvlinkFailedDevices(self, found):
         _need_version(found, _FAILED_SIZE, 1)
         self._manager.failed()
         _put(found, _FAILED_SIZE,
              struct.pack('=III', _version(_FAILED_SIZE, 1), 0, 0))
 
-    def _fmGetUnsupportedFabricPartitions(self, handle, found):
-        self._need_connection(handle)
+    def _fmGetUnsupportedFabricPartitions(self, found):
         _need_version(found, _UNSUPPORTED_SIZE, 1)
         items = self._manager.unsupported()
         data = struct.pack('=II', _version(_UNSUPPORTED_SIZE, 1), len(items))
@@ -458,12 +453,12 @@ class Library:
 
     def _need_library(self):
         if not self._initialized:
-            raise faults.Refused(_UNINITIALIZED)
+            raise faults.Refused(UNINITIALIZED)
 
     def _need_connection(self, handle):
         self._need_library()
         if handle not in self._handles:
-            raise faults.Refused(_BADPARAM)
+            raise faults.Refused(BADPARAM)
         state = self._machine.state
         if (not state.fabric_manager
                 or self._handles[handle] != state.fabric.starts):
@@ -476,7 +471,7 @@ def _version(size, number):
 
 def _need_version(structure, size, number):
     if not structure:
-        raise faults.Refused(_BADPARAM)
+        raise faults.Refused(BADPARAM)
     (version,) = struct.unpack('=I', ctypes.string_at(structure, 4))
     if version != _version(size, number):
         raise faults.Refused(_VERSION_MISMATCH)

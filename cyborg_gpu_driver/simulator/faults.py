@@ -52,6 +52,8 @@ class Unavailable(Exception):
 class Fault:
     """A fault of the calls of a C symbol or of the accesses to files."""
 
+    kind: str
+    """``call``, ``write``, ``read`` or :data:`VANISHES`."""
     pattern: str
     """C symbol or path; both may have globs."""
     code: int
@@ -80,9 +82,7 @@ class Faults:
 
     def clear(self) -> None:
         """Remove all faults and delays."""
-        self._symbols: list[Fault] = []
-        self._writes: list[Fault] = []
-        self._reads: list[Fault] = []
+        self._faults: list[Fault] = []
         self._delays: dict[str, tuple[Callable[[float], object], float]] = {}
 
     def fail(self, symbol: str, code: int, nth: int = 1,
@@ -100,18 +100,21 @@ class Faults:
         :param after: do the work first, then return the error.
         :param address: only calls on the GPU at that address.
         """
-        self._symbols.append(
-            Fault(symbol, code, nth, times, after, address))
+        kind = VANISHES if symbol == VANISHES else 'call'
+        self._faults.append(
+            Fault(kind, symbol, code, nth, times, after, address))
 
     def fail_write(self, path: str, errno: int, nth: int = 1,
                    times: int | None = 1, after: bool = False) -> None:
         """Make writes to files that match the glob ``path`` fail."""
-        self._writes.append(Fault(path, errno, nth, times, after, None))
+        self._faults.append(
+            Fault('write', path, errno, nth, times, after, None))
 
     def fail_read(self, path: str, errno: int, nth: int = 1,
                   times: int | None = 1) -> None:
         """Make reads of files and links that match the glob fail."""
-        self._reads.append(Fault(path, errno, nth, times, False, None))
+        self._faults.append(
+            Fault('read', path, errno, nth, times, False, None))
 
     def delay(self, symbol: str, seconds: float,
               sleep: Callable[[float], object] = time.sleep) -> None:
@@ -128,31 +131,23 @@ class Faults:
             sleep(seconds)
 
     def symbol(self, symbol: str, address: str | None) -> Fault | None:
-        return self._strike(
-            fault for fault in self._symbols
-            if fnmatch.fnmatchcase(symbol, fault.pattern)
-            and fault.address in (None, address))
+        return self._strike('call', address, symbol)
 
     def vanishes(self, address: str) -> bool:
         """Whether a GPU instance that was just created vanishes."""
-        return bool(self._strike(
-            fault for fault in self._symbols if fault.pattern == VANISHES
-            and fault.address in (None, address)))
+        return self._strike(VANISHES, address, VANISHES) is not None
 
     def write(self, *paths: str) -> Fault | None:
-        return self._strike(_on_paths(self._writes, paths))
+        return self._strike('write', None, *paths)
 
     def read(self, *paths: str) -> Fault | None:
-        return self._strike(_on_paths(self._reads, paths))
+        return self._strike('read', None, *paths)
 
-    @staticmethod
-    def _strike(faults):
+    def _strike(self, kind, address, *names):
         # Call strikes() of every fault: each one counts its matching calls.
-        return next(iter([fault for fault in faults
-                          if fault.strikes()]), None)
-
-
-def _on_paths(faults, paths):
-    return (fault for fault in faults
-            if any(fnmatch.fnmatchcase(path, fault.pattern)
-                   for path in paths))
+        return next(iter([
+            fault for fault in self._faults if fault.kind == kind
+            and fault.address in (None, address)
+            and any(fnmatch.fnmatchcase(name, fault.pattern)
+                    for name in names)
+            and fault.strikes()]), None)
