@@ -275,6 +275,5 @@ def _holder(cloud, consumer, gpus, handles):
     item = nova.existing_server(cloud, consumer)
     if item is None:
         return Holder(consumer, None, None, None, *where)
-    server = fleet.server(item)
-    return Holder(consumer, server.name, item.project_id, server.status,
-                  *where, consents=server.consents)
+    return Holder(consumer, item.name, item.project_id, item.status, *where,
+                  consents=fleet.consents(item))

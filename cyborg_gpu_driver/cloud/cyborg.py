@@ -23,7 +23,6 @@ call for it.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -78,6 +77,27 @@ class AcceleratorRequest(accelerator_request.AcceleratorRequest):
     _query_mapping = resource.QueryParameters(
         instance_uuid='instance', include_pagination_defaults=False)
     attach_handle_uuid = resource.Body('attach_handle_uuid')
+
+    @property
+    def function(self) -> str | None:
+        """PCI address of the function that carries the handle: the GPU or a
+        virtual function of it; None if the request is not bound.
+        """
+        info = self.attach_handle_info
+        return str(_function(info)) if info else None
+
+    @property
+    def handle(self) -> str | None:
+        """What the server gets: an mdev's UUID, or the address of a PCI
+        function; None if the request is not bound.
+        """
+        return (self.attach_handle_uuid if self.attach_handle_type == _MDEV
+                else self.function)
+
+    @property
+    def holds(self) -> bool:
+        """Whether it may have an attach handle."""
+        return self.state != _INITIAL and self.device_rp_uuid is not None
 
 
 class DisabledWatch:
@@ -164,15 +184,8 @@ def _connect(conf: cfg.ConfigOpts) -> connection.Cloud:
     return connection.Cloud.of_section(conf, _SECTION)
 
 
-@dataclasses.dataclass(frozen=True)
-class Arq:
-    """An accelerator request that has an attach handle."""
-
-    uuid: str
-    server: str | None
-
-
-def requests_by_vgpu(cloud: connection.Cloud, host: str) -> dict[str, Arq]:
+def requests_by_vgpu(cloud: connection.Cloud, host: str
+                     ) -> dict[str, AcceleratorRequest]:
     """Return a cloud's accelerator requests by the vGPU that each may hold.
 
     Cyborg returns all of them on one page.
@@ -274,8 +287,8 @@ def _function(info: Mapping[str, str]) -> model.PciAddress:
         '{domain}:{bus}:{device}.{function}'.format(**info))
 
 
-def by_vgpu(requests: Iterable[Mapping[str, Any]], host: str
-            ) -> dict[str, Arq]:
+def by_vgpu(requests: Iterable[AcceleratorRequest], host: str
+            ) -> dict[str, AcceleratorRequest]:
     """Return the requests by vGPU name: mdev UUID or PCI address of a VF.
 
     Nova creates the mdev of an attach handle with the handle's UUID. A PCI
@@ -291,10 +304,9 @@ def by_vgpu(requests: Iterable[Mapping[str, Any]], host: str
         handle = request['attach_handle_uuid']
         if handle is None:
             continue
-        arq = Arq(request['uuid'], request['instance_uuid'])
-        found[handle.lower()] = arq
+        found[handle.lower()] = request
         if request['hostname'] == host:
-            found[str(_function(request['attach_handle_info']))] = arq
+            found[str(_function(request['attach_handle_info']))] = request
     return found
 
 
@@ -339,10 +351,3 @@ def requests(cloud: connection.Cloud, **query: str
         raise cloud.error('Cyborg lists an accelerator request without a UUID '
                           'or without a state')
     return found
-
-
-def arqs(cloud: connection.Cloud) -> tuple[facts.Arq, ...]:
-    """Return the accelerator requests of all projects as facts."""
-    return tuple(facts.Arq(
-        item.uuid, item.state, item.instance_uuid, item.device_rp_uuid,
-        item.hostname, item.device_profile_name) for item in requests(cloud))

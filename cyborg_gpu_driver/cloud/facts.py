@@ -19,6 +19,7 @@ import functools
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from typing import Any
 
 import os_traits
 
@@ -175,26 +176,6 @@ class Device:
 
 
 @dataclasses.dataclass(frozen=True)
-class Arq:
-    """An accelerator request.
-
-    :ivar provider: UUID of the provider that it is, or was, bound to.
-    """
-
-    uuid: str
-    state: str
-    server: str | None = None
-    provider: str | None = None
-    host: str | None = None
-    profile: str = ''
-
-    @property
-    def holds(self) -> bool:
-        """Whether it may have an attach handle."""
-        return self.state != 'Initial' and self.provider is not None
-
-
-@dataclasses.dataclass(frozen=True)
 class Limit:
     """A limit of a project for one resource."""
 
@@ -241,6 +222,7 @@ class Facts:
     """The state of a cloud. None stands for a part that could not be read.
 
     :ivar services: by the UUID of the compute node's provider.
+    :ivar arqs: openstacksdk's accelerator requests.
     :ivar deployables: number of attach handles, by UUID of the provider.
     :ivar servers: names of the servers that hold resources, by UUID.
     :ivar unknown_traits: requested traits that Placement does not know.
@@ -254,7 +236,7 @@ class Facts:
     aggregates: tuple[Aggregate, ...] | None = None
     devices: tuple[Device, ...] | None = None
     deployables: Mapping[str, int] | None = None
-    arqs: tuple[Arq, ...] | None = None
+    arqs: tuple[Any, ...] | None = None
     servers: Mapping[str, str] = dataclasses.field(default_factory=dict)
     unknown_traits: frozenset[str] = frozenset()
     classes: frozenset[str] = frozenset()

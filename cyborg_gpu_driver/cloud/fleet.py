@@ -25,7 +25,6 @@ for each request.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import re
 from collections.abc import Callable
 from collections.abc import Collection
@@ -39,7 +38,6 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cloud import hosts as cloud_hosts
-from cyborg_gpu_driver.cloud import nova
 from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.cloud import state
@@ -70,29 +68,12 @@ class Place(NamedTuple):
     gpu: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Server:
-    """A server as Nova shows it.
+def consents(server: Any) -> bool:
+    """Whether the owner of a server lets operators move it.
 
-    :ivar busy: whether Nova is changing the server (it has a task state).
-    :ivar consents: whether its owner lets operators move it.
+    :param server: openstacksdk's server.
     """
-
-    uuid: str
-    name: str
-    status: str
-    busy: bool
-    consents: bool
-
-
-def server(item: Any) -> Server:
-    """Return a server.
-
-    :param item: openstacksdk's server.
-    """
-    return Server(
-        item.id, item.name, item.status, item.task_state is not None,
-        str((item.metadata or {}).get(CONSENT, '')).lower() == _YES)
+    return str((server.metadata or {}).get(CONSENT, '')).lower() == _YES
 
 
 def group(groups: Sequence[resources.Group], name: str) -> resources.Group:
@@ -118,14 +99,14 @@ class Fleet:
     Cordoned GPUs are left out: a move makes no room there.
 
     :param requests: accelerator requests as Cyborg shows them.
-    :param servers: by UUID.
+    :param servers: openstacksdk's, by UUID.
     :param profiles: the groups of each device profile, by name.
     :param anyone: whether servers whose owner does not consent may move, too.
     """
 
     def __init__(self, hosts: Iterable[cloud_hosts.Host],
                  requests: Iterable[Mapping[str, Any]],
-                 servers: Mapping[str, Server],
+                 servers: Mapping[str, Any],
                  profiles: Mapping[str, Sequence[resources.Group]],
                  anyone: bool = False):
         self._offers = {
@@ -187,11 +168,11 @@ class Fleet:
         groups = self._profiles.get(request['device_profile_name'], ())
         want = moves.Want(_profile(offer.label))
         mobility = moves.Mobility.FIXED
-        if known is not None and alone and not known.busy:
+        if known is not None and alone and known.task_state is None:
             if known.status == _SHELVED:
                 mobility = moves.Mobility.IDLE
             elif (known.status == _ACTIVE and _is_single(groups)
-                  and (self._anyone or known.consents)):
+                  and (self._anyone or consents(known))):
                 exact = self.want(groups[0])
                 if exact is not None and exact.profile == want.profile:
                     want, mobility = exact, moves.Mobility.MOVABLE
@@ -247,7 +228,7 @@ class Snapshot:
             for existing in state.profiles(cloud)
             if isinstance(existing.item, resources.DeviceProfile)}
         requests = cyborg.requests(cloud)
-        self.servers = {item.id: server(item) for item
+        self.servers = {item.id: item for item
                         in cloud.sdk.compute.servers(all_projects=True)}
         self.fleet = Fleet(self.hosts, requests, self.servers,
                            self.profiles, anyone)
@@ -275,12 +256,6 @@ class Snapshot:
             what='profile', value=profile,
             expected='expected the name of a device profile or of a GPU '
             f'profile ({", ".join(sorted(labels)) or "none"})')
-
-
-def read_server(cloud: connection.Cloud, uuid: str) -> Server | None:
-    """Return the current state of a server; None if it no longer exists."""
-    item = nova.existing_server(cloud, uuid)
-    return None if item is None else server(item)
 
 
 def _hosts(cloud, names, complain, progress):

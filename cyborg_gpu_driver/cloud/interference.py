@@ -127,9 +127,9 @@ def place(cloud: connection.Cloud, server: str) -> Place:
 
     :raises CloudError: if it has no GPU of this driver.
     """
-    found = frozenset((one.provider.host, one.provider.gpu)
-                      for one in nova.accelerators(cloud, server)
-                      if one.provider is not None)
+    found = frozenset((provider.host, provider.gpu)
+                      for _, provider in nova.accelerators(cloud, server)
+                      if provider is not None)
     if not found:
         raise cloud.error(f'server {server} has no GPU of this driver; '
                           'choose another flavor')

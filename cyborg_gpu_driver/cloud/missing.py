@@ -556,13 +556,13 @@ def _handles(group: request.Group, node: facts.Node, known: facts.Facts
     """Attach handles that accelerator requests hold, unknown to Placement."""
     handles = (known.deployables or {})[node.uuid]
     holding = [arq for arq in known.arqs or ()
-               if arq.provider == node.uuid and arq.holds]
+               if arq.device_rp_uuid == node.uuid and arq.holds]
     wanted = sum(group.resources.values())
     free = min((node.inventories[name].free for name in group.resources
                 if name in node.inventories), default=0)
     if free >= wanted > handles - len(holding):
         stray = sorted(f'{arq.uuid} ({arq.state})' for arq in holding
-                       if arq.server not in node.holders)
+                       if arq.instance_uuid not in node.holders)
         yield Finding(
             Reason.HANDLES_TAKEN, node.title,
             f'{len(holding)} of {handles} attach handles are in use, which '

@@ -32,6 +32,7 @@ import enum
 import time
 from collections.abc import Callable
 from collections.abc import Collection
+from typing import Any
 
 from keystoneauth1 import exceptions as identity_exceptions
 from openstack import exceptions
@@ -73,36 +74,22 @@ class Step(enum.Enum):
 _ACTIONS = frozenset({Step.SHELVE, Step.OFFLOAD, Step.UNSHELVE})
 
 
-@dataclasses.dataclass(frozen=True)
-class Now:
-    """A server as Nova shows it.
-
-    :ivar busy: whether Nova is changing the server (it has a task state).
-    :ivar host: on which the server is; None if it is on no host.
-    :ivar fault: the server's last fault; empty if Nova shows none.
-    """
-
-    status: str
-    busy: bool
-    host: str | None
-    fault: str = ''
-
-
-def following(now: Now, sent: Collection[Step], unshelve: bool,
+def following(now: Any, sent: Collection[Step], unshelve: bool,
               was_away: bool = False) -> Step:
     """Return the next step for a server. Pure.
 
+    :param now: openstacksdk's server.
     :param sent: the actions that were requested from Nova so far.
     :param unshelve: whether the server is to run again, elsewhere.
     :param was_away: whether the server has been offloaded since the first
         read.
     """
-    if now.busy:
+    if now.task_state is not None:
         return Step.WAIT
     if now.status == _SHELVED:
         return Step.STUCK if Step.OFFLOAD in sent else Step.OFFLOAD
     if now.status == _OFFLOADED:
-        if now.host is not None:
+        if now.compute_host is not None:
             # Nova clears the host a moment later. If the server is unshelved
             # before that, Nova clears its new host.
             return Step.WAIT
@@ -200,14 +187,15 @@ def _advance(cloud: connection.Cloud, course: _Course,
 
     :returns: whether that was the last step, and the problem, if any.
     """
-    now = _read(cloud, course.server)
+    now = nova.existing_server(cloud, course.server)
     if now is None:
         return True, ''
     course.was_away |= now.status == _OFFLOADED
     step = following(now, course.sent, course.unshelve, course.was_away)
     if step is Step.STUCK:
+        fault = (now.fault or {}).get('message', '')
         return True, f'its status is {now.status}' + (
-            f': {now.fault}' if now.fault else '') + (
+            f': {fault}' if fault else '') + (
             '; no other host takes it' if Step.UNSHELVE in course.sent
             and now.status == _OFFLOADED else '')
     if step in _ACTIONS:
@@ -224,14 +212,6 @@ def _may_pass(error: exception.CloudError) -> bool:
         return (cause.status_code or 0) >= _SERVER_ERROR
     return isinstance(cause, (identity_exceptions.ConnectionError,
                               identity_exceptions.HttpServerError))
-
-
-def _read(cloud: connection.Cloud, server: str) -> Now | None:
-    """Return the current state of a server; None if it no longer exists."""
-    item = nova.existing_server(cloud, server)
-    return item and Now(item.status, item.task_state is not None,
-                        item.compute_host,
-                        (item.fault or {}).get('message', ''))
 
 
 def _act(cloud: connection.Cloud, server: str, step: Step) -> bool:
@@ -330,7 +310,7 @@ class Applying:
         :raises CloudError: if its owner has started it since the plan was
             made.
         """
-        now = fleet.read_server(self._cloud, server)
+        now = nova.existing_server(self._cloud, server)
         if now is not None and now.status not in AWAY:
             raise self._cloud.error(
                 f'server {server} is not shelved any more, its status is '
@@ -361,9 +341,9 @@ class Applying:
                 self._try(lambda: self._bring_back(move.server))
             raise
         self._open(origin, closed)
-        there = sorted({fleet.Place(one.provider.host, one.provider.gpu)
-                        for one in nova.accelerators(self._cloud, move.server)
-                        if one.provider is not None})
+        there = sorted({fleet.Place(provider.host, provider.gpu)
+                        for _, provider in nova.accelerators(
+                            self._cloud, move.server) if provider is not None})
         self._say(f'server {move.server} has '
                   + ', '.join(map(_name, there)))
         if closed and origin in there:
@@ -399,15 +379,15 @@ class Applying:
         while True:
             try:
                 with self._cloud.errors():
-                    now = fleet.read_server(self._cloud, server)
+                    now = nova.existing_server(self._cloud, server)
             except exception.CloudError as error:
                 problem = connection.reason(error)
             else:
-                if now is None or not now.busy and (
+                if now is None or now.task_state is None and (
                         now.status not in AWAY):
                     return
                 problem = f'its status is {now.status}'
-                if not now.busy:
+                if now.task_state is None:
                     self._say(f'bringing back server {server}')
                     problem = self._shelving(server, True).get(server, '')
                     if not problem:

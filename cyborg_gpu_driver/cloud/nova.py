@@ -17,7 +17,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from collections.abc import Iterable
-from collections.abc import Mapping
 from typing import Any
 
 from openstack import exceptions
@@ -31,7 +30,6 @@ from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cloud import request as cloud_request
 from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.cloud import state as cloud_state
-from cyborg_gpu_driver.host.snapshot import model
 
 _MIB_PER_GIB = 1024
 _QUOTAS = {'instances': None, 'cores': 'VCPU', 'ram': 'MEMORY_MB'}
@@ -41,7 +39,6 @@ _FEW = 10
 _CLASS = 'class:'
 _SERVERS = 'servers'
 """The unified limit for the number of instances."""
-_MDEV = 'MDEV'
 
 
 def flavor(cloud: connection.Cloud, name: str) -> cloud_request.Flavor:
@@ -245,34 +242,12 @@ def _server(item: Any) -> facts.Server:
         (item.fault or {}).get('message', ''))
 
 
-@dataclasses.dataclass(frozen=True)
-class Accelerator:
-    """An accelerator request of a server, and its location.
-
-    Unknown values are None, for example if the request is not bound.
-
-    :ivar state: in Cyborg: ``Bound``, ``BindFailed``...
-    :ivar device_profile: for which the request was created.
-    :ivar provider: of the GPU's profile.
-    :ivar handle: what the server gets: an mdev's UUID, or the address of a
-        PCI function.
-    :ivar function: PCI address of the function that carries the handle: the
-        GPU or a virtual function of it.
-    """
-
-    arq: str
-    state: str
-    device_profile: str
-    host: str | None
-    provider: placement.Profile | None
-    handle_type: str | None
-    handle: str | None
-    function: str | None
-
-
 def accelerators(cloud: connection.Cloud, server: str
-                 ) -> tuple[Accelerator, ...]:
-    """Return the accelerators of a server.
+                 ) -> list[tuple[cyborg.AcceleratorRequest,
+                                 placement.Profile | None]]:
+    """Return the accelerator requests of a server, each with its provider.
+
+    The provider is None if the request is not bound.
 
     :param server: its UUID.
     :raises CloudError: if it has none.
@@ -281,31 +256,7 @@ def accelerators(cloud: connection.Cloud, server: str
     if not found:
         raise cloud.error('Cyborg has no accelerator request for server '
                           + server)
-    return build_accelerators(found, placement.gpu_profiles(cloud, {
-        one.device_rp_uuid for one in found} - {None, ''}))
-
-
-def build_accelerators(requests: Iterable[Mapping[str, Any]],
-                       known: Mapping[str, placement.Profile]
-          ) -> tuple[Accelerator, ...]:
-    """Return accelerators from requests as Cyborg's API shows them.
-
-    :param known: providers by UUID.
-    :raises KeyError, TypeError, AttributeError, InvalidValue: if a request is
-        malformed.
-    """
-    return tuple(_accelerator(request, known.get(request['device_rp_uuid']))
-                 for request in sorted(requests, key=lambda one: one['uuid']))
-
-
-def _accelerator(request: Mapping[str, Any],
-                 provider: placement.Profile | None) -> Accelerator:
-    info = request['attach_handle_info']
-    function = None if not info else str(model.PciAddress.parse(
-        '{domain}:{bus}:{device}.{function}'.format(**info)))
-    kind = request['attach_handle_type'] or None
-    return Accelerator(
-        request['uuid'], request['state'], request['device_profile_name'],
-        request['hostname'], provider, kind,
-        request['attach_handle_uuid'] if kind == _MDEV else function,
-        function)
+    known = placement.gpu_profiles(cloud, {
+        one.device_rp_uuid for one in found} - {None, ''})
+    return [(one, known.get(one.device_rp_uuid))
+            for one in sorted(found, key=lambda one: one.uuid)]

@@ -105,7 +105,7 @@ class Accounts:
 
     trees: tuple[facts.Tree, ...]
     deployables: Mapping[str, int]
-    arqs: tuple[facts.Arq, ...]
+    arqs: tuple[cyborg.AcceleratorRequest, ...]
     servers: Mapping[str, facts.Server]
     migrations: frozenset[str] = frozenset()
 
@@ -148,31 +148,34 @@ def doubtful(trees: Iterable[facts.Tree], servers: Mapping[str, facts.Server]
 
 def _requests(known: Accounts) -> Iterator[Orphan]:
     for arq in known.arqs:
-        where = arq.host or '-'
-        if arq.server is None:
+        where, profile = arq.hostname or '-', arq.device_profile_name
+        if arq.instance_uuid is None:
             yield Orphan(
                 Kind.REQUEST_OF_NOBODY, arq.uuid, where,
-                f'request for {arq.profile} is {arq.state} and has no server',
-                'openstack gpu orphan clean', None, arq.profile,
-                True)
-        elif arq.server not in known.servers:
-            yield Orphan(
-                Kind.REQUEST_OF_GONE, arq.uuid, where,
-                f'request for {arq.profile} is {arq.state} for server '
-                f'{arq.server}, which no longer exists',
-                'openstack gpu orphan clean',
-                arq.server, arq.profile, True)
+                f'request for {profile} is {arq.state} and has no server',
+                'openstack gpu orphan clean', None, profile, True)
+        elif arq.instance_uuid not in known.servers:
+            yield _of_gone(arq)
         elif arq.state not in (_BOUND, _INITIAL):
             yield Orphan(
                 Kind.REQUEST_FAILED, arq.uuid, where,
-                f'request for {arq.profile} of server '
-                f'{known.servers[arq.server].name} is {arq.state}',
+                f'request for {profile} of server '
+                f'{known.servers[arq.instance_uuid].name} is {arq.state}',
                 'delete or rebuild the server; Nova then deletes its requests',
-                arq.server, arq.profile)
+                arq.instance_uuid, profile)
+
+
+def _of_gone(arq: cyborg.AcceleratorRequest) -> Orphan:
+    return Orphan(
+        Kind.REQUEST_OF_GONE, arq.uuid, arq.hostname or '-',
+        f'request for {arq.device_profile_name} is {arq.state} for server '
+        f'{arq.instance_uuid}, which no longer exists',
+        'openstack gpu orphan clean', arq.instance_uuid,
+        arq.device_profile_name, True)
 
 
 def _allocations(known: Accounts) -> Iterator[Orphan]:
-    bound = {(arq.server, arq.provider) for arq in known.arqs}
+    bound = {(arq.instance_uuid, arq.device_rp_uuid) for arq in known.arqs}
     for tree in known.trees:
         for node in tree.below:
             for consumer in sorted(node.holders) if node.of_cyborg else ():
@@ -240,12 +243,12 @@ def read(cloud: connection.Cloud,
     :raises CloudError: if a request to a service fails, or if Nova belongs to
         another region than the others. Orphans are unknown then.
     """
-    arqs = cyborg.arqs(cloud)
+    arqs = tuple(cyborg.requests(cloud))
     hosts = placement.accelerator_trees(cloud, arqs, progress)
     _check_same(cloud, hosts, arqs)
     servers = nova.known_servers(
         cloud, consumers_of(hosts) | {
-            arq.server for arq in arqs if arq.server})
+            arq.instance_uuid for arq in arqs if arq.instance_uuid})
     hosts = placement.with_holders(
         cloud, hosts, doubtful(hosts, servers))
     consumers = consumers_of(hosts)
@@ -270,13 +273,13 @@ def remove(cloud: connection.Cloud, orphan: Orphan) -> None:
 
 
 def _check_same(cloud: connection.Cloud, hosts: Collection[facts.Tree],
-                arqs: Iterable[facts.Arq]) -> None:
+                arqs: Iterable[cyborg.AcceleratorRequest]) -> None:
     """Make sure that Nova belongs to the same region as the other services.
 
     Nova of another region would know none of the servers.
     """
     known = nova.services(cloud)
-    if ((hosts or any(arq.server for arq in arqs))
+    if ((hosts or any(arq.instance_uuid for arq in arqs))
             and not any(tree.root.uuid in known for tree in hosts)):
         raise cloud.error(
             'Nova has none of the compute nodes that have accelerators in '
@@ -285,13 +288,13 @@ def _check_same(cloud: connection.Cloud, hosts: Collection[facts.Tree],
 
 
 def _remove_request(cloud: connection.Cloud, orphan: Orphan) -> None:
-    arq = next((item for item in cyborg.arqs(cloud)
+    arq = next((item for item in cyborg.requests(cloud)
                 if item.uuid == orphan.subject), None)
     if arq is None:
         return
-    if arq.server != orphan.server:
-        raise _kept(orphan, f'server {arq.server} uses it now')
-    if arq.server is None:
+    if arq.instance_uuid != orphan.server:
+        raise _kept(orphan, f'server {arq.instance_uuid} uses it now')
+    if arq.instance_uuid is None:
         cloud.change('accelerator', 'DELETE',
                      f'/accelerator_requests?arqs={arq.uuid}')
         return
@@ -313,8 +316,8 @@ def _remove_allocation(cloud: connection.Cloud, orphan: Orphan) -> None:
     body = {'allocations': {}, **{key: answer[key] for key in (
         'consumer_generation', 'project_id', 'user_id')}}
     _check_gone(cloud, orphan)
-    held = [arq.uuid for arq in cyborg.arqs(cloud)
-            if arq.server == orphan.subject]
+    held = [arq.uuid for arq in cyborg.requests(cloud)
+            if arq.instance_uuid == orphan.subject]
     if held:
         # Otherwise Placement would allocate what Cyborg cannot bind.
         raise _kept(orphan, f'accelerator request {held[0]} must be deleted '
@@ -411,20 +414,17 @@ def gone(cloud: connection.Cloud, host: str) -> tuple[Orphan, ...]:
     :raises CloudError: if a request to a service fails, or Nova does not know
         the host: this Nova may belong to another region.
     """
-    bound = {arq.uuid: arq for arq in cyborg.arqs(cloud)
-             if arq.host == host and arq.state == _BOUND and arq.server}
-    servers = {arq.server for arq in bound.values() if arq.server}
-    left = {server for server in servers if not _has_allocation(cloud, server)}
+    bound = [arq for arq in cyborg.requests(cloud)
+             if arq.hostname == host and arq.state == _BOUND
+             and arq.instance_uuid]
+    left = {server for server in {arq.instance_uuid for arq in bound}
+            if not _has_allocation(cloud, server)}
     if not left:
         return ()
     _check_nova(cloud, host)
     left -= set(nova.known_servers(cloud, left))
     left -= nova.migrations(cloud, left)
-    return tuple(Orphan(
-        Kind.REQUEST_OF_GONE, arq.uuid, host,
-        f'request for {arq.profile} is {arq.state} for server {arq.server}, '
-        'which no longer exists', '', arq.server, arq.profile, True)
-        for arq in bound.values() if arq.server in left)
+    return tuple(_of_gone(arq) for arq in bound if arq.instance_uuid in left)
 
 
 def _has_allocation(cloud: connection.Cloud, server: str) -> bool:

@@ -351,15 +351,17 @@ class Records:
     """
 
     deployables: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    arqs: tuple[facts.Arq, ...] = ()
+    arqs: tuple[cyborg.AcceleratorRequest, ...] = ()
 
     @functools.cached_property
     def bound(self) -> Mapping[str, list[str]]:
         """The servers of the bound requests, by UUID of the provider."""
         found: dict[str, list[str]] = {}
         for arq in self.arqs:
-            if arq.state == _BOUND and arq.provider and arq.server:
-                found.setdefault(arq.provider, []).append(arq.server)
+            if (arq.state == _BOUND and arq.device_rp_uuid
+                    and arq.instance_uuid):
+                found.setdefault(arq.device_rp_uuid, []).append(
+                    arq.instance_uuid)
         return found
 
 
@@ -393,7 +395,8 @@ def read_trees(cloud: connection.Cloud, roots: Collection[str],
                         key=lambda tree: tree.name))
 
 
-def accelerator_trees(cloud: connection.Cloud, arqs: tuple[facts.Arq, ...],
+def accelerator_trees(cloud: connection.Cloud,
+                      arqs: tuple[cyborg.AcceleratorRequest, ...],
                       progress: Progress = lambda done, total: None
             ) -> tuple[facts.Tree, ...]:
     """Return all compute nodes that have accelerators, with the holders.

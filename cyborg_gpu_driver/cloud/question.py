@@ -89,7 +89,7 @@ class _Reading:
         server, wanted = self._request()
         devices = self._try('devices', cyborg.devices, cloud)
         on_record = placement.Records(
-            cyborg.deployables(cloud), cyborg.arqs(cloud))
+            cyborg.deployables(cloud), tuple(cyborg.requests(cloud)))
         root = self._asked.host and find_root(cloud, self._asked.host)
         answered = candidates(cloud, wanted, root)
         roots, left_out = ([root], 0) if root else concerned(

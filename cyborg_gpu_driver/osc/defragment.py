@@ -165,5 +165,5 @@ def _row(number, action, server=None, origin=None, destination=None,
          certain=None):
     return (number, action, output.Optional(server and server.name),
             _Where(origin), _Where(destination),
-            output.Optional(server and server.uuid),
+            output.Optional(server and server.id),
             output.Optional(certain))

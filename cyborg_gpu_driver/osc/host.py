@@ -222,18 +222,18 @@ class ShowServer(base.Lister):
         return (('ARQ', 'State', 'Device Profile', 'Host', 'GPU', 'Profile',
                  'Handle Type', 'Handle', 'Function', 'Model', 'NUMA Node',
                  'Health'),
-                [_accelerator_row(one)
+                [_accelerator_row(*one)
                  for one in nova.accelerators(self.cloud, server)])
 
 
-def _accelerator_row(one):
-    provider = one.provider
+def _accelerator_row(request, provider):
     where: tuple[str | int | None, ...] = (None,) * 5
     if provider is not None:
         where = (provider.gpu, provider.label, provider.fact('MODEL'),
                  provider.numa_node, ', '.join(provider.conditions) or 'ok')
     gpu, label, model, numa, health = map(output.Optional, where)
-    return (one.arq, one.state, one.device_profile,
-            output.Optional(one.host), gpu, label,
-            output.Optional(one.handle_type), output.Optional(one.handle),
-            output.Optional(one.function), model, numa, health)
+    kind, handle, function = map(output.Optional, (
+        request.attach_handle_type or None, request.handle, request.function))
+    return (request.uuid, request.state, request.device_profile_name,
+            output.Optional(request.hostname), gpu, label, kind, handle,
+            function, model, numa, health)

@@ -152,7 +152,8 @@ def _request(found, claimed):
     if claimed is None:
         return _UNKNOWN, _UNKNOWN
     arq = claimed.get(found.vgpu.name)
-    return (_NONE, _NONE) if arq is None else (arq.server or _NONE, arq.uuid)
+    return (_NONE, _NONE) if arq is None else (
+        arq.instance_uuid or _NONE, arq.uuid)
 
 
 def _maybe_orphans(live, claimed):

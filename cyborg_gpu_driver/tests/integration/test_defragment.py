@@ -34,8 +34,8 @@ class DefragmentTest(base.TestCase):
                             metadata={fleet.CONSENT: 'true'})
 
         def place(server):
-            found, = nova.accelerators(cloud, server.id)
-            return found.provider.host, found.provider.gpu
+            (_, found), = nova.accelerators(cloud, server.id)
+            return found.host, found.gpu
 
         origin = place(movable)
         beside, = (server for server in blockers if place(server) == origin)

@@ -35,8 +35,7 @@ class ByVgpuTest(base.BaseTestCase):
 
     def test_by_handle_and_by_function(self):
         request = _request(attach_handle_uuid=_HANDLE.upper())
-        arq = cyborg.Arq(request['uuid'], 'server')
-        self.assertEqual({_HANDLE: arq, '0000:3b:00.4': arq},
+        self.assertEqual({_HANDLE: request, '0000:3b:00.4': request},
                          cyborg.by_vgpu([request], 'here'))
 
     def test_a_function_of_another_host_is_not_ours(self):

@@ -15,6 +15,7 @@
 from oslotest import base
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import nova
@@ -111,33 +112,24 @@ class ServersTest(base.BaseTestCase):
         self.assertEqual(uuid, nova.find_server(self.cloud, uuid))
 
     def test_what_is_bound(self):
-        provider = samples.provider()
-        self.assertEqual((nova.Accelerator(
-            'arq', 'Bound', 'slice', 'compute1', provider, 'MDEV', 'handle',
-            '0000:07:02.3'),), nova.build_accelerators(
-                [_ARQ], {'rp': provider}))
-        (whole,) = nova.build_accelerators(
-            [{**_ARQ, 'attach_handle_type': 'PCI'}], {})
-        self.assertEqual(('0000:07:02.3', None),
-                         (whole.handle, whole.provider))
+        request = cyborg.AcceleratorRequest(**_ARQ)
+        self.assertEqual(('handle', '0000:07:02.3'),
+                         (request.handle, request.function))
+        request = cyborg.AcceleratorRequest(
+            **{**_ARQ, 'attach_handle_type': 'PCI'})
+        self.assertEqual('0000:07:02.3', request.handle)
 
     def test_what_is_not(self):
-        (one,) = nova.build_accelerators([{
-            **_ARQ, 'state': 'BindFailed', 'hostname': None,
-            'device_rp_uuid': None, 'attach_handle_type': '',
-            'attach_handle_uuid': None, 'attach_handle_info': {}}], {})
-        self.assertEqual(nova.Accelerator(
-            'arq', 'BindFailed', 'slice', None, None, None, None, None), one)
+        request = cyborg.AcceleratorRequest(**{
+            **_ARQ, 'state': 'BindFailed', 'attach_handle_type': '',
+            'attach_handle_uuid': None, 'attach_handle_info': {}})
+        self.assertEqual((None, None), (request.handle, request.function))
 
     def test_a_request_that_is_none(self):
         self.assertIn('no accelerator request',
                       self.refusal(nova.accelerators, 'a'))
-        for wrong, said in (
-                ({}, 'without a UUID'), (
-                    {**_ARQ, 'attach_handle_info': {'domain': '0'},
-                     'device_rp_uuid': None}, 'cannot be parsed')):
-            self.accelerator['/v2/accelerator_requests'] = {'arqs': [wrong]}
-            self.assertIn(said, self.refusal(nova.accelerators, 'a'))
+        self.accelerator['/v2/accelerator_requests'] = {'arqs': [{}]}
+        self.assertIn('without a UUID', self.refusal(nova.accelerators, 'a'))
 
     def refusal(self, read, *arguments):
         """The error of a command that reads something."""

@@ -14,6 +14,7 @@
 
 import json
 
+from openstack.compute.v2 import server as sdk_server
 from oslotest import base
 
 from cyborg_gpu_driver.cloud import moves
@@ -27,8 +28,9 @@ class FollowingTest(base.BaseTestCase):
 
     def next(self, status, *sent, busy=False, host=_PLACED, unshelve=True,
              was_away=False):
-        return moves.following(moves.Now(status, busy, host), sent,
-                               unshelve, was_away)
+        return moves.following(sdk_server.Server(
+            status=status, task_state='x' if busy else None,
+            compute_host=host), sent, unshelve, was_away)
 
     def test_a_server_that_is_shelved_at_once(self):
         self.assertEqual(Step.SHELVE, self.next('ACTIVE'))

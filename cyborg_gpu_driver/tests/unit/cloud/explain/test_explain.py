@@ -17,6 +17,7 @@ import os
 import testscenarios
 from oslotest import base
 
+from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cloud import explain
 from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import request
@@ -150,8 +151,10 @@ _REFUSED = {
     'CYBORG_NO_DEVICES': (_PLAIN, clouds.known(devices=(
         facts.Device('d', 'compute1.example.org'),)), 'no device on host'),
     'HANDLES_TAKEN': (_PLAIN, clouds.known(
-        deployables={clouds.node().uuid: 1}, arqs=(facts.Arq(
-            'a1', 'Bound', 'gone', clouds.node().uuid),)), 'a1 (Bound)'),
+        deployables={clouds.node().uuid: 1}, arqs=(
+            cyborg.AcceleratorRequest(
+                uuid='a1', state='Bound', instance_uuid='gone',
+                device_rp_uuid=clouds.node().uuid),)), 'a1 (Bound)'),
 }
 # Hints do not prevent a request from being scheduled.
 _HINTS = {

@@ -50,9 +50,9 @@ def request(server, provider, profile, **kwargs):
 
 
 def server(uuid, status='ACTIVE', task=None, movable='true'):
-    return fleet.server(sdk_server.Server(
+    return sdk_server.Server(
         id=uuid, name=uuid, status=status, task_state=task,
-        metadata={} if movable is None else {'gpu_movable': movable}))
+        metadata={} if movable is None else {'gpu_movable': movable})
 
 
 def build(providers, requests=(), servers=(), profiles=(), usable=True,
@@ -61,7 +61,7 @@ def build(providers, requests=(), servers=(), profiles=(), usable=True,
         providers, {'root-compute1': 'compute1'} if usable else {}, (),
         None, {'compute1': devices})
     return fleet.Fleet(
-        found, requests, {one.uuid: one for one in servers},
+        found, requests, {one.id: one for one in servers},
         {'slice': (SLICE,), 'half': (HALF,), **dict(profiles)}, **kwargs)
 
 

@@ -13,6 +13,7 @@
 
 from oslotest import base
 
+from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import orphans
 from cyborg_gpu_driver.tests.unit.cloud.explain import explain_clouds as clouds
@@ -33,7 +34,9 @@ def _accounts(holders=('s1',), arqs=(), server=None, migrations=(),
 
 
 def _arq(state='Bound', server='s1', provider=_PROVIDER):
-    return facts.Arq('a1', state, server, provider, 'compute1', 'gpus')
+    return cyborg.AcceleratorRequest(
+        uuid='a1', state=state, instance_uuid=server, device_rp_uuid=provider,
+        hostname='compute1', device_profile_name='gpus')
 
 
 class FindTest(base.BaseTestCase):
