@@ -477,11 +477,9 @@ class PredictInterference(Lister):
 class PlanInterference(Lister):
     """Place applications on GPUs so that all end as early as possible.
 
-    Compares the placement with the least predicted makespan to pack (the most
-    memory first, onto the fullest GPU where it fits) and spread (the longest
-    first, onto the GPU with the least to do). With up to 10 applications, that
-    placement is optimal; with more, the command says how far from the optimum
-    it can be.
+    Compares the placement with the least makespan that it finds to pack (the
+    most memory first, onto the fullest GPU where it fits) and spread (the
+    longest first, onto the GPU with the least to do).
     """
 
     def get_parser(self, prog_name):
@@ -503,21 +501,11 @@ class PlanInterference(Lister):
         wanted_jobs = jobs(found, parsed_args.application, parsed_args.memory)
         predicted = predictor(found, parsed_args.memory)
         plans = prediction.compare(wanted_jobs, parsed_args.gpus, predicted)
-        output.say(_verdict(plans[0]))
+        if rounded(plans[0].makespan) is None:
+            output.say('No placement that fits was found.')
         return _PLANNED, [
             (plan.name, index,
              output.Names([job.application for job in group]),
              shown(predicted.makespan(group)),
              shown(plan.makespan))
             for plan in plans for index, group in enumerate(plan.groups)]
-
-
-def _verdict(plan):
-    if rounded(plan.bound) is None:
-        return 'No placement fits.'
-    if rounded(plan.makespan) is None:
-        return 'No placement that fits was found.'
-    if plan.is_best:
-        return 'No other placement is predicted to end earlier.'
-    return (f'No placement is predicted to end before {plan.bound:.1f} s; '
-            f'this one takes {plan.makespan / plan.bound:.2f} times as long.')

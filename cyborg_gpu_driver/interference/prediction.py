@@ -19,7 +19,7 @@ model assumes that the slowdowns of three add up. When an application ends, the
 others continue faster, by the slowdowns of those that still run.
 
 A measured slowdown below 1 counts as 1 here: it is noise. So more neighbours
-never make a predicted end earlier. :func:`lower_bound` relies on that.
+never make a predicted end earlier.
 
 There are three placements, for comparison: ``predicted`` minimises the
 predicted makespan, ``pack`` and ``spread`` ignore interference.
@@ -28,17 +28,12 @@ predicted makespan, ``pack`` and ``spread`` ignore interference.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 
 from cyborg_gpu_driver.nova.weighing import published
-
-EXACT_MOST = 10
-"""Up to this number of jobs, all placements are compared."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,39 +118,25 @@ class Arrangement:
 
     :ivar groups: the jobs of each GPU.
     :ivar makespan: predicted, in seconds; infinite if the jobs do not fit.
-    :ivar bound: a lower bound of the predicted makespan of all placements,
-        in seconds.
     """
 
     name: str
     groups: Groups
     makespan: float
-    bound: float
-
-    @property
-    def is_best(self) -> bool:
-        """Whether no placement is predicted to end earlier."""
-        return self.makespan <= self.bound * (1 + 1e-9)
 
 
 def compare(jobs: Sequence[Job], gpus: int, predictor: Predictor
             ) -> list[Arrangement]:
     """Return the three placements: ``predicted``, ``pack``, ``spread``.
 
-    Up to EXACT_MOST jobs, ``predicted`` is a best placement. With more jobs,
-    it is the best of a greedy placement (the longest job first, onto the GPU
-    whose jobs then end first), ``pack`` and ``spread``.
+    ``predicted`` is the best of a greedy placement (the longest job first,
+    onto the GPU whose jobs then end first), ``pack`` and ``spread``.
     """
     others = {'pack': pack(jobs, gpus, predictor),
               'spread': spread(jobs, gpus, predictor)}
-    if len(jobs) <= EXACT_MOST:
-        best = _exact(jobs, gpus, predictor)
-        bound = _makespan(best, predictor)
-    else:
-        best = min([greedy(jobs, gpus, predictor), *others.values()],
-                   key=lambda groups: _makespan(groups, predictor))
-        bound = lower_bound(jobs, gpus, predictor)
-    return [Arrangement(name, groups, _makespan(groups, predictor), bound)
+    best = min([greedy(jobs, gpus, predictor), *others.values()],
+               key=lambda groups: _makespan(groups, predictor))
+    return [Arrangement(name, groups, _makespan(groups, predictor))
             for name, groups in {'predicted': best, **others}.items()]
 
 
@@ -184,66 +165,6 @@ def greedy(jobs: Sequence[Job], gpus: int, predictor: Predictor
     return _one_by_one(
         _longest_first(jobs), gpus, predictor,
         lambda group, job: (predictor.makespan([*group, job]), len(group)))
-
-
-def lower_bound(jobs: Sequence[Job], gpus: int,
-                predictor: Predictor) -> float:
-    """Return a lower bound of the predicted makespan of all placements.
-
-    No placement is shorter than the longest job. With N GPUs, two of the
-    N + 1 longest jobs share a GPU, and take at least as long as the best pair
-    among them.
-    """
-    longest = _longest_first(jobs)
-    found = longest[0].seconds if jobs else 0.0
-    if len(jobs) > gpus:
-        found = max(found, min(
-            predictor.makespan(pair)
-            for pair in itertools.combinations(longest[:gpus + 1], 2)))
-    return found
-
-
-def _exact(jobs, gpus, predictor):
-    """Return a best placement, found over all subsets of the jobs.
-
-    ``best[subset]`` has the least makespan of the subset on the GPUs so far,
-    and the part of the subset on the last of these GPUs.
-    """
-    whole = (1 << len(jobs)) - 1
-    spans = [predictor.makespan(_members(jobs, subset))
-             for subset in range(whole + 1)]
-    best = [(span, subset) for subset, span in enumerate(spans)]
-    tables = [best]
-    for _ in range(min(gpus, len(jobs)) - 1):
-        best = [min((max(spans[part], best[subset ^ part][0]), part)
-                    for part in _parts(subset))
-                for subset in range(whole + 1)]
-        tables.append(best)
-    groups, subset = [], whole
-    for table in reversed(tables):
-        part = table[subset][1]
-        groups.append(tuple(_members(jobs, part)))
-        subset ^= part
-    return tuple(groups) + ((),) * (gpus - len(groups))
-
-
-def _parts(subset: int) -> Iterator[int]:
-    """Yield the subsets that have the first member.
-
-    They are enough, because the GPUs are alike.
-    """
-    first = subset & -subset
-    rest = subset ^ first
-    part = rest
-    while True:
-        yield part | first
-        if not part:
-            return
-        part = (part - 1) & rest
-
-
-def _members(jobs, subset):
-    return [job for index, job in enumerate(jobs) if subset >> index & 1]
 
 
 def _one_by_one(jobs: Sequence[Job], gpus: int,

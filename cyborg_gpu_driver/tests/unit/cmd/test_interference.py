@@ -271,11 +271,6 @@ class PredictionTest(InterferenceCase):
         self.assertEqual([['a', 'b'], ['a', 'b']],
                          [sorted(row['Applications']) for row in rows[:2]])
         self.assertEqual({40.0}, {row['Makespan'] for row in rows[:2]})
-        self.assertIn('No other placement', self.run_program(*arguments)[1])
-
-    def test_plan_of_many_has_a_bound(self):
-        self.assertIn('times as long', self.run_program(
-            'plan', '--file', self.path, '--gpus', 2, *'a' * 12)[1])
 
     def test_plan_without_room(self):
         for count in 2, 12:
@@ -308,7 +303,7 @@ class PredictionTest(InterferenceCase):
         _, errors = self.run_program(
             'plan', '--file', admin / 'example-interference.json', '--gpus',
             2, 'matrix', 'gzip', 'sha256sum', 'sort')
-        self.assertIn('No other placement', errors)
+        self.assertEqual('', errors)
 
     def test_tables_are_narrow(self):
         for arguments in (('show', self.path),
