@@ -39,7 +39,6 @@ from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import target as partition_target
-from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.ready import apply
 
@@ -368,8 +367,6 @@ def _fixed(gpu, resettable):
 
 
 # The files in a deployed image that partition the GPUs at its first boot.
-#
-# Values only: the caller that has the image mounted writes them.
 
 UNIT = 'cyborg-gpu-firstboot.service'
 """The systemd unit, a file next to this module."""
@@ -379,39 +376,6 @@ UNIT_PATH = f'etc/systemd/system/{UNIT}'
 WANTS_PATH = f'etc/systemd/system/multi-user.target.wants/{UNIT}'
 """The link that ``systemctl enable`` creates for
 ``WantedBy=multi-user.target``."""
-
-
-@dataclasses.dataclass(frozen=True)
-class File:
-    """A file that root owns."""
-
-    path: str
-    """From the root of the image, without a leading slash."""
-    text: str
-    mode: int = 0o644
-
-
-@dataclasses.dataclass(frozen=True)
-class Link:
-    """A symbolic link."""
-
-    path: str
-    """From the root of the image, without a leading slash."""
-    target: str
-    """As the booted system sees it."""
-
-
-def files(layout_text: str) -> tuple[File | Link, ...]:
-    """Return all that an image needs besides this package and the driver.
-
-    Existing files with these names are to be replaced.
-
-    :param layout_text: a layout file in mig-parted's format, of one entry.
-    :raises LayoutError: if the text is not such a file.
-    """
-    layout_file.LayoutFile.parse(layout_text, LAYOUT_PATH).entry()
-    return (File(LAYOUT_PATH, layout_text), File(UNIT_PATH, unit_text()),
-            Link(WANTS_PATH, f'/{UNIT_PATH}'))
 
 
 def unit_text() -> str:

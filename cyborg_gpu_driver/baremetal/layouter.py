@@ -191,13 +191,11 @@ def _needs_program(gpu, wanted):
 def _stage(image, entry):
     """Write the files that the system needs; return their paths."""
     text = layout_file.LayoutFile((entry,), entry.source).dump()
-    placed = []
-    for item in cleaning.files(text):
-        if isinstance(item, cleaning.Link):
-            image.link(item.path, item.target)
-        else:
-            image.write(item.path, item.text, item.mode)
-        placed.append(f'/{item.path}')
+    image.write(cleaning.LAYOUT_PATH, text, 0o644)
+    image.write(cleaning.UNIT_PATH, cleaning.unit_text(), 0o644)
+    image.link(cleaning.WANTS_PATH, f'/{cleaning.UNIT_PATH}')
+    placed = [f'/{path}' for path in (
+        cleaning.LAYOUT_PATH, cleaning.UNIT_PATH, cleaning.WANTS_PATH)]
     LOG.info('Wrote layout %(layout)s to the image: %(paths)s',
              {'layout': entry.name, 'paths': ', '.join(placed)})
     return placed

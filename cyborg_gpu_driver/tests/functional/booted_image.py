@@ -116,14 +116,12 @@ class Image:
 
     def stage(self, layout: str) -> None:
         """Put a layout and the unit into the image."""
-        for item in cleaning.files(layout):
-            if isinstance(item, cleaning.File):
-                self.write(item.path, item.text, item.mode)
-                continue
-            target = self.path(item.path)
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            if not os.path.lexists(target):
-                os.symlink(item.target, target)
+        self.write(cleaning.LAYOUT_PATH, layout)
+        self.write(cleaning.UNIT_PATH, cleaning.unit_text())
+        target = self.path(cleaning.WANTS_PATH)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        if not os.path.lexists(target):
+            os.symlink(f'/{cleaning.UNIT_PATH}', target)
 
     def hardware(self) -> simulator.Machine:
         """Return the simulated machine, so that a test can change it."""

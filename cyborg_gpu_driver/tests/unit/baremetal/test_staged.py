@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The files that are staged in an image, and the unit that runs at boot."""
+"""The unit that runs at the boot of a staged image."""
 
 import configparser
 import shlex
@@ -20,50 +20,8 @@ import subprocess
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import cleaning
 from cyborg_gpu_driver.cmd import main
-from cyborg_gpu_driver.partition.layout import file as layout_file
-
-_LAYOUT = """
-version: v1
-mig-configs:
-  slices:
-    - devices: all
-      mig-enabled: true
-      mig-devices: {"1g.10gb": 7}
-"""
-
-
-class StagedTest(base.BaseTestCase):
-
-    def test_files(self):
-        layout, unit, link = cleaning.files(_LAYOUT)
-        self.assertEqual(cleaning.File('etc/cyborg-gpu/layout.yaml', _LAYOUT,
-                                       0o644), layout)
-        self.assertEqual(
-            'etc/systemd/system/cyborg-gpu-firstboot.service', unit.path)
-        self.assertEqual(cleaning.unit_text(), unit.text)
-        self.assertEqual(cleaning.Link(
-            'etc/systemd/system/multi-user.target.wants/'
-            'cyborg-gpu-firstboot.service',
-            '/etc/systemd/system/cyborg-gpu-firstboot.service'), link)
-
-    def test_a_written_layout_can_be_staged(self):
-        text = layout_file.LayoutFile.parse(_LAYOUT, 'here').dump()
-        self.assertEqual(text, cleaning.files(text)[0].text)
-
-    def test_nothing_else_is_staged(self):
-        two = _LAYOUT + _LAYOUT.partition('mig-configs:\n')[2].replace(
-            'slices', 'more')
-        for text, words in (('', 'found nothing; expected a mapping'),
-                            (two, 'the file has several entries; choose one'),
-                            (_LAYOUT.replace('devices: all', 'devices: x'),
-                             "devices: found 'x'; expected all, or a list")):
-            error = self.assertRaises(exception.LayoutError, cleaning.files,
-                                      text)
-            self.assertIn(words, str(error))
-            self.assertIn(cleaning.LAYOUT_PATH, str(error))
 
 
 class UnitTest(base.BaseTestCase):
