@@ -186,7 +186,7 @@ def read(console: str, token: str) -> Report:
                 problem.strip()))
         elif end and last is None:
             last = int(end)
-    known = []
+    known: list[Run] = []
     while len(known) + 1 in runs:
         known.append(runs[len(known) + 1])
     return Report(begun or bool(known), tuple(known),

@@ -465,8 +465,8 @@ class Machine:
         """
         found: list[results.Runs] = []
         with contextlib.ExitStack() as stack:
-            companion = other and stack.enter_context(
-                Repeated(other))
+            companion = (None if other is None
+                         else stack.enter_context(Repeated(other)))
             for _ in range(count):
                 found.append(run(
                     application, companion, self.timeout, self.gpu_memory,
