@@ -32,7 +32,7 @@ def read(conf: cfg.ConfigOpts) -> tuple[layout_file.LayoutFile, ...]:
                  for path in conf[baremetal.GROUP].layout_files)
 
 
-def _read(path):
+def _read(path: str) -> layout_file.LayoutFile:
     try:
         with open(path, encoding='utf-8') as stream:
             text = stream.read()

@@ -114,20 +114,22 @@ def wrong_confidential_computing(wanted: Modes, found: str | None) -> str:
             f'last inspection: {_CC_TOOL.format(expected)}{_AGAIN}')
 
 
-def _differs(name, wanted, found):
+def _differs(name: str, wanted: bool | None, found: bool | None
+             ) -> Iterator[str]:
     if None not in (wanted, found) and wanted != found:
         yield (f'its {name} mode is {_word(found)} instead of '
                f'{_word(wanted)}: clear_gpu_partitions sets it{_AGAIN}')
 
 
-def _word(enabled):
+def _word(enabled: bool | None) -> str:
     return 'on' if enabled else 'off'
 
 
-def _flags(gpus, key):
+def _flags(gpus: Mapping[model.PciAddress, Mapping[str, Any]], key: str
+           ) -> dict[model.PciAddress, bool]:
     return {address: values[key] for address, values in gpus.items()
             if isinstance(values.get(key), bool)}
 
 
-def _mapping(value):
+def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}

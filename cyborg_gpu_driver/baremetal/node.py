@@ -18,6 +18,7 @@ import collections
 import dataclasses
 from collections.abc import Collection
 from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -79,7 +80,7 @@ def suits(gpus: Sequence[model.Gpu], entry: layout_file.Entry) -> bool:
     return any(spoken_of)
 
 
-def _speaks(entry, index, gpu):
+def _speaks(entry: layout_file.Entry, index: int, gpu: model.Gpu) -> bool:
     """Whether a layout selects a GPU.
 
     :raises LayoutError: if the GPU cannot be as the layout wants.
@@ -238,12 +239,14 @@ def traits(current: Iterable[str], inventory: baremetal_inventory.Inventory,
                   tuple(sorted(wanted[:room])), tuple(wanted[room:]), refused)
 
 
-def _healthy(inventory, unhealthy):
+def _healthy(inventory: baremetal_inventory.Inventory,
+             unhealthy: Collection[str]) -> Iterator[str]:
     if inventory.gpus and inventory.asked and not unhealthy:
         yield baremetal_inventory.HEALTHY
 
 
-def _unhealthy(ours, inventory):
+def _unhealthy(ours: Iterable[str], inventory: baremetal_inventory.Inventory
+               ) -> list[str]:
     """Return traits of the conditions of the GPUs.
 
     If GPUs could not be queried, the node keeps its earlier ones.
@@ -255,19 +258,22 @@ def _unhealthy(ours, inventory):
     return sorted(found)
 
 
-def _boards(gpus):
+def _boards(gpus: Sequence[model.Gpu]) -> Iterator[str]:
     if gpus:
         yield baremetal_inventory.count_trait(len(gpus))
     for gpu in gpus:
         yield from names.traits_of_board(gpu)
 
 
-def _clique(inventory):
+def _clique(inventory: baremetal_inventory.Inventory) -> Iterator[str]:
     if inventory.clique is not None:
         yield baremetal_inventory.clique_trait(inventory.clique)
 
 
-def _layouts(gpus, files, templates, refused, all_layouts):
+def _layouts(gpus: Sequence[model.Gpu],
+             files: Iterable[layout_file.LayoutFile],
+             templates: Mapping[str, Any], refused: dict[str, str],
+             all_layouts: bool) -> tuple[str, ...]:
     """Return traits of layouts, first of templates, then the operator's.
 
     A trait stands for what its deploy template does, or without a template
@@ -361,7 +367,7 @@ def _words(gpus: Collection) -> collections.Counter[str]:
         .replace('_', '-') for gpu in gpus)
 
 
-def _kinds(gpus):
+def _kinds(gpus: Iterable[model.Gpu]) -> list[tuple[model.Gpu, int]]:
     """Return one GPU of each kind and their number, in their order."""
     found: dict[tuple, list] = collections.defaultdict(list)
     for gpu in gpus:

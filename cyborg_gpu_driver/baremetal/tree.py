@@ -24,6 +24,7 @@ import os
 import stat
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Iterator
 
 from cyborg_gpu_driver import exception
 
@@ -57,7 +58,7 @@ class Tree:
 
         :raises ImageRefused: if it cannot be written.
         """
-        def make(name, directory):
+        def make(name: str, directory: int) -> None:
             with open(os.open(name, _FILE, 0o600, dir_fd=directory), 'w',
                       encoding='utf-8') as stream:
                 stream.write(text)
@@ -98,7 +99,7 @@ class Tree:
                 reason=f'/{path} cannot be written: '
                 f'{error.strerror}') from error
 
-    def _is_program(self, path):
+    def _is_program(self, path: str) -> bool:
         try:
             parts = self._resolve(path)
             mode = 0 if parts is None else os.lstat(
@@ -110,7 +111,7 @@ class Tree:
         return stat.S_ISREG(mode) and bool(mode & 0o111)
 
     @contextlib.contextmanager
-    def _directory(self, path):
+    def _directory(self, path: str) -> Iterator[int]:
         """Yield a directory's descriptor; create the directory if missing.
 
         :raises OSError: if something else exists at the path.
@@ -122,14 +123,14 @@ class Tree:
                 os.mkdir(name, 0o755, dir_fd=directory)
                 _label(name, directory)
                 os.fsync(directory)
-            parts = self._resolve(path)
+            parts = self._resolve(path) or path.split('/')
         descriptor = os.open(self._path(parts), _DIRECTORY)
         try:
             yield descriptor
         finally:
             os.close(descriptor)
 
-    def _resolve(self, path):
+    def _resolve(self, path: str) -> list[str] | None:
         """Return the names of the link-free path; None if nothing exists
         there.
         """
@@ -157,14 +158,14 @@ class Tree:
             left.extend(target.split('/')[::-1])
         return found
 
-    def _path(self, parts):
+    def _path(self, parts: Iterable[str]) -> str:
         """Return a path without a link below the root. Nothing in the tree
         changes meanwhile, because no program of the tree runs.
         """
         return os.path.join(self._root, *parts)
 
 
-def _label(name, directory):
+def _label(name: str, directory: int) -> None:
     """Give a new file SELinux's label of its directory.
 
     The kernel does so if a policy is loaded. In a ramdisk there is none, and

@@ -202,7 +202,8 @@ def runs_of(report: Report, application: apps.Application, timeout: float
     return [_result(run, application, timeout) for run in report.runs]
 
 
-def _result(run, application, timeout):
+def _result(run: Run, application: apps.Application, timeout: float
+            ) -> results.Runs:
     outcome = _outcome(run, application, timeout)
     if outcome is results.Outcome.MEASURED:
         return results.Runs(seconds=(run.seconds,))
@@ -214,7 +215,8 @@ def _result(run, application, timeout):
     return results.Runs(outcome, problem=f'{application.name}: {problem}')
 
 
-def _outcome(run, application, timeout):
+def _outcome(run: Run, application: apps.Application, timeout: float
+             ) -> results.Outcome:
     if not run.exit_code:
         return results.Outcome.MEASURED
     # Both clock readings were rounded down.

@@ -21,6 +21,7 @@ import io
 import math
 from collections.abc import Mapping
 from collections.abc import Sequence
+from typing import Any
 
 from cyborg_gpu_driver import exception
 
@@ -99,14 +100,17 @@ def draw(names: Sequence[str],
     return content.getvalue()
 
 
-def _value(row, other, worst):
+def _value(row: Mapping[str, float | None], other: str, worst: float
+           ) -> float:
     """Return the value that stands for a cell's colour."""
     if other not in row:
         return math.nan
-    return 2 * worst if row[other] is None else row[other]
+    value = row[other]
+    return 2 * worst if value is None else value
 
 
-def _label(axes, x, y, row, other, worst):
+def _label(axes: Any, x: int, y: int, row: Mapping[str, float | None],
+           other: str, worst: float) -> None:
     if other not in row:
         return
     value = row[other]

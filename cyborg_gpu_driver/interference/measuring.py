@@ -96,15 +96,16 @@ def _step(found: results.Results, runner: Runner,
         _most(one.gpu_memory_mib for one in runs), last.problem)
 
 
-def _is_too_much(found, runner, *names):
+def _is_too_much(found: results.Results, runner: Runner, *names: str) -> bool:
     """Whether two applications together need more memory than a GPU has.
 
     Their memory is that of the runs alone. An allocation that CUDA refuses
     never shows in the memory in use, and each program chooses its own exit
     code.
     """
-    needs = [found.runs[name, None].gpu_memory_mib for name in names]
-    return (runner.gpu_memory_mib is not None and None not in needs
+    needs = [need for name in names
+             if (need := found.runs[name, None].gpu_memory_mib) is not None]
+    return (runner.gpu_memory_mib is not None and len(needs) == len(names)
             and sum(needs) > runner.gpu_memory_mib)
 
 
@@ -137,7 +138,7 @@ def write(path: str, content: bytes) -> None:
             expected=f'cannot be written: {error.strerror}') from error
 
 
-def _umask():
+def _umask() -> int:
     """Return the permissions that new files of this process do not get."""
     mask = os.umask(0o077)
     os.umask(mask)

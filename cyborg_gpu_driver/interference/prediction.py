@@ -30,6 +30,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 
@@ -99,11 +100,12 @@ class Predictor:
         """Return when the last job ends."""
         return max(self.ends(jobs), default=0.0)
 
-    def _is_room(self, jobs):
+    def _is_room(self, jobs: Sequence[Job]) -> bool:
         return (self._memory_mib is None or sum(
             job.memory_mib or 0 for job in jobs) <= self._memory_mib)
 
-    def _slowdown(self, jobs, index, running):
+    def _slowdown(self, jobs: Sequence[Job], index: int,
+                  running: Iterable[int]) -> float:
         return self._matrix.slowdown(
             jobs[index].application,
             (jobs[other].application for other in running if other != index))
@@ -184,9 +186,9 @@ def _longest_first(jobs: Sequence[Job]) -> list[Job]:
     return sorted(jobs, key=lambda job: (-job.seconds, job.application))
 
 
-def _memory(group):
+def _memory(group: Iterable[Job]) -> int:
     return sum(job.memory_mib or 0 for job in group)
 
 
-def _makespan(groups, predictor):
+def _makespan(groups: Groups, predictor: Predictor) -> float:
     return max(map(predictor.makespan, groups), default=0.0)

@@ -153,7 +153,7 @@ class Peak:
         if largest > own:
             self._resident = max(self._resident, largest)
 
-    def _watch(self):
+    def _watch(self) -> None:
         interval = _FIRST_INTERVAL
         while True:
             pids = tree(self._pid)
@@ -166,11 +166,11 @@ class Peak:
             interval = min(2 * interval, _INTERVAL)
 
 
-def _words(path):
+def _words(path: str) -> list[str]:
     return ' '.join(_lines(path)).split()
 
 
-def _lines(path):
+def _lines(path: str) -> list[str]:
     try:
         with open(path, encoding='utf-8') as stream:
             return stream.read().splitlines()
@@ -188,7 +188,7 @@ class Endings:
 
     _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._number: int | None = None
         self._before: dict[int, Any] = {}
 
@@ -226,7 +226,7 @@ class Endings:
         poll.poll(int(seconds * 1000))
         self.check()
 
-    def _note(self, number, _frame):
+    def _note(self, number: int, _frame: object) -> None:
         if self._number is None:
             self._number = number
             os.write(self._end, b'.')
@@ -237,7 +237,7 @@ class Child:
 
     :param oom_kills: counts the kernel's kills for lack of memory.
     :ivar seconds: how long the application ran.
-    :ivar outcome: how the run has ended; None while it continues.
+    :ivar outcome: how the run has ended; timed out while it continues.
     :raises InvalidValue: if its command cannot be started.
     """
 
@@ -262,7 +262,7 @@ class Child:
         self.pid = self._process.pid
         self.exit_code: int | None = None
         self.seconds = 0.0
-        self.outcome: Outcome | None = None
+        self.outcome = Outcome.TIMED_OUT
         self.largest = 0
         """Resident bytes of the largest of its processes."""
         try:
@@ -303,11 +303,11 @@ class Child:
                else f'ended by signal {-code}')
         return f'{self.application.name}: {how}{self._complaint}'
 
-    def _close(self):
+    def _close(self) -> None:
         os.close(self.descriptor)
         self._finish()
 
-    def _finish(self):
+    def _finish(self) -> None:
         # Until its first process is waited for, no other group can get the
         # number of this group.
         self._signal(signal.SIGKILL)
@@ -321,7 +321,7 @@ class Child:
         self._complaint = self._last_line()
         self._errors.close()
 
-    def _outcome(self):
+    def _outcome(self) -> Outcome:
         if self.exit_code == 0:
             return Outcome.MEASURED
         killed = self.exit_code in (-signal.SIGKILL, _SHELL_KILLED)
@@ -330,11 +330,11 @@ class Child:
             return Outcome.OUT_OF_MEMORY
         return Outcome.FAILED
 
-    def _signal(self, number):
+    def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
-    def _last_line(self):
+    def _last_line(self) -> str:
         end = self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, end - 4 * _TEXT))
         lines = self._errors.read().decode(errors='replace').split('\n')
@@ -422,7 +422,8 @@ def run(application: apps.Application, companion: Repeated | None,
                  else ()))
 
 
-def _watched(child, companion, deadline, endings):
+def _watched(child: Child, companion: Repeated | None, deadline: float,
+             endings: Endings | None) -> Child | None:
     """Return what decided the run: the child, or a failed companion.
 
     None if the deadline passes first.
@@ -433,7 +434,7 @@ def _watched(child, companion, deadline, endings):
         if child in ended:
             child.ended()
             return child
-        if not ended:
+        if not ended or companion is None:
             return None
         other = companion.child
         if not companion.ended():

@@ -54,7 +54,7 @@ class Node:
     """The layout's name, which must be valid as a label's value."""
     gpus: tuple[NodeGpu, ...]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if (len(self.name) > _LABEL_LONGEST
                 or not _LABEL.fullmatch(self.name)):
             raise exception.InvalidValue(
@@ -109,8 +109,8 @@ def wanted_by(gpus: Sequence[model.Gpu], entry: layout_file.Entry | None,
                  for index in indices)
 
 
-def _now(gpu):
-    return layout_state.export([gpu]).entry().for_gpu(0, gpu)
+def _now(gpu: model.Gpu) -> target.Wanted:
+    return layout_state.export([gpu]).entry().for_chosen([gpu], [0])[0]
 
 
 def mig_entry(node: Node) -> layout_file.Entry:

@@ -90,12 +90,12 @@ def notes(node: kubernetes_node.Node, strategy: Strategy) -> tuple[str, ...]:
         if item.enabled and not item.wanted.devices)
 
 
-def _no_gpu(node):
+def _no_gpu(node: kubernetes_node.Node) -> str | None:
     """Return why strategy none offers nothing; None if it offers GPUs."""
     return None if node.gpus else 'the node has no GPU'
 
 
-def _not_single(node):
+def _not_single(node: kubernetes_node.Node) -> str | None:
     """Return why the plugin fails with strategy single; None if it works."""
     if not node.with_mig:
         return _no_gpu(node)
@@ -116,7 +116,7 @@ def _not_single(node):
     return None
 
 
-def _not_mixed(node):
+def _not_mixed(node: kubernetes_node.Node) -> str | None:
     """Return why the plugin fails with strategy mixed; None if it works."""
     for devices in node.devices:
         if devices.slices != devices.profile.slices:
@@ -130,7 +130,7 @@ def _not_mixed(node):
     return None
 
 
-def _attributes(devices):
+def _attributes(devices: target.WantedDevices) -> tuple[Any, ...]:
     """Return what the plugin compares (nvmlDeviceAttributes_t)."""
     profile = devices.profile
     return (profile.slices, devices.slices, profile.memory_mib,
@@ -237,7 +237,8 @@ def shared(method: Method, replicas: int, asked: Iterable[str],
     return Sharing(method, replicas, names, rename, several)
 
 
-def _check_mps(replicas, node, strategy):
+def _check_mps(replicas: int, node: kubernetes_node.Node, strategy: Strategy
+               ) -> None:
     if strategy is Strategy.MIXED:
         raise _no_mps('the device plugin rejects it with strategy mixed; use '
                       'none, or time-slicing')
@@ -255,7 +256,7 @@ def _check_mps(replicas, node, strategy):
                          f'{item.gpu.model or item.gpu.device_id}')
 
 
-def _no_mps(reason):
+def _no_mps(reason: str) -> exception.InvalidValue:
     return exception.InvalidValue(
         what='sharing', value=Method.MPS.value, expected=reason)
 

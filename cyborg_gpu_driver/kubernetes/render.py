@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
@@ -47,11 +49,11 @@ _MIG_FILE = 'config.yaml'
 _SOURCE = 'rendered layouts'
 
 
-def _section(**keywords):
+def _section(**keywords: Any) -> schema.Schema:
     return schema.nullable({'type': 'object', **keywords})
 
 
-def _data(**keywords):
+def _data(**keywords: Any) -> schema.Schema:
     return _section(properties={'config': _section(properties={
         'data': _section(**keywords)})})
 
@@ -117,7 +119,7 @@ class Values:
                     'for resetting a node')
         return entries
 
-    def _below(self, *keys):
+    def _below(self, *keys: str) -> Mapping[str, Any]:
         """Return a nested mapping; empty if it does not exist."""
         found = self.content
         for key in keys:
@@ -189,7 +191,8 @@ def merged(values: Values, strategy: kubernetes_plugin.Strategy,
     return found
 
 
-def _part_config(found, part, defaults):
+def _part_config(found: dict[str, Any], part: str, defaults: dict[str, Any]
+                 ) -> dict[str, Any]:
     """Return a part's ``config``; create it if it is missing."""
     found[part] = dict(found.get(part) or {})
     found[part]['config'] = {**defaults, **(found[part].get('config') or {})}
@@ -292,7 +295,7 @@ def render(wanted: Sequence[Wanted],
         _notes(wanted, strategy))
 
 
-def _check_names(nodes):
+def _check_names(nodes: Sequence[kubernetes_node.Node]) -> None:
     names = [node.name for node in nodes]
     for node in nodes:
         if names.count(node.name) > 1 or node.name == DEFAULT:
@@ -308,7 +311,8 @@ def _check_names(nodes):
                 'mode off on all GPUs; rename the entry')
 
 
-def _files(wanted, strategy):
+def _files(wanted: Wanted, strategy: kubernetes_plugin.Strategy
+           ) -> tuple[dict[str, int], tuple[File, ...]]:
     """Return what pods can request on a node, and its layout's files."""
     node, sharing = wanted.node, wanted.sharing
     offered = kubernetes_plugin.allocatable(
@@ -319,13 +323,14 @@ def _files(wanted, strategy):
         _file(POD, _pod(node.name, offered)))
 
 
-def _labels(node):
+def _labels(node: kubernetes_node.Node) -> dict[str, str]:
     """Return the labels that choose a node's configuration and layout."""
     return {PLUGIN_CONFIG: node.name,
             **({MIG_CONFIG: node.name} if node.has_mig else {})}
 
 
-def _placed(wanted, parts):
+def _placed(wanted: Sequence[Wanted], parts: Sequence[tuple[File, ...]]
+            ) -> Iterator[File]:
     """Yield the files of all layouts, each with its final path."""
     for item, files in zip(wanted, parts, strict=True):
         for file in files:
@@ -333,7 +338,8 @@ def _placed(wanted, parts):
                 file, name=f'{item.node.name}/{file.name}')
 
 
-def _notes(wanted, strategy):
+def _notes(wanted: Sequence[Wanted], strategy: kubernetes_plugin.Strategy
+           ) -> tuple[str, ...]:
     """Return each note once."""
     return tuple(dict.fromkeys(
         note for item in wanted for note in (
@@ -347,7 +353,9 @@ def stream(files: tuple[File, ...]) -> str:
     return ''.join(f'---\n# {file.name}\n{file.text}' for file in files)
 
 
-def _config(strategy, sharing=None):
+def _config(strategy: kubernetes_plugin.Strategy,
+            sharing: kubernetes_plugin.Sharing | None = None
+            ) -> dict[str, Any]:
     flags = {'migStrategy': strategy.value}
     if (sharing is not None
             and sharing.method is kubernetes_plugin.Method.MPS):
@@ -359,7 +367,7 @@ def _config(strategy, sharing=None):
     return config
 
 
-def _pod(name, offered):
+def _pod(name: str, offered: Iterable[str]) -> dict[str, Any]:
     """Return a pod with one container for each resource."""
     return {
         'apiVersion': 'v1',
@@ -378,15 +386,15 @@ def _pod(name, offered):
     }
 
 
-def _container(asked):
+def _container(asked: str) -> str:
     """Return a container's name: a DNS label, so without dots."""
     return asked[len(kubernetes_node.PREFIX):].replace('.', '-')
 
 
-def _file(name, content):
+def _file(name: str, content: dict[str, Any]) -> File:
     return File(name, content, _dump(content))
 
 
-def _dump(content):
+def _dump(content: dict[str, Any]) -> str:
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False,
                      default_flow_style=False)

@@ -89,7 +89,7 @@ def quota_problem() -> str:
             'against quotas; Nova 34.0.0 (2026.2) is the first that does')
 
 
-def _major(version):
+def _major(version: str) -> int:
     """Return the first number of a version; 0 if it has none."""
     number = version.partition('.')[0]
     return int(number) if number.isascii() and number.isdigit() else 0

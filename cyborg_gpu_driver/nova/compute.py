@@ -61,7 +61,7 @@ def with_credentials(cyborg: Any, context_module: Any) -> None:
     """
     original = cyborg.get_client
 
-    def get_client(context):
+    def get_client(context: Any) -> Any:
         if not context.auth_token and not context.user_auth_plugin:
             context = context_module.get_nova_service_user_context()
         return original(context)
@@ -97,7 +97,7 @@ def main() -> int:
              'was not started')
         return 1
 
-    def refuse(reason):
+    def refuse(reason: str) -> Exception:
         return errors.AcceleratorRequestOpFailed(op='attach', msg=reason)
 
     version = capability.nova_version()
@@ -119,7 +119,7 @@ def main() -> int:
     return 0
 
 
-def _say(message):
+def _say(message: str) -> None:
     # Nova's log is not set up yet.
     sys.stderr.write(f'{_PROGRAM}: {message}\n')
 

@@ -87,12 +87,12 @@ def of_group(arq: Mapping[str, Any]) -> tuple[model.PciAddress, ...] | None:
     try:
         found = nvlink.from_text(text) if isinstance(text, str) else ()
     except exception.InvalidPciAddress as error:
-        raise _address_refusal(arq, leader, str(error)) from error
+        raise _refusal(arq, leader, str(error)) from error
     if len(found) != size or len(set(found)) != size:
-        raise _address_refusal(arq, leader, f'it names {len(set(found))} GPUs '
+        raise _refusal(arq, leader, f'it names {len(set(found))} GPUs '
                                f'instead of {size}: {text!r}')
     if found[0] != leader:
-        raise _address_refusal(
+        raise _refusal(
             arq, leader, f'the first of its GPUs is {found[0]}')
     return found
 
@@ -105,12 +105,6 @@ def as_pci(arq: Mapping[str, Any], address: model.PciAddress
         'domain': f'{address.domain:04x}', 'bus': f'{address.bus:02x}',
         'device': f'{address.device:02x}',
         'function': f'{address.function:x}'}}
-
-
-def _address_refusal(arq: Mapping[str, Any], address: model.PciAddress | None,
-                     reason: str) -> exception.HandleRefused:
-    return exception.HandleRefused(
-        arq=arq.get('uuid'), address=address, reason=reason)
 
 
 _DEVICES = ('bus', 'pci', 'devices')
@@ -183,7 +177,8 @@ class HandleReader:
         return found
 
 
-def _refusal(arq, address, reason):
+def _refusal(arq: Mapping[str, Any], address: model.PciAddress | None,
+             reason: str) -> exception.HandleRefused:
     return exception.HandleRefused(
         arq=arq.get('uuid'), address=address, reason=reason)
 
@@ -214,7 +209,9 @@ def assigned(gpu: model.Gpu, policy: policies_module.Policy,
         for item in fixed.plan(gpu, policy, remembered).vgpus)
 
 
-def _assigned(gpu, policy, assignment, live_migratable):
+def _assigned(gpu: model.Gpu, policy: policies_module.Policy,
+              assignment: Any, live_migratable: bool
+              ) -> pci_config.Assigned:
     # Cyborg would give the type the same resource class and traits.
     offer = offers.Offer(
         gpu=gpu.address, policy=policy.name, mode=policy.mode,
@@ -294,7 +291,7 @@ class Requests:
                     f'{instance.node}')
         return found
 
-    def _read(self, context, server):
+    def _read(self, context: Any, server: str) -> list[dict[str, Any]]:
         while True:
             begun = self._clock()
             try:

@@ -25,6 +25,7 @@ import time
 import weakref
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 from cyborg_gpu_driver.nova.weighing import cost as weigher_cost
@@ -144,7 +145,8 @@ class Promises:
         return [promise for promise in self._all()
                 if promise.shown is None or promise.shown > fleet.number]
 
-    def _show(self, made, units, began):
+    def _show(self, made: list[Promise], units: int,
+              began: Mapping[str, float]) -> None:
         waiting = [promise for promise in made if promise.shown is None]
         # Ended requests come first: their units are not those of others.
         for promise in sorted(waiting, key=lambda item: not _has(item, began)):
@@ -153,17 +155,17 @@ class Promises:
                 break
             promise.shown = self._number
 
-    def _keep_only(self, is_kept):
+    def _keep_only(self, is_kept: Callable[[Promise], bool]) -> None:
         for provider, made in list(self._made.items()):
             made[:] = filter(is_kept, made)
             if not made:
                 del self._made[provider], self._used[provider]
 
-    def _all(self):
+    def _all(self) -> list[Promise]:
         return [promise for made in self._made.values() for promise in made]
 
 
-def _has(promise, began):
+def _has(promise: Promise, began: Mapping[str, float]) -> bool:
     """Whether the host of a promise was read after the request's end."""
     return (promise.ended is not None
             and began.get(promise.host, -math.inf) > promise.ended)

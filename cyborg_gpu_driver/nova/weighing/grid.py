@@ -86,7 +86,8 @@ def tables(profiles: tuple[str, ...]) -> tuple[geometry.Table, ...]:
         for shapes in _hypotheses(parsed))
 
 
-def _hypotheses(parsed) -> Iterator[list[tuple]]:
+def _hypotheses(parsed: tuple[names.ProfileName, ...]
+                ) -> Iterator[list[tuple]]:
     """Yield one list per hypothesis: the size and starts of each profile."""
     if all(name.slices in _SEVEN for name in parsed):
         unit = min(name.memory_gb / _SEVEN[name.slices][0]
@@ -98,7 +99,8 @@ def _hypotheses(parsed) -> Iterator[list[tuple]]:
         yield [_FOUR[name.slices] for name in parsed]
 
 
-def _profile(number, name, shape):
+def _profile(number: int, name: names.ProfileName, shape: tuple
+             ) -> model.GpuInstanceProfile:
     size, starts = shape
     # Every board with media extensions has exactly one set of them.
     most = 1 if name.attributes & {'+me', '+me.all'} else len(starts)
@@ -108,7 +110,8 @@ def _profile(number, name, shape):
             model.Placement(start, size) for start in starts))
 
 
-def _arrangements(grid, used):
+def _arrangements(grid: geometry.Geometry, used: Counts
+                  ) -> list[geometry.Occupancy]:
     """Return every occupancy with exactly that many of each profile."""
     found = {geometry.EMPTY}
     for profile, count in zip(grid.profiles, used, strict=True):
@@ -119,12 +122,16 @@ def _arrangements(grid, used):
     return sorted(found, key=lambda occupancy: occupancy.taken)
 
 
-def _settled(grid, free, occupancies):
+def _settled(grid: geometry.Geometry, free: Counts,
+             occupancies: list[geometry.Occupancy]
+             ) -> list[geometry.Occupancy]:
     return [occupancy for occupancy in occupancies
             if _left(grid, occupancy) == free]
 
 
-def _claimed(grid, free, occupancies):
+def _claimed(grid: geometry.Geometry, free: Counts,
+             occupancies: list[geometry.Occupancy]
+             ) -> list[geometry.Occupancy]:
     possible = [occupancy for occupancy in occupancies
                 if all(map(int.__le__, _left(grid, occupancy), free))]
     costs = [geometry.cost(grid, occupancy) for occupancy in possible]
@@ -132,6 +139,6 @@ def _claimed(grid, free, occupancies):
             in zip(possible, costs, strict=True) if cost == min(costs)]
 
 
-def _left(grid, occupancy):
+def _left(grid: geometry.Geometry, occupancy: geometry.Occupancy) -> Counts:
     return tuple(grid.creatable(occupancy, profile)
                  for profile in grid.profiles)

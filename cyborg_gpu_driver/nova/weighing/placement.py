@@ -114,7 +114,7 @@ def wish(extra_specs: Mapping[str, str], flavor: str) -> Wish:
               if key.startswith(PREFER)))
 
 
-def _preference(key, value, flavor):
+def _preference(key: str, value: str, flavor: str) -> tuple[str, float]:
     trait = key[len(PREFER):]
     if not re.fullmatch(TRAIT, trait):
         raise _wrong(key, flavor, value, 'expected a trait after '
@@ -125,7 +125,8 @@ def _preference(key, value, flavor):
     return trait, float(value)
 
 
-def _wrong(key, flavor, value, expected):
+def _wrong(key: str, flavor: str, value: str, expected: str
+           ) -> exception.InvalidValue:
     return exception.InvalidValue(
         what=f'Extra spec {key} of flavor {flavor}:', value=value,
         expected=expected)
@@ -147,7 +148,7 @@ def figure(policy: Placement, cost: weigher_cost.Cost, company: Company,
     return _trouble(company, utilization) - _TIE * cost.spreading
 
 
-def _trouble(company, utilization):
+def _trouble(company: Company, utilization: float | None) -> float:
     """Return how much the servers on a GPU disturb each other.
 
     The measure is the measured slowdowns, or otherwise the number of slices
@@ -162,7 +163,7 @@ def _trouble(company, utilization):
                utilization + _IDLE * company.neighbours)
 
 
-def _standalone(cost, company):
+def _standalone(cost: weigher_cost.Cost, company: Company) -> float:
     if company.strangers or math.isinf(cost.loss):
         return math.inf
     # GPUs that the project uses already come first; ties are broken as by

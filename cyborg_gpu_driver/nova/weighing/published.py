@@ -161,7 +161,7 @@ def claimed(offers: tuple[Offer, ...], amounts: Mapping[str, int]
     was_idle = not any(offer.used for offer in offers)
     is_used = any(amounts.get(offer.provider) for offer in offers)
 
-    def after(offer):
+    def after(offer: Offer) -> Offer:
         amount = amounts.get(offer.provider, 0)
         has_no_type = (was_idle and is_used and not amount
                        and role_of(offer.profile) is policy.Mode.VGPU)
@@ -222,7 +222,7 @@ class Matrix:
         return sum(self._pair(application, other)
                    + self._pair(other, application) - 2 for other in beside)
 
-    def _pair(self, application, other):
+    def _pair(self, application: str, other: str) -> float:
         return self._slowdowns.get(application, {}).get(other, self._mean)
 
 
@@ -240,7 +240,7 @@ def parse(document: Any) -> Matrix:
                    for application, row in rows.items()})
 
 
-def _row(application, row):
+def _row(application: str, row: Any) -> dict[str, float]:
     if not isinstance(row, dict):
         raise exception.InvalidValue(
             what=f'slowdown of {application}', value=row, expected=_FORM)
@@ -248,7 +248,7 @@ def _row(application, row):
             for other, value in row.items()}
 
 
-def _number(application, other, value):
+def _number(application: str, other: str, value: Any) -> float:
     if value is None:
         return math.inf
     if (isinstance(value, bool) or not isinstance(value, int | float)
