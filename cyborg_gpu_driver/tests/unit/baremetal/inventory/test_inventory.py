@@ -60,15 +60,6 @@ class CliquesTest(base.BaseTestCase):
         self.assertIsNone(found.clique)
         self.assertEqual(self.clique, self.parse(*[self.clique] * 4).clique)
 
-    def test_what_is_malformed(self):
-        for text in ('', self.clique.upper(), f'{self.clique}0',
-                     self.clique.replace('.', '-')):
-            error = self.assertRaises(exception.InventoryError, self.parse,
-                                      None, text)
-            self.assertIn('inventory.gpus[1].nvlink_clique: found ',
-                          str(error))
-
-
 class ModesTest(base.BaseTestCase):
 
     def setUp(self):
@@ -86,20 +77,6 @@ class ModesTest(base.BaseTestCase):
         self.assertEqual(found, modes.recorded(
             {'modes': found.to_dict()}))
 
-    def test_what_is_malformed(self):
-        sent = inspected.sent(self.host)
-        sent['gpus'][1]['ecc'] = 'on'
-        error = self.assertRaises(exception.InventoryError, inventory.parse,
-                                  sent)
-        self.assertIn("ramdisk: inventory.gpus[1].ecc: found 'on'; expected "
-                      'true or false', str(error))
-        sent = inspected.sent(self.host)
-        sent['confidential_computing'] = 'maybe'
-        error = self.assertRaises(exception.InventoryError, inventory.parse,
-                                  sent)
-        self.assertIn("confidential_computing: found 'maybe'; expected "
-                      'off, on, devtools or null', str(error))
-
 
 class RoundTripTest(base.BaseTestCase):
 
@@ -113,11 +90,6 @@ class RoundTripTest(base.BaseTestCase):
             self.assertEqual({}, found.unhealthy)
             self.assertEqual(all(gpu.visible_to_nvml for gpu in host.gpus),
                              found.asked)
-
-    def test_profiles_are_whole(self):
-        gpu = inspected.found(self, 'hgx-h100').gpus[0]
-        self.assertEqual(8, geometry.Geometry(gpu.mig.profiles).units)
-        self.assertEqual(7, len(gpu.nvlink_peers))
 
     def test_instances_are_not_sent(self):
         host = inspected.snapshot(self, 'dgx-a100-40')
@@ -202,11 +174,6 @@ class ParseTest(base.BaseTestCase):
             self.sent['version'] = version
             self.refused('ramdisk: inventory.version: found ', 'expected 1')
 
-    def test_true_is_no_number(self):
-        self.sent['gpus'][0]['memory_mib'] = True
-        self.refused('ramdisk: inventory.gpus[0].memory_mib: found true; '
-                     'expected a whole number from 0 to 67108864')
-
     def test_each_place_is_checked(self):
         for path, value, word in (
                 (['gpus'], {}, 'gpus: found an empty mapping; expected a '
@@ -222,14 +189,16 @@ class ParseTest(base.BaseTestCase):
                  'hexadecimal'),
                 (['gpus', 1, 'device_id'], '20b0\n', 'hexadecimal'),
                 (['gpus', 1, 'model'], '', '255 printable'),
-                (['gpus', 1, 'model'], ' ', '255 printable'),
                 (['gpus', 1, 'model'], 'a\nb', '255 printable'),
                 (['gpus', 1, 'model'], '\ud800', '255 printable'),
                 (['gpus', 1, 'model'], 'a' * 256, '255 printable'),
-                (['gpus', 1, 'memory_mib'], -1, 'whole number'),
-                (['gpus', 1, 'memory_mib'], 1e3, 'whole number'),
-                (['gpus', 1, 'memory_mib'], 1 << 40, 'whole number'),
-                (['gpus', 1, 'visible_to_nvml'], 1, 'true or false'),
+                (['gpus', 1, 'memory_mib'], 1 << 40, 'whole number from 0 to '
+                                                     '67108864'),
+                (['gpus', 1, 'ecc'], 'on', "ecc: found 'on'; expected true "
+                                           'or false'),
+                (['gpus', 1, 'nvlink_clique'], 'x.1', 'nvlink_clique: found'),
+                (['confidential_computing'], 'maybe', "found 'maybe'; "
+                 'expected off, on, devtools or null'),
                 (['gpus', 1, 'nvlink_peers'], [1],
                  'gpus[1].nvlink_peers[0]: found 1; expected a PCI address'),
                 (['gpus', 1, 'health'], ['XID_'],
@@ -252,21 +221,6 @@ class ParseTest(base.BaseTestCase):
             place[path[-1]] = value
             self.refused(word)
             self.sent = good
-
-    def test_missing(self):
-        for key in ('address', 'mig', 'health'):
-            good = copy.deepcopy(self.sent)
-            del self.sent['gpus'][1][key]
-            self.refused(f'ramdisk: inventory.gpus[1]: key {key!r} is missing')
-            self.sent = good
-
-    def test_same_address(self):
-        self.sent['gpus'].append(self.sent['gpus'][0])
-        self.refused('same address')
-
-    def test_too_many(self):
-        self.sent['gpus'] *= 17
-        self.refused('gpus: found 68 items; expected a list of at most 64')
 
     def test_same_profile(self):
         profiles = self.profiles(2, [{'start': 0, 'size': 1}])

@@ -137,27 +137,17 @@ class TraitsTest(NodeCase):
 class WrittenTest(NodeCase):
     """The traits that the property of a node lists as written by the hook."""
 
-    MINE = ('CUSTOM_NVIDIA_A100', 'CUSTOM_GPU_MODEL_CHEAP',
-            'CUSTOM_GPU_COUNT_LARGE', 'CUSTOM_GPU_MEMORY_BIG',
-            'CUSTOM_GPU_SICK_BAY', 'CUSTOM_NVIDIA_20B2')
-
-    def written(self, summary, *current):
-        return node.written({node.PROPERTY: summary}, current)
-
-    def test_never_inspected(self):
-        self.assertEqual(frozenset(), node.written({}, H100))
-
-    def test_recorded(self):
-        self.assertEqual(
-            {'CUSTOM_GPU_COUNT_8'},
-            self.written({node.TRAITS: ['CUSTOM_GPU_COUNT_8', 'X']},
-                         'CUSTOM_GPU_COUNT_8', *self.MINE))
-
-    def test_property_that_is_broken(self):
-        for summary in (None, 7, [], {}, {node.TRAITS: 'X'},
-                        node.summary(self.h100)):
-            self.assertEqual(frozenset(),
-                             self.written(summary, *self.MINE))
+    def test_written(self):
+        current = ('CUSTOM_GPU_COUNT_8', 'CUSTOM_NVIDIA_A100')
+        self.assertEqual(frozenset(), node.written({}, current))
+        for summary, expected in (
+                ({node.TRAITS: ['CUSTOM_GPU_COUNT_8', 'X']},
+                 {'CUSTOM_GPU_COUNT_8'}),
+                *((broken, set()) for broken in (
+                    None, 7, [], {}, {node.TRAITS: 'X'},
+                    node.summary(self.h100)))):
+            self.assertEqual(expected, node.written(
+                {node.PROPERTY: summary}, current))
 
 
 class HealthyTest(NodeCase):
@@ -221,39 +211,30 @@ class LayoutTraitsTest(NodeCase):
                                 templates={trait: items})
             self.assertEqual(expected, trait in found.traits)
 
-    def test_of_the_operator(self):
+    def test_which_layout_a_name_means(self):
+        """A template counts before the later of two files, that before all.
+        """
+        name = LAYOUT + 'ALL_1G_10GB'
+        fits, other = file(('all-1g.10gb', HALVES)), file(
+            ('all-1g.10gb', A100_HALVES))
+        for files, templates, expected in (
+                ((), {}, True), ((fits,), {}, True), ((other,), {}, False),
+                ((fits, other), {}, False), ((other, fits), {}, True),
+                ((fits,), {name: A100_HALVES}, False),
+                ((other,), {name: HALVES}, True)):
+            layouts, _others = self.traits(
+                self.h100, files=files, templates=templates)
+            self.assertEqual(expected, name in layouts)
+            self.assertEqual(18 + expected, len(layouts))
+
+    def test_of_the_operator_and_of_deploy_templates(self):
         layouts, _others = self.traits(self.h100, files=[
-            file(('halves', HALVES), ('other', A100_HALVES))])
-        self.assertIn(LAYOUT + 'HALVES', layouts)
-        self.assertNotIn(LAYOUT + 'OTHER', layouts)
-        self.assertEqual(20, len(layouts))
-
-    def test_the_operators_counts(self):
-        layouts, _others = self.traits(self.h100, files=[
-            file(('all-1g.10gb', A100_HALVES))])
-        self.assertEqual(18, len(layouts))
-        self.assertNotIn(LAYOUT + 'ALL_1G_10GB', layouts)
-
-    def test_the_later_file_counts(self):
-        files = [file(('x', HALVES)), file(('x', A100_HALVES))]
-        self.assertNotIn(LAYOUT + 'X', self.traits(
-            self.h100, files=files)[0])
-        self.assertIn(LAYOUT + 'X', self.traits(
-            self.h100, files=files[::-1])[0])
-
-    def test_of_deploy_templates(self):
-        layouts, _others = self.traits(self.h100, templates={
+            file(('halves', HALVES), ('other', A100_HALVES))], templates={
             LAYOUT + 'INLINE': HALVES, LAYOUT + 'NAMED': {'h': HALVES},
             LAYOUT + 'KNOWN': 'all-balanced', LAYOUT + 'A100': A100_HALVES})
         self.assertEqual(
-            {LAYOUT + 'INLINE', LAYOUT + 'NAMED', LAYOUT + 'KNOWN'},
-            layouts - self.traits(self.h100)[0])
-
-    def test_the_template_counts_before_all(self):
-        layouts, _others = self.traits(
-            self.h100, files=[file(('all-1g.10gb', HALVES))],
-            templates={LAYOUT + 'ALL_1G_10GB': A100_HALVES})
-        self.assertNotIn(LAYOUT + 'ALL_1G_10GB', layouts)
+            {LAYOUT + 'INLINE', LAYOUT + 'NAMED', LAYOUT + 'KNOWN',
+             LAYOUT + 'HALVES'}, layouts - self.traits(self.h100)[0])
 
     def test_template_that_cannot_be_used(self):
         wanted = node.traits([], self.h100, templates={
@@ -324,21 +305,16 @@ class PropertiesTest(NodeCase):
                 self.h100, gpus=(first,), problems=('no bus',)))['problems'])
 
     def test_capabilities(self):
-        self.assertEqual('gpu_count:8,gpu_model:h100-80gb-hbm3',
-                         node.capabilities(None, self.h100))
-        self.assertEqual(
-            'boot_mode:uefi,odd,a:b:c,gpu_count:8,gpu_model:h100-80gb-hbm3',
-            node.capabilities('boot_mode:uefi, gpu_model:x,odd,gpu_count:4,'
-                              'a:b:c', self.h100))
-
-    def test_capabilities_of_several_boards(self):
-        self.assertEqual('gpu_count:4', node.capabilities(
-            'gpu_model:tesla-t4', inspected.found(self, 'mixed')))
-
-    def test_capabilities_without_gpus(self):
-        self.assertEqual('boot_mode:bios', node.capabilities(
-            'gpu_count:8,gpu_model:x,boot_mode:bios',
-            inventory.Inventory()))
+        h100 = 'gpu_count:8,gpu_model:h100-80gb-hbm3'
+        for before, found, expected in (
+                (None, self.h100, h100),
+                ('boot_mode:uefi, gpu_model:x,odd,gpu_count:4,a:b:c',
+                 self.h100, f'boot_mode:uefi,odd,a:b:c,{h100}'),
+                ('gpu_model:tesla-t4', inspected.found(self, 'mixed'),
+                 'gpu_count:4'),
+                ('gpu_count:8,gpu_model:x,boot_mode:bios',
+                 inventory.Inventory(), 'boot_mode:bios')):
+            self.assertEqual(expected, node.capabilities(before, found))
 
     def test_resource_class(self):
         for name, expected in (
