@@ -275,10 +275,11 @@ class Reader:
             if not self._failed:
                 LOG.warning('Hosts are not weighed by the free capacity of '
                             'their GPUs: %s', error)
-            self._failed = True
-            self._retry = self._clock() + max(self._keep, _RETRY)
-            self._wishes = {}
-            self._end()
+            with self._changed:
+                self._failed = True
+                self._retry = self._clock() + max(self._keep, _RETRY)
+                self._wishes = {}
+                self._end()
 
     def _end(self) -> None:
         with self._changed:

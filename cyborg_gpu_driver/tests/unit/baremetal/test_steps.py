@@ -99,9 +99,6 @@ class FaultsTest(base.BaseTestCase):
             self.assertIn('inspect the node again', cleaning.boards(
                 (_A30,), {'nvidia_gpus': value}))
 
-    def test_a_well_gpu(self):
-        self.assertEqual((), cleaning.of_gpu(_A30, (), _NO_MODES, None))
-
     def test_a_gpu_with_everything(self):
         gpu = dataclasses.replace(
             _A30, problems=('a problem',), sriov_numvfs=4, mig=model.Mig(
@@ -119,16 +116,17 @@ class FaultsTest(base.BaseTestCase):
             cleaning.of_gpu(gpu, (), None, None)))
 
     def test_modes(self):
-        wanted = modes.Modes({_A30.address: True}, {_A30.address: True})
-        gpu = dataclasses.replace(_A30, mig=model.Mig(False, True))
-        self.assertEqual((), cleaning.of_gpu(gpu, (), wanted, True))
-        # A GPU without an ECC mode has nothing to compare.
-        self.assertEqual((), cleaning.of_gpu(gpu, (), wanted, None))
-        found, = cleaning.of_gpu(gpu, (), wanted, False)
-        self.assertIn('its ECC mode is off instead of on', found)
-        found, = cleaning.of_gpu(_A30, (), wanted, True)
-        self.assertIn('its MIG mode is off instead of on', found)
-
-    def test_a_mode_that_is_off_after_the_restart(self):
-        gpu = dataclasses.replace(_A30, mig=model.Mig(True, False))
-        self.assertEqual((), cleaning.of_gpu(gpu, (), _NO_MODES, None))
+        on = modes.Modes({_A30.address: True}, {_A30.address: True})
+        for mig, pending, wanted, ecc, words in (
+                (False, False, _NO_MODES, None, ''),
+                # A restart will correct the mode.
+                (True, False, _NO_MODES, None, ''),
+                (False, True, on, True, ''),
+                # A GPU without an ECC mode has nothing to compare.
+                (False, True, on, None, ''),
+                (False, True, on, False, 'its ECC mode is off instead of on'),
+                (False, False, on, True, 'its MIG mode is off instead of on')):
+            found = cleaning.of_gpu(dataclasses.replace(
+                _A30, mig=model.Mig(mig, pending)), (), wanted, ecc)
+            self.assertEqual(bool(words), bool(found))
+            self.assertIn(words, ''.join(found))

@@ -36,37 +36,30 @@ def assigned(function, type_name='L40S-12Q', gpu='0000:16:00.0'):
 
 class BuildTest(base.BaseTestCase):
 
-    def test_a_line_for_each_function_in_order(self):
-        found = pci_config.build([assigned('0000:16:00.5'),
-                                  assigned('0000:16:00.4')])
+    def test_lines(self):
+        items = [assigned('0000:38:00.4', 'L40S-24Q', '0000:38:00.0'),
+                 assigned('0000:16:00.5'), assigned('0000:16:00.4')]
+        found = pci_config.build(items)
+        # A line for each function in order, and one alias for a type.
         self.assertEqual(
-            [{'address': '0000:16:00.4', 'managed': 'no',
-              'resource_class': 'CUSTOM_NVIDIA_L40S_12Q',
-              'traits': 'CUSTOM_GPU_KIND_VGPU,CUSTOM_NVIDIA_26B9'},
-             {'address': '0000:16:00.5', 'managed': 'no',
-              'resource_class': 'CUSTOM_NVIDIA_L40S_12Q',
-              'traits': 'CUSTOM_GPU_KIND_VGPU,CUSTOM_NVIDIA_26B9'}],
-            list(found.device_spec))
-
-    def test_one_alias_for_a_type(self):
-        found = pci_config.build([
-            assigned('0000:16:00.4'), assigned('0000:16:00.5'),
-            assigned('0000:38:00.4', 'L40S-24Q', '0000:38:00.0')])
+            [{'address': address, 'managed': 'no',
+              'resource_class': f'CUSTOM_NVIDIA_L40S_{size}',
+              'traits': 'CUSTOM_GPU_KIND_VGPU,CUSTOM_NVIDIA_26B9'}
+             for address, size in (
+                 ('0000:16:00.4', '12Q'), ('0000:16:00.5', '12Q'),
+                 ('0000:38:00.4', '24Q'))], list(found.device_spec))
         self.assertEqual(
-            [{'name': 'L40S-12Q', 'device_type': 'type-VF',
-              'resource_class': 'CUSTOM_NVIDIA_L40S_12Q'},
-             {'name': 'L40S-24Q', 'device_type': 'type-VF',
-              'resource_class': 'CUSTOM_NVIDIA_L40S_24Q'}],
-            list(found.alias))
-
-    def test_without_placement_ids_stand_in(self):
-        found = pci_config.build([assigned('0000:16:00.4')],
-                                 in_placement=False)
+            [{'name': f'L40S-{size}', 'device_type': 'type-VF',
+              'resource_class': f'CUSTOM_NVIDIA_L40S_{size}'}
+             for size in ('12Q', '24Q')], list(found.alias))
+        found = pci_config.build(items[2:], in_placement=False)
         self.assertEqual(({'address': '0000:16:00.4', 'managed': 'no'},),
                          found.device_spec)
         self.assertEqual(
             ({'name': 'L40S-12Q', 'device_type': 'type-VF',
               'vendor_id': '10de', 'product_id': '26b9'},), found.alias)
+        found = pci_config.build([])
+        self.assertEqual(((), ()), (found.device_spec, found.alias))
 
     def test_live_migratable_where_it_is_supported(self):
         items = [assigned('0000:16:00.4'), assigned('0000:16:00.5')]
@@ -98,10 +91,6 @@ class BuildTest(base.BaseTestCase):
             in_placement=False)
         self.assertIn('10de:26b9', str(error))
         self.assertEqual('', pci_config.refusal(items, True))
-
-    def test_nothing_assigned(self):
-        found = pci_config.build([])
-        self.assertEqual(((), ()), (found.device_spec, found.alias))
 
 
 class OutputTest(base.BaseTestCase):

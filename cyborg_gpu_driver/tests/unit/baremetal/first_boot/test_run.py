@@ -186,13 +186,6 @@ class SourcesTest(first_boot_case.BootCase):
         self.assertEqual(('no-layout', None),
                          (report['result'], report['layout']))
 
-    def test_a_service_that_refuses(self):
-        self.server.documents['meta_data.json'] = 503
-        report = self.booted(*self.asking, code=1)
-        self.assertEqual(('failed', None), (report['result'],
-                                            report['layout']))
-        self.assertIn('HTTP 503', report['error'])
-
     def test_a_layout_that_is_taken_away(self):
         self.serve('all-1g.10gb')
         self.boot(*self.asking)
@@ -226,15 +219,6 @@ class WrongTest(first_boot_case.BootCase):
                 (self.layout(device_filter='0x20B010DE'),
                  'matches no GPU of this server, which has NVIDIA H100')):
             self.refused(text, words)
-
-    def test_an_unknown_name(self):
-        self.put_on_drive('meta_data.json', {'meta': {
-            'cyborg_gpu_layout': 'all-1g.5gb'}})
-        output, _ = self.boot('--config-drive', self.drive, code=2)
-        self.assertIn('Not a layout for this server: config drive, '
-                      'meta_data.json, meta, cyborg_gpu_layout: top level: '
-                      "no layout 'all-1g.5gb'; there are ", output)
-        self.assertIn('all-1g.10gb', output)
 
     def test_a_wrong_one_is_not_passed_over(self):
         """The layout of the next source may be meant for another server."""
@@ -279,15 +263,6 @@ class ServerTest(first_boot_case.BootCase):
                          'do.\ncyborg-gpu-firstboot: result=ok gpus=0 '
                          'reason=no-gpu\n', output)
         self.assertEqual('no-gpu', self.kept()['result'])
-
-    def test_no_driver(self):
-        before = self.gpus()
-        self.machine().unload_library()
-        report = self.booted(*self.args, code=1)
-        self.assertEqual('failed', report['result'])
-        self.assertIn('the NVIDIA driver is not ready after 0 seconds: there '
-                      'is no NVML library', report['error'])
-        self.assertEqual(before, self.gpus())
 
     def test_what_is_in_use_is_not_touched(self):
         machine = self.machine()

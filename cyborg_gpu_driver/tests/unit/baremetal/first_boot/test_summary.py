@@ -94,12 +94,6 @@ class CommandTest(first_boot_case.BootCase):
         self.assertEqual({'result': 'failed', 'reason': 'MemoryError()'},
                          self.said(code=1))
 
-    def test_a_layout_for_other_gpus(self):
-        found = self.said('--layout-file', self.stage(self.layout(
-            mig_devices={'1g.5gb': 1})), code=2)
-        self.assertEqual('failed', found['result'])
-        self.assertIn('1g.5gb', found['reason'])
-
     def test_options_that_are_wrong(self):
         self.options['policies'] = 'none'
         found = self.said(code=1)

@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import testscenarios
@@ -22,129 +21,10 @@ from oslotest import base
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.nova.weighing import cost as weigher_cost
 from cyborg_gpu_driver.nova.weighing import placement
-from cyborg_gpu_driver.nova.weighing import published
 
 load_tests = testscenarios.load_tests_apply_scenarios
 
 PACK, SPREAD, STANDALONE, QUIET = placement.Placement
-MEMORY = 12.0
-"""GB of each of the paper's four GPUs."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Application:
-    """An application that the paper measured."""
-
-    memory: float
-    """GB."""
-    utilisation: float
-    """Mean, in percent."""
-    alone: float
-    """The shortest run time that was measured, in seconds."""
-
-
-APPLICATIONS = {
-    'L': Application(8.3, 23.0, 3009.0),
-    'G': Application(0.6, 72.0, 2072.0),
-    'T': Application(3.5, 88.0, 83.0),
-    'Q': Application(5.3, 46.7, 801.0)}
-"""LAMMPS, GROMACS, Tensorflow and QMCPACK."""
-
-TOGETHER = {
-    'L': {'L': (3067, 3009), 'T': (3105, 3111)},
-    'G': {'G': (2072, 2089), 'Q': (2185, 2185)},
-    'T': {'T': (147, 148), 'L': (83, 83)},
-    'Q': {'Q': (854, 802), 'G': (905, 801)}}
-"""Run times beside one other application, from the runs with standalone and
-with load balancing. The tests predict the run with bin packing."""
-
-MATRIX = published.Matrix({
-    name: {other: sum(times) / len(times) / APPLICATIONS[name].alone
-           for other, times in row.items()}
-    for name, row in TOGETHER.items()})
-
-ORDER = {PACK: 'LLQQTTGG', SPREAD: 'TTGGQQLL', STANDALONE: 'LLGGTTQQ',
-         QUIET: 'TTGGQQLL'}
-"""Pack: the largest memory first. Spread: the highest utilisation first."""
-
-
-def place(policy):
-    """The applications that the policy puts on each of four GPUs."""
-    gpus = ['', '', '', '']
-    for name in ORDER[policy]:
-        figures = [figure(policy, name, gpu) for gpu in gpus]
-        gpus[figures.index(min(figures))] += name
-    return gpus
-
-
-def figure(policy, name, gpu):
-    there = [APPLICATIONS[other] for other in gpu]
-    memory = sum(other.memory for other in there)
-    fits = memory + APPLICATIONS[name].memory <= MEMORY
-    empty = (1 - memory / MEMORY if policy is PACK else
-             1 - sum(other.utilisation for other in there) / 200)
-    return placement.figure(
-        policy, weigher_cost.Cost(
-            0.0 if fits or policy is not PACK else math.inf, empty, empty),
-        placement.Company(
-            len(gpu), sum(other != name for other in gpu),
-            MATRIX.interference(name, gpu) if policy is QUIET else None))
-
-
-def run_times(gpus, host):
-    """The predicted run times of all applications, in seconds.
-
-    :param host: seconds that an application loses for each second in which
-        another GPU of the host runs something.
-    """
-    times = [[APPLICATIONS[name].alone * MATRIX.slowdown(
-        name, gpu[:number] + gpu[number + 1:])
-        for number, name in enumerate(gpu)] for gpu in gpus]
-    return [own + host * sum(
-        min(own, other) for elsewhere, others in enumerate(times)
-        if elsewhere != here for other in others)
-        for here, row in enumerate(times) for own in row]
-
-
-class PaperTest(base.BaseTestCase):
-    """Two instances of each of four applications on four GPUs."""
-
-    def test_placements(self):
-        self.assertEqual(['LT', 'LT', 'QQGG', ''], place(PACK))
-        self.assertEqual(['TL', 'TL', 'GQ', 'GQ'], place(SPREAD))
-        self.assertEqual(['LL', 'GG', 'TT', 'QQ'], place(STANDALONE))
-
-    def test_makespans_are_in_the_order_that_was_measured(self):
-        # 3067, 3111 and 3450 seconds.
-        for host in (0.001, 0.01, 0.03):
-            standalone, spread, pack = (
-                max(run_times(place(policy), host))
-                for policy in (STANDALONE, SPREAD, PACK))
-            self.assertLess(standalone, spread)
-            self.assertLess(spread, pack)
-
-    def test_pairs_alone_tell_two_of_them_apart(self):
-        # LAMMPS has the same neighbours with spread and with pack.
-        standalone, spread, pack = (
-            max(run_times(place(policy), 0.0))
-            for policy in (STANDALONE, SPREAD, PACK))
-        self.assertLess(standalone, spread)
-        self.assertEqual(spread, pack)
-        self.assertAlmostEqual(3038, standalone)
-        self.assertAlmostEqual(3108, spread)
-
-    def test_quiet_does_not_put_like_with_like_if_that_hurts(self):
-        gpus = place(QUIET)
-        # Two Tensorflow on one GPU take 1.8 times as long.
-        self.assertNotIn(True, ['TT' in gpu for gpu in gpus], gpus)
-
-        def slowdown(placed):
-            return sum(MATRIX.slowdown(name, gpu[:number] + gpu[number + 1:])
-                       for gpu in placed for number, name in enumerate(gpu))
-
-        for policy in (PACK, SPREAD, STANDALONE):
-            self.assertLessEqual(slowdown(gpus), slowdown(place(policy)),
-                                 policy)
 
 
 class FigureTest(base.BaseTestCase):
