@@ -35,6 +35,7 @@ from cyborg_gpu_driver.host import problems as problems_module
 from cyborg_gpu_driver.host.fabric import config as fabric_config
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.nvml import gpu as nvml_gpu
+from cyborg_gpu_driver.host.snapshot import boards
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model
@@ -209,12 +210,17 @@ class HostReader:
                 for address, reading in readings.items()]
 
     def _recorded(self, gpu: model.Gpu) -> model.Gpu | None:
-        """The GPU with its recorded facts; None if there are none to use."""
+        """The GPU with its recorded facts; None if there are none to use.
+
+        A GPU that was bound to vfio-pci at boot has no record. Then NVIDIA's
+        table of names is used.
+        """
         if gpu.physfn is not None or gpu.driver == whole.NVIDIA:
             return None
         record = self._records.board(gpu.address)
-        return (None if record is None
-                else gpu_record.complete(gpu, record, self.boot_id()))
+        if record is not None:
+            gpu = gpu_record.complete(gpu, record, self.boot_id())
+        return boards.complete(gpu)
 
     def _finished(self, reading: nvml_gpu.Reading, mdevs: functions.Mdevs,
                   problems: problems_module.Problems, detail: bool

@@ -336,6 +336,8 @@ class ReportedFacts:
     uuid: str | None = None
     serial: str | None = None
     memory_mib: int | None = None
+    compute_capability: str | None = None
+    driver_branch: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

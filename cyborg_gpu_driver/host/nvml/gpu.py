@@ -158,6 +158,8 @@ class GpuReader:
             gpu, visible_to_nvml=True, model=facts.model,
             architecture=facts.architecture, uuid=facts.uuid,
             serial=facts.serial, memory_mib=facts.memory_mib,
+            compute_capability=facts.compute_capability,
+            driver_branch=facts.driver_branch,
             vgpu_types=facts.vgpu_types,
             mig=mig_state,
             processes=self._processes(device, mig_state, problems),

@@ -53,6 +53,8 @@ class Facts:
     uuid: str | None = None
     serial: str | None = None
     memory_mib: int | None = None
+    compute_capability: str | None = None
+    driver_branch: str | None = None
     profiles: tuple[host_model.GpuInstanceProfile, ...] = ()
     vgpu_types: tuple[host_model.VgpuType, ...] = ()
     mixes: bool = False
@@ -185,7 +187,14 @@ class StaticReader:
             if mig is not None:
                 with found.noted('GPU instance profiles'):
                     profiles = self._profiles(device, mig)
-            return {'profiles': profiles,
+            compute = branch = None
+            with found.noted('compute capability'):
+                compute = self._nvml.optional(
+                    'nvmlDeviceGetCudaComputeCapability', device)
+            with found.noted('driver version'):
+                branch = self._nvml.driver_version().partition('.')[0]
+            return {'profiles': profiles, 'driver_branch': branch,
+                    'compute_capability': compute and '{}.{}'.format(*compute),
                     **self._vgpu_facts(device, mig, numbers, found)}
 
         return self._alike.of(

@@ -24,7 +24,7 @@ from typing import Any
 
 from cyborg_gpu_driver.host.snapshot import model as host_model
 
-_OF_MODEL = ('model', 'architecture', 'memory_mib')
+_OF_MODEL = ('model', 'architecture', 'memory_mib', 'compute_capability')
 """Facts that every board with the same PCI ids has. NVIDIA gives boards
 with another memory size or form factor other ids (the pci.ids list)."""
 _OF_BOARD = ('uuid', 'serial')
@@ -69,6 +69,7 @@ class Record:
     uuid: str | None = None
     serial: str | None = None
     memory_mib: int | None = None
+    compute_capability: str | None = None
     driver_version: str | None = None
     has_mig: bool = False
     nvlink_peers: tuple[host_model.PciAddress, ...] = ()

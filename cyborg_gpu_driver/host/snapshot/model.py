@@ -317,8 +317,14 @@ class Gpu:
     uuid: str | None = None
     serial: str | None = None
     memory_mib: int | None = None
+    compute_capability: str | None = None
+    """Of CUDA, ``9.0``."""
+    driver_branch: str | None = None
+    """Of NVIDIA's driver on this machine, ``580``."""
     numa_node: int | None = None
     """None if the kernel reports -1."""
+    pcie_root: str | None = None
+    """Domain and bus of its PCIe root complex, ``0000:16``."""
     iommu_group: int | None = None
     neighbours: tuple[whole.Neighbour, ...] | None = ()
     """The other functions in its IOMMU group; None: they were not read."""

@@ -261,7 +261,8 @@ class FunctionReader:
             device_id=identity.device_id, class_code=identity.class_code,
             subsystem_vendor_id=identity.subsystem_vendor_id,
             subsystem_device_id=identity.subsystem_device_id,
-            numa_node=identity.numa_node, iommu_group=group,
+            numa_node=identity.numa_node, pcie_root=identity.pcie_root,
+            iommu_group=group,
             neighbours=neighbours, driver=driver,
             sriov_totalvfs=identity.sriov_totalvfs, sriov_numvfs=numvfs,
             vfs=tuple(self._bare_function(known, function, index)

@@ -181,6 +181,7 @@ _DISPLAY = ('0300', '0302')
 """VGA compatible and 3D controller (PCI Code and ID Assignment)."""
 _UNREADABLE = '0000'
 _VIRTUAL = re.compile(r'virtfn([0-9]{1,5})', re.ASCII)
+_ROOT = re.compile(r'pci([0-9a-f]{4,8}:[0-9a-f]{2})', re.ASCII)
 _BRIDGE = '0680'
 """Other bridge device: the class of NVSwitches."""
 _VFIO_ALIAS = re.compile(r'^alias vfio_(pci:\S+) (\S+)$', re.ASCII | re.M)
@@ -201,6 +202,7 @@ class Identity:
     subsystem_vendor_id: str | None
     subsystem_device_id: str | None
     numa_node: int | None
+    pcie_root: str | None
     physfn: model.PciAddress | None
     """The physical function of a virtual function (``physfn``)."""
     physfn_known: bool
@@ -301,9 +303,11 @@ class PciBus:
         device_id, subsystem_vendor, subsystem_device = (
             self._optional_hex(name, file, found)
             for file in ('device', 'subsystem_vendor', 'subsystem_device'))
-        numa_node = totalvfs = physfn = None
+        numa_node = root = totalvfs = physfn = None
         with found.noted('numa_node'):
             numa_node = self._number(name, 'numa_node')
+        with found.noted('path in sysfs'):
+            root = self._root(name)
         with found.noted('sriov_totalvfs'):
             totalvfs = self._number(name, 'sriov_totalvfs')
         physfn_known = False
@@ -316,9 +320,18 @@ class PciBus:
             subsystem_vendor_id=subsystem_vendor,
             subsystem_device_id=subsystem_device,
             numa_node=None if numa_node == -1 else numa_node,
-            physfn=physfn, physfn_known=physfn_known,
+            pcie_root=root, physfn=physfn, physfn_known=physfn_known,
             sriov_totalvfs=totalvfs or 0,
             problems=found.all())
+
+    def _root(self, name: str) -> str | None:
+        """Return domain and bus of a function's root complex.
+
+        The link of a function leads to
+        ``devices/pci0000:16/0000:16:01.0/...``.
+        """
+        found = map(_ROOT.fullmatch, self._sysfs.link_parts(*DEVICES, name))
+        return next((match[1] for match in found if match), None)
 
     def _hex(self, name: str, file: str) -> str:
         return self._sysfs.read(*DEVICES, name, file).removeprefix('0x')

@@ -196,6 +196,10 @@ def resource_class(offer: offers.Offer) -> str:
 #                                    MIG, or NVLINK
 # CUSTOM_GPU_MODEL_A100_SXM4_80GB    NVML's name, without a leading NVIDIA
 # CUSTOM_GPU_ARCH_AMPERE             architecture
+# CUSTOM_GPU_COMPUTE_8_0             compute capability of CUDA
+# CUSTOM_GPU_DRIVER_580              branch of the host's driver, if a server
+#                                    gets a vGPU or a slice
+# CUSTOM_GPU_PCIE_ROOT_0000_16       the GPU's PCIe root complex
 # CUSTOM_GPU_NUMA_3                  the GPU's NUMA node
 # CUSTOM_GPU_MEMORY_10GB             memory that the server gets
 # CUSTOM_GPU_ISOLATION_PROJECT       only servers of one project share the GPU
@@ -249,6 +253,11 @@ def _generic(gpu: model.Gpu, offer: offers.Offer) -> Iterator[str]:
     yield from _kind(gpu)
     if gpu.numa_node is not None:
         yield custom('GPU', 'NUMA', str(gpu.numa_node))
+    if gpu.pcie_root:
+        yield custom('GPU', 'PCIE', 'ROOT', gpu.pcie_root)
+    # The driver in the guest of a whole GPU does not depend on the host's.
+    if gpu.driver_branch and offer.mode not in policy.WHOLE:
+        yield custom('GPU', 'DRIVER', gpu.driver_branch)
     memory = memory_class(gpu, offer)
     if memory:
         yield custom('GPU', 'MEMORY', memory)
@@ -261,6 +270,8 @@ def _kind(gpu: model.Gpu) -> Iterator[str]:
         yield custom('GPU', 'MODEL', without_vendor(gpu.model))
     if gpu.architecture:
         yield custom('GPU', 'ARCH', gpu.architecture)
+    if gpu.compute_capability:
+        yield custom('GPU', 'COMPUTE', gpu.compute_capability)
 
 
 def _mdev_types(gpu: model.Gpu) -> Iterator[model.MdevType]:

@@ -49,6 +49,8 @@ class MixedTest(gpu_cloud.GpuTestCase):
         self.assertLessEqual(
             {'OWNER_CYBORG', 'CUSTOM_NVIDIA_20B2', 'CUSTOM_GPU_ARCH_AMPERE',
              'CUSTOM_GPU_NUMA_0', 'CUSTOM_GPU_MEMORY_40GB',
+             'CUSTOM_GPU_COMPUTE_8_0', 'CUSTOM_GPU_DRIVER_550',
+             'CUSTOM_GPU_PCIE_ROOT_0000_00',
              'CUSTOM_GPU_MODEL_A100_SXM4_80GB'}, set(traits))
         self.assertEqual(4, len(self.cloud.cyborg.devices()))
         # Placement has no class for a profile that the policy leaves out.
@@ -66,8 +68,11 @@ class MixedTest(gpu_cloud.GpuTestCase):
             {'domain': '0000', 'bus': '81', 'device': '00', 'function': '0'},
             arq['attach_handle_info'])
         self.assertRaises(nova_part.NoCandidates, self.cloud.bind, h100)
-        # The GPU that NVML cannot see is offered as well.
-        other = self.cloud.bind(self.profile('PGPU', 'any'))
+        # The GPU that NVML has never seen has the traits of its PCI ids.
+        other = self.cloud.bind(self.profile(
+            'PGPU', 'a40', CUSTOM_GPU_MODEL_A40='required',
+            CUSTOM_GPU_MEMORY_48GB='required',
+            CUSTOM_GPU_COMPUTE_8_6='required'))
         self.assertEqual('c1', other.arqs[0]['attach_handle_info']['bus'])
         self.cloud.unbind(server)
         self.cloud.unbind(other)

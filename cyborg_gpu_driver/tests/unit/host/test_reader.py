@@ -316,7 +316,7 @@ class DynamicTest(base.SimulatedTestCase):
         gpu = self._gpu(turing)
         self.assertEqual(
             (None, False, (), model.Framework.NONE, ()),
-            (gpu.model, gpu.visible_to_nvml, gpu.mdev_types, gpu.framework,
+            (gpu.uuid, gpu.visible_to_nvml, gpu.mdev_types, gpu.framework,
              gpu.problems))
         self.machine.bind_driver(str(turing), 'nvidia')
         gpu = self._gpu(turing)

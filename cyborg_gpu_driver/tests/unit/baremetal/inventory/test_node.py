@@ -96,7 +96,8 @@ class TraitsTest(NodeCase):
             'CUSTOM_GPU_ARCH_HOPPER', 'CUSTOM_GPU_ARCH_AMPERE',
             'CUSTOM_NVIDIA_1EB8', 'CUSTOM_NVIDIA_20B2',
             'CUSTOM_NVIDIA_2235', 'CUSTOM_NVIDIA_2330',
-            'CUSTOM_GPU_MEMORY_16GB', 'CUSTOM_GPU_MEMORY_80GB',
+            'CUSTOM_GPU_MEMORY_16GB', 'CUSTOM_GPU_MEMORY_48GB',
+            'CUSTOM_GPU_MEMORY_80GB', 'CUSTOM_GPU_MODEL_A40',
             'CUSTOM_GPU_MODEL_A100_SXM4_80GB', 'CUSTOM_GPU_MODEL_TESLA_T4',
             'CUSTOM_GPU_MODEL_H100_80GB_HBM3'}, others)
         self.assertEqual(19, len(layouts))
@@ -293,8 +294,9 @@ class PropertiesTest(NodeCase):
                 {'model': 'NVIDIA H100 80GB HBM3', 'device_id': '2330',
                  'architecture': 'hopper', 'memory_mib': 81559, 'count': 1,
                  'mig': True},
-                {'model': None, 'architecture': None, 'device_id': '2235',
-                 'memory_mib': None, 'mig': None, 'count': 1}]},
+                {'model': 'NVIDIA A40', 'architecture': 'ampere',
+                 'device_id': '2235', 'memory_mib': 46068, 'mig': None,
+                 'count': 1}]},
             node.summary(inspected.found(self, 'mixed', {1: ['XID_79']})))
 
     def test_problems(self):
@@ -321,7 +323,7 @@ class PropertiesTest(NodeCase):
                 ('hgx-h100', 'baremetal-gpu-h100-80gb-hbm3-x8'),
                 ('dgx-a100-40', 'baremetal-gpu-a100-sxm4-40gb-x8'),
                 ('t4x4', 'baremetal-gpu-tesla-t4-x4'),
-                ('mixed', 'baremetal-gpu-10de-2235-x1-a100-sxm4-80gb-x1-'
+                ('mixed', 'baremetal-gpu-a100-sxm4-80gb-x1-a40-x1-'
                           'h100-80gb-hbm3-x1-tesla-t4-x1')):
             self.assertEqual(expected, node.resource_class(
                 inspected.found(self, name)))

@@ -74,7 +74,8 @@ class GpuListTest(base.CommandCase):
     def test_a_gpu_that_nvml_cannot_see_is_there(self):
         rows = self.rows('--simulate', 'mixed', 'gpu', 'list')
         self.assertEqual(
-            [('0000:c1:00.0', None, 'vfio-pci', 'bound to vfio-pci')],
+            [('0000:c1:00.0', 'NVIDIA A40', 'vfio-pci',
+              'bound to vfio-pci')],
             [(row['address'], row['model'], row['driver'], row['health'])
              for row in rows if row['uuid'] is None])
 

@@ -86,7 +86,8 @@ class CompletionTest(RecordTestCase):
             self.assertEqual((_TIME, 'nvidia'),
                              (now.recorded_at, now.bound_from))
             for name in ('model', 'architecture', 'uuid', 'serial',
-                         'memory_mib', 'numa_node', 'nvlink_peers'):
+                         'memory_mib', 'numa_node', 'nvlink_peers',
+                         'compute_capability'):
                 self.assertEqual(getattr(was, name), getattr(now, name))
             self.assertEqual(2, len(now.nvlink_peers))
 
@@ -101,7 +102,7 @@ class CompletionTest(RecordTestCase):
         gpu = self.reader.snapshot().gpu(self.first)
         self.hand_over(dataclasses.replace(gpu, subsystem_device_id='ffff'))
         now = self.seen()
-        self.assertEqual((None, None, None), (now.model, now.uuid,
+        self.assertEqual((None, None, None), (now.told_at, now.uuid,
                                               now.bound_from))
 
     def test_after_a_reboot_only_the_model_is_sure(self):

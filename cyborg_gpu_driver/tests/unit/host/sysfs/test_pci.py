@@ -83,7 +83,22 @@ class PciTest(base.BaseTestCase):
             address=model.PciAddress(0, 0x3b, 0, 0), vendor_id='10de',
             device_id='20b2', class_code='0302', subsystem_vendor_id='10de',
             subsystem_device_id='1463', numa_node=1, iommu_group=17,
-            driver='vfio-pci', sriov_totalvfs=16), gpu)
+            driver='vfio-pci', sriov_totalvfs=16,
+            # From the table of known boards.
+            model='NVIDIA A100-SXM4-80GB', architecture='ampere',
+            memory_mib=81920, compute_capability='8.0'), gpu)
+
+    def test_the_root_complex(self):
+        self.tree.add('0000:3b:00.0', **_GPU)
+        place = os.path.join(self.tree.root, 'devices', 'pci0000:3a',
+                             '0000:3a:01.0')
+        os.makedirs(place)
+        os.rename(self.tree.path('0000:3b:00.0'),
+                  os.path.join(place, '0000:3b:00.0'))
+        os.symlink('../../../devices/pci0000:3a/0000:3a:01.0/0000:3b:00.0',
+                   self.tree.path('0000:3b:00.0'))
+        (gpu,) = self._gpus()
+        self.assertEqual('0000:3a', gpu.pcie_root)
 
     def test_only_display_functions_of_nvidia(self):
         self.tree.add('0000:01:00.0', **_GPU)

@@ -93,6 +93,22 @@ class TestTraits(base.BaseTestCase):
             'OWNER_CYBORG',
         ), names.traits(gpu, samples.whole_offer()))
 
+    def test_what_schedulers_ask_for(self):
+        facts = {'compute_capability': '8.0', 'driver_branch': '580',
+                 'pcie_root': '0000:16'}
+        found = set(names.traits(samples.a100(**facts),
+                                 samples.a100_offers()[0]))
+        self.assertEqual(
+            {'CUSTOM_GPU_COMPUTE_8_0', 'CUSTOM_GPU_DRIVER_580',
+             'CUSTOM_GPU_PCIE_ROOT_0000_16'},
+            found - set(names.traits(samples.a100(),
+                                     samples.a100_offers()[0])))
+        # The guest of a whole GPU has its own driver.
+        self.assertEqual(
+            {'CUSTOM_GPU_COMPUTE_8_0', 'CUSTOM_GPU_PCIE_ROOT_0000_16'},
+            set(names.traits(samples.whole(**facts), samples.whole_offer()))
+            - set(names.traits(samples.whole(), samples.whole_offer())))
+
     def test_standard_or_custom(self):
         known = set(os_traits.get_traits())
         for name in names.traits(samples.a100(), samples.a100_offers()[0]):

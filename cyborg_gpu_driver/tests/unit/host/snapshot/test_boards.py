@@ -1,0 +1,54 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+from oslotest import base
+
+from cyborg_gpu_driver.host.snapshot import boards
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.simulator import files
+
+_ADDRESS = model.PciAddress.parse('0000:07:00.0')
+
+
+def _gpu(device, subsystem, **more):
+    return model.Gpu(_ADDRESS, '10de', device, '0302', '10de', subsystem,
+                     **more)
+
+
+class BoardsTest(base.BaseTestCase):
+
+    def test_every_model_of_the_simulator(self):
+        for name in files.model_names():
+            board = files.load_model(name)
+            found = boards.complete(_gpu(board.device,
+                                         board.subsystem_device))
+            self.assertEqual(
+                (board.product, board.memory_mib,
+                 '.'.join(map(str, board.compute_capability))),
+                (found.model, found.memory_mib, found.compute_capability),
+                name)
+            self.assertIn(found.architecture, (
+                'volta', 'turing', 'ampere', 'ada', 'hopper', 'blackwell'))
+
+    def test_what_is_known_stays(self):
+        known = _gpu('2330', '16c1', memory_mib=1, architecture='other')
+        found = boards.complete(known)
+        self.assertEqual((1, 'other', 'NVIDIA H100 80GB HBM3'),
+                         (found.memory_mib, found.architecture, found.model))
+        other = _gpu('2330', '16c1', model='NVIDIA H100 of tomorrow')
+        self.assertIs(other, boards.complete(other))
+
+    def test_other_ids_are_not_known(self):
+        for device, subsystem in (('2330', 'ffff'), ('2330', None),
+                                  ('ffff', '16c1')):
+            gpu = _gpu(device, subsystem)
+            self.assertIs(gpu, boards.complete(gpu))
