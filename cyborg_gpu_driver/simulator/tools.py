@@ -16,8 +16,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 from collections.abc import Callable
+
+import pynvml
 
 _SRIOV_MANAGE = '/usr/lib/nvidia/sriov-manage'
 _NOT_LOCKED = (errno.EBUSY, errno.EAGAIN)
@@ -118,7 +121,8 @@ def nvidia_smi(machine) -> Callable[..., str]:
 
     It has only ``--gpu-reset -i GPU`` and ``-i GPU -pm 0|1``. The output of
     a reset is as in NVIDIA/NVSentinel#1690 and NVIDIA/mig-parted#181. The
-    exit statuses are those of nvidia-smi's manual page.
+    exit statuses are those of nvidia-smi's manual page ("RETURN VALUE"), which
+    are codes of NVML.
 
     :returns: a function of nvidia-smi's arguments; it raises
         FileNotFoundError if nvidia-smi is not installed and
@@ -129,50 +133,71 @@ def nvidia_smi(machine) -> Callable[..., str]:
 
         def fail(status, text):
             return _failure(command, status, f'{text}\n')
-        match arguments:
-            case ('--gpu-reset' | '-r', '-i' | '--id', name):
-                pass
-            case ('--gpu-reset' | '-r', option) if option.startswith(
-                    '--id='):
-                name = option.removeprefix('--id=')
-            case ('-i' | '--id', name, '-pm' | '--persistence-mode',
-                  '0' | '1' as mode):
-                return _set_persistence(machine, name, mode == '1', fail)
-            case _:
-                raise fail(2, f'Invalid combination of input arguments: '
-                              f'{" ".join(arguments)}')
+        name, act = _smi_action(arguments)
+        if act is None:
+            raise fail(2, 'Invalid combination of input arguments: '
+                          + ' '.join(arguments))
+        what = 'reset' if act is _reset else 'set persistence mode for'
+        with machine.operation():
+            nvml = machine.state.nvml
+        if nvml:
+            raise fail(nvml, _NO_NVML[nvml])
         if not machine.privileged:
-            raise fail(4, f'Unable to reset GPU {name}: Insufficient '
+            raise fail(4, f'Unable to {what} GPU {name}: Insufficient '
                           'Permissions')
         try:
-            machine.smi_reset(name)
+            return act(machine, name)
         except FileNotFoundError as error:
             raise _not_installed('nvidia-smi') from error
         except OSError as error:
-            if error.errno == errno.ENXIO:
-                raise fail(6, 'No devices were found') from error
-            raise fail(255, _reset_refusal(name, error)) from error
-        return f'GPU {name} was successfully reset.\nAll done.\n'
+            raise fail(*_smi_refusal(what, name, error)) from error
     return run
 
 
-def _set_persistence(machine, name, enable, fail):
+def _smi_action(arguments):
+    """Return the GPU that arguments name, and the function to call."""
+    match arguments:
+        case ('--gpu-reset' | '-r', '-i' | '--id', name):
+            return name, _reset
+        case ('--gpu-reset' | '-r', option) if option.startswith('--id='):
+            return option.removeprefix('--id='), _reset
+        case ('-i' | '--id', name, '-pm' | '--persistence-mode',
+              '0' | '1' as mode):
+            return name, functools.partial(_persist, mode == '1')
+    return None, None
+
+
+def _reset(machine, name):
+    machine.smi_reset(name)
+    return f'GPU {name} was successfully reset.\nAll done.\n'
+
+
+def _persist(enable, machine, name):
     word = 'Enabled' if enable else 'Disabled'
-    if not machine.privileged:
-        raise fail(4, f'Unable to set persistence mode for GPU {name}: '
-                      'Insufficient Permissions')
-    try:
-        changed = machine.smi_persistence(name, enable)
-    except FileNotFoundError as error:
-        raise _not_installed('nvidia-smi') from error
-    except OSError as error:
-        if error.errno == errno.ENXIO:
-            raise fail(6, 'No devices were found') from error
-        raise fail(255, f'Unable to set persistence mode for GPU {name}: '
-                        'Unknown Error') from error
-    return (f'{word} persistence mode for GPU {name}.\n' if changed else
+    return (f'{word} persistence mode for GPU {name}.\n'
+            if machine.smi_persistence(name, enable) else
             f'Persistence mode is already {word} for GPU {name}.\n'
             ) + 'All done.\n'
+
+
+def _smi_refusal(what, name, error):
+    """The exit status and the text of an error."""
+    if error.errno == errno.ENXIO:
+        return 6, 'No devices were found'
+    if what != 'reset':
+        return 255, f'Unable to {what} GPU {name}: Unknown Error'
+    return (15 if error.errno == errno.EIO else 255,
+            _reset_refusal(name, error))
+
+
+_NO_NVML = {
+    pynvml.NVML_ERROR_DRIVER_NOT_LOADED:
+        "NVIDIA-SMI has failed because it couldn't communicate with the "
+        'NVIDIA driver.',
+    pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
+        "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.",
+}
+"""What nvidia-smi prints if NVML does not start, by the code of NVML."""
 
 
 def _reset_refusal(name, error):

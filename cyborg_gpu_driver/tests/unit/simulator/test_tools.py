@@ -190,6 +190,18 @@ class TestNvidiaSmi(ToolsTestCase):
         for arguments in ((), ('-L',), ('--gpu-reset',)):
             self.assertEqual(2, self.refused(self.run_tool, *arguments)[1])
 
+    def test_what_nvml_says_is_the_exit_status(self):
+        for code in (pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+                     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND):
+            self.machine.unload_library(code)
+            for ask in (self.reset, lambda: self.persist('1')):
+                self.assertEqual(code, self.refused(ask)[1])
+        self.machine.load_library()
+        self.machine.lose_gpu(self.gpu)
+        text, status = self.refused(self.reset)
+        self.assertIn('GPU is lost', text)
+        self.assertEqual(pynvml.NVML_ERROR_GPU_IS_LOST, status)
+
     def persist(self, mode):
         return self.run_tool('-i', self.gpu, '-pm', mode)
 
