@@ -79,23 +79,6 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
                           self.whole)
 
-    def test_the_allocation_of_its_server_can_be_written_again(self):
-        """Nova does so for an evacuation."""
-        server = self.cloud.bind(self.whole)
-        self.report()
-        self.assertEqual(gpu_cloud.USED, self.inventory())
-        url = f'/allocations/{server.uuid}'
-        before = self.cloud.placement.get(url)
-        self.cloud.placement.put(url, {
-            'allocations': {
-                provider: {'resources': item['resources']}
-                for provider, item in before['allocations'].items()},
-            'project_id': before['project_id'],
-            'user_id': before['user_id'],
-            'consumer_generation': before['consumer_generation'],
-            'consumer_type': before['consumer_type']})
-        self.assertEqual(gpu_cloud.USED, self.inventory())
-
     def test_it_is_not_to_be_had_before_it_was_reset(self):
         server = self.cloud.bind(self.whole)
         self.assertEqual((0, 1), self.inventory())
@@ -121,7 +104,6 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.assertEqual(2, self.resets())
         self.assertNotIn('may not have been reset', self.log.output)
 
-    @scope.only_in_all
     def test_its_allocation_can_be_written_again(self):
         # Nova does so when it evacuates the server or attaches a port.
         server = self.cloud.bind(self.whole)

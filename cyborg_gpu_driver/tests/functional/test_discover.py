@@ -141,21 +141,6 @@ class TroubleTest(gpu_cloud.GpuTestCase):
         self.assert_nothing_lost()
 
     @scope.only_in_all
-    def test_placement_is_away(self):
-        good = self.cloud.bind(self.profile('CUSTOM_NVIDIA_1G_10GB'))
-        bound = self.placements()
-        with self.no_placement():
-            self.assertIsNotNone(self.driver.discover())
-            self.cloud.nova.delete_server(good.uuid)
-            self.assertNotEqual(bound, self.placements())
-            server = self.cloud.bind('custom-nvidia-1g-10gb')
-            self.assertEqual(bound, self.placements())
-        self.report()
-        self.cloud.unbind(server)
-        self.assertEqual(self.untouched['placement'],
-                         self.cloud.placement.snapshot())
-
-    @scope.only_in_all
     def test_placement_is_not_waited_for_longer_than_a_bind_may_take(self):
         session = self.driver._running()._keeper._tree.client._client.session
         self.assertEqual(20, session.timeout)

@@ -79,28 +79,6 @@ class PartlyReadTest(outages.OutageCase):
         self.assert_all_right()
 
 
-class LostGpuTest(outages.OutageCase):
-
-    clean_checks = 1
-    overrides = {**outages.OutageCase.overrides, 'gpu': {'policies': 'one'}}
-
-    @scope.only_in_all
-    def test_a_gpu_is_lost_in_use(self):
-        world = self.world()
-        world.lose_gpu(self.gpu)
-        self.assert_said_once('is unhealthy')
-        self.assertEqual(self.both['gpus'], self.everything()['gpus'])
-        self.assertEqual([], [label for label, (total, reserved)
-                              in self.reserved().items()
-                              if reserved < total])
-        self.assertRaises(nova_part.NoCandidates, self.cloud.bind, self.goes)
-        self.cloud.unbind(self.going)
-        self.assert_said_once('Could not remove everything that handle')
-        world.find_gpu(self.gpu)
-        self.cloud.report()
-        self.assert_all_right()
-
-
 class DiskCase(outages.OutageCase):
 
     def start(self, **overrides):

@@ -14,7 +14,6 @@
 
 import fixtures
 
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import test_mig
 from cyborg_gpu_driver.tests.functional import test_outages_services
 
@@ -59,24 +58,3 @@ class RefusedTest(test_outages_services.PlacementCase):
                              self.reserved())
         self.cloud.report()
         self.assertEqual(right, self.reserved())
-
-    @scope.only_in_all
-    def test_a_refusal_is_said_once(self):
-        refused = self.wrong('1g.10gb')
-        client = self.driver._running()._node.tree.client
-        put = client.put
-
-        class Forbidden:
-            status_code = 403
-            text = 'forbidden'
-
-        def refuse(url, *args, **kwargs):
-            return (Forbidden if refused in url
-                    else put(url, *args, **kwargs))
-
-        client.put = refuse
-        self.assert_said_once('HTTP 403 forbidden')
-        del client.put
-        self.cloud.report()
-        self.assertEqual(self.both['placement'],
-                         self.cloud.placement.snapshot())

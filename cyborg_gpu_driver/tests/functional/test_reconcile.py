@@ -427,12 +427,6 @@ class LostJournalTest(ReconcileCase):
         self.uncordon()
         self.clean()
 
-    @scope.only_in_all
-    def test_the_command_makes_it_again(self):
-        self.lose('{')
-        self.doctor('--repair', code=1)
-        self.assertEqual(len(self.bound['journal']), len(self.journal()))
-
 
 class LostVfioJournalTest(ReconcileCase):
 

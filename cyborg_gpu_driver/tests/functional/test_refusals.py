@@ -18,9 +18,6 @@ from cyborg import context
 from cyborg.agent import rpcapi
 from oslo_config import cfg
 
-from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.tests import scope
-from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import test_mig
 
 _HANDLE = '7f3b1c0e-5b6a-4d0f-9a53-0d4d8e1f2a3b'
@@ -56,14 +53,6 @@ class RefusalTest(test_mig.OneGpuCase):
         # Bound already, as another type.
         yield (self.function, 'nvidia-1', self.bound), 'bound as'
 
-    @scope.only_in_all
-    def test_binds(self):
-        for strings, words in self.bad():
-            error = self.assertRaises(exception.GpuDriverError,
-                                      self.driver.bind, *strings)
-            self.assertIn(words, str(error))
-            self.assertEqual(self.before, self.everything(), strings)
-
     def test_binds_by_rpc(self):
         agent = rpcapi.AgentAPI()
         for strings, words in self.bad():
@@ -95,16 +84,3 @@ class RefusalTest(test_mig.OneGpuCase):
             self.driver.unbind(self.function, self.type, self.bound)
             self.assertEqual([], self.placements())
             self.assertEqual({}, self.mdevs())
-
-
-class BesideTheInTreeDriverTest(gpu_cloud.GpuTestCase):
-    """Other devices' requests go to Cyborg's own driver if it is enabled."""
-
-    starts_reported = True
-    overrides = RefusalTest.overrides
-
-    def test_without_it_a_foreign_address_is_refused(self):
-        error = self.assertRaises(
-            exception.UnknownGpu, self.driver.bind, '0000:fe:00.0',
-            'nvidia-222', _HANDLE)
-        self.assertIn('0000:fe:00.0', str(error))
