@@ -105,12 +105,10 @@ def yaml_texts(draw, document):
 
 
 def odd_texts(document, *words):
-    """Yield the text of a document with each oddity for each of the words."""
+    """Return each oddity, and a document with some of them for some words."""
     text = yaml.safe_dump(document, default_flow_style=True)
-    for oddity in ODDITIES:
-        yield oddity
-        for word in words:
-            yield text.replace(word, oddity)
+    return [*ODDITIES, *scope.some([
+        text.replace(word, oddity) for oddity in ODDITIES for word in words])]
 
 
 @strategies.composite
