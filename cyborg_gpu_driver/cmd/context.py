@@ -35,6 +35,7 @@ from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
+from cyborg_gpu_driver.partition.offer import offer as offer_module
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.program.planning import plan
 from cyborg_gpu_driver.record import store
@@ -141,7 +142,7 @@ class Machine(view.HostView, node.Node):
             output.say(f'GPU {address}: Placement was not updated: {error}')
 
     def offers(self, gpu: model.Gpu, everything: bool = False
-               ) -> tuple[offers.Offer, ...]:
+               ) -> tuple[offer_module.Offer, ...]:
         """Return the offers of the GPU's policy, or all possible offers.
 
         An offer that the agent could not report has its problem set.
@@ -241,7 +242,7 @@ class Machine(view.HostView, node.Node):
             return f'{condition.state(gpu)}: {problem}'
         return problem
 
-    def reported(self, offer: offers.Offer
+    def reported(self, offer: offer_module.Offer
                  ) -> names.ReportedDeployable | None:
         """Return an offer's deployable in the agent's report; None if none."""
         device = self.sent[offer.gpu].device

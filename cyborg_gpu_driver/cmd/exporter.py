@@ -160,7 +160,7 @@ def _serve(parsed_args, registry, sources):
     running, thread = start(
         parsed_args.listen, registry, parsed_args.certfile,
         parsed_args.keyfile, parsed_args.client_cafile)
-    host, port = running.server_address[:2]
+    host, port = running.socket.getsockname()[:2]
     output.say(f'The metrics are served on {host}, port {port}.')
     sys.stderr.flush()
     for source in sources:

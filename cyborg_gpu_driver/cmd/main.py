@@ -196,7 +196,12 @@ def _configuration(options):
             what='--state', value=options.state,
             expected='only a simulated host has a state file; name one '
                      'with --simulate')
-    if options.simulate:
+    if options.simulate is not None:
+        if not options.simulate:
+            raise exception.InvalidValue(
+                what='--simulate', value='',
+                expected='name a simulated host; leave the option out to use '
+                         'this machine')
         conf.set_override('simulate', options.simulate, group='gpu')
     if options.state:
         conf.set_override('simulate_state', options.state, group='gpu')

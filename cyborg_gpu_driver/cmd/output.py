@@ -104,6 +104,7 @@ class Lister(lister.Lister):
     """
 
     brief: tuple[str, ...] = ()
+    formatter: base.Formatter
     code = 0
     """The exit code, which ``take_action`` may set."""
 
@@ -137,6 +138,8 @@ class Lister(lister.Lister):
 
 class ShowOne(show.ShowOne):
     """One thing with its fields, a line each."""
+
+    formatter: base.Formatter
 
     def produce_output(self, parsed_args, column_names, data):
         fit(parsed_args, self.app.stdout)

@@ -67,7 +67,7 @@ class ConfigNova(command.Command):
         machine.explain()
         before = remembered(machine)
         migrations = migration.read(machine.platform, machine.host)
-        found = []
+        found: list[pci_config.Assigned] = []
         for gpu in machine.host.gpus:
             governing = machine.settings.policy_for(gpu)
             if governing is None or not governing.fixed_vgpus:
@@ -93,7 +93,7 @@ def remembered(machine: context.Machine
     has now takes precedence over the record.
     """
     records = store.of(gpu_conf.state_path(machine.conf))
-    found = {}
+    found: dict[model.PciAddress, str] = {}
     for gpu in machine.host.gpus:
         try:
             found.update(records.read(gpu.address).fixed.types)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import functools
 import logging
 import os
 import threading
@@ -419,10 +418,12 @@ class _Node(context.Machine):
             'Cyborg', self._claims)
 
     def usages(self, looked):
-        if self.tree is None:
+        tree = self.tree
+        if tree is None:
             return None
         self.draining = self.withdrawn()
-        found = self._ask('Placement', lambda: self._drift.read(looked, {
+        found = self._ask('Placement', lambda: drift.Drift(
+            tree, self.hostname, history=False).read(looked, {
             address: self.inventories(address) for address in looked}))
         if found is None and not self.unanswered:
             self.unanswered.append(finding.unknown(
@@ -446,10 +447,6 @@ class _Node(context.Machine):
     def _claims(self):
         return cyborg.read_claims(
             connection.Cloud.named(self._asked.os_cloud), self.hostname)
-
-    @functools.cached_property
-    def _drift(self):
-        return drift.Drift(self.tree, self.hostname, history=False)
 
 
 def _installation(machine: context.Machine, parsed_args: argparse.Namespace,

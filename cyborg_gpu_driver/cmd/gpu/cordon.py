@@ -192,20 +192,20 @@ def _chosen(machine: context.Machine, texts: list[str]
                     ' outside [gpu] ignored_devices' if present else ''),
                 *machine.host.problems)))
         return sorted(managed)
-    found = []
+    chosen = []
     for text in texts:
         with contextlib.suppress(exception.InvalidPciAddress):
             address = model.PciAddress.parse(text)
             if address in recorded:
-                found.append(address)
+                chosen.append(address)
                 continue
         gpu = machine.gpu(text)
         if machine.ignores(gpu):
             raise exception.ChangeRefused(
                 gpu=gpu.address, reason='it is in [gpu] ignored_devices, so '
                 'it is not offered')
-        found.append(gpu.address)
-    return found
+        chosen.append(gpu.address)
+    return chosen
 
 
 def _user() -> str:

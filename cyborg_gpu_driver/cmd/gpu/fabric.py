@@ -42,7 +42,8 @@ class ListFabric(output.Lister):
                 reason='this machine has no NVSwitches')
         if fabric.problem:
             raise exception.HostUnusable(reason=fabric.problem)
-        owners, members = {}, {}
+        owners: dict = {}
+        members: dict = {}
         for gpu in view.host.gpus:
             for entry in view.claims(gpu):
                 owners.setdefault(entry.fabric_partition, entry.handle)
@@ -56,14 +57,14 @@ class ListFabric(output.Lister):
 
 def _row(fabric, partition, owner, members):
     first = partition.members[0] if partition.members else None
-    known = partition.supported and first
+    known = first if partition.supported else None
     return (
         partition.partition_id, _state(partition), len(partition.members),
         output.Names(tuple(map(str, members or filter(
             None, map(fabric.gpu, partition.members))))),
         output.Structure(sorted(partition.physical_ids)),
-        output.Optional(first.links if known else None),
-        output.Optional(first.line_rate if known else None),
+        output.Optional(known.links if known else None),
+        output.Optional(known.line_rate if known else None),
         output.Structure([
             other.partition_id for other in fabric.partitions
             if other is not partition and other.overlaps(partition)]),

@@ -26,6 +26,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import geometry
 from cyborg_gpu_driver.partition import plan
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import target
 
 _GPU = f'the GPU, by {choice.WAYS}'
@@ -38,12 +39,7 @@ class ListInstance(output.Lister):
     Exits 1 if a GPU that is bound to NVIDIA's driver cannot be read.
     """
 
-    brief = ('address', 'profile', 'start', 'in_use')
-
-    failed = False
-
-    def run(self, parsed_args):
-        return super().run(parsed_args) or int(self.failed)
+    brief = ('address', 'id', 'profile', 'start', 'in_use')
 
     def take_action(self, parsed_args):
         machine = self.app.machine.for_changes(links=False)
@@ -52,7 +48,7 @@ class ListInstance(output.Lister):
             reason = choice.obstacle(machine.host, gpu)
             if reason:
                 output.say(reason)
-                self.failed |= not condition.is_away(gpu)
+                self.code |= not condition.is_away(gpu)
                 continue
             try:
                 now = machine.current(gpu)
@@ -60,7 +56,7 @@ class ListInstance(output.Lister):
             except exception.GpuDriverError as error:
                 # Continue, to list the other GPUs.
                 output.say(f'GPU {gpu.address}: {error}')
-                self.failed = True
+                self.code = 1
                 continue
             for item in now.mig.instances if now.mig else ():
                 profile = now.mig.profile_by_id(item.profile_id)
@@ -117,17 +113,28 @@ class DestroyInstance(command.Command):
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument('gpu', metavar='GPU', help=_GPU)
-        parser.add_argument('start', metavar='START', type=int,
-                            help='first memory unit of the instance on the '
-                                 'grid')
+        which = parser.add_mutually_exclusive_group(required=True)
+        which.add_argument('id', metavar='ID', type=int, nargs='?',
+                           help='id of the instance, as "instance list" and '
+                                'nvidia-smi show it')
+        which.add_argument('--start', type=int, metavar='UNIT',
+                           help='first memory unit of the instance on the '
+                                'grid, instead of its id')
         return parser
 
     def take_action(self, parsed_args):
         machine, gpu = _opened(self, parsed_args.gpu)
-        machine.applier.transact(gpu, lambda now: _destruction(
-            now, machine.transactions.in_use(now), parsed_args.start))
-        output.say(f'Destroyed the instance at unit '
-                   f'{parsed_args.start} of GPU {gpu.address}')
+        found = []
+
+        def decide(now):
+            instance = _existing(now, parsed_args)
+            found[:] = [(now, instance)]
+            return _destruction(now, machine.transactions.in_use(now),
+                                instance)
+
+        machine.applier.transact(gpu, decide)
+        ((now, instance),) = found
+        output.say(f'Destroyed {_named(now, instance)} of GPU {gpu.address}')
 
 
 def _opened(asked, text):
@@ -172,19 +179,35 @@ def _creation(now, used, asked):
         place, target.WantedInstance(profile, _compute(asked, profile))),))
 
 
-def _destruction(now, used, start):
+def _existing(now, asked):
+    """Return the instance that the operator named.
+
+    :raises ChangeRefused: if it does not exist.
+    """
+    for item in now.mig.instances:
+        if (item.instance_id == asked.id if asked.start is None
+                else item.placement.start == asked.start):
+            return item
+    named = (f'no instance has the id {asked.id}' if asked.start is None
+             else f'no instance begins at unit {asked.start}')
+    raise _refused(now, f'{named}; it has ' + (', '.join(
+        _named(now, item) for item in now.mig.instances) or 'none'))
+
+
+def _named(gpu, instance):
+    return (f'{spec.profile_name(gpu.mig, instance.profile_id)} with id '
+            f'{instance.instance_id} at unit {instance.placement.start}')
+
+
+def _destruction(now, used, instance):
     """Return the change that destroys one instance.
 
-    :raises ChangeRefused: if the instance does not exist or is in use.
+    :raises ChangeRefused: if it is in use.
     """
-    found = next((item for item in now.mig.instances
-                  if item.placement.start == start), None)
-    if found is None:
-        raise _refused(now, f'no instance begins at unit {start}')
-    if found.placement in used:
-        raise _refused(now, f'the instance at unit {start} is in use: '
-                       + used[found.placement])
-    return plan.keeping_others(now, now.mig, used, destroy=(found,))
+    if instance.placement in used:
+        raise _refused(now, f'{_named(now, instance)} is in use: '
+                       + used[instance.placement])
+    return plan.keeping_others(now, now.mig, used, destroy=(instance,))
 
 
 def _compute(asked, profile):

@@ -91,7 +91,7 @@ def problems(rows, name):
 
     :param name: the column that names an offer.
     """
-    hit = {}
+    hit: dict[tuple, list] = {}
     for row in rows:
         why = row['problem'].machine_readable()
         if why:

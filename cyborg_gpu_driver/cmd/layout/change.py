@@ -26,7 +26,6 @@ from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.partition.layout import state as layout_state
 from cyborg_gpu_driver.program.ready import apply
 
-_TEXT = ('text', 'json', 'yaml')
 _SKIPPED = 'skipped'
 """Status of a board without MIG if a layout asks all GPUs for MIG mode."""
 
@@ -37,8 +36,6 @@ class ApplyLayout(layout_options.LayoutCommand):
     Each GPU succeeds or fails on its own. A change that fails is rolled back.
     Exits 1 if a GPU has failed. The layout is restored after a reboot.
     """
-
-    formats = _TEXT
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -92,8 +89,6 @@ class CheckpointLayout(layout_options.LayoutCommand):
     are restored together with those.
     """
 
-    formats = _TEXT
-
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         _add_checkpoint(parser)
@@ -127,8 +122,6 @@ class RestoreLayout(layout_options.LayoutCommand):
     Exits 1 if a GPU could not be restored.
     """
 
-    formats = _TEXT
-
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         _add_checkpoint(parser)
@@ -154,7 +147,7 @@ class RestoreLayout(layout_options.LayoutCommand):
 
 
 def _restored(machine, gpu, saved):
-    done = []
+    done: list[str] = []
     try:
         machine.reachable((gpu,))
         outcome = apply.Outcome(gpu.address, machine.restorer.restore(
@@ -217,7 +210,7 @@ def _ended_by_hooks(around):
     A hook that fails here does not affect the GPUs. Its error is printed
     beside the results for the GPUs.
     """
-    ended = []
+    ended: list[bool] = []
     try:
         yield ended
     finally:

@@ -167,7 +167,8 @@ class _Boot:
         return first_boot.Report(
             outcome.result, timeutils.utcnow(True).isoformat('T', 'seconds'),
             self._machine.boot_id(),
-            source=known and known.source, layout=known and known.layout,
+            source=known.source if known else None,
+            layout=known.layout if known else None,
             others=tuple(other.source for other in found.others),
             notes=found.notes, error=outcome.error, gpus=outcome.gpus,
             no_service=self._no_service)

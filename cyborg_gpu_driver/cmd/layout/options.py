@@ -47,7 +47,7 @@ _TRUE = frozenset({'1', 't', 'true'})
 class LayoutCommand(command.Command):
     """A command of the group."""
 
-    formats = ('json', 'yaml')
+    formats: tuple[str, ...] = ('text', 'json', 'yaml')
     """The values of ``-o``; the first is the default."""
 
     def get_parser(self, prog_name):

@@ -32,13 +32,9 @@ from cyborg_gpu_driver.partition.layout import state as layout_state
 from cyborg_gpu_driver.partition.layout import yaml
 from cyborg_gpu_driver.program.ready import apply
 
-_TEXT = ('text', 'json', 'yaml')
-
 
 class ListLayouts(layout_options.LayoutCommand):
     """List the layouts of a file, and which of them this host supports."""
-
-    formats = _TEXT
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -63,8 +59,6 @@ class PlanLayout(layout_options.LayoutCommand):
 
     Exits 1 if a GPU cannot get its layout.
     """
-
-    formats = _TEXT
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -100,8 +94,6 @@ class AssertLayout(layout_options.LayoutCommand):
 
     The exit code is 0 if it is, else 1.
     """
-
-    formats = _TEXT
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -154,7 +146,7 @@ class ExportLayout(layout_options.LayoutCommand):
     def take_action(self, parsed_args):
         machine = self.app.machine.for_changes(links=False)
         left_out = (_unreachable(machine) if parsed_args.skip_unreachable
-                    else ())
+                    else [])
         machine.reachable(gpu for index, gpu in enumerate(machine.gpus)
                           if index not in left_out)
         now = [gpu if index in left_out else machine.current(gpu)
@@ -203,8 +195,8 @@ def wanted_of(machine: context.Machine, parsed_args
         if machine.ignores(machine.gpus[index]):
             output.say(f'{machine.name(machine.gpus[index])} is in [gpu] '
                        'ignored_devices and left alone.')
-    indices = [index for index in indices
-               if not machine.ignores(machine.gpus[index])]
+    indices = tuple(index for index in indices
+                    if not machine.ignores(machine.gpus[index]))
     machine.reachable(machine.gpus[index] for index in indices)
     found = entry.for_chosen(machine.gpus, indices)
     for index, wanted in found.items():

@@ -137,7 +137,7 @@ class InstanceTest(CommandCase):
         def destroy(number=None):
             (start,) = self.starts
             return self.command('instance', 'destroy', kill_case.GPU,
-                                str(start), number=number)
+                                '--start', str(start), number=number)
 
         def prepare():
             self.prepare()

@@ -145,9 +145,9 @@ class LostTest(NumberCase):
             row['index'] for row in json.loads(output)])
 
     def test_instances(self):
-        self.refused('instance', 'destroy', '2', '0')
+        self.refused('instance', 'destroy', '2', '--start', '0')
         self.refused('instance', 'create', self.lost, '3g.40gb')
-        self.run_on_host('instance', 'destroy', '3', '0')
+        self.run_on_host('instance', 'destroy', '3', '--start', '0')
         self.before[self.next] = (True, 1)
         self.assertEqual(self.before, self.cuts())
         output, errors = self.run_on_host('instance', 'list', '-f', 'json',

@@ -57,8 +57,29 @@ class ChangeTest(layouts.LayoutCase):
                 (('create', layouts.GPU, '3g.40gb', '--start', '4'),
                  'create instance 3g.40gb at 4:4; create compute instance 3c '
                  'in 3g.40gb at 4:4'),
-                (('destroy', layouts.GPU, '4'),
+                (('destroy', layouts.GPU, '--start', '4'),
                  'destroy compute instance 3c at slice 0 in 3g.40gb at 4:4; '
                  'destroy instance 3g.40gb at 4:4')):
             self.run_on_host('instance', *command)
             self.assertIn(f'GPU {layouts.GPU}: {steps}\n', log.output)
+
+    def test_destroy_takes_the_id_that_the_list_shows(self):
+        for profile, start in (('3g.40gb', '4'), ('1g.10gb', '2')):
+            self.run_on_host('instance', 'create', layouts.GPU, profile,
+                             '--start', start)
+        output, _ = self.run_on_host('instance', 'list', '-f', 'json')
+        rows = json.loads(output)
+        wanted = next(row for row in rows if row['start'] == 4)
+        head = self.run_on_host('instance', 'list')[0].splitlines()[1]
+        self.assertIn(' id ', head)
+        _, said = self.run_on_host('instance', 'destroy', layouts.GPU,
+                                   wanted['id'])
+        self.assertIn(f'Destroyed 3g.40gb with id {wanted["id"]} at unit 4',
+                      said)
+        output, _ = self.run_on_host('instance', 'list', '-f', 'json')
+        self.assertEqual([row for row in rows if row != wanted],
+                         json.loads(output))
+        for arguments in ((wanted['id'],), ('--start', '4')):
+            _, said = self.run_on_host('instance', 'destroy', layouts.GPU,
+                                       *arguments, code=1)
+            self.assertIn('1g.10gb with id', said)
