@@ -172,7 +172,7 @@ def _serve(parsed_args, registry, sources):
 def start(listen: str, registry: client_registry.CollectorRegistry,
           certfile: str | None = None, keyfile: str | None = None,
           client_cafile: str | None = None
-          ) -> tuple[socketserver.BaseServer, threading.Thread]:
+          ) -> tuple[socketserver.TCPServer, threading.Thread]:
     """Serve the metrics in a thread; each request has a thread of its own.
 
     :param listen: ADDRESS:PORT; port 0 takes any free port.

@@ -89,7 +89,6 @@ CHECKS: dict[str, tuple[_Find, tuple[str, ...]]] = {
     'placement': (rules_cyborg.placement, ('machine', 'cyborg')),
     'allocation-candidates': (rules_cyborg.candidates, ('placement_conf',)),
     'placement-claims': (rules_cyborg.claims, ('placement_conf',)),
-    'earlier-driver': (rules_cyborg.earlier, ('machine', 'cyborg')),
     'service-token-cyborg': (rules_cyborg.service_roles, ('cyborg',)),
     'nova-release': (rules_nova.release, ('machine',)),
     'service-token-nova': (rules_nova.service_token, ('nova',)),
@@ -496,7 +495,7 @@ def _with_machine(facts: facts_module.Facts, conf) -> facts_module.Facts:
         return facts
     return dataclasses.replace(facts, placement=placement.ask(
         lambda: placement.client(list(validation.files(conf))),
-        rules_cyborg.names(facts), facts.host))
+        rules_cyborg.names(facts)))
 
 
 def _cyborg(conf) -> dict[str, Any]:

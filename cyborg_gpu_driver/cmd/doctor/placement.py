@@ -29,12 +29,6 @@ from oslo_config import cfg
 from oslo_utils import importutils
 from oslo_utils import strutils
 
-from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import reconcile
-from cyborg_gpu_driver.report import earlier
-from cyborg_gpu_driver.report import publishing
-
-_NO_GPUS = model.Host()
 _TIMEOUT = 30
 """Seconds to wait for one answer if ``cyborg.conf`` sets no timeout."""
 _USER_IN_URL = re.compile('//[^/@ ]*@')
@@ -78,8 +72,6 @@ class Answer:
 
     providers: frozenset[str] = frozenset()
     """The requested names for which a resource provider exists."""
-    earlier: tuple[reconcile.Earlier, ...] = ()
-    """The GPUs that servers have through Cyborg's in-tree driver."""
     problem: str = ''
     """Why there is no answer; never contains a secret."""
     advice: str = ''
@@ -100,25 +92,23 @@ def client(files: Sequence[str]) -> Any:
     return module.PlacementClient()
 
 
-def ask(make_client: Callable[[], Any], names: Collection[str],
-        host: model.Host = _NO_GPUS) -> Answer:
-    """Query which names have a provider, and which servers have GPUs.
+def ask(make_client: Callable[[], Any], names: Collection[str]) -> Answer:
+    """Query which names have a provider.
 
     Never raises, because Keystone and Placement can fail in any way.
 
     :param make_client: creates the client; see :func:`client`.
     :param names: the names to look for.
-    :param host: the host with its GPUs.
     """
     try:
         with _silence():
-            return _ask(make_client(), names, host)
+            return _ask(make_client(), names)
     except Exception as error:
         return _failed(error)
 
 
-def _ask(asked, names, host):
-    found, tree = set(), publishing.ProviderTree(lambda: asked)
+def _ask(asked: Any, names: Collection[str]) -> Answer:
+    found = set()
     for name in sorted(names):
         response = asked.get('/resource_providers?name='
                              + urllib.parse.quote(name, safe=''))
@@ -126,9 +116,7 @@ def _ask(asked, names, host):
             return _refused(response.status_code)
         if response.json()['resource_providers']:
             found.add(name)
-    return Answer(frozenset(found), tuple(
-        item for name in sorted(found)
-        for item in earlier.read(tree, name, host)))
+    return Answer(frozenset(found))
 
 
 @contextlib.contextmanager

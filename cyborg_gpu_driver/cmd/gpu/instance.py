@@ -124,7 +124,7 @@ class DestroyInstance(command.Command):
 
     def take_action(self, parsed_args):
         machine, gpu = _opened(self, parsed_args.gpu)
-        found = []
+        found: list[tuple] = []
 
         def decide(now):
             instance = _existing(now, parsed_args)

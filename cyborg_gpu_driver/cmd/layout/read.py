@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``cyborg-gpu layout list|plan|assert|export|generate``.
+"""``cyborg-gpu layout plan|export|generate``.
 
 None of these commands changes a GPU.
 """
@@ -33,31 +33,11 @@ from cyborg_gpu_driver.partition.layout import yaml
 from cyborg_gpu_driver.program.ready import apply
 
 
-class ListLayouts(layout_options.LayoutCommand):
-    """List the layouts of a file, and which of them this host supports."""
-
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        layout_options.add_file(parser)
-        return parser
-
-    def take_action(self, parsed_args):
-        file = layout_options.read_file(parsed_args)
-        gpus = self.app.machine.for_changes(links=False).gpus
-        rows = [_suits(file, name, gpus) for name in file.names]
-        if parsed_args.output_format != 'text':
-            self.write_value(rows, parsed_args.output_format)
-            return
-        width = max((len(row['name']) for row in rows), default=0)
-        for row in rows:
-            self.write(f'{row["name"]:{width}}  '
-                       + (_gpus(row['gpus']) or 'not for this host'))
-
-
 class PlanLayout(layout_options.LayoutCommand):
     """Show what applying a layout would change, and change nothing.
 
-    Exits 1 if a GPU cannot get its layout.
+    Exits 0 if the layout is in effect, and 1 if a GPU differs from it or
+    cannot get it.
     """
 
     def get_parser(self, prog_name):
@@ -68,62 +48,42 @@ class PlanLayout(layout_options.LayoutCommand):
 
     def take_action(self, parsed_args):
         machine = self.app.machine.for_changes(links=False)
-        options = apply.Options(mode_only=parsed_args.mode_only)
-        rows, failed = [], False
+        rows, differ = [], False
         pens = gpu_map.pens_for(getattr(self.app.stdout, 'encoding', None))
         for index, gpu, wanted in wanted_of(machine, parsed_args):
-            row = {'index': index, 'address': str(gpu.address)}
-            try:
-                planned = machine.applier.plan(machine.current(gpu), wanted,
-                                            options)
-            except exception.GpuDriverError as error:
-                failed = True
-                output.say(f'GPU {index}: {error}')
-                rows.append({**row, 'error': str(error)})
-                continue
-            rows.append({**row, **planned.to_dict(), 'error': None})
-            if parsed_args.output_format == 'text':
+            row = _planned(machine, gpu, wanted, parsed_args.mode_only)
+            planned = row.pop('plan')
+            rows.append({'index': index, 'address': str(gpu.address), **row})
+            differ |= bool(row['differences'] or row['error'])
+            if parsed_args.output_format == 'text' and planned:
                 self.write('\n'.join(planned.lines(pens)))
+            for text in filter(None, (*row['differences'], row['error'])):
+                output.say(f'GPU {index} ({gpu.address}): {text}')
         if parsed_args.output_format != 'text':
             self.write_value(rows, parsed_args.output_format)
-        return int(failed)
-
-
-class AssertLayout(layout_options.LayoutCommand):
-    """Check whether a layout is in effect.
-
-    The exit code is 0 if it is, else 1.
-    """
-
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        layout_options.add_entry(parser)
-        layout_options.add_mode_only(parser)
-        layout_options.add_flag(
-            parser, '-a', '--valid-config', variable=layout_options.VALID,
-            text='only check that the file is valid and has the entry')
-        return parser
-
-    def take_action(self, parsed_args):
-        if parsed_args.valid_config:
-            layout_options.read_file(parsed_args).entry(
-                parsed_args.selected_config)
-            output.say('The layout is valid.')
-            return 0
-        machine = self.app.machine.for_changes(links=False)
-        rows = [{'index': index, 'address': str(gpu.address),
-                 'differences': list(found)}
-                for index, gpu, found in differences(machine, parsed_args)]
-        if parsed_args.output_format != 'text':
-            self.write_value(rows, parsed_args.output_format)
-        differ = [row for row in rows if row['differences']]
-        for row in differ:
-            for difference in row['differences']:
-                output.say(f'GPU {row["index"]} ({row["address"]}): '
-                           f'{difference}')
         output.say('The layout is not in effect.' if differ
                    else 'The layout is in effect.')
-        return int(bool(differ))
+        return int(differ)
+
+
+def _planned(machine, gpu, wanted, mode_only):
+    """Return what differs on a GPU and how it would change, as a row."""
+    now = machine.current(gpu)
+    if mode_only:
+        found = layout_state.mode_differences(now, wanted)
+    else:
+        found = layout_state.differences(now, wanted,
+                                         machine.transactions.in_use(now))
+    record = machine.applier.unfinished(gpu.address)
+    if record is not None:
+        found = (*found, f'an earlier change was interrupted: {record}')
+    row = {'differences': list(found), 'plan': None, 'error': None}
+    try:
+        planned = machine.applier.plan(now, wanted,
+                                       apply.Options(mode_only=mode_only))
+    except exception.GpuDriverError as error:
+        return {**row, 'error': str(error)}
+    return {**row, 'plan': planned, **planned.to_dict()}
 
 
 class ExportLayout(layout_options.LayoutCommand):
@@ -207,21 +167,6 @@ def wanted_of(machine: context.Machine, parsed_args
             for index, wanted in sorted(found.items())]
 
 
-def differences(machine: context.Machine, parsed_args):
-    """Yield the index, the GPU and its differences from the wanted layout."""
-    for index, gpu, wanted in wanted_of(machine, parsed_args):
-        now = machine.current(gpu)
-        if parsed_args.mode_only:
-            found = layout_state.mode_differences(now, wanted)
-        else:
-            found = layout_state.differences(now, wanted,
-                                             machine.transactions.in_use(now))
-        record = machine.applier.unfinished(gpu.address)
-        if record is not None:
-            found = (*found, f'an earlier change was interrupted: {record}')
-        yield index, gpu, found
-
-
 def _unreachable(machine):
     """Return the indices of unreachable GPUs; print that they are left out.
     """
@@ -232,32 +177,6 @@ def _unreachable(machine):
             found.append(index)
             output.say(f'{reason}; it is left out.')
     return found
-
-
-def _suits(file: layout_file.LayoutFile, name, gpus):
-    """Return the GPUs of this host that an entry applies to, as a row."""
-    row = {'name': name, 'gpus': {}, 'problem': None}
-    try:
-        row['gpus'] = {index: str(wanted) for index, wanted
-                       in file.entry(name).for_host(gpus).items()}
-        if not row['gpus']:
-            row['problem'] = 'matches no GPU of this host'
-    except exception.LayoutError as error:
-        row['problem'] = str(error)
-    return row
-
-
-def _gpus(wanted):
-    """Return a text such as ``0-3: MIG mode off; 4: 7 x 1g.10gb``."""
-    runs: list[tuple[int, int, str]] = []
-    for index, text in sorted(wanted.items()):
-        if runs and runs[-1][1:] == (index - 1, text):
-            runs[-1] = (runs[-1][0], index, text)
-        else:
-            runs.append((index, index, text))
-    return '; '.join(
-        f'{first}: {text}' if first == last else f'{first}-{last}: {text}'
-        for first, last, text in runs)
 
 
 def _write_file(asked, parsed_args, file):

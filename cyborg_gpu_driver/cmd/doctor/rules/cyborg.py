@@ -303,17 +303,6 @@ def claims(facts: facts_module.Facts) -> Iterator[finding.Finding]:
             'placement.conf, and restart Placement')
 
 
-def earlier(facts: facts_module.Facts) -> Iterator[finding.Finding]:
-    """Which GPUs servers still have through Cyborg's in-tree driver."""
-    for found in facts.placement.earlier if facts.placement else ():
-        yield finding.warning(
-            found.gpu, f'server {", ".join(found.servers)} has provider '
-            f'{found.provider} of {_IN_TREE}: {_DRIVER} does not change the '
-            'GPU and does not offer it',
-            'Delete or shelve the server; the next report then takes the GPU '
-            'over')
-
-
 def service_roles(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Which role Cyborg requires in Nova's service token."""
     assert facts.cyborg is not None

@@ -96,7 +96,7 @@ class FirstServerTest(base.CommandCase):
     def test_mig(self):
         self.start('mig', model='a100-80', address='0000:41:00.0',
                    framework='mdev')
-        self.assertIn('gpu prepare', self.play())
+        self.assertIn('gpu prepare --all', self.play())
         self.assertEqual({'1g.10gb': 7, '2g.20gb': 3, '3g.40gb': 2},
                          self.offered())
         self.assertEqual({'resources:CUSTOM_NVIDIA_1G_10GB': '1'},

@@ -22,7 +22,6 @@ from cyborg_gpu_driver.cmd.doctor.rules import finding
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.tests.unit.cmd.doctor import case
 
 GPU = model.Gpu(model.PciAddress.parse('0000:16:00.0'), '10de', '20b2',
@@ -168,26 +167,3 @@ class ServiceRolesTest(CyborgCase):
         self.warns('Cyborg 16.0.0 requires no service token',
                    rules_cyborg.service_roles(self.facts(release=facts.Release(
                        '16.0.0', wants_service_token=False))))
-
-
-class EarlierTest(CyborgCase):
-
-    def found(self, *earlier, providers=frozenset({FULL})):
-        return rules_cyborg.earlier(self.facts(answer=placement.Answer(
-            providers, earlier)))
-
-    def test_servers_are_named(self):
-        name = f'{FULL}_{GPU.address}'
-        found = self.check(finding.Severity.WARNING, 'server u1, u2 has',
-                           self.found(reconcile.Earlier(
-                                 GPU.address, GPU.address, name,
-                                 ('u1', 'u2'))))
-        self.assertEqual(str(GPU.address), found.gpu)
-        self.assertIn(name, found.message)
-
-    def test_there_are_none(self):
-        self.assertEqual([], list(self.found()))
-
-    def test_placement_did_not_tell(self):
-        self.none(self.found(providers=frozenset()))
-        self.none(rules_cyborg.earlier(self.facts()))

@@ -26,9 +26,6 @@ from oslo_log import log as logging
 from oslotest import base
 
 from cyborg_gpu_driver.cmd.doctor import placement
-from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import reconcile
-from cyborg_gpu_driver.report.content import names
 from demo_lib import httpd
 
 SECRET = 'hunter2'
@@ -38,13 +35,6 @@ _VERSIONS = {'versions': [{
     'id': 'v1.0', 'min_version': '1.0', 'max_version': '1.39',
     'status': 'CURRENT', 'links': [{'rel': 'self', 'href': ''}]}]}
 """The version document of Placement."""
-_HOST = model.Host()
-_NAME = 'a b_0000:07:00.0'
-_TREE = [{'name': name, 'uuid': uuid} for name, uuid in (
-    ('a b', 'u'), (_NAME, names.provider_uuid(_NAME)),
-    # The provider of a NIC, and one that Nova created.
-    ('a b_0000:16:00.0', names.provider_uuid('a b_0000:16:00.0')),
-    ('a b_0000:07:00.0', 'd6a7b2d1-54c5-4a2a-9f11-7c6f2f1f9a35'))]
 _PASSWORD = f'''
 auth_type = password
 username = cyborg
@@ -72,11 +62,7 @@ class Service:
                 if self._body is None else self._body]
 
     def _answer(self, environ):
-        if environ['PATH_INFO'].endswith('/allocations'):
-            return {'allocations': {'server': {'resources': {'PGPU': 1}}}}
         query = urllib.parse.parse_qs(environ['QUERY_STRING'])
-        if 'in_tree' in query:
-            return {'resource_providers': _TREE}
         return {'resource_providers': [{'uuid': 'u'}] if query['name']
                 == ['a b'] else []}
 
@@ -99,11 +85,10 @@ class AskTest(base.BaseTestCase):
         self.path = self.useFixture(fixtures.TempDir()).path + '/c.conf'
         self.addCleanup(self.forget)
 
-    def ask(self, text, names=('a b', 'c'), host=_HOST):
+    def ask(self, text, names=('a b', 'c')):
         with open(self.path, 'w', encoding='utf-8') as stream:
             stream.write(f'[placement]\n{text}\n')
-        return placement.ask(lambda: placement.client([self.path]), names,
-                             host)
+        return placement.ask(lambda: placement.client([self.path]), names)
 
     def forget(self):
         """Reset the process's options, and those that keystoneauth added."""
@@ -128,14 +113,6 @@ class AskTest(base.BaseTestCase):
     def test_providers(self):
         self.assertEqual(placement.Answer(frozenset(('a b',))),
                          self.ask(self.serve()))
-
-    def test_a_gpu_of_cyborgs_own_driver(self):
-        gpu = model.Gpu(model.PciAddress.parse('0000:07:00.0'), '10de',
-                        '20b2', '0302')
-        self.assertEqual(
-            (reconcile.Earlier(gpu.address, gpu.address, _NAME,
-                               ('server',)),),
-            self.ask(self.serve(), host=model.Host((gpu,))).earlier)
 
     def test_refusals(self):
         for status, words in (('401 No', 'the token'),

@@ -104,7 +104,7 @@ class LayoutCase(base.CommandCase):
                            code=code)
 
     def assert_layout(self, name, *arguments, code=0):
-        return self.layout('assert', '-f', self.file, '-c', name, *arguments,
+        return self.layout('plan', '-f', self.file, '-c', name, *arguments,
                            code=code)
 
     def instances(self, index):
