@@ -54,15 +54,6 @@ _JOBS_MAX = 200
 Row = tuple[Any, ...]
 
 
-class Lister(output.Lister):
-    """A list; ``code`` is the exit code, which ``take_action`` may set."""
-
-    code = 0
-
-    def run(self, parsed_args):
-        return super().run(parsed_args) or self.code
-
-
 def add_heat_map(parser: argparse.ArgumentParser) -> None:
     """Add ``--heat-map``."""
     parser.add_argument(
@@ -81,24 +72,6 @@ def _picture(text: str) -> str:
     except exception.InvalidValue as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
-
-
-def add_jobs(parser: argparse.ArgumentParser) -> None:
-    """Add the applications that run, and the options of the slowdowns."""
-    parser.add_argument(
-        'application', metavar='APPLICATION[=SECONDS]', nargs='+',
-        help='an application and its run time alone (default: the median in '
-             'the file); repeat it for several runs of one application')
-    parser.add_argument(
-        '--file', metavar='FILE', default=FILE,
-        help='file with slowdowns, as "interference measure" writes it or as '
-             '[gpu_weigher] interference_file names it; - is standard input '
-             '(default: %(default)s)')
-    parser.add_argument(
-        '--memory', metavar='MIB', type=number(1, 1 << 30),
-        help='memory of each GPU or slice; applications that need more '
-             'together do not fit (default: only pairs that ran out of memory '
-             'do not fit)')
 
 
 def number(least: int, most: int) -> Callable[[str], int]:
@@ -374,7 +347,7 @@ def _say_kept(found, total, path):
                    'command continues from there.')
 
 
-class MeasureInterference(Lister):
+class MeasureInterference(output.Lister):
     """Measure how much applications slow each other down.
 
     Runs each command alone, then beside each other command and beside a second
@@ -420,47 +393,59 @@ def _used(nvml, addresses, pids):
         return None
 
 
-class ShowInterference(Lister):
-    """Show measured slowdowns, and draw them.
+class PredictInterference(output.Lister):
+    """Predict how long applications run together on GPUs.
 
-    Lists each application alone first, with nothing in Beside, and then the
-    pairs.
+    On one GPU, slowdown applies while all of the applications run: 1 plus what
+    each other one adds. End is when the application ends, in seconds; the
+    remaining ones then run faster. With --gpus, the command places the
+    applications on GPUs so that all end as early as possible, and compares
+    this placement to pack (the most memory first, onto the fullest GPU where
+    it fits) and spread (the longest first, onto the GPU with the least to do).
+    With up to 10 applications, the placement is optimal; with more, the
+    command says how far from the optimum it can be. Without an application,
+    the command shows the measured slowdowns: each application alone first,
+    with nothing in Beside, and then the pairs.
     """
-
-    brief = BRIEF
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
         parser.add_argument(
-            'file', metavar='FILE', nargs='?', default=FILE,
-            help='file of "interference measure"; - is standard input '
-                 '(default: %(default)s)')
+            'application', metavar='APPLICATION[=SECONDS]', nargs='*',
+            help='an application and its run time alone (default: the median '
+                 'in the file); repeat it for several runs of one application')
+        parser.add_argument(
+            '--file', metavar='FILE', default=FILE,
+            help='file with slowdowns, as "interference measure" writes it or '
+                 'as [gpu_weigher] interference_file names it; - is standard '
+                 'input (default: %(default)s)')
+        parser.add_argument(
+            '--memory', metavar='MIB', type=number(1, 1 << 30),
+            help='memory of each GPU or slice; applications that need more '
+                 'together do not fit (default: only pairs that ran out of '
+                 'memory do not fit)')
+        parser.add_argument(
+            '--gpus', metavar='NUMBER', type=number(1, _GPUS_MAX),
+            help='place the applications on this number of GPUs, or of slices '
+                 'of one size (default: all run on one GPU)')
         add_heat_map(parser)
         return parser
 
     def take_action(self, parsed_args):
         found = read(parsed_args.file)
         write_heat_map(parsed_args.heat_map, found)
-        return COLUMNS, rows(found)
-
-
-class PredictInterference(Lister):
-    """Predict how long applications run together on one GPU.
-
-    Slowdown applies while all of the applications run: 1 plus what each other
-    one adds. End is when the application ends, in seconds; the remaining ones
-    then run faster.
-    """
-
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        add_jobs(parser)
-        return parser
-
-    def take_action(self, parsed_args):
-        found = read(parsed_args.file)
+        if not parsed_args.application:
+            self.brief = BRIEF
+            return COLUMNS, rows(found)
+        if len(parsed_args.application) > _JOBS_MAX:
+            raise exception.InvalidValue(
+                what='number of applications',
+                value=len(parsed_args.application),
+                expected=f'expected at most {_JOBS_MAX}')
         wanted_jobs = jobs(found, parsed_args.application, parsed_args.memory)
         predicted = predictor(found, parsed_args.memory)
+        if parsed_args.gpus is not None:
+            return _PLANNED, _plans(wanted_jobs, parsed_args.gpus, predicted)
         ends = predicted.ends(wanted_jobs)
         output.say('They do not fit together on one GPU.'
                    if rounded(max(ends)) is None
@@ -474,38 +459,12 @@ class PredictInterference(Lister):
                 strict=True)]
 
 
-class PlanInterference(Lister):
-    """Place applications on GPUs so that all end as early as possible.
-
-    Compares the placement with the least makespan that it finds to pack (the
-    most memory first, onto the fullest GPU where it fits) and spread (the
-    longest first, onto the GPU with the least to do).
-    """
-
-    def get_parser(self, prog_name):
-        parser = super().get_parser(prog_name)
-        add_jobs(parser)
-        parser.add_argument(
-            '--gpus', metavar='NUMBER', required=True,
-            type=number(1, _GPUS_MAX),
-            help='number of GPUs, or of slices of one size')
-        return parser
-
-    def take_action(self, parsed_args):
-        if len(parsed_args.application) > _JOBS_MAX:
-            raise exception.InvalidValue(
-                what='number of applications',
-                value=len(parsed_args.application),
-                expected=f'expected at most {_JOBS_MAX}')
-        found = read(parsed_args.file)
-        wanted_jobs = jobs(found, parsed_args.application, parsed_args.memory)
-        predicted = predictor(found, parsed_args.memory)
-        plans = prediction.compare(wanted_jobs, parsed_args.gpus, predicted)
-        if rounded(plans[0].makespan) is None:
-            output.say('No placement that fits was found.')
-        return _PLANNED, [
-            (plan.name, index,
+def _plans(wanted_jobs: list[prediction.Job], gpus: int,
+           predicted: prediction.Predictor) -> list[Row]:
+    plans = prediction.compare(wanted_jobs, gpus, predicted)
+    if rounded(plans[0].makespan) is None:
+        output.say('No placement that fits was found.')
+    return [(plan.name, index,
              output.Names([job.application for job in group]),
-             shown(predicted.makespan(group)),
-             shown(plan.makespan))
+             shown(predicted.makespan(group)), shown(plan.makespan))
             for plan in plans for index, group in enumerate(plan.groups)]

@@ -36,9 +36,7 @@ from cyborg_gpu_driver.tests.unit.tools import documents
 load_tests = testscenarios.load_tests_apply_scenarios
 
 _COMMANDS = {'measure': interference_command.MeasureInterference,
-             'plan': interference_command.PlanInterference,
-             'predict': interference_command.PredictInterference,
-             'show': interference_command.ShowInterference}
+             'predict': interference_command.PredictInterference}
 _PROGRAM = '''
 import sys
 from cyborg_gpu_driver.tests.unit.cmd import test_interference
@@ -106,7 +104,7 @@ class MeasureTest(InterferenceCase):
                 self.assertEqual(row['Slowdown'], document['slowdown'].get(
                     row['Application'], {}).get(row['Beside']))
         self.assertEqual(json.loads(output),
-                         self.rows('show', self.path))
+                         self.rows('predict', '--file', self.path))
 
     def test_file_of_applications(self):
         file = self.directory / 'applications.yaml'
@@ -139,13 +137,13 @@ class MeasureTest(InterferenceCase):
         self.assertEqual({'a': {'a': None}}, json.loads(
             self.path.read_text())['slowdown'])
         self.assertIn('out of memory',
-                      self.run_program('show', self.path)[0])
+                      self.run_program('predict', '--file', self.path)[0])
 
     def test_pair_that_fails(self):
         _, errors = self.measure(
             '--application', f'a={self.second_fails()}', code=1)
         self.assertIn('Some pairs failed', errors)
-        row = self.rows('show', self.path)[1]
+        row = self.rows('predict', '--file', self.path)[1]
         self.assertEqual(('failed', 'a: exit code 7'),
                          (row['Outcome'], row['Problem']))
 
@@ -159,7 +157,8 @@ class MeasureTest(InterferenceCase):
         self.measure(*self.TWO)
         for name, head in ('map.svg', b'<?xml'), ('map.png', b'\x89PNG'):
             picture = self.directory / name
-            self.run_program('show', self.path, '--heat-map', picture)
+            self.run_program('predict', '--file', self.path, '--heat-map',
+                             picture)
             self.assertEqual(head, picture.read_bytes()[:len(head)])
 
     def test_heat_map_without_matplotlib(self):
@@ -263,7 +262,7 @@ class PredictionTest(InterferenceCase):
             self.assertIn('do not fit together', errors)
 
     def test_plan(self):
-        arguments = ('plan', '--file', self.path, '--gpus', 2, *'aabb')
+        arguments = ('predict', '--file', self.path, '--gpus', 2, *'aabb')
         rows = self.rows(*arguments)
         self.assertEqual(
             ['predicted'] * 2 + ['pack'] * 2 + ['spread'] * 2,
@@ -275,7 +274,7 @@ class PredictionTest(InterferenceCase):
     def test_plan_without_room(self):
         for count in 2, 12:
             output, errors = self.run_program(
-                'plan', '--file', self.path, '--gpus', 1, *'b' * count)
+                'predict', '--file', self.path, '--gpus', 1, *'b' * count)
             self.assertIn('fits', errors)
             self.assertIn('-', output)
 
@@ -285,7 +284,7 @@ class PredictionTest(InterferenceCase):
             'pairs': {'a': {'a': {'seconds': [5000]},
                             'b': {'seconds': [2]}}},
             'slowdown': {'a': {'b': 2}, 'b': {'a': 3}}})
-        rows = self.rows('show', self.path)
+        rows = self.rows('predict', '--file', self.path)
         self.assertEqual(
             [('a', None, None), ('a', 'a', None), ('a', 'b', 2.0),
              ('b', 'a', 3)],
@@ -296,19 +295,19 @@ class PredictionTest(InterferenceCase):
     def test_the_example_in_the_documentation(self):
         admin = documents.SOURCE / 'admin'
         output = self.run_program(
-            'show', admin / 'example-interference.json')[0]
+            'predict', '--file', admin / 'example-interference.json')[0]
         page = documents.text(admin / 'interference.rst')
         for line in output.splitlines():
             self.assertIn(f'   {line}\n', page)
         _, errors = self.run_program(
-            'plan', '--file', admin / 'example-interference.json', '--gpus',
+            'predict', '--file', admin / 'example-interference.json', '--gpus',
             2, 'matrix', 'gzip', 'sha256sum', 'sort')
         self.assertEqual('', errors)
 
     def test_tables_are_narrow(self):
-        for arguments in (('show', self.path),
+        for arguments in (('predict', '--file', self.path),
                           ('predict', '--file', self.path, 'a', 'b'),
-                          ('plan', '--file', self.path, '--gpus', 2,
+                          ('predict', '--file', self.path, '--gpus', 2,
                            *'aaaaaabbbb')):
             output = self.run_program(*arguments)[0]
             self.assertLessEqual(max(map(len, output.splitlines())), 80)
@@ -328,6 +327,6 @@ class WrongJobTest(InterferenceCase):
 
     def test_error_says_what_is_right(self):
         self.write(self.document)
-        for action in ('predict',), ('plan', '--gpus', 2):
+        for action in ('predict',), ('predict', '--gpus', 2):
             self.assertIn(self.words, self.run_program(
                 *action, '--file', self.path, *self.arguments, code=1)[1])
