@@ -24,11 +24,9 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import target
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.ready import apply
-from cyborg_gpu_driver.program.steps import transaction
-from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.tests.unit.program import machines
-from cyborg_gpu_driver.tests.unit.program import wiring
+from cyborg_gpu_driver.tests.unit.program import nodes
 
 MUTATING = ('nvmlDeviceSetMigMode', 'nvmlDeviceCreateGpuInstance',
             'nvmlDeviceCreateGpuInstanceWithPlacement',
@@ -80,11 +78,11 @@ class LayoutCase(base.BaseTestCase):
         self.platform = machine
         self.host = host or reader.HostReader(machine).snapshot()
         self.gpu = self.host.gpu(self.address)
-        self.transactions = transaction.Transactions(machine,
-                                                     self.state_path)
-        self.applier = apply.Applier(self.transactions)
-        self.restorer = wiring.restorer(machine, self.state_path)
-        self.records = store.of(self.state_path)
+        self.node = nodes.Node(machine, self.state_path)
+        self.transactions = self.node.transactions
+        self.applier = self.node.applier
+        self.restorer = self.node.restorer
+        self.records = self.node.records
 
     def change_record(self):
         """Return the record of an unfinished layout change, or None."""

@@ -23,21 +23,16 @@ import pynvml
 from oslotest import base
 
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.program import cordons
-from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import binder
-from cyborg_gpu_driver.program.bind import live
-from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform as simulated
 from cyborg_gpu_driver.tests.unit.program import machines
+from cyborg_gpu_driver.tests.unit.program import nodes
 
 
 class BinderCase(base.BaseTestCase):
@@ -76,17 +71,13 @@ class BinderCase(base.BaseTestCase):
         self.addCleanup(setattr, privileged, '_platform', None)
         privileged.run_here(platform_)
         store._stores.pop(self.state_path, None)
-        self.records = store.of(self.state_path)
-        self.live = live.LiveHost(
-            reader.HostReader(platform_),
+        self.node = nodes.Node(
+            platform_, self.state_path,
             policies.Settings(policies=(self.policy,), vfio_handles=True),
-            self.records)
-        self.binder = binder.Binder(
-            self.live, partitions.Partitions(platform_, self.records),
-            transaction.Transactions(platform_, self.state_path),
-            self.cloud, health.HealthKeeper(
-                platform_, self.state_path, self.cloud),
-            cordons.CordonKeeper(self.state_path), self.limits)
+            self.cloud, self.limits)
+        self.records = self.node.records
+        self.live = self.node.live
+        self.binder = self.node.binder
         self.live.refresh()
 
     def handle(self, profile, number=0):

@@ -26,10 +26,9 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.reconcile import groups
-from cyborg_gpu_driver.program.reconcile import rebuild
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.tests.unit.program import wiring
+from cyborg_gpu_driver.tests.unit.program import nodes
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
 _WHOLE = 'H100XM-80C'
@@ -51,6 +50,9 @@ class FabricCase(binder_case.BinderCase):
     def keep(self):
         groups.FabricKeeper(privileged.machine(), self.live,
                             self.records).look()
+
+    def restorer(self):
+        return nodes.Node(privileged.machine(), self.state_path).restorer
 
     def assert_active(self, *partitions):
         self.assertEqual(partitions, self.machine.active_partitions)
@@ -209,8 +211,7 @@ class RestartTest(FabricCase):
         self.assertTrue(self.records.check())
         self.machine.stop_fabric_manager()
         self.machine.start_fabric_manager(restart=True)
-        rebuilder = rebuild.Rebuilder(
-            privileged.machine(), self.live, self.records, self.cloud)
+        rebuilder = self.node.rebuilder
         self.cloud.requests = lambda: reconcile.Requests((reconcile.Request(
             before.handle, 'arq', None, before.function,
             before.mdev_type),))
@@ -314,8 +315,7 @@ class RestartTest(FabricCase):
         self.machine.sriov_manage('ALL')
         self.assert_active()
         self.live.refresh()
-        restorer = wiring.restorer(privileged.machine(), self.state_path)
-        restorer.restore(self.live.gpu(self.address), None)
+        self.restorer().restore(self.live.gpu(self.address), None)
         self.assert_active(self.partition)
         self.assertEqual(self.bound[0], self.truth()[1][0][1])
 
@@ -362,8 +362,7 @@ class WalkTest(FabricCase):
         self.machine.reboot()
         self.machine.sriov_manage('ALL')
         self.live.refresh()
-        self.attempt(wiring.restorer(
-            privileged.machine(), self.state_path).restore,
+        self.attempt(self.restorer().restore,
             self.live.gpu(self.address), None)
 
     def active(self):

@@ -14,7 +14,7 @@
 
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.ready import apply
-from cyborg_gpu_driver.tests.unit.program import wiring
+from cyborg_gpu_driver.tests.unit.program import nodes
 from cyborg_gpu_driver.tests.unit.program.ready import ready_case
 
 _LAID_OUT = (19, 0)
@@ -49,9 +49,8 @@ class FixedTest(ready_case.ReadyCase):
         self.machine.reboot()
         self.start()
         for _ in range(2):
-            wiring.restorer(
-                self.platform, self.state_path, self.settings).restore(
-                    self.gpu(), saved)
+            nodes.Node(self.platform, self.state_path, self.settings
+                       ).restorer.restore(self.gpu(), saved)
         return self.cuts()
 
     def test_each_is_restored_once(self):

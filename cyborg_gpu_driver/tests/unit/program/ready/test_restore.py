@@ -28,7 +28,7 @@ from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.tests.unit.program import wiring
+from cyborg_gpu_driver.tests.unit.program import nodes
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
 _EQUAL = model.SchedulerPolicy.EQUAL_SHARE
@@ -56,9 +56,9 @@ class RestoreCase(binder_case.BinderCase):
                                  vfio_handles=self.vfio_handles)
 
     def make_ready(self):
-        outcome = wiring.preparer(
+        outcome = nodes.Node(
             privileged.machine(), self.state_path, self.settings(),
-            self.cloud).prepare(
+            self.cloud).preparer.prepare(
                 self.live.gpu(self.address))
         self.assertEqual('', outcome.reason)
 
@@ -85,9 +85,9 @@ class RestoreCase(binder_case.BinderCase):
     def restore(self, saved=None):
         """Restore as the unit does at boot. Return what was done, in words."""
         done = []
-        status = wiring.restorer(
+        status = nodes.Node(
             privileged.machine(), self.state_path, self.settings(),
-            self.cloud).restore(
+            self.cloud).restorer.restore(
                 self.live.refresh().gpu(self.address), saved, done.append)
         self.assertEqual(bool(done), status is apply.Status.CHANGED)
         self.live.refresh()

@@ -31,6 +31,7 @@ from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.tests.unit.program import machines
+from cyborg_gpu_driver.tests.unit.program import nodes
 
 _UUIDS = [f'c5b0a1d2-34f6-4c7e-9b8a-00112233445{digit}' for digit in '123']
 
@@ -51,13 +52,12 @@ class OrphanCase(base.BaseTestCase):
         self.addCleanup(self.machine.uninstall)
         privileged.run_here(self.platform)
         self.address = model.PciAddress.parse(self.gpu)
-        self.records = store.Store(self.state_path)
+        self.records = store.of(self.state_path)
         self.keeper = self.keep()
 
     def keep(self, **settings):
-        return orphans.Keeper(
-            self.platform, reader.HostReader(self.platform),
-            self.records, policies.Settings(**settings))
+        return nodes.Node(self.platform, self.state_path,
+                          policies.Settings(**settings)).vgpus
 
     def snapshot(self):
         return reader.HostReader(self.platform).snapshot().gpu(self.address)

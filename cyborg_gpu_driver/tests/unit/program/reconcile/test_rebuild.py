@@ -31,7 +31,6 @@ from cyborg_gpu_driver.program import cordons
 from cyborg_gpu_driver.program.reconcile import rebuild
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.simulator import platform as simulated
 from cyborg_gpu_driver.tests import unreadable
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
@@ -204,11 +203,8 @@ class RebuilderTest(binder_case.BinderCase):
             stream.write('{')
         self.restart()
         self.assertTrue(self.records.check())
-        self.rebuilder = rebuild.Rebuilder(
-            simulated.open_platform(self.machine), self.live, self.records,
-            self.cloud)
+        self.rebuilder = self.node.rebuilder
         self.cloud.requests = lambda: self.claims
-        self.addCleanup(self.machine.uninstall)
 
     def test_all_is_found_and_can_be_unbound(self):
         self.lose()

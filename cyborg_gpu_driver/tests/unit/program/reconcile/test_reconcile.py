@@ -19,18 +19,12 @@ import pynvml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
-from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import reconcile as words
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program.ready import apply
-from cyborg_gpu_driver.program.reconcile import orphans
-from cyborg_gpu_driver.program.reconcile import rebuild
 from cyborg_gpu_driver.program.reconcile import reconcile
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.simulator import platform as simulated
-from cyborg_gpu_driver.tests.unit.program import wiring
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
 K = words.Kind
@@ -52,24 +46,12 @@ class ReconcileCase(binder_case.BinderCase):
         self.build()
 
     def build(self):
-        platform_ = simulated.open_platform(self.machine)
-        self.addCleanup(self.machine.uninstall)
-        self.sysfs = platform_.sysfs
-        settings = policies.Settings(policies=(self.policy,),
-                                     vfio_handles=True)
-        keeper = orphans.Keeper(
-            platform_, reader.HostReader(platform_), self.records,
-            settings)
-        rebuilder = rebuild.Rebuilder(platform_, self.live, self.records,
-                                      self.cloud)
-        self.repairer = reconcile.Repairer(
-            self.live,
-            wiring.restorer(platform_, self.state_path, settings, self.cloud),
-            self.records, keeper, rebuilder, self.binder, self.cloud)
+        self.sysfs = self.node.platform.sysfs
+        self.repairer = self.node.repairer
         self.reconciler = reconcile.Reconciler(
-            platform_, self.live, self.records, settings,
-            keeper, rebuilder, self.repairer, self.cloud, self.grace,
-            clock=lambda: self.now)
+            self.node.platform, self.live, self.records, self.node.settings,
+            self.node.vgpus, self.node.rebuilder, self.repairer, self.node,
+            self.grace, clock=lambda: self.now)
 
     def requests(self):
         if not self.known:

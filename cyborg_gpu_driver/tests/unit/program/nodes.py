@@ -1,0 +1,54 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+"""The parts of one host, as a node puts them together, for tests."""
+
+from __future__ import annotations
+
+from oslo_config import cfg
+
+from cyborg_gpu_driver import node
+from cyborg_gpu_driver.conf import gpu as gpu_conf
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.program import services
+from cyborg_gpu_driver.program.bind import turns
+
+
+class Node(node.Node):
+    """The node of a platform that a test has opened.
+
+    :param cloud: answers for the cloud's services. A test may replace its
+        methods at any time.
+    :param limits: the time limits of binds and unbinds.
+    """
+
+    def __init__(self, machine, state_path, settings=None, cloud=None,
+                 limits=None):
+        conf = cfg.ConfigOpts()
+        gpu_conf.register_opts(conf)
+        conf([], default_config_files=[])
+        conf.set_override('state_path', state_path, group='gpu')
+        super().__init__(conf, settings or policies.Settings(), 'host1')
+        self.platform = machine
+        self.cloud = cloud or services.Services()
+        if limits is not None:
+            self.turns = turns.Turns(limits.clock)
+            self.binder._limits = limits
+
+
+def _forwarded(name):
+    return lambda self, *arguments: getattr(self.cloud, name)(*arguments)
+
+
+for _name in vars(services.Services):
+    if not _name.startswith('_'):
+        setattr(Node, _name, _forwarded(_name))
