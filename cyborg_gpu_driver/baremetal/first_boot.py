@@ -72,8 +72,8 @@ class Result(enum.Enum):
 class GpuReport:
     """The outcome for one GPU."""
 
-    index: int | None
-    """Among all NVIDIA GPUs by PCI address; None in old reports."""
+    index: int
+    """Among all NVIDIA GPUs by PCI address."""
     address: str
     status: str
     """``unchanged``, ``changed``, ``skipped`` (a board without MIG),
@@ -82,8 +82,7 @@ class GpuReport:
     error: str | None = None
 
     def __str__(self) -> str:
-        name = ('GPU' if self.index is None else f'GPU {self.index}')
-        return (f'{name} ({self.address}): {self.status}: '
+        return (f'GPU {self.index} ({self.address}): {self.status}: '
                 + (self.error or self.wanted))
 
 

@@ -24,6 +24,7 @@ from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.baremetal import modes as baremetal_modes
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import health as health_module
+from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.report.content import names
 
 # The schema of the ramdisk's report about a node's GPUs.
@@ -165,12 +166,10 @@ _NO_MODES = baremetal_modes.Modes()
 _NO_CLIQUES: Mapping[model.PciAddress, str] = {}
 _NVIDIA = '10de'
 _DISPLAY = ('0300', '0302')
-_GPU_TEXTS = ('model', 'architecture', 'uuid', 'serial', 'driver')
-_GPU_VALUES = ('vendor_id', 'device_id', 'class_code', 'subsystem_vendor_id',
-               'subsystem_device_id', 'memory_mib', 'numa_node',
-               'in_pci_sysfs', 'visible_to_nvml', 'sriov_totalvfs')
-_PROFILE_VALUES = ('profile_id', 'slices', 'memory_mib', 'max_instances',
-                   'multiprocessors', 'copy_engines', 'capabilities')
+_BOARD = {'properties': {
+    name: form for name, form in _GPU['properties'].items()
+    if name not in ('ecc', 'nvlink_clique', 'health')}}
+"""The part of :data:`_GPU` that has the fields of :class:`model.Gpu`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,9 +229,9 @@ def to_dict(host: model.Host,
     return {'version': VERSION,
             'driver_version': _tidied(host.driver_version),
             'nvml_problem': _tidied(host.nvml_problem),
-            'problems': _tidy(host.problems),
+            'problems': _shaped(host.problems, _several(_TEXT)),
             'confidential_computing': modes.confidential_computing,
-            'gpus': [{**_plain_gpu(gpu),
+            'gpus': [{**_shaped(gpu, _BOARD),
                       'ecc': modes.ecc.get(gpu.address),
                       'nvlink_clique': cliques.get(gpu.address),
                       'health': _codes(health.get(gpu.address))}
@@ -251,9 +250,9 @@ def parse(value: Any) -> Inventory:
     return _inventory(
         [_gpu(item, where.below(number))
          for number, item in enumerate(value['gpus'])], where,
-        driver_version=_line(value['driver_version']),
-        nvml_problem=_line(value['nvml_problem']),
-        problems=tuple(map(_line, value['problems'])),
+        driver_version=_tidied(value['driver_version']),
+        nvml_problem=_tidied(value['nvml_problem']),
+        problems=tuple(_shaped(value['problems'], _several(_TEXT))),
         confidential_computing=value['confidential_computing'])
 
 
@@ -287,82 +286,46 @@ def _codes(conditions):
         {item.code for item in conditions})
 
 
-def _plain_gpu(gpu):
-    """Return a GPU as JSON for ``inventory_schema``."""
-    return {
-        'address': str(gpu.address),
-        **{name: getattr(gpu, name) for name in _GPU_VALUES},
-        **{name: _tidied(getattr(gpu, name)) for name in _GPU_TEXTS},
-        'mig': None if gpu.mig is None else {
-            'enabled': gpu.mig.enabled, 'pending': gpu.mig.pending,
-            'profiles': [_plain_profile(profile)
-                         for profile in gpu.mig.profiles]},
-        'nvlink_peers': [str(peer) for peer in gpu.nvlink_peers],
-        'problems': _tidy(gpu.problems)}
+def _shaped(value: Any, form: schema.Schema) -> Any:
+    """Return the part of a value that a schema names, as JSON.
+
+    :param value: a dataclass with these fields, or JSON.
+    """
+    if value is None:
+        return None
+    if 'properties' in form:
+        return {name: _shaped(
+            value[name] if isinstance(value, Mapping)
+            else getattr(value, name), below)
+            for name, below in form['properties'].items()}
+    if 'items' in form:
+        found = [_shaped(item, form['items']) for item in value]
+        return [item for item in found if item is not None][:LIST_MAX]
+    if form.get('format') == 'line':
+        return _tidied(value)
+    return str(value) if form.get('format') == 'pci-address' else value
 
 
-def _tidied(text):
+def _tidied(text: str | None) -> str | None:
     """Return a text in the form that the schema allows, truncated."""
     if text is None:
         return None
     plain = ''.join(letter if letter.isprintable() else '?'
-                    for letter in _line(text))
+                    for letter in ' '.join(text.split()))
     return plain[:TEXT_MAX] or None
-
-
-def _tidy(problems):
-    return [text for text in map(_tidied, problems)
-            if text][:LIST_MAX]
-
-
-def _plain_profile(profile):
-    return {**{name: getattr(profile, name)
-               for name in ('name', *_PROFILE_VALUES)},
-            'engines': dataclasses.asdict(profile.engines),
-            'placements': [dataclasses.asdict(placement)
-                           for placement in profile.placements]}
 
 
 def _gpu(item, place):
     """Return a GPU, its conditions, its ECC mode and its NVLink clique."""
-    values = {name: item[name] for name in _GPU_VALUES}
-    values.update((name, _line(item[name])) for name in _GPU_TEXTS)
-    return model.Gpu(
-        address=model.PciAddress.parse(item['address']),
-        mig=None if item['mig'] is None else _mig(
-            item['mig'], place.below('mig', 'profiles')),
-        nvlink_peers=tuple(map(model.PciAddress.parse,
-                               item['nvlink_peers'])),
-        problems=tuple(map(_line, item['problems'])), **values), (
-            None if item['health'] is None else tuple(item['health'])
-        ), item['ecc'], item['nvlink_clique']
-
-
-def _mig(item, place):
-    profiles = tuple(map(_profile, item['profiles']))
+    gpu = codec.decode(model.Gpu, _shaped(item, _BOARD))
+    profiles = gpu.mig.profiles if gpu.mig else ()
     for key in ('profile_id', 'name'):
-        if len({getattr(item, key) for item in profiles}) < len(profiles):
-            raise place.error(f'two have the same {key}',
-                              'expected each only once')
-    return model.Mig(enabled=item['enabled'], pending=item['pending'],
-                     profiles=profiles)
-
-
-def _profile(item):
-    engines, placements = item['engines'], item['placements']
-    return model.GpuInstanceProfile(
-        **{name: item[name] for name in _PROFILE_VALUES},
-        name=_line(item['name']),
-        engines=model.Engines(**{
-            field.name: engines[field.name]
-            for field in dataclasses.fields(model.Engines)}),
-        placements=tuple(model.Placement(each['start'], each['size'])
-                         for each in placements))
-
-
-def _line(text):
-    """Return text with one blank between words; None for None."""
-    return None if text is None else ' '.join(text.split())
+        if len({getattr(profile, key) for profile in profiles}) < len(
+                profiles):
+            raise place.below('mig', 'profiles').error(
+                f'two have the same {key}', 'expected each only once')
+    return gpu, None if item['health'] is None else tuple(
+        item['health']), item['ecc'], item['nvlink_clique']
 
 
 def _pci_gpu(item):
