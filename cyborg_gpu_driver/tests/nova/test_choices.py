@@ -23,7 +23,9 @@ from cyborg_gpu_driver.nova import weigher_reader
 from cyborg_gpu_driver.nova.scheduling import chooser
 from cyborg_gpu_driver.nova.scheduling import promises
 from cyborg_gpu_driver.nova.weighing import cost
+from cyborg_gpu_driver.nova.weighing import placement
 from cyborg_gpu_driver.nova.weighing import published
+from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.tests import scope
 
 
@@ -76,3 +78,25 @@ class NeighboursTest(test.NoDBTestCase):
                 ([], ('old', known)),
                 (None, ('new', {'a': (old,)}, 'next'))):
             self.assertEqual(expected, neighbours(*arguments))
+
+    def test_an_isolated_gpu_whose_servers_are_not_known(self):
+        """The bind decides; a GPU that is known is better."""
+        offer = published.Offer(
+            'a', '1g', 'X', 1, 6, frozenset({names.ISOLATED}))
+        fleet = cost.Fleet([published.Gpu('host', 'gpu', (offer,))])
+        candidate = {'allocations': {'a': {'resources': {'X': 1}}}}
+        host = types.SimpleNamespace(nodename='host')
+        mine = weigher_reader.Server('old', 'mine', 1)
+        theirs = weigher_reader.Server('old', 'theirs', 1)
+        ranks = chooser.Chooser()
+        for policy, known, admitted in (
+                ('pack', {}, True), ('pack', {'a': (mine,)}, True),
+                ('pack', {'a': (theirs,)}, False),
+                ('standalone', {}, False)):
+            request = chooser.Request(
+                placement.Wish(placement.Placement(policy)), fleet, 'mine',
+                'new', known)
+            self.assertEqual(admitted, ranks.admits(
+                request, host, candidate), (policy, known))
+            if not known:
+                self.assertIsNone(ranks._figure(request, host, candidate))
