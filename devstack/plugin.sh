@@ -60,7 +60,7 @@ case "$1/${2:-}" in
         ;;
     stack/test-config)
         if is_service_enabled cyborg-agent; then
-            report_cyborg_gpu_check
+            report_cyborg_gpu_problems
         fi
         ;;
     # Services may have been disabled since stack.sh. Remove everything anyway.
