@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import TypeGuard
 
@@ -222,7 +223,7 @@ class Groups:
                                     since=self._records.clock())
             self._records.put_claims(*reversed(bound))
         except Exception as error:
-            self._roll_back(claim)
+            _roll_back(self.remove, claim)
             if isinstance(error, exception.StepFailed):
                 raise plan.refusal(asked, str(error)) from error
             raise
@@ -317,19 +318,6 @@ class Groups:
         if claim.fabric_partition is not None:
             executor.Executor(self._machine, claim.gpu).take(change.Step(
                 what, fabric_partition=claim.fabric_partition))
-
-    def _roll_back(self, claim: gpu_record.Claim) -> None:
-        """Roll back a bind. What fails is left to the next report."""
-        try:
-            self.remove(claim)
-        except Exception as error:
-            # Cyborg must get the error of the bind, not this one.
-            LOG.error('Could not roll back the bind of handle %(handle)s on '
-                      'GPUs %(gpus)s: %(error)s. The next report tries '
-                      'again.', {'handle': claim.handle,
-                                 'gpus': ', '.join(map(str, claim.gpus)),
-                                 'error': error}, exc_info=not isinstance(
-                                     error, exception.GpuDriverError))
 
 
 _ATTEMPTS = 3
@@ -549,7 +537,11 @@ class Maker:
                                         since=self._records.clock())
             self._records.put_claims(claim)
         except Exception as error:
-            self._roll_back(claim, error)
+            if executor.was_refused(error):
+                # The instance at the placement is not of this bind.
+                self._records.remove_claims(claim.handle)
+            else:
+                _roll_back(self.remove, claim)
             if planned.instance_id is not None and _is_full(error):
                 raise _NoRoom(error) from error
             if isinstance(error, exception.StepFailed):
@@ -583,25 +575,22 @@ class Maker:
             fabric_partition=_own_partition(gpu, asked)),
             planned.instance_id)
 
-    def _roll_back(self, claim: gpu_record.Claim, reason: Exception) -> None:
-        """Roll back a bind. What fails is left to the next report.
 
-        :raises JournalError: if nothing was created, and the claim cannot be
-            removed.
-        """
-        if executor.was_refused(reason):
-            # The instance at the placement is not of this bind.
-            self._records.remove_claims(claim.handle)
-            return
-        try:
-            self.remove(claim)
-        except Exception as error:
-            # Cyborg must get the error of the bind, not this one.
-            LOG.error('Could not roll back the bind of handle %(handle)s on '
-                      'GPU %(gpu)s: %(error)s. The next report tries again.',
-                      {'handle': claim.handle, 'gpu': claim.gpu,
-                       'error': error}, exc_info=not isinstance(
-                           error, exception.GpuDriverError))
+def _roll_back(remove: Callable[[gpu_record.Claim], None],
+               claim: gpu_record.Claim) -> None:
+    """Roll back a bind. What fails is left to the next report.
+
+    :param remove: removes all that the claim has.
+    """
+    try:
+        remove(claim)
+    except Exception as error:
+        # Cyborg must get the error of the bind, not this one.
+        LOG.error('Could not roll back the bind of handle %(handle)s on GPU '
+                  '%(gpus)s: %(error)s. The next report tries again.',
+                  {'handle': claim.handle,
+                   'gpus': ', '.join(map(str, claim.gpus)), 'error': error},
+                  exc_info=not isinstance(error, exception.GpuDriverError))
 
 
 def _own_partition(gpu: model.Gpu, asked: plan.Request) -> int | None:
