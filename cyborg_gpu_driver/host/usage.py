@@ -33,15 +33,6 @@ _NO_PLACEMENT = 0xffff
 """NVML_INVALID_VGPU_PLACEMENT_ID, which pynvml lacks."""
 
 
-@dataclasses.dataclass(frozen=True, order=True)
-class RunningVgpu:
-    """A vGPU on a GPU instance."""
-
-    name: str
-    """The mdev's UUID, or the address of its virtual function."""
-    instance_id: int
-
-
 @gate.series
 def processes(machine: platform.Platform, address: model.PciAddress
               ) -> tuple[nvml_process.Process, ...]:
@@ -134,8 +125,10 @@ def may_run(machine: platform.Platform, gpu: model.Gpu,
 
 @gate.series
 def vgpus(machine: platform.Platform, gpu: model.Gpu
-          ) -> tuple[RunningVgpu, ...]:
-    """Return the vGPUs whose GPU instance is known.
+          ) -> tuple[tuple[str, int], ...]:
+    """Return the vGPUs whose GPU instance is known, by name, with its id.
+
+    The name is the mdev's UUID, or the address of the virtual function.
 
     NVML reports it for vGPUs that a guest runs, and sysfs
     (``gpu_instance_id`` of the virtual function) for each vGPU of the
@@ -143,7 +136,7 @@ def vgpus(machine: platform.Platform, gpu: model.Gpu
 
     :raises NvmlError: if they cannot be read.
     """
-    found = {RunningVgpu(str(function.address), function.gpu_instance_id)
+    found = {(str(function.address), function.gpu_instance_id)
              for function in gpu.vfs
              if function.gpu_instance_id is not None}
     for vgpu in guests(machine, gpu):
@@ -152,7 +145,7 @@ def vgpus(machine: platform.Platform, gpu: model.Gpu
         names = [vgpu.uuid] if vgpu.uuid else [
             str(function.address) for function in gpu.vfs
             if vgpu.may_be_on(function)]
-        found.update(RunningVgpu(name, vgpu.instance_id)
+        found.update((name, vgpu.instance_id)
                      for name in names or [vgpu.type_id])
     return tuple(sorted(found))
 

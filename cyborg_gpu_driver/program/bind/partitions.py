@@ -279,7 +279,7 @@ class Partitions:
             raise error
         number, gpu = instance.instance_id, read(claim.gpu)
         vgpus = usage.vgpus(self._machine, gpu)
-        here = {vgpu.name for vgpu in vgpus if vgpu.instance_id == number}
+        here = {name for name, on in vgpus if on == number}
         for other in self._finished(claim):
             if desired.vgpu_name(other) in here:
                 # The other claim's vGPU runs on this claim's instance, so
@@ -290,8 +290,9 @@ class Partitions:
                 self._records.put_claims(moved, dataclasses.replace(
                     other, placement=claim.placement, instance_id=number))
                 return self.destroy_instance(moved, read)
-        busy = {item.instance_id for item in (
-            *vgpus, *usage.processes(self._machine, gpu.address))}
+        busy = {on for _, on in vgpus} | {
+            process.instance_id for process
+            in usage.processes(self._machine, gpu.address)}
         if number in busy:
             raise error
         if not self._has_compute(gpu.address, number):

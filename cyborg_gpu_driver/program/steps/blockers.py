@@ -57,10 +57,10 @@ def in_use(machine: platform.Platform, gpu: model.Gpu,
         if process.instance_id in places:
             found[places[process.instance_id]].append(_process(process))
     running = usage.vgpus(machine, gpu)
-    for vgpu in running:
-        if vgpu.instance_id in places:
-            found[places[vgpu.instance_id]].append(f'vGPU {vgpu.name}')
-    _add_unplaced(gpu, found, {vgpu.name for vgpu in running})
+    for name, number in running:
+        if number in places:
+            found[places[number]].append(f'vGPU {name}')
+    _add_unplaced(gpu, found, {name for name, _ in running})
     return {place: ', '.join(reasons) for place, reasons in found.items()
             if reasons}
 

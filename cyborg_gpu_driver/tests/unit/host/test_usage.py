@@ -198,7 +198,7 @@ class MdevGuestTest(base.SimulatedTestCase):
         self.assertEqual(
             (usage.GuestVgpu(gpu.vgpus[0].type_id, self.names[0], instance),),
             usage.guests(self.platform, gpu))
-        self.assertEqual((usage.RunningVgpu(self.names[0], instance),),
+        self.assertEqual(((self.names[0], instance),),
                          usage.vgpus(self.platform, gpu))
 
     def test_on_which_function(self):
@@ -301,8 +301,7 @@ class VendorInstanceTest(base.SimulatedTestCase):
         return self.reader.snapshot().gpu(self.first)
 
     def test_named_by_the_function_with_and_without_a_guest(self):
-        expected = (usage.RunningVgpu(str(self.function),
-                                      self.made.instance_id),)
+        expected = ((str(self.function), self.made.instance_id),)
         self.assertEqual(expected, usage.vgpus(self.platform, self._gpu()))
         self.machine.start_guest(str(self.function))
         self.assertEqual(expected, usage.vgpus(self.platform, self._gpu()))
@@ -327,6 +326,5 @@ class VendorInstanceTest(base.SimulatedTestCase):
                                       errno.ENXIO, times=None)
         gpu = self._gpu()
         self.assertIsNone(gpu.vgpus[0].instance_id)
-        self.assertEqual((usage.RunningVgpu(str(self.function),
-                                            self.made.instance_id),),
+        self.assertEqual(((str(self.function), self.made.instance_id),),
                          usage.vgpus(self.platform, gpu))
