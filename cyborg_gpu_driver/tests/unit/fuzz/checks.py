@@ -13,8 +13,7 @@
 
 """What must hold for each reader, whatever its input.
 
-Plain functions, for the hypothesis tests and for ``tools/fuzz``. Each
-function raises the error of the reader, unless it is a readable error of this
+Each function raises the error of the reader, unless it is a readable error of this
 library. It raises AssertionError if the data that was read is not sound.
 """
 

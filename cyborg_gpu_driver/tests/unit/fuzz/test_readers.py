@@ -387,8 +387,8 @@ class ReaderTest(base.FuzzCase):
                     '{1c.2g.10gb: 6, 2c.3g.20gb: 1, 1c.3g.20gb: 1}')),
                 laughs + 'version: v1\nmig-configs: *j\n',
                 laughs + 'version: v1\nmig-configs: {a: *j}\n',
-                'version: v1\nmig-configs: ' + '[' * 3000 + ']' * 3000,
-                'version: v1\nmig-configs: ' + '{a: ' * 3000
-                + '1' + '}' * 3000,
-                head.replace('all', str([*range(5000)])) + '{}'):
+                'version: v1\nmig-configs: ' + '[' * 1000 + ']' * 1000,
+                'version: v1\nmig-configs: ' + '{a: ' * 1000
+                + '1' + '}' * 1000,
+                head.replace('all', str([*range(1000)])) + '{}'):
             checks.layouts(text, self.gpus)
