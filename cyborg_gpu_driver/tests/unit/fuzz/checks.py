@@ -13,8 +13,8 @@
 
 """What must hold for each reader, whatever its input.
 
-Each function raises the error of the reader, unless it is a readable error of this
-library. It raises AssertionError if the data that was read is not sound.
+Each function raises the error of the reader, unless it is a readable error of
+this library. It raises AssertionError if the data that was read is not sound.
 """
 
 from __future__ import annotations
