@@ -31,7 +31,6 @@ from openstack import exceptions
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import cyborg
-from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import fleet
 from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import nova
@@ -193,7 +192,7 @@ def holders(cloud: connection.Cloud, host: str, addresses: Collection[str]
                  for consumer in sorted(gpus))
 
 
-def _device(gpu: hosts.Gpu) -> facts.Device:
+def _device(gpu: hosts.Gpu) -> cyborg.Device:
     assert gpu.device is not None  # find() guarantees it.
     return gpu.device
 

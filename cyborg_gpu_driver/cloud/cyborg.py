@@ -40,7 +40,6 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.cloud import connection
-from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import reconcile
@@ -63,6 +62,33 @@ class Device(device.Device):
     _query_mapping = resource.QueryParameters(
         'hostname', include_pagination_defaults=False)
     status = resource.Body('status')
+
+    @property
+    def enabled(self) -> bool:
+        """Whether operators let it have new servers."""
+        return self.status != DISABLED
+
+    @property
+    def gpu(self) -> str:
+        """PCI address of the GPU; empty for a device of another driver."""
+        try:
+            return str(model.PciAddress.parse(
+                json.loads(self.std_board_info)['address']))
+        except (KeyError, TypeError, ValueError, exception.GpuDriverError):
+            return ''
+
+    def cordons(self, traits: Iterable[str] = ()) -> cordon.Cordons:
+        """Return the reasons why the GPU gets no new server.
+
+        :param traits: of its providers.
+        """
+        try:
+            # As the agent has reported them.
+            told = cordon.of_json(
+                json.loads(self.vendor_board_info)['cordons'])
+        except (KeyError, TypeError, ValueError, OverflowError, OSError):
+            told = ()
+        return cordon.current(told, self.enabled, traits)
 
 
 class Deployable(deployable.Deployable):
@@ -100,42 +126,91 @@ class AcceleratorRequest(accelerator_request.AcceleratorRequest):
         return self.state != _INITIAL and self.device_rp_uuid is not None
 
 
-class DisabledWatch:
-    """Reads repeatedly which GPUs of one host are disabled.
+class _Watch:
+    """Asks a cloud about one host repeatedly.
 
-    :param conf: with ``[gpu] os_cloud``, the cloud to ask. If it is unset, the
-        watch asks Cyborg as the user that ``[placement]`` names.
     :param host: the compute node as Cyborg names it.
     """
 
-    def __init__(self, conf: cfg.ConfigOpts, host: str):
-        self._conf = conf
+    problem: str
+    """Logged once for each reason why the answer is unknown."""
+
+    def __init__(self, host: str):
         self._host = host
         self._cloud: connection.Cloud | None = None
         self._said = log_once.LogOnce()
 
-    def read(self) -> frozenset[model.PciAddress] | None:
-        """Return the GPUs that are disabled now.
+    def connect(self) -> connection.Cloud:
+        """Return the cloud to ask."""
+        raise NotImplementedError
 
-        :returns: None if that is unknown. Each reason is logged once.
-        """
+    def ask(self, cloud: connection.Cloud) -> Any:
+        """Return the answer of the cloud."""
+        raise NotImplementedError
+
+    def read(self) -> Any:
+        """Return the answer; None if it is unknown."""
         try:
             if self._cloud is None:
-                self._cloud = _connect(self._conf)
+                self._cloud = self.connect()
             with self._cloud.errors():
-                found = disabled(self._cloud, self._host)
+                found = self.ask(self._cloud)
         except Exception as error:
             # The report of the GPUs must not depend on this request.
             reason = exception.steady(error)
             if self._said.is_new(reason):
-                LOG.warning(
-                    'Cannot read from Cyborg which devices are disabled: %s. '
-                    'The last known answer stays in effect. The user of [gpu] '
-                    'os_cloud, or of [placement] if os_cloud is unset, needs '
-                    'the role admin.', reason)
+                LOG.warning(self.problem, reason)
             return None
         self._said.over()
         return found
+
+
+class DisabledWatch(_Watch):
+    """Reads which GPUs of one host are disabled.
+
+    :param conf: with ``[gpu] os_cloud``, the cloud to ask. If it is unset, the
+        watch asks Cyborg as the user that ``[placement]`` names.
+    """
+
+    problem = ('Cannot read from Cyborg which devices are disabled: %s. The '
+               'last known answer stays in effect. The user of [gpu] '
+               'os_cloud, or of [placement] if os_cloud is unset, needs the '
+               'role admin.')
+
+    def __init__(self, conf: cfg.ConfigOpts, host: str):
+        super().__init__(host)
+        self._conf = conf
+
+    def connect(self) -> connection.Cloud:
+        if self._conf.gpu.os_cloud:
+            return connection.Cloud.named(self._conf.gpu.os_cloud)
+        return connection.Cloud.of_section(self._conf, _SECTION)
+
+    def ask(self, cloud: connection.Cloud) -> frozenset[model.PciAddress]:
+        return disabled(cloud, self._host)
+
+
+class RequestWatch(_Watch):
+    """Reads what the accelerator requests hold on one host.
+
+    :param name: of the cloud, in ``clouds.yaml``; if it is empty, nothing is
+        read.
+    """
+
+    problem = 'Cannot read the accelerator requests: %s'
+
+    def __init__(self, name: str | None, host: str):
+        super().__init__(host)
+        self._name = name
+
+    def connect(self) -> connection.Cloud:
+        return connection.Cloud.named(self._name)
+
+    def ask(self, cloud: connection.Cloud) -> reconcile.Claims:
+        return read_claims(cloud, self._host)
+
+    def read(self) -> reconcile.Claims | None:
+        return super().read() if self._name else None
 
 
 def disabled(cloud: connection.Cloud, host: str
@@ -150,38 +225,8 @@ def disabled(cloud: connection.Cloud, host: str
         if one.status is None:
             raise cloud.error(f'Cyborg shows no status of device {one.uuid}')
         if one.status == DISABLED and one.hostname == host:
-            found.add(gpu_address(one))
-    return frozenset(gpu for gpu in found if gpu is not None)
-
-
-def gpu_address(one: Mapping[str, Any]) -> model.PciAddress | None:
-    """Return the GPU of a device; None for a device of another driver.
-
-    :param one: a device as Cyborg's API shows it.
-    """
-    try:
-        return model.PciAddress.parse(
-            json.loads(one['std_board_info'])['address'])
-    except (KeyError, TypeError, ValueError, exception.GpuDriverError):
-        return None
-
-
-def told_cordons(one: Mapping[str, Any]) -> cordon.Cordons:
-    """Return the cordons that the agent has reported; empty if none are known.
-
-    :param one: a device as Cyborg's API shows it.
-    """
-    try:
-        return cordon.of_json(
-            json.loads(one['vendor_board_info'])['cordons'])
-    except (KeyError, TypeError, ValueError, OverflowError, OSError):
-        return ()
-
-
-def _connect(conf: cfg.ConfigOpts) -> connection.Cloud:
-    if conf.gpu.os_cloud:
-        return connection.Cloud.named(conf.gpu.os_cloud)
-    return connection.Cloud.of_section(conf, _SECTION)
+            found.add(one.gpu)
+    return frozenset(map(model.PciAddress.parse, found - {''}))
 
 
 def requests_by_vgpu(cloud: connection.Cloud, host: str
@@ -196,42 +241,6 @@ def requests_by_vgpu(cloud: connection.Cloud, host: str
         name in this one.
     """
     return _of_host(cloud, host, by_vgpu)
-
-
-class RequestWatch:
-    """Reads the accelerator requests of one host repeatedly.
-
-    :param name: of the cloud, in ``clouds.yaml``; if it is empty, nothing is
-        read.
-    :param host: the compute node as Cyborg names it.
-    """
-
-    def __init__(self, name: str | None, host: str):
-        self._name = name
-        self._host = host
-        self._cloud: connection.Cloud | None = None
-        self._said = log_once.LogOnce()
-
-    def read(self) -> reconcile.Requests | None:
-        """Return what the requests hold on the host now.
-
-        :returns: None if that is unknown. Each reason is logged once.
-        """
-        if not self._name:
-            return None
-        try:
-            if self._cloud is None:
-                self._cloud = connection.Cloud.named(self._name)
-            found = read_claims(self._cloud, self._host)
-        except Exception as error:
-            # The report of the GPUs must not depend on this request.
-            reason = exception.steady(error)
-            if self._said.is_new(reason):
-                LOG.warning('Cannot read the accelerator requests: %s',
-                            reason)
-            return None
-        self._said.over()
-        return found
 
 
 def read_claims(cloud: connection.Cloud, host: str) -> reconcile.Requests:
@@ -318,13 +327,10 @@ def profiles(cloud: connection.Cloud
             for item in cloud.sdk.accelerator.device_profiles()}
 
 
-def devices(cloud: connection.Cloud) -> tuple[facts.Device, ...]:
+def devices(cloud: connection.Cloud) -> tuple[Device, ...]:
     """Return the devices of all hosts."""
-    return tuple(facts.Device(
-        item.uuid, item.hostname, item.model, item.status != DISABLED,
-        str(gpu_address(item) or ''), told_cordons(item))
-        for item in Device.list(cloud.sdk.accelerator,
-                                microversion=STATUS_VERSION))
+    return tuple(Device.list(cloud.sdk.accelerator,
+                             microversion=STATUS_VERSION))
 
 
 def deployables(cloud: connection.Cloud) -> dict[str, int]:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from typing import Any
@@ -153,29 +152,6 @@ class Aggregate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Device:
-    """A device that Cyborg knows.
-
-    :ivar gpu: PCI address; empty for a device of another driver.
-    :ivar told: the cordons in the agent's last report.
-    """
-
-    uuid: str
-    host: str
-    model: str = ''
-    enabled: bool = True
-    gpu: str = ''
-    told: cordon.Cordons = ()
-
-    def cordons(self, traits: Iterable[str] = ()) -> cordon.Cordons:
-        """Return the reasons why the GPU gets no new server.
-
-        :param traits: of its providers.
-        """
-        return cordon.current(self.told, self.enabled, traits)
-
-
-@dataclasses.dataclass(frozen=True)
 class Limit:
     """A limit of a project for one resource."""
 
@@ -222,7 +198,7 @@ class Facts:
     """The state of a cloud. None stands for a part that could not be read.
 
     :ivar services: by the UUID of the compute node's provider.
-    :ivar arqs: openstacksdk's accelerator requests.
+    :ivar devices: of Cyborg, as :mod:`.cyborg` reads them; ``arqs``, too.
     :ivar deployables: number of attach handles, by UUID of the provider.
     :ivar servers: names of the servers that hold resources, by UUID.
     :ivar unknown_traits: requested traits that Placement does not know.
@@ -234,7 +210,7 @@ class Facts:
     trees: tuple[Tree, ...] = ()
     services: Mapping[str, Service] | None = None
     aggregates: tuple[Aggregate, ...] | None = None
-    devices: tuple[Device, ...] | None = None
+    devices: tuple[Any, ...] | None = None
     deployables: Mapping[str, int] | None = None
     arqs: tuple[Any, ...] | None = None
     servers: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -264,7 +240,7 @@ class Facts:
         """
         return next((
             device.cordons(node.traits) for device in self.devices or ()
-            if node.place is not None and device.host == host
+            if node.place is not None and device.hostname == host
             and device.gpu == node.place.gpu), ())
 
     def people(self, consumers) -> str:

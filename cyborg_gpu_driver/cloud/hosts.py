@@ -69,7 +69,7 @@ class Gpu:
     numa: str | None
     conditions: tuple[str, ...]
     offers: tuple[placement.Provider, ...]
-    device: facts.Device | None = None
+    device: cyborg.Device | None = None
     roles: tuple[str, ...] = ()
     """The modes that the GPU can have, if there are several."""
 
@@ -116,7 +116,7 @@ class Host:
 def build(found: Iterable[placement.Provider], able: Mapping[str, str],
           disabled: Iterable[str],
           services: Mapping[str, facts.Service] | None,
-          devices: Mapping[str, Sequence[facts.Device]] | None
+          devices: Mapping[str, Sequence[cyborg.Device]] | None
           ) -> tuple[Host, ...]:
     """Build the hosts from the data of the services.
 
@@ -183,16 +183,16 @@ def _unless(ask: Callable[[connection.Cloud], _Found], cloud: connection.Cloud,
         return None
 
 
-def _devices(cloud: connection.Cloud) -> Mapping[str, list[facts.Device]]:
+def _devices(cloud: connection.Cloud) -> Mapping[str, list[cyborg.Device]]:
     cloud.check_admin()
-    found: dict[str, list[facts.Device]] = {}
+    found: dict[str, list[cyborg.Device]] = {}
     for device in cyborg.devices(cloud):
-        found.setdefault(device.host, []).append(device)
+        found.setdefault(device.hostname, []).append(device)
     return found
 
 
-def _gpus(offers: Sequence[placement.Provider], devices: Iterable[facts.Device]
-          ) -> tuple[Gpu, ...]:
+def _gpus(offers: Sequence[placement.Provider],
+          devices: Iterable[cyborg.Device]) -> tuple[Gpu, ...]:
     by_address = {device.gpu: device for device in devices}
     gpus: dict[str, list[placement.Provider]] = {}
     for offer in offers:

@@ -64,7 +64,7 @@ def fault(server: facts.Server, known: facts.Facts
     """Explain a server's failure. All are hints: the attempt is over."""
     text = ' '.join(server.fault.split())
     named = f'server {server.name}: {text}'
-    hosts = {device.host for device in known.devices or ()}
+    hosts = {device.hostname for device in known.devices or ()}
     if (server.host and known.devices is not None
             and server.host not in hosts and text):
         yield Finding(
@@ -357,7 +357,7 @@ def _devices(wanted: request.Request, tree: facts.Tree, known: facts.Facts
              ) -> Iterator[Finding]:
     if not wanted.granular or known.devices is None:
         return
-    mine = [device for device in known.devices if device.host == tree.name]
+    mine = [device for device in known.devices if device.hostname == tree.name]
     if not mine and any(node.of_cyborg for node in tree.below):
         yield Finding(
             Reason.CYBORG_NO_DEVICES, tree.name,
@@ -379,7 +379,7 @@ def _devices(wanted: request.Request, tree: facts.Tree, known: facts.Facts
                 f'device {device.uuid} ({device.model}) is disabled in '
                 'Cyborg, so the inventory of its providers is reserved',
                 'if the GPU may get servers again: openstack gpu uncordon '
-                f'{device.host} {device.gpu}', blocks=False)
+                f'{device.hostname} {device.gpu}', blocks=False)
 
 
 def of_provider(group: request.Group, node: facts.Node, tree: facts.Tree,

@@ -93,7 +93,7 @@ class _Reading:
         root = self._asked.host and find_root(cloud, self._asked.host)
         answered = candidates(cloud, wanted, root)
         roots, left_out = ([root], 0) if root else concerned(
-            cloud, wanted, {device.host for device in devices or ()},
+            cloud, wanted, {device.hostname for device in devices or ()},
             answered, self._most)
         if left_out:
             self._unchecked.append(

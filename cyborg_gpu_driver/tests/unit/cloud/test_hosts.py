@@ -82,7 +82,7 @@ class HostsTest(base.BaseTestCase):
 
     def test_what_nova_and_cyborg_say(self):
         found = self.build({'compute1': _UP}, {'compute1': [
-            facts.Device('a', 'compute1', 'b')]})
+            cyborg.Device(uuid='a', hostname='compute1', model='b')]})
         self.assertEqual((_UP, ('a b',)), (found['compute1'].service,
                                            found['compute1'].devices))
         self.assertEqual((None, ()), (found['compute2'].service,

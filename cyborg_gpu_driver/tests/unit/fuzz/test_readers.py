@@ -29,7 +29,8 @@ from hypothesis import strategies
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.check import placement
+from cyborg_gpu_driver.cmd import output
+from cyborg_gpu_driver.cmd.doctor.rules import migration
 from cyborg_gpu_driver.cmd.layout import hooks
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
@@ -38,8 +39,8 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.program import journal
 from cyborg_gpu_driver.program.ready import apply
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report import withdrawal
@@ -88,7 +89,7 @@ _DEVICE_SPECS = strategies.one_of(
             '{"address": {"bus": "a{99999999999}"}}', '{"address": "' +
             '(' * 500 + '"}', '{"address": {"bus": "' + '(' * 500 + '"}}',
             '{"vendor_id": "' + '1' * 5000 + '"}', '%(x)s', 'a\n b')))
-_PEER = placement.Peer('gpu2', '580.65.06', (placement.Gpu(
+_PEER = migration.Peer('gpu2', '580.65.06', (migration.Gpu(
     '0000:16:00.0', 'NVIDIA L40S', ('L40S-12Q',), False, False, True, True,
     '26B9185100000003'),))
 _PLACE = {'start': 4, 'size': 2}
@@ -99,7 +100,7 @@ _CLAIMS = [{
     'placement': dict(_PLACE), 'instance_id': 7, 'foreign_ids': [8, 9],
     'vfio': bool(number % 2), 'vgpu_placement': None, 'boot': 'one',
     'repeats': 0}
-    for number, phase in enumerate(journal.Phase)]
+    for number, phase in enumerate(gpu_record.Phase)]
 _LAYOUT = {'enabled': True, 'pending': False, 'instances': [
     {'profile_id': 19, 'placement': _PLACE, 'compute': [[0, 1], [1, 1]]}]}
 _CHECKPOINT = [{'gpu': address, 'device_id': '20b0', 'vfs': True,
@@ -188,8 +189,9 @@ def _device_specs(test, values):
 
 def _peer(test, content, data):
     for written in (json.dumps(content).encode(), data):
-        found = checks.attempt(placement.read_peers,
-                               _put(test, 'peer.json', written))
+        found = checks.attempt(
+            lambda path: migration.parse(*output.read_text(path)),
+            _put(test, 'peer.json', written))
         if found is not None:
             test.assertEqual(json.loads(written), json.loads(found.dump()))
             test.assertTrue(found.host.isprintable())

@@ -13,14 +13,26 @@
 
 from __future__ import annotations
 
+import json
+
+from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import request
+from cyborg_gpu_driver.partition import cordon
 
 SLICE = 'CUSTOM_NVIDIA_1G_10GB'
 THIRD = 'CUSTOM_NVIDIA_3G_40GB'
 A100, H100 = 'CUSTOM_GPU_MODEL_A100', 'CUSTOM_GPU_MODEL_H100'
 GPU, OTHER_GPU = '0000:07:00.0', '0000:0f:00.0'
 LABELS = {'PGPU': 'passthrough', SLICE: '1g.10gb', THIRD: '3g.40gb'}
+
+
+def device(uuid, host='compute1', gpu='', told=(), **kwargs):
+    """A device of Cyborg, with the cordons that the agent has reported."""
+    return cyborg.Device(
+        uuid=uuid, hostname=host, std_board_info=json.dumps({'address': gpu}),
+        vendor_board_info=json.dumps({'cordons': cordon.to_json(told)}),
+        **kwargs)
 
 
 def inventory(total=4, **changes):
@@ -56,7 +68,7 @@ def known(*trees, **changes):
         'services': {item.root.uuid: facts.Service(item.name, 'nova')
                      for item in trees},
         'aggregates': (),
-        'devices': tuple(facts.Device(f'device of {item.name}', item.name)
+        'devices': tuple(device(f'device of {item.name}', item.name)
                          for item in trees),
         'deployables': {one.uuid: 7 for one in nodes}, 'arqs': (),
         'servers': {'s1': 'trainer', 's2': 'desktop'},

@@ -140,7 +140,7 @@ _REFUSED = {
     'RESERVED_UNHEALTHY': (_PLAIN, clouds.known(clouds.tree(clouds.node(
         has=_NONE_FREE, traits=['CUSTOM_GPU_UNHEALTHY_XID_79']))), 'XID_79'),
     'RESERVED_CORDONED': (_PLAIN, clouds.known(
-        clouds.tree(clouds.node(has=_NONE_FREE)), devices=(facts.Device(
+        clouds.tree(clouds.node(has=_NONE_FREE)), devices=(clouds.device(
             'd', 'compute1', gpu=clouds.node().place.gpu, told=(
                 cordon.Cordon(cordon.Source.OPERATOR, 5.0, 'root',
                               'a fan'),)),)), 'root since 1970'),
@@ -149,7 +149,7 @@ _REFUSED = {
     'STALE_PROVIDER': (_PLAIN, clouds.known(deployables={}),
                        'no deployable'),
     'CYBORG_NO_DEVICES': (_PLAIN, clouds.known(devices=(
-        facts.Device('d', 'compute1.example.org'),)), 'no device on host'),
+        clouds.device('d', 'compute1.example.org'),)), 'no device on host'),
     'HANDLES_TAKEN': (_PLAIN, clouds.known(
         deployables={clouds.node().uuid: 1}, arqs=(
             cyborg.AcceleratorRequest(
@@ -168,7 +168,7 @@ _HINTS = {
         'aggregate_instance_extra_specs:gpu': 'yes'}),
         clouds.known(aggregates=_aggregate(gpu='no')), 'gpu=yes'),
     'DEVICE_DISABLED': (_PLAIN, clouds.known(devices=(
-        facts.Device('d1', 'compute1', enabled=False),)), 'd1'),
+        clouds.device('d1', status='maintaining'),)), 'd1'),
     'SAME_GPU': (clouds.profile(clouds.wish(), clouds.wish(clouds.THIRD)),
                  clouds.known(clouds.tree(
                      clouds.node(), clouds.node(clouds.THIRD))), 'one GPU'),

@@ -14,12 +14,12 @@ from openstack.compute.v2 import server as sdk_server
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import fleet
 from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.partition import moves
 from cyborg_gpu_driver.tests.unit.cloud import samples
+from cyborg_gpu_driver.tests.unit.cloud.explain import explain_clouds as clouds
 
 ONE, OTHER = '0000:07:00.0', '0000:0f:00.0'
 SLICE = resources.group('CUSTOM_NVIDIA_1G_10GB')
@@ -104,8 +104,8 @@ class FleetTest(base.BaseTestCase):
     def test_a_cordoned_gpu_is_left_out(self):
         one, other = gpu(ONE), gpu(OTHER)
         found = build([*one, *other], devices=[
-            facts.Device('d', 'compute1', gpu=ONE),
-            facts.Device('e', 'compute1', gpu=OTHER, enabled=False)])
+            clouds.device('d', 'compute1', gpu=ONE),
+            clouds.device('e', 'compute1', gpu=OTHER, status='maintaining')])
         self.assertEqual([HERE], [item.name for item in found.gpus])
 
     def test_a_plan(self):
