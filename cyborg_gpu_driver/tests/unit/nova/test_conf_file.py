@@ -45,13 +45,10 @@ class ReadTest(base.BaseTestCase):
         self.assertTrue(found.report_in_placement)
         self.assertEqual(('nvidia-1', 'x'), found.enabled_mdev_types)
         self.assertTrue(found.post_copy)
-        self.assertFalse(self.read('').post_copy)
-
-    def test_defaults(self):
         found = self.read('')
-        self.assertEqual(((), False, ()), (
+        self.assertEqual(((), False, (), False), (
             found.device_spec, found.report_in_placement,
-            found.enabled_mdev_types))
+            found.enabled_mdev_types, found.post_copy))
 
     def test_former_names(self):
         found = self.read('[DEFAULT]\npci_passthrough_whitelist = {}\n'

@@ -22,18 +22,11 @@ from cyborg_gpu_driver.nova.weighing import cost
 
 class RankingTest(base.BaseTestCase):
 
-    def test_the_best_is_one_and_the_worst_nothing(self):
-        self.assertEqual([0.75, 0, 1], cost.weights([2.0, 5.0, 1.0]))
-
-    def test_equal_ones_weigh_nothing(self):
-        self.assertEqual([0, 0], cost.weights([2, 2]))
-
-    def test_the_unknown_is_as_the_mean(self):
-        self.assertEqual([0, 0.5, 1], cost.weights([3, None, 1]))
-        self.assertEqual([0, 0], cost.weights([None, None]))
-
-    def test_the_impossible_is_last_and_leaves_the_others(self):
-        self.assertEqual([0, cost.IMPOSSIBLE, 1],
-                         cost.weights([3, math.inf, 1]))
-        self.assertEqual([cost.IMPOSSIBLE],
-                         cost.weights([math.inf]))
+    def test_weights(self):
+        none = cost.IMPOSSIBLE
+        for figures, expected in (
+                ([2.0, 5.0, 1.0], [0.75, 0, 1]), ([2, 2], [0, 0]),
+                # The unknown is as the mean.
+                ([3, None, 1], [0, 0.5, 1]), ([None, None], [0, 0]),
+                ([3, math.inf, 1], [0, none, 1]), ([math.inf], [none])):
+            self.assertEqual(expected, cost.weights(figures))
