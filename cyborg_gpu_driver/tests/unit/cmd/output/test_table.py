@@ -140,7 +140,7 @@ class FlatFormatTest(base.CommandCase):
                                      '-f', 'csv')
         rows = [*csv.DictReader(io.StringIO(output))]
         last = rows[-1]
-        self.assertEqual(('', '', '{}'), (
+        self.assertEqual(('NVIDIA A40', '', '{}'), (
             last['model'], last['uuid'], last['partitions']))
         self.assertNotIn('None', output)
 
