@@ -38,7 +38,8 @@ from demo_lib import nova_part
 _REFUSAL = (b'HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\n'
             b'Connection: close\r\n\r\nbusy')
 _CHUNK = 1 << 16
-_REPORTS = 4 if scope.ALL else 1
+REPORTS = 4 if scope.ALL else 1
+"""How many reports must add nothing to the log during an outage."""
 
 
 class OutageCase(test_mig.OneGpuCase):
@@ -95,7 +96,7 @@ class OutageCase(test_mig.OneGpuCase):
             self.assertEqual(1, len([line for line in first if word in line]),
                              (word, first))
         self.assertNotIn('Traceback', '\n'.join(first))
-        for _ in range(_REPORTS):
+        for _ in range(REPORTS):
             report()
         self.assertEqual([], self.lines())
 

@@ -112,8 +112,8 @@ class DiskCase(outages.OutageCase):
         self.assertEqual(1, self.handles_in_use())
         self.assertEqual(left, len(self.mdevs()))
         self.cloud.report()
-        for _ in range(4):
-            self.lines()
+        self.lines()
+        for _ in range(outages.REPORTS):
             self.cloud.report()
             self.assertEqual([], self.lines())
         self.assert_bind_fails()
