@@ -25,6 +25,7 @@ from collections.abc import Callable
 
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.host.nvml import gate
+from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator.machine import machine
 
@@ -81,11 +82,14 @@ def run(*arguments: object, encoding: str | None = None,
 
 
 def differences(code: int, output: str) -> tuple[int, list[dict]]:
-    """Return what ``doctor -f json`` says about a host that has nova.conf.
+    """Return what ``doctor -f json`` says apart from the installation.
 
     :param code: its exit code.
-    :param output: its standard output, on a host without the file.
+    :param output: its standard output, on a host without ``nova.conf``.
+    :returns: the exit code that these findings alone would have, and them.
     """
-    rows = [row for row in json.loads(output)
-            if 'nova.conf' not in row['message']]
-    return code if rows else 0, rows
+    codes = {'not-examined', *(kind.value for kind in reconcile.Kind)}
+    rows = [row for row in json.loads(output) if row['code'] in codes
+            and 'nova.conf' not in row['message']]
+    known = any(row['severity'] != 'unknown' for row in rows)
+    return code and (1 if known else 2 if rows else 0), rows
