@@ -206,10 +206,10 @@ class RequestWatch(_Watch):
     def connect(self) -> connection.Cloud:
         return connection.Cloud.named(self._name)
 
-    def ask(self, cloud: connection.Cloud) -> reconcile.Claims:
+    def ask(self, cloud: connection.Cloud) -> reconcile.Requests:
         return read_claims(cloud, self._host)
 
-    def read(self) -> reconcile.Claims | None:
+    def read(self) -> reconcile.Requests | None:
         return super().read() if self._name else None
 
 
