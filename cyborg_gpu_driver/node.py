@@ -115,9 +115,9 @@ class Node(host_parts.HostParts, services.Services):
         return live.LiveHost(self.reader, self.settings, self.records)
 
     @functools.cached_property
-    def health(self) -> health.HealthKeeper:
+    def health(self) -> health.GpuHealth:
         """Knows the health of the GPUs."""
-        return health.HealthKeeper(
+        return health.GpuHealth(
             self.platform, self.state_path, self,
             clean_checks=CLEAN_CHECKS,
             cordon_errors=self.settings.health_cordon_errors,

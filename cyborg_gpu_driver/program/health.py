@@ -54,7 +54,7 @@ class Status:
     conditions: tuple[health.Condition, ...]
 
 
-class HealthKeeper:
+class GpuHealth:
     """Keeps the health of this machine's GPUs in their records.
 
     While a record cannot be written, it is kept in memory.

@@ -74,7 +74,7 @@ class Admission:
 
     def __init__(self, host: live.LiveHost, cloud: services.Services,
                  cordons: cordon_keeper.CordonKeeper,
-                 keeper: health.HealthKeeper):
+                 keeper: health.GpuHealth):
         self._host = host
         self._cloud = cloud
         self._cordons = cordons
@@ -211,7 +211,7 @@ class Binder:
     def __init__(self, host: live.LiveHost, parts: partitions.Partitions,
                  transactions: transaction.Transactions,
                  cloud: services.Services,
-                 keeper: health.HealthKeeper,
+                 keeper: health.GpuHealth,
                  cordons: cordon_keeper.CordonKeeper,
                  limits: Limits = Limits(),
                  running: turns.Turns | None = None):

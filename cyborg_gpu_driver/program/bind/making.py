@@ -352,7 +352,7 @@ class Maker:
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
                  parts: partitions.Partitions, records: store.Store,
-                 history: audit.Audit, keeper: health.HealthKeeper):
+                 history: audit.Audit, keeper: health.GpuHealth):
         self._host = host
         self._parts = parts
         self._records = records

@@ -171,7 +171,7 @@ class Preparer:
 
     def __init__(self, host_reader: reader.HostReader,
                  transactions: transaction.Transactions,
-                 settings: policies.Settings, keeper: health.HealthKeeper,
+                 settings: policies.Settings, keeper: health.GpuHealth,
                  cloud: services.Services,
                  clock: Callable[[], float] = time.monotonic):
         self._machine = transactions.machine

@@ -173,7 +173,7 @@ class Resetter:
     """
 
     def __init__(self, machine: platform.Platform,
-                 keeper: health.HealthKeeper):
+                 keeper: health.GpuHealth):
         self._machine = machine
         self._health = keeper
         self.done: set[model.PciAddress] = set()

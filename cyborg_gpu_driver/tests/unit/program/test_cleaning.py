@@ -115,7 +115,7 @@ class CleaningCase(base.BaseTestCase):
             reader.HostReader(self.platform), policies.Settings(
                 policies=(policy.Policy('p', policy.Mode.PASSTHROUGH),)),
             store.Store(self.state_path))
-        self.health = health.HealthKeeper(self.platform, self.state_path,
+        self.health = health.GpuHealth(self.platform, self.state_path,
                                           services.Services())
         self.resetter = reset.Resetter(self.platform, self.health)
         self.cleaner = cleaning.Cleaner(

@@ -53,7 +53,7 @@ class KeeperCase(base.SimulatedTestCase):
 
     def start(self, **changes):
         """Return a keeper, as a new process has it."""
-        return keeper.HealthKeeper(**{
+        return keeper.GpuHealth(**{
             'machine': self.platform, 'state_path': self.state_path,
             'cloud': self.cloud, 'clean_checks': _NEEDED,
             'clock': lambda: self.now, **changes})

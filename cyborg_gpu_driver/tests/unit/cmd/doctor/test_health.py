@@ -60,7 +60,7 @@ class TestHealth(base.CommandCase):
         self.assertIn('uncorrected', message)
 
     def test_unhealthy_by_what_the_agent_knows_until_it_is_cleared(self):
-        agent = health.HealthKeeper(
+        agent = health.GpuHealth(
             platform.open_platform(self.machine), self.state_path,
             services.Services(), clock=lambda: 86400.0)
         self.addCleanup(self.machine.uninstall)
@@ -78,7 +78,7 @@ class TestHealth(base.CommandCase):
         address = model.PciAddress.parse(_GPU)
         instance = machine.nvml.create_gpu_instance(
             machine.nvml.device(address), 14, model.Placement(2, 2))
-        health.HealthKeeper(
+        health.GpuHealth(
             machine, self.state_path, services.Services()).event(
             condition.Event(address, 94, instance.instance_id))
         self.assertEqual(
@@ -89,7 +89,7 @@ class TestHealth(base.CommandCase):
         machine = platform.open_platform(self.machine)
         self.addCleanup(self.machine.uninstall)
         function = '0000:07:01.2'
-        health.HealthKeeper(
+        health.GpuHealth(
             machine, self.state_path, services.Services()).function_died(
             *map(model.PciAddress.parse, (_GPU, function)))
         rows = json.loads(self.run_program(

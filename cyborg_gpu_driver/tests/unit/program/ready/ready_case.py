@@ -78,7 +78,7 @@ class ReadyCase(base.BaseTestCase):
         cloud.claimed = lambda _: self.servers
         self.preparer = prepare.Preparer(
             self.reader, self.transactions, self.settings,
-            health.HealthKeeper(self.platform, self.state_path, cloud),
+            health.GpuHealth(self.platform, self.state_path, cloud),
             cloud, lambda: self.now)
         self.fixed = fixed.FixedVgpus(
             self.reader, self.transactions, self.settings, lambda: self.now)
