@@ -298,12 +298,15 @@ class ReaderTest(base.BaseTestCase):
         leave = threading.Event()
         self.addCleanup(leave.set)
         self.placement.before = lambda: leave.wait(scope.HANG)
-        with fixtures.MonkeyPatch(
-                'cyborg_gpu_driver.nova.weigher_reader.LIMIT', 0.01):
+        waited = []
+        reader._changed.wait_for = (
+            lambda predicate, timeout: waited.append(timeout))
+        for passed in (0.0, 0.75, 0.75):
+            self.now += passed
             self.assertIs(first, reader.fleet(CLASS, {'a': 1, 'b': 1}))
-        self.now += 1
-        # Who comes later does not wait for them again.
-        self.assertIs(first, reader.fleet(CLASS, {'a': 1, 'b': 1}))
+        # Who comes later waits no longer than who came first.
+        self.assertEqual([1.0, 0.25, -0.5], waited)
+        del reader._changed.wait_for
         leave.set()
         self.idle(reader)
         self.assertIsNot(first, reader.fleet(CLASS, {'a': 1, 'b': 1}))
@@ -315,10 +318,11 @@ class ReaderTest(base.BaseTestCase):
         self.addCleanup(leave.set)
         self.placement.before = lambda: leave.wait(scope.HANG)
         self.now += 5
+        self.placement.read()
         self.assertIs(first, reader.fleet(CLASS, {'a': 0, 'b': 0}))
         leave.set()
         self.idle(reader)
-        self.assertEqual(1, len(self.placement.read()[:1]))
+        self.assertEqual(['a', 'b'], self.placement.read())
 
     def test_a_host_that_is_about_to_change_is_read_again_soon(self):
         reader = self.reader()
