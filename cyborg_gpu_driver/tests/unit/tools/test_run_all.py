@@ -76,6 +76,11 @@ _STESTR = '''\
 #!/bin/bash
 part=$(basename "$2")
 name="cyborg_gpu_driver.tests.Test.test_$part"
+if [ "$5" = init ]; then
+    mkdir "$4/.stestr"
+    exit
+fi
+[ -e "$4/.stestr" ] || exit 1
 if [ "$5" = list ]; then
     echo "$part $*"
     . "./$part.list"
