@@ -123,7 +123,7 @@ class LayoutTraitsTest(HookCase):
 
     def test_template_that_is_gone(self):
         template = self.add_template(LAYOUT + 'GONE', HALVES)
-        # As "profile create --set-traits" does.
+        # As "openstack gpu profile sync" does.
         self.add_traits(LAYOUT + 'GONE')
         self.process(self.data)
         self.assertIn(LAYOUT + 'GONE', self.layouts)
