@@ -49,9 +49,9 @@ class UnprivilegedTest(base.BaseTestCase):
     def test_slices(self):
         self.run_tests(
             gpu_cloud.TWO_GPUS, *scope.some((
+            'test_mig.BindTest.test_two_in_one_server',
             'test_mig.BindTest.test_every_profile_is_cut_where_planned_and_'
             'given_back',
-            'test_mig.BindTest.test_two_in_one_server',
             'test_mig.BindTest.test_an_agent_started_again_knows_what_is_'
             'bound',
             'test_refusals.RefusalTest.test_a_repeated_unbind_changes_'
