@@ -128,8 +128,8 @@ class DoctorTest(RepairCase):
                 self.entry, phase=gpu_record.Phase.UNBINDING))
 
         def work(number=None):
-            # This host has no nova.conf to examine.
-            return self.command(*_REPAIR, number=number, code=2)
+            # A GPU of this host has no policy.
+            return self.command(*_REPAIR, number=number, code=1)
 
         def check():
             work()
