@@ -32,9 +32,10 @@ PCI = {'vendor_id': '10de', 'product_id': '2330', 'class': '030200',
 
 
 def board(gpu):
-    """A GPU without its instances and guests and without its vGPU support."""
+    """A GPU with the facts that a ramdisk sends."""
     return dataclasses.replace(
-        gpu, iommu_group=None, sriov_numvfs=0, vfs=(), mdev_types=(),
+        gpu, compute_capability=None, driver_branch=None, pcie_root=None,
+        iommu_group=None, sriov_numvfs=0, vfs=(), mdev_types=(),
         mdevs=(), vgpu_types=(), mixed_sizes=None, scheduler=None,
         framework=model.Framework.NONE, processes=0,
         mig=gpu.mig and dataclasses.replace(gpu.mig, instances=()))
@@ -59,6 +60,7 @@ class CliquesTest(base.BaseTestCase):
                          found.cliques)
         self.assertIsNone(found.clique)
         self.assertEqual(self.clique, self.parse(*[self.clique] * 4).clique)
+
 
 class ModesTest(base.BaseTestCase):
 

@@ -161,7 +161,7 @@ class InstanceTest(layouts.LayoutCase):
         self.assertEqual(4, rows['3g.40gb']['start'])
         self.assertEqual(['1c at 0', '1c at 1'], rows['2g.20gb']['compute'])
         self.assertEqual([], rows['1g.10gb']['compute'])
-        self.instance('destroy', '0', '4')
+        self.instance('destroy', '0', '--start', '4')
         self.assertEqual(2, len(self.rows_of_instances()))
 
     def test_refusals(self):
@@ -170,8 +170,9 @@ class InstanceTest(layouts.LayoutCase):
         (number,) = machine.gpus[0].state.instances
         machine.add_process(layouts.GPU, 4711, number, 0)
         for arguments, words in (
-                (('destroy', '0', '4'), '4711'),
-                (('destroy', '0', '3'), 'no instance begins at unit 3'),
+                (('destroy', '0', '--start', '4'), '4711'),
+                (('destroy', '0', '--start', '3'),
+                 'no instance begins at unit 3'),
                 (('create', '0', '7g.80gb'), 'no room'),
                 (('create', '0', '2g.20gb', '--start', '5'), 'fits at 0, 2'),
                 (('create', '0', '1g.5gb'), 'no profile 1g.5gb'),
@@ -185,7 +186,7 @@ class InstanceTest(layouts.LayoutCase):
     def test_created_instance_is_restored_if_the_gpu_was(self):
         self.apply('mixed')
         self.instance('create', '3', '1g.10gb')
-        self.instance('destroy', '1', '6')
+        self.instance('destroy', '1', '--start', '6')
         self.machine().reboot()
         self.layout('restore')
         self.assertEqual([], self.instances(3))

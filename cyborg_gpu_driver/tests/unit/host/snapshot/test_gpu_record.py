@@ -102,7 +102,7 @@ class CompletionTest(RecordTestCase):
         gpu = self.reader.snapshot().gpu(self.first)
         self.hand_over(dataclasses.replace(gpu, subsystem_device_id='ffff'))
         now = self.seen()
-        self.assertEqual((None, None, None), (now.told_at, now.uuid,
+        self.assertEqual((None, None, None), (now.recorded_at, now.uuid,
                                               now.bound_from))
 
     def test_after_a_reboot_only_the_model_is_sure(self):
