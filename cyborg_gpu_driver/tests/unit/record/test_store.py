@@ -174,7 +174,7 @@ class DamageTest(StoreCase):
              f'{OTHER}.json'],
             sorted(os.listdir(os.path.join(self.state_path, 'gpus'))))
         self.assertTrue(self.again().is_lost(ADDRESS))
-        self.assertTrue(self.again().has_lost())
+        self.assertTrue(self.again().check())
         self.assertEqual(FIXED, self.again().read(OTHER).fixed)
 
     def test_one_that_cannot_be_replaced_is_kept_once(self):
@@ -202,7 +202,7 @@ class DamageTest(StoreCase):
         for _ in range(2):
             self.records.check()
         self.assertEqual(1, self.log.output.count('cannot be read'))
-        self.assertFalse(self.records.has_lost())
+        self.assertFalse(self.records.check())
         self.assertRaises(exception.JournalUnreadable, self.records.read,
                           ADDRESS)
         self.assertEqual([f'{ADDRESS}.json'], os.listdir(

@@ -14,8 +14,10 @@
 
 import collections
 import ctypes
+import itertools
 import json
 import os
+import time
 import uuid
 
 import fixtures
@@ -76,6 +78,9 @@ class BinderCase(base.BaseTestCase):
             policies.Settings(policies=(self.policy,), vfio_handles=True),
             self.cloud, self.limits)
         self.records = self.node.records
+        # Each server comes up, however soon a test deletes it.
+        self.records.clock = itertools.count(
+            time.time(), 2 * binder.CAME_UP_SECONDS).__next__
         self.live = self.node.live
         self.binder = self.node.binder
         self.live.refresh()

@@ -72,7 +72,7 @@ class FailingCase(binder_case.BinderCase):
 
     def _one_read(self, path, nth, action):
         self.machine.faults.fail_read(path, errno.EIO, nth)
-        (fault,) = self.machine.faults._reads
+        (fault,) = self.machine.faults._faults
         action((path, nth))
         return fault.seen >= nth
 
@@ -186,10 +186,10 @@ class FailingUnbindTest(FailingCase):
 
     def test_each_read(self):
         def action(where):
-            self.machine.faults._reads, faults = (
-                [], self.machine.faults._reads)
+            self.machine.faults._faults, faults = (
+                [], self.machine.faults._faults)
             self.assertTrue(self.bind())
-            self.machine.faults._reads = faults
+            self.machine.faults._faults = faults
             self.unbind()
             self.assert_undone(*where)
 
