@@ -49,19 +49,6 @@ class InvalidValue(GpuDriverError):
     template = '{what} {value!r} is not valid: {expected}'
 
 
-class InvalidPciAddress(InvalidValue):
-    """Not a PCI address such as ``0000:3b:00.0``."""
-
-    def __init__(self, value, values=None):
-        if values is not None:
-            super().__init__(value, values)
-            return
-        super().__init__(
-            what='PCI address', value=value,
-            expected='expected DOMAIN:BUS:DEVICE.FUNCTION in hexadecimal, '
-                     'such as 0000:3b:00.0')
-
-
 class InvalidConfiguration(GpuDriverError):
     """An option's value cannot be used."""
 
@@ -110,13 +97,6 @@ class NvmlClosed(NvmlError):
                 'mode or driver')
 
 
-class NvmlHeld(GpuDriverError):
-    """A process of this library does not close NVML."""
-
-    template = ('{who} did not close NVML within {seconds} seconds; nothing '
-                'was changed')
-
-
 class FabricError(GpuDriverError):
     """The fabric manager refused a call (``symbol``) or is unreachable."""
 
@@ -138,27 +118,9 @@ class SysfsError(GpuDriverError):
 
 
 class UnknownGpu(GpuDriverError):
-    """No GPU of this machine has that address."""
+    """No GPU of this machine has that address, index or UUID."""
 
     template = 'no NVIDIA GPU at {address} on this machine'
-
-
-class NoSuchGpu(UnknownGpu):
-    """No GPU of this machine has that name; ``known`` says which exist."""
-
-    template = 'there is no GPU {name}; {known}'
-
-
-class GpuUnreachable(GpuDriverError):
-    """A chosen GPU exists, but the program cannot work on it."""
-
-    template = '{reason}'
-
-
-class SimulationError(GpuDriverError):
-    """The simulated machine cannot be built from its description."""
-
-    template = 'simulated machine {name!r}: {reason}'
 
 
 class BindRefused(GpuDriverError):
@@ -195,16 +157,6 @@ class DocumentError(GpuDriverError):
     template = '{source}: {where}: {problem}; {expected}'
 
 
-class LayoutError(DocumentError):
-    """A layout file, or one entry of it, cannot be used."""
-
-
-class LayoutUnreachable(GpuDriverError):
-    """A GPU cannot get a layout without a change of what is in use."""
-
-    template = '{address}: cannot change to {wanted}: {reason}'
-
-
 class ChangeRefused(GpuDriverError):
     """A change of a GPU cannot be made; nothing has been changed."""
 
@@ -217,26 +169,8 @@ class ChangeFailed(GpuDriverError):
     template = 'GPU {gpu}: {step} failed: {reason}; {outcome}'
 
 
-class ModeBlocked(GpuDriverError):
-    """A GPU cannot change its MIG mode because something is in the way."""
-
-    template = 'GPU {gpu}: MIG mode cannot be turned {mode}: {reason}'
-
-
-class SriovError(GpuDriverError):
-    """NVIDIA's sriov-manage created no virtual functions."""
-
-    template = 'virtual functions of GPU {address}: {reason}'
-
-
-class HookError(GpuDriverError):
-    """A hook of an apply cannot be run, or failed."""
-
-    template = '{source}: {where}: {reason}'
-
-
 class StepFailed(GpuDriverError):
-    """A step of a change did not have its effect."""
+    """A step of a change, or a program that it needs, failed."""
 
     template = '{reason}'
 
@@ -249,7 +183,7 @@ class VgpuNotCreatable(StepFailed):
 
 
 class HostUnusable(GpuDriverError):
-    """The program cannot work on the GPUs of this machine."""
+    """The program cannot work on GPUs of this machine, real or simulated."""
 
     template = 'this host: {reason}'
 
@@ -260,101 +194,31 @@ class PlacementRefused(GpuDriverError):
     template = 'Placement refused {what}: HTTP {code} {text}'
 
 
-class LibvirtFailed(GpuDriverError):
-    """libvirt does not list the virtual machines of this host."""
-
-    template = 'the servers of this host are not known from libvirt: {reason}'
-
-
 class UsageUnknown(GpuDriverError):
     """The users of something are unknown: callers treat it as in use."""
 
     template = 'cannot find the users of {what}: {reason}'
 
 
-class HandleRefused(GpuDriverError):
-    """A handle names a virtual function that does not carry its vGPU."""
-
-    template = ('accelerator request {arq}: virtual function {address}: '
-                '{reason}')
-
-
-class RequestsUnknown(GpuDriverError):
-    """The accelerator requests of a server cannot be read or used."""
-
-    template = 'accelerators of server {server}: {reason}'
-
-
-class NovaConfigRefused(GpuDriverError):
-    """Nova cannot be configured for the vGPUs that a GPU is to carry."""
-
-    template = 'GPU {address}: {reason}'
-
-
-class MdevctlError(GpuDriverError):
-    """mdevctl did not carry out a request."""
-
-    template = 'mdevctl, mdev {uuid}: {reason}'
-
-
-class PrivilegedCallFailed(GpuDriverError):
-    """A call of the privileged process failed; it may have had an effect."""
-
-    template = ('privileged call {call}: {reason}; see '
-                '[cyborg_gpu_privileged] helper_command')
-
-
-class VgpuInUse(GpuDriverError):
-    """A vGPU cannot be removed yet."""
-
-    template = 'the vGPU {vgpu} is in use: {reason}'
-
-
-class RestoreIncomplete(GpuDriverError):
-    """Some parts of a GPU's former state are missing; others exist."""
-
-    template = 'GPU {gpu}: not everything was restored: {reason}'
-
-
-class FixedVgpusRefused(GpuDriverError):
-    """The fixed vGPUs of a policy cannot all be on a GPU."""
-
-    template = ('GPU {gpu}: fixed_vgpus of policy {policy} cannot be created: '
-                '{reason}')
-
-
 class CloudError(GpuDriverError):
-    """A cloud does not answer, or refuses this user."""
+    """A cloud does not answer, refuses this user, or gives wrong values."""
 
     template = 'cloud {cloud}: {reason}'
 
 
-class ExporterError(GpuDriverError):
-    """The exporter of a host does not return the requested values."""
-
-    template = 'exporter of host {host}: {reason}'
-
-
-class VgpuKept(GpuDriverError):
-    """A vGPU was not removed."""
-
-    template = 'vGPU {name} was not removed: {reason}'
-
-
 class GpuInUse(GpuDriverError):
-    """A GPU cannot be reset yet."""
+    """A GPU, or a vGPU on it, is in use."""
 
     template = 'GPU {gpu} is in use: {reason}'
 
 
-class DriverError(GpuDriverError):
-    """A driver did not bind or release a PCI function, now in ``state``."""
+class DriverStuck(StepFailed):
+    """A kernel driver does not release a function, and cannot be stopped.
+
+    ``state`` says what driver the function has.
+    """
 
     template = '{address}: {reason}; {state}'
-
-
-class DriverStuck(DriverError):
-    """A kernel driver does not release a function, and cannot be stopped."""
 
 
 def steady(error: BaseException) -> str:
@@ -364,25 +228,3 @@ def steady(error: BaseException) -> str:
     of objects.
     """
     return _OBJECT.sub('', str(error))
-
-
-class OrphanKept(GpuDriverError):
-    """Something that is left in the cloud was not removed."""
-
-    template = '{kind} {subject} was not removed: {reason}'
-
-
-class InventoryError(DocumentError):
-    """The GPU inventory that a ramdisk sent for a node cannot be used."""
-
-
-class ImageRefused(GpuDriverError):
-    """A deployed image cannot be changed, or not in this way."""
-
-    template = 'the deployed image: {reason}'
-
-
-class LayoutSourceError(GpuDriverError):
-    """A possible source of a server's layout cannot be read."""
-
-    template = '{source}: {reason}'

@@ -62,7 +62,7 @@ class HostParts:
     def platform(self) -> platform.Platform:
         """The machine itself, real or simulated.
 
-        :raises SimulationError: if ``[gpu] simulate`` names none.
+        :raises HostUnusable: if ``[gpu] simulate`` names none.
         """
         return platform.from_conf(self.conf)
 

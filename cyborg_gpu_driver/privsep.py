@@ -93,7 +93,7 @@ def entrypoint(function: Callable[..., Any]) -> Callable[..., Any]:
     This is the one boundary where errors of the operating system and of
     oslo.privsep become errors of this library.
 
-    :raises PrivilegedCallFailed: in place of such an error, and if the
+    :raises HostUnusable: in place of such an error, and if the
         process does not answer in time (:func:`set_timeout`). The process
         may still carry out the call later.
     """
@@ -156,9 +156,10 @@ def _convert_errors(function: Callable[..., Any], inner: Callable[..., Any]
             with _noted(function.__name__, *arguments[:1]):
                 return inner(*arguments, **named)
         except _FAILURES as error:
-            raise exception.PrivilegedCallFailed(
-                call=function.__name__,
-                reason=str(error) or type(error).__name__) from error
+            raise exception.HostUnusable(
+                f'privileged call {function.__name__}: '
+                f'{str(error) or type(error).__name__}; see '
+                '[cyborg_gpu_privileged] helper_command') from error
         finally:
             if gpu_context.channel is not None:
                 _has_run = True

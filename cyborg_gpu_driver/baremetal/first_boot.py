@@ -273,7 +273,7 @@ class FirstBoot:
                 f'{lacking}'))
         try:
             return self._apply(host, found, others)
-        except exception.LayoutError as error:
+        except exception.DocumentError as error:
             # The layout may be right for a GPU that cannot be read.
             unread = [choice.obstacle(host, gpu) for gpu in host.gpus
                       if condition.is_failed(gpu)

@@ -162,7 +162,7 @@ def _read(node, plugin_data):
         if baremetal_inventory.PCI_KEY in plugin_data:
             return baremetal_inventory.from_pci(
                 plugin_data[baremetal_inventory.PCI_KEY])
-    except exception.InventoryError as error:
+    except exception.DocumentError as error:
         raise ironic_exception.HardwareInspectionFailure(
             error=f'NVIDIA GPUs of node {node.uuid}: {error}') from error
     return None

@@ -241,9 +241,9 @@ def to_dict(host: model.Host,
 def parse(value: Any) -> Inventory:
     """Read what the ramdisk sent.
 
-    :raises InventoryError: naming what is wrong and where.
+    :raises DocumentError: naming what is wrong and where.
     """
-    place = schema.Place('ramdisk', 'inventory', exception.InventoryError)
+    place = schema.Place('ramdisk', 'inventory', exception.DocumentError)
     schema.check(value, INVENTORY, place,
                  FORMATS)
     where = place.below('gpus')
@@ -263,9 +263,9 @@ def from_pci(value: Any) -> Inventory:
     (the address) and ``numa_node_id`` of every PCI function. Nothing else is
     known of these GPUs.
 
-    :raises InventoryError: if the value has another format.
+    :raises DocumentError: if the value has another format.
     """
-    place = schema.Place('ramdisk', 'pci_devices', exception.InventoryError)
+    place = schema.Place('ramdisk', 'pci_devices', exception.DocumentError)
     schema.check(value, PCI_DEVICES, place)
     found = []
     for number, item in enumerate(value):

@@ -26,7 +26,7 @@ def read(conf: cfg.ConfigOpts) -> tuple[layout_file.LayoutFile, ...]:
 
     :param conf: configuration in which the group is registered.
     :raises InvalidConfiguration: naming the file that cannot be read.
-    :raises LayoutError: naming file and entry.
+    :raises DocumentError: naming file and entry.
     """
     return tuple(_read(path)
                  for path in conf[baremetal.GROUP].layout_files)

@@ -65,7 +65,7 @@ _NAME = re.compile(r'[A-Za-z0-9][\w.+-]{0,254}', re.ASCII)
 
 Read = Callable[[str], 'str | None']
 """Returns the text of a document by its name, None if it does not exist.
-Raises LayoutSourceError if that cannot be determined."""
+Raises CloudError if that cannot be determined."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Found:
         """Return the layout itself.
 
         :param gpus: the GPUs of this machine, with their profiles.
-        :raises LayoutError: if these GPUs have no layout of that name.
+        :raises DocumentError: if these GPUs have no layout of that name.
         """
         if isinstance(self.wanted, str):
             return _named(self.source, self.wanted, gpus)
@@ -97,7 +97,7 @@ class Found:
     def differs(self, other: Found, gpus: tuple[model.Gpu, ...]) -> bool:
         """Whether another layout has a different effect on these GPUs.
 
-        :raises LayoutError: if one of the layouts does not suit these GPUs.
+        :raises DocumentError: if one of the layouts does not suit these GPUs.
         """
         mine, others = (_effect(found.entry(gpus), gpus)
                         for found in (self, other))
@@ -121,7 +121,7 @@ def search(places: Iterable[Iterable[Found]]) -> Search:
     If a source after the first layout cannot be read or used, a note says so.
 
     :param places: the sources; each is read when its turn comes.
-    :raises LayoutError, LayoutSourceError: if a layout cannot be used, or a
+    :raises DocumentError, CloudError: if a layout cannot be used, or a
         source cannot be read, before a first layout is found.
     """
     found, others, notes = None, [], []
@@ -142,7 +142,7 @@ def search(places: Iterable[Iterable[Found]]) -> Search:
 def in_file(path: str) -> Iterator[Found]:
     """Yield the layout of a layout file of one entry; none without a file.
 
-    :raises LayoutError, LayoutSourceError: as :func:`search`.
+    :raises DocumentError, CloudError: as :func:`search`.
     """
     text = read_file(path, follow=True)
     if text is not None:
@@ -155,7 +155,7 @@ def in_documents(read: Read, place: str) -> Iterator[Found]:
 
     :param read: reads a document by its name, such as ``meta_data.json``.
     :param place: the source of the documents, for people.
-    :raises LayoutError, LayoutSourceError: as :func:`search`.
+    :raises DocumentError, CloudError: as :func:`search`.
     """
     source = f'{place}, {_META}'
     meta = _below(_document(read, _META, source), 'meta', source)
@@ -178,7 +178,7 @@ def read_file(path: str, follow: bool = False) -> str | None:
     """Return the text of an untrusted file; None without a file.
 
     :param follow: whether the path may be a symbolic link.
-    :raises LayoutSourceError: if it cannot be read, is too long, or is not
+    :raises CloudError: if it cannot be read, is too long, or is not
         a regular file.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -206,7 +206,7 @@ def read_file(path: str, follow: bool = False) -> str | None:
 def decoded(data: bytes, source: str) -> str:
     """Decode the data of a document, which may exceed :data:`LIMIT`.
 
-    :raises LayoutSourceError: if it exceeds the limit, or is not UTF-8.
+    :raises CloudError: if it exceeds the limit, or is not UTF-8.
     """
     if len(data) > LIMIT:
         raise _refused(source, f'is longer than {LIMIT} bytes')
@@ -226,7 +226,7 @@ def _effect(entry, gpus):
 
 
 def _refused(source, reason):
-    return exception.LayoutSourceError(source=source, reason=reason)
+    return exception.CloudError(f'{source}: {reason}')
 
 
 def _document(read, name, source):
@@ -277,7 +277,7 @@ def _named(source, value, gpus=()):
 def _check(text: str, source: str) -> None:
     """Refuse text that takes long to parse, or grows when it is printed.
 
-    :raises LayoutError: if the text does either.
+    :raises DocumentError: if the text does either.
     """
     place = layout_yaml.place_in(source)
     if len(text) > _LAYOUT_LIMIT:
@@ -335,7 +335,7 @@ def opened(by_label: str = BY_LABEL, types: Sequence[str] = TYPES
     mounted read-only in a temporary directory, as long as the context lasts.
 
     :param types: file systems to try.
-    :raises LayoutSourceError: if it cannot be mounted.
+    :raises CloudError: if it cannot be mounted.
     """
     device = next((path for path in (os.path.join(by_label, label)
                                      for label in _LABELS)
@@ -354,9 +354,8 @@ def opened(by_label: str = BY_LABEL, types: Sequence[str] = TYPES
                 'config-drive')
             os.mkdir(directory, 0o700)
         except OSError as error:
-            raise exception.LayoutSourceError(
-                source=device, reason=f'cannot be mounted: {error}'
-            ) from error
+            raise exception.CloudError(
+                f'{device}: cannot be mounted: {error}') from error
         _mount(device, directory, types)
         stack.callback(_call, 'umount2', device, directory.encode(),
                        _NOFOLLOW)
@@ -367,7 +366,7 @@ def read(directory: str, name: str) -> str | None:
     """Return a document of a config drive; None if it has none of the name.
 
     :param directory: of the drive's files.
-    :raises LayoutSourceError: if it cannot be read.
+    :raises CloudError: if it cannot be read.
     """
     return read_file(os.path.join(directory, *DOCUMENTS,
                                   name))
@@ -396,12 +395,12 @@ def _mount(device, directory, types):
             _call('mount', device, device.encode(), directory.encode(),
                   name.encode(), _FLAGS, None)
             return
-        except exception.LayoutSourceError as error:
+        except exception.CloudError as error:
             if getattr(error.__cause__, 'errno', None) not in _OTHER_TYPE:
                 raise
-    raise exception.LayoutSourceError(
-        source=device, reason='cannot be mounted: it is not '
-        + ' or '.join(types) + ', or the kernel does not know that')
+    raise exception.CloudError(
+        f'{device}: cannot be mounted: it is not ' + ' or '.join(types)
+        + ', or the kernel does not know that')
 
 
 def _call(name, device, *arguments):
@@ -415,8 +414,8 @@ def _call(name, device, *arguments):
     if call(*arguments):
         error = OSError(ctypes.get_errno(),
                         os.strerror(ctypes.get_errno()))
-        raise exception.LayoutSourceError(
-            source=device, reason=f'{name}: {error.strerror}') from error
+        raise exception.CloudError(
+            f'{device}: {name}: {error.strerror}') from error
 
 
 # The metadata service, which gives a server its metadata.
@@ -466,7 +465,7 @@ class MetadataService:
     def read(self, name: str) -> str | None:
         """Return a document; None without the document or the service.
 
-        :raises LayoutSourceError: if the service exists and does not return
+        :raises CloudError: if the service exists and does not return
             the document.
         """
         while self.silent is None:
@@ -539,8 +538,7 @@ class MetadataService:
         return self._end - self._clock()
 
     def _refused(self, name, reason):
-        return exception.LayoutSourceError(source=f'{self.url}/{name}',
-                                           reason=reason)
+        return exception.CloudError(f'{self.url}/{name}: {reason}')
 
 
 def _parts(url):

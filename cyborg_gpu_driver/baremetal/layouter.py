@@ -91,8 +91,8 @@ class Layouter:
         :param stage: a step's ``stage``: whether the image gets the layout. If
             not, the image is not mounted.
         :returns: what was done, for JSON.
-        :raises LayoutError: if the layout does not suit these GPUs.
-        :raises ImageRefused: if the layout cannot be put into the image.
+        :raises DocumentError: if the layout does not suit these GPUs.
+        :raises ChangeRefused: if the layout cannot be put into the image.
         :raises StepFailed: naming the GPUs whose MIG mode cannot be set.
         """
         if not isinstance(stage, bool):
@@ -119,8 +119,8 @@ class Layouter:
             needed = any(_needs_program(gpu, wanted[index])
                          for index, gpu in gpus.items())
             if needed and not there:
-                raise exception.ImageRefused(
-                    reason=f'there is no {PROGRAM} in any of '
+                raise exception.ChangeRefused(
+                    f'the deployed image: there is no {PROGRAM} in any of '
                     + ', '.join(f'/{place}' for place in _PLACES)
                     + ', so nothing would partition the GPUs when the system '
                     'boots: build an image that contains cyborg_gpu_driver '
@@ -152,7 +152,7 @@ def check(host: model.Host, entry: layout_file.Entry,
     """Return what a layout wants of the GPUs that it selects.
 
     :param ignored: GPUs that the operator wants left alone.
-    :raises LayoutError: if the layout does not suit the GPUs.
+    :raises DocumentError: if the layout does not suit the GPUs.
     :raises StepFailed: if the layout selects no GPU, if NVML cannot reach a
         selected GPU, or if the layout cannot be checked without NVML.
     """
@@ -231,7 +231,7 @@ def mounted() -> Iterator[tree.Tree]:
     because it takes partition 2 of /dev/md0 for /dev/md02. The names of
     partitions are those of ``disk_utils.list_partitions``.
 
-    :raises ImageRefused: if no partition of the root device contains it.
+    :raises ChangeRefused: if no partition of the root device contains it.
     """
     with contextlib.ExitStack() as stack:
         yield tree.Tree(_enter(stack) + '/')
@@ -243,8 +243,9 @@ def _enter(stack):
         device = hardware.dispatch_to_managers('get_os_install_device')
         partitions = disk_utils.list_partitions(device)
     except (errors.RESTError, processutils.ProcessExecutionError) as error:
-        raise exception.ImageRefused(
-            reason=f'its partitions cannot be listed: {error}') from error
+        raise exception.ChangeRefused(
+            'the deployed image: its partitions cannot be listed: '
+            f'{error}') from error
     seen = []
     for item in partitions:
         if _LVM in item['flags']:
@@ -263,8 +264,8 @@ def _enter(stack):
             seen.append(f'{item["path"]} (cannot be mounted)')
         else:
             seen.append(item['path'])
-    raise exception.ImageRefused(
-        reason=f'no partition has /{_UNITS}: a layout can only be written to '
-        'a system with systemd, whose root is a separate file system without '
-        'LVM, encryption or subvolumes; checked '
+    raise exception.ChangeRefused(
+        f'the deployed image: no partition has /{_UNITS}: a layout can only '
+        'be written to a system with systemd, whose root is a separate file '
+        'system without LVM, encryption or subvolumes; checked '
         + (', '.join(seen) or 'none'))

@@ -84,7 +84,7 @@ def recorded(inspected: Any) -> Modes:
     found = _mapping(_mapping(inspected).get(KEY))
     gpus = {}
     for address, values in _mapping(found.get(_GPUS)).items():
-        with contextlib.suppress(exception.InvalidPciAddress):
+        with contextlib.suppress(exception.InvalidValue):
             gpus[model.PciAddress.parse(address)] = _mapping(values)
     mode = found.get(_CC)
     return Modes(_flags(gpus, _ECC), _flags(gpus, _MIG),

@@ -75,7 +75,7 @@ def suits(gpus: Sequence[model.Gpu], entry: layout_file.Entry) -> bool:
     try:
         spoken_of = [_speaks(entry, index, gpu)
                      for index, gpu in enumerate(gpus)]
-    except exception.LayoutError:
+    except exception.DocumentError:
         return False
     return any(spoken_of)
 
@@ -83,7 +83,7 @@ def suits(gpus: Sequence[model.Gpu], entry: layout_file.Entry) -> bool:
 def _speaks(entry: layout_file.Entry, index: int, gpu: model.Gpu) -> bool:
     """Whether a layout selects a GPU.
 
-    :raises LayoutError: if the GPU cannot be as the layout wants.
+    :raises DocumentError: if the GPU cannot be as the layout wants.
     """
     if gpu.visible_to_nvml:
         wanted = entry.for_gpu(index, gpu)
@@ -116,7 +116,7 @@ def entry_of(value: Any, gpus: Sequence[model.Gpu] = (),
         ``{name: items}``.
     :param gpus: the GPUs for which names of generated layouts are resolved.
     :param source: of the value, for error messages.
-    :raises LayoutError: with what would be correct.
+    :raises DocumentError: with what would be correct.
     """
     place = yaml.place_in(source)
     if isinstance(value, str):
@@ -284,7 +284,7 @@ def _layouts(gpus: Sequence[model.Gpu],
     for template, value in sorted(templates.items()):
         try:
             by_trait[template] = entry_of(value, gpus, files)
-        except exception.LayoutError as error:
+        except exception.DocumentError as error:
             by_trait[template] = None
             refused[template] = str(error)
     if all_layouts:

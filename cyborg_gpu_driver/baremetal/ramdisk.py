@@ -38,7 +38,7 @@ class Ramdisk(node.Node):
     root.
 
     :param conf: ironic-python-agent's options; ``[gpu]`` is registered.
-    :raises SimulationError, InvalidConfiguration: if ``[gpu]`` is wrong.
+    :raises HostUnusable, InvalidConfiguration: if ``[gpu]`` is wrong.
     """
 
     def __init__(self, conf: cfg.ConfigOpts):

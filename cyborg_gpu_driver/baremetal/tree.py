@@ -47,7 +47,7 @@ class Tree:
     def find_program(self, places: Iterable[str]) -> str | None:
         """Return the first of these paths that is an executable program.
 
-        :raises ImageRefused: if the tree cannot be read.
+        :raises ChangeRefused: if the tree cannot be read.
         """
         return next(filter(self._is_program, places), None)
 
@@ -56,7 +56,7 @@ class Tree:
 
         Missing directories are created.
 
-        :raises ImageRefused: if it cannot be written.
+        :raises ChangeRefused: if it cannot be written.
         """
         def make(name: str, directory: int) -> None:
             with open(os.open(name, _FILE, 0o600, dir_fd=directory), 'w',
@@ -71,7 +71,7 @@ class Tree:
     def link(self, path: str, target: str) -> None:
         """Create a symbolic link, as :meth:`write` does a file.
 
-        :raises ImageRefused: if it cannot be created.
+        :raises ChangeRefused: if it cannot be created.
         """
         self._put(path, lambda name, directory: os.symlink(
             target, name, dir_fd=directory))
@@ -95,8 +95,8 @@ class Tree:
                     raise
                 os.fsync(directory)
         except OSError as error:
-            raise exception.ImageRefused(
-                reason=f'/{path} cannot be written: '
+            raise exception.ChangeRefused(
+                f'the deployed image: /{path} cannot be written: '
                 f'{error.strerror}') from error
 
     def _is_program(self, path: str) -> bool:
@@ -105,9 +105,9 @@ class Tree:
             mode = 0 if parts is None else os.lstat(
                 self._path(parts)).st_mode
         except OSError as error:
-            raise exception.ImageRefused(
-                reason=f'/{path} cannot be read: {error.strerror}'
-            ) from error
+            raise exception.ChangeRefused(
+                f'the deployed image: /{path} cannot be read: '
+                f'{error.strerror}') from error
         return stat.S_ISREG(mode) and bool(mode & 0o111)
 
     @contextlib.contextmanager

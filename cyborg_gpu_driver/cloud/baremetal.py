@@ -342,7 +342,7 @@ def _misfit(found: inventory.Inventory, entry: layout_file.Entry) -> str:
         wanted = [entry.for_gpu(index, gpu)
                   for index, gpu in enumerate(found.gpus)
                   if gpu.visible_to_nvml]
-    except exception.LayoutError as error:
+    except exception.DocumentError as error:
         return f'{error.kwargs["problem"]}: {error.kwargs["expected"]}'
     if any(section.devices.include(index, gpu) and not gpu.visible_to_nvml
            for index, gpu in enumerate(found.gpus)
@@ -406,7 +406,7 @@ def _inspected(cloud: connection.Cloud, node: Node) -> Node:
         found = _gpus(answer['inventory'], answer['plugin_data'])
     except exceptions.NotFoundException:
         return dataclasses.replace(node, unknown='it has not been inspected')
-    except exception.InventoryError as error:
+    except exception.DocumentError as error:
         return dataclasses.replace(node, unknown=str(error))
     if found is None:
         return dataclasses.replace(

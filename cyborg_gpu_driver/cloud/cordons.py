@@ -73,7 +73,7 @@ def find(cloud: connection.Cloud, host: str, gpu: str | None
 
     :param host: as ``openstack gpu host list`` shows it.
     :param gpu: PCI address; None for all GPUs.
-    :raises InvalidPciAddress: if ``gpu`` is not a PCI address.
+    :raises InvalidValue: if ``gpu`` is not a PCI address.
     :raises CloudError: if there is no such GPU, Cyborg has no device for it,
         or a service does not answer.
     """

@@ -261,8 +261,8 @@ def read(cloud: connection.Cloud,
 def remove(cloud: connection.Cloud, orphan: Orphan) -> None:
     """Remove an orphan, unless it has changed.
 
-    :raises OrphanKept: if the orphan has changed or is not safe to remove, or
-        if the user may not remove it.
+    :raises ChangeRefused: if the orphan has changed or is not safe to remove,
+        or if the user may not remove it.
     """
     if not orphan.safe:
         raise _kept(orphan, orphan.remedy)
@@ -333,9 +333,9 @@ def _check_gone(cloud: connection.Cloud, orphan: Orphan) -> None:
         raise _kept(orphan, f'{orphan.server} exists')
 
 
-def _kept(orphan: Orphan, reason: str) -> exception.OrphanKept:
-    return exception.OrphanKept(
-        kind=orphan.kind.value, subject=orphan.subject, reason=reason)
+def _kept(orphan: Orphan, reason: str) -> exception.ChangeRefused:
+    return exception.ChangeRefused(
+        f'{orphan.kind.value} {orphan.subject} was not removed: {reason}')
 
 
 class Finisher:

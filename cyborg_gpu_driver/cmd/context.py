@@ -88,13 +88,13 @@ class Machine(view.HostView, node.Node):
     def reachable(self, gpus: Iterable[model.Gpu]) -> tuple[model.Gpu, ...]:
         """Return these GPUs if NVML can work on all of them.
 
-        :raises GpuUnreachable: names each GPU that NVML cannot work on.
+        :raises HostUnusable: names each GPU that NVML cannot work on.
         """
         gpus = tuple(gpus)
         reasons = [reason for gpu in gpus
                    if (reason := choice.obstacle(self.host, gpu))]
         if reasons:
-            raise exception.GpuUnreachable(reason='; '.join(reasons))
+            raise exception.HostUnusable('; '.join(reasons))
         return gpus
 
     def current(self, gpu: model.Gpu) -> model.Gpu:

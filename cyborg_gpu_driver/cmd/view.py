@@ -56,7 +56,7 @@ class HostView(host_parts.HostParts):
     def gpu(self, text: str) -> model.Gpu:
         """Return the GPU that the operator named.
 
-        :raises InvalidValue, NoSuchGpu: as :func:`.choice.find`.
+        :raises InvalidValue, UnknownGpu: as :func:`.choice.find`.
         """
         return choice.find(self.host, text)
 

@@ -157,7 +157,7 @@ def _ignored(devices):
             continue
         try:
             addresses.add(model.PciAddress.parse(device))
-        except exception.InvalidPciAddress:
+        except exception.InvalidValue:
             raise validation.invalid(
                 'gpu', 'ignored_devices', device,
                 'expected a PCI address such as 0000:3b:00.0 or a UUID '
@@ -307,7 +307,7 @@ def _addresses(values, group):
     for text in values.match_address:
         try:
             yield model.PciAddress.parse(text)
-        except exception.InvalidPciAddress:
+        except exception.InvalidValue:
             raise validation.invalid(
                 group, 'match_address', text,
                 'expected a PCI address such as 0000:3b:00.0') from None

@@ -66,16 +66,20 @@ class DomainReader:
     def read(self) -> tuple[domain.Domain, ...]:
         """Return all virtual machines, except those that cannot be parsed.
 
-        :raises LibvirtFailed: if libvirt refuses, or does not answer in time.
+        :raises UsageUnknown: if libvirt refuses, or does not answer in time.
         """
         try:
             texts = deadline.run(_OWNER, self._timeout, 'listAllDomains',
                                  self._texts)
         except exception.NvmlNotAnswering as error:
-            raise exception.LibvirtFailed(reason=str(error)) from error
+            raise exception.UsageUnknown(
+                'the servers of this host are not known from libvirt: '
+                f'{error}') from error
         except Exception as error:
             # libvirt.libvirtError, from a module that may not be installed.
-            raise exception.LibvirtFailed(reason=str(error)) from error
+            raise exception.UsageUnknown(
+                'the servers of this host are not known from libvirt: '
+                f'{error}') from error
         found = []
         for text in texts:
             try:

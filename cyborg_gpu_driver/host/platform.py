@@ -124,7 +124,7 @@ def simulated(machine: str, state: str | None = None) -> Platform:
     :param machine: name of a host that comes with the library, or a file.
     :param state: file that keeps the machine between processes; None keeps
         the machine in the memory of this process.
-    :raises SimulationError: if there is no such machine.
+    :raises HostUnusable: if there is no such machine.
     """
     plugin = driver.DriverManager(NAMESPACE, 'simulated').driver
     return plugin(machine, state)
@@ -133,7 +133,7 @@ def simulated(machine: str, state: str | None = None) -> Platform:
 def from_conf(conf: cfg.ConfigOpts) -> Platform:
     """Return the machine that ``[gpu]`` names, real or simulated.
 
-    :raises SimulationError: if ``[gpu] simulate`` names no machine.
+    :raises HostUnusable: if ``[gpu] simulate`` names no machine.
     """
     if conf.gpu.simulate:
         machine = simulated(conf.gpu.simulate, conf.gpu.simulate_state)

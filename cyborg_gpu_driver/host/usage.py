@@ -211,13 +211,13 @@ def refuse_open(machine: platform.Platform, vgpu: model.PciAddress | str
     """Check that no process has a vGPU's VFIO device open.
 
     :param vgpu: the UUID of its mdev, or the address of its function.
-    :raises VgpuInUse: naming the processes.
+    :raises GpuInUse: naming the processes.
     :raises UsageUnknown, SysfsError: as :func:`vfio_holders`.
     """
     holders = vfio_holders(machine, vgpu)
     if holders:
-        raise exception.VgpuInUse(
-            vgpu=vgpu, reason='its VFIO device is open in '
+        raise exception.GpuInUse(
+            f'the vGPU {vgpu} is in use: its VFIO device is open in '
             + ', '.join(f'process {pid}' for pid in holders))
 
 

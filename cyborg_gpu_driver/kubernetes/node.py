@@ -99,7 +99,7 @@ def wanted_by(gpus: Sequence[model.Gpu], entry: layout_file.Entry | None,
     :param entry: the layout; None for the current one. A GPU that the layout
         does not mention keeps its current one.
     :param chosen: indices of the node's GPUs; None for all.
-    :raises LayoutError: if the layout does not suit the GPUs.
+    :raises DocumentError: if the layout does not suit the GPUs.
     """
     indices = range(len(gpus)) if chosen is None else chosen
     wanted = entry.for_chosen(gpus, [

@@ -103,7 +103,7 @@ class Values:
     def layouts(self) -> tuple[layout_file.Entry, ...]:
         """Return the layouts in mig-parted's file.
 
-        :raises LayoutError: if it is not a file of mig-parted.
+        :raises DocumentError: if it is not a file of mig-parted.
         """
         text = self._below('migManager', 'config', 'data').get(_MIG_FILE)
         if text is None:

@@ -84,7 +84,7 @@ class Watch:
         begun = self._clock()
         try:
             self._listing = Listing(begun, self._reader.read())
-        except exception.LibvirtFailed as error:
+        except exception.UsageUnknown as error:
             if self._said.is_new(str(error)):
                 LOG.warning('%s', error)
             return

@@ -64,7 +64,7 @@ def of_handle(arq: Mapping[str, Any]) -> model.PciAddress | None:
     domain, bus, device, function = (info.get(part) for part in _PARTS)
     try:
         return model.PciAddress.parse(f'{domain}:{bus}:{device}.{function}')
-    except exception.InvalidPciAddress:
+    except exception.InvalidValue:
         return None
 
 
@@ -73,7 +73,7 @@ def of_group(arq: Mapping[str, Any]) -> tuple[model.PciAddress, ...] | None:
 
     :param arq: as :func:`of_handle`.
     :returns: None for a handle that does not stand for a group.
-    :raises HandleRefused: if the handle does not name as many GPUs as the
+    :raises BindRefused: if the handle does not name as many GPUs as the
         group has, each once, and the handle's own function first.
     """
     leader = of_handle(arq)
@@ -86,7 +86,7 @@ def of_group(arq: Mapping[str, Any]) -> tuple[model.PciAddress, ...] | None:
     text = info.get('addresses')
     try:
         found = nvlink.from_text(text) if isinstance(text, str) else ()
-    except exception.InvalidPciAddress as error:
+    except exception.InvalidValue as error:
         raise _refusal(arq, leader, str(error)) from error
     if len(found) != size or len(set(found)) != size:
         raise _refusal(arq, leader, f'it names {len(set(found))} GPUs '
@@ -127,7 +127,7 @@ class HandleReader:
 
         :param arq: as Cyborg's API returns it.
         :returns: None for any other handle, which Nova attaches by itself.
-        :raises HandleRefused: if the function does not carry the vGPU that
+        :raises BindRefused: if the function does not carry the vGPU that
             the handle stands for, so that no other vGPU is attached.
         """
         address = of_handle(arq)
@@ -159,7 +159,7 @@ class HandleReader:
 
         :param arq: as Cyborg's API returns it.
         :returns: None for any other handle.
-        :raises HandleRefused: if the handle does not name GPUs of this host.
+        :raises BindRefused: if the handle does not name GPUs of this host.
         """
         found = of_group(arq)
         for address in found or ():
@@ -178,9 +178,10 @@ class HandleReader:
 
 
 def _refusal(arq: Mapping[str, Any], address: model.PciAddress | None,
-             reason: str) -> exception.HandleRefused:
-    return exception.HandleRefused(
-        arq=arq.get('uuid'), address=address, reason=reason)
+             reason: str) -> exception.BindRefused:
+    return exception.BindRefused(
+        f'accelerator request {arq.get("uuid")}: virtual function {address}: '
+        f'{reason}')
 
 
 # GPUs whose vGPUs Nova's own PCI code hands out, and the vGPUs on them.
@@ -202,7 +203,7 @@ def assigned(gpu: model.Gpu, policy: policies_module.Policy,
 
     :param remembered: see :func:`cyborg_gpu_driver.partition.fixed.plan`.
     :param live_migratable: whether the vGPUs can migrate, by NVML.
-    :raises FixedVgpusRefused: if the GPU cannot carry what the policy says.
+    :raises InvalidConfiguration: if the GPU cannot carry what the policy says.
     """
     return tuple(
         _assigned(gpu, policy, item, live_migratable)
@@ -276,7 +277,7 @@ class Requests:
         :param context: Nova's request context.
         :param instance: Nova's instance.
         :returns: an empty list if the flavor has no device profile.
-        :raises RequestsUnknown: if Cyborg does not return them, or if one of
+        :raises CloudError: if Cyborg does not return them, or if one of
             them is not bound to the node of the server. Its handle would be
             an address on another host.
         """
@@ -285,10 +286,10 @@ class Requests:
         found = self._read(context, instance.uuid)
         for arq in found:
             if arq['state'] != 'Bound' or arq['hostname'] != instance.node:
-                raise exception.RequestsUnknown(
-                    server=instance.uuid, reason=f'request {arq["uuid"]} is '
-                    f'{arq["state"]} on {arq["hostname"]}, not Bound on '
-                    f'{instance.node}')
+                raise exception.CloudError(
+                    f'accelerators of server {instance.uuid}: request '
+                    f"{arq['uuid']} is {arq['state']} on "
+                    f"{arq['hostname']}, not Bound on {instance.node}")
         return found
 
     def _read(self, context: Any, server: str) -> list[dict[str, Any]]:
@@ -299,8 +300,8 @@ class Requests:
             # Keystone, the network and Cyborg each have their own errors.
             except Exception as error:
                 if self._left <= 0:
-                    raise exception.RequestsUnknown(
-                        server=server, reason=str(error)) from error
+                    raise exception.CloudError(
+                        f'accelerators of server {server}: {error}') from error
                 LOG.warning(
                     'Cyborg does not return the accelerators of server '
                     '%(server)s: %(error)s. Next attempt in %(pause)d '

@@ -137,7 +137,7 @@ class Patches:
         try:
             return self._requests.of(
                 arguments['context'], arguments['instance'])
-        except exception.RequestsUnknown as error:
+        except exception.CloudError as error:
             raise self._refuse(str(error)) from error
 
     def _allocate(self, original):
@@ -194,13 +194,13 @@ class Patches:
     def _group(self, arq):
         try:
             return self._reader.group(arq)
-        except exception.HandleRefused as error:
+        except exception.BindRefused as error:
             raise self._refuse(str(error)) from error
 
     def _function(self, arq):
         try:
             return self._reader.function(arq)
-        except exception.HandleRefused as error:
+        except exception.BindRefused as error:
             raise self._refuse(str(error)) from error
 
 

@@ -112,7 +112,7 @@ def build(assigned: Iterable[Assigned], in_placement: bool = True
     """Return the lines that hand out ``assigned``, sorted by address.
 
     :param in_placement: whether Nova counts PCI devices in Placement.
-    :raises NovaConfigRefused: if Nova could not distinguish the vGPUs.
+    :raises InvalidConfiguration: if Nova could not distinguish the vGPUs.
     """
     found = tuple(sorted(assigned, key=lambda item: item.function))
     reason = _refusal(found, in_placement)
@@ -142,16 +142,16 @@ def _refusal(assigned, in_placement):
             continue
         names = ', '.join(sorted(types))
         if in_placement:
-            return exception.NovaConfigRefused(
-                address=key, reason=f'its fixed_vgpus are {names}, but Nova '
+            return exception.InvalidConfiguration(
+                f'GPU {key}: its fixed_vgpus are {names}, but Nova '
                 'supports one resource class per GPU. Use one type in '
                 'fixed_vgpus, or set [gpu] nova_vfio_handles and start '
                 'nova-compute as cyborg-gpu-nova-compute')
-        return exception.NovaConfigRefused(
-            address=next(item.gpu for item in assigned
-                         if (item.vendor_id, item.product_id) == key),
-            reason=f'GPUs {":".join(key)} have the fixed_vgpus {names}, which '
-            'Nova cannot distinguish without Placement: enable [pci] '
+        gpu = next(item.gpu for item in assigned
+                   if (item.vendor_id, item.product_id) == key)
+        return exception.InvalidConfiguration(
+            f"GPU {gpu}: GPUs {':'.join(key)} have the fixed_vgpus {names}, "
+            'which Nova cannot distinguish without Placement: enable [pci] '
             'report_in_placement and [filter_scheduler] pci_in_placement')
     return None
 

@@ -57,7 +57,7 @@ def plan(gpu: model.Gpu, policy: policies.Policy,
 
     :param remembered: the type (name or mdev type) that each function had.
     :returns: an empty plan for a GPU that makes vGPUs through mdev.
-    :raises FixedVgpusRefused: if they do not all fit, with the reason.
+    :raises InvalidConfiguration: if they do not all fit, with the reason.
     """
     if not policy.fixed_vgpus or gpu.framework in (
             model.Framework.MDEV_PF, model.Framework.MDEV_VF):
@@ -108,9 +108,10 @@ class _Refusal:
         self._gpu = gpu
         self._policy = policy
 
-    def __call__(self, reason: str) -> exception.FixedVgpusRefused:
-        return exception.FixedVgpusRefused(
-            gpu=self._gpu.address, policy=self._policy.name, reason=reason)
+    def __call__(self, reason: str) -> exception.InvalidConfiguration:
+        return exception.InvalidConfiguration(
+            f'GPU {self._gpu.address}: fixed_vgpus of policy '
+            f'{self._policy.name} cannot be created: {reason}')
 
 
 def _wanted(gpu: model.Gpu, policy: policies.Policy, refuse: _Refusal

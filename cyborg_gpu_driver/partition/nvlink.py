@@ -63,7 +63,7 @@ def to_text(members: Sequence[model.PciAddress]) -> str:
 def from_text(text: str) -> tuple[model.PciAddress, ...]:
     """Return the addresses in a text of :func:`to_text`.
 
-    :raises InvalidPciAddress: if a part is not an address.
+    :raises InvalidValue: if a part is not an address.
     """
     first, *others = text.split(' ')
     domain = first.partition(':')[0]

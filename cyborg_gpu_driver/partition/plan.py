@@ -307,7 +307,7 @@ def plan(gpu: model.Gpu, wanted: target.Wanted,
     :param gpu: its current state, with its instances' compute instances.
     :param in_use: what uses the instance at a placement. Such an instance
         stays as it is; if that is impossible, there is no plan.
-    :raises LayoutUnreachable: with the instance that prevents the change and
+    :raises ChangeRefused: with the instance that prevents the change and
         what would fit beside it.
     """
     mig = gpu.mig
@@ -341,7 +341,7 @@ def mode(gpu: model.Gpu, enabled: bool, in_use: _InUse = _NOBODY
 
     :param gpu: with another mode, current or pending.
     :param in_use: as for :func:`plan`.
-    :raises LayoutUnreachable: if an instance in use prevents the change.
+    :raises ChangeRefused: if an instance in use prevents the change.
     """
     wanted = target.Wanted(enabled)
     if gpu.mig is None:
@@ -382,9 +382,9 @@ def _disable(gpu: model.Gpu, mig: model.Mig, wanted: target.Wanted,
 
 
 def _unreachable(gpu: model.Gpu, wanted: target.Wanted, reason: str
-                 ) -> exception.LayoutUnreachable:
-    return exception.LayoutUnreachable(
-        address=gpu.address, wanted=wanted, reason=reason)
+                 ) -> exception.ChangeRefused:
+    return exception.ChangeRefused(
+        f'{gpu.address}: cannot change to {wanted}: {reason}')
 
 
 def _reason(mig: model.Mig, wanted: target.Wanted, in_use: _InUse) -> str:

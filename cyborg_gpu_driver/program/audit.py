@@ -200,5 +200,5 @@ def _parse(line: bytes) -> Record | None:
                       model.PciAddress.parse(found['gpu']), found['what'],
                       found['subject'], found['evidence'])
     except (ValueError, TypeError, OverflowError, RecursionError,
-            exception.InvalidPciAddress):
+            exception.InvalidValue):
         return None

@@ -148,7 +148,7 @@ def carried(kind: Any, before: Any, after: Any) -> Any:
 def _decoded(kind: Any, strict: bool, content: Any) -> Any:
     try:
         return _decoder(kind, strict)(content)
-    except (exception.InvalidValue, exception.InvalidPciAddress) as error:
+    except exception.InvalidValue as error:
         raise ValueError(str(error)) from error
 
 

@@ -798,6 +798,6 @@ def _address(name: str) -> model.PciAddress | None:
     """The GPU of a record's file name; None for another file."""
     try:
         address = model.PciAddress.parse(name.removesuffix(_SUFFIX))
-    except exception.InvalidPciAddress:
+    except exception.InvalidValue:
         return None
     return address if name == f'{address}{_SUFFIX}' else None

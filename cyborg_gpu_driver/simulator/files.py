@@ -113,7 +113,7 @@ def load(name_or_path: str) -> spec.Host:
     """Read a host.
 
     :param name_or_path: one of :func:`names`, or the path of a YAML file.
-    :raises SimulationError: if there is no such host.
+    :raises HostUnusable: if there is no such host.
     :raises DocumentError: if a file has errors.
     """
     path = _find(name_or_path)
@@ -123,13 +123,13 @@ def load(name_or_path: str) -> spec.Host:
 def load_model(name: str) -> spec.Model:
     """Read one model that is installed with the library.
 
-    :raises SimulationError: if there is no such model.
+    :raises HostUnusable: if there is no such model.
     :raises DocumentError: if its file has errors.
     """
     if name not in model_names():
-        raise exception.SimulationError(
-            name=name, reason='no such model; the models are '
-                              + ', '.join(model_names()))
+        raise exception.HostUnusable(
+            f'simulated machine {name!r}: no such model; the models are '
+            + ', '.join(model_names()))
     return _model(name, hashlib.sha256())
 
 
@@ -139,18 +139,17 @@ def _find(name_or_path):
     path = pathlib.Path(name_or_path)
     if path.suffix in _SUFFIXES or os.sep in name_or_path:
         return path
-    raise exception.SimulationError(
-        name=name_or_path,
-        reason='no such host; give the path of a .yaml file or one of '
-               + ', '.join(names()))
+    raise exception.HostUnusable(
+        f'simulated machine {name_or_path!r}: no such host; give the path of '
+        'a .yaml file or one of ' + ', '.join(names()))
 
 
 def _read(path, digest):
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise exception.SimulationError(
-            name=str(path), reason=error.strerror) from error
+        raise exception.HostUnusable(
+            f'simulated machine {str(path)!r}: {error.strerror}') from error
     digest.update(data)
     return data
 

@@ -43,7 +43,7 @@ def open_platform(machine: str | machine_module.Machine,
 
     :param machine: a name, a file, or a machine that is already loaded.
     :param state: file that keeps the machine's state between processes.
-    :raises SimulationError: if the machine cannot be loaded.
+    :raises HostUnusable: if the machine cannot be loaded.
     """
     if isinstance(machine, str):
         machine = machine_module.Machine.load(machine, state)

@@ -180,7 +180,7 @@ def _chosen(machine, asked):
     Without a choice, these are all GPUs bound to NVIDIA's driver, because the
     device plugin finds no others.
 
-    :raises GpuUnreachable: if one of the GPUs cannot be read.
+    :raises HostUnusable: if one of the GPUs cannot be read.
     """
     if asked:
         addresses = {machine.gpu(text).address for text in asked}

@@ -378,7 +378,7 @@ class ClearHealth(command.Command):
 
     def take_action(self, parsed_args):
         keeper = self.app.machine.health
-        with contextlib.suppress(exception.InvalidPciAddress):
+        with contextlib.suppress(exception.InvalidValue):
             if keeper.replaced(model.PciAddress.parse(parsed_args.gpu)):
                 return
         keeper.replaced(self.app.machine.gpu(parsed_args.gpu).address)

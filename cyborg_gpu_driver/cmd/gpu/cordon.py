@@ -194,7 +194,7 @@ def _chosen(machine: context.Machine, texts: list[str]
         return sorted(managed)
     chosen = []
     for text in texts:
-        with contextlib.suppress(exception.InvalidPciAddress):
+        with contextlib.suppress(exception.InvalidValue):
             address = model.PciAddress.parse(text)
             if address in recorded:
                 chosen.append(address)
@@ -290,7 +290,7 @@ def _owners(there, said):
     try:
         listing = owners.Listing(begun, domains.DomainReader(
             there.platform.libvirt).read())
-    except exception.LibvirtFailed as error:
+    except exception.UsageUnknown as error:
         _say_once(said,
                   f'The projects of the servers are not known: {error}')
     return owners.Owners(known.owners if known else {}, listing, {})

@@ -170,7 +170,7 @@ def _named(live, names):
 def _name(text):
     try:
         return str(model.PciAddress.parse(text))
-    except exception.InvalidPciAddress:
+    except exception.InvalidValue:
         return text.lower()
 
 
@@ -181,7 +181,8 @@ def _is_free(name, found, claimed: Collection[str] | None):
         return False
     obstacle = found.obstacle(claimed)
     if obstacle:
-        output.say(str(exception.VgpuKept(name=name, reason=obstacle)))
+        output.say(str(exception.ChangeRefused(
+            f'vGPU {name} was not removed: {obstacle}')))
     return not obstacle
 
 

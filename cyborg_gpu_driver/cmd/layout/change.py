@@ -217,7 +217,7 @@ def _ended_by_hooks(around):
         try:
             around.run(hooks.EXIT)
             ended.append(True)
-        except exception.HookError as error:
+        except exception.StepFailed as error:
             output.say(str(error))
 
 

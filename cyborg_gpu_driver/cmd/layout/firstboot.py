@@ -157,7 +157,7 @@ class _Boot:
             else:
                 found = self._search()
                 outcome = self._cut(found)
-        except exception.LayoutError as error:
+        except exception.DocumentError as error:
             outcome = first_boot.Outcome(first_boot.Result.UNUSABLE,
                                          str(error))
         except exception.GpuDriverError as error:
@@ -194,7 +194,7 @@ class _Boot:
         """Search for a layout in the metadata service.
 
         :param last: the report of the last boot, if there is one.
-        :raises LayoutSourceError: if the service does not answer but had the
+        :raises CloudError: if the service does not answer but had the
             layout of the last boot: then it is late, not absent.
         """
         url = self._args.metadata_url
@@ -210,10 +210,9 @@ class _Boot:
             self._missed = None
             return found
         if last is not None:
-            raise exception.LayoutSourceError(
-                source=service.url, reason='does not answer '
-                f'({service.silent}), but had the layout {last.layout} at '
-                'the last boot')
+            raise exception.CloudError(
+                f'{service.url}: does not answer ({service.silent}), but '
+                f'had the layout {last.layout} at the last boot')
         self._no_service = url
         return layout_sources.Search(notes=(
             f'There is no metadata service at {service.url}: '

@@ -90,7 +90,7 @@ class Hooks:
     def run(self, name: str) -> None:
         """Run the hooks of a name, one after the other.
 
-        :raises HookError: if a hook cannot be run, fails, or takes too long;
+        :raises StepFailed: if a hook cannot be run, fails, or takes too long;
             then it is killed, with the programs that it has started.
         """
         for number, hook in enumerate(self.by_name.get(name, ())):
@@ -104,9 +104,9 @@ class Hooks:
                     on_completion=child.kill, preexec_fn=os.setsid)
             except (OSError, ValueError, _Timeout,
                     processutils.ProcessExecutionError) as error:
-                raise exception.HookError(
-                    source=self.source, where=f'{name}[{number}]',
-                    reason=f'{hook.command}: {_reason(error)}') from error
+                raise exception.StepFailed(
+                    f'{self.source}: {name}[{number}]: {hook.command}: '
+                    f'{_reason(error)}') from error
             for text in (output, errors):
                 if text.strip():
                     self.say(text.rstrip())

@@ -107,7 +107,7 @@ def read_file(parsed_args: argparse.Namespace) -> layout_file.LayoutFile:
     """Read the layout file that the operator named.
 
     :raises InvalidValue: if no file is named, or it cannot be read.
-    :raises LayoutError: if the file is malformed.
+    :raises DocumentError: if the file is malformed.
     """
     name = parsed_args.layout_file
     if not name:

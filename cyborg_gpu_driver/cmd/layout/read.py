@@ -145,8 +145,8 @@ def wanted_of(machine: context.Machine, parsed_args
     boards do not support MIG and are not changed.
 
     :raises InvalidValue: if no file is named, or it cannot be read.
-    :raises LayoutError: if the file or its entry cannot be used.
-    :raises GpuUnreachable: names each GPU that cannot be changed.
+    :raises DocumentError: if the file or its entry cannot be used.
+    :raises HostUnusable: names each GPU that cannot be changed.
     """
     entry = layout_options.read_file(parsed_args).entry(
         parsed_args.selected_config)

@@ -138,7 +138,7 @@ class Access:
         """Give this thread exclusive access to NVML within the block.
 
         :param close: closes the session of the caller, if it is idle.
-        :raises NvmlHeld: if others have not closed NVML in time. They may
+        :raises StepFailed: if others have not closed NVML in time. They may
             open it again then.
         """
         if self.is_owner():
@@ -188,8 +188,9 @@ class Access:
             if descriptor is not None:
                 return descriptor
             if time.monotonic() >= deadline:
-                raise exception.NvmlHeld(who=self._who(index),
-                                         seconds=self.timeout)
+                raise exception.StepFailed(
+                    f'{self._who(index)} did not close NVML within '
+                    f'{self.timeout} seconds; nothing was changed')
             time.sleep(POLL)
 
     def _take(self, index: int, kind: int) -> int | None:

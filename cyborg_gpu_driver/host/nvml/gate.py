@@ -358,7 +358,8 @@ class Guarded:
         :meth:`reset`, which has to come before a GPU is unbound or reset.
         Do not use this within :meth:`kept`.
 
-        :raises NvmlHeld: naming the processes that do not close NVML in time.
+        :raises StepFailed: naming the processes that do not close NVML in
+            time.
         """
         with self.gate.access.alone(self.gate.yield_to_others):
             try:

@@ -63,7 +63,7 @@ def find(host: model.Host, text: str) -> model.Gpu:
     :param text: an index; a PCI address in the form of sysfs, NVML or lspci;
         or a UUID.
     :raises InvalidValue: if ``text`` is none of these.
-    :raises NoSuchGpu: if this machine has no such GPU.
+    :raises UnknownGpu: if this machine has no such GPU.
     :raises HostUnusable: as in :func:`gpus`.
     """
     if _INDEX.fullmatch(text):
@@ -94,9 +94,9 @@ def _numbered(host: model.Host, text: str) -> model.Gpu:
     found = gpus(host)
     if int(text) < len(found):
         return found[int(text)]
-    raise exception.NoSuchGpu(
-        name=text, known=f'this host has 0 to {len(found) - 1}' if found
-        else 'this host has no NVIDIA GPU')
+    raise exception.UnknownGpu(f'there is no GPU {text}; ' + (
+        f'this host has 0 to {len(found) - 1}' if found
+        else 'this host has no NVIDIA GPU'))
 
 
 def _of_uuid(host: model.Host, text: str) -> model.Gpu:
@@ -104,27 +104,28 @@ def _of_uuid(host: model.Host, text: str) -> model.Gpu:
         if (gpu.uuid or '').lower() == text.lower():
             return gpu
     unknown = [name(host, gpu) for gpu in host.gpus if gpu.uuid is None]
-    raise exception.NoSuchGpu(name=text, known=(
+    raise exception.UnknownGpu(f'there is no GPU {text}; ' + (
         'NVML does not return the UUID of ' + ', '.join(unknown) if unknown
         else _addresses(host)))
 
 
 def _at(host: model.Host, text: str) -> model.Gpu:
+    if _WITHOUT_DOMAIN.fullmatch(text):
+        return _without_domain(host, text)
     try:
-        if _WITHOUT_DOMAIN.fullmatch(text):
-            return _without_domain(host, text)
         address = model.PciAddress.parse(text)
-    except exception.InvalidPciAddress:
+    except exception.InvalidValue:
         raise exception.InvalidValue(
             what='GPU', value=text, expected=_EXPECTED) from None
     for gpu in host.gpus:
         if gpu.address == address:
             return gpu
         if address in (function.address for function in gpu.vfs):
-            raise exception.NoSuchGpu(
-                name=address, known='this is a virtual function of '
-                + name(host, gpu))
-    raise exception.NoSuchGpu(name=address, known=_addresses(host))
+            raise exception.UnknownGpu(
+                f'there is no GPU {address}; this is a virtual function '
+                f'of {name(host, gpu)}')
+    raise exception.UnknownGpu(
+        f'there is no GPU {address}; {_addresses(host)}')
 
 
 def _without_domain(host: model.Host, text: str) -> model.Gpu:
@@ -135,7 +136,8 @@ def _without_domain(host: model.Host, text: str) -> model.Gpu:
             what='GPU', value=text, expected='several PCI domains have it: '
             + ', '.join(str(gpu.address) for gpu in found))
     if not found:
-        raise exception.NoSuchGpu(name=text, known=_addresses(host))
+        raise exception.UnknownGpu(
+            f'there is no GPU {text}; {_addresses(host)}')
     return found[0]
 
 

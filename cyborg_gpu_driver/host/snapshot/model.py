@@ -48,11 +48,14 @@ class PciAddress:
     def parse(cls, text: str) -> PciAddress:
         """Parse an address in the form of sysfs or of NVML.
 
-        :raises InvalidPciAddress: if ``text`` is anything else.
+        :raises InvalidValue: if ``text`` is anything else.
         """
         match = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
         if match is None or int(match['device'], 16) > 0x1f:
-            raise exception.InvalidPciAddress(text)
+            raise exception.InvalidValue(
+                what='PCI address', value=text,
+                expected='expected DOMAIN:BUS:DEVICE.FUNCTION in '
+                         'hexadecimal, such as 0000:3b:00.0')
         return cls(*(int(match[part], 16) for part in
                      ('domain', 'bus', 'device', 'function')))
 

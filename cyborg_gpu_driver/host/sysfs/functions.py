@@ -115,7 +115,7 @@ class MdevTree:
             return None
         try:
             parent = model.PciAddress.parse(place[-2])
-        except exception.InvalidPciAddress:
+        except exception.InvalidValue:
             return None
         return model.Mdev(uuid=uuid, parent=parent, type_id=type_id)
 

@@ -38,7 +38,7 @@ class Devices:
         """Read ``devices`` and ``device-filter`` of an item.
 
         :param item: an item that has passed its schema.
-        :raises LayoutError: if a board appears twice.
+        :raises DocumentError: if a board appears twice.
         """
         found = item.get('device-filter') or ()
         boards = (found,) if isinstance(found, str) else tuple(found)
@@ -91,7 +91,7 @@ def check_overlaps(chosen: Sequence[Devices], place: schema.Place
                    ) -> None:
     """Refuse two items of one entry that surely select the same GPU.
 
-    :raises LayoutError: naming both items.
+    :raises DocumentError: naming both items.
     """
     for number, devices in enumerate(chosen):
         for other in range(number):

@@ -57,7 +57,7 @@ class Section:
     def parse(cls, item: dict[str, Any], place: schema.Place) -> Section:
         """Read one item that has passed its schema.
 
-        :raises LayoutError: if its parts contradict each other.
+        :raises DocumentError: if its parts contradict each other.
         """
         enabled = item['mig-enabled']
         if enabled and 'mig-devices' not in item:
@@ -97,7 +97,7 @@ class Entry:
 
         :param items: items that have passed ``layout_yaml.ITEMS``.
         :param place: of the items.
-        :raises LayoutError: if the items contradict each other.
+        :raises DocumentError: if the items contradict each other.
         """
         sections = tuple(Section.parse(item, place.below(number))
                          for number, item in enumerate(items))
@@ -113,7 +113,7 @@ class Entry:
             MIG mode for all GPUs, a GPU without MIG stays as it is, as with
             mig-parted (cmd/nvidia-mig-parted/apply/mode.go,
             MatchesAllDevices).
-        :raises LayoutError: if this GPU lacks a profile, can never hold
+        :raises DocumentError: if this GPU lacks a profile, can never hold
             them all, or is selected twice, or if its placements are unknown.
         """
         found = [section for section in self.sections
@@ -150,7 +150,7 @@ class Entry:
         """Return what is wanted of each GPU that the entry selects, by index.
 
         :param gpus: the host's GPUs, by address, as a snapshot holds them.
-        :raises LayoutError: as :meth:`for_gpu`, for an index that does not
+        :raises DocumentError: as :meth:`for_gpu`, for an index that does not
             exist, and if MIG mode is wanted but no selected GPU supports it.
         """
         return self.for_chosen(gpus, self.chosen(gpus))
@@ -161,7 +161,7 @@ class Entry:
 
         :param gpus: as for :meth:`for_host`.
         :param indices: some of those that :meth:`chosen` returned.
-        :raises LayoutError: as :meth:`for_host`.
+        :raises DocumentError: as :meth:`for_host`.
         """
         found = ((index, self.for_gpu(index, gpus[index]))
                  for index in indices)
@@ -179,7 +179,7 @@ class Entry:
         """Return the indices of the GPUs that the entry selects, ascending.
 
         :param gpus: as for :meth:`for_host`.
-        :raises LayoutError: for an index that does not exist.
+        :raises DocumentError: for an index that does not exist.
         """
         self._check_indices(len(gpus))
         return tuple(index for index, gpu in enumerate(gpus)
@@ -205,7 +205,7 @@ class LayoutFile:
     entries: tuple[Entry, ...]
     source: str = 'layout'
     """The file's name, for error messages."""
-    unreadable: Mapping[str, exception.LayoutError] = dataclasses.field(
+    unreadable: Mapping[str, exception.DocumentError] = dataclasses.field(
         default_factory=dict, compare=False)
     """Entries that cannot be read, by name, and why. mig-parted may read
     them. They matter only to whoever asks for them."""
@@ -215,7 +215,7 @@ class LayoutFile:
         """Read a file's text.
 
         :param source: the file's name, for error messages.
-        :raises LayoutError: if it is no layout file.
+        :raises DocumentError: if it is no layout file.
         """
         place = layout_yaml.place_in(source)
         content = layout_yaml.plain(text, place)
@@ -227,7 +227,7 @@ class LayoutFile:
                 layout_yaml.check(items, layout_yaml.ITEMS,
                                   place.below(name))
                 entries.append(Entry.parse(name, items, place.below(name)))
-            except exception.LayoutError as error:
+            except exception.DocumentError as error:
                 unreadable[name] = error
         return cls(tuple(entries), source, unreadable)
 
@@ -239,7 +239,7 @@ class LayoutFile:
     def entry(self, name: str | None = None) -> Entry:
         """Return the entry of that name; without a name, the only entry.
 
-        :raises LayoutError: why it cannot be read, or listing the entries of
+        :raises DocumentError: why it cannot be read, or listing the entries of
             the file.
         """
         if name is None and len(self.names) == 1:
@@ -269,7 +269,7 @@ def check_placements(gpu: model.Gpu, where: schema.Place) -> None:
 
     While MIG mode is off, it says so only to root.
 
-    :raises LayoutError: if it does not.
+    :raises DocumentError: if it does not.
     """
     profiles = gpu.mig.profiles if gpu.mig else ()
     if profiles and not any(profile.placements for profile in profiles):

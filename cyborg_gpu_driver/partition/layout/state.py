@@ -66,7 +66,7 @@ def differences(gpu: model.Gpu, wanted: target.Wanted,
     try:
         if plan.plan(gpu, wanted, in_use).is_empty:
             return ()
-    except exception.LayoutUnreachable:
+    except exception.ChangeRefused:
         pass
     found = [*mode_differences(gpu, wanted)]
     there = _counts(gpu)
@@ -118,7 +118,7 @@ def check_described(gpus: Sequence[model.Gpu], file: layout_file.LayoutFile,
 
     :param file: of :func:`export`.
     :param in_use: by index, as for :func:`differences`.
-    :raises LayoutError: naming what the file cannot describe.
+    :raises DocumentError: naming what the file cannot describe.
     """
     for index, wanted in file.entry().for_host(gpus).items():
         found = differences(gpus[index], wanted, in_use.get(index, _NOBODY))

@@ -157,14 +157,14 @@ LAYOUT_FILE = schema.mapping({
 
 
 def place_in(source: str, path: str = '') -> schema.Place:
-    """Return a place in a layout, which raises LayoutError."""
-    return schema.Place(source, path, exception.LayoutError)
+    """Return a place in a layout, which raises DocumentError."""
+    return schema.Place(source, path, exception.DocumentError)
 
 
 def check(value: Any, what: schema.Schema, where: schema.Place) -> None:
     """Check a layout file or a part of one.
 
     :param what: one of the schemas of this module.
-    :raises LayoutError: naming the place and what is expected.
+    :raises DocumentError: naming the place and what is expected.
     """
     schema.check(value, what, where, FORMATS)

@@ -288,7 +288,7 @@ class Binder:
         :raises InvalidValue: if an argument is malformed.
         :raises BindRefused: if the handle is bound as something else, which
             is not touched.
-        :raises NvmlError, SysfsError, VgpuInUse, UsageUnknown: if something
+        :raises NvmlError, SysfsError, GpuInUse, UsageUnknown: if something
             could not be removed.
         :raises JournalError: if the record cannot be read or written, or
             another process holds the GPU's lock.

@@ -238,7 +238,7 @@ class Groups:
         :raises GpuInUse: while a process has one of its GPUs open.
         :raises FabricError: if the fabric manager refused it.
         :raises StepFailed: if a GPU cannot be reset, or is not clean.
-        :raises NvmlError, SysfsError, UsageUnknown, DriverError, NvmlHeld: as
+        :raises NvmlError, SysfsError, UsageUnknown, StepFailed: as
             the machine answers.
         :raises JournalError: if the claims could not be removed.
         """
@@ -368,7 +368,7 @@ class Maker:
         Removes first what an earlier unbind could not remove.
 
         :raises BindRefused: if the handle is bound as something else.
-        :raises NvmlError, SysfsError, VgpuInUse, UsageUnknown: if something
+        :raises NvmlError, SysfsError, GpuInUse, UsageUnknown: if something
             could not be removed.
         """
         claim = self._records.claim(asked.handle, address)
@@ -441,7 +441,7 @@ class Maker:
     def remove(self, claim: gpu_record.Claim) -> None:
         """Remove all that a claim has, also after an interrupted bind.
 
-        :raises NvmlError, SysfsError, VgpuInUse, UsageUnknown: if something
+        :raises NvmlError, SysfsError, GpuInUse, UsageUnknown: if something
             could not be removed.
         :raises StepFailed: if a step of the bind has not ended yet.
         :raises JournalError: if the record could not be written.
@@ -458,7 +458,7 @@ class Maker:
     def remove_vgpu(self, claim: gpu_record.Claim) -> None:
         """Remove the vGPU of a claim, the first half of :meth:`remove`.
 
-        :raises SysfsError, VgpuInUse, UsageUnknown, NvmlError: if it could
+        :raises SysfsError, GpuInUse, UsageUnknown, NvmlError: if it could
             not be removed.
         """
         if claim.phase is gpu_record.Phase.BOUND:
@@ -496,7 +496,7 @@ class Maker:
                           asked: plan.Request) -> None:
         """Remove the mdev of a handle that no record has.
 
-        :raises VgpuInUse, UsageUnknown: if it is, or may be, in use.
+        :raises GpuInUse, UsageUnknown: if it is, or may be, in use.
         :raises SysfsError, DriverStuck: if the kernel does not remove it.
         """
         self._parts.destroy_vgpu(address, asked.mdev)

@@ -179,7 +179,7 @@ class Partitions:
 
         :param address: the GPU's address.
         :param gpu: the GPU, if the vGPU is of vendor VFIO.
-        :raises VgpuInUse: if the vGPU is in use.
+        :raises GpuInUse: if the vGPU is in use.
         :raises UsageUnknown, NvmlError: if its use cannot be found out.
         :raises SysfsError, DriverStuck: if the kernel does not remove it.
         """

@@ -71,7 +71,7 @@ def bind(address: str, driver: str) -> None:
         that the kernel has for giving the board to guests.
     :raises GpuInUse: if the GPU is in use; nothing was changed.
     :raises DriverStuck: if the kernel does not return in time.
-    :raises DriverError: if it cannot be bound to that driver. Then it is
+    :raises StepFailed: if it cannot be bound to that driver. Then it is
         bound to its former driver again, if possible.
     :raises UsageUnknown, SysfsError: if the GPU's state cannot be read.
     """
@@ -99,9 +99,9 @@ def bind(address: str, driver: str) -> None:
     except exception.DriverStuck:
         raise
     except exception.GpuDriverError as error:
-        raise exception.DriverError(
-            address=gpu, reason=str(error),
-            state=_taken_back(gpu, former, was_persistent)) from error
+        raise exception.StepFailed(
+            f'{gpu}: {error}; '
+            f'{_taken_back(gpu, former, was_persistent)}') from error
 
 
 @privsep.slow_entrypoint
@@ -126,24 +126,24 @@ def reset(address: str) -> None:
 
     :raises GpuInUse: if the GPU is in use; nothing was changed.
     :raises DriverStuck: if the kernel does not return in time.
-    :raises DriverError: if it could not be reset, or bound again.
+    :raises StepFailed: if it could not be reset, or bound again.
     :raises UsageUnknown, SysfsError: if the GPU's state cannot be read.
     """
     gpu = nvidia_gpu(address)
     former = _driver(gpu)
     if not _exists(gpu, 'reset'):
-        raise exception.DriverError(
-            address=gpu, reason='the kernel has no way to reset it (no file '
-            '"reset" in sysfs)', state='nothing was changed')
+        raise exception.StepFailed(
+            f'{gpu}: the kernel has no way to reset it (no file "reset" '
+            'in sysfs); nothing was changed')
     was_persistent = _take(gpu, former, former)
     try:
         _apart(gpu, 'the kernel did not reset it',
                privileged.machine().sysfs.write, '1', *pci.DEVICES, str(gpu),
                'reset', longer=_RESET_SECONDS)
     except exception.SysfsError as error:
-        raise exception.DriverError(
-            address=gpu, reason=f'it was not reset: {error}',
-            state=_taken_back(gpu, former, was_persistent)) from error
+        raise exception.StepFailed(
+            f'{gpu}: it was not reset: {error}; '
+            f'{_taken_back(gpu, former, was_persistent)}') from error
     if whole.is_vfio(former):
         # The tool that bound it to vfio-pci may have cleared the override
         # since then.
@@ -172,7 +172,7 @@ def persist(gpu: model.PciAddress) -> None:
 def nvidia_gpu(address: str) -> model.PciAddress:
     """Parse the address of a physical NVIDIA GPU.
 
-    :raises InvalidPciAddress, UnknownGpu: if it is something else.
+    :raises InvalidValue, UnknownGpu: if it is something else.
     """
     parsed = privileged.nvidia_function(address)
     if (not (_read(parsed, 'class') or '').startswith(_DISPLAY)
@@ -217,15 +217,15 @@ def _take(gpu: model.PciAddress, former: str | None, driver: str | None
 
 def _check_loaded(gpu: model.PciAddress, driver: str) -> None:
     if not privileged.machine().sysfs.exists(*_DRIVERS, driver):
-        raise exception.DriverError(
-            address=gpu, reason=f'the kernel has no driver {driver}: run '
-            f'modprobe {driver}', state='nothing was changed')
+        raise exception.StepFailed(
+            f'{gpu}: the kernel has no driver {driver}: run modprobe '
+            f'{driver}; nothing was changed')
 
 
 def _others(gpu: model.PciAddress, driver: str) -> list[str]:
     """The other functions of the board that have to be bound with the GPU.
 
-    :raises DriverError: if its IOMMU group keeps it from guests.
+    :raises StepFailed: if its IOMMU group keeps it from guests.
     """
     board = [name for name in privileged.machine().sysfs.listdir(
         *pci.DEVICES) if name != str(gpu) and _board(name) == _board(gpu)
@@ -237,8 +237,7 @@ def _others(gpu: model.PciAddress, driver: str) -> list[str]:
     reason = whole.obstacle(str(gpu), group, bus.neighbours(gpu, group),
                             follow=True)
     if reason:
-        raise exception.DriverError(address=gpu, reason=reason,
-                                    state='nothing was changed')
+        raise exception.StepFailed(f'{gpu}: {reason}; nothing was changed')
     return [name for name in board
             if not (_read(name, 'class') or '').startswith(_BRIDGE)]
 
@@ -287,7 +286,7 @@ def _unbind(function: model.PciAddress | str, driver: str | None) -> None:
 def _bind(function: model.PciAddress | str, driver: str | None) -> None:
     """Bind a function without a driver to a driver.
 
-    :raises DriverError, SysfsError: if the driver does not take it.
+    :raises StepFailed, SysfsError: if the driver does not take it.
     """
     if driver is None:
         return
@@ -295,9 +294,9 @@ def _bind(function: model.PciAddress | str, driver: str | None) -> None:
            privileged.machine().sysfs.write, str(function), *_DRIVERS, driver,
            'bind')
     if _driver(function) != driver:
-        raise exception.DriverError(
-            address=function, reason=f'driver {driver} did not bind to it',
-            state=f'its driver is {_driver(function) or "none"}')
+        raise exception.StepFailed(
+            f'{function}: driver {driver} did not bind to it; its driver '
+            f"is {_driver(function) or 'none'}")
 
 
 def _apart(function: model.PciAddress | str, late: str,

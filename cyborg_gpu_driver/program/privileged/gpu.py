@@ -45,7 +45,7 @@ def check_ended(addresses: list[str]) -> None:
     """Refuse while an earlier call about one of these functions runs.
 
     The caller of such a call may have given up: see
-    :class:`~cyborg_gpu_driver.exception.PrivilegedCallFailed` and
+    :class:`~cyborg_gpu_driver.exception.HostUnusable` and
     :class:`~cyborg_gpu_driver.exception.NvmlNotAnswering`. The call may still
     create something. So a rollback must not read the GPU before the call has
     ended. This does not find calls of an earlier privileged process.
@@ -82,7 +82,7 @@ def refuse_unfinished(addresses: list[str]) -> None:
 def set_virtual_functions(address: str, enable: bool) -> None:
     """Create all virtual functions of a GPU, or remove them.
 
-    :raises SriovError: if NVIDIA's sriov-manage refused it, or if the GPU
+    :raises StepFailed: if NVIDIA's sriov-manage refused it, or if the GPU
         has GPU instances: sriov-manage unbinds the driver meanwhile, and
         NVIDIA does not promise that they outlive that.
     """
@@ -93,9 +93,9 @@ def set_virtual_functions(address: str, enable: bool) -> None:
     with machine.nvml.lent():
         has_instances = _has_instances(machine.nvml, gpu)
     if has_instances:
-        raise exception.SriovError(
-            address=gpu,
-            reason='sriov-manage may destroy the existing GPU instances')
+        raise exception.StepFailed(
+            f'virtual functions of GPU {gpu}: sriov-manage may destroy '
+            'the existing GPU instances')
     # sriov-manage asks the driver for unbindLock itself.
     was_persistent = consent.end_persistence(gpu)
 
@@ -107,7 +107,7 @@ def set_virtual_functions(address: str, enable: bool) -> None:
 
     try:
         vgpu.manage_functions(str(gpu), enable, machine.sriov_manage, wait)
-    except exception.SriovError as error:
+    except exception.StepFailed as error:
         raise _refused(gpu) or error from error
     finally:
         if was_persistent:

@@ -63,7 +63,7 @@ def run_here(machine: platform.Platform) -> None:
 def machine() -> platform.Platform:
     """The machine of this process; in the daemon, the one of its options.
 
-    :raises SimulationError: if ``[gpu] simulate`` names none.
+    :raises HostUnusable: if ``[gpu] simulate`` names none.
     """
     global _platform
     with _making:
@@ -188,7 +188,7 @@ def _compute() -> compute.ComputeReader:
 def nvidia_function(address: str) -> model.PciAddress:
     """Parse the address of an NVIDIA PCI function, physical or virtual.
 
-    :raises InvalidPciAddress, UnknownGpu: if it is something else.
+    :raises InvalidValue, UnknownGpu: if it is something else.
     """
     parsed = model.PciAddress.parse(address)
     if machine().sysfs.read_optional(
@@ -201,7 +201,7 @@ def nvidia_function(address: str) -> model.PciAddress:
 def gpu(address: str) -> Iterator[tuple[session.NvmlSession, Any]]:
     """The session and a GPU's handle in it, for a series of calls.
 
-    :raises InvalidPciAddress: if ``address`` is not a PCI address.
+    :raises InvalidValue: if ``address`` is not a PCI address.
     :raises NvmlError: if NVML has no GPU there.
     """
     parsed = model.PciAddress.parse(address)

@@ -65,7 +65,7 @@ def remove_mdev(uuid: str) -> None:
     (vfio_unregister_group_dev in drivers/vfio/vfio_main.c, which
     mdev_device_remove in drivers/vfio/mdev/mdev_core.c leads to).
 
-    :raises VgpuInUse: if a process has it open; nothing was changed.
+    :raises GpuInUse: if a process has it open; nothing was changed.
     :raises UsageUnknown: if it is unknown whether a process has it open.
     :raises DriverStuck: if the kernel does not return.
     :raises SysfsError: ENOENT.
@@ -93,7 +93,7 @@ def undefine_mdev(uuid: str) -> None:
     definition that is kept would take a vGPU from the next boot on. A host
     without mdevctl has no definitions.
 
-    :raises MdevctlError: with the output of mdevctl.
+    :raises StepFailed: with the output of mdevctl.
     """
     handle, _ = _nvidia_mdev(uuid)
     try:
@@ -103,8 +103,8 @@ def undefine_mdev(uuid: str) -> None:
         return
     except child.Failed as error:
         if _UNKNOWN not in str(error):
-            raise exception.MdevctlError(uuid=handle,
-                                         reason=str(error)) from error
+            raise exception.StepFailed(
+                f'mdevctl, mdev {handle}: {error}') from error
 
 
 @privsep.entrypoint
@@ -182,7 +182,7 @@ def _nvidia_mdev(uuid: str) -> tuple[str, model.PciAddress | None]:
     parent = (sysfs.link_parts(*functions.DEVICES, handle) or ('', ''))[-2]
     try:
         return handle, privileged.nvidia_function(parent)
-    except exception.InvalidPciAddress as error:
+    except exception.InvalidValue as error:
         raise exception.UnknownGpu(address=parent) from error
 
 
@@ -227,7 +227,7 @@ def manage_functions(address: str, enable: bool, tool: child.Tool,
     :param tool: the script's path, or a simulated machine's function for it
         (:attr:`cyborg_gpu_driver.host.platform.Platform.sriov_manage`).
     :param sleep: called between two attempts.
-    :raises SriovError: with the output of the script.
+    :raises StepFailed: with the output of the script.
     """
     arguments = ((address, enable) if callable(tool)
                  else ('-e' if enable else '-d', address))
@@ -236,15 +236,14 @@ def manage_functions(address: str, enable: bool, tool: child.Tool,
             child.run(_SECONDS, tool, *arguments)
             return
         except FileNotFoundError as error:
-            raise exception.SriovError(
-                address=address, reason=f'{tool} cannot be run '
-                f'({error}); it comes with NVIDIA vGPU software'
-            ) from error
+            raise exception.StepFailed(
+                f'virtual functions of GPU {address}: {tool} cannot be run '
+                f'({error}); it comes with NVIDIA vGPU software') from error
         except child.Failed as error:
             if _PASSING not in str(error) or attempt == _ATTEMPTS:
-                raise exception.SriovError(
-                    address=address,
-                    reason=f'sriov-manage failed: {error}') from error
+                raise exception.StepFailed(
+                    f'virtual functions of GPU {address}: sriov-manage '
+                    f'failed: {error}') from error
             LOG.info('GPU %(gpu)s: %(said)s; trying again',
                      {'gpu': address, 'said': error})
         sleep(_PAUSE)

@@ -189,8 +189,8 @@ class Applier:
         """What an apply would do to a GPU as it is now; changes nothing.
 
         :param gpu: as :meth:`.transaction.Transactions.read` returns it.
-        :raises LayoutUnreachable: naming what is in the way.
-        :raises ModeBlocked: if its MIG mode cannot be changed now.
+        :raises ChangeRefused: naming what is in the way.
+        :raises ChangeRefused: if its MIG mode cannot be changed now.
         :raises NvmlError, SysfsError, JournalError: if it is unknown what is
             in use.
         """
@@ -204,9 +204,10 @@ class Applier:
         if gpu.mig is not None and gpu.mig.enabled != wanted.enabled:
             found = blockers.of_mode(self._machine, gpu, wanted.enabled)
             if found:
-                raise exception.ModeBlocked(
-                    gpu=gpu.address, mode='on' if wanted.enabled else 'off',
-                    reason='blocked by ' + ', '.join(found))
+                raise exception.ChangeRefused(
+                    f'GPU {gpu.address}: MIG mode cannot be turned '
+                    + ('on' if wanted.enabled else 'off')
+                    + ': blocked by ' + ', '.join(found))
         return planned
 
     def unfinished(self, gpu: model.PciAddress
@@ -222,7 +223,7 @@ class Applier:
         """Apply a layout to one GPU, unless the GPU already has it.
 
         :param gpu: of a recent snapshot.
-        :raises LayoutUnreachable, ModeBlocked: nothing was changed.
+        :raises ChangeRefused: nothing was changed.
         :raises ChangeFailed: saying whether the rollback succeeded.
         :raises NvmlError, SysfsError, JournalError: if the GPU or a record
             cannot be read; nothing was changed.

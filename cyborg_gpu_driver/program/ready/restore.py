@@ -92,10 +92,10 @@ class Restorer:
         :raises ChangeRefused: if the checkpoint is of another board, if
             the snapshot does not say whether the GPU has MIG, or if
             something that runs is in the way.
-        :raises NvmlError, SysfsError, SriovError, ModeBlocked, StepFailed,
+        :raises NvmlError, SysfsError, StepFailed, ChangeRefused,
             JournalError: if the hardware refuses a mode that all other parts
             need.
-        :raises RestoreIncomplete: naming the parts that failed.
+        :raises ChangeFailed: naming the parts that failed.
         """
         if saved is not None and saved.device_id != gpu.device_id:
             raise exception.ChangeRefused(
@@ -136,8 +136,9 @@ class Restorer:
         if made.reason:
             failed.append(made.reason)
         if failed:
-            raise exception.RestoreIncomplete(gpu=gpu.address,
-                                              reason='; '.join(failed))
+            raise exception.ChangeFailed(
+                f'GPU {gpu.address}: not everything was restored: '
+                + '; '.join(failed))
 
     def restore_claim(self, gpu: model.Gpu, handle: str) -> list[str]:
         """Create what a bound handle lacks. The caller holds the GPU's lock.

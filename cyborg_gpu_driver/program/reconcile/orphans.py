@@ -146,7 +146,7 @@ class Keeper:
 
         :param claimed: see :meth:`Found.obstacle`.
         :returns: what remains of the vGPU, for people.
-        :raises VgpuKept: if it has an owner or is in use.
+        :raises ChangeRefused: if it has an owner or is in use.
         :raises JournalError, UnknownGpu, SysfsError: if that is unknown,
             or the vGPU cannot be removed.
         """
@@ -179,7 +179,7 @@ class Keeper:
             return ()
         try:
             privileged_vgpu.undefine_mdev(vgpu.uuid)
-        except exception.MdevctlError as error:
+        except exception.StepFailed as error:
             return (f'its definition, which creates it again at the next '
                     f'boot: {error}',)
         return ()
@@ -249,5 +249,6 @@ def _instance_below(found: Found) -> tuple[str, ...]:
             'shows it)',)
 
 
-def _kept(found: Found, reason: str) -> exception.VgpuKept:
-    return exception.VgpuKept(name=found.vgpu.name, reason=reason)
+def _kept(found: Found, reason: str) -> exception.ChangeRefused:
+    return exception.ChangeRefused(
+        f'vGPU {found.vgpu.name} was not removed: {reason}')

@@ -101,9 +101,8 @@ class Executor:
     def take(self, step: change.Step) -> None:
         """Take one step.
 
-        :raises NvmlError, SysfsError, SriovError, DriverError, ModeBlocked,
-            GpuInUse, NvmlHeld, VgpuInUse, UsageUnknown, JournalError: if
-            the machine refuses the step.
+        :raises NvmlError, SysfsError, StepFailed, ChangeRefused, GpuInUse,
+            UsageUnknown, JournalError: if the machine refuses the step.
         :raises StepFailed: if the step names something that does not exist,
             or the driver creates something else than was requested.
         """

@@ -64,9 +64,10 @@ def once(machine: platform.Platform, address: model.PciAddress,
     :returns: how it was reset: ``nvidia-smi``, or the kernel's method.
     :raises GpuInUse: naming the processes that have it open; it was not
         reset.
-    :raises NvmlHeld: naming a process of this library that does not close it.
+    :raises StepFailed: naming a process of this library that does not close
+        it.
     :raises StepFailed: if it cannot be reset, or does not answer afterwards.
-    :raises DriverError: if it cannot be unbound or bound again.
+    :raises StepFailed: if it cannot be unbound or bound again.
     :raises UsageUnknown, SysfsError: if the machine cannot be examined.
     """
     with machine.nvml.alone():
@@ -85,7 +86,7 @@ def clear_partitions(machine: platform.Platform, address: model.PciAddress
 
     :param address: of a GPU that is bound to nvidia.
     :raises FabricError: if the fabric manager does not answer yet.
-    :raises GpuInUse, NvmlHeld, StepFailed, DriverError: as :func:`once`.
+    :raises GpuInUse, StepFailed: as :func:`once`.
     """
     try:
         mode = config.read(machine.fabric_config).mode
@@ -196,7 +197,7 @@ class Resetter:
         :raises StepFailed: if it cannot be reset, or is not clean.
         :raises NvmlError, SysfsError, UsageUnknown: if the machine cannot be
             examined.
-        :raises NvmlHeld, DriverError: as :func:`once`.
+        :raises StepFailed: as :func:`once`.
         """
         address = gpu.address
         self._check_possible(gpu)
@@ -328,8 +329,7 @@ class Resetter:
 
 _BUSY = 'IN_USE'
 _RESTART = 'RESET_REQUIRED'
-_REASONS = (exception.GpuInUse, exception.NvmlHeld, exception.StepFailed,
-            exception.DriverError, exception.UsageUnknown)
+_REASONS = (exception.GpuInUse, exception.StepFailed, exception.UsageUnknown)
 """Why a GPU is neither changed nor reset."""
 
 
@@ -347,7 +347,7 @@ def switch(machine: platform.Platform, gpu: model.Gpu, enable: bool,
     :param may_reset: False leaves a mode that waits for a reset pending.
     :returns: whether the mode is current; False only if it is pending and
         ``may_reset`` is False.
-    :raises ModeBlocked: naming what is in the way; the mode may be pending.
+    :raises ChangeRefused: naming what is in the way; the mode may be pending.
     :raises NvmlError, SysfsError: if the hardware refuses the mode.
     """
     if _read(machine, gpu) == (enable, enable):
@@ -393,7 +393,7 @@ def put_back(machine: platform.Platform, gpu: model.Gpu, enabled: bool,
              pending: bool) -> None:
     """Restore a GPU's current and pending MIG mode.
 
-    :raises ModeBlocked, NvmlError, SysfsError: as :func:`switch`.
+    :raises ChangeRefused, NvmlError, SysfsError: as :func:`switch`.
     """
     current, waiting = _read(machine, gpu)
     if current != enabled:
@@ -424,8 +424,9 @@ def _set(machine: platform.Platform, gpu: model.Gpu, enable: bool) -> str:
 
 
 def _blocked(gpu: model.Gpu, enable: bool, reason: str,
-             found: Iterable[str]) -> exception.ModeBlocked:
+             found: Iterable[str]) -> exception.ChangeRefused:
     if found:
         reason += '; blocked by ' + ', '.join(found)
-    return exception.ModeBlocked(
-        gpu=gpu.address, mode='on' if enable else 'off', reason=reason)
+    return exception.ChangeRefused(
+        f'GPU {gpu.address}: MIG mode cannot be turned '
+        f'{"on" if enable else "off"}: {reason}')

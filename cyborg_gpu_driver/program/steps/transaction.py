@@ -369,7 +369,7 @@ def take(machine: platform.Platform, host_reader: reader.HostReader,
     :param taken: each step is appended to it before it is taken.
     :returns: the GPU after the last step.
     :raises StepFailed: if a step had no effect, or cannot be taken.
-    :raises ModeBlocked, SriovError, NvmlError, SysfsError: if the hardware
+    :raises ChangeRefused, StepFailed, NvmlError, SysfsError: if the hardware
         refuses a step.
     """
     while True:

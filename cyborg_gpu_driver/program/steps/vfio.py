@@ -66,7 +66,7 @@ def check_idle(machine: platform.Platform, gpu: model.Gpu,
 
     :param gpu: the GPU of the function; the vGPUs on its functions are read
         again.
-    :raises VgpuInUse: if it is in use.
+    :raises GpuInUse: if it is in use.
     :raises UsageUnknown, NvmlError, SysfsError: if that is unknown.
     """
     # Only root sees which files the processes of other users have open.
@@ -74,9 +74,9 @@ def check_idle(machine: platform.Platform, gpu: model.Gpu,
         machine, vfio_holders=privileged_vgpu.vfio_holders)
     usage.refuse_open(machine, function)
     if usage.may_run(machine, read_functions(machine, gpu), function):
-        raise exception.VgpuInUse(
-            vgpu=function, reason='NVML has a virtual machine that '
-            'runs one')
+        raise exception.GpuInUse(
+            f'the vGPU {function} is in use: NVML has a virtual machine '
+            'that runs one')
 
 
 def read_functions(machine: platform.Platform, gpu: model.Gpu) -> model.Gpu:
@@ -109,7 +109,7 @@ def hand_over(machine: platform.Platform, gpu: model.Gpu) -> None:
     :raises StepFailed: if NVML says that it is unhealthy.
     :raises GpuInUse: naming the processes that have it open.
     :raises JournalError: if its record cannot be written.
-    :raises DriverError, SysfsError: if the machine refuses it.
+    :raises StepFailed, SysfsError: if the machine refuses it.
     """
     if gpu.driver == whole.NVIDIA:
         _keep(machine, gpu)
@@ -121,8 +121,9 @@ def bind(machine: platform.Platform, address: model.PciAddress,
     """Bind a GPU to another driver, after this library has closed NVML.
 
     :raises GpuInUse: naming the processes that have it open.
-    :raises NvmlHeld: naming a process of this library that does not close it.
-    :raises DriverError, UsageUnknown, SysfsError: if the machine refuses it.
+    :raises StepFailed: naming a process of this library that does not close
+        it.
+    :raises StepFailed, UsageUnknown, SysfsError: if the machine refuses it.
     """
     with machine.nvml.alone():
         privileged_driver.bind(str(address), driver)
@@ -147,7 +148,8 @@ def roll_back(machine: platform.Platform, gpu: model.Gpu) -> bool:
     it. The caller holds the GPU's lock.
 
     :returns: whether it was so.
-    :raises NvmlHeld: naming a process of this library that does not close it.
+    :raises StepFailed: naming a process of this library that does not close
+        it.
     :raises SysfsError, DriverStuck: if the driver does not answer.
     """
     return was_cut_off(machine, gpu) and _unlock(machine, gpu.address)

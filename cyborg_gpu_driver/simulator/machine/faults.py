@@ -63,8 +63,9 @@ class HardwareFaults(part.Part):
             state = self.gpu(address).state
             for name, value in fields.items():
                 if not hasattr(state, name):
-                    raise exception.SimulationError(
-                        name=self.host.name, reason=f'no such fact: {name}')
+                    raise exception.HostUnusable(
+                        f'simulated machine {self.host.name!r}: no such '
+                        f'fact: {name}')
                 setattr(state, name, value)
 
     def set_remapped_rows(self, address: str, corrected: int = 0,

@@ -146,13 +146,14 @@ class DriverBinding(part.Part):
         VFIO resets the GPU (vfio_pci_core_disable). libvirt binds the GPU to
         its driver again if it has unbound the GPU from one.
 
-        :raises SimulationError: if no guest has the GPU.
+        :raises HostUnusable: if no guest has the GPU.
         """
         gpu = self.gpu(address)
         with self.operation(write=True):
             if not gpu.state.guest:
-                raise exception.SimulationError(
-                    name=self.host.name, reason=f'no guest has {address}')
+                raise exception.HostUnusable(
+                    f'simulated machine {self.host.name!r}: no guest has '
+                    f'{address}')
             gpu.state.guest = False
             gpu.state.vfio.pop()
             driver_gpu.done(gpu)
@@ -289,7 +290,7 @@ class Machine(DriverBinding, machine_faults.FabricService,
     def load(cls, name_or_path: str, state: str | None = None) -> Machine:
         """Return the machine of a name (see :func:`names`) or of a file.
 
-        :raises SimulationError: if there is no such machine, or its file or
+        :raises HostUnusable: if there is no such machine, or its file or
             the state file cannot be used.
         """
         machine = cls(files.load(name_or_path), state)
@@ -367,15 +368,14 @@ class Machine(DriverBinding, machine_faults.FabricService,
     def gpu(self, address: str) -> driver_gpu.Gpu:
         """Return the GPU at an address, which is written as in sysfs.
 
-        :raises SimulationError: if there is no GPU at the address.
+        :raises HostUnusable: if there is no GPU at the address.
         """
         try:
             return self._by_address[str(address)]
         except KeyError:
-            raise exception.SimulationError(
-                name=self.host.name,
-                reason=f'no GPU at {address}; the GPUs are '
-                       + ', '.join(self._by_address)) from None
+            raise exception.HostUnusable(
+                f'simulated machine {self.host.name!r}: no GPU at {address}; '
+                'the GPUs are ' + ', '.join(self._by_address)) from None
 
     def reset_calls(self) -> None:
         """Set all counts of :attr:`calls` to zero."""

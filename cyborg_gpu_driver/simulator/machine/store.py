@@ -72,7 +72,7 @@ class Store:
         """Hold the machine for one operation; operations may nest.
 
         :param write: whether the operation may change the state.
-        :raises SimulationError: if the state file cannot be used.
+        :raises HostUnusable: if the state file cannot be used.
         """
         if not self._path:
             return self._lock
@@ -186,7 +186,8 @@ class Store:
         self._text = text
 
     def _refusal(self, reason):
-        return exception.SimulationError(name=self._path, reason=reason)
+        return exception.HostUnusable(
+            f'simulated machine {self._path!r}: {reason}')
 
 
 def _close_others(store: Store) -> None:

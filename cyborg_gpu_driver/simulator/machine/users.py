@@ -55,15 +55,16 @@ class Users(part.Part):
         :param hidden: attach the GPU to another descriptor of the process, of
             /dev/nvidiactl or of a dma-buf (NV_ESC_ATTACH_GPUS_TO_FD in
             kernel-open/nvidia/nv.c, nv-dmabuf.c). proc does not show it.
-        :raises SimulationError: if the GPU is not bound to NVIDIA's driver.
+        :raises HostUnusable: if the GPU is not bound to NVIDIA's driver.
         :raises OSError: ENODEV while the driver refuses to open the GPU.
         """
         gpu = self.gpu(address)
         with self.operation(write=True):
             if not gpu.bound:
-                raise exception.SimulationError(
-                    name=self.host.name, reason=f'{address} has no device '
-                    "node: it is not bound to NVIDIA's driver")
+                raise exception.HostUnusable(
+                    f'simulated machine {self.host.name!r}: {address} '
+                    "has no device node: it is not bound to NVIDIA's "
+                    'driver')
             if gpu.refused:
                 raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
             gpu.state.outsiders.append(
@@ -127,10 +128,10 @@ class Users(part.Part):
                 found = gpu.state.instances.get(instance)
                 if found is None or (compute is not None
                                      and compute not in found.compute):
-                    raise exception.SimulationError(
-                        name=self.host.name,
-                        reason=f'{address} has no such instance '
-                               f'({instance}, {compute})')
+                    raise exception.HostUnusable(
+                        f'simulated machine {self.host.name!r}: '
+                        f'{address} has no such instance ({instance}, '
+                        f'{compute})')
             gpu.state.processes.append(state_module.Process(
                 pid=pid, instance=instance, compute=compute))
 
@@ -276,8 +277,9 @@ class Users(part.Part):
             return self._vgpu(name)[1].holders
         state = self.gpu(name).state
         if not driver_gpu.is_vfio(state.driver):
-            raise exception.SimulationError(
-                name=self.host.name, reason=f'vfio-pci does not have {name}')
+            raise exception.HostUnusable(
+                f'simulated machine {self.host.name!r}: vfio-pci does '
+                f'not have {name}')
         return state.vfio
 
     def _vgpu(self, name):
@@ -285,8 +287,9 @@ class Users(part.Part):
             for vgpu in gpu.state.vgpus:
                 if str(name) in (vgpu.uuid, vgpu.function):
                     return gpu, vgpu
-        raise exception.SimulationError(
-            name=self.host.name, reason=f'there is no vGPU {name}')
+        raise exception.HostUnusable(
+            f'simulated machine {self.host.name!r}: there is no vGPU '
+            f'{name}')
 
 
 # Device nodes that processes have open: ``/dev/nvidia0`` and so on.
@@ -396,8 +399,9 @@ class Opens:
         try:
             descriptor = _open_or_make(self._path(gpu))
         except OSError as error:
-            raise exception.SimulationError(
-                name=error.filename, reason=error.strerror) from error
+            raise exception.HostUnusable(
+                f'simulated machine {error.filename!r}: '
+                f'{error.strerror}') from error
         fcntl.flock(descriptor, fcntl.LOCK_SH)
         return descriptor
 

@@ -262,7 +262,7 @@ class RaceTest(OrphanCase):
 
     def kept(self, item):
         return str(self.assertRaises(
-            exception.OrphanKept, orphans.remove,
+            exception.ChangeRefused, orphans.remove,
             self.services.cloud, item))
 
     def test_a_server_that_comes_back_keeps_all(self):

@@ -125,7 +125,7 @@ class BoardCase(layouts.LayoutCase):
                         self.transactions.read(self.gpu),
                         self.wanted(**wanted)).keep}
             self.apply(**wanted)
-        except exception.LayoutUnreachable as error:
+        except exception.ChangeRefused as error:
             self.assertTrue(used, error)
             self.assertEqual((before, serials),
                              (self.truth(), self.serials()))

@@ -115,14 +115,14 @@ class RootTest(agent_case.AgentCase):
 
     def test_what_was_looked_at_is_named(self):
         self.image.mkdir()
-        error = self.assertRaises(exception.ImageRefused, self.found)
+        error = self.assertRaises(exception.ChangeRefused, self.found)
         self.assertIn('no partition has /etc/systemd/system', str(error))
         self.assertIn(f'checked {self.disk}1 (cannot be mounted), '
                       f'{self.disk}2', str(error))
 
     def test_no_partition_table(self):
         self.stub('parted', 'echo "unrecognised disk label" >&2; exit 1')
-        error = self.assertRaises(exception.ImageRefused, self.found)
+        error = self.assertRaises(exception.ChangeRefused, self.found)
         self.assertIn('its partitions cannot be listed', str(error))
         self.assertIn('unrecognised disk label', str(error))
 

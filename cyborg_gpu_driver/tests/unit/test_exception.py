@@ -32,7 +32,7 @@ class ExceptionTest(base.BaseTestCase):
                 exception.NvmlError(call='c', code=3, symbol='S'),
                 exception.SysfsError(action='write', path='/sys/x', errno=5,
                                      reason='Input/output error'),
-                exception.InvalidPciAddress('x'),
+                exception.InvalidValue('x'),
                 exception.InvalidValue(what='a', value='b', expected='c')):
             for again in (type(error)(*error.args),
                           pickle.loads(pickle.dumps(error))):

@@ -188,8 +188,8 @@ class CheckTest(base.BaseTestCase):
             {'name': 'a', 'ram': 1, 'traits': [*items, '7']}))
 
     def test_the_error_is_of_the_places_type(self):
-        place = schema.Place('f', 'a', exception.LayoutError)
-        error = self.assertRaises(exception.LayoutError, schema.check, 1,
+        place = schema.Place('f', 'a', exception.DocumentError)
+        error = self.assertRaises(exception.DocumentError, schema.check, 1,
                                   schema.TEXT, place)
         self.assertEqual('f: a: found 1; expected text, in quotes',
                          str(error))

@@ -148,7 +148,7 @@ def describe(facts: facts_module.Facts, name: str) -> Peer:
             continue
         try:
             assigned = handles.assigned(gpu, governing, facts.remembered)
-        except exception.FixedVgpusRefused:
+        except exception.InvalidConfiguration:
             continue  # Another check reports this.
         types = sorted({item.type_name for item in assigned})
         if types:

@@ -36,7 +36,7 @@ def pci_devices(facts: facts_module.Facts) -> Iterator[finding.Finding]:
         try:
             nova_has.append((gpu, handles.assigned(gpu, governing,
                                                    facts.remembered)))
-        except exception.FixedVgpusRefused as error:
+        except exception.InvalidConfiguration as error:
             yield finding.error(
                 gpu.address, str(error),
                 'Set fixed_vgpus to vGPUs that fit on the GPU')

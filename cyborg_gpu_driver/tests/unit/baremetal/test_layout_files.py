@@ -58,7 +58,7 @@ class LayoutFilesTest(base.BaseTestCase):
                  ('[gpu_baremetal] layout_files = ', 'No such file')),
                 (b'\xff\xfe', exception.InvalidConfiguration,
                  ('layout_files = ',)),
-                (b'version: v1\nmig-configs: {}\n', exception.LayoutError,
+                (b'version: v1\nmig-configs: {}\n', exception.DocumentError,
                  ('at least one entry',))):
             self.files(a=content or b'')
             if content is None:

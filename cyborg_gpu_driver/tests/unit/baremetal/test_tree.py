@@ -78,7 +78,7 @@ class WriteTest(TreeCase):
         (self.root / 'etc/file/below').mkdir(parents=True)
         (self.root / 'etc/plain').touch()
         for path in ('etc/file', 'etc/plain/file'):
-            error = self.assertRaises(exception.ImageRefused,
+            error = self.assertRaises(exception.ChangeRefused,
                                       self.tree.write, path, 'text', 0o644)
             self.assertIn(f'/{path} cannot be written: ', str(error))
         self.assertEqual(['etc', 'etc/file', 'etc/file/below', 'etc/plain'],
@@ -108,7 +108,7 @@ class LinksTest(TreeCase):
             try:
                 self.tree.write(f'etc/link{number}/new{number}', '', 0o644)
                 self.assertTrue(any(self.root.rglob(f'new{number}')))
-            except exception.ImageRefused:
+            except exception.ChangeRefused:
                 # In the tree, the target does not exist.
                 self.assertFalse((self.root / target.lstrip('/')).exists())
             self.assertEqual(before, self.left(self.outside))
@@ -125,7 +125,7 @@ class LinksTest(TreeCase):
     def test_round_and_round(self):
         self.link('etc/a', 'b')
         self.link('etc/b', 'a')
-        self.assertRaises(exception.ImageRefused, self.tree.write,
+        self.assertRaises(exception.ChangeRefused, self.tree.write,
                           'etc/a/file', 'text', 0o644)
         self.assertIsNone(self.tree.find_program(['etc/a/file']))
 
@@ -160,5 +160,5 @@ class ProgramTest(TreeCase):
                          self.tree.find_program(['bin/program']))
 
     def test_it_cannot_be_read(self):
-        self.assertRaises(exception.ImageRefused, self.tree.find_program,
+        self.assertRaises(exception.ChangeRefused, self.tree.find_program,
                           ['n' * 300])

@@ -55,5 +55,5 @@ class ByVgpuTest(base.BaseTestCase):
                 (_request(attach_handle_info={'domain': '0'}), KeyError),
                 (_request(attach_handle_info={
                     'domain': 'x', 'bus': 'x', 'device': 'x',
-                    'function': 'x'}), exception.InvalidPciAddress)):
+                    'function': 'x'}), exception.InvalidValue)):
             self.assertRaises(error, cyborg.by_vgpu, [request], 'here')

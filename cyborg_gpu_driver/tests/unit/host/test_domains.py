@@ -58,7 +58,7 @@ class DomainReaderTest(base.SimulatedTestCase):
 
     def test_libvirt_refuses(self):
         self.machine.faults.fail('libvirt', errno.ECONNREFUSED)
-        error = self.assertRaises(exception.LibvirtFailed, self.domains.read)
+        error = self.assertRaises(exception.UsageUnknown, self.domains.read)
         self.assertIn('Connection refused', str(error))
         self.assertEqual(1, len(self.domains.read()))
 
@@ -68,7 +68,7 @@ class DomainReaderTest(base.SimulatedTestCase):
         self.machine.faults.delay('libvirt', 30, answers.wait)
         reader = domains.DomainReader(self.platform.libvirt, 0.1)
         for _ in range(2):
-            error = self.assertRaises(exception.LibvirtFailed, reader.read)
+            error = self.assertRaises(exception.UsageUnknown, reader.read)
             self.assertIn('listAllDomains did not return', str(error))
 
     def _answered(self, answers):
@@ -79,4 +79,4 @@ class DomainReaderTest(base.SimulatedTestCase):
 
     def test_there_is_no_such_module(self):
         reader = domains.DomainReader(domains.connect)
-        self.assertRaises(exception.LibvirtFailed, reader.read)
+        self.assertRaises(exception.UsageUnknown, reader.read)

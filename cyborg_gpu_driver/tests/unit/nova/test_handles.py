@@ -63,7 +63,7 @@ class FunctionTest(base.BaseTestCase):
                                 ('0000:16:00.5', f'nvidia-{self.type_id}'),
                                 (FUNCTION, f'nvidia-{self.type_id}0')):
             error = self.assertRaises(
-                exception.HandleRefused, self.reader.function,
+                exception.BindRefused, self.reader.function,
                 request(function, asked))
             self.assertIn(function, str(error))
             self.assertIn('arq', str(error))
@@ -73,7 +73,7 @@ class FunctionTest(base.BaseTestCase):
             for asked in (None, '', 'nvidia-', 'nvidia-0', '0',
                           f'nvidia-{self.type_id}\n', 'nvidia-\u0661',
                           str(self.type_id), 'nvidia-../x', 7):
-                self.assertRaises(exception.HandleRefused,
+                self.assertRaises(exception.BindRefused,
                                   self.reader.function,
                                   request(function, asked))
 
@@ -114,7 +114,7 @@ class FunctionTest(base.BaseTestCase):
 
     def test_file_that_cannot_be_read_is_refused(self):
         self.machine.faults.fail_read('*/current_vgpu_type', errno.EACCES)
-        self.assertRaises(exception.HandleRefused, self.reader.function,
+        self.assertRaises(exception.BindRefused, self.reader.function,
                           request(asked_type=f'nvidia-{self.type_id}'))
 
 
@@ -158,6 +158,6 @@ class GroupTest(base.BaseTestCase):
                 '0000:38:00.0 0000:16:00.0', '', None, ['0000:16:00.0'],
                 '0000:16:00.0  0000:38:00.0', '0000:16:00.0 ../../x',
                 '0000:16:00.0 0000:38:00.0 0000:5a:00.0'):
-            self.assertRaises(exception.HandleRefused, self.group, addresses)
-        self.assertRaises(exception.HandleRefused, self.group,
+            self.assertRaises(exception.BindRefused, self.group, addresses)
+        self.assertRaises(exception.BindRefused, self.group,
                           ' '.join(self.GPUS), bus='zz')

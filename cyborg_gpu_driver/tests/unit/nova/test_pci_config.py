@@ -77,7 +77,7 @@ class BuildTest(base.BaseTestCase):
 
     def test_two_types_on_one_gpu_are_refused(self):
         error = self.assertRaises(
-            exception.NovaConfigRefused, pci_config.build,
+            exception.InvalidConfiguration, pci_config.build,
             [assigned('0000:16:00.4'),
              assigned('0000:16:00.5', 'L40S-24Q')])
         self.assertIn('GPU 0000:16:00.0', str(error))
@@ -87,7 +87,7 @@ class BuildTest(base.BaseTestCase):
         items = [assigned('0000:16:00.4'),
                  assigned('0000:38:00.4', 'L40S-24Q', '0000:38:00.0')]
         error = self.assertRaises(
-            exception.NovaConfigRefused, pci_config.build, items,
+            exception.InvalidConfiguration, pci_config.build, items,
             in_placement=False)
         self.assertIn('10de:26b9', str(error))
         self.assertEqual('', pci_config.refusal(items, True))

@@ -101,7 +101,7 @@ class FixedCase(base.BaseTestCase):
         return where(gpu, plan)
 
     def refused(self, gpu, governing):
-        error = self.assertRaises(exception.FixedVgpusRefused, fixed.plan,
+        error = self.assertRaises(exception.InvalidConfiguration, fixed.plan,
                                   gpu, governing, {})
         return str(error)
 
@@ -321,7 +321,7 @@ class TestInstances(FixedCase):
         gpu = pro_6000()
         try:
             plan = fixed.plan(gpu, governing, {})
-        except exception.FixedVgpusRefused:
+        except exception.InvalidConfiguration:
             return
         grid = geometry.Geometry(gpu.mig.profiles)
         occupancy = geometry.EMPTY

@@ -146,14 +146,14 @@ class TestFilesOfOnesOwn(base.BaseTestCase):
              gpu.driver))
 
     def test_unknown_name(self):
-        error = self.assertRaises(exception.SimulationError,
+        error = self.assertRaises(exception.HostUnusable,
                                   machine.Machine.load, 'dgx-b300')
         self.assertIn('dgx-b300', str(error))
         self.assertIn('mixed', str(error))
 
     def test_no_such_file(self):
         path = os.path.join(self.directory, 'absent.yaml')
-        error = self.assertRaises(exception.SimulationError,
+        error = self.assertRaises(exception.HostUnusable,
                                   machine.Machine.load, path)
         self.assertIn(path, str(error))
 

@@ -207,7 +207,7 @@ class TestStateFile(base.MachineTestCase):
     def test_the_state_of_another_machine_is_refused(self):
         self.load()
         error = self.assertRaises(
-            exception.SimulationError, machine_module.Machine.load,
+            exception.HostUnusable, machine_module.Machine.load,
             'mixed', self.path)
         for word in (self.path, 'dgx-a100-40', 'mixed'):
             self.assertIn(word, str(error))
@@ -217,12 +217,12 @@ class TestStateFile(base.MachineTestCase):
                 {'format': 1, 'digest': 1, 'host': 'x', 'state': {}})):
             with open(self.path, 'w', encoding='utf-8') as file:
                 file.write(text)
-            error = self.assertRaises(exception.SimulationError, self.load)
+            error = self.assertRaises(exception.HostUnusable, self.load)
             self.assertIn(self.path, str(error))
 
     def test_a_place_that_cannot_be_written(self):
         error = self.assertRaises(
-            exception.SimulationError, machine_module.Machine.load,
+            exception.HostUnusable, machine_module.Machine.load,
             'mixed', os.path.join(self.path, 'below', 'state.json'))
         self.assertIn(self.path, str(error))
 

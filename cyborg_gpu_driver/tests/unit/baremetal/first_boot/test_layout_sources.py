@@ -118,7 +118,7 @@ class DocumentsTest(SourcesCase):
                 ({'meta': {'meta': 'x'}},
                  "meta: found 'x'; expected an object")):
             error = self.assertRaises(
-                exception.LayoutError, self.documents,
+                exception.DocumentError, self.documents,
                 vendor={'cyborg_gpu_layout': 'a'}, **contents)
             self.assertIn(words, str(error))
 
@@ -136,7 +136,7 @@ class DocumentsTest(SourcesCase):
                 ('{a: [{devices: all, devices: all}]}', 'appears twice'),
                 ('x' * 70000, 'longer than 65536 characters'),
                 ([_ITEM] * 2000, 'longer than 65536 characters')):
-            error = self.assertRaises(exception.LayoutError, self.property,
+            error = self.assertRaises(exception.DocumentError, self.property,
                                       value)
             self.assertIn(words, str(error))
             self.assertIn('drive, meta_data.json, meta, cyborg_gpu_layout:',
@@ -149,7 +149,7 @@ class DocumentsTest(SourcesCase):
             f'&a{number} [{f"*a{number - 1}, " * 9}]' if number else
             '&a0 [x]' for number in range(30))
         error = self.assertRaises(
-            exception.LayoutError, self.property,
+            exception.DocumentError, self.property,
             f'[{{devices: all, mig-enabled: [{lists}]}}]')
         self.assertIn('found a YAML alias; repeat', str(error))
 
@@ -170,7 +170,7 @@ class EntryTest(SourcesCase):
         self.assertIn('cyborg_gpu_layout', entry.source)
 
     def test_an_unknown_name_lists_those_that_there_are(self):
-        error = self.assertRaises(exception.LayoutError,
+        error = self.assertRaises(exception.DocumentError,
                                   self.property('all-1g.5gb').entry,
                                   self.gpus)
         self.assertIn('cyborg_gpu_layout: ', str(error))
@@ -191,7 +191,7 @@ class EntryTest(SourcesCase):
     def test_complaints_of_an_inline_one_name_where_it_stands(self):
         entry = self.property({'a': [dict(_ITEM, **{
             'mig-devices': {'1g.5gb': 1}})]}).entry(self.gpus)
-        error = self.assertRaises(exception.LayoutError, entry.for_host,
+        error = self.assertRaises(exception.DocumentError, entry.for_host,
                                   self.gpus)
         self.assertIn('cyborg_gpu_layout: entry a, GPU 0', str(error))
 
@@ -232,7 +232,7 @@ class FileTest(SourcesCase):
                 (json.dumps(two).encode(), 'the file has several entries; '
                  'choose one'),
                 (b'a: &a [1]\nb: *a', 'found a YAML alias')):
-            error = self.assertRaises(exception.LayoutError, self.found,
+            error = self.assertRaises(exception.DocumentError, self.found,
                                       content)
             self.assertIn(f'{self.path}: ', str(error))
             self.assertIn(words, str(error))
@@ -241,17 +241,17 @@ class FileTest(SourcesCase):
         for content, words in ((b'\xff', 'is not UTF-8'),
                                (b' ' * (layout_sources.LIMIT + 1),
                                 'is longer than')):
-            error = self.assertRaises(exception.LayoutSourceError,
+            error = self.assertRaises(exception.CloudError,
                                       self.found, content)
             self.assertIn(f'{self.path}: {words}', str(error))
 
     def test_no_file_stands_there(self):
         os.mkfifo(self.path)
-        error = self.assertRaises(exception.LayoutSourceError, self.found,
+        error = self.assertRaises(exception.CloudError, self.found,
                                   None)
         self.assertIn('is not a file', str(error))
         os.unlink(self.path)
         os.mkdir(self.path)
-        error = self.assertRaises(exception.LayoutSourceError, self.found,
+        error = self.assertRaises(exception.CloudError, self.found,
                                   None)
         self.assertIn('is not a file', str(error))

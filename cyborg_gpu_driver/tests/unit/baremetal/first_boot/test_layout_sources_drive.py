@@ -50,7 +50,7 @@ class DocumentsTest(base.BaseTestCase):
     def test_a_link_is_not_followed(self):
         """A symbolic link could lead to any file of this system."""
         os.symlink('/etc/passwd', os.path.join(self.latest, _META))
-        error = self.assertRaises(exception.LayoutSourceError, self.read)
+        error = self.assertRaises(exception.CloudError, self.read)
         self.assertIn('Too many levels of symbolic links', str(error))
 
 
@@ -63,7 +63,7 @@ class NoRoomTest(base.BaseTestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'tempfile.tempdir', directory.join('full')))
         error = self.assertRaises(
-            exception.LayoutSourceError,
+            exception.CloudError,
             layout_sources.opened(directory.path).__enter__)
         self.assertIn('No such file or directory', str(error))
 
@@ -169,7 +169,7 @@ class DeviceTest(base.BaseTestCase):
     def test_another_file_system(self):
         self.label('config-2')
         error = self.assertRaises(
-            exception.LayoutSourceError,
+            exception.CloudError,
             layout_sources.opened(self.labels).__enter__)
         self.assertIn('config-2: cannot be mounted: it is not iso9660 or '
                       'vfat', str(error))
@@ -177,6 +177,6 @@ class DeviceTest(base.BaseTestCase):
     def test_not_a_device(self):
         self.device = self.image
         self.label('config-2')
-        error = self.assertRaises(exception.LayoutSourceError,
+        error = self.assertRaises(exception.CloudError,
                                   self.opened().__enter__)
         self.assertIn('mount: Block device required', str(error))

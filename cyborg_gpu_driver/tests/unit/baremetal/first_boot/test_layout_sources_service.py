@@ -43,7 +43,7 @@ class ServiceTest(base.BaseTestCase):
             self.sleep)
 
     def refused(self, timeout=10):
-        error = self.assertRaises(exception.LayoutSourceError,
+        error = self.assertRaises(exception.CloudError,
                                   self.service(timeout).read, _META)
         self.assertIn(f'{self.server.url}/{_META}: ', str(error))
         return str(error)
@@ -125,7 +125,7 @@ class ServiceTest(base.BaseTestCase):
         service = self.service()
         service.read(_META)
         self.server.close()
-        error = self.assertRaises(exception.LayoutSourceError, service.read,
+        error = self.assertRaises(exception.CloudError, service.read,
                                   'vendor_data.json')
         self.assertIn('Connection refused', str(error))
 
@@ -143,7 +143,7 @@ class ServiceTest(base.BaseTestCase):
 
         service = layout_sources.MetadataService(
             self.server.url, 4, clock=clock, sleep=self.sleep)
-        error = self.assertRaises(exception.LayoutSourceError, service.read,
+        error = self.assertRaises(exception.CloudError, service.read,
                                   _META)
         self.assertIn('did not answer in time', str(error))
 

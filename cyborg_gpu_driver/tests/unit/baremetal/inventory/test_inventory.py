@@ -143,7 +143,7 @@ class ParseTest(base.BaseTestCase):
         self.sent = inspected.sent(inspected.snapshot(self, 'mixed'), {})
 
     def refused(self, *words):
-        error = self.assertRaises(exception.InventoryError, inventory.parse,
+        error = self.assertRaises(exception.DocumentError, inventory.parse,
                                   self.sent)
         for word in words:
             self.assertIn(word, str(error))
@@ -266,7 +266,7 @@ class PciTest(base.BaseTestCase):
                       [{**PCI, 'product_id': None}],
                       [{**PCI, 'numa_node_id': '1' * 9}],
                       [PCI, PCI], [PCI] * 99):
-            error = self.assertRaises(exception.InventoryError,
+            error = self.assertRaises(exception.DocumentError,
                                       inventory.from_pci, value)
             self.assertIn('ramdisk: pci_devices', str(error))
             self.assertIn('; expected ', str(error))

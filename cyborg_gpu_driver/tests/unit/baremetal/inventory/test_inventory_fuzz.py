@@ -51,7 +51,7 @@ class InventoryTest(base.FuzzCase):
     def test_any_value(self):
         for value in (None, True, 1, 1.5, 'x', [], {}, {'version': 1},
                       {'version': 1, 'gpus': []}):
-            self.assertRaises(exception.InventoryError, inventory.parse,
+            self.assertRaises(exception.DocumentError, inventory.parse,
                               value)
 
     @base.examples(150)

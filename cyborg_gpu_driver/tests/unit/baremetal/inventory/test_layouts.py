@@ -72,7 +72,7 @@ class LayoutsTest(base.BaseTestCase):
         bad = file('version: v1\nmig-configs: {all-disabled: [], '
                    'good: [{devices: all, mig-enabled: false}]}')
         self.assertEqual('good', node.entry_of('good', (), [bad]).name)
-        error = self.assertRaises(exception.LayoutError, node.entry_of,
+        error = self.assertRaises(exception.DocumentError, node.entry_of,
                                   'all-disabled', (), [bad])
         self.assertIn('mine.yaml', str(error))
 
@@ -139,7 +139,7 @@ class EntryOfTest(base.BaseTestCase):
 
     def refused(self, value, *words):
         error = self.assertRaises(
-            exception.LayoutError, node.entry_of, value, self.gpus,
+            exception.DocumentError, node.entry_of, value, self.gpus,
             [file()])
         for word in words:
             self.assertIn(word, str(error))

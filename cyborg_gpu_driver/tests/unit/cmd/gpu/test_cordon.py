@@ -239,7 +239,9 @@ class WaitTest(CordonCase):
             rounds.append(True)
             if len(rounds) == 3:
                 store.of(self.state_path).put(self.one, claims=())
-            raise exception.LibvirtFailed(reason='no socket')
+            raise exception.UsageUnknown(
+                'the servers of this host are not known from libvirt: '
+                'no socket')
 
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.host.domains.DomainReader.read', silent))

@@ -219,7 +219,7 @@ class GateTest(base.BaseTestCase):
         process, other = self.process()
         other.send('hang')
         self.assertEqual('hangs', other.recv())
-        error = self.assertRaises(exception.NvmlHeld, self._alone,
+        error = self.assertRaises(exception.StepFailed, self._alone,
                                   self.session(0.3))
         self.assertIn(f'process {process.pid} (', str(error))
         other.send('go on')

@@ -55,7 +55,7 @@ class FindTest(ReadCase):
 
     def refused(self, text, *words, host=None):
         error = self.assertRaises(
-            (exception.InvalidValue, exception.NoSuchGpu), choice.find,
+            (exception.InvalidValue, exception.UnknownGpu), choice.find,
             host or self.reader.snapshot(), text)
         for word in words:
             self.assertIn(word, str(error))

@@ -128,7 +128,7 @@ class EveryLayoutTestCase(base.BaseTestCase):
         wanted = wanted_of(gpu, multiset)
         try:
             planned = plan.plan(gpu, wanted, in_use)
-        except exception.LayoutUnreachable as error:
+        except exception.ChangeRefused as error:
             self.assertIsNone(expected, str(error))
             self.assertIn('in use by somebody', str(error))
             return
@@ -158,7 +158,7 @@ class EveryLayoutTestCase(base.BaseTestCase):
         slices = {item.name: item.slices for item in gpu.mig.profiles}
         expected = largest_part(board, multiset, used)
         error = self.assertRaises(
-            exception.LayoutUnreachable, plan.plan, gpu,
+            exception.ChangeRefused, plan.plan, gpu,
             wanted_of(gpu, multiset),
             {placement: 'somebody' for _profile, placement in used})
         words = str(error).rpartition('there is room for ')[2]
@@ -234,7 +234,7 @@ class StepsTestCase(base.BaseTestCase):
         gpu = playing.with_compute(
             boards.gpu(boards.A100_40, [('1g.5gb', 2), ('1g.5gb', 3)]))
         error = self.assertRaises(
-            exception.LayoutUnreachable, plan.plan, gpu,
+            exception.ChangeRefused, plan.plan, gpu,
             target.Wanted(False), {model.Placement(2, 1): 'process 4711'})
         self.assertIn('1g.5gb at 2:1, in use by process 4711', str(error))
         self.assertNotIn('3:1', str(error))
@@ -243,14 +243,14 @@ class StepsTestCase(base.BaseTestCase):
         gpu = boards.gpu((), mig=None)
         self.assertTrue(
             plan.plan(gpu, target.Wanted(False)).is_empty)
-        self.assertRaises(exception.LayoutUnreachable, plan.plan,
+        self.assertRaises(exception.ChangeRefused, plan.plan,
                           gpu, target.Wanted(True))
 
     def test_the_one_in_the_way_is_named_and_no_other(self):
         gpu = playing.with_compute(
             boards.gpu(boards.A100_40, [('1g.5gb', 2), ('3g.20gb', 4)]))
         error = self.assertRaises(
-            exception.LayoutUnreachable, self.plan, gpu,
+            exception.ChangeRefused, self.plan, gpu,
             {'4g.20gb': 1, '3g.20gb': 1},
             {model.Placement(2, 1): 'process 4711',
              model.Placement(4, 4): 'mdev 1'})
@@ -265,7 +265,7 @@ class StepsTestCase(base.BaseTestCase):
             gpu.mig, instances=(odd,)))
         self.assertEqual((odd,), self.plan(gpu, {'7g.40gb': 1}).destroy)
         error = self.assertRaises(
-            exception.LayoutUnreachable, self.plan, gpu, {'7g.40gb': 1},
+            exception.ChangeRefused, self.plan, gpu, {'7g.40gb': 1},
             {odd.placement: 'somebody'})
         self.assertIn('profile 99 at 0:2', str(error))
 
@@ -387,7 +387,7 @@ class ComputeTestCase(base.BaseTestCase):
             boards.gpu(boards.A100_40, [('3g.20gb', 4)]), {4: (1,)})
         used = {model.Placement(4, 4): 'process 4711'}
         error = self.assertRaises(
-            exception.LayoutUnreachable, self.plan, gpu, {'3g.20gb': 1},
+            exception.ChangeRefused, self.plan, gpu, {'3g.20gb': 1},
             used)
         self.assertIn('3g.20gb (1c.3g.20gb) at 4:4', str(error))
         planned = self.plan(gpu, {'3g.20gb': 1, '1c.3g.20gb': 1}, used)
@@ -405,7 +405,7 @@ class ComputeTestCase(base.BaseTestCase):
         gpu = boards.gpu(boards.A100_40)
         for count in (7, 10 ** 9):
             error = self.assertRaises(
-                exception.LayoutUnreachable, self.plan, gpu,
+                exception.ChangeRefused, self.plan, gpu,
                 {'1c.3g.20gb': count})
             self.assertIn('room for 6 x 1c.3g.20gb', str(error))
 

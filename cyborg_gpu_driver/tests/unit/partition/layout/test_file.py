@@ -64,7 +64,7 @@ class LayoutFileTestCase(base.BaseTestCase):
 
     def refused(self, text):
         error = self.assertRaises(
-            exception.LayoutError, lambda: [*map(
+            exception.DocumentError, lambda: [*map(
                 (file := self.parse(text)).entry, file.names)])
         self.assertIn('some.yaml', str(error))
         return str(error)
@@ -126,12 +126,12 @@ class LayoutFileTestCase(base.BaseTestCase):
 
     def test_an_entry_is_chosen(self):
         error = self.assertRaises(
-            exception.LayoutError, self.parse(TEXT).entry, 'tenth')
+            exception.DocumentError, self.parse(TEXT).entry, 'tenth')
         self.assertIn("no entry 'tenth'", str(error))
         self.assertIn('everything-off, everything-empty, tenths, by-hand',
                       str(error))
         error = self.assertRaises(
-            exception.LayoutError, self.parse(TEXT).entry)
+            exception.DocumentError, self.parse(TEXT).entry)
         self.assertIn('choose one', str(error))
         only = self.parse(one('{devices: all, mig-enabled: false}'))
         self.assertEqual('mine', only.entry().name)
@@ -176,7 +176,7 @@ class LayoutFileTestCase(base.BaseTestCase):
                              file.entry('tenths'))
             self.assertEqual('bad', file.names[-1])
             for name in ('bad', None):
-                error = self.assertRaises(exception.LayoutError, file.entry,
+                error = self.assertRaises(exception.DocumentError, file.entry,
                                           name)
                 self.assertIn('bad', str(error))
         self.refused(f'version: v1\nmig-configs: {{bad: {bad}}}')
@@ -297,18 +297,18 @@ class ForGpuTestCase(base.BaseTestCase):
 
     def test_a_gpu_that_is_not_there_is_an_error(self):
         error = self.assertRaises(
-            exception.LayoutError, self.entry('by-hand').for_host,
+            exception.DocumentError, self.entry('by-hand').for_host,
             [boards.gpu(boards.A100_40)])
         self.assertIn('there is no GPU 1, 2', str(error))
         self.assertIn('entry by-hand', str(error))
         self.assertIn('has 0 to 0', str(error))
         error = self.assertRaises(
-            exception.LayoutError, self.entry('by-hand').for_host, [])
+            exception.DocumentError, self.entry('by-hand').for_host, [])
         self.assertIn('this host has no GPU', str(error))
 
     def test_a_profile_that_the_gpu_lacks(self):
         error = self.assertRaises(
-            exception.LayoutError, self.entry('by-hand').for_gpu, 1,
+            exception.DocumentError, self.entry('by-hand').for_gpu, 1,
             boards.gpu(boards.A30, model='NVIDIA A30'))
         for words in ('some.yaml', 'entry by-hand, GPU 1', '1c.3g.20gb',
                       'NVIDIA A30', '1g.6gb, 1g.6gb+me, 2g.12gb'):
@@ -327,7 +327,7 @@ class ForGpuTestCase(base.BaseTestCase):
                 f'{{devices: all, mig-enabled: true, mig-devices: '
                 f'{counts}}}'))
             error = self.assertRaises(
-                exception.LayoutError, entry.for_gpu, 0, gpu)
+                exception.DocumentError, entry.for_gpu, 0, gpu)
             self.assertIn('do not fit on one NVIDIA A100', str(error))
             self.assertIn(f'at most {fitting} of them', str(error))
 
@@ -339,14 +339,14 @@ class ForGpuTestCase(base.BaseTestCase):
         self.assertEqual((False, True), (wanted.enabled, wanted.without_mig))
         self.assertEqual('not changed, it does not support MIG', str(wanted))
         error = self.assertRaises(
-            exception.LayoutError, self.entry(text=one(
+            exception.DocumentError, self.entry(text=one(
                 '{devices: [0], mig-enabled: true, mig-devices: {}}')
             ).for_gpu, 0, gpu)
         self.assertIn('Tesla T4 does not support MIG', str(error))
         hidden = boards.gpu((), mig=None, driver='vfio-pci',
                             visible_to_nvml=False)
         error = self.assertRaises(
-            exception.LayoutError,
+            exception.DocumentError,
             self.entry('everything-empty').for_gpu, 0, hidden)
         self.assertIn('bound to vfio-pci', str(error))
 
@@ -354,7 +354,7 @@ class ForGpuTestCase(base.BaseTestCase):
         gpu = boards.gpu((), mig=None, model='Tesla T4')
         entry = self.entry('everything-empty')
         error = self.assertRaises(
-            exception.LayoutError, entry.for_host, [gpu, gpu])
+            exception.DocumentError, entry.for_host, [gpu, gpu])
         self.assertIn('none of the selected GPUs supports MIG', str(error))
         found = entry.for_host([gpu, boards.gpu(boards.A100_80)])
         self.assertEqual([True, False],
@@ -369,7 +369,7 @@ class ForGpuTestCase(base.BaseTestCase):
         self.assertIsNone(entry.for_gpu(1, other))
         self.assertIsNotNone(entry.for_gpu(1, boards.gpu(boards.A100_80)))
         error = self.assertRaises(
-            exception.LayoutError, entry.for_gpu, 0,
+            exception.DocumentError, entry.for_gpu, 0,
             boards.gpu(boards.A100_80))
         self.assertIn('matched twice', str(error))
         self.assertIn('devices [0] and devices all of 0x20B210DE',

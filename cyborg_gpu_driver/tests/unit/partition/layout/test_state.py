@@ -137,7 +137,7 @@ class ExportTestCase(base.BaseTestCase):
         for item, text in ((empty, '3g.20gb at 0:4 has no compute instance'),
                            (leaving, 'off is pending')):
             error = self.assertRaises(
-                exception.LayoutError, layout_state.check_described, [item],
+                exception.DocumentError, layout_state.check_described, [item],
                 layout_state.export([item]), {})
             self.assertIn(text, str(error))
         layout_state.check_described([empty], layout_state.export([empty]),

@@ -363,7 +363,7 @@ class BindTest(binder_case.BinderCase):
         handle = self.handle('1g.5gb')
         self.binder.bind(*handle)
         self.machine.start_guest(handle[2])
-        self.assertRaises(exception.VgpuInUse, self.binder.unbind, *handle)
+        self.assertRaises(exception.GpuInUse, self.binder.unbind, *handle)
         self.assertEqual([self.address] * 2, self.published)
 
 
@@ -387,7 +387,7 @@ class MdevctlTest(binder_case.BinderCase):
 
     def test_it_stays_while_a_guest_holds_the_mdev(self):
         self.machine.start_guest(self.bound[2])
-        self.assertRaises(exception.VgpuInUse, self.binder.unbind,
+        self.assertRaises(exception.GpuInUse, self.binder.unbind,
                           *self.bound)
         self.assertEqual((self.bound[2],), self.machine.defined_mdevs)
         self.machine.stop_guest(self.bound[2])

@@ -225,7 +225,7 @@ class GivenAgainTest(binder_case.BinderCase):
         asked = self.handle('1g.5gb')
         self.binder.bind(*asked)
         self.machine.start_guest(asked[2])
-        self.assertRaises(exception.VgpuInUse, self.binder.unbind, *asked)
+        self.assertRaises(exception.GpuInUse, self.binder.unbind, *asked)
         self.machine.stop_guest(asked[2])
         agent = self.binder
         self.restart()

@@ -163,7 +163,9 @@ class FailingBindTest(binder_case.BinderCase):
             late.append(threading.Thread(target=run, args=arguments))
             late[0].start()
             begun.wait()
-            raise exception.PrivilegedCallFailed(call='create', reason='late')
+            raise exception.HostUnusable(
+                'privileged call create: late; see '
+                '[cyborg_gpu_privileged] helper_command')
 
         late = []
         with (fixtures.MonkeyPatch('cyborg_gpu_driver.program.privileged.mig.'

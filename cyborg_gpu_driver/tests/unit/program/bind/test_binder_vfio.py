@@ -290,7 +290,7 @@ class OwnershipTest(VfioCase):
         super().setUp()
         self.bound = self.handle('A100D-40C')
 
-    def assert_kept(self, error=exception.VgpuInUse):
+    def assert_kept(self, error=exception.GpuInUse):
         held = self.truth()
         self.assertRaises(error, self.binder.unbind, *self.bound)
         self.assertEqual(held, self.truth())
@@ -323,7 +323,7 @@ class OwnershipTest(VfioCase):
         self.binder.bind(*self.bound)
         self.machine.open_vfio(self.bound[0], 4711)
         self.assert_kept()
-        error = self.assertRaises(exception.VgpuInUse, self.binder.unbind,
+        error = self.assertRaises(exception.GpuInUse, self.binder.unbind,
                                   *self.bound)
         self.assertIn('process 4711', str(error))
         self.machine.close_vfio(self.bound[0], 4711)

@@ -131,7 +131,7 @@ class ConsentTest(ConsentCase):
     def test_a_gpu_that_is_not_reset_goes_back(self):
         self.host(*_VGPU)
         self.machine.faults.fail_write('*/reset', errno.EIO)
-        error = self.assertRaises(exception.DriverError,
+        error = self.assertRaises(exception.StepFailed,
                                   privileged_driver.reset, _GPU)
         self.assertIn('its driver is nvidia, as before', str(error))
         self.check_untouched()
@@ -148,7 +148,7 @@ class ConsentTest(ConsentCase):
                 self.machine.leak_use(_GPU)
                 raise OSError(errno.EIO, 'no')
         self.machine.os.write = leak_and_fail
-        error = self.assertRaises(exception.DriverError, self.bind, 'nvidia')
+        error = self.assertRaises(exception.StepFailed, self.bind, 'nvidia')
         self.assertIn('could not be given back', str(error))
         self.check_untouched()
 

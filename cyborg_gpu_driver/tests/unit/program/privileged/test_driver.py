@@ -213,7 +213,7 @@ class DriverTest(base.BaseTestCase):
                                     (privileged_driver.reset, ()),
                                     (privileged_driver.holders, ())):
                 self.refused(exception.UnknownGpu, call, address, *arguments)
-        self.refused(exception.InvalidPciAddress, privileged_driver.bind,
+        self.refused(exception.InvalidValue, privileged_driver.bind,
                      '../x', 'nvidia')
         for driver in ('mlx5_core', '../x', ''):
             self.refused(exception.InvalidValue, privileged_driver.bind,
@@ -224,7 +224,7 @@ class DriverTest(base.BaseTestCase):
                              kind='0x060400')
         self.kernel.function('0000:3c:00.0', 'mlx5_core', vendor='0x15b3',
                              kind='0x020000')
-        said = self.refused(exception.DriverError, privileged_driver.bind,
+        said = self.refused(exception.StepFailed, privileged_driver.bind,
                             _GPU, 'vfio-pci')
         self.assertIn('0000:3c:00.0 (driver mlx5_core) is in the same IOMMU '
                       'group, 41', said)
@@ -232,7 +232,7 @@ class DriverTest(base.BaseTestCase):
     def test_a_gpu_without_a_group_is_not_for_guests(self):
         self.kernel.function('0000:5e:00.0', 'nvidia', group=None)
         self.assertIn('turn on the IOMMU', self.refused(
-            exception.DriverError, privileged_driver.bind, '0000:5e:00.0',
+            exception.StepFailed, privileged_driver.bind, '0000:5e:00.0',
             'vfio-pci'))
 
     def test_a_driver_that_is_not_loaded(self):
@@ -240,11 +240,11 @@ class DriverTest(base.BaseTestCase):
             os.unlink(f'{self.kernel.root}/bus/pci/drivers/vfio-pci/{file}')
         os.rmdir(f'{self.kernel.root}/bus/pci/drivers/vfio-pci')
         self.assertIn('modprobe vfio-pci', self.refused(
-            exception.DriverError, privileged_driver.bind, _GPU, 'vfio-pci'))
+            exception.StepFailed, privileged_driver.bind, _GPU, 'vfio-pci'))
 
     def test_a_gpu_that_is_refused_goes_back_to_its_driver(self):
         self.kernel.refuses = ('vfio-pci',)
-        error = self.assertRaises(exception.DriverError,
+        error = self.assertRaises(exception.StepFailed,
                                   privileged_driver.bind, _GPU, 'vfio-pci')
         self.assertIn('its driver is nvidia, as before', str(error))
         self.assertEqual('nvidia', self.kernel.driver(_GPU))
@@ -254,7 +254,7 @@ class DriverTest(base.BaseTestCase):
     def test_a_gpu_that_cannot_be_reset_stays_at_its_driver(self):
         os.unlink(f'{self.kernel.root}/bus/pci/devices/{_GPU}/reset')
         self.assertIn('no way to reset it', self.refused(
-            exception.DriverError, privileged_driver.reset, _GPU))
+            exception.StepFailed, privileged_driver.reset, _GPU))
 
     def _with_a_driver_that_hangs_at(self, name):
         self.kernel.hangs_at = name

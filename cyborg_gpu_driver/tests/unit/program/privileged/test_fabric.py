@@ -41,9 +41,9 @@ class FabricTest(base.BaseTestCase):
                          lambda number: fabric.give_list([number])):
                 self.assertRaises(exception.InvalidValue, call, number)
         for function in ('../0000:18:00.4', '', '0000:17:00.9'):
-            self.assertRaises(exception.InvalidPciAddress, fabric.activate,
+            self.assertRaises(exception.InvalidValue, fabric.activate,
                               8, function)
-            self.assertRaises(exception.InvalidPciAddress,
+            self.assertRaises(exception.InvalidValue,
                               fabric.own_partition, function)
         self.assertRaises(exception.UnknownGpu, fabric.activate, 8,
                           '0000:00:1f.0')

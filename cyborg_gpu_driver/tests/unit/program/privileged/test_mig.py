@@ -128,11 +128,11 @@ class DaemonTest(base.BaseTestCase):
             os.chmod(self.mdevctl, 0o700)
             if not fails:
                 privileged_vgpu.undefine_mdev(_UUID)
-        error = self.assertRaises(exception.MdevctlError,
+        error = self.assertRaises(exception.StepFailed,
                                   privileged_vgpu.undefine_mdev, _UUID)
         self.assertIn(f'undefine --uuid {_UUID}', str(error))
         os.chmod(self.mdevctl, 0o600)
-        error = self.assertRaises(exception.MdevctlError,
+        error = self.assertRaises(exception.StepFailed,
                                   privileged_vgpu.undefine_mdev, _UUID)
         self.assertIn('cannot be run', str(error))
 
@@ -174,7 +174,7 @@ class DaemonTest(base.BaseTestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'oslo_privsep.daemon.RootwrapClientChannel.__init__', _failing))
         error = self.assertRaises(
-            exception.PrivilegedCallFailed, privileged_vgpu.create_mdev,
+            exception.HostUnusable, privileged_vgpu.create_mdev,
             _PARENT, 'nvidia-231', _UUID)
         self.assertIn('create_mdev', str(error))
         self.assertIn('privsep helper command exited', str(error))
@@ -189,7 +189,7 @@ class DaemonTest(base.BaseTestCase):
         self.addCleanup(privsep.set_timeout, privsep.gpu_context.timeout)
         privsep.set_timeout(0.1)
         error = self.assertRaises(
-            exception.PrivilegedCallFailed, privileged_vgpu.set_vgpu_type,
+            exception.HostUnusable, privileged_vgpu.set_vgpu_type,
             _PARENT, 7)
         self.assertIn('set_vgpu_type', str(error))
         privsep.set_timeout(60)
@@ -207,7 +207,7 @@ class DaemonTest(base.BaseTestCase):
         self.addCleanup(privsep.set_timeout, privsep.gpu_context.timeout)
         privsep.set_timeout(0.1)
         self.assertRaises(
-            exception.PrivilegedCallFailed, privileged_vgpu.create_mdev,
+            exception.HostUnusable, privileged_vgpu.create_mdev,
             _PARENT, 'nvidia-231', _UUID)
         privsep.set_timeout(60)
         error = self.assertRaises(exception.StepFailed,
@@ -225,12 +225,12 @@ class DaemonTest(base.BaseTestCase):
         with fixtures.MonkeyPatch(
                 'oslo_privsep.daemon.RootwrapClientChannel', _failing):
             # A call to the daemon that ended may still run.
-            self.assertRaises(exception.PrivilegedCallFailed,
+            self.assertRaises(exception.HostUnusable,
                               privileged_gpu.check_ended, [_PARENT])
             with fixtures.MonkeyPatch(
                     'cyborg_gpu_driver.privsep._has_run', False):
                 self.assertRaises(
-                    exception.PrivilegedCallFailed,
+                    exception.HostUnusable,
                     privileged_vgpu.set_vgpu_type, _PARENT, 7)
                 privileged_gpu.check_ended([_PARENT])
 

@@ -60,19 +60,19 @@ class SriovTest(base.BaseTestCase):
         self.assertEqual(2, len(self.slept))
 
     def test_lock_that_stays(self):
-        error = self.assertRaises(exception.SriovError, self.manage,
+        error = self.assertRaises(exception.StepFailed, self.manage,
                                   f'echo "{_BUSY}"; exit 1')
         self.assertIn('unbindLock', str(error))
         self.assertEqual(5, len(self.runs))
 
     def test_other_failures_are_not_tried_again(self):
-        error = self.assertRaises(exception.SriovError, self.manage,
+        error = self.assertRaises(exception.StepFailed, self.manage,
                                   'echo "no such GPU" >&2; exit 2')
         self.assertIn('no such GPU', str(error))
         self.assertEqual(1, len(self.runs))
 
     def test_no_script(self):
         error = self.assertRaises(
-            exception.SriovError, vgpu.manage_functions, _GPU, True,
+            exception.StepFailed, vgpu.manage_functions, _GPU, True,
             '/nonexistent/sriov-manage')
         self.assertIn('vGPU software', str(error))

@@ -167,7 +167,7 @@ class RefusalTest(layouts.LayoutCase):
 
     def test_process_on_an_instance(self):
         self.machine.add_process(self.address, os.getpid(), self.first, 0)
-        self.refused(exception.LayoutUnreachable,
+        self.refused(exception.ChangeRefused,
                      f'process {os.getpid()}', '3g.40gb', _7g_80gb=1)
 
     def test_instance_in_use_is_kept_where_it_can_be(self):
@@ -186,7 +186,7 @@ class RefusalTest(layouts.LayoutCase):
             phase=gpu_record.Phase.BOUND, profile_id=9,
             placement=model.Placement(state.instances[self.first].start, 4),
             instance_id=self.first))
-        self.refused(exception.LayoutUnreachable, f'handle {_UUID}',
+        self.refused(exception.ChangeRefused, f'handle {_UUID}',
                      _7g_80gb=1)
 
     def test_mdev_of_which_nobody_tells_the_instance(self):
@@ -200,12 +200,12 @@ class RefusalTest(layouts.LayoutCase):
             'mdev_supported_types', kind.mdev_type_id, 'create')
         self.restart()
         self.machine.reset_calls()
-        self.refused(exception.LayoutUnreachable, f'mdev {_UUID}',
+        self.refused(exception.ChangeRefused, f'mdev {_UUID}',
                      _7g_80gb=1)
 
     def test_process_in_the_way_of_a_mode_change(self):
         self.machine.add_process(self.address, os.getpid())
-        self.refused(exception.ModeBlocked, f'process {os.getpid()} (',
+        self.refused(exception.ChangeRefused, f'process {os.getpid()} (',
                      enabled=False)
 
     def test_virtual_functions_in_the_way_of_a_mode_change(self):
@@ -213,7 +213,7 @@ class RefusalTest(layouts.LayoutCase):
             self.machine.gpu(self.address).state.vfs = 20
         self.restart()
         self.machine.reset_calls()
-        self.refused(exception.ModeBlocked, '20 virtual functions',
+        self.refused(exception.ChangeRefused, '20 virtual functions',
                      enabled=False)
 
     def test_gpu_whose_mig_state_could_not_be_read(self):

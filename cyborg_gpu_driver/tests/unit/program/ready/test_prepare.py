@@ -449,7 +449,7 @@ class PrivilegedTest(ready_case.ReadyCase):
         privileged.create_gpu_instance(str(self.address), 14, 2, 2)
         for enable in (True, False):
             error = self.assertRaises(
-                exception.SriovError, privileged_gpu.set_virtual_functions,
+                exception.StepFailed, privileged_gpu.set_virtual_functions,
                 str(self.address), enable)
             self.assertIn('may destroy', str(error))
         self.assertEqual((True, 20), self.is_now())

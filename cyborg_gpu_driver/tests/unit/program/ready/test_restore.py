@@ -144,7 +144,7 @@ class MdevTest(RestoreCase):
         before = self.on_gpu()
         self.reboot()
         self.machine.faults.fail_write('*/create', errno.EIO, nth=2)
-        error = self.assertRaises(exception.RestoreIncomplete, self.restore)
+        error = self.assertRaises(exception.ChangeFailed, self.restore)
         self.assertIn('create', str(error))
         self.assertEqual(2, len(self.on_gpu()[3]))
         self.restore()
@@ -162,7 +162,7 @@ class MdevTest(RestoreCase):
         self.machine.sriov_manage(self.gpu)
         there = entry.profile_id, entry.placement.start
         self.stranger(*there, entry.placement.size)
-        error = self.assertRaises(exception.RestoreIncomplete, self.restore)
+        error = self.assertRaises(exception.ChangeFailed, self.restore)
         self.assertIn('another tool has created GPU instance', str(error))
         # The other server has its own back.
         self.assertIn(entry, self.records.claims())
@@ -182,7 +182,7 @@ class MdevTest(RestoreCase):
 
         self.machine.faults.delay('nvmlDeviceCreateGpuInstanceWithPlacement',
                                   1, sleep=take)
-        self.assertRaises(exception.RestoreIncomplete, self.restore)
+        self.assertRaises(exception.ChangeFailed, self.restore)
         self.assertEqual((entry,), self.records.claims())
         self.binder.unbind(str(entry.function), entry.mdev_type,
                            entry.handle)
@@ -257,7 +257,7 @@ class TimeSlicedTest(RestoreCase):
         before = self.on_gpu()
         self.reboot()
         self.machine.faults.fail('nvmlDeviceSetVgpuSchedulerState', 999)
-        error = self.assertRaises(exception.RestoreIncomplete, self.restore)
+        error = self.assertRaises(exception.ChangeFailed, self.restore)
         self.assertIn('scheduler', str(error))
         self.assertEqual(before, self.on_gpu())
 
@@ -293,7 +293,7 @@ class MixedSizesTest(RestoreCase):
         before = self.on_gpu()
         self.reboot()
         self.machine.faults.fail_write('*/vgpu_params', errno.EIO)
-        self.assertRaises(exception.RestoreIncomplete, self.restore)
+        self.assertRaises(exception.ChangeFailed, self.restore)
         self.assertEqual(1, len(self.on_gpu()[3]))
         self.assertTrue(self.restore())
         self.assertEqual(before, self.on_gpu())
@@ -326,7 +326,7 @@ class VendorVfioTest(RestoreCase):
             '1165', 'bus', 'pci', 'devices', str(entry.function), 'nvidia',
             'current_vgpu_type')
         before = self.on_gpu()
-        error = self.assertRaises(exception.RestoreIncomplete, self.restore)
+        error = self.assertRaises(exception.ChangeFailed, self.restore)
         self.assertIn('there is a vGPU of type nvidia-1165', str(error))
         self.assertEqual(before, self.on_gpu())
 
@@ -410,7 +410,7 @@ class FixedTest(RestoreCase):
 
     def test_failure_is_told(self):
         self.machine.faults.fail_write('*/current_vgpu_type', errno.EIO)
-        error = self.assertRaises(exception.RestoreIncomplete, self.restore)
+        error = self.assertRaises(exception.ChangeFailed, self.restore)
         self.assertIn('create vGPU DC-1-24Q', str(error))
 
 

@@ -380,7 +380,7 @@ class RepairTest(ReconcileCase):
     def test_what_a_guest_kept(self):
         entry = self.bind()
         self.machine.start_guest(entry.handle)
-        self.assertRaises(exception.VgpuInUse, self.binder.unbind,
+        self.assertRaises(exception.GpuInUse, self.binder.unbind,
                           str(entry.function), entry.mdev_type, entry.handle)
         self.asked = ()
         self.assertIn('cannot be removed yet', self.refused(

@@ -163,7 +163,7 @@ class ResetTest(ResetCase):
         self.addCleanup(other.reset)
         with other.kept():
             other.device(self.address)
-            self.refused(exception.NvmlHeld, 'did not close NVML')
+            self.refused(exception.StepFailed, 'did not close NVML')
         self.reset()
 
     def test_a_session_that_takes_no_part_is_a_holder(self):
@@ -239,7 +239,7 @@ class ModeTest(ResetCase):
 
     def test_holders_are_named(self):
         self.machine.add_holder(_GPU, 815, 'nv-hostengine')
-        self.refused(exception.ModeBlocked,
+        self.refused(exception.ChangeRefused,
                      'process 815 (nv-hostengine): stop', self.switch)
         with self.machine.operation():
             self.assertFalse(self.machine.gpu(_GPU).state.pending)
@@ -248,7 +248,7 @@ class ModeTest(ResetCase):
         self.machine.add_holder(_GPU, 815, 'hidden')
         self.use(dataclasses.replace(self.platform,
                                      gpu_holders=lambda address: ()))
-        self.refused(exception.ModeBlocked, 'In use by another client',
+        self.refused(exception.ChangeRefused, 'In use by another client',
                      self.switch)
 
     def test_a_display_module_that_lets_go(self):
@@ -271,7 +271,7 @@ class ModeTest(ResetCase):
 
     def test_a_virtual_machine_cannot_reset_its_gpu(self):
         self.host(virtual=True)
-        self.refused(exception.ModeBlocked, 'when this machine is restarted',
+        self.refused(exception.ChangeRefused, 'when this machine is restarted',
                      self.switch)
         self.assertEqual(0, self.machine.calls['nvidia-smi'])
 

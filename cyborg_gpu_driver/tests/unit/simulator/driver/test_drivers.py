@@ -212,7 +212,7 @@ class TestWholeGpus(DriversTestCase):
         self.assertEqual((4711,), self.machine.vfio_holders(_VFIO_GPU))
         self.machine.close_vfio(_VFIO_GPU, 4711)
         self.assertEqual((), self.machine.vfio_holders(_VFIO_GPU))
-        self.assertRaises(exception.SimulationError,
+        self.assertRaises(exception.HostUnusable,
                           self.machine.open_vfio, _GPU, 4711)
 
 

@@ -156,7 +156,7 @@ class TestVendorVfio(base.MachineTestCase):
         self.assert_errno(errno.EBUSY, self.set_type, self.vf, 0)
         self.machine.close_vfio(self.vf, 7)
         self.set_type(self.vf, 0)
-        self.assertRaises(exception.SimulationError,
+        self.assertRaises(exception.HostUnusable,
                           self.machine.start_guest, self.vf)
 
     def test_params(self):
