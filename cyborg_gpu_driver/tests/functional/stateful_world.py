@@ -42,10 +42,10 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
+from cyborg_gpu_driver.simulator import faults
 from cyborg_gpu_driver.simulator import state
 from cyborg_gpu_driver.simulator.driver import gpu as gpu_module
 from cyborg_gpu_driver.simulator.driver import mig
-from cyborg_gpu_driver.simulator.driver import refusal
 from cyborg_gpu_driver.simulator.driver import vgpu as vgpus
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import base
@@ -305,7 +305,7 @@ class StatefulCase(gpu_cloud.GpuTestCase):
                 profile = kinds[pick % len(kinds)].profile_id
                 try:
                     number = mig.create(board, profile)
-                except refusal.Refused:
+                except faults.Refused:
                     return None
                 return 'instance', board.state.instances[number].serial
             # Without mdev a vGPU has no name. On the function of a handle in
@@ -340,7 +340,7 @@ class StatefulCase(gpu_cloud.GpuTestCase):
                     continue
                 for key, item in list(board.state.instances.items()):
                     if item.serial == number:
-                        with contextlib.suppress(refusal.Refused):
+                        with contextlib.suppress(faults.Refused):
                             mig.destroy(board, key)
 
     # The true state
@@ -443,7 +443,7 @@ class StatefulCase(gpu_cloud.GpuTestCase):
 def _instances_left(board: gpu_module.Gpu, profile) -> int:
     try:
         left = mig.remaining(board, profile.profile_id)
-    except refusal.Refused:
+    except faults.Refused:
         return 0
     return min(left, sum(not board.vgpus_on(function)
                          for function in board.vgpu_functions()))
@@ -463,7 +463,7 @@ def _vgpus_left(board: gpu_module.Gpu, kind) -> int:
             return count
         try:
             mig.create(board, kind.profile_id)
-        except refusal.Refused:
+        except faults.Refused:
             return count
         if not any(vgpus.available(board, kind, item)
                    for item in board.vgpu_functions()):
