@@ -109,6 +109,14 @@ class ClusterTest(base.BaseTestCase):
         self.assertEqual((1, 4), self.chosen(cluster, '3g.40gb'))
         self.assertEqual((2, 0), self.chosen(cluster, '7g.80gb'))
 
+    def test_best_fit(self):
+        cluster = self.cluster(
+            online.Policy.BEST_FIT, [], [('1g.10gb', 1)],
+            [('4g.40gb', 0), ('1g.10gb', 4)], [('3g.40gb', 0)])
+        self.assertEqual((2, 5), self.chosen(cluster, '1g.10gb'))
+        self.assertEqual((3, 4), self.chosen(cluster, '3g.40gb'))
+        self.assertEqual((0, 0), self.chosen(cluster, '7g.80gb'))
+
     def test_capacity_loss_differs_from_best_fit(self):
         # Best-fit splits the last free half of GPU 0 for a 1g. Capacity-loss
         # takes GPU 1, which is emptier but already split.
@@ -193,3 +201,28 @@ class ClusterTest(base.BaseTestCase):
         self.assertRaises(exception.InvalidValue, cluster.add, place)
         cluster.remove(place)
         self.assertRaises(exception.InvalidValue, cluster.remove, place)
+
+    def test_what_is_unknown_is_refused(self):
+        cluster = self.cluster(online.Policy.CAPACITY_LOSS, [])
+        for call, *arguments in (
+                (cluster.choose, 99), (cluster.request, 99),
+                (cluster.occupancy, 7), (cluster.add, 7, 19, 0),
+                (cluster.add, 0, 99, 0), (cluster.add, 0, 19, 7),
+                (cluster.remove, 7, 19, 0)):
+            if len(arguments) > 1:
+                gpu, profile, start = arguments
+                arguments = [online.Place(
+                    gpu, profile, model.Placement(start, 1))]
+            self.assertRaises(exception.InvalidValue, call, *arguments)
+        self.assertEqual(geometry.EMPTY, cluster.occupancy(0))
+
+    def test_instances_of_unknown_profiles_take_their_room(self):
+        table = BASE['A30']
+        foreign = model.GpuInstance(model.Placement(2, 1), 77, 3)
+        for policy in online.Policy:
+            cluster = online.Cluster(table, {
+                'a': table.grid.occupancy_of([foreign])}, policy)
+            self.assertIsNone(cluster.choose(0))
+            self.assertEqual(0, cluster.choose(5).placement.start)
+            cluster.remove(online.Place('a', 77, foreign.placement))
+            self.assertIsNotNone(cluster.choose(0))

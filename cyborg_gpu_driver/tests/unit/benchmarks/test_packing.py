@@ -102,6 +102,13 @@ class TrafficTest(base.BaseTestCase):
             for expected, share in zip((.5, .25, 0, 0, .25), shares):
                 self.assertAlmostEqual(expected, share, delta=0.02)
 
+    def test_mixes_are_read(self):
+        self.assertEqual((1, 1, 1, 1, 1), packing.parts_of('uniform'))
+        self.assertEqual((2, 0, .5, 0, 1), packing.parts_of('2:0:.5:0:1'))
+        for wrong in ('unifrom', '1:2', '0:0:0:0:0', '-1:1:1:1:1', ''):
+            self.assertRaises(packing.argparse.ArgumentTypeError,
+                              packing.parts_of, wrong)
+
 
 class PlayTest(base.BaseTestCase):
 
@@ -268,6 +275,16 @@ class ProgramTest(base.BaseTestCase):
             'capacity-loss', *packing.MOVES.values())]
         self.assertEqual([0, *sorted(moves[1:])], moves)
         self.assertLess(0, moves[1])
+
+    def test_same_seed_same_answer(self):
+        def acceptance():
+            _code, printed, _progress = self.run_program(
+                '-f', 'json', '--gpus', '2', '--load', '0.9', '--mix',
+                'uniform', '--requests', '1000', '--seeds', '1')
+            return [(line['policy'], line['by_profile'])
+                    for line in json.loads(printed)['cases']]
+
+        self.assertEqual(acceptance(), acceptance())
 
     def test_the_mixes_count_alike(self):
         line = packing.Line(

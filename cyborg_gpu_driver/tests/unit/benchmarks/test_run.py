@@ -154,6 +154,17 @@ class RunTest(base.BaseTestCase):
         self.assertEqual(['one', 'two'], [row[0] for row in run.tables.read(
             self.tables / 'runs.csv')])
 
+    def test_what_is_refused(self):
+        self.add('one', {'name': 'calls', 'value': 3})
+        for arguments, said in (
+                (['--write', str(self.folder / 'none')],
+                 'none: expected a directory'),
+                (['other'], 'no benchmark other; there are one')):
+            errors = io.StringIO()
+            with contextlib.redirect_stderr(errors):
+                self.assertRaises(SystemExit, run.main, arguments)
+            self.assertIn(said, errors.getvalue())
+
 
 class AdaptersTest(base.BaseTestCase):
     """The adapters of programs that do not print figures themselves."""

@@ -19,7 +19,9 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import interference as servers
+from cyborg_gpu_driver.osc import interference
 from cyborg_gpu_driver.tests.unit.cloud import services
+from cyborg_gpu_driver.tests.unit.osc import running
 
 _ID = '6f7a4a52-7a1c-4b7e-9f53-58ab1c3f4d10'
 
@@ -60,6 +62,22 @@ class ResolveTest(ServersCase):
         self.assertIn('accel:device_profile', str(self.assertRaises(
             exception.CloudError, servers.resolve, cloud, 'gpu', 'image',
             None, None)))
+
+    def test_flavor_that_is_unknown_or_ambiguous(self):
+        """The command says so in one line."""
+        for count, said in ((0, 'No Flavor found for gpu'),
+                            (2, 'Give the UUID of one')):
+            openstack = running.Openstack(self.cloud({
+                '/flavors/detail': {'flavors': [
+                    {'id': str(number), 'name': 'gpu', 'extra_specs': {}}
+                    for number in range(count)]}}))
+            text = str(self.assertRaises(
+                exception.CloudError, openstack.run,
+                interference.MeasureInterference, '--flavor', 'gpu',
+                '--image', 'image', '--application', 'a=true',
+                '--output', '/dev/null/none'))
+            self.assertIn(said, text)
+            self.assertEqual([text], text.splitlines())
 
 
 class ProblemTest(base.BaseTestCase):

@@ -198,6 +198,12 @@ class WatcherTest(base.SimulatedTestCase):
         self.machine.raise_xid(str(address or self.first), xid)
         return self.next()
 
+    def test_nothing_runs_before_it_is_asked_to(self):
+        with self.nvml.alone():
+            self.assertFalse(self.calls())
+        self.watcher.stop()
+        self.assertFalse(self.calls())
+
     def test_a_callback_that_fails_does_not_end_it(self):
         told = threading.Event()
 

@@ -49,6 +49,7 @@ class Placement:
     :ivar used: the usage of each profile, by host.
     :ivar full: hosts that have no allocation candidate.
     :ivar servers: the servers of each provider in use.
+    :ivar gone: the beginning of the paths that do not exist.
     :ivar traits: traits of each provider.
     """
 
@@ -58,6 +59,7 @@ class Placement:
         self.used = {}
         self.full = set()
         self.servers = [ONE]
+        self.gone = ''
         self.traits = [published.TRAIT]
         self.before = bool
 
@@ -66,6 +68,8 @@ class Placement:
         path, _question, query = url.partition('?')
         if not query:
             self.asked.append((path, ''))
+            if self.gone and path.startswith(self.gone):
+                return Answer(404, None)
             name = path.rsplit('/', 1)[1]
             return Answer(self.status_code, {
                 'project_id': f'of {name[0]}'} if name != 'allocations'
@@ -236,6 +240,19 @@ class ReaderTest(base.BaseTestCase):
             fleet = self.fleet(reader, 'a', watched='a')
             self.assertEqual([expected] * 3, self.servers(reader, fleet))
 
+    def test_what_is_gone_is_no_failure(self):
+        """A provider or a server was deleted after the host was read."""
+        self.placement.used['a'] = 1
+        for gone, expected in (
+                ('/resource_providers/', None),
+                ('/allocations/', (weigher_reader.Server(ONE, '', 1),))):
+            self.placement.gone = gone
+            reader = self.reader()
+            fleet = self.fleet(reader, 'a', watched='a')
+            self.assertEqual([expected] * 3, self.servers(reader, fleet))
+            self.assertIsNotNone(fleet.cost(self.placement.candidate('a')))
+        self.assertEqual('', self.logged.output)
+
     def test_more_servers_than_one_request_can_read(self):
         self.placement.used['a'] = 30
         self.placement.servers = [
@@ -286,6 +303,15 @@ class ReaderTest(base.BaseTestCase):
         self.now += 10
         self.assertIsNotNone(self.fleet(reader))
         self.assertEqual(1, self.logged.output.count('again'))
+
+    def test_after_a_failure_it_waits_as_long_as_answers_are_valid(self):
+        reader = self.reader(keep=30.0)
+        self.placement.status_code = 503
+        for pause, asked in ((0, 1), (29.9, 0), (0.1, 1)):
+            self.now += pause
+            self.placement.asked.clear()
+            self.assertIsNone(self.fleet(reader))
+            self.assertEqual(asked, len(self.placement.asked), pause)
 
     def test_an_answer_without_sense_is_a_failure(self):
         self.placement.summaries = lambda host: {'x': {}}

@@ -204,6 +204,70 @@ class TestStateFile(base.MachineTestCase):
             self.create(self.device(), 19)
         self.assertEqual(before, len(os.listdir('/proc/self/fd')))
 
+    def test_processes_race_for_the_last_slices(self):
+        processes = [self.start('7') for _ in range(2)]
+        made = [int(process.communicate()[0]) for process in processes]
+        self.assertEqual([0, 0],
+                         [process.returncode for process in processes])
+        self.assertEqual(7, sum(made))
+        self.use(self.load())
+        self.assertEqual(7, len(self.instances(self.device(), 19)))
+
+    def test_threads_race_for_the_last_slices(self):
+        self.use(self.load())
+        device = self.device()
+        made = []
+
+        def create():
+            for _ in range(7):
+                try:
+                    pynvml.nvmlDeviceCreateGpuInstance(device, 19)
+                    made.append(1)
+                except pynvml.NVMLError_InsufficientResources:
+                    pass
+
+        threads = [threading.Thread(target=create) for _ in range(4)]
+        with self.machine.operation():
+            for thread in threads:
+                thread.start()
+            threads[0].join(0.1)
+            before = len(made)
+        for thread in threads:
+            thread.join()
+        self.assertEqual(0, before)
+        self.assertEqual((7, 28), (
+            len(made), self.machine.calls['nvmlDeviceCreateGpuInstance']))
+
+    def test_a_refused_call_writes_nothing(self):
+        self.use(self.load())
+        self.create(self.device(), 0)
+        before = os.stat(self.path)
+        self.assert_code(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
+                         self.create, self.device(), 19)
+        self.assertTrue(os.path.samestat(before, os.stat(self.path)))
+
+    def test_removing_the_file_makes_the_machine_new(self):
+        self.use(self.load())
+        self.create(self.device(), 19)
+        os.unlink(self.path)
+        self.assertEqual([], self.instances(self.device(), 19))
+        self.create(self.device(), 19)
+        self.assertTrue(os.path.exists(self.path))
+
+    def test_a_handle_of_what_another_process_replaced(self):
+        one, two = self.load(), self.load()
+        self.use(one)
+        _, _, mine = self.create(self.device(), 19)
+        with two:
+            pynvml.nvmlInit()
+            device = self.device()
+            pynvml.nvmlGpuInstanceDestroy(
+                pynvml.nvmlDeviceGetGpuInstanceById(device, 13))
+            self.assertEqual(13, self.create(device, 19)[0])
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         pynvml.nvmlGpuInstanceDestroy, mine)
+        self.assertEqual([13], self.instances(self.device(), 19))
+
     def test_the_state_of_another_machine_is_refused(self):
         self.load()
         error = self.assertRaises(
@@ -219,6 +283,16 @@ class TestStateFile(base.MachineTestCase):
                 file.write(text)
             error = self.assertRaises(exception.HostUnusable, self.load)
             self.assertIn(self.path, str(error))
+
+    def test_a_later_format_is_refused(self):
+        self.load()
+        with open(self.path, 'r+', encoding='utf-8') as file:
+            value = json.load(file)
+            file.seek(0)
+            json.dump({**value, 'format': 99}, file)
+            file.truncate()
+        error = self.assertRaises(exception.SimulationError, self.load)
+        self.assertIn('format 99', str(error))
 
     def test_a_place_that_cannot_be_written(self):
         error = self.assertRaises(

@@ -15,11 +15,14 @@
 import errno
 import os
 
+from cyborg_gpu_driver.host import health
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 T4 = '0000:3b:00.0'
 A100 = '0000:41:00.0'
 H100 = '0000:81:00.0'
+A40 = '0000:c1:00.0'
 VF = '0000:41:00.4'
 DEVICES = ('bus', 'pci', 'devices')
 
@@ -58,6 +61,41 @@ class TestFunctions(base.MachineTestCase):
         self.assert_errno(errno.ENOENT, self.sysfs.write, '4', *DEVICES,
                           H100, 'sriov_numvfs')
         self.assertEqual('0', self.read(H100, 'sriov_numvfs'))
+
+    def test_errors_of_the_link(self):
+        """A40 has another driver, so NVML cannot see it."""
+        for counts in ([0, 0, 0], [3, 0, 1], [0, 2, 0]):
+            self.machine.change_gpu(A40, aer=counts)
+            self.assertEqual(
+                [f'TOTAL_ERR_{name} {count}' for name, count in zip(
+                    ('COR', 'NONFATAL', 'FATAL'), counts)],
+                [self.read(A40, f'aer_dev_{name}').splitlines()[-1]
+                 for name in ('correctable', 'nonfatal', 'fatal')])
+        self.machine.reboot()
+        self.assertIn('TOTAL_ERR_NONFATAL 0', self.read(
+            A40, 'aer_dev_nonfatal'))
+
+    def test_link_and_health_of_a_gpu_that_nvml_cannot_see(self):
+        address = model.PciAddress.parse(A40)
+        before = health.Seen(True, 0, 16)
+        speed = '16.0 GT/s PCIe'
+        for change, links, seen, wrong in (
+                ({}, ['16', speed], before, 0),
+                ({'lanes': 4}, ['4', speed], health.Seen(True, 0, 4), 1),
+                ({'aer': [0, 0, 1]}, ['4', speed],
+                 health.Seen(True, 1, 4), 2),
+                ({'lost': True}, ['63', 'Unknown'],
+                 health.Seen(False, 1, 63), 2)):
+            self.machine.change_gpu(A40, **change)
+            found = health.read_pci(self.sysfs, address)
+            self.assertEqual(seen, found)
+            self.assertEqual(wrong, len(health.wrong_pci(before, found)))
+            self.assertEqual(['16', speed, *links], [
+                self.read(A40, name) for name in (
+                    'max_link_width', 'max_link_speed', 'current_link_width',
+                    'current_link_speed')])
+        self.assertEqual({0xff}, set(self.sysfs.read_bytes(
+            *DEVICES, A40, 'config')))
 
     def test_iommu_groups(self):
         groups = {address: self.sysfs.link_name(*DEVICES, address,

@@ -168,6 +168,23 @@ class CommandTest(MinicloudCase):
         # A wipe has nothing to do, which is not a failure.
         self.assertEqual(0, self.run_command('wipe')[0])
 
+    def test_what_is_refused(self):
+        made = self.new()
+        made.save()
+        made.log('nova-api').write_text('1\n2\n3\n', 'utf-8')
+        for arguments, wanted, said in (
+                (['start', '--host', 'gpu1'], 2,
+                 "'gpu1' is not NAME=MACHINE"),
+                *((['start', '--report-interval', text], 2,
+                   f'{text!r} is not a number of seconds')
+                  for text in ('0', '-1', '1.5', 'x', '')),
+                (['log', 'nova'], 1, 'there are nova-api')):
+            code, told = self.run_command(*arguments)
+            self.assertEqual(wanted, code, arguments)
+            self.assertIn(said, told)
+        self.assertEqual((0, '3\n'), self.run_command(
+            'log', 'nova-api', '--lines', '1'))
+
     def test_the_interval_of_a_cloud_does_not_change(self):
         self.new(report_interval=10).save()
         options = cli._parser().parse_args(

@@ -162,6 +162,25 @@ class TestInstanceScheduler(base.MachineTestCase):
             self.assert_code(code, self.set, EQUAL, engine=engine)
             self.assert_code(code, self.state, engine=engine)
 
+    def test_out_of_range(self):
+        for policy, time_slice, arr in (
+                (0, None, DISABLE), (4, None, DISABLE), (EQUAL, None, 3),
+                (EQUAL, 999999, DISABLE), (EQUAL, 30000001, DISABLE),
+                (EQUAL, 5000000, DEFAULT)):
+            self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.set,
+                             policy, time_slice, arr=arr)
+        self.assertEqual(BEST, self.state()[0])
+
+    def test_not_under_a_guest_on_it(self):
+        function = self.make_vgpu()
+        other = self.make(self.shared, 3)
+        self.set(EQUAL)
+        self.machine.start_guest(function)
+        self.assert_code(pynvml.NVML_ERROR_IN_USE, self.set, FIXED)
+        self.set(FIXED, instance=other)
+        self.machine.stop_guest(function)
+        self.set(FIXED)
+
     def test_not_where_vgpus_share_no_instance(self):
         plain = self.make(14, 3)
         self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.set, EQUAL,
