@@ -62,6 +62,24 @@ class TestFunctions(base.MachineTestCase):
                           H100, 'sriov_numvfs')
         self.assertEqual('0', self.read(H100, 'sriov_numvfs'))
 
+    def test_sriov_manage_refuses(self):
+        self.machine.add_process(H100, 1)
+        for address, code in ((H100, errno.EBUSY), (T4, errno.ENODEV),
+                              (A40, errno.ENODEV)):
+            error = self.assertRaises(OSError, self.machine.sriov_manage,
+                                      address)
+            self.assertEqual(code, error.errno, address)
+        self.machine.remove_process(1)
+        self.machine.sriov_manage('ALL')
+        self.assertEqual('20', self.read(H100, 'sriov_numvfs'))
+
+    def test_reset_file(self):
+        place = (*DEVICES, A40, 'reset')
+        self.assert_errno(errno.EINVAL, self.sysfs.write, 'x', *place)
+        self.sysfs.write('1', *place)
+        self.machine.lose_gpu(A40)
+        self.assert_errno(errno.ENOTTY, self.sysfs.write, '1', *place)
+
     def test_errors_of_the_link(self):
         """A40 has another driver, so NVML cannot see it."""
         for counts in ([0, 0, 0], [3, 0, 1], [0, 2, 0]):

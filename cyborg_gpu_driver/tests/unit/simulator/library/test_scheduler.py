@@ -64,6 +64,26 @@ class TestScheduler(base.MachineTestCase):
                              policy, *arguments)
         self.assertEqual(BEST, self.state()[0])
 
+    def test_not_without_root_nor_fixed_shares_of_mixed_sizes(self):
+        pynvml.nvmlDeviceSetVgpuHeterogeneousMode(self.at(self.gpu), 1)
+        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.set, FIXED)
+        self.set(EQUAL)
+        self.machine.privileged = False
+        self.assert_code(pynvml.NVML_ERROR_NO_PERMISSION, self.set, BEST)
+        self.assertEqual(EQUAL, self.state()[0])
+
+    def test_not_in_mig_mode_nor_without_vgpus(self):
+        for host, address in (('dgx-a100-80', '0000:07:00.0'),
+                              ('mixed', '0000:81:00.0')):
+            with machine_module.Machine.load(host):
+                pynvml.nvmlInit()
+                device = self.at(address)
+                self.assert_code(
+                    pynvml.NVML_ERROR_NOT_SUPPORTED,
+                    pynvml.nvmlDeviceGetVgpuSchedulerState, device)
+                self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.set,
+                                 EQUAL, device=device)
+
     def test_not_under_a_guest(self):
         self.make_vgpu()
         self.set(EQUAL)
