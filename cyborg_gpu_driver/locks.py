@@ -66,6 +66,19 @@ def gpu(state_path: str, address: model.PciAddress,
                  REPORT_SECONDS if seconds is None else seconds, purpose)
 
 
+def look(state_path: str, address: model.PciAddress
+         ) -> contextlib.AbstractContextManager:
+    """Hold one GPU as :func:`gpu` does, for a comparison with its record.
+
+    Without ``state_path``, nobody has held a GPU yet. Then a diagnosis
+    creates nothing.
+
+    :raises LockTimeout, JournalError: as :func:`gpu`.
+    """
+    return (gpu(state_path, address) if os.path.exists(state_path)
+            else contextlib.nullcontext())
+
+
 @contextlib.contextmanager
 def gpus(state_path: str, addresses: Iterable[model.PciAddress],
          seconds: float | None = None, purpose: str = '') -> Iterator[None]:

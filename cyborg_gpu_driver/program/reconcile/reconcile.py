@@ -334,7 +334,7 @@ class Reconciler:
             dict.fromkeys(gpu.address for gpu in host.gpus))
         for gpu in gpus:
             with contextlib.suppress(exception.LockTimeout), \
-                    locks.gpu(self._records.state_path, gpu.address):
+                    locks.look(self._records.state_path, gpu.address):
                 claims = self._records.claims(gpu.address)
                 if (marks[gpu.address] != self._host.mark(gpu.address)
                         or claims != tuple(

@@ -78,6 +78,9 @@ class DoctorTest(base.CommandCase):
         self.assertEqual([], rows)
         self.assertIn('No problem was found.', said)
         self.assertIn('Placement is not used', said)
+        # A diagnosis creates no files.
+        self.assertFalse(os.path.exists(os.path.dirname(os.path.dirname(
+            self.record('0000:07:00.0')))))
 
     def test_what_cannot_be_read_is_not_compared(self):
         self.machine.lose_gpu('0000:0f:00.0')
