@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""``cyborg-gpu gpu list`` and ``gpu show``."""
+"""``cyborg-gpu gpu list``, ``gpu show`` and ``gpu map``."""
 
 from __future__ import annotations
 
@@ -37,6 +37,24 @@ class Vgpus(cliff_columns.FormattableColumn):
                          for item in self._value)
 
     def machine_readable(self) -> list[dict]:
+        return self._value
+
+
+class Partitions(cliff_columns.FormattableColumn):
+    """NVSwitch partitions: one per line for people, with all known fields for
+    programs; None if they are not known.
+    """
+
+    def human_readable(self) -> str:
+        if self._value is None:
+            return '-'
+        return '\n'.join(
+            f"{item['partition']} {item['state']}: modules "
+            + ', '.join(map(str, item['module_ids']))
+            + (f" for {item['owner']}" if item['owner'] else '')
+            for item in self._value)
+
+    def machine_readable(self) -> list[dict] | None:
         return self._value
 
 
@@ -82,7 +100,12 @@ def _roles(view, gpu):
 
 
 class ShowGpu(output.ShowOne):
-    """Show one GPU, with a picture of the slices in use."""
+    """Show one GPU, with a picture of the slices in use.
+
+    A fabric partition is a set of GPUs that NVIDIA's fabric manager connects
+    by NVLink. Partitions that share a GPU cannot be active at the same time.
+    The owner is the attach handle that a partition is active for.
+    """
 
     def get_parser(self, prog_name):
         parser = super().get_parser(prog_name)
@@ -94,6 +117,7 @@ class ShowGpu(output.ShowOne):
         view = self.app.view
         gpu = view.gpu(parsed_args.gpu)
         names, values = zip(*_facts(gpu, _mode(view, gpu)),
+                            ('fabric_partitions', _fabric(view, gpu)),
                             ('roles', _roles(view, gpu)),
                             ('cordons', _cordons(view, gpu)))
         return names, values
@@ -112,6 +136,52 @@ class ShowGpu(output.ShowOne):
                   if entry.placement is not None}
         for line in gpu_map.grid_lines(gpu, owners, pens):
             stdout.write(line + '\n')
+
+
+def _fabric(view, gpu):
+    """Return the NVSwitch partitions with a GPU, as far as they are known.
+
+    The fabric manager names a GPU by its module id. A GPU that is not bound
+    to NVIDIA's driver is found only by the records of mode nvlink.
+    """
+    # Other commands start faster without it.
+    from cyborg_gpu_driver.host.fabric import reader
+    fabric = reader.read(view.platform, view.host)
+    if fabric is None or fabric.problem:
+        if fabric is not None:
+            output.say(f'NVSwitches: {fabric.problem}')
+        return Partitions(None)
+    owners: dict = {}
+    groups: dict = {}
+    for other in view.host.gpus:
+        for entry in view.claims(other):
+            owners.setdefault(entry.fabric_partition, entry.handle)
+        known = view.records.peek(other.address).nvlink
+        for group in known.groups if known else ():
+            groups[group.partition] = group.members
+    rows = []
+    for item in fabric.partitions:
+        members = groups.get(item.partition_id) or tuple(filter(
+            None, map(fabric.gpu, item.members)))
+        if gpu.address in members:
+            rows.append(_partition(fabric, item, members,
+                                   owners.get(item.partition_id)))
+    return Partitions(rows)
+
+
+def _partition(fabric, item, members, owner):
+    first = item.members[0] if item.supported else None
+    return {
+        'partition': item.partition_id,
+        'state': ('unsupported' if not item.supported
+                  else 'active' if item.active else 'inactive'),
+        'gpus': [*map(str, members)],
+        'module_ids': sorted(item.physical_ids),
+        'nvlinks': first and first.links,
+        'line_rate_mbps': first and first.line_rate,
+        'overlaps': [other.partition_id for other in fabric.partitions
+                     if other is not item and other.overlaps(item)],
+        'owner': owner}
 
 
 def partitions(gpu: model.Gpu) -> collections.Counter:

@@ -125,7 +125,7 @@ def _wait_for_gpus(settings):
 
     :raises MinicloudError: if providers are missing in the end; names them.
     """
-    expected = {item['name']: host for host in settings.hosts
+    expected = {item['provider_name']: host for host in settings.hosts
                 for item in _report(settings, host)}
     placement = clients.connect(settings, clients.ADMIN).placement
     deadline = time.monotonic() + _REPORT
@@ -145,6 +145,6 @@ def _wait_for_gpus(settings):
 def _report(settings, host):
     rows = json.loads(steps.output(
         [steps.binary('cyborg-gpu'), '--config-file',
-         str(agent_path(settings, host)), 'report', 'show', '-f', 'json'],
+         str(agent_path(settings, host)), 'offer', 'list', '-f', 'json'],
         settings))
     return [row for row in rows if row['reported'] == 'yes']

@@ -23,9 +23,9 @@ from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.cmd import base
 
-_COMMANDS = (('gpu', 'list'), ('offer', 'list'), ('report', 'show'),
-             ('instance', 'list'), ('vgpu', 'list'),
-             ('doctor',), ('nova', 'config'), ('layout', 'export'),
+_COMMANDS = (('gpu', 'list'), ('offer', 'list'),
+             ('instance', 'list'), ('vgpu', 'list'), ('doctor',),
+             ('nova', 'config'), ('layout', 'export'),
              ('layout', 'restore'), ('layout', 'checkpoint'),
              ('gpu', 'prepare', '--all', '--dry-run'))
 

@@ -102,7 +102,7 @@ class CordonTest(CordonCase):
 
     def test_all_of_the_inventories_are_reserved(self):
         self.cordon(str(self.one))
-        for row in self.run_json('report', 'show')[0]:
+        for row in self.run_json('offer', 'list')[0]:
             self.assertEqual(
                 row['total'] if row['address'] == str(self.one) else 0,
                 row['reserved'])

@@ -9,7 +9,7 @@
 # WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
 # License for the specific language governing permissions and limitations
 # under the License.
-"""``cyborg-gpu gpu fabric``, and ``doctor`` on the same hosts."""
+"""The NVSwitch partitions in ``gpu show``, and ``doctor`` beside it."""
 
 from __future__ import annotations
 
@@ -39,20 +39,26 @@ class FabricTest(base.CommandCase):
         self.machine = simulator.Machine.load('hgx-h200-vfio', self.state)
         self.host = ('--simulate', 'hgx-h200-vfio', '--state', self.state)
 
+    def partitions(self, host, gpu):
+        """The partitions with a GPU, by number."""
+        shown = self.rows(*host, 'gpu', 'show', gpu)
+        return {item['partition']: item
+                for item in shown['fabric_partitions']}
+
     def test_the_partitions(self):
         with self.machine.operation(write=True):
             self.machine.state.fabric.active['3'] = []
-        rows = self.rows(*self.host, 'gpu', 'fabric')
-        self.assertEqual(15, len(rows))
-        pair = rows[3]
-        self.assertEqual((3, 'active', 2, [1, 3], 18, [0, 1, 7, 9]), tuple(
-            pair[name] for name in ('partition', 'state', 'count',
-                                    'module_ids', 'nvlinks', 'overlaps')))
-        for address in pair['gpus']:
-            self.assertEqual(address, str(model.PciAddress.parse(address)))
-        self.assertEqual(0, rows[7]['nvlinks'])
-        self.assertEqual({'inactive'}, {row['state'] for row in rows
-                                        if row is not pair})
+        found = self.partitions(self.host, '0000:3a:00.0')
+        self.assertEqual([0, 1, 3, 7], [*found])
+        self.assertEqual(
+            {'partition': 3, 'state': 'active',
+             'gpus': ['0000:3a:00.0', '0000:5d:00.0'], 'module_ids': [1, 3],
+             'nvlinks': 18, 'line_rate_mbps': found[0]['line_rate_mbps'],
+             'overlaps': [0, 1, 7, 9], 'owner': None}, found[3])
+        self.assertEqual(0, found.pop(7)['nvlinks'])
+        del found[3]
+        self.assertEqual({'inactive'},
+                         {item['state'] for item in found.values()})
 
     def test_the_owner(self):
         host_files.write_unprepared(self.directory, 'hgx-h100')
@@ -65,33 +71,36 @@ class FabricTest(base.CommandCase):
         self.assertEqual(5, len(offered))
         self.assertEqual({2, 8}, {len(row['gpus']) for row in offered})
         address = model.PciAddress.parse('0000:18:00.0')
-        other = model.PciAddress.parse('0000:5d:00.0')
+        other = model.PciAddress.parse('0000:2a:00.0')
         handle = '5f0ad1a3-7a3f-4b66-8f0e-0d1f3a0c2b11'
         store.Store(self.directory).put_claims(*gpu_record.Claim(
             handle, address, address, 'nvlink-2', 'nvlink-2',
             gpu_record.Phase.BOUND, fabric_partition=4,
             members=(address, other)).on_each())
-        rows = self.rows(*host, 'gpu', 'fabric')
         self.assertEqual({4: handle}, {
-            row['partition']: row['owner'] for row in rows if row['owner']})
+            number: item['owner'] for number, item
+            in self.partitions(host, str(other)).items() if item['owner']})
+        output, _ = self.run_program(*host, 'gpu', 'show', str(other),
+                                     '--max-width', '120')
+        self.assertIn(f'4 inactive: modules 2, 4 for {handle}', output)
 
     def test_a_fabric_manager_that_was_restarted(self):
         self.machine.start_fabric_manager(restart=True)
         with self.machine.operation(write=True):
             self.machine.state.fabric.waiting = False
-        self.assertEqual(15, len(self.rows(*self.host, 'gpu', 'fabric')))
-
-    def test_for_people(self):
-        output, _ = self.run_program(*self.host, 'gpu', 'fabric')
-        self.assertLessEqual(max(map(len, output.splitlines())), 80)
+        self.assertEqual([0, 1, 4, 8], [*self.partitions(self.host, '0')])
 
     def test_why_there_are_none(self):
-        for simulated, words in ((('--simulate', 'l40sx4'), 'no NVSwitches'),
-                                 (self.host, 'NOT_SUPPORTED')):
-            self.machine.configure_fabric_manager(mode=0)
-            self.machine.start_fabric_manager()
-            _, errors = self.run_program(*simulated, 'gpu', 'fabric', code=1)
-            self.assertIn(words, errors)
+        self.machine.configure_fabric_manager(mode=0)
+        self.machine.start_fabric_manager()
+        output, errors = self.run_program(*self.host, 'gpu', 'show', '0')
+        self.assertRegex(output, r'\| fabric_partitions +\| - +\|')
+        self.assertIn('NVSwitches: ', errors)
+        self.assertIn('NOT_SUPPORTED', errors)
+        output, errors = self.run_program('--simulate', 'l40sx4', 'gpu',
+                                          'show', '0')
+        self.assertRegex(output, r'\| fabric_partitions +\| - +\|')
+        self.assertNotIn('NVSwitches', errors)
 
     def test_check(self):
         conf = self.configure(_VGPUS + 'vgpu_types = H200X-141C\n',

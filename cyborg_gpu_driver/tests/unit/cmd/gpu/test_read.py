@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The read-only commands: gpu list, gpu show, offer list, report show."""
+"""The read-only commands: gpu list, gpu show and offer list."""
 
 import csv
 import io
@@ -23,6 +23,7 @@ import yaml
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
@@ -82,12 +83,11 @@ class GpuListTest(base.CommandCase):
     def test_under_wsl_it_is_shown_and_not_reported(self):
         rows = self.rows('--simulate', 'wsl', 'gpu', 'list')
         self.assertEqual(['ok'], [row['health'] for row in rows])
-        output, errors = self.run_program('--simulate', 'wsl', 'report',
-                                          'show', '-f', 'json')
+        output, errors = self.run_program('--simulate', 'wsl', 'offer',
+                                          'list', '-f', 'json')
         (row,) = json.loads(output)
-        self.assertEqual(('no', 0), (row['reported'], row['total']))
+        self.assertEqual(('no', 0), (row['reported'], row['creatable']))
         self.assertIn('WSL', row['problem'])
-        _, errors = self.run_program('--simulate', 'wsl', 'offer', 'list')
         self.assertIn('WSL', errors)
 
     def test_every_format(self):
@@ -113,7 +113,9 @@ class OfferListTest(base.CommandCase):
             rows = self.rows('--simulate', self.part(name), 'offer', 'list')
             self.assertEqual(
                 ['address', 'profile', 'resource_class', 'total', 'in_use',
-                 'creatable', 'reported', 'problem', 'traits', 'gpus'],
+                 'creatable', 'reserved', 'reported', 'problem', 'traits',
+                 'gpus', 'provider_name', 'provider_uuid', 'attributes',
+                 'driver_name', 'attach_handles', 'device'],
                 list(rows[0]), name)
             by_gpu = {}
             for row in rows:
@@ -146,9 +148,11 @@ class OfferListTest(base.CommandCase):
         _, errors = self.run_program(*where, 'offer', 'list')
         self.assertIn('0000:81:00.0: not reported (passthrough): 1 '
                       'process(es) of this machine use it', errors)
-        row, = [row for row in self.rows(*where, 'report', 'show')
+        row, = [row for row in self.rows(*where, 'offer', 'list')
                 if row['address'] == '0000:81:00.0']
-        self.assertEqual(('no', 0), (row['reported'], row['total']))
+        self.assertEqual(('no', 0, None, []), (
+            row['reported'], row['creatable'], row['provider_uuid'],
+            row['attach_handles']))
 
     def test_what_is_in_the_way_is_said(self):
         _, errors = self.run_program('--simulate', 'l40sx4', 'offer', 'list')
@@ -180,15 +184,42 @@ class GpuShowTest(base.CommandCase):
         self.assertIn('there is no GPU 0000:fe:00.0', errors)
 
 
-class ReportShowTest(base.CommandCase):
+class OfferReportTest(base.CommandCase):
+    """What the agent would report of the offers."""
 
     def test_all_that_is_sent(self):
-        row = self.rows('--simulate', 'mixed', 'report', 'show')[-1]
+        row = self.rows('--simulate', 'mixed', 'offer', 'list')[-1]
         self.assertEqual(('yes', 1), (row['reported'], row['total']))
         self.assertEqual('PGPU', row['attributes']['rc'])
         self.assertEqual('10de', row['device']['vendor'])
         (handle,) = row['attach_handles']
         self.assertEqual('PCI', handle['attach_type'])
+        columns = ('resource_class', 'reserved', 'traits', 'provider_name',
+                   'provider_uuid')
+        output, _ = self.run_program('--simulate', 'mixed', 'offer', 'list',
+                                     '--long')
+        for text in (*columns, 'PGPU', 'OWNER_CYBORG', row['provider_name'],
+                     row['provider_uuid']):
+            self.assertIn(text, output)
+
+    def test_a_gpu_that_is_gone_with_its_servers(self):
+        directory = self.useFixture(fixtures.TempDir()).path
+        path = self.configure(
+            f'[gpu]\nsimulate = t4x4\nstate_path = {directory}\n', directory)
+        gone = model.PciAddress.parse('0000:fe:00.0')
+        store.of(directory).put(gone, reported=gpu_record.Reported(
+            device_id='1eb8', mode='passthrough',
+            facts=gpu_record.ReportedFacts(), providers={
+                '4d1ad5b0-0000-4000-8000-000000000001':
+                gpu_record.ReportedProvider('PGPU', 1, '')}))
+        store.of(directory).put_claims(gpu_record.Claim(
+            '4d1ad5b0-0000-4000-8000-000000000002', gone, gone,
+            'passthrough', 'passthrough', gpu_record.Phase.BOUND))
+        *_, row = self.rows('--config-file', path, 'offer', 'list')
+        self.assertEqual((str(gone), None, 'no'), (
+            row['address'], row['profile'], row['reported']))
+        self.assertIn('not changed in Cyborg', row['problem'])
+        self.assertTrue(row['device']['stub'])
 
     def test_policies_of_a_file(self):
         directory = self.useFixture(fixtures.TempDir()).path
@@ -197,8 +228,9 @@ class ReportShowTest(base.CommandCase):
             f'state_path = {directory}\npolicies = t4\n'
             '[gpu_policy:t4]\nmode = vgpu\nvgpu_types = T4-2Q\n'
             'match_address = 0000:5e:00.0\n', directory)
-        (row,) = self.rows('--config-file', path, 'report', 'show')
-        self.assertEqual('compute7_gpu_0000:5e:00.0_T4-2Q', row['name'])
+        (row,) = self.rows('--config-file', path, 'offer', 'list')
+        self.assertEqual('compute7_gpu_0000:5e:00.0_T4-2Q',
+                         row['provider_name'])
         self.assertEqual((8, 0), (row['total'], row['reserved']))
         modes = [row['mode'] for row in self.rows('--config-file', path,
                                                   'gpu', 'list')]
@@ -208,8 +240,9 @@ class ReportShowTest(base.CommandCase):
         directory = self.useFixture(fixtures.TempDir()).path
         path = self.configure(
             f'[gpu]\nsimulate = mixed\nstate_path = {directory}\n', directory)
-        command = '--config-file', path, 'report', 'show'
-        rows = [row for row in self.rows(*command) if row['total']]
+        command = '--config-file', path, 'offer', 'list'
+        rows = [row for row in self.rows(*command)
+                if row['reported'] == 'yes']
         self.assertEqual({0}, {row['reserved'] for row in rows})
         disabled, *_, whole = rows
         self.assertEqual('PGPU', whole['attributes']['rc'])
@@ -228,8 +261,7 @@ class ReportShowTest(base.CommandCase):
         directory = self.useFixture(fixtures.TempDir()).path
         path = self.configure(f'[gpu]\nstate_path = {directory}/state\n',
                               directory)
-        for command in (('gpu', 'list'), ('offer', 'list'),
-                        ('report', 'show')):
+        for command in (('gpu', 'list'), ('offer', 'list')):
             self.run_program('--config-file', path, '--simulate', 'mixed',
                              *command)
         self.assertEqual(['cyborg.conf'], os.listdir(directory))
@@ -283,8 +315,7 @@ class NoGpuTest(base.CommandCase):
         guard.install()
         self.addCleanup(guard.uninstall)
         guard.unload_library()
-        for command in (('gpu', 'list'), ('offer', 'list'),
-                        ('report', 'show')):
+        for command in (('gpu', 'list'), ('offer', 'list')):
             output, errors = self.run_program('--config-file', path,
                                               *command, '-f', 'json')
             self.assertEqual('[]', output.strip())

@@ -27,7 +27,7 @@ from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _LISTS = (('gpu', 'list'), ('gpu', 'prepare', '--all', '--dry-run'),
-          ('offer', 'list'), ('offer', 'list', '--all'), ('report', 'show'),
+          ('offer', 'list'), ('offer', 'list', '--all'),
           ('instance', 'list'), ('vgpu', 'list'), ('doctor',))
 _LONG_NAME = 'compute-of-the-third-row-of-racks.gpu.east.example.org'
 
@@ -65,7 +65,6 @@ class DefaultTableTest(base.CommandCase):
 
     def test_mig_without_instances(self):
         found = self.check(self.part('dgx-a100-80'))
-        self.assertIn('CUSTOM_NVIDIA_1G_10GB_ME', found['report', 'show'])
         self.assertEqual(2 * 7 + 4, len(found['offer', 'list'].splitlines()))
 
     def test_passthrough(self):
@@ -146,7 +145,7 @@ class FlatFormatTest(base.CommandCase):
 
     def test_names_and_nested_values(self):
         output, _ = self.run_program('--simulate', self.part('dgx-a100-80'),
-                                     'report', 'show', '-f', 'csv')
+                                     'offer', 'list', '-f', 'csv')
         row = next(csv.DictReader(io.StringIO(output),
                                   escapechar='\\'))
         self.assertEqual('CUSTOM_GPU_ARCH_AMPERE', row['traits'].split(',')[0])
