@@ -51,10 +51,10 @@ class NvmlTest(outages.OutageCase):
         self.assert_said_once()
         machine = pynvml.nvmlLib.machine
         machine.host = dataclasses.replace(machine.host,
-                                           driver_version='580.95.05')
+                                           driver_version='550.163.01')
         world.load_library()
         self.assert_all_right()
-        self.assertEqual('580.95.05', self.driver._running()
+        self.assertEqual('550.163.01', self.driver._running()
                          ._host.host().driver_version)
 
 

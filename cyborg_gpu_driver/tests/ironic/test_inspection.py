@@ -140,11 +140,14 @@ class NoDriverTest(inspection_case.InspectionCase):
     def test_sysfs_alone(self):
         self.without_simulation('2330', '2330')
         self.inspect()
-        self.assertEqual({'CUSTOM_NVIDIA_2330', 'CUSTOM_GPU_COUNT_2'},
-                         self.others)
+        # NVIDIA's table of names knows the board without its driver.
+        self.assertEqual(
+            {'CUSTOM_NVIDIA_2330', 'CUSTOM_GPU_COUNT_2',
+             'CUSTOM_GPU_ARCH_HOPPER', 'CUSTOM_GPU_MEMORY_80GB',
+             'CUSTOM_GPU_MODEL_H100_80GB_HBM3'}, self.others)
         self.assertEqual({LAYOUT + 'ALL_DISABLED'}, self.layouts)
         found = self.node.properties['nvidia_gpus']
-        self.assertEqual('baremetal-gpu-10de-2330-x2',
+        self.assertEqual('baremetal-gpu-h100-80gb-hbm3-x2',
                          found['resource_class'])
         self.assertIn('libnvidia-ml', found['nvml_problem'])
 
