@@ -141,7 +141,7 @@ def bare_loop(nvml, addresses) -> None:
 def fill(directory: str, addresses: list[model.PciAddress]) -> None:
     """Write the records of a busy host and the state of its agent."""
     records = store.of(directory)
-    keeper = state.Keeper(directory, 'host')
+    keeper = state.StateWriter(directory, 'host')
     for gpu in addresses:
         records.put(gpu, claims=tuple(
             gpu_record.Claim(

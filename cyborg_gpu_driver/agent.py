@@ -129,9 +129,9 @@ class _Node(node.Node):
         """Write the free capacity of a GPU to Placement."""
         wanted = self.inventories(address)
         if generations is None:
-            self.keeper.write(wanted)
+            self.reserved_writer.write(wanted)
         else:
-            self.keeper.enforce(wanted, generations)
+            self.reserved_writer.enforce(wanted, generations)
 
 
 class Agent:
@@ -158,7 +158,7 @@ class Agent:
         self._settings = settings
         self._host = self._node.live
         self._records = self._node.records
-        self._keeper = self._node.keeper
+        self._reserved_writer = self._node.reserved_writer
         self._health = self._node.health
         self._said = log_once.LogOnce()
         self._conditions: set[str] = set()
@@ -335,10 +335,11 @@ class Agent:
             if not providers:
                 return there
             # The drift comparison has just read them, if it had a reason to.
-            there = generations = (self._node.drift.take_generations()
-                                   or self._keeper.generations(providers))
+            there = generations = (
+                self._node.drift.take_generations()
+                or self._reserved_writer.generations(providers))
             complete = self._publisher.enforce(decided.trusted, generations)
-            self._keeper.enforce(draining, generations)
+            self._reserved_writer.enforce(draining, generations)
         except Exception as error:
             self._publisher.say(error)
         else:

@@ -66,7 +66,7 @@ def gpu(state_path: str, address: model.PciAddress,
                  REPORT_SECONDS if seconds is None else seconds, purpose)
 
 
-def look(state_path: str, address: model.PciAddress
+def to_read(state_path: str, address: model.PciAddress
          ) -> contextlib.AbstractContextManager:
     """Hold one GPU as :func:`gpu` does, for a comparison with its record.
 

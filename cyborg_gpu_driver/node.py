@@ -191,9 +191,9 @@ class Node(host_parts.HostParts, services.Services):
             self.settings, self)
 
     @functools.cached_property
-    def vgpus(self) -> orphans.Keeper:
+    def vgpus(self) -> orphans.VgpuOrphans:
         """Knows to whom the vGPUs belong."""
-        return orphans.Keeper(self.platform, self.reader, self.records,
+        return orphans.VgpuOrphans(self.platform, self.reader, self.records,
                               self.settings)
 
     @functools.cached_property
@@ -202,7 +202,7 @@ class Node(host_parts.HostParts, services.Services):
         return reset.Resetter(self.platform, self.health)
 
     @functools.cached_property
-    def keeper(self) -> reserved.ReservedKeeper:
+    def reserved_writer(self) -> reserved.ReservedWriter:
         """Reads and writes ``reserved`` in Placement.
 
         :raises HostUnusable: if the node must not query Placement.
@@ -210,29 +210,29 @@ class Node(host_parts.HostParts, services.Services):
         if self.tree is None:
             raise exception.HostUnusable(
                 reason='no Placement client is configured')
-        return reserved.ReservedKeeper(self.tree)
+        return reserved.ReservedWriter(self.tree)
 
     @functools.cached_property
     def withdrawal(self) -> withdrawal.Withdrawal:
         """Compares a report with the last one."""
         return withdrawal.Withdrawal(
-            self.state_path, self._keeper)
+            self.state_path, self._reserved_writer)
 
     @functools.cached_property
-    def cordons(self) -> cordons.CordonKeeper:
+    def cordons(self) -> cordons.GpuCordons:
         """Knows which GPUs get no new server."""
-        return cordons.CordonKeeper(self.state_path)
+        return cordons.GpuCordons(self.state_path)
 
     @functools.cached_property
     def cleaner(self) -> cleaning.Cleaner:
         """Cleans whole GPUs that servers have released."""
         return cleaning.Cleaner(
-            self.resetter, self.state_path, self._keeper,
+            self.resetter, self.state_path, self._reserved_writer,
             audit.Audit(self.state_path), self.settings.clean_whole_gpus)
 
     @property
-    def _keeper(self) -> reserved.ReservedKeeper | None:
-        return None if self.tree is None else self.keeper
+    def _reserved_writer(self) -> reserved.ReservedWriter | None:
+        return None if self.tree is None else self.reserved_writer
 
     def act_here(self) -> None:
         """Make privileged changes in this process, not in a daemon."""

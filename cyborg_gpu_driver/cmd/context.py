@@ -133,7 +133,8 @@ class Machine(view.HostView, node.Node):
             return
         try:
             wanted = self.inventories(address)
-            self.keeper.enforce(wanted, self.keeper.generations(
+            writer = self.reserved_writer
+            writer.enforce(wanted, writer.generations(
                 [inventory.provider for inventory in wanted]))
         except exception.UnknownGpu:
             # A GPU that no longer exists has no offers.

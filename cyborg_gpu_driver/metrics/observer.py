@@ -56,7 +56,7 @@ class Observer:
         self._node = node
         self._state_path = node.state_path
         self._audit = audit.Audit(self._state_path)
-        self._keeper = state.Keeper(self._state_path, node.hostname)
+        self._writer = state.StateWriter(self._state_path, node.hostname)
 
     def call(self, operation: str
              ) -> contextlib.AbstractContextManager[None]:
@@ -65,28 +65,28 @@ class Observer:
         The next report writes the counts, because a write to the disk would
         make every bind slower.
         """
-        return self._keeper.timed(operation)
+        return self._writer.timed(operation)
 
     def event(self, event: condition.Event) -> None:
         """Count an error that the NVIDIA driver has reported.
 
         The next report writes the count.
         """
-        self._keeper.xid(event.address, event.xid)
+        self._writer.xid(event.address, event.xid)
 
     @contextlib.contextmanager
     def report(self) -> Iterator[None]:
         """Watch a report."""
         try:
-            with self._keeper.timed('report'):
+            with self._writer.timed('report'):
                 yield
-            self._keeper.reported()
+            self._writer.reported()
         finally:
             with _harmless():
                 self._look()
             with _harmless():
                 reconciler = self._node.reconciler
-                self._keeper.found(
+                self._writer.found(
                     (kind.value for kind in reconciler.left),
                     (kind.value for kind in reconciler.repaired))
             with _harmless():
@@ -106,7 +106,7 @@ class Observer:
         if known is None:
             return
         with _harmless():
-            before = self._keeper.owners
+            before = self._writer.owners
             owners = {}
             for claim in self._node.records.claims():
                 request = known.of(claim.handle)
@@ -122,7 +122,7 @@ class Observer:
                         claim.gpu, 'assigned', claim.handle,
                         {'server': owner.server, 'arq': owner.arq,
                          'since': claim.since})
-            self._keeper.set(owners=owners)
+            self._writer.set(owners=owners)
 
     def _count(self) -> None:
         """Let what servers have count up to this report.
@@ -157,7 +157,7 @@ class Observer:
         """
         servers = {}
         for claim in record.claims:
-            owner = state.owner_of(claim, self._keeper.owners)
+            owner = state.owner_of(claim, self._writer.owners)
             if owner is not None:
                 servers[claim.handle] = owner.server
         found = {}
@@ -184,7 +184,7 @@ class Observer:
         for gpu in self._node.live.host().gpus:
             with _harmless():
                 known[gpu.address] = self._look_at(gpu)
-        self._keeper.set(gpus=known)
+        self._writer.set(gpus=known)
 
     def _look_at(self, gpu: model.Gpu) -> state.GpuState:
         address = gpu.address
@@ -196,11 +196,11 @@ class Observer:
             self._node.hostname, self._node.health.unhealthy(address) is None)
 
     def _write(self) -> None:
-        self._keeper.set(
+        self._writer.set(
             missed_deadlines=deadline.missed(),
             stuck_calls=len(deadline.stuck()),
             unwritten=store.of(self._state_path).unwritten)
-        self._keeper.write()
+        self._writer.write()
 
 
 def gpu_state(gpu: model.Gpu, found: Iterable[offers.Offer],

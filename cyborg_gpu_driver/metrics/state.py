@@ -174,7 +174,7 @@ def read(state_path: str) -> State | None:
             path=place, reason=f'is damaged: {error}') from error
 
 
-class Keeper:
+class StateWriter:
     """Counts for one agent, and writes the file.
 
     :param state_path: ``[gpu] state_path``.

@@ -37,7 +37,7 @@ Explain = Callable[[model.PciAddress], cordon.Cordon | None]
 """Who disabled a GPU in Cyborg, when and why; None if unknown."""
 
 
-class CordonKeeper:
+class GpuCordons:
     """Knows and changes which GPUs get no new server.
 
     :param state_path: ``[gpu] state_path``.

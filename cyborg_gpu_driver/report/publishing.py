@@ -104,7 +104,7 @@ class Publisher:
 
         If one GPU cannot be written, the others are still written.
 
-        :param generations: see :meth:`.reserved.ReservedKeeper.enforce`.
+        :param generations: see :meth:`.reserved.ReservedWriter.enforce`.
         :returns: whether all GPUs are written.
         """
         end = time.monotonic() + _REPORT_SECONDS

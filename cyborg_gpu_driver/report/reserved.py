@@ -58,7 +58,7 @@ class Inventory:
         return self.total - self.reserved
 
 
-class ReservedKeeper:
+class ReservedWriter:
     """Writes ``reserved``, with as few requests as possible.
 
     :param tree: the providers of this host.
@@ -233,7 +233,7 @@ class ReservedKeeper:
                        reporting: bool) -> bool:
         """Whether to keep a provider closed that another client has closed.
 
-        If the keeper had closed it too, only its generation tells that.
+        If the writer had closed it too, only its generation tells that.
         """
         provider = inventory.provider
         if body['reserved'] != body['total']:
@@ -246,7 +246,7 @@ class ReservedKeeper:
         seen = self._written.get(provider)
         if (seen == (0, body['resource_provider_generation'])
                 or seen is None and reporting):
-            # The keeper closed it itself, or it was closed before the agent
+            # The writer closed it itself, or it was closed before the agent
             # first asked Cyborg.
             return False
         self._closed.add(provider)

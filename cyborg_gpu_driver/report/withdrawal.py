@@ -119,13 +119,13 @@ class Withdrawal:
     is remembered and checked with each further report, until Placement no
     longer has it.
 
-    :param keeper: knows which providers have allocations. None does not ask
+    :param writer: knows which providers have allocations. None does not ask
         Placement and assumes that no provider has any.
     """
 
     def __init__(self, state_path: str,
-                 keeper: reserved.ReservedKeeper | None):
-        self._keeper = keeper
+                 writer: reserved.ReservedWriter | None):
+        self._writer = writer
         self._records = store.of(state_path)
         self._memory: dict[model.PciAddress,
                            gpu_record.Reported] | None = None
@@ -301,12 +301,12 @@ class Withdrawal:
 
         If Placement does not answer, the provider counts as used.
         """
-        if self._keeper is None:
+        if self._writer is None:
             return False
         if self._silent:
             return True
         try:
-            return self._keeper.in_use(provider)
+            return self._writer.in_use(provider)
         except Exception as error:
             # Each further request of this report would wait as long.
             self._silent = not isinstance(error, exception.PlacementRefused)

@@ -377,11 +377,11 @@ class ClearHealth(command.Command):
         return parser
 
     def take_action(self, parsed_args):
-        keeper = self.app.machine.health
+        gpu_health = self.app.machine.health
         with contextlib.suppress(exception.InvalidValue):
-            if keeper.replaced(model.PciAddress.parse(parsed_args.gpu)):
+            if gpu_health.replaced(model.PciAddress.parse(parsed_args.gpu)):
                 return
-        keeper.replaced(self.app.machine.gpu(parsed_args.gpu).address)
+        gpu_health.replaced(self.app.machine.gpu(parsed_args.gpu).address)
 
 
 class _Node(context.Machine):

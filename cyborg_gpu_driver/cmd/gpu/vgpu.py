@@ -50,10 +50,10 @@ class ListVgpu(output.Lister):
         return parser
 
     def take_action(self, parsed_args):
-        keeper = _keeper(self.app.machine)
+        vgpus = _vgpus(self.app.machine)
         claimed = _claimed(parsed_args, self.app.machine.hostname)
         rows = []
-        for found in keeper.found():
+        for found in vgpus.found():
             orphan = found.orphan(claimed)
             if parsed_args.orphans and orphan is orphans.Orphan.NO:
                 continue
@@ -91,7 +91,7 @@ class CleanVgpu(command.Command):
         return parser
 
     def take_action(self, parsed_args):
-        keeper = _keeper(self.app.machine, changes=True)
+        vgpus = _vgpus(self.app.machine, changes=True)
         claimed = _claimed(parsed_args, self.app.machine.hostname)
         if (parsed_args.orphans and claimed is None
                 and not parsed_args.without_cloud):
@@ -99,7 +99,7 @@ class CleanVgpu(command.Command):
                 cloud='no cloud', reason='it is not known whether a server '
                                          'has the vGPU; name the cloud with '
                                          '--os-cloud, or give --without-cloud')
-        live = keeper.found()
+        live = vgpus.found()
         wanted = (_maybe_orphans(live, claimed) if parsed_args.orphans
                   else _named(live, parsed_args.name))
         kept = [name for name, found in wanted.items()
@@ -110,12 +110,12 @@ class CleanVgpu(command.Command):
         elif not parsed_args.yes and not _agreed(free):
             output.say('Nothing was removed.')
             return 1
-        return int(not _remove(keeper, free, claimed) or bool(kept))
+        return int(not _remove(vgpus, free, claimed) or bool(kept))
 
 
-def _keeper(node: context.Machine, changes: bool = False
-            ) -> orphans.Keeper:
-    """Return the keeper of the vGPUs of this machine.
+def _vgpus(node: context.Machine, changes: bool = False
+            ) -> orphans.VgpuOrphans:
+    """Return the vGPUs of this machine.
 
     :raises HostUnusable: if ``changes`` is true and the user is not root.
     """
@@ -194,13 +194,13 @@ def _agreed(free):
     return output.agreed(f'Remove {len(free)} of the vGPUs of this host?')
 
 
-def _remove(keeper, free, claimed):
+def _remove(vgpus, free, claimed):
     """Remove the vGPUs one by one; return whether all were removed."""
     failed = 0
     for number, found in enumerate(free, 1):
         begin = f'{number} of {len(free)}: '
         try:
-            left = keeper.remove(found, claimed)
+            left = vgpus.remove(found, claimed)
         except exception.GpuDriverError as error:
             failed += 1
             output.say(begin + str(error))

@@ -38,7 +38,7 @@ from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.program import audit
-from cyborg_gpu_driver.program import cordons as cordon_keeper
+from cyborg_gpu_driver.program import cordons as gpu_cordons
 from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import live
@@ -69,16 +69,16 @@ class Admission:
     :param host: the state of the machine.
     :param cloud: knows the servers' allocations and projects.
     :param cordons: knows which GPUs get no new server.
-    :param keeper: knows which virtual functions get none.
+    :param gpu_health: knows which virtual functions get none.
     """
 
     def __init__(self, host: live.LiveHost, cloud: services.Services,
-                 cordons: cordon_keeper.CordonKeeper,
-                 keeper: health.GpuHealth):
+                 cordons: gpu_cordons.GpuCordons,
+                 gpu_health: health.GpuHealth):
         self._host = host
         self._cloud = cloud
         self._cordons = cordons
-        self._health = keeper
+        self._health = gpu_health
         self._mutex = threading.Lock()
         self._units: dict[str, str] = {}
         """By handle: the server and provider that its bind counts for."""
@@ -202,7 +202,7 @@ class Binder:
     :param transactions: roll back the changes that a dead process left.
     :param cloud: publishes what a GPU has room for when that may have
         changed.
-    :param keeper: forgets the health of destroyed instances.
+    :param gpu_health: forgets the health of destroyed instances.
     :param cordons: knows which GPUs get no new server.
     :param limits: the time limits.
     :param running: the binds of this process that have not ended.
@@ -211,8 +211,8 @@ class Binder:
     def __init__(self, host: live.LiveHost, parts: partitions.Partitions,
                  transactions: transaction.Transactions,
                  cloud: services.Services,
-                 keeper: health.GpuHealth,
-                 cordons: cordon_keeper.CordonKeeper,
+                 gpu_health: health.GpuHealth,
+                 cordons: gpu_cordons.GpuCordons,
                  limits: Limits = Limits(),
                  running: turns.Turns | None = None):
         self._host = host
@@ -221,13 +221,13 @@ class Binder:
         self._records = records = transactions.records
         self._cloud = cloud
         self._limits = limits
-        self._admission = Admission(host, cloud, cordons, keeper)
+        self._admission = Admission(host, cloud, cordons, gpu_health)
         self._audit = audit.Audit(records.state_path)
         self._maker = making.Maker(transactions.machine, host, parts,
-                                   records, self._audit, keeper)
+                                   records, self._audit, gpu_health)
         self._roles = making.RoleTaker(host, transactions, cloud)
         self._turns = running or turns.Turns(limits.clock)
-        self._health = keeper
+        self._health = gpu_health
         self._failed: set[model.PciAddress] = set()
         """Virtual functions whose last server never came up."""
         self._kept = log_once.LogOnce()

@@ -220,7 +220,7 @@ class Groups:
                 self._host.refresh_gpu(address)
             turn.check()
             bound = claim.on_each(phase=gpu_record.Phase.BOUND,
-                                    since=self._records.clock())
+                                  since=self._records.clock())
             self._records.put_claims(*reversed(bound))
         except Exception as error:
             _roll_back(self.remove, claim)
@@ -347,19 +347,19 @@ class Maker:
     :param parts: creates and destroys the partitions of claims.
     :param records: the records of the machine.
     :param history: the audit log.
-    :param keeper: forgets the health of destroyed instances.
+    :param gpu_health: forgets the health of destroyed instances.
     """
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
                  parts: partitions.Partitions, records: store.Store,
-                 history: audit.Audit, keeper: health.GpuHealth):
+                 history: audit.Audit, gpu_health: health.GpuHealth):
         self._host = host
         self._parts = parts
         self._records = records
         self._audit = history
-        self._health = keeper
+        self._health = gpu_health
         self._groups = Groups(machine, host, records, history,
-                              reset.Resetter(machine, keeper))
+                              reset.Resetter(machine, gpu_health))
 
     def is_made(self, address: model.PciAddress,
                 asked: plan.Request) -> bool:

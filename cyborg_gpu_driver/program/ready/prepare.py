@@ -164,21 +164,21 @@ class Preparer:
 
     :param host_reader: reads GPUs.
     :param transactions: rolls back a change that a dead process has left.
-    :param keeper: knows which GPUs are unhealthy.
+    :param gpu_health: knows which GPUs are unhealthy.
     :param cloud: knows which GPUs have servers.
     :param clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, host_reader: reader.HostReader,
                  transactions: transaction.Transactions,
-                 settings: policies.Settings, keeper: health.GpuHealth,
+                 settings: policies.Settings, gpu_health: health.GpuHealth,
                  cloud: services.Services,
                  clock: Callable[[], float] = time.monotonic):
         self._machine = transactions.machine
         self._reader = host_reader
         self._transactions = transactions
         self._settings = settings
-        self._health = keeper
+        self._health = gpu_health
         self._cloud = cloud
         self._records = transactions.records
         self._backoff = backoff.Backoff(LOG, clock)

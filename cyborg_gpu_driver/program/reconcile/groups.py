@@ -52,7 +52,7 @@ LOG = logging.getLogger(__name__)
 # asks for their list ("Resiliency" in its user guide).
 
 
-class FabricKeeper:
+class FabricPartitions:
     """Compares partitions with the claims of one machine, and corrects them.
 
     Each change is made under the locks of its GPUs. An error with one
@@ -290,7 +290,7 @@ def _may_take_whole_gpu(gpu: model.Gpu | None, mdev_type: str) -> bool:
 _Phase = gpu_record.Phase
 
 
-class NvlinkKeeper:
+class NvlinkGroups:
     """Maintains the groups of GPUs of one machine.
 
     :param machine: the machine to read.
@@ -300,7 +300,7 @@ class NvlinkKeeper:
     """
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
-                 records: store.Store, switches: FabricKeeper):
+                 records: store.Store, switches: FabricPartitions):
         self._machine = machine
         self._host = host
         self._records = records

@@ -103,7 +103,7 @@ class Found:
         return Orphan.YES
 
 
-class Keeper:
+class VgpuOrphans:
     """Knows the live vGPUs of one machine, and removes orphans.
 
     :param machine: one whose privileged changes are made in this process

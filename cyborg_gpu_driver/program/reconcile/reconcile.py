@@ -61,20 +61,20 @@ class Repairer:
     :param host: the last snapshot of the machine.
     :param restorer: creates what a claim lacks.
     :param records: the records of the machine.
-    :param keeper: knows who uses a vGPU.
+    :param vgpus: knows who uses a vGPU.
     :param rebuilder: writes the claims of requests that have none.
     :param binds: finishes interrupted binds and unbinds.
     :param cloud: knows the accelerator requests, and publishes.
     """
 
     def __init__(self, host: live.LiveHost, restorer: restore.Restorer,
-                 records: store.Store, keeper: orphans.Keeper,
+                 records: store.Store, vgpus: orphans.VgpuOrphans,
                  rebuilder: rebuild.Rebuilder, binds: binder.Binder,
                  cloud: services.Services):
         self._host = host
         self._restorer = restorer
         self._records = records
-        self._keeper = keeper
+        self._vgpus = vgpus
         self._rebuilder = rebuilder
         self._binder = binds
         self._cloud = cloud
@@ -115,7 +115,7 @@ class Repairer:
                         + ', '.join(requests.unsettled))
         with self._locked(difference):
             self._check_unchanged(claim)
-            user = users(self._keeper, claim.gpu, (claim,)).get(
+            user = users(self._vgpus, claim.gpu, (claim,)).get(
                 desired.vgpu_name(claim))
             if user:
                 raise _kept(user)
@@ -177,7 +177,7 @@ class Repairer:
             raise _kept('it was bound or unbound in the meantime')
 
 
-def users(keeper: orphans.Keeper, gpu: model.PciAddress,
+def users(vgpus: orphans.VgpuOrphans, gpu: model.PciAddress,
           claims: tuple[gpu_record.Claim, ...]) -> dict[str, str]:
     """The users of the claims' vGPUs that are in use, or may be, by name.
 
@@ -193,7 +193,7 @@ def users(keeper: orphans.Keeper, gpu: model.PciAddress,
                     f'GPU {address} is open in ' + consent.describe(there))
     names = {desired.vgpu_name(claim) for claim in claims
              if not claim.members}
-    for item in keeper.on(gpu):
+    for item in vgpus.on(gpu):
         if item.vgpu.name in names:
             user = dataclasses.replace(item, owner=None).obstacle(None)
             if user:
@@ -218,7 +218,7 @@ class Reconciler:
     :param host: the last snapshot of the machine.
     :param records: the records of the machine.
     :param settings: the operator's policies.
-    :param keeper: knows who uses a vGPU.
+    :param vgpus: knows who uses a vGPU.
     :param rebuilder: rebuilds lost claims.
     :param repairer: repairs differences.
     :param cloud: the cloud's services; comparisons with records that they
@@ -230,18 +230,18 @@ class Reconciler:
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
                  records: store.Store, settings: policies.Settings,
-                 keeper: orphans.Keeper, rebuilder: rebuild.Rebuilder,
+                 vgpus: orphans.VgpuOrphans, rebuilder: rebuild.Rebuilder,
                  repairer: Repairer,
                  cloud: services.Services, grace: float = _GRACE,
                  clock: Callable[[], float] = time.monotonic):
         self._machine = machine
-        self._fabric = groups.FabricKeeper(machine, host, records)
-        self._nvlink = groups.NvlinkKeeper(machine, host, records,
+        self._fabric = groups.FabricPartitions(machine, host, records)
+        self._nvlink = groups.NvlinkGroups(machine, host, records,
                                            self._fabric)
         self._host = host
         self._records = records
         self._settings = settings
-        self._keeper = keeper
+        self._vgpus = vgpus
         self._rebuilder = rebuilder
         self._repairer = repairer
         self._cloud = cloud
@@ -334,7 +334,7 @@ class Reconciler:
             dict.fromkeys(gpu.address for gpu in host.gpus))
         for gpu in gpus:
             with contextlib.suppress(exception.LockTimeout), \
-                    locks.look(self._records.state_path, gpu.address):
+                    locks.to_read(self._records.state_path, gpu.address):
                 claims = self._records.claims(gpu.address)
                 if (marks[gpu.address] != self._host.mark(gpu.address)
                         or claims != tuple(
@@ -368,7 +368,7 @@ class Reconciler:
                               usages, boot=self._machine.boot_id())
         lost = desired.unrequested(facts)
         return dataclasses.replace(
-            facts, users=users(self._keeper, gpu.address, lost)
+            facts, users=users(self._vgpus, gpu.address, lost)
             if lost else {},
             in_use=self._in_use(facts))
 

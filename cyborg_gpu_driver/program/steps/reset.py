@@ -170,13 +170,13 @@ def _check_answers(machine: platform.Platform, address: model.PciAddress
 class Resetter:
     """Resets unused GPUs of one machine.
 
-    :param keeper: forgets the problems that a reset cures.
+    :param gpu_health: forgets the problems that a reset cures.
     """
 
     def __init__(self, machine: platform.Platform,
-                 keeper: health.GpuHealth):
+                 gpu_health: health.GpuHealth):
         self._machine = machine
-        self._health = keeper
+        self._health = gpu_health
         self.done: set[model.PciAddress] = set()
         """GPUs that were reset; the caller clears the set."""
 

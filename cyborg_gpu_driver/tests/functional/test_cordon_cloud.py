@@ -23,7 +23,7 @@ from cyborg_gpu_driver.osc import cordons as osc_cordons
 from cyborg_gpu_driver.osc import explain
 from cyborg_gpu_driver.osc import host
 from cyborg_gpu_driver.partition import cordon
-from cyborg_gpu_driver.program import cordons as keepers
+from cyborg_gpu_driver.program import cordons as program_cordons
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import explain_case
@@ -48,7 +48,7 @@ class CloudCordonTest(test_disable.DisableCase):
                 self.cloud.placement.url, 'admin'),
             'compute': self.compute})).cloud
         self.openstack = running.Openstack(self.cloud_of_operator)
-        self.keeper = keepers.CordonKeeper(self.state_path)
+        self.gpu_cordons = program_cordons.GpuCordons(self.state_path)
         self.large = self.profile(_LARGE)
 
     def run_gpu(self, command, *arguments, **kwargs):
@@ -82,7 +82,7 @@ class CloudCordonTest(test_disable.DisableCase):
         (row,) = self.close(SECOND)
         self.assertEqual((SECOND, True), (row['GPU'], row['Cordoned']))
         self.assert_disabled()
-        (known,) = self.keeper.of(next(iter(self.keeper.known())))
+        (known,) = self.gpu_cordons.of(next(iter(self.gpu_cordons.known())))
         self.assertEqual((cordon.Source.CYBORG, 'Umzug nach Süden!'),
                          (known.source, known.reason))
         self.assertTrue(known.who and known.since)
@@ -100,7 +100,7 @@ class CloudCordonTest(test_disable.DisableCase):
         self.assertFalse(row['Cordoned'])
         self.report()
         self.assertEqual({False}, self.is_closed(SECOND))
-        self.assertEqual({}, self.keeper.known())
+        self.assertEqual({}, self.gpu_cordons.known())
         self.assertEqual((set(), []), self.traits())
 
     def test_a_whole_host(self):

@@ -142,8 +142,8 @@ class TroubleTest(gpu_cloud.GpuTestCase):
 
     @scope.only_in_all
     def test_placement_is_not_waited_for_longer_than_a_bind_may_take(self):
-        session = self.driver._running()._keeper._tree.client._client.session
-        self.assertEqual(20, session.timeout)
+        client = self.driver._running()._reserved_writer._tree.client._client
+        self.assertEqual(20, client.session.timeout)
 
     def test_a_whole_gpu_in_use_keeps_its_traits(self):
         world = self.world()

@@ -110,7 +110,7 @@ class EventTest(gpu_cloud.GpuTestCase):
     def setUp(self):
         super().setUp()
         agent = self.driver._running()
-        # For tests that wait for a write: only the keeper's own are noted.
+        # For tests that wait for a write: only GpuHealth's own are noted.
         self.written = queue.Queue()
         publisher = agent._publisher
         write = publisher._write

@@ -52,7 +52,7 @@ class PlacementCase(outages.OutageCase):
             Before and after the block it waits longer, because Placement can
             be slow on a busy machine.
         """
-        session = (self.driver._running()._keeper._tree.client._client
+        session = (self.driver._running()._reserved_writer._tree.client._client
                    .session)
         with (mock.patch.object(session, 'timeout', timeout),
               self.door.silent()):

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The keeper of ``reserved`` on the released Placement, and nothing else."""
+"""The writer of ``reserved`` on the released Placement, and nothing else."""
 
 import dataclasses
 import uuid
@@ -73,7 +73,7 @@ class ReservedCase(oslo_base.BaseTestCase):
         self.restart()
 
     def restart(self):
-        self.keeper = reserved.ReservedKeeper(
+        self.writer = reserved.ReservedWriter(
             publishing.ProviderTree(lambda: self.client),
             lambda: self.now)
 
@@ -110,10 +110,10 @@ class ReservedCase(oslo_base.BaseTestCase):
 
     def enforce(self, *counts):
         """Enforce these counts as one report does."""
-        self.keeper.enforce(
+        self.writer.enforce(
             [self.wanted(provider, count) for provider, count
              in zip((self.one, self.two), counts, strict=True)],
-            self.keeper.generations([self.one, self.two]))
+            self.writer.generations([self.one, self.two]))
 
     def use(self, provider):
         """Allocate one unit to a new server; return the server's UUID."""
@@ -130,11 +130,11 @@ class WriteTest(ReservedCase):
     def test_a_bind_writes_what_differs_once(self):
         asked = []
         self.client.before_get = asked.append
-        self.keeper.write([self.wanted(self.one, 3), self.wanted(self.two, 0)])
+        self.writer.write([self.wanted(self.one, 3), self.wanted(self.two, 0)])
         self.assertEqual([3, 0], self.reserved())
         generation = self.generation(self.one)
         asked.clear()
-        self.keeper.write([self.wanted(self.one, 3), self.wanted(self.two, 0)])
+        self.writer.write([self.wanted(self.one, 3), self.wanted(self.two, 0)])
         self.assertEqual([], asked)
         self.assertEqual(generation, self.generation(self.one))
 
@@ -157,9 +157,9 @@ class WriteTest(ReservedCase):
     def test_a_provider_that_there_is_not_is_left_out(self):
         # Cyborg creates the provider after the report, or has removed it.
         absent = self.wanted(str(uuid.uuid4()), 1)
-        self.keeper.write([absent, self.wanted(self.one, 3)])
-        self.keeper.enforce([absent, self.wanted(self.two, 2)],
-                            self.keeper.generations([self.one]))
+        self.writer.write([absent, self.wanted(self.one, 3)])
+        self.writer.enforce([absent, self.wanted(self.two, 2)],
+                            self.writer.generations([self.one]))
         self.assertEqual([3, 2], self.reserved())
 
     def test_a_provider_that_is_made_again_is_written_again(self):
@@ -170,7 +170,7 @@ class WriteTest(ReservedCase):
             'name': 'one', 'uuid': self.one,
             'parent_provider_uuid': self.root})
         self.with_inventory(self.one)
-        self.keeper.write([self.wanted(self.one, 3)])
+        self.writer.write([self.wanted(self.one, 3)])
         self.assertEqual([3, 0], self.reserved())
 
     def test_as_much_is_offered_while_placement_has_another_total(self):
@@ -184,8 +184,8 @@ class WriteTest(ReservedCase):
                 (_TOTAL - 3, _TOTAL - 3, _TOTAL)):
             wanted = dataclasses.replace(
                 self.wanted(self.one, count), total=total)
-            self.keeper.enforce(
-                [wanted], self.keeper.generations([self.one]))
+            self.writer.enforce(
+                [wanted], self.writer.generations([self.one]))
             self.assertEqual([expected, 0], self.reserved())
 
 
@@ -196,8 +196,8 @@ class ClosedTest(ReservedCase):
         self.enforce(3, 0)
         self.set_reserved(self.one, _TOTAL)
         # A report may have asked Cyborg just before; a bind never asks.
-        for write in (lambda: self.keeper.write([self.wanted(self.one, 2)]),
-                      lambda: self.keeper.write([self.wanted(self.one, 1)])):
+        for write in (lambda: self.writer.write([self.wanted(self.one, 2)]),
+                      lambda: self.writer.write([self.wanted(self.one, 1)])):
             write()
             self.assertEqual([_TOTAL, 0], self.reserved())
         self.enforce(1, 0)
@@ -225,7 +225,7 @@ class ClosedTest(ReservedCase):
         self.set_reserved(self.one, _TOTAL)
         self.enforce(3, 0)
         self.set_reserved(self.one, 1)
-        self.keeper.write([self.wanted(self.one, 2)])
+        self.writer.write([self.wanted(self.one, 2)])
         self.assertEqual([2, 0], self.reserved())
         self.set_reserved(self.one, _TOTAL)
         self.enforce(3, 0)
@@ -233,12 +233,12 @@ class ClosedTest(ReservedCase):
 
     def test_what_we_have_closed_ourselves_is_opened_at_once(self):
         self.enforce(_TOTAL, 0)
-        self.keeper.write([self.wanted(self.one, 2)])
+        self.writer.write([self.wanted(self.one, 2)])
         self.assertEqual([2, 0], self.reserved())
 
     def test_the_first_report_opens_what_an_earlier_process_closed(self):
         self.set_reserved(self.one, _TOTAL)
-        self.keeper.write([self.wanted(self.one, 2)])
+        self.writer.write([self.wanted(self.one, 2)])
         self.assertEqual([_TOTAL, 0], self.reserved())
         self.restart()
         self.enforce(2, 0)
@@ -249,11 +249,11 @@ class RefusedTest(ReservedCase):
 
     def test_one_that_is_refused_keeps_no_other_from_it(self):
         error = self.assertRaises(
-            exception.PlacementRefused, self.keeper.write,
+            exception.PlacementRefused, self.writer.write,
             [self.wanted(self.one, _TOTAL + 1), self.wanted(self.two, 2)])
         self.assertIn(self.one, str(error))
         self.assertEqual([0, 2], self.reserved())
-        self.keeper.write([self.wanted(self.one, 1)])
+        self.writer.write([self.wanted(self.one, 1)])
         self.assertEqual([1, 2], self.reserved())
 
     def silence(self, url):
@@ -269,7 +269,7 @@ class RefusedTest(ReservedCase):
 
         self.client.before_get = silent
         self.assertRaises(
-            ConnectionError, self.keeper.write,
+            ConnectionError, self.writer.write,
             [self.wanted(str(uuid.uuid4()), 1) for _ in range(5)])
         self.assertEqual(2, len(asked))
 
@@ -289,7 +289,7 @@ class RefusedTest(ReservedCase):
                 self.set_reserved(self.one, left.pop())
 
         self.client.before_put = first
-        self.keeper.write([self.wanted(self.one, 3)])
+        self.writer.write([self.wanted(self.one, 3)])
         self.assertEqual([3, 0], self.reserved())
 
     def test_a_writer_that_never_ends_wins(self):
@@ -301,52 +301,52 @@ class RefusedTest(ReservedCase):
 
         self.client.before_put = first
         error = self.assertRaises(
-            exception.PlacementRefused, self.keeper.write,
+            exception.PlacementRefused, self.writer.write,
             [self.wanted(self.one, 3)])
         self.assertIn('409', str(error))
         self.assertEqual(8, len(counts))
         self.client.before_put = lambda url: None
-        self.keeper.write([self.wanted(self.one, 3)])
+        self.writer.write([self.wanted(self.one, 3)])
         self.assertEqual([3, 0], self.reserved())
 
 
 class TenantTest(ReservedCase):
 
     def test_who_uses_a_provider(self):
-        self.assertIsNone(self.keeper.in_use(str(uuid.uuid4())))
-        self.assertIs(False, self.keeper.in_use(self.one))
+        self.assertIsNone(self.writer.in_use(str(uuid.uuid4())))
+        self.assertIs(False, self.writer.in_use(self.one))
         server = self.use(self.one)
-        self.assertIs(True, self.keeper.in_use(self.one))
-        self.assertIs(False, self.keeper.in_use(self.two))
-        self.assertIsNone(self.keeper.seen(str(uuid.uuid4())))
-        seen = self.keeper.seen(self.one)
+        self.assertIs(True, self.writer.in_use(self.one))
+        self.assertIs(False, self.writer.in_use(self.two))
+        self.assertIsNone(self.writer.seen(str(uuid.uuid4())))
+        seen = self.writer.seen(self.one)
         self.assertEqual(((server,), self.generation(self.one), 0),
                          (seen.tenants, seen.generation, seen.ours))
-        self.keeper.write([self.wanted(self.one, 1)])
-        self.assertEqual(1, self.keeper.seen(self.one).ours)
+        self.writer.write([self.wanted(self.one, 1)])
+        self.assertEqual(1, self.writer.seen(self.one).ours)
 
     def test_closed_while_nobody_has_come(self):
-        seen = self.keeper.seen(self.one)
-        closed = self.keeper.close(self.one, _CLASS, seen)
+        seen = self.writer.seen(self.one)
+        closed = self.writer.close(self.one, _CLASS, seen)
         self.assertEqual([_TOTAL, 0], self.reserved())
         self.assertEqual(dataclasses.replace(
             seen, generation=self.generation(self.one), ours=1), closed)
         # No server can get it now, and no second write is necessary.
-        self.assertEqual(closed, self.keeper.close(self.one, _CLASS, closed))
-        self.assertEqual(closed, self.keeper.seen(self.one))
+        self.assertEqual(closed, self.writer.close(self.one, _CLASS, closed))
+        self.assertEqual(closed, self.writer.seen(self.one))
 
     def test_not_closed_once_somebody_has_come(self):
-        seen = self.keeper.seen(self.one)
+        seen = self.writer.seen(self.one)
         self.use(self.one)
-        self.assertIsNone(self.keeper.close(self.one, _CLASS, seen))
+        self.assertIsNone(self.writer.close(self.one, _CLASS, seen))
         self.assertEqual([0, 0], self.reserved())
 
     def test_not_closed_where_somebody_is_quicker(self):
-        seen = self.keeper.seen(self.one)
+        seen = self.writer.seen(self.one)
         self.client.before_put = lambda url: self.use(self.one)
-        self.assertIsNone(self.keeper.close(self.one, _CLASS, seen))
+        self.assertIsNone(self.writer.close(self.one, _CLASS, seen))
         self.assertEqual([0, 0], self.reserved())
 
     def test_not_closed_where_there_is_none(self):
-        seen = self.keeper.seen(self.one)
-        self.assertIsNone(self.keeper.close(str(uuid.uuid4()), _CLASS, seen))
+        seen = self.writer.seen(self.one)
+        self.assertIsNone(self.writer.close(str(uuid.uuid4()), _CLASS, seen))

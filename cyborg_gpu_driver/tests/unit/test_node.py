@@ -112,5 +112,5 @@ class InventoriesTest(base.BaseTestCase):
         self.assertEqual('', self.node.claimed(self.gpu))
         self.assertEqual((), self.node.reconciler.find())
         error = self.assertRaises(exception.HostUnusable, getattr,
-                                  self.node, 'keeper')
+                                  self.node, 'reserved_writer')
         self.assertIn('Placement', str(error))

@@ -229,7 +229,7 @@ def _reported(test, content):
     # Without Placement, everything counts as in use.
     for used in (set(), None):
         found = withdrawal.Withdrawal(
-            test.state_path, placements.Usages(used).keeper())
+            test.state_path, placements.Usages(used).writer())
         found.held()
         for gpus in ((_HIDDEN,), (), (_BOARD,)):
             for inventory in found.decide(

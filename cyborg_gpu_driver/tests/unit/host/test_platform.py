@@ -77,12 +77,12 @@ class FabricConfigTest(RealCase):
     def test_the_agent_after_a_restart(self):
         for number, looked in ((1, False), (2, True)):
             self.write(f'FABRIC_MODE={number}\n')
-            keeper = groups.FabricKeeper(
+            partitions = groups.FabricPartitions(
                 self.machine(), mock.Mock(), mock.Mock())
-            keeper.partitions = mock.Mock(side_effect=exception.StepFailed(
-                reason='looked'))
-            keeper.look()
-            self.assertEqual(looked, keeper.partitions.called)
+            partitions.partitions = mock.Mock(
+                side_effect=exception.StepFailed(reason='looked'))
+            partitions.look()
+            self.assertEqual(looked, partitions.partitions.called)
 
 
 class BootTest(base.BaseTestCase):

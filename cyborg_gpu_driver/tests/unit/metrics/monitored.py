@@ -105,7 +105,7 @@ class Exporter(fixtures.Fixture):
         self.addCleanup(thread.join)
         self.addCleanup(running.server_close)
         self.addCleanup(running.shutdown)
-        state.Keeper(self.state_path, self.hostname).write()
+        state.StateWriter(self.state_path, self.hostname).write()
 
     def sample(self, machine):
         """Ask the GPUs of a machine, as ``--nvml`` does."""
@@ -336,14 +336,14 @@ class Cloud(fixtures.Fixture):
 
     def _stop(self, exporter):
         """Have an agent that ended an hour ago, after a repair."""
-        keeper = state.Keeper(exporter.state_path, exporter.hostname,
+        writer = state.StateWriter(exporter.state_path, exporter.hostname,
                               lambda: time.time() - 3600)
-        keeper.reported()
-        keeper.found(('reserved',), ())
-        keeper.write()
+        writer.reported()
+        writer.found(('reserved',), ())
+        writer.write()
         self._scraped(exporter)
-        keeper.found(('reserved',), ('reserved',))
-        keeper.write()
+        writer.found(('reserved',), ('reserved',))
+        writer.write()
         with simulator.Machine.load('t4x4') as machine:
             for gpu in machine.gpus:
                 machine.work(gpu.address, gpu=60)

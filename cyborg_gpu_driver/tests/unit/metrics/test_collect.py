@@ -348,7 +348,7 @@ class AgentTest(_Case):
         self.agent.report()
         self.assertEqual(1.0, self.one('drift', kind='vgpu-gone'))
         self.assertEqual(0.0, self.one('drift', kind='reserved'))
-        self.agent._observer._keeper.found((), ('reserved', 'reserved'))
+        self.agent._observer._writer.found((), ('reserved', 'reserved'))
         self.agent._observer._write()
         self.assertEqual(2.0, self.one('drift_repaired_total',
                                        kind='reserved'))
@@ -416,12 +416,12 @@ class StateTest(_Case):
 
     def test_latencies(self):
         now = [0.0]
-        keeper = state.Keeper(self.state_path, 'host1', lambda: 5.0,
+        writer = state.StateWriter(self.state_path, 'host1', lambda: 5.0,
                               lambda: now[0])
         for seconds in (0.0625, 0.125, 3.0, 600.0):
-            with keeper.timed('bind'):
+            with writer.timed('bind'):
                 now[0] += seconds
-        keeper.write()
+        writer.write()
         found = {labels['le']: value for labels, value in self.scrape()[
             'cyborg_gpu_operation_duration_seconds_bucket']
             if labels['operation'] == 'bind'}
@@ -435,13 +435,13 @@ class StateTest(_Case):
         self.assertEqual(5.0, self.one('agent_state_timestamp_seconds'))
 
     def test_a_bind_does_not_wait_for_the_disk(self):
-        keeper = state.Keeper(self.state_path, 'host1')
+        writer = state.StateWriter(self.state_path, 'host1')
         ended = []
 
         def bind():
-            with keeper.timed('bind'):
+            with writer.timed('bind'):
                 pass
-            keeper.xid(RecordsTest.address, 13)
+            writer.xid(RecordsTest.address, 13)
             ended.append(True)
 
         def slow(*arguments):
@@ -451,12 +451,12 @@ class StateTest(_Case):
 
         self.useFixture(fixtures.MonkeyPatch(
             'cyborg_gpu_driver.durable.write', slow))
-        keeper.write()
+        writer.write()
         self.assertEqual([True], ended)
 
     def test_counts_are_there_before_the_first_operation(self):
         # Otherwise rate() and increase() would not see the first one.
-        state.Keeper(self.state_path, 'host1').write()
+        state.StateWriter(self.state_path, 'host1').write()
         found = self.scrape()
         for operation in state.OPERATIONS:
             self.assertEqual(0.0, self.one(
@@ -466,22 +466,23 @@ class StateTest(_Case):
                 if labels['operation'] == operation})
 
     def test_what_is_written_can_be_read_by_the_group(self):
-        state.Keeper(self.state_path, 'host1').write()
+        state.StateWriter(self.state_path, 'host1').write()
         self.assertEqual(0o640, os.stat(state.path(
             self.state_path)).st_mode & 0o777)
 
     def test_a_disk_that_is_full_stops_nobody(self):
         with open(os.path.join(self.state_path, 'file'), 'wb'):
             pass
-        state.Keeper(os.path.join(self.state_path, 'file'), 'host1').write()
+        state.StateWriter(
+            os.path.join(self.state_path, 'file'), 'host1').write()
 
     def test_owners_outlive_the_agent(self):
-        keeper = state.Keeper(self.state_path, 'host1')
-        keeper.set(owners={'x': state.Owner(_ARQ, _SERVER)})
-        keeper.write()
+        writer = state.StateWriter(self.state_path, 'host1')
+        writer.set(owners={'x': state.Owner(_ARQ, _SERVER)})
+        writer.write()
         # The first report of the next agent ends without Cyborg's answer.
-        state.Keeper(self.state_path, 'host1').write()
+        state.StateWriter(self.state_path, 'host1').write()
         self.assertEqual({'x': state.Owner(_ARQ, _SERVER)},
-                         state.Keeper(self.state_path, 'host1').owners)
+                         state.StateWriter(self.state_path, 'host1').owners)
         self.assertEqual({'x': state.Owner(_ARQ, _SERVER)},
                          state.read(self.state_path).owners)

@@ -124,10 +124,10 @@ class LibvirtTest(_Case):
 
     def test_cyborg_says_it_and_libvirt_knows_the_rest(self):
         claim = self.bind(self.handles[0])
-        keeper = state.Keeper(self.state_path, 'host1')
-        keeper.set(owners={claim.handle: state.Owner(
+        writer = state.StateWriter(self.state_path, 'host1')
+        writer.set(owners={claim.handle: state.Owner(
             'arq', _ONE, claim.since)})
-        keeper.write()
+        writer.write()
         self.define(_ONE, '0000:99:00.0', 'project1')
         # Cyborg's answer counts, not libvirt's for the same device.
         self.define(_TWO, claim.handle, 'project2')

@@ -37,91 +37,91 @@ def opened(address, *old):
             + cordon.text(old))
 
 
-class KeeperTest(base.BaseTestCase):
+class CordonsTest(base.BaseTestCase):
 
     def setUp(self):
         super().setUp()
         self.path = self.useFixture(fixtures.TempDir()).path
-        self.keeper = self.again()
+        self.gpu_cordons = self.again()
 
     def again(self):
-        """Return the keeper that another process has."""
-        return cordons.CordonKeeper(self.path, lambda: 9.0)
+        """Return the gpu_cordons that another process has."""
+        return cordons.GpuCordons(self.path, lambda: 9.0)
 
-    def disable(self, *addresses, told=None, keeper=None):
-        (keeper or self.keeper).note_disabled(frozenset(addresses),
+    def disable(self, *addresses, told=None, gpu_cordons=None):
+        (gpu_cordons or self.gpu_cordons).note_disabled(frozenset(addresses),
                                               lambda address: told)
 
-    def changed(self, keeper=None):
+    def changed(self, gpu_cordons=None):
         """Return the lines of the log about changed cordons."""
         with fixtures.FakeLogger(cordons.__name__, 'INFO') as log:
-            (keeper or self.keeper).log_changes()
+            (gpu_cordons or self.gpu_cordons).log_changes()
             return log.output.splitlines()
 
     def test_what_cyborg_said_last_counts(self):
         self.disable(ONE)
         self.assertEqual((PLAIN,), self.again().of(ONE))
         self.again().note_disabled(None)
-        self.keeper.note_disabled(None)
+        self.gpu_cordons.note_disabled(None)
         self.assertEqual({ONE: (PLAIN,)}, self.again().known())
         self.disable(OTHER)
         self.assertEqual({OTHER: (PLAIN,)}, self.again().known())
 
     def test_a_record_that_cannot_be_read_changes_nothing(self):
-        self.keeper.add(ONE, 'root', 'a fan')
+        self.gpu_cordons.add(ONE, 'root', 'a fan')
         self.assertEqual([], self.changed())
         with unreadable.file(store.of(self.path).path(ONE)):
             self.assertEqual([], self.changed())
         self.assertEqual([], self.changed())
-        self.keeper.lift(ONE)
+        self.gpu_cordons.lift(ONE)
         self.assertEqual([opened(ONE, ROOT)], self.changed())
 
     def test_nothing_is_written_while_none_is_cordoned(self):
         self.disable()
-        self.assertEqual({}, self.keeper.known())
+        self.assertEqual({}, self.gpu_cordons.known())
         self.assertFalse(os.path.exists(store.of(self.path).path(ONE)))
 
     def test_who_and_why_may_be_told_later(self):
         self.disable(ONE)
         self.disable(ONE, told=ANN)
-        self.assertEqual((ANN,), self.keeper.of(ONE))
-        # Once the reason is known, the keeper does not ask for it again.
+        self.assertEqual((ANN,), self.gpu_cordons.of(ONE))
+        # Once the reason is known, the gpu_cordons does not ask for it again.
         self.disable(ONE, told=PLAIN)
-        self.assertEqual((ANN,), self.keeper.of(ONE))
+        self.assertEqual((ANN,), self.gpu_cordons.of(ONE))
 
     def test_a_reason_of_nobody_is_known(self):
         nobody = dataclasses.replace(ANN, who='')
         self.disable(ONE, told=nobody)
         self.disable(ONE, told=PLAIN)
-        self.assertEqual((nobody,), self.keeper.of(ONE))
+        self.assertEqual((nobody,), self.gpu_cordons.of(ONE))
 
     def test_an_operator_who_cordons_what_a_move_has_cordoned(self):
         self.disable(ONE, told=dataclasses.replace(
             ANN, reason=cordon.FOR_A_MOVE))
         self.disable(ONE, told=ANN)
-        self.assertEqual((ANN,), self.keeper.of(ONE))
+        self.assertEqual((ANN,), self.gpu_cordons.of(ONE))
 
     def test_neither_side_lifts_the_cordon_of_the_other(self):
         self.disable(ONE, told=ANN)
         self.assertEqual((ROOT, ANN),
-                         self.keeper.add(ONE, 'root', 'a fan'))
-        self.assertEqual((ANN,), self.keeper.lift(ONE))
-        self.keeper.add(ONE, 'root', 'a fan')
+                         self.gpu_cordons.add(ONE, 'root', 'a fan'))
+        self.assertEqual((ANN,), self.gpu_cordons.lift(ONE))
+        self.gpu_cordons.add(ONE, 'root', 'a fan')
         self.disable()
-        self.assertEqual((ROOT,), self.keeper.of(ONE))
+        self.assertEqual((ROOT,), self.gpu_cordons.of(ONE))
         self.disable(ONE, told=ANN)
-        self.assertEqual((ROOT, ANN), self.keeper.of(ONE))
+        self.assertEqual((ROOT, ANN), self.gpu_cordons.of(ONE))
         self.disable()
-        self.assertEqual((), self.keeper.lift(ONE))
+        self.assertEqual((), self.gpu_cordons.lift(ONE))
 
     def test_the_first_cordon_on_the_host_stays(self):
-        self.keeper.add(ONE, 'root', 'a fan')
-        self.assertEqual((ROOT,), self.keeper.add(ONE, 'ann', 'more'))
+        self.gpu_cordons.add(ONE, 'root', 'a fan')
+        self.assertEqual((ROOT,), self.gpu_cordons.add(ONE, 'ann', 'more'))
 
     def test_an_uncordon_ends_what_health_has_begun(self):
         store.of(self.path).put(ONE, errors=7, cordons=(
             cordon.Cordon(cordon.Source.HEALTH, 1.0),))
-        self.assertEqual((), self.keeper.lift(ONE))
+        self.assertEqual((), self.gpu_cordons.lift(ONE))
         self.assertEqual(0, store.of(self.path).read(ONE).errors)
 
     def test_a_damaged_record(self):
@@ -133,7 +133,7 @@ class KeeperTest(base.BaseTestCase):
             self.assertEqual((), self.again().of(ONE))
             store.of(self.path).check()
             # This works even while Cyborg does not answer.
-            self.keeper.note_disabled(None)
+            self.gpu_cordons.note_disabled(None)
             found = self.again().of(ONE)
             self.assertEqual((PLAIN,), found[:1])
             self.assertEqual([cordon.Source.RECORD],
@@ -157,8 +157,8 @@ class KeeperTest(base.BaseTestCase):
         self.assertEqual([], self.changed())
 
     def test_a_restart_tells_only_what_is_new(self):
-        self.keeper.add(ONE, 'root', 'a fan')
+        self.gpu_cordons.add(ONE, 'root', 'a fan')
         later = self.again()
-        self.disable(OTHER, keeper=later)
+        self.disable(OTHER, gpu_cordons=later)
         self.assertEqual([closed(OTHER, PLAIN)],
                          self.changed(later))

@@ -11,7 +11,7 @@
 # under the License.
 
 
-"""The health keeper, on simulated machines and a real directory."""
+"""The health gpu_health, on simulated machines and a real directory."""
 
 import dataclasses
 import errno
@@ -27,7 +27,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.program import cordons
-from cyborg_gpu_driver.program import health as keeper
+from cyborg_gpu_driver.program import health as gpu_health
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.host import base
@@ -35,7 +35,7 @@ from cyborg_gpu_driver.tests.unit.host import base
 _NEEDED = 3
 
 
-class KeeperCase(base.SimulatedTestCase):
+class HealthCase(base.SimulatedTestCase):
 
     MACHINE = 'a30x4'
 
@@ -49,11 +49,11 @@ class KeeperCase(base.SimulatedTestCase):
         self.cloud.publish_soon = self.changed.append
         self.name = str(self.first)
         self.second = self.addresses[1]
-        self.keeper = self.start()
+        self.gpu_health = self.start()
 
     def start(self, **changes):
-        """Return a keeper, as a new process has it."""
-        return keeper.GpuHealth(**{
+        """Return a gpu_health, as a new process has it."""
+        return gpu_health.GpuHealth(**{
             'machine': self.platform, 'state_path': self.state_path,
             'cloud': self.cloud, 'clean_checks': _NEEDED,
             'clock': lambda: self.now, **changes})
@@ -61,16 +61,16 @@ class KeeperCase(base.SimulatedTestCase):
     def check(self, times=1):
         for _ in range(times):
             self.now += 60
-            verdicts = self.keeper.check(self.reader.snapshot())
+            verdicts = self.gpu_health.check(self.reader.snapshot())
         return verdicts
 
     def event(self, xid, address=None, instance=None):
-        self.keeper.event(condition.Event(
+        self.gpu_health.event(condition.Event(
             address or self.first, xid, instance))
 
     def trait(self, address=None):
         """Return the end of a GPU's trait, or None if the GPU is well."""
-        verdict = self.keeper.unhealthy(address or self.first)
+        verdict = self.gpu_health.unhealthy(address or self.first)
         return verdict and verdict.trait[len(health.TRAIT):]
 
     def said(self, text=''):
@@ -78,7 +78,7 @@ class KeeperCase(base.SimulatedTestCase):
             [] if text else self.log.about('healthy again'))
 
 
-class CordonTest(KeeperCase):
+class CordonTest(HealthCase):
     """Too many errors cordon a GPU."""
 
     def record(self, address=None):
@@ -95,12 +95,12 @@ class CordonTest(KeeperCase):
                                    self.record().errors))
 
     def test_errors_count_when_the_gpu_is_healthy_in_between(self):
-        self.keeper = self.start(cordon_errors=3)
+        self.gpu_health = self.start(cordon_errors=3)
         self.errors(8)
         self.check(_NEEDED)
         self.assertIsNone(self.trait())
         # This stands for another process.
-        self.keeper = self.start(cordon_errors=3)
+        self.gpu_health = self.start(cordon_errors=3)
         self.errors(8)
         self.assertEqual((), self.record().cordons)
         del self.changed[:]
@@ -116,7 +116,7 @@ class CordonTest(KeeperCase):
         self.assertEqual((), self.record(self.second).cordons)
 
     def test_what_a_check_finds_is_one_error_while_it_lasts(self):
-        self.keeper = self.start(cordon_errors=2)
+        self.gpu_health = self.start(cordon_errors=2)
         self.machine.set_health(self.name, uncorrected=1)
         self.check(5)
         self.assertEqual(1, self.record().errors)
@@ -124,24 +124,24 @@ class CordonTest(KeeperCase):
         self.assertIn('2 errors', self.record().cordons[0].reason)
 
     def test_an_operator_lets_them_count_from_0(self):
-        self.keeper = self.start(cordon_errors=2)
+        self.gpu_health = self.start(cordon_errors=2)
         self.errors(8)
-        self.keeper.replaced(self.first)
+        self.gpu_health.replaced(self.first)
         self.errors(8)
         self.assertEqual((), self.record().cordons)
         self.errors(8)
-        cordons.CordonKeeper(self.state_path).lift(self.first)
+        cordons.GpuCordons(self.state_path).lift(self.first)
         self.errors(8)
         self.assertEqual((), self.record().cordons)
 
 
-class EventsTest(KeeperCase):
+class EventsTest(HealthCase):
 
     def test_an_error_makes_unhealthy_at_once_and_is_told_once(self):
         self.event(79)
         self.assertEqual([self.first], self.changed)
         self.assertEqual('XID_79', self.trait())
-        self.assertIsNone(self.keeper.unhealthy(self.second))
+        self.assertIsNone(self.gpu_health.unhealthy(self.second))
         self.now += 60
         self.event(79)
         self.assertEqual([self.first], self.changed)
@@ -150,7 +150,7 @@ class EventsTest(KeeperCase):
         self.assertEqual(1, len(self.said()))
 
     def test_what_does_not_count_is_not_even_written(self):
-        self.keeper = self.start(ignored_xids=[74])
+        self.gpu_health = self.start(ignored_xids=[74])
         for xid in (13, 31, 43, 45, 68, 109, 63, 74):
             self.event(xid)
         self.assertEqual([], self.changed)
@@ -162,21 +162,21 @@ class EventsTest(KeeperCase):
         self.event(94, instance=instance.instance_id)
         self.assertEqual([self.first], self.changed)
         self.assertEqual({model.Placement(2, 2)},
-                         self.keeper.unhealthy_instances(self.first))
+                         self.gpu_health.unhealthy_instances(self.first))
         self.assertFalse(self.check()[self.first].is_unhealthy)
-        self.assertTrue(self.keeper.unhealthy_instances(self.first))
+        self.assertTrue(self.gpu_health.unhealthy_instances(self.first))
         self.nvml.destroy_gpu_instance(self.device(), instance.instance_id)
         self.check()
-        self.assertFalse(self.keeper.unhealthy_instances(self.first))
+        self.assertFalse(self.gpu_health.unhealthy_instances(self.first))
         self.assertEqual(2, len(self.log.about('instance at 2:2')))
 
     def test_an_instance_that_was_made_anew_between_two_checks(self):
         instance = self.cut(self.first, 5, 2, 2)
         self.event(94, instance=instance.instance_id)
-        self.keeper.instance_gone(self.first, model.Placement(0, 2))
-        self.assertTrue(self.keeper.unhealthy_instances(self.first))
-        self.keeper.instance_gone(self.first, instance.placement)
-        self.assertFalse(self.keeper.unhealthy_instances(self.first))
+        self.gpu_health.instance_gone(self.first, model.Placement(0, 2))
+        self.assertTrue(self.gpu_health.unhealthy_instances(self.first))
+        self.gpu_health.instance_gone(self.first, instance.placement)
+        self.assertFalse(self.gpu_health.unhealthy_instances(self.first))
 
     def test_an_instance_whose_error_needs_a_reset_closes_the_gpu(self):
         instance = self.cut(self.first, 5, 2, 2)
@@ -184,15 +184,15 @@ class EventsTest(KeeperCase):
         self.assertEqual([self.first], self.changed)
         self.assertEqual('XID_95', self.trait())
         self.nvml.destroy_gpu_instance(self.device(), instance.instance_id)
-        self.keeper.instance_gone(self.first, instance.placement)
+        self.gpu_health.instance_gone(self.first, instance.placement)
         self.assertTrue(self.check()[self.first].is_unhealthy)
-        self.keeper.reset_done(self.first)
+        self.gpu_health.reset_done(self.first)
         self.assertFalse(self.check()[self.first].is_unhealthy)
 
     def test_an_instance_that_there_is_not_stands_for_the_gpu(self):
         self.event(95, instance=42)
         self.assertEqual('XID_95', self.trait())
-        self.assertFalse(self.keeper.unhealthy_instances(self.first))
+        self.assertFalse(self.gpu_health.unhealthy_instances(self.first))
 
     def test_it_is_written_before_it_is_told(self):
         self.cloud.publish_soon = lambda address: (
@@ -201,7 +201,7 @@ class EventsTest(KeeperCase):
         self.assertTrue(self.changed[0].is_unhealthy)
 
 
-class ChecksTest(KeeperCase):
+class ChecksTest(HealthCase):
 
     def test_healthy_gpus(self):
         verdicts = self.check()
@@ -241,14 +241,14 @@ class ChecksTest(KeeperCase):
                          self.check()[self.first].state)
         self.assertEqual('REMAP_FAILED', self.trait())
         self.assertEqual(2, len(self.said()))
-        self.keeper.reset_done(self.first)
+        self.gpu_health.reset_done(self.first)
         self.assertEqual('REMAP_FAILED', self.trait())
 
     def test_a_reset_cures(self):
         self.event(79)
         self.check(9)
-        self.keeper.reset_done(self.second)
-        self.keeper.reset_done(self.first)
+        self.gpu_health.reset_done(self.second)
+        self.gpu_health.reset_done(self.first)
         self.assertIsNone(self.trait())
         self.assertTrue(self.said('healthy again'))
 
@@ -256,7 +256,7 @@ class ChecksTest(KeeperCase):
         self.event(79)
         self.machine.reboot()
         self.assertIsNone(self.trait())
-        self.keeper = self.start()
+        self.gpu_health = self.start()
         self.assertIsNone(self.trait())
         self.assertFalse(self.check()[self.first].is_unhealthy)
         self.assertTrue(self.said('healthy again'))
@@ -265,7 +265,7 @@ class ChecksTest(KeeperCase):
         self.event(94)
         self.machine.unload_library()
         self.assertTrue(self.check(9)[self.first].is_unhealthy)
-        self.assertFalse(self.keeper.unhealthy(self.second))
+        self.assertFalse(self.gpu_health.unhealthy(self.second))
         self.machine.load_library()
         self.assertFalse(self.check(_NEEDED)[self.first].is_unhealthy)
 
@@ -281,10 +281,10 @@ class ChecksTest(KeeperCase):
     def test_another_board_in_its_place(self):
         self.event(79)
         host = self.reader.snapshot()
-        self.keeper.check(host)
+        self.gpu_health.check(host)
         self.assertEqual('XID_79', self.trait())
         other = dataclasses.replace(host.gpus[0], uuid='GPU-other')
-        self.keeper.check(dataclasses.replace(host, gpus=(other,)))
+        self.gpu_health.check(dataclasses.replace(host, gpus=(other,)))
         self.assertIsNone(self.trait())
 
     def test_an_operator_says_that_it_is_well(self):
@@ -308,17 +308,17 @@ class ChecksTest(KeeperCase):
         self.assertEqual(stored, open(self.path, encoding='utf-8').read())
 
 
-class FileTest(KeeperCase):
+class FileTest(HealthCase):
 
     def test_an_agent_that_starts_again_knows(self):
         self.event(79)
         instance = self.cut(self.second, 5, 2, 2)
         self.event(94, self.second, instance.instance_id)
         before = self.said()
-        self.keeper = self.start()
+        self.gpu_health = self.start()
         self.assertEqual('XID_79', self.trait())
         self.assertEqual({instance.placement},
-                         self.keeper.unhealthy_instances(self.second))
+                         self.gpu_health.unhealthy_instances(self.second))
         self.check()
         self.assertEqual(before, self.said())
 
@@ -329,7 +329,7 @@ class FileTest(KeeperCase):
         with open(self.path, 'w', encoding='utf-8') as stream:
             stream.write(whole[:-9])
         store.of(self.state_path).check()
-        self.keeper = self.start()
+        self.gpu_health = self.start()
         self.assertFalse(self.check()[self.first].is_unhealthy)
         self.assertEqual(1, len(self.log.about('was moved to')))
         self.assertTrue(os.path.exists(f'{self.path}.unusable-1'))
@@ -340,12 +340,12 @@ class FileTest(KeeperCase):
         self.state_path = os.path.join(self.state_path, 'file', 'below')
         with open(os.path.dirname(self.state_path), 'w', encoding='utf-8'):
             pass
-        self.keeper = self.start()
+        self.gpu_health = self.start()
         self.event(79)
         self.check(2)
         self.event(119)
         self.assertEqual([self.first] * 2, self.changed)
-        self.assertEqual(2, len(self.keeper.unhealthy(self.first).reasons))
+        self.assertEqual(2, len(self.gpu_health.unhealthy(self.first).reasons))
         self.assertEqual(1, len(self.log.about('kept in memory')))
         os.unlink(os.path.dirname(self.state_path))
         self.event(62)
@@ -358,7 +358,7 @@ class FileTest(KeeperCase):
                 errno.ENOSPC, os.strerror(errno.ENOSPC))):
             self.event(119)
             self.check(2)
-        self.assertEqual(2, len(self.keeper.unhealthy(self.first).reasons))
+        self.assertEqual(2, len(self.gpu_health.unhealthy(self.first).reasons))
         self.assertEqual(1, len(store.Store(self.state_path).read(
             self.first).health.conditions))
         self.assertEqual(1, len(self.log.about('kept in memory')))

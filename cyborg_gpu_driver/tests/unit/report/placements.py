@@ -53,7 +53,7 @@ class Usages:
             return Answer(404, {})
         return Answer(200, {'usages': {'CUSTOM_X': int(uuid in self.used)}})
 
-    def keeper(self):
-        """Return a keeper that reads from this Placement."""
-        return reserved.ReservedKeeper(
+    def writer(self):
+        """Return a writer that reads from this Placement."""
+        return reserved.ReservedWriter(
             publishing.ProviderTree(lambda: self))

@@ -60,7 +60,7 @@ class WithdrawalTest(base.BaseTestCase):
 
     def restart(self):
         self.withdrawal = withdrawal.Withdrawal(
-            self.state_path, self.placement.keeper())
+            self.state_path, self.placement.writer())
 
     def decide(self, *gpus, make=_device, ignored=(), claimed=(),
                library_missing=False, earlier=(), unhealthy=(),

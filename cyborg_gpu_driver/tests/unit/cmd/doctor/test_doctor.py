@@ -138,7 +138,7 @@ class DoctorTest(base.CommandCase):
         # An operator has to say that the GPU is in order.
         (row,), _ = self.compared(code=1)
         self.assertIn('gpu uncordon 0000:07:00.0', str(row))
-        cordons.CordonKeeper(os.path.dirname(os.path.dirname(path))).lift(
+        cordons.GpuCordons(os.path.dirname(os.path.dirname(path))).lift(
             model.PciAddress.parse('0000:07:00.0'))
         self.assertEqual([], self.compared()[0])
 

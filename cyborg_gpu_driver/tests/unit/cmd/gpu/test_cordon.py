@@ -42,7 +42,7 @@ class CordonCase(base.CommandCase):
             f'[gpu]\nsimulate = {self.host}\n'
             f'state_path = {self.state_path}\n', directory)
         self.useFixture(fixtures.EnvironmentVariable('SUDO_USER'))
-        self.keeper = cordons.CordonKeeper(self.state_path)
+        self.gpu_cordons = cordons.GpuCordons(self.state_path)
         rows = self.run_json('gpu', 'list')[0]
         self.all = [row['address'] for row in rows]
         self.one, self.other, *_ = map(model.PciAddress.parse, self.all)
@@ -79,7 +79,7 @@ class CordonTest(CordonCase):
                          (row['address'], row['cordoned']))
         self.assertRegex(row['cordons'][0], 'cordoned on the host by '
                          f'{user} since .*: a fan')
-        (known,) = self.keeper.of(self.one)
+        (known,) = self.gpu_cordons.of(self.one)
         self.assertEqual((cordon.Source.OPERATOR, user, 'a fan'),
                          (known.source, known.who, known.reason))
         listed = {row['address']: row['cordons'] for row
@@ -91,14 +91,14 @@ class CordonTest(CordonCase):
         self.assertEqual(
             [{'address': str(self.one), 'cordoned': False, 'cordons': []}],
             self.run_json('gpu', 'uncordon', '0')[0])
-        self.assertEqual({}, self.keeper.known())
+        self.assertEqual({}, self.gpu_cordons.known())
 
     def test_all_gpus(self):
         self.assertEqual(self.all, [row['address']
                                     for row in self.cordon('--all')])
-        self.assertEqual(4, len(self.keeper.known()))
+        self.assertEqual(4, len(self.gpu_cordons.known()))
         self.run_json('gpu', 'uncordon', '--all')
-        self.assertEqual({}, self.keeper.known())
+        self.assertEqual({}, self.gpu_cordons.known())
 
     def test_all_of_the_inventories_are_reserved(self):
         self.cordon(str(self.one))
@@ -108,7 +108,7 @@ class CordonTest(CordonCase):
                 row['reserved'])
 
     def test_what_cyborg_has_disabled_stays_so(self):
-        self.keeper.note_disabled(frozenset({self.one}))
+        self.gpu_cordons.note_disabled(frozenset({self.one}))
         self.cordon(str(self.one))
         (row,), errors = self.run_json('gpu', 'uncordon', str(self.one),
                                        code=1)
@@ -120,9 +120,9 @@ class CordonTest(CordonCase):
 
     def test_a_gpu_that_is_gone(self):
         gone = model.PciAddress.parse('0000:fe:00.0')
-        self.keeper.add(gone, 'root', 'a fan')
+        self.gpu_cordons.add(gone, 'root', 'a fan')
         self.run_json('gpu', 'uncordon', str(gone))
-        self.assertEqual({}, self.keeper.known())
+        self.assertEqual({}, self.gpu_cordons.known())
         _, errors = self.run_program(
             '--config-file', self.conf, 'gpu', 'cordon', str(gone),
             '--reason', 'a fan', code=1)
@@ -153,7 +153,7 @@ class CordonTest(CordonCase):
             '--config-file', self.conf, 'gpu', 'cordon', '--all',
             '--reason', ' ', code=1)
         self.assertIn("reason '' is not valid", errors)
-        self.assertEqual({}, self.keeper.known())
+        self.assertEqual({}, self.gpu_cordons.known())
 
     def test_a_gpu_that_fails_keeps_none_of_the_others_open(self):
         written = []
@@ -166,9 +166,9 @@ class CordonTest(CordonCase):
         for name, value in (
                 ('cloud.placement_client.Placement', lambda _: self),
                 ('node.Node.inventories', inventories),
-                ('report.reserved.ReservedKeeper.generations',
+                ('report.reserved.ReservedWriter.generations',
                  lambda *_: {}),
-                ('report.reserved.ReservedKeeper.enforce',
+                ('report.reserved.ReservedWriter.enforce',
                  lambda *_: written.append(True))):
             self.useFixture(fixtures.MonkeyPatch(
                 f'cyborg_gpu_driver.{name}', value))
@@ -188,13 +188,13 @@ class CordonTest(CordonCase):
             '--config-file', self.conf, 'gpu', 'cordon', str(self.one),
             '--reason', 'a fan', code=1)
         self.assertIn('it is in [gpu] ignored_devices', errors)
-        self.assertEqual((), self.keeper.of(self.one))
+        self.assertEqual((), self.gpu_cordons.of(self.one))
 
     def test_who_used_sudo(self):
         self.useFixture(fixtures.EnvironmentVariable('SUDO_USER', 'ann'))
         self.useFixture(fixtures.MonkeyPatch('os.geteuid', lambda: 0))
         self.cordon(str(self.one))
-        self.assertEqual('ann', self.keeper.of(self.one)[0].who)
+        self.assertEqual('ann', self.gpu_cordons.of(self.one)[0].who)
 
 
 class WaitTest(CordonCase):
@@ -206,7 +206,7 @@ class WaitTest(CordonCase):
     def test_a_free_gpu(self):
         (row,), _ = self.drain(str(self.one))
         self.assertEqual([], row['held_by'])
-        self.assertTrue(self.keeper.of(self.one))
+        self.assertTrue(self.gpu_cordons.of(self.one))
 
     def test_what_still_has_it(self):
         store.of(self.state_path).put(self.one, claims=(gpu_record.Claim(

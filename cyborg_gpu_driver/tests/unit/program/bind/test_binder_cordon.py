@@ -21,13 +21,13 @@ class CordonTest(binder_case.BinderCase):
 
     def setUp(self):
         super().setUp()
-        self.keeper = cordons.CordonKeeper(self.state_path)
+        self.gpu_cordons = cordons.GpuCordons(self.state_path)
 
     def test_only_a_new_server_is_refused(self):
         old, new = self.handle('1g.5gb'), self.handle('1g.5gb', 1)
         self.binder.bind(*old)
         before = self.truth()
-        self.keeper.add(self.address, 'root', 'a fan is broken')
+        self.gpu_cordons.add(self.address, 'root', 'a fan is broken')
         error = self.assertRaises(exception.BindRefused, self.binder.bind,
                                   *new)
         self.assertRegex(
@@ -38,12 +38,12 @@ class CordonTest(binder_case.BinderCase):
         self.assertEqual(before, self.truth())
         self.binder.unbind(*old)
         self.assertEqual(([], []), self.truth())
-        self.keeper.lift(self.address)
+        self.gpu_cordons.lift(self.address)
         self.binder.bind(*new)
         self.assertEqual(1, len(self.truth()[1]))
 
     def test_a_gpu_that_is_disabled_in_cyborg(self):
-        self.keeper.note_disabled(frozenset({self.address}))
+        self.gpu_cordons.note_disabled(frozenset({self.address}))
         error = self.assertRaises(exception.BindRefused, self.binder.bind,
                                   *self.handle('1g.5gb'))
         self.assertIn('disabled in Cyborg', str(error))

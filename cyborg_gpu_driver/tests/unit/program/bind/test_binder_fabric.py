@@ -48,7 +48,7 @@ class FabricCase(binder_case.BinderCase):
         self.assertEqual(2, self.machine.host.module(self.gpu))
 
     def keep(self):
-        groups.FabricKeeper(privileged.machine(), self.live,
+        groups.FabricPartitions(privileged.machine(), self.live,
                             self.records).look()
 
     def restorer(self):

@@ -115,18 +115,18 @@ class StepsTest(ready_case.ReadyCase):
         self.use('l40sx4')
         self.govern('vgpu', vgpu_types=('L40S-12Q',))
         self.steps()
-        keeper = self.preparer._health
+        gpu_health = self.preparer._health
         functions = {item.address for item in self.gpu().vfs[:2]}
         for function in functions:
-            keeper.function_died(self.address, function)
+            gpu_health.function_died(self.address, function)
         self.machine.add_process(str(self.address), 4711)
         self.assertIn('4711', self.prepare().reason)
-        self.assertEqual(functions, keeper.dead_functions(self.address))
+        self.assertEqual(functions, gpu_health.dead_functions(self.address))
         self.machine.remove_process(4711)
         self.now += 3600
         self.assertEqual(['DISABLE_FUNCTIONS', 'ENABLE_FUNCTIONS'],
                          self.steps())
-        self.assertEqual(set(), keeper.dead_functions(self.address))
+        self.assertEqual(set(), gpu_health.dead_functions(self.address))
         self.assertEqual([], self.steps())
 
     def test_dead_functions_of_a_gpu_that_is_not_prepared(self):

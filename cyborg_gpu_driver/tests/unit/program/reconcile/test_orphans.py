@@ -53,7 +53,7 @@ class OrphanCase(base.BaseTestCase):
         privileged.run_here(self.platform)
         self.address = model.PciAddress.parse(self.gpu)
         self.records = store.of(self.state_path)
-        self.keeper = self.keep()
+        self.vgpus = self.keep()
 
     def keep(self, **settings):
         return nodes.Node(self.platform, self.state_path,
@@ -85,15 +85,15 @@ class OrphanCase(base.BaseTestCase):
                     in self.machine.gpu(self.gpu).state.vgpus]
 
     def one(self, name=None):
-        """What the keeper finds on the vGPU of a name, or the only one."""
-        (found,) = [item for item in self.keeper.found()
+        """What the vgpus finds on the vGPU of a name, or the only one."""
+        (found,) = [item for item in self.vgpus.found()
                     if name in (None, item.vgpu.name)]
         return found
 
     def assert_kept(self, found, reason, claimed=()):
         names = self.names()
         error = self.assertRaises(exception.GpuDriverError,
-                                  self.keeper.remove, found, claimed)
+                                  self.vgpus.remove, found, claimed)
         self.assertIn(reason, str(error))
         self.assertEqual(names, self.names())
 
@@ -104,7 +104,7 @@ class OrphanCase(base.BaseTestCase):
 class MdevTest(OrphanCase):
 
     def test_without_vgpus(self):
-        self.assertEqual((), self.keeper.found())
+        self.assertEqual((), self.vgpus.found())
 
     def test_made_by_hand(self):
         name = self.make()
@@ -117,12 +117,12 @@ class MdevTest(OrphanCase):
         self.assert_orphan('no', found, {name})
         self.assert_kept(found, 'accelerator request', {name})
         other = self.make(1)
-        self.assertEqual((), self.keeper.remove(found, ()))
+        self.assertEqual((), self.vgpus.remove(found, ()))
         self.assertEqual([other], self.names())
 
     def test_without_a_cloud_what_is_asked_for_is_removed(self):
         self.make()
-        self.keeper.remove(self.one(), None)
+        self.vgpus.remove(self.one(), None)
         self.assertEqual([], self.names())
 
     def test_in_the_journal_of_binds(self):
@@ -151,7 +151,7 @@ class MdevTest(OrphanCase):
         self.assert_orphan('no', self.one(), None)
         self.assert_kept(found, 'a virtual machine runs on it')
         self.machine.stop_guest(name)
-        self.keeper.remove(found, ())
+        self.vgpus.remove(found, ())
 
     def test_a_guest_whose_mdev_nvml_does_not_name(self):
         names = [self.make(number) for number in range(2)]
@@ -159,7 +159,7 @@ class MdevTest(OrphanCase):
         self.machine.faults.fail('nvmlVgpuInstanceGetMdevUUID',
                                  pynvml.NVML_ERROR_NOT_SUPPORTED, times=None)
         self.assertEqual([orphans.Guest.RUNNING] * 2,
-                         [found.guest for found in self.keeper.found()])
+                         [found.guest for found in self.vgpus.found()])
 
     def test_a_guest_that_cannot_be_asked_for(self):
         name = self.make()
@@ -189,20 +189,20 @@ class MdevTest(OrphanCase):
 
     def test_a_gpu_that_is_to_be_left_alone(self):
         self.make()
-        self.keeper = self.keep(ignored_addresses=frozenset({self.address}))
+        self.vgpus = self.keep(ignored_addresses=frozenset({self.address}))
         self.assert_orphan('no', self.one())
         self.assert_kept(self.one(), 'ignored')
 
     def test_what_is_gone_is_removed(self):
         self.make()
         found = self.one()
-        self.keeper.remove(found, ())
-        self.assertEqual((), self.keeper.remove(found, ()))
+        self.vgpus.remove(found, ())
+        self.assertEqual((), self.vgpus.remove(found, ()))
 
     def test_another_vgpu_of_the_name(self):
         self.make()
         found = self.one()
-        self.keeper.remove(found, ())
+        self.vgpus.remove(found, ())
         self.kind = 'T4-8C'
         self.make()
         self.assert_kept(found, 'now a')
@@ -212,20 +212,20 @@ class MdevTest(OrphanCase):
         found = self.one()
         durable.write(store.of(self.state_path).path(self.address),
                       store.KIND, store.VERSION, [])
-        self.assertRaises(exception.JournalError, self.keeper.found)
+        self.assertRaises(exception.JournalError, self.vgpus.found)
         self.assert_kept(found, 'journal')
 
     def test_its_definition_goes_with_it(self):
         name = self.make()
         self.machine.define_mdev(name)
         self.machine.define_mdev(_UUIDS[1])
-        self.assertEqual((), self.keeper.remove(self.one(), ()))
+        self.assertEqual((), self.vgpus.remove(self.one(), ()))
         self.assertEqual((_UUIDS[1],), self.machine.defined_mdevs)
 
     def test_a_definition_that_stays_is_said(self):
         self.machine.define_mdev(self.make())
         self.machine.faults.fail('mdevctl', errno.EIO)
-        (left,) = self.keeper.remove(self.one(), ())
+        (left,) = self.vgpus.remove(self.one(), ())
         self.assertIn('mdevctl', left)
         self.assertEqual([], self.names())
 
@@ -255,7 +255,7 @@ class InstanceTest(OrphanCase):
         self.machine.start_guest(name)
         self.assertEqual(self.cut, self.one().instance_id)
         self.machine.stop_guest(name)
-        (left,) = self.keeper.remove(self.one(), ())
+        (left,) = self.vgpus.remove(self.one(), ())
         self.assertIn('instance', left)
         self.assertEqual([], self.names())
         self.assertEqual([self.cut], [item.instance_id for item
@@ -292,7 +292,7 @@ class VendorVfioTest(OrphanCase):
         self.assert_orphan('?', found, None)
         self.assert_orphan('no', found, {name})
         self.assert_kept(found, 'accelerator request', {name})
-        self.assertEqual((), self.keeper.remove(found, ()))
+        self.assertEqual((), self.vgpus.remove(found, ()))
         self.assertEqual([other], self.names())
 
     def test_in_the_journal_of_binds(self):
@@ -316,20 +316,20 @@ class VendorVfioTest(OrphanCase):
 
     def test_a_guest_and_its_neighbour(self):
         names = [self.make(number) for number in range(3)]
-        before = {found.vgpu.name: found for found in self.keeper.found()}
+        before = {found.vgpu.name: found for found in self.vgpus.found()}
         self.machine.start_guest(names[0])
         self.assertEqual(
             [orphans.Guest.RUNNING, *[orphans.Guest.NONE] * 2],
-            [found.guest for found in self.keeper.found()])
+            [found.guest for found in self.vgpus.found()])
         self.assert_kept(before[names[0]], 'a virtual machine runs on it')
         # NVML does not tell which of the two vGPUs runs.
         self.machine.open_vfio(names[1], 4711)
         self.assertEqual(
             [*[orphans.Guest.OPEN] * 2, orphans.Guest.NONE],
-            [found.guest for found in self.keeper.found()])
+            [found.guest for found in self.vgpus.found()])
         for name in names[:2]:
             self.assert_kept(before[name], 'VFIO device is open')
-        self.keeper.remove(before[names[2]], ())
+        self.vgpus.remove(before[names[2]], ())
         self.assertEqual(names[:2], self.names())
 
     def test_who_uses_it_is_not_known(self):
@@ -353,7 +353,7 @@ class VendorVfioTest(OrphanCase):
     def test_a_function_that_has_another_owner_by_now(self):
         self.make()
         found = self.one()
-        self.keeper.remove(found, ())
+        self.vgpus.remove(found, ())
         self.kind = 'H100XM-20C'
         self.make()
         self.assert_kept(found, 'now a')

@@ -260,7 +260,7 @@ class RebuilderTest(binder_case.BinderCase):
     def test_what_was_bound_meanwhile_stays(self):
         self.lose()
         # The GPU is closed until the operator lifts the cordon.
-        cordons.CordonKeeper(self.state_path).lift(self.address)
+        cordons.GpuCordons(self.state_path).lift(self.address)
         self.binder.bind(*self.handle('1g.5gb', 5))
         (entry,) = self.records.claims()
         self.rebuilder.rebuild()

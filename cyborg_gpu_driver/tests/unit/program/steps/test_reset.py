@@ -281,7 +281,7 @@ class ModeTest(ResetCase):
         self.assertTrue(self.switch())
 
 
-class Keeper:
+class Health:
     """Knows of no problems that a reset cures."""
 
     def reset_done(self, address):
@@ -295,7 +295,7 @@ class TenantTest(ResetCase):
         super().host(*arguments, **named)
         self.use(dataclasses.replace(self.platform,
                                      records=machines.Records()))
-        self.resetter = reset.Resetter(self.platform, Keeper())
+        self.resetter = reset.Resetter(self.platform, Health())
         self.hand_over()
 
     def hand_over(self):
