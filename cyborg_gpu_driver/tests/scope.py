@@ -14,8 +14,9 @@
 
 ``tools/test all`` sets ``CYBORG_GPU_TESTS=all``. Then each sweep takes every
 step, and each property is tried on its full number of examples. Without it, a
-sweep takes its first and last step and each fifth between them, and a property
-is tried on a sixth of its examples, the same ones in each run.
+sweep takes its first and last step and each fifth between them, or fewer where
+a step takes long, and a property is tried on a sixth of its examples, the same
+ones in each run.
 """
 
 import os
