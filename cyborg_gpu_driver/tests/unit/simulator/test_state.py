@@ -291,7 +291,7 @@ class TestStateFile(base.MachineTestCase):
             file.seek(0)
             json.dump({**value, 'format': 99}, file)
             file.truncate()
-        error = self.assertRaises(exception.SimulationError, self.load)
+        error = self.assertRaises(exception.HostUnusable, self.load)
         self.assertIn('format 99', str(error))
 
     def test_a_place_that_cannot_be_written(self):
