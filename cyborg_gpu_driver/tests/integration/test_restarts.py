@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import re
 import signal
 from concurrent import futures
 
@@ -28,6 +29,8 @@ from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.integration import base
 
 _SLICE = 'CUSTOM_NVIDIA_1G_10GB'
+_WAITS = re.compile('the bind of handle .* waits for GPU')
+"""A message of cyborg_gpu_driver.locks."""
 _ATTEMPTS = 10
 """Servers that the test requests at most until it sees a bind."""
 _ATTEMPT = 20
@@ -97,16 +100,17 @@ class AgentTest(RestartCase):
         idle, busy = self.cloud.hosts
         agents = {host: self.cloud.process(f'cyborg-agent-{host}')
                   for host in self.cloud.hosts}
-        handles = len(self.cloud.handles_in_use())
+        waiting = len(self.waiting_binds(idle))
         with contextlib.ExitStack() as held:
             for address in self.cloud.hardware(idle):
                 held.enter_context(locks.gpu(
                     self.cloud.state_path(idle),
                     model.PciAddress.parse(address)))
             dying = [self.create(self.slice, self.admin, host=idle)]
-            self.until(
-                lambda: len(self.cloud.handles_in_use()) > handles,
-                'the bind is under way')
+            # Cyborg has a handle in use before the agent has the request. An
+            # agent that starts then would bind it.
+            self.until(lambda: len(self.waiting_binds(idle)) > waiting,
+                       'the agent has the bind, and waits for the GPU')
             os.killpg(agents[idle], signal.SIGKILL)
         dying.append(self.killed_in_its_bind(busy, agents[busy]))
 
@@ -139,6 +143,9 @@ class AgentTest(RestartCase):
                     return server
             self.delete(self.wait_for(server, 'ACTIVE'))
         raise AssertionError(f'no bind was seen in {_ATTEMPTS} attempts')
+
+    def waiting_binds(self, host):
+        return _WAITS.findall(self.cloud.log(f'cyborg-agent-{host}'))
 
     def is_binding(self, host):
         records = pathlib.Path(self.cloud.state_path(host), 'gpus')
