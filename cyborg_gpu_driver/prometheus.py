@@ -102,7 +102,8 @@ def _get(url: str, seconds: float, parameters: dict[str, str]) -> Any:
     except ValueError:
         document = None
     # Prometheus explains in JSON why it refuses a query.
-    if document is None or response.status_code != requests.codes.ok and (
-            document.get('status') != 'error'):
+    explains = isinstance(document, dict) and document.get('status') == 'error'
+    if document is None or (
+            response.status_code != requests.codes.ok and not explains):
         raise ValueError(f'status {response.status_code}')
     return document
