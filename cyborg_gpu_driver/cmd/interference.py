@@ -402,10 +402,8 @@ class PredictInterference(output.Lister):
     applications on GPUs so that all end as early as possible, and compares
     this placement to pack (the most memory first, onto the fullest GPU where
     it fits) and spread (the longest first, onto the GPU with the least to do).
-    With up to 10 applications, the placement is optimal; with more, the
-    command says how far from the optimum it can be. Without an application,
-    the command shows the measured slowdowns: each application alone first,
-    with nothing in Beside, and then the pairs.
+    Without an application, the command shows the measured slowdowns: each
+    application alone first, with nothing in Beside, and then the pairs.
     """
 
     def get_parser(self, prog_name):
