@@ -168,7 +168,7 @@ class Agent:
         self._publisher = self._node.publisher
         self._steady = drift.Steady(drift.INTERVAL)
         self._watcher = host_health.Watcher(self._node.platform.nvml,
-                                       self._event)
+                                            self._event)
         self._binder = self._node.binder
         self._finisher = orphans.Finisher(
             functools.partial(connection.Cloud.named, conf.gpu.os_cloud)

@@ -194,7 +194,7 @@ class Node(host_parts.HostParts, services.Services):
     def vgpus(self) -> orphans.VgpuOrphans:
         """Knows to whom the vGPUs belong."""
         return orphans.VgpuOrphans(self.platform, self.reader, self.records,
-                              self.settings)
+                                   self.settings)
 
     @functools.cached_property
     def resetter(self) -> reset.Resetter:

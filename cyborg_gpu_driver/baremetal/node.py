@@ -316,7 +316,7 @@ def summary(inventory: baremetal_inventory.Inventory) -> dict[str, Any]:
         modes.KEY: inventory.modes.to_dict(),
         'nvlink_clique': inventory.clique,
         'unhealthy': {str(address): list(reasons) for address, reasons
-                 in inventory.unhealthy.items()},
+                      in inventory.unhealthy.items()},
         'problems': [*inventory.problems, *(
             f'GPU {gpu.address}: {problem}' for gpu in inventory.gpus
             for problem in gpu.problems)],

@@ -48,8 +48,6 @@ CONSENT = 'gpu_movable'
 """Metadata key by which an owner lets operators shelve and unshelve a server.
 """
 _YES = 'true'
-OFFLOADED = 'SHELVED_OFFLOADED'
-"""Status of a server that uses no resources of a host."""
 _ACTIVE, _SHELVED = 'ACTIVE', 'SHELVED'
 _BOUND = 'Bound'
 _ATTRIBUTE = re.compile(r'(?<=gb)\.', re.ASCII)

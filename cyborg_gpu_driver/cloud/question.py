@@ -39,7 +39,6 @@ from cyborg_gpu_driver.report.content import names
 MOST = 50
 """The default number of hosts to examine: five times as many as a table shows.
 """
-_BAD_REQUEST = 400
 
 
 @dataclasses.dataclass(frozen=True)

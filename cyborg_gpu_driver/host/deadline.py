@@ -359,8 +359,8 @@ def _reap() -> None:
 # A container's limit of processes, ``TasksMax`` of systemd and missing memory
 # make ``Thread.start`` raise RuntimeError. Such a moment passes.
 
-def is_alive(thread: threading.Thread | None, run: Callable[[], object],
-             name: str) -> threading.Thread:
+def ensure_thread(thread: threading.Thread | None, run: Callable[[], object],
+                  name: str) -> threading.Thread:
     """Return a thread that lives: the given one, or a new one.
 
     The caller assigns the result to the variable that had ``thread``, and

@@ -343,8 +343,8 @@ class Watcher:
             self._wake.set()
             if self._thread is None or not self._thread.is_alive():
                 self._stopping = False
-            self._thread = deadline.is_alive(self._thread, self._run,
-                                             'cyborg-gpu-events')
+            self._thread = deadline.ensure_thread(self._thread, self._run,
+                                                  'cyborg-gpu-events')
 
     def stop(self) -> None:
         """End the thread; :meth:`watch` starts a new one."""

@@ -90,7 +90,7 @@ def of_group(arq: Mapping[str, Any]) -> tuple[model.PciAddress, ...] | None:
         raise _refusal(arq, leader, str(error)) from error
     if len(found) != size or len(set(found)) != size:
         raise _refusal(arq, leader, f'it names {len(set(found))} GPUs '
-                               f'instead of {size}: {text!r}')
+                       f'instead of {size}: {text!r}')
     if found[0] != leader:
         raise _refusal(
             arq, leader, f'the first of its GPUs is {found[0]}')

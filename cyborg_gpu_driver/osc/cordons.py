@@ -131,7 +131,7 @@ class DrainGpu(base.Lister):
         wait = parsed_args.wait or 0.0
         end = time.monotonic() + wait
         if _wait_closed(self.cloud, parsed_args, addresses,
-                              max(wait, WAIT)):
+                        max(wait, WAIT)):
             # An unshelved server might come back to an open GPU.
             self.code = 1
             return _holder_rows(self._holders(parsed_args, addresses), {})

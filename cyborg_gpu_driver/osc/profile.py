@@ -162,7 +162,7 @@ class SyncProfile(base.Lister):
 
 
 def _change_rows(changes: Iterable[plan.Change],
-          results: Mapping[resources.Key, str], otherwise: str
+                 results: Mapping[resources.Key, str], otherwise: str
           ) -> list[tuple]:
     """Return the rows of changes.
 

@@ -230,7 +230,7 @@ class GpuHealth:
         record = self._board_records.board(gpu.address)
         before = host_health.Seen()
         if record is not None and boards.holds(record, gpu,
-                                                   self._boot_id()):
+                                               self._boot_id()):
             before = host_health.Seen(fatal=record.aer_fatal,
                                       width=record.link_width)
         return condition.Facts(

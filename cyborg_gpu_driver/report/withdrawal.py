@@ -218,7 +218,7 @@ class Withdrawal:
                 present.get(address), known.get(address), make, ignored,
                 address in claimed, host.library_missing)).sent(
                     address, known.get(address))
-            for address in sorted({*present, *known, *unknown})}
+                for address in sorted({*present, *known, *unknown})}
 
     def held(self, present: Iterable[model.PciAddress] = ()
              ) -> tuple[names.ReportedDevice, ...]:

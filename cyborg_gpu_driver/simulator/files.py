@@ -37,7 +37,6 @@ SWITCHES = 'switches'
 
 _TEXT = {'type': 'string', 'minLength': 1}
 _COUNT = schema.integer(0)
-_SOME = schema.integer(1)
 _ADDRESS = schema.matching(
     '[0-9a-f]{4}:[0-9a-f]{2}:[01][0-9a-f][.][0-7]', 'a PCI address in quotes',
     "'0000:3b:00.0'")

@@ -429,8 +429,8 @@ class _Closer:
         with self._mutex:
             if known not in self._gates:
                 self._gates.append(known)
-            self._thread = deadline.is_alive(self._thread, self._run,
-                                             'cyborg-gpu-nvml')
+            self._thread = deadline.ensure_thread(self._thread, self._run,
+                                                  'cyborg-gpu-nvml')
 
     def _run(self) -> None:
         """Close sessions for others until none is open. Never raises.

@@ -208,7 +208,7 @@ class MigCalls:
     def _instance_handles(self, device: Any, profile_id: int, limit: int
                           ) -> list[Any]:
         return self.handles('nvmlDeviceGetGpuInstances', device, profile_id,
-                          pynvml.c_nvmlGpuInstance_t, limit)
+                            pynvml.c_nvmlGpuInstance_t, limit)
 
     def handles(self, name: str, owner: Any, profile_id: int, kind: Any,
                 limit: int = INSTANCE_LIMIT) -> list[Any]:

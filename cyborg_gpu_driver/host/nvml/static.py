@@ -303,7 +303,7 @@ class StaticReader:
     def _vgpu_type(self, device: Any, number: int, mixes: bool
                    ) -> host_model.VgpuType:
         name = gate.text(self._nvml.call('nvmlVgpuTypeGetName',
-                                        number))
+                                         number))
         profile_id = gate.known(self._nvml.optional(
             'nvmlVgpuTypeGetGpuInstanceProfileId', number))
         placements: tuple[int, ...] = ()

@@ -121,8 +121,8 @@ class Utilization:
         if self._thread is not None and self._thread.is_alive():
             return
         with self._starting:
-            self._thread = deadline.is_alive(self._thread, self._run,
-                                             'gpu-utilization')
+            self._thread = deadline.ensure_thread(self._thread, self._run,
+                                                  'gpu-utilization')
 
     def _run(self):
         self.ask()

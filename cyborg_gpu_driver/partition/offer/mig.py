@@ -194,7 +194,7 @@ def _handles(gpu: model.Gpu, policy: policies.Policy,
              ) -> Iterator[tuple[_Kind, int, tuple[model.PciAddress, ...]]]:
     """Yield each kind, the most that the GPU can have, and its functions."""
     demands = [vgpu_type.Demand(_total(policy, kind), group)
-              for kind, group in zip(kinds, room.groups(kinds), strict=True)]
+               for kind, group in zip(kinds, room.groups(kinds), strict=True)]
     for kind, demand, own in zip(
             kinds, demands, vgpu_type.assign(gpu.vfs, demands), strict=True):
         yield kind, demand.total, own

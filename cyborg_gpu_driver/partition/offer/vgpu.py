@@ -50,8 +50,8 @@ def offers(gpu: model.Gpu, policy: policies.Policy, vfio_handles: bool
     types = vgpu_type.of_mode(gpu, policy.mode)
     enabled = [entry for entry in types if any(map(entry.is_called, names))]
     demands = [vgpu_type.Demand(_most(policy, entry),
-                              _group(policy, entry, enabled))
-              for entry in enabled]
+                                _group(policy, entry, enabled))
+               for entry in enabled]
     parents = vgpu_type.assign(gpu.vfs, demands)
     for entry, demand, own in zip(enabled, demands, parents, strict=True):
         # The total never depends on what is in use.

@@ -97,7 +97,7 @@ class Partitions:
         :raises JournalError: if they cannot be written to the disk.
         """
         claims = tuple(self.numbered(claim, instance.instance_id)
-                        for claim in claims)
+                       for claim in claims)
         self._records.put_claims(*claims)
         return claims
 
@@ -120,7 +120,7 @@ class Partitions:
                     ) -> gpu_record.Claim:
         """Create the claim's vGPU, unless it exists.
 
-        The driver may choose another GPU instance than the claim's. If an
+        The driver may choose another GPU instance than the claim's. If a
         claim made that one, this claim moves to it and its own instance is
         destroyed, unless a claim needs it whose vGPU is on an instance of
         another tool. On such an instance, the claim keeps its own one.
@@ -156,7 +156,7 @@ class Partitions:
 
     def _away(self, claim: gpu_record.Claim, other: gpu_record.Claim
               ) -> gpu_record.Claim | None:
-        """An claim with ``other``'s instance and its vGPU on another one."""
+        """A claim with ``other``'s instance and its vGPU on another one."""
         return next((
             item for item in self._others(claim)
             if _place(item) == _place(other)

@@ -183,7 +183,7 @@ class Preparer:
         self._records = transactions.records
         self._backoff = backoff.Backoff(LOG, clock)
         self._role_reader = RoleReader(host_reader, transactions,
-                                  settings)
+                                       settings)
 
     def plan(self, gpu: model.Gpu) -> Outcome:
         """The steps that are left on a GPU, and what prevents them.

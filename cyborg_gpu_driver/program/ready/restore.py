@@ -189,7 +189,7 @@ class Restorer:
         taken: list[change.Step] = []
         try:
             now = transaction.take(self._machine, self._reader, now, wanted,
-                                    taken)
+                                   taken)
         except exception.GpuDriverError as error:
             # A guest can run without its scheduler, but not without a vGPU.
             if not (taken and taken[-1].action is change.Action.SCHEDULER):

@@ -233,7 +233,7 @@ def traits(gpu: model.Gpu, offer: offers.Offer) -> tuple[str, ...]:
 
 def traits_of_board(gpu: model.Gpu) -> tuple[str, ...]:
     """The traits of a GPU's hardware, independent of its use."""
-    memory = traits_of_whole(gpu.memory_mib)
+    memory = whole_memory(gpu.memory_mib)
     return (custom(VENDOR, gpu.device_id), *_kind(gpu),
             *([custom('GPU', 'MEMORY', memory)] if memory else []))
 
@@ -311,7 +311,7 @@ def memory_class(gpu: model.Gpu, offer: offers.Offer) -> str | None:
     GB means GiB here, as in NVIDIA's own names.
     """
     if offer.mode in policy.WHOLE:
-        return traits_of_whole(gpu.memory_mib)
+        return whole_memory(gpu.memory_mib)
     type_name = vgpu_type_name(gpu, offer)
     named = _TYPE_MEMORY.search(type_name or '')
     # A type called 0B or 0Q has half a GiB: only its framebuffer says so.
@@ -324,7 +324,7 @@ def memory_class(gpu: model.Gpu, offer: offers.Offer) -> str | None:
     return f'{int(named["gb"])}GB' if named else None
 
 
-def traits_of_whole(mib: int | None) -> str | None:
+def whole_memory(mib: int | None) -> str | None:
     """A board's memory as people write it: ``48GB``; None if unknown.
 
     NVIDIA's own names have NVML's total, rounded up to whole GiB: 143771 MiB

@@ -95,7 +95,7 @@ def profile_info_v(library, handle, number, info):
 def profile_info_by_id(library, handle, profile_id, info):
     gpu = library.gpu(handle)
     _fill_versioned(info, rules.profile_by_id(gpu.mig(),
-                                       abi.number(profile_id)))
+                                              abi.number(profile_id)))
 
 
 def _fill_versioned(info, profile):

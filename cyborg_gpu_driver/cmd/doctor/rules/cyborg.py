@@ -110,7 +110,7 @@ def access(facts: facts_module.Facts) -> Iterator[finding.Finding]:
             None, f'[gpu] state_path {facts.state_path} does not exist',
             f'Create it: {owner}')
     elif not state.allows(user, _READ | _WRITE
-                              | facts_module.Right.EXECUTE):
+                          | facts_module.Right.EXECUTE):
         yield finding.error(
             None, f'cyborg-agent, uid {user.uid}, cannot write to '
             f'[gpu] state_path {facts.state_path}',

@@ -10,7 +10,6 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-
 """What the doctor finds: one type for all problems of a host."""
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class AliveTest(base.BaseTestCase):
         self.addCleanup(self.over.set)
 
     def alive(self, thread):
-        return deadline.is_alive(thread, self.over.wait, 'test')
+        return deadline.ensure_thread(thread, self.over.wait, 'test')
 
     def test_one_that_lives_stays(self):
         thread = self.alive(None)

@@ -337,7 +337,7 @@ class Cloud(fixtures.Fixture):
     def _stop(self, exporter):
         """Have an agent that ended an hour ago, after a repair."""
         writer = state.StateWriter(exporter.state_path, exporter.hostname,
-                              lambda: time.time() - 3600)
+                                   lambda: time.time() - 3600)
         writer.reported()
         writer.found(('reserved',), ())
         writer.write()

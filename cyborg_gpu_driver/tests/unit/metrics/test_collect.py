@@ -417,7 +417,7 @@ class StateTest(_Case):
     def test_latencies(self):
         now = [0.0]
         writer = state.StateWriter(self.state_path, 'host1', lambda: 5.0,
-                              lambda: now[0])
+                                   lambda: now[0])
         for seconds in (0.0625, 0.125, 3.0, 600.0):
             with writer.timed('bind'):
                 now[0] += seconds

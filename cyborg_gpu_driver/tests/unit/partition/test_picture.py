@@ -151,7 +151,7 @@ class TestLines(base.BaseTestCase):
             (profiles[profile_id].name, place.start)
             for profile_id, place in occupancy.taken])
         lines = gpu_map.grid_lines(gpu, {place: owner for _profile, place in
-                                        occupancy.taken[:1]}, pens)
+                                         occupancy.taken[:1]}, pens)
         self.assertLessEqual(max(map(len, lines)), gpu_map.WIDTH)
         self.assertEqual(list(lines), [line.rstrip() for line in lines])
         box = lines[1:lines.index(next(

@@ -116,7 +116,7 @@ class CleaningCase(base.BaseTestCase):
                 policies=(policy.Policy('p', policy.Mode.PASSTHROUGH),)),
             store.Store(self.state_path))
         self.health = health.GpuHealth(self.platform, self.state_path,
-                                          services.Services())
+                                       services.Services())
         self.resetter = reset.Resetter(self.platform, self.health)
         self.cleaner = cleaning.Cleaner(
             self.resetter, self.state_path, self.ledger,

@@ -50,7 +50,7 @@ class CordonsTest(base.BaseTestCase):
 
     def disable(self, *addresses, told=None, gpu_cordons=None):
         (gpu_cordons or self.gpu_cordons).note_disabled(frozenset(addresses),
-                                              lambda address: told)
+                                                        lambda address: told)
 
     def changed(self, gpu_cordons=None):
         """Return the lines of the log about changed cordons."""

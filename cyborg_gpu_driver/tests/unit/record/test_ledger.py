@@ -85,7 +85,7 @@ class _World(fixtures.Fixture):
 
     def bind(self, gpu, handle, profile='1g.10gb'):
         entry = gpu_record.Claim(handle, gpu, gpu, 'nvidia-474', profile,
-                              gpu_record.Phase.BINDING)
+                                 gpu_record.Phase.BINDING)
         self.records.put_claims(entry)
         self.records.put_claims(dataclasses.replace(
             entry, phase=gpu_record.Phase.BOUND, since=1.0))

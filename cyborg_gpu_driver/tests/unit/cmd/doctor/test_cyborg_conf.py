@@ -78,7 +78,7 @@ class DriversTest(CyborgCase):
 
     def found(self, *enabled, **more):
         return list(rules_cyborg.drivers(self.facts(enabled_drivers=enabled,
-                                                **more)))
+                                                    **more)))
 
     def test_enabled(self):
         self.assertEqual([], self.found('fake_driver', 'cyborg_gpu_driver'))

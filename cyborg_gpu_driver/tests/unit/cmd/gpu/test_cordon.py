@@ -173,7 +173,7 @@ class CordonTest(CordonCase):
             self.useFixture(fixtures.MonkeyPatch(
                 f'cyborg_gpu_driver.{name}', value))
         rows, errors = self.run_json('gpu', 'cordon', '--all', '--reason',
-                                      'a fan')
+                                     'a fan')
         self.assertEqual(4, len(rows))
         self.assertEqual(3, len(written))
         self.assertRegex(

@@ -137,8 +137,9 @@ class OfferListTest(base.CommandCase):
 
     def test_without_mig_mode_a_gpu_is_whole(self):
         rows = self.rows('--simulate', 'mixed', 'offer', 'list')
-        self.assertEqual(['passthrough'], [row['profile'] for row in rows
-                                     if row['address'] == '0000:81:00.0'])
+        self.assertEqual(
+            ['passthrough'], [row['profile'] for row in rows
+                              if row['address'] == '0000:81:00.0'])
 
     def test_a_busy_gpu(self):
         state = os.path.join(self.useFixture(fixtures.TempDir()).path, 's')

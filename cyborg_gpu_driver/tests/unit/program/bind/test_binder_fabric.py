@@ -49,7 +49,7 @@ class FabricCase(binder_case.BinderCase):
 
     def keep(self):
         groups.FabricPartitions(privileged.machine(), self.live,
-                            self.records).look()
+                                self.records).look()
 
     def restorer(self):
         return nodes.Node(privileged.machine(), self.state_path).restorer
@@ -363,7 +363,7 @@ class WalkTest(FabricCase):
         self.machine.sriov_manage('ALL')
         self.live.refresh()
         self.attempt(self.restorer().restore,
-            self.live.gpu(self.address), None)
+                     self.live.gpu(self.address), None)
 
     def active(self):
         with self.machine.operation():

@@ -154,7 +154,7 @@ class BindTest(group_case.GroupCase):
     def test_an_activation_that_fails_is_rolled_back(self):
         for after in (False, True):
             self.world.faults.fail('fmActivateFabricPartition', -10,
-                                  after=after)
+                                   after=after)
             self.assertRaises(exception.FabricError, self.bind, 5, 7)
             self.assert_sound()
             self.assertEqual((), self.records.claims())

@@ -58,7 +58,7 @@ class ReconcileCase(binder_case.BinderCase):
             return None
         return words.Requests(tuple(
             words.Request(entry.handle, f'arq of {entry.handle}', 'server',
-                        entry.function, entry.mdev_type)
+                          entry.function, entry.mdev_type)
             for entry in self.asked), self.unsettled)
 
     def bind(self, profile='3g.20gb', number=0):
@@ -139,7 +139,7 @@ class FindTest(ReconcileCase):
         self.stranger(19, 0, 1)
         self.live.refresh()
         self.machine.faults.fail('nvmlDeviceGetComputeRunningProcesses_v3',
-                                pynvml.NVML_ERROR_UNKNOWN, times=None)
+                                 pynvml.NVML_ERROR_UNKNOWN, times=None)
         self.assertEqual((), self.reconciler.find())
 
     def test_a_gpu_that_is_not_ours_to_explain(self):
@@ -415,7 +415,7 @@ class SharedTest(ReconcileCase):
             state.instances.clear()
         # The NVIDIA driver may give the new instance any id.
         self.records.put_claims(*(dataclasses.replace(entry, instance_id=99)
-                           for entry in (first, second)))
+                                  for entry in (first, second)))
         self.look()
         self.assertEqual(before, self.truth())
         self.assertEqual(1, len({entry.instance_id for entry

@@ -197,5 +197,5 @@ class TestMemoryClass(base.BaseTestCase):
         for name in files.model_names():
             board = files.load_model(name)
             written = MEMORY.get(name) or re.search(r'\d+$', name)[0]
-            self.assertEqual(f'{written}GB', names.traits_of_whole(
+            self.assertEqual(f'{written}GB', names.whole_memory(
                 board.memory_mib), name)
