@@ -255,11 +255,7 @@ def attributes(library, handle, values):
     values = abi.target(values)
     values.multiprocessorCount = (
         profile.multiprocessors * compute.size // profile.slices)
-    values.sharedCopyEngineCount = profile.copy_engines
-    values.sharedDecoderCount = profile.decoders
-    values.sharedEncoderCount = profile.encoders
-    values.sharedJpegCount = profile.jpeg
-    values.sharedOfaCount = profile.ofa
+    put_shared_engines(values, profile)
     values.gpuInstanceSliceCount = profile.slices
     values.computeInstanceSliceCount = compute.size
     values.memorySizeMB = profile.memory_mib
@@ -290,6 +286,15 @@ def confidential_computing(library, state):
                          else pynvml.NVML_CC_SYSTEM_ENVIRONMENT_UNAVAILABLE)
     found.ccFeature = int(mode == 'on')
     found.devToolsMode = int(mode == 'devtools')
+
+
+def put_shared_engines(values, profile):
+    """Write the engines that the compute instances of an instance share."""
+    values.sharedCopyEngineCount = profile.copy_engines
+    values.sharedDecoderCount = profile.decoders
+    values.sharedEncoderCount = profile.encoders
+    values.sharedJpegCount = profile.jpeg
+    values.sharedOfaCount = profile.ofa
 
 
 def gpu_of(library, handle):

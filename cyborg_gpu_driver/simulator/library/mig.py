@@ -318,11 +318,7 @@ def _compute_fill(info, parent, profile):
     info.instanceCount = profile.max_instances
     info.multiprocessorCount = (
         parent.multiprocessors * profile.slices // parent.slices)
-    info.sharedCopyEngineCount = parent.copy_engines
-    info.sharedDecoderCount = parent.decoders
-    info.sharedEncoderCount = parent.encoders
-    info.sharedJpegCount = parent.jpeg
-    info.sharedOfaCount = parent.ofa
+    library_device.put_shared_engines(info, parent)
 
 
 @abi.symbol('nvmlGpuInstanceGetComputeInstanceProfileInfo')

@@ -238,9 +238,7 @@ def _has_gpm(gpu):
 @abi.symbol('nvmlGpmQueryDeviceSupport')
 def gpm_support(library, handle, support):
     gpu = library.gpu(handle)
-    support = abi.target(support)
-    if support.version != pynvml.NVML_GPM_SUPPORT_VERSION:
-        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    support = abi.versioned(support, pynvml.NVML_GPM_SUPPORT_VERSION)
     support.isSupportedDevice = int(_has_gpm(gpu))
 
 
@@ -278,9 +276,7 @@ def gpm_mig_sample(library, handle, instance_id, sample):
 
 @abi.symbol('nvmlGpmMetricsGet')
 def gpm_metrics(library, wanted):
-    wanted = abi.target(wanted)
-    if wanted.version != pynvml.NVML_GPM_METRICS_GET_VERSION:
-        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
+    wanted = abi.versioned(wanted, pynvml.NVML_GPM_METRICS_GET_VERSION)
     older, newer = map(library.samples.get, (wanted.sample1, wanted.sample2))
     if older is None or newer is None or older[0] != newer[0]:
         raise Refused(pynvml.NVML_ERROR_INVALID_ARGUMENT)
