@@ -38,7 +38,6 @@ from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offer as offer_module
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.program.planning import plan
-from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.report import withdrawal
 from cyborg_gpu_driver.report.content import build
@@ -216,13 +215,9 @@ class Machine(view.HostView, node.Node):
     @property
     def _reported(self):
         """The last report of each GPU; a bad record is only printed."""
-        records, found = store.of(self.state_path), {}
-        for address in records.addresses():
-            try:
-                found[address] = records.read(address).reported
-            except exception.JournalError as error:
-                self._say_once(error)
-        return {address: known for address, known in found.items() if known}
+        return {address: record.reported
+                for address in self.records.addresses()
+                if (record := self._record(address)) and record.reported}
 
     @functools.cached_property
     def verdicts(self) -> Mapping[model.PciAddress, health.Verdict]:

@@ -31,7 +31,6 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.record import gpu as gpu_record
-from cyborg_gpu_driver.record import store
 
 
 class HostView(host_parts.HostParts):
@@ -92,45 +91,36 @@ class HostView(host_parts.HostParts):
                      or not known[role.value].problem)
 
     def situation(self, gpu: model.Gpu) -> offers.Situation:
-        """Return the recorded situation of a GPU in mode auto.
-
-        Print the error if the record cannot be read.
-        """
-        try:
-            return self.records.read(gpu.address).situation
-        except exception.JournalError as error:
-            self._say_once(error)
-            return offers.UNKNOWN
+        """Return the recorded situation of a GPU in mode auto."""
+        record = self._record(gpu.address)
+        return offers.UNKNOWN if record is None else record.situation
 
     def _role(self, gpu: model.Gpu) -> policy.Mode | None:
         """Return the role of a GPU in mode auto; None if it is idle."""
         found = roles.in_force(gpu, self.situation(gpu).claimed)
-        tenancy = store.of(self.state_path).peek(gpu.address).tenancy
+        tenancy = self.records.peek(gpu.address).tenancy
         if found is None and tenancy is not None and tenancy.withheld:
             return policy.Mode.PASSTHROUGH
         return found
 
     def claims(self, gpu: model.Gpu) -> tuple[gpu_record.Claim, ...]:
-        """Return the claims on a GPU; none if its record is bad.
-
-        Print the error if it is bad.
-        """
-        try:
-            return self.records.claims(gpu.address)
-        except exception.JournalError as error:
-            self._say_once(error)
-            return ()
+        """Return the claims on a GPU; none if its record is bad."""
+        record = self._record(gpu.address)
+        return () if record is None else record.claims
 
     def cordons_of(self, gpu: model.Gpu) -> cordon.Cordons:
-        """Return the cordons of a GPU; none if its record is bad.
+        """Return the cordons of a GPU; none if its record is bad."""
+        record = self._record(gpu.address)
+        return () if record is None else record.cordons
 
-        Print the error if it is bad.
-        """
+    def _record(self, address: model.PciAddress
+                ) -> gpu_record.GpuRecord | None:
+        """Return a GPU's record. If it is bad, print the error once."""
         try:
-            return store.of(self.state_path).read(gpu.address).cordons
+            return self.records.read(address)
         except exception.JournalError as error:
             self._say_once(error)
-            return ()
+            return None
 
     def _say_once(self, error):
         if self._said.is_new(str(error), about=str(error)):
