@@ -16,10 +16,14 @@ import collections
 import contextlib
 import dataclasses
 import errno
+import pathlib
 import random
 import sys
 
+import fixtures
+
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.snapshot import gpu_record
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
@@ -218,7 +222,21 @@ class PersistenceTest(ConsentCase):
 
 
 class RandomTest(ConsentCase):
-    """Leaked uses, late openers, hidden users and faults, in any order."""
+    """Any use of a GPU and faults, in any order.
+
+    Uses leak, begin late, are hidden, or are of a node that a container has
+    under another name. proc is read as on a real host. A node there is a link
+    to /dev/null, whose device number stands for that of the GPU.
+    """
+
+    def setUp(self):
+        super().setUp()
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.host.usage._MAJOR', 1))
+        self.proc = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
+        information = self.proc / f'driver/nvidia/gpus/{_GPU}/information'
+        information.parent.mkdir(parents=True)
+        information.write_text('Device Minor: \t 3\n')
 
     def test_no_unbind_starts_that_the_driver_did_not_allow(self):
         chance = random.Random(_SEED)
@@ -282,9 +300,26 @@ class RandomTest(ConsentCase):
             if kind == 'late':
                 machine.add_holder(_GPU, 901, 'late', hidden=can_hide)
             machine.remove_holder(900)
-        self.use(sleep=between_two_questions,
-                 **({'gpu_holders': _unseen} if blind else {}))
+        self.use(sleep=between_two_questions, gpu_holders=_unseen if blind
+                 else lambda address: self.in_proc(chance))
         return kind
+
+    def in_proc(self, chance):
+        """Find who has the GPU open in the files of proc."""
+        with fixtures.TempDir() as place:
+            proc = pathlib.Path(place.path)
+            (proc / 'driver').symlink_to(self.proc / 'driver')
+            for pid, name in sorted(set(self.machine.holders(_GPU))):
+                if pid <= 0:  # A kernel module, or a user whom proc hides.
+                    continue
+                node = proc / 'nodes' / str(pid) / chance.choice(
+                    ('nvidia0', 'nvidia3', 'nvidia7'))
+                node.parent.mkdir(parents=True)
+                node.symlink_to('/dev/null')
+                (proc / str(pid) / 'fd').mkdir(parents=True)
+                (proc / str(pid) / 'comm').write_text(name)
+                (proc / str(pid) / 'fd' / '5').symlink_to(node)
+            return usage._openers(self.platform, self.address, str(proc))
 
     def try_to_bind(self):
         try:
