@@ -72,14 +72,20 @@ def kept(nvml: nvml_session.NvmlSession, address: model.PciAddress
 
     :raises NvmlError: if NVML does not report one of them.
     """
+    device = nvml.device(address)
     memory = ecc(nvml, address)
     try:
-        slices = nvml.mig_mode(nvml.device(address))
+        slices = nvml.mig_mode(device)
     except exception.NvmlError as error:
         if error.symbol != 'NOT_SUPPORTED':
             raise
         slices = (False, False)
-    mode = confidential_computing(nvml)
+    # NVML's answer is that of any GPU which its driver has, perhaps another.
+    # Boards before Hopper do not have the mode (is_cc_query_supported in
+    # gpu-admin-tools).
+    has_mode = ((nvml.optional('nvmlDeviceGetArchitecture', device) or 0)
+                >= pynvml.NVML_DEVICE_ARCH_HOPPER)
+    mode = confidential_computing(nvml) if has_mode else None
     return (
         gpu_record.Modes(memory.enabled if memory else None, slices[0], mode),
         gpu_record.Modes(memory.pending if memory else None, slices[1], mode))

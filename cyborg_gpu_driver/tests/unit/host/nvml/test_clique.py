@@ -19,6 +19,7 @@ import pynvml
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.nvml import modes
+from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.tests.unit.host import base
 
@@ -31,6 +32,24 @@ def write_rack(directory, clique=CLIQUE):
     path = pathlib.Path(directory) / 'rack.yaml'
     path.write_text(f'{text}clique: {clique}\n', encoding='utf-8')
     return str(path)
+
+
+class KeptTest(base.SimulatedTestCase):
+    """Modes that outlive a guest."""
+
+    MACHINE = 'mixed'
+
+    def confidential(self, address):
+        return [found.confidential_computing for found in modes.kept(
+            self.nvml, model.PciAddress.parse(address))]
+
+    def test_only_boards_that_have_it_keep_confidential_computing(self):
+        # NVML answers for the machine, as long as a Hopper board is there.
+        self.assertEqual(['off'] * 2, self.confidential('0000:81:00.0'))
+        self.assertEqual([None] * 2, self.confidential('0000:3b:00.0'))
+        self.machine.bind_driver('0000:81:00.0', 'vfio-pci')
+        self.nvml.reset()
+        self.assertEqual([None] * 2, self.confidential('0000:3b:00.0'))
 
 
 class CliqueTest(base.SimulatedTestCase):
