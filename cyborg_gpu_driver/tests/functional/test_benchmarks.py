@@ -44,8 +44,11 @@ class BenchmarkTest(base.BaseTestCase):
         super().setUp()
         stack = contextlib.ExitStack()
         self.addCleanup(stack.close)
-        # A program leaves its simulation in place until its process ends.
+        # A program leaves its simulation in place until its process ends,
+        # and sends each report in full.
         stack.enter_context(machine.kept())
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.report.drift.INTERVAL', 0.0))
         self.directory = self.useFixture(fixtures.TempDir()).path
 
     def by_name(self, benchmark, figures):

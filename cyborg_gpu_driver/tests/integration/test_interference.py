@@ -64,7 +64,9 @@ class Guests(fixtures.Fixture):
             for uuid in set(self._running) - set(there):
                 self._stop(uuid)
             for uuid, server in there.items():
-                if server.status == 'ACTIVE' and uuid not in self._running:
+                # A server of a test itself has nothing to run.
+                if (server.status == 'ACTIVE' and server.user_data
+                        and uuid not in self._running):
                     self.gpus[uuid] = self._gpus(server)
                     self._running[uuid] = self._boot(server)
                     self.together.add(frozenset(self._running))

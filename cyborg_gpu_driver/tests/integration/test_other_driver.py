@@ -58,6 +58,14 @@ class OtherDriverTest(base.TestCase):
         return {provider.name for provider
                 in self.admin.placement.resource_providers()}
 
+    def has_slices(self):
+        return any(
+            total > reserved for provider, inventories
+            in self.cloud.inventories().items()
+            if provider.startswith(f'{_HOST}_')
+            for name, (total, reserved) in inventories.items()
+            if name == 'CUSTOM_NVIDIA_1G_10GB')
+
     def handles(self):
         return [request['attach_handle_uuid'] for server in self.servers
                 for request in self.arqs(server)]
@@ -112,6 +120,7 @@ class OtherDriverTest(base.TestCase):
     def assert_all_right(self):
         """Assert that slices are available again after the next report."""
         self.cloud.restart(_AGENT)
+        self.until(self.has_slices, 'slices are offered')
         self.servers.append(self.boot(self.slice, self.admin, host=_HOST))
         self.delete(*self.servers)
         self.assert_nothing_left()

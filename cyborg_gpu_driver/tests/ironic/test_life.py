@@ -126,8 +126,9 @@ class LifeTest(base.TestCase):
         found = node.inspect()
         self.check(found, 'manageable')
         self.assertEqual(
-            ['CUSTOM_GPU_COUNT_2', sevenths, 'CUSTOM_NVIDIA_2330'],
-            found.traits)
+            ['CUSTOM_GPU_ARCH_HOPPER', 'CUSTOM_GPU_COUNT_2', sevenths,
+             'CUSTOM_GPU_MEMORY_80GB', 'CUSTOM_GPU_MODEL_H100_80GB_HBM3',
+             'CUSTOM_NVIDIA_2330'], found.traits)
         self.check(node.provide(), 'available')
         self.check(node.deploy(sevenths), 'active')
         self.assertEqual(_SEVENTHS, node.server.staged_layout())
