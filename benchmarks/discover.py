@@ -45,7 +45,7 @@ import full_host
 
 CALLS_PER_GPU = 8
 CALLS_PER_INSTANCE = 2
-CALLS_PER_BIND = 8
+CALLS_PER_BIND = 40
 OWN_BIND_MS = 5
 """The target for the driver's own part of a bind. It is only shown, because a
 busy machine must not make this program fail."""
