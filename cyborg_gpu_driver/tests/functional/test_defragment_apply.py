@@ -168,7 +168,7 @@ class ApplyTest(test_disable.DisableCase):
     @scope.only_in_all
     def test_a_gpu_that_cannot_be_offered_again(self):
         plan, applying = self.run_plan()
-        find, move, broken = cordons.find, moves.shelve, []
+        find, shelve, broken = cordons.find, moves.shelve, []
 
         def found(*arguments):
             if broken:
@@ -178,14 +178,14 @@ class ApplyTest(test_disable.DisableCase):
         def moved(cloud, servers, *arguments):
             """Let Nova shelve the server, and then fail."""
             if broken:
-                return move(cloud, servers, *arguments)
+                return shelve(cloud, servers, *arguments)
             broken.append(True)
             cloud.change('compute', 'POST',
                          f'/servers/{servers[0]}/action', {'shelve': None})
             return {servers[0]: 'a disk is full'}
 
         for name, function in (('cordons.find', found),
-                               ('moves.shelving.move', moved)):
+                               ('moves.shelve', moved)):
             self.useFixture(fixtures.MonkeyPatch(
                 f'cyborg_gpu_driver.cloud.{name}', function))
         error = self.assertRaises(
