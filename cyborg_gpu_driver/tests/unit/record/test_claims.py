@@ -89,13 +89,24 @@ class JournalTest(base.BaseTestCase):
         self.records.remove_claims(_entry(1).handle)
         self.assertEqual((_entry(2),), self.records.claims())
 
+    def test_the_first_gpu_of_a_group_loses_its_claim_last(self):
+        group = _entry(members=(_GPU, _OTHER))
+        self.records.put_claims(*group.on_each())
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.locks._RECORD_SECONDS', 0.0))
+        with locks.record(self.state_path, _OTHER):
+            self.assertRaises(exception.LockTimeout,
+                              self.records.remove_claims, group.handle)
+        self.assertEqual(2, len(self.records.claims()))
+
     def test_what_was_given_back_is_written_at_once(self):
-        stays, goes = (_entry(number, phase=gpu_record.Phase.BOUND)
-                       for number in (1, 2))
+        # The clock was set back after the bind.
+        stays, goes = (_entry(number, phase=gpu_record.Phase.BOUND,
+                              since=2000.0) for number in (1, 2))
         self.records.put_claims(stays, goes)
         self.records.give_back(goes.handle)
         unbinding = dataclasses.replace(
-            goes, phase=gpu_record.Phase.UNBINDING, until=1000.0)
+            goes, phase=gpu_record.Phase.UNBINDING, until=2000.0)
         self.assertEqual((stays, unbinding),
                          store.Store(self.state_path).claims())
 

@@ -110,6 +110,9 @@ class PartTest(_ContentCase):
             _FULL, claims=(), claims_lost=True), found)
         self.assertIn('rebuilt', self.log.output)
 
+    def test_the_last_report(self):
+        self.assertTrue(self.lose(reported=7).claims_lost)
+
     def test_cordons(self):
         found = self.lose(cordons=[{'source': 'moon'}])
         self.assertEqual([cordon.Source.RECORD], self.sources())

@@ -20,6 +20,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cordon
 from cyborg_gpu_driver.partition import health
 from cyborg_gpu_driver.record import gpu as gpu_record
+from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import unreadable
 from cyborg_gpu_driver.tests.unit.record import test_store
 
@@ -69,9 +70,9 @@ class UnreadTest(test_store.StoreCase):
     def test_cordons_and_errors_are_added(self):
         self.records.put(ADDRESS, cordons=(_ANN,), errors=3)
         with self.unreadable():
+            self.keep(cordons=(_CYBORG,), errors=1)
             self.keep(cordons=(dataclasses.replace(_ANN, who='bob'),
-                               _CYBORG), errors=1)
-            self.keep(cordons=(_CYBORG, _HEALTH), errors=2)
+                               _CYBORG, _HEALTH), errors=2)
         cordons = cordon.added((_ANN, _CYBORG), _HEALTH)
         self.assert_written(cordons=cordons, errors=3)
         with self.unreadable():
@@ -120,3 +121,12 @@ class UnreadTest(test_store.StoreCase):
             self.assertEqual(names[0], self.records.peek(ADDRESS).layout)
             self.keep(layout=names[1])
         self.assert_written(layout=names[1])
+
+    def test_what_changes_during_a_write_is_written_next(self):
+        records = [gpu_record.GpuRecord(errors=number) for number in range(3)]
+        pending = store.Pending()
+        pending.keep(ADDRESS, records[0], records[1], True)
+        written = pending.of(ADDRESS)
+        pending.keep(ADDRESS, records[1], records[2], True)
+        pending.forget(ADDRESS, written)
+        self.assertEqual(records[2], pending.of(ADDRESS).on(records[1]))

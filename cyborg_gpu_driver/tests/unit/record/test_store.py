@@ -21,6 +21,7 @@ import uuid
 import fixtures
 from oslotest import base
 
+from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.host.snapshot import model
@@ -105,6 +106,19 @@ class StoreTest(StoreCase):
         self.assertEqual(size, os.stat(self.records.path(ADDRESS)).st_size)
         self.assertEqual(binding[1:],
                          [*self.records.read(ADDRESS).claims])
+
+    def test_what_is_written_during_a_read_is_read_again(self):
+        self.records.put(ADDRESS, fixed=FIXED)
+        reading, read = self.again(), durable.read
+
+        def late(*arguments):
+            content = read(*arguments)
+            self.records.put(ADDRESS, fixed=gpu_record.FixedVgpus())
+            return content
+
+        with fixtures.MonkeyPatch('cyborg_gpu_driver.durable.read', late):
+            reading.read(ADDRESS)
+        self.assertTrue(reading.read(ADDRESS).fixed.is_empty)
 
     def test_what_stays_the_same_is_not_written(self):
         self.records.put(ADDRESS, fixed=FIXED)
