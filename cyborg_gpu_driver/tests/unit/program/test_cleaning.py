@@ -186,6 +186,14 @@ class TenantsTest(CleaningCase):
         self.assertEqual(1, self.resets())
         self.assertEqual(['given', 'returned', 'cleaned'], self.whats())
 
+    def test_a_bind_waits_for_the_reset_unless_the_gpu_is_parted(self):
+        self.use_up()
+        whole = cleaning.Whole(self.live.gpu(self.address), 'provider',
+                               'PGPU')
+        self.assertIn('has not been reset yet',
+                      self.cleaner.take(whole, True, False))
+        self.assertEqual('', self.cleaner.take(whole, True, True))
+
     def test_the_evidence_of_a_reset(self):
         self.machine.set_health(str(self.address), uncorrected=2)
         self.use_up()

@@ -16,10 +16,13 @@ import fixtures
 import pynvml
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import privsep
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import change
+from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.steps import executor
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.tests.unit.program import layouts
 
 _ID = 19
@@ -58,6 +61,32 @@ class PlacementTest(layouts.LayoutCase):
             change.Action.DESTROY_INSTANCE,
             now.mig.profile_by_id(instance.profile_id), instance.placement))
         self.assertEqual((True, True, []), self.truth())
+
+    def test_after_a_reboot_a_rollback_leaves_the_instances(self):
+        self.apply()
+        lost = spec.MigInstanceSpec(model.Placement(0, 1), _ID)
+        interrupted = gpu_record.Change(
+            self.address, spec.MigLayout(True, True, (lost,)),
+            touched=(lost,), boot='an earlier one')
+        self.records.put(self.address, change=interrupted)
+        self.machine.faults.fail('nvmlDeviceCreate*', 999)
+        self.assertRaises(exception.ChangeFailed, self.apply, _1g_10gb=1)
+        self.assertEqual((True, True, []), self.truth())
+        self.assertIsNone(self.change_record())
+        self.records.put(self.address, change=interrupted)
+        privileged.create_gpu_instance(str(self.address), _ID, 0, 1)
+        self.assertTrue(self.transactions.recover(self.gpu))
+        self.assertEqual((True, True, [(0, 1, _ID, [])]), self.truth())
+
+    def test_no_rollback_while_a_step_may_go_on(self):
+        self.apply()
+        self.machine.faults.fail('nvmlDeviceCreate*', 999)
+        with (fixtures.MonkeyPatch('cyborg_gpu_driver.program.privileged.gpu.'
+                                   '_LATE_SECONDS', 0.0),
+              privsep._noted('create', str(self.address))):
+            self.assertRaises(exception.ChangeFailed, self.apply, _1g_10gb=1)
+        self.assertIn('create', self.change_record().problem)
+        self.assertTrue(self.transactions.recover(self.gpu))
 
     def test_a_stranger_at_the_place_survives_a_rollback(self):
         self.apply()

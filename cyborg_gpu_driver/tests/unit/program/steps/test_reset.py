@@ -310,6 +310,15 @@ class TenantTest(ResetCase):
         with self.machine.operation():
             return self.machine.gpu(_GPU).state.ecc_modes
 
+    def test_not_while_a_process_uses_it(self):
+        self.clean()
+        self.hand_over()
+        self.machine.bind_driver(_GPU, 'nvidia')
+        self.machine.add_process(_GPU, 815)
+        self.machine.change_gpu(_GPU, ecc_modes=[False] * 2)
+        self.refused(exception.GpuInUse, 'process', self.clean)
+        self.assertEqual([False, False], self.ecc())
+
     def test_one_after_another_on_a_default_host(self):
         for board, version in (('a100-40', '550.144.02'),
                                ('a100-40', '580.65.06'),
@@ -336,6 +345,13 @@ class TenantTest(ResetCase):
         self.assertEqual([False, False], self.ecc())
         self.clean()
         self.assertEqual([True, True], self.ecc())
+
+    def test_the_ecc_mode_for_the_next_reset_is_kept(self):
+        self.clean()
+        self.machine.change_gpu(_GPU, ecc_modes=[True, False])
+        self.hand_over()
+        self.clean()
+        self.assertEqual([False, False], self.ecc())
 
     def test_the_mig_mode_is_restored(self):
         self.machine.change_gpu(_GPU, mig=True, pending=True)
