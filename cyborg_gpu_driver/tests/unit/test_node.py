@@ -12,6 +12,7 @@
 
 """What Placement should have of a host's GPUs, according to its node."""
 
+import dataclasses
 import json
 
 import fixtures
@@ -88,6 +89,22 @@ class InventoriesTest(base.BaseTestCase):
         self.assert_reserved(self.gpu)
         self.node.cordons.lift(self.gpu)
         self.assert_reserved(None)
+
+    def test_a_bind_holds_the_whole_gpu_back(self):
+        self.node = node.Node(self.conf, policies.Settings(policies=(
+            policy.Policy('p', policy.Mode.AUTO, roles=(
+                policy.Mode.MIG, policy.Mode.PASSTHROUGH)),)), 'host1')
+        offers = [dataclasses.replace(item, creatable=1) for item
+                  in self.node.live.offers(self.node.live.gpu(self.gpu))]
+
+        def reserved():
+            return [item.reserved for item in self.node.promised(
+                self.gpu, offers, {}, False)
+                if item.resource_class == 'PGPU']
+
+        self.assertEqual([0], reserved())
+        with self.node.turns.partitioning(self.gpu):
+            self.assertEqual([1], reserved())
 
     def test_the_api_of_cyborg_shows_the_cordons(self):
         known = self.node.cordons.add(self.gpu, 'root', 'a fan')

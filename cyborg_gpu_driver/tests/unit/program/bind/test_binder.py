@@ -22,8 +22,10 @@ import fixtures
 import pynvml
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.record import gpu as gpu_record
@@ -224,8 +226,12 @@ class BindTest(binder_case.BinderCase):
         (theirs,) = self.live.gpu(self.address).mig.instances
         self.assertEqual((bound.placement, bound.instance_id),
                          (theirs.placement, theirs.instance_id))
+        self.node.health.event(condition.Event(self.address, 94,
+                                               theirs.instance_id))
         self.binder.unbind(*handle)
         self.assertEqual([(9, 4)], self.truth()[0])
+        self.assertEqual({theirs.placement},
+                         self.node.health.unhealthy_instances(self.address))
         self.assertEqual((), self.records.claims())
 
     def test_a_stranger_that_is_quicker_is_left_alone(self):
@@ -358,6 +364,16 @@ class BindTest(binder_case.BinderCase):
         self.assertEqual(([(19, 6)], []), self.truth())
         self.assertEqual([self.address] * 2, self.published)
 
+    def test_the_health_of_an_instance_ends_with_it(self):
+        handle = self.handle('1g.5gb')
+        self.binder.bind(*handle)
+        (entry,) = self.records.claims()
+        self.node.health.event(condition.Event(self.address, 94,
+                                               entry.instance_id))
+        self.assertTrue(self.node.health.unhealthy_instances(self.address))
+        self.binder.unbind(*handle)
+        self.assertFalse(self.node.health.unhealthy_instances(self.address))
+
     def test_what_a_guest_still_holds_is_published(self):
         """No allocation covers the vGPU from now on."""
         handle = self.handle('1g.5gb')
@@ -365,6 +381,30 @@ class BindTest(binder_case.BinderCase):
         self.machine.start_guest(handle[2])
         self.assertRaises(exception.GpuInUse, self.binder.unbind, *handle)
         self.assertEqual([self.address] * 2, self.published)
+
+
+class RoleTest(binder_case.BinderCase):
+    """When an idle GPU does not take the role that a bind needs."""
+
+    policy = policy.Policy('p', policy.Mode.AUTO,
+                           roles=(policy.Mode.MIG, policy.Mode.VGPU))
+
+    def test_while_its_claims_are_lost(self):
+        self.records.put(self.address, claims_lost=True)
+        error = self.assertRaises(exception.BindRefused, self.binder.bind,
+                                  *self.handle('3g.20gb'))
+        self.assertIn('was damaged', str(error))
+
+    def test_while_something_runs_on_it(self):
+        self.records.put(self.address, by_role={
+            'mig': roles.of(self.live.gpu(self.address))})
+        self.machine.change_gpu(self.gpu, mig=False, pending=False)
+        self.machine.add_process(self.gpu, 4711)
+        self.live.refresh()
+        error = self.assertRaises(exception.BindRefused, self.binder.bind,
+                                  *self.handle('3g.20gb'))
+        self.assertIn('in use: process', str(error))
+        self.assertTrue(self.live.refresh_gpu(self.address).vfs)
 
 
 class MdevctlTest(binder_case.BinderCase):

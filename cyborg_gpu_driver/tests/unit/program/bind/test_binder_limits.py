@@ -93,6 +93,10 @@ class LateBindTest(LimitCase):
         self.binder.bind(*self.asked)
 
     def test_one_that_is_late_when_the_lock_comes_does_nothing(self):
+        leftover = self.handle('1g.5gb')
+        self.binder.bind(*leftover)
+        self.records.give_back(leftover[2])
+        before = self.truth()
         waits = self.listen()
         with self.hold():
             thread, errors = self.in_thread(self.binder.bind, *self.asked)
@@ -101,7 +105,7 @@ class LateBindTest(LimitCase):
         thread.join(scope.HANG)
         self.assertIsInstance(errors[0], exception.BindAbandoned)
         self.assertIn('bind_timeout', str(errors[0]))
-        self.assertEqual(_NOTHING, self.truth())
+        self.assertEqual(before, self.truth())
 
     def test_one_that_is_late_is_not_tried_again(self):
         def take(seconds):
@@ -180,6 +184,20 @@ class LateBindTest(LimitCase):
                           *self.asked)
         self.assertEqual(_NOTHING, self.truth())
         self.assertEqual([], self.phases())
+
+
+    def test_a_bind_that_overtakes_an_unbind_stays(self):
+        vgpu_type = self.node.partitions.vgpu_type
+
+        def bound(vgpu):
+            self.node.partitions.vgpu_type = vgpu_type
+            self.binder.bind(*self.asked)
+            return vgpu_type(vgpu)
+
+        self.node.partitions.vgpu_type = bound
+        self.binder.unbind(*self.asked)
+        self.assertEqual([gpu_record.Phase.BOUND], self.phases())
+        self.assert_quiet()
 
 
 class CompleteBindTest(LimitCase):

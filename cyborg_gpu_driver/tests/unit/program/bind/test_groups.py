@@ -212,6 +212,15 @@ class BindTest(group_case.GroupCase):
         self.assert_sound()
         self.assertEqual((), self.records.claims())
 
+    def test_leftovers_of_a_group_wait_for_all_of_its_gpus(self):
+        handle = self.bind(1, 3)
+        self.records.give_back(handle[2])
+        error = self.assertRaises(exception.BindRefused, self.bind, 1)
+        self.assertIn(handle[2], str(error))
+        self.report()
+        self.bind(1)
+        self.assert_sound()
+
     def test_what_is_no_group(self):
         function, _asked, handle = self.handle(1, 3)
         self.assertRaises(exception.BindRefused, self.running.binder.bind,

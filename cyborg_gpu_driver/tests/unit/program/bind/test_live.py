@@ -14,8 +14,10 @@
 
 import uuid
 
+import fixtures
 import pynvml
 
+from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
@@ -58,3 +60,21 @@ class LostTest(binder_case.BinderCase):
         self.binder.unbind(*handle)
         self.assertEqual(([(14, 2)], []), self.truth())
         self.assert_quiet()
+
+
+class SlowTest(binder_case.BinderCase):
+
+    def test_a_slow_reading_does_not_replace_a_newer_one(self):
+        read = reader.HostReader.gpu
+
+        def slow(host_reader, address):
+            found = read(host_reader, address)
+            self.stranger(14, 2, 2)
+            with fixtures.MonkeyPatch(f'{reader.__name__}.HostReader.gpu',
+                                      read):
+                self.live.refresh_gpu(address)
+            return found
+
+        with fixtures.MonkeyPatch(f'{reader.__name__}.HostReader.gpu', slow):
+            self.live.refresh_gpu(self.address)
+        self.assertEqual(([(14, 2)], []), self.belief())
