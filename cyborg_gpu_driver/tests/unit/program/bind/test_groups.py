@@ -24,6 +24,7 @@ from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.program.bind import live
+from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.program.bind import group_case
@@ -192,6 +193,11 @@ class BindTest(group_case.GroupCase):
         for name in ('fmActivateFabricPartition',
                      'fmDeactivateFabricPartition'):
             self.assertEqual(before.get(name, 0) + 1, calls[name], name)
+
+    def test_a_partition_that_is_active_is_not_activated_again(self):
+        for _ in range(2):
+            privileged_fabric.activate_whole(3)
+        self.assertEqual(1, self.world.calls['fmActivateFabricPartition'])
 
     def test_a_partition_of_a_server_is_never_interrupted(self):
         """Even if the list of active partitions was read before its bind."""
