@@ -26,6 +26,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.program.privileged import mig as privileged
+from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
 
 _SET = 'nvmlGpuInstanceSetVgpuSchedulerState'
@@ -182,6 +183,29 @@ class MdevTest(SharingTests, SharedCase):
 
     def fail_vgpu(self):
         self.machine.faults.fail_write('*/create', errno.ENOSPC, times=None)
+
+    def test_an_instance_with_a_guest_is_not_exchanged(self):
+        # The first three vGPUs are on the stranger's instance, the next three
+        # on that of the first three, and the guest on that of the next three.
+        self.stranger(47, 0, 3)
+        self.live.refresh()
+        for handle in self.small:
+            self.binder.bind(*handle)
+        function, type_id, guest = self.handle('DC-1-8Q', 6)
+        privileged_vgpu.create_mdev(function, type_id, guest)
+        self.machine.start_guest(guest)
+        for handle in self.small[:2]:
+            self.binder.unbind(*handle)
+        before = self.records.claims()
+        error = self.assertRaises(exception.NvmlError, self.binder.unbind,
+                                  *self.small[2])
+        self.assertEqual('IN_USE', error.symbol)
+        self.assertEqual(before[1:], self.records.claims()[1:])
+        self.machine.stop_guest(guest)
+        privileged_vgpu.remove_mdev(guest)
+        for handle in self.small[2:]:
+            self.binder.unbind(*handle)
+        self.assertEqual(([(47, 0)], []), self.truth())
 
     def test_a_walk_with_two_sizes_leaves_nothing(self):
         # Nothing tells which instance an mdev is on. If the NVIDIA driver has
