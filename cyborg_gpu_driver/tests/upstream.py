@@ -35,26 +35,32 @@ def patches(project: str) -> list[pathlib.Path]:
 
 
 def copy(package: str, directory: str, series: list[pathlib.Path]) -> None:
-    """Copy an installed package, and apply patches to the copy.
+    """Copy an installed package, and apply patches to the copy."""
+    (source,) = importlib.util.find_spec(package).submodule_search_locations
+    copy_tree(source, pathlib.Path(directory, package), series)
+
+
+def copy_tree(source: str | pathlib.Path, target: pathlib.Path,
+              series: list[pathlib.Path]) -> None:
+    """Copy a directory, and apply patches to what is beside the copy, too.
 
     Files that no patch changes are links, because there are thousands of
     them.
     """
-    (source,) = importlib.util.find_spec(package).submodule_search_locations
-    shutil.copytree(source, pathlib.Path(directory, package),
-                    copy_function=os.symlink)
+    directory = target.parent
+    shutil.copytree(source, target, copy_function=os.symlink)
     changed = {name for patch in series
                for name in _CHANGED.findall(patch.read_text())}
     for name in changed:
-        path = pathlib.Path(directory, name)
+        path = directory / name
         if path.is_symlink():
             target = path.resolve()
             path.unlink()
             shutil.copy(target, path)
     for patch in series:
         # If git found a repository above, it would skip files outside of it.
-        run(directory, 'git', 'apply', str(patch),
-            GIT_CEILING_DIRECTORIES=os.path.dirname(directory))
+        run(str(directory), 'git', 'apply', str(patch),
+            GIT_CEILING_DIRECTORIES=str(directory.parent))
 
 
 def run_tests(directory: str, prepare: str, *modules: str) -> str:

@@ -259,7 +259,8 @@ wait
     def test_an_unknown_part_is_refused_with_those_there_are(self):
         output = self.run_tests('units', code=2)
         self.assertIn("no part is named 'units': choose from integration, "
-                      'functional, unit, nova, ironic, style, docs', output)
+                      'functional, unit, nova, ironic, installers, style, '
+                      'docs', output)
 
     def test_temporary_files_in_memory_go_away(self):
         self.does('unit', 'echo "in ${TMPDIR:-}"; touch "$TMPDIR/left"')
