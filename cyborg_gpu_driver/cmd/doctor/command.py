@@ -37,6 +37,7 @@ from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.cmd.config import nova
 from cyborg_gpu_driver.cmd.doctor import facts as facts_module
 from cyborg_gpu_driver.cmd.doctor import placement
+from cyborg_gpu_driver.cmd.doctor.rules import container
 from cyborg_gpu_driver.cmd.doctor.rules import cyborg as rules_cyborg
 from cyborg_gpu_driver.cmd.doctor.rules import finding
 from cyborg_gpu_driver.cmd.doctor.rules import gpus as rules_gpus
@@ -85,6 +86,7 @@ CHECKS: dict[str, tuple[_Find, tuple[str, ...]]] = {
     'cyborg-drivers': (rules_cyborg.drivers, ('cyborg',)),
     'agent-privileges': (rules_cyborg.privileges, ('machine', 'cyborg')),
     'agent-access': (rules_cyborg.access, ('machine',)),
+    'container': (container.limits, ('machine',)),
     'host-name': (rules_cyborg.host_name, ('machine', 'cyborg')),
     'placement': (rules_cyborg.placement, ('machine', 'cyborg')),
     'allocation-candidates': (rules_cyborg.candidates, ('placement_conf',)),

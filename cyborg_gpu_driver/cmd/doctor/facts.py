@@ -36,6 +36,7 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd.doctor import placement as placement_module
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.conf import validation
+from cyborg_gpu_driver.host import open_files
 from cyborg_gpu_driver.host.snapshot import domain
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import capability
@@ -44,6 +45,7 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import roles as partition_roles
 
 _RELEASE = re.compile(r'(\d+)\.(\d+)', re.ASCII)
+_ESCAPED = re.compile(r'\\([0-7]{3})')
 _UNIFIED_LIMITS = 'nova.quota.UnifiedLimitsDriver'
 _CREDENTIALS = loading.get_auth_common_conf_options()
 STOCK = 'nova-compute'
@@ -68,6 +70,9 @@ class User:
 
     uid: int
     gids: frozenset[int] = frozenset()
+    bounding: int | None = None
+    """The capabilities that it can have, as root or through a helper, as a
+    mask; None if that was not read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +150,9 @@ def _user(path):
     try:
         return User(
             uid=int(fields['Uid'][1]),
-            gids=frozenset(map(int, (fields['Gid'][1], *fields['Groups']))))
+            gids=frozenset(map(int, (fields['Gid'][1], *fields['Groups']))),
+            bounding=int(fields['CapBnd'][0], 16)
+            if 'CapBnd' in fields else None)
     except (KeyError, IndexError, ValueError):
         return None
 
@@ -204,6 +211,15 @@ class Release:
 
 
 @dataclasses.dataclass(frozen=True)
+class Mount:
+    """A mounted file system."""
+
+    kind: str
+    """Its type, such as ``ext4`` or ``overlay``."""
+    read_only: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Machine:
     """The facts about the machine that the services run on."""
 
@@ -231,6 +247,11 @@ class Machine:
     """``[gpu] state_path``; None if it does not exist."""
     programs: Mapping[str, bool] = dataclasses.field(default_factory=dict)
     """Whether each program exists and can be run, by name or path."""
+    shows_all: bool = True
+    """Whether the processes of all PID namespaces are visible."""
+    state_mount: Mount | None = None
+    """Where ``[gpu] state_path`` is, or would be; None if that is unknown."""
+    sysfs: Mount | None = None
 
     @property
     def agent(self) -> User | None:
@@ -260,7 +281,27 @@ def read_machine(state_path: str, programs: Iterable[str], proc: str = '/proc',
         running=running(proc),
         devices={path: node for path in paths if (node := _node(path))},
         mig_device=mig_device, state=_node(state_path),
-        programs={name: bool(shutil.which(name)) for name in programs})
+        programs={name: bool(shutil.which(name)) for name in programs},
+        shows_all=open_files.shows_all(proc),
+        state_mount=_mount(proc, os.path.realpath(state_path)),
+        sysfs=_mount(proc, '/sys'))
+
+
+def _mount(proc: str, path: str) -> Mount | None:
+    """Return the mount of a path, from proc_pid_mountinfo(5)."""
+    found, longest = None, ''
+    for line in _lines(f'{proc}/self/mountinfo'):
+        before, _, after = line.partition(' - ')
+        fields, kind = before.split(), after.split()[:1]
+        if len(fields) < 6 or not kind:
+            continue
+        point = _ESCAPED.sub(lambda match: chr(int(match[1], 8)), fields[4])
+        # A later mount on the same point hides the earlier one.
+        if (f'{path}/'.startswith(f'{point.rstrip("/")}/')
+                and len(point) >= len(longest)):
+            longest = point
+            found = Mount(kind[0], 'ro' in fields[5].split(','))
+    return found
 
 
 def release(text: str) -> tuple[int, int] | None:

@@ -18,6 +18,7 @@ import re
 from collections.abc import Iterator
 
 from cyborg_gpu_driver.cmd.doctor import facts as facts_module
+from cyborg_gpu_driver.cmd.doctor.rules import container
 from cyborg_gpu_driver.cmd.doctor.rules import finding
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
@@ -313,9 +314,9 @@ def nvml(facts: facts_module.Facts) -> Iterator[finding.Finding]:
                   if gpu.driver == _NVIDIA})
     if problem and needing:
         yield finding.error(
-            None, f'NVML: {problem}',
-            "Install NVIDIA's driver and load it (modprobe nvidia); after a "
-            'driver upgrade, reboot or reload it')
+            None, f'NVML: {problem}', container.library(facts)
+            or "Install NVIDIA's driver and load it (modprobe nvidia); after "
+            'a driver upgrade, reboot or reload it')
     for gpu, _ in facts.governed():
         if gpu.problems:
             yield _unread(gpu)

@@ -1,0 +1,137 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""Checks of what a container hides, and what they read of the machine."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import fixtures
+
+from cyborg_gpu_driver.cmd.doctor import facts
+from cyborg_gpu_driver.cmd.doctor.rules import container
+from cyborg_gpu_driver.cmd.doctor.rules import finding
+from cyborg_gpu_driver.cmd.doctor.rules import gpus
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.tests.unit.cmd.doctor import case
+
+GPU = model.Gpu(model.PciAddress.parse('0000:16:00.0'), '10de', '20b2',
+                '0302', driver='nvidia')
+SLICES = policy.Policy('s', policy.Mode.MIG)
+NODE = facts.Node(0, 0, 0o666)
+NODES = {'/dev/nvidiactl': NODE, '/dev/nvidia0': NODE}
+MOUNTS = """\
+1 0 0:1 / / ro,relatime - overlay overlay rw
+2 1 0:2 / /proc rw - proc proc rw
+3 1 0:3 / /sys ro,nosuid shared:7 - sysfs sysfs rw
+4 1 0:4 / /var/lib/cyborg rw - tmpfs old rw
+5 1 8:1 /x /var/lib/cyborg rw master:2 - ext4 /dev/sda1 rw
+6 1 8:1 /y /var/with\\040space rw - xfs /dev/sda2 rw
+7
+"""
+
+
+class LimitsTest(case.FindingCase):
+
+    def found(self, problem='', check=container.limits, settings=(SLICES,),
+              **machine):
+        return check(facts.Facts(
+            model.Host((GPU,), nvml_problem=problem),
+            policies.Settings(tuple(settings)),
+            state_path='/var/lib/cyborg/gpu', machine=facts.Machine(
+                **{'devices': NODES, 'modules': frozenset(('nvidia',)),
+                   **machine})))
+
+    def fails(self, words, **machine):
+        self.check(finding.Severity.ERROR, words, self.found(**machine))
+
+    def test_host(self):
+        self.none(self.found(
+            state_mount=facts.Mount('ext4'), sysfs=facts.Mount('sysfs'),
+            running=facts.Running(agent=facts.User(
+                0, bounding=(1 << 41) - 1))))
+
+    def test_no_gpu_to_care_for(self):
+        self.none(self.found(shows_all=False, settings=(
+            policy.Policy('o', policy.Mode.OFF),)))
+
+    def test_processes(self):
+        self.fails('PID namespace', shows_all=False)
+
+    def test_records(self):
+        for kind in ('overlay', 'tmpfs'):
+            self.fails(f'/var/lib/cyborg/gpu is on {kind}',
+                       state_mount=facts.Mount(kind))
+
+    def test_sysfs(self):
+        self.fails('/sys is read-only',
+                   sysfs=facts.Mount('sysfs', read_only=True))
+
+    def test_capabilities(self):
+        # The bounding set of a container that is not privileged.
+        self.fails('CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_SYS_ADMIN',
+                   running=facts.Running(agent=facts.User(
+                       0, bounding=0xa80425fb)))
+
+    def test_device_nodes(self):
+        self.fails('0 of their nodes and no nvidiactl', devices={})
+        self.fails('0 of their nodes /',
+                   devices={'/dev/nvidiactl': NODE})
+        self.none(self.found(devices={}, modules=frozenset()))
+
+    def test_library(self):
+        problem = 'there is no NVML library (libnvidia-ml.so.1) on this'
+        self.check(finding.Severity.ERROR, 'mount libnvidia-ml.so.1',
+                   self.found(problem, gpus.nvml))
+        self.check(finding.Severity.ERROR, 'modprobe nvidia',
+                   self.found(problem, gpus.nvml, modules=frozenset()))
+
+
+class ReadTest(case.FindingCase):
+
+    def setUp(self):
+        super().setUp()
+        self.proc = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
+        (self.proc / 'self' / 'ns').mkdir(parents=True)
+        (self.proc / 'self' / 'mountinfo').write_text(MOUNTS)
+
+    def read(self, state='/x'):
+        return facts.read_machine(state, (), str(self.proc), str(self.proc))
+
+    def test_mounts(self):
+        for path, kind in (('/var/lib/cyborg/gpu', 'ext4'),
+                           ('/var/lib/cyborg-2', 'overlay'),
+                           ('/var/with space/x', 'xfs')):
+            self.assertEqual(kind, self.read(path).state_mount.kind)
+        self.assertEqual(facts.Mount('sysfs', True), self.read().sysfs)
+
+    def test_namespace(self):
+        link = self.proc / 'self' / 'ns' / 'pid'
+        os.symlink('pid:[4026531836]', link)
+        self.assertTrue(self.read().shows_all)
+        link.unlink()
+        os.symlink('pid:[4026532222]', link)
+        self.assertFalse(self.read().shows_all)
+
+    def test_capabilities(self):
+        place = self.proc / '7'
+        place.mkdir()
+        (place / 'cmdline').write_text('/venv/bin/cyborg-agent\0')
+        (place / 'status').write_text(
+            'Uid:\t0 0 0 0\nGid:\t0 0 0 0\nGroups:\t\n'
+            'CapBnd:\t00000000a80425fb\n')
+        self.assertEqual(0xa80425fb, self.read().agent.bounding)
