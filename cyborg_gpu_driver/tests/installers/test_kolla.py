@@ -193,11 +193,14 @@ class RoleTest(base.BaseTestCase):
         self.assertEqual('mig', conf['gpu_policy:slices']['mode'])
         self.assertEqual('password', conf['placement']['auth_type'])
 
-    def test_weigher_exists(self):
-        conf = configparser.ConfigParser()
+    def test_weigher_and_filter_exist(self):
+        conf = configparser.ConfigParser(strict=False)
         conf.read(KOLLA / 'config' / 'nova' / 'nova-scheduler.conf')
-        name = conf['filter_scheduler']['weight_classes'].rpartition(',')[2]
-        self.assertIsNotNone(importutils.import_class(name))
+        scheduler = conf['filter_scheduler']
+        for name in (scheduler['weight_classes'].rpartition(',')[2],
+                     scheduler['available_filters']):
+            self.assertTrue(name.startswith('cyborg_gpu_driver.'), name)
+            self.assertIsNotNone(importutils.import_class(name))
 
     def test_container_sees_processes_and_keeps_records(self):
         for action in ('compare_container', 'recreate_or_restart_container'):

@@ -256,6 +256,14 @@ wait
         self.assertEqual('interrupted\n',
                          (self.root / 'result').read_text())
 
+    def test_a_part_on_demand(self):
+        run_all = _load()
+        chosen = [[part.name for part in run_all.choose(
+            names, sys.executable, everything)] for names, everything in (
+                ([], False), ([], True), (['installers'], False))]
+        self.assertEqual([False, True, True],
+                         ['installers' in parts for parts in chosen])
+
     def test_an_unknown_part_is_refused_with_those_there_are(self):
         output = self.run_tests('units', code=2)
         self.assertIn("no part is named 'units': choose from integration, "
