@@ -204,6 +204,7 @@ class TenantTest(HooksCase):
         for name, value, words in (
                 ('IMAGE', 'agent', 'expected tenant or ramdisk'),
                 ('SOURCE', '/none.whl', 'expected a wheel or source archive'),
+                ('SOURCE', '', 'expected a wheel or source archive'),
                 ('LAYOUT', '/none.yaml', 'expected a layout file')):
             self.options = {f'DIB_CYBORG_GPU_{name}': value}
             said = self.run_hooks('extra-data', code=1)

@@ -200,6 +200,17 @@ class CompleteTest(base.BaseTestCase):
                                   if f'``{word}``' not in text])
 
 
+class InstallTest(base.BaseTestCase):
+
+    def test_no_page_takes_the_library_from_an_index(self):
+        """No package index has it: anybody could publish the name."""
+        for page in documents.pages():
+            self.assertNotRegex(
+                documents.text(page),
+                r'pip3? install[^\n]*cyborg[-_]gpu[-_]driver'
+                r'(?!\S*\.(whl|tar\.gz))')
+
+
 class YamlTest(base.BaseTestCase):
 
     def test_blocks_are_read(self):

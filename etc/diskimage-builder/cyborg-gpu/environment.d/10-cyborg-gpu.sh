@@ -14,7 +14,7 @@
 # Sourced by diskimage-builder before any other hook. README.rst describes
 # the variables.
 export DIB_CYBORG_GPU_IMAGE=${DIB_CYBORG_GPU_IMAGE:-tenant}
-export DIB_CYBORG_GPU_SOURCE=${DIB_CYBORG_GPU_SOURCE:-cyborg_gpu_driver}
+export DIB_CYBORG_GPU_SOURCE=${DIB_CYBORG_GPU_SOURCE:-}
 export DIB_CYBORG_GPU_LAYOUT=${DIB_CYBORG_GPU_LAYOUT:-}
 export DIB_CYBORG_GPU_PIP_OPTIONS=${DIB_CYBORG_GPU_PIP_OPTIONS:-}
 case "$DIB_CYBORG_GPU_IMAGE" in
