@@ -1,0 +1,149 @@
+# Licensed under the Apache License, Version 2.0 (the "License"); you may
+# not use this file except in compliance with the License. You may obtain
+# a copy of the License at
+#
+#      http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS, WITHOUT
+# WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied. See the
+# License for the specific language governing permissions and limitations
+# under the License.
+
+
+"""The agent and the doctor, with the rights of kolla-ansible's container.
+
+The kernel makes the namespaces of the container; there is no container engine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import fixtures
+from oslotest import base
+
+from cyborg_gpu_driver.cmd.doctor import facts
+from cyborg_gpu_driver.host import open_files
+from cyborg_gpu_driver.tests import scope
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+
+# $WORK/own has the files of the container, which end with it. $VOLUME is on a
+# disk of the host.
+CONTAINER = """
+set -e
+mount --make-rprivate /
+mount -t tmpfs container "$WORK/own"
+mkdir "$WORK/own/cyborg"
+%s
+exec "$@"
+"""
+VOLUME = 'mount --bind "$VOLUME" "$WORK/own/cyborg"'
+READ_ONLY = 'mount -o remount,bind,ro /sys'
+OWN_PROCESSES = ('--pid', '--fork', '--mount-proc')
+# The doctor finds the agent by the name of its program.
+DOCTOR = """
+import sys
+from cyborg_gpu_driver.cmd.doctor import facts
+from cyborg_gpu_driver.cmd.doctor.rules import container
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+gpu = model.Gpu(model.PciAddress.parse('0000:16:00.0'), '10de', '20b2', '0302')
+print(*(found.message for found in container.limits(facts.Facts(
+    model.Host((gpu,)),
+    policies.Settings((policy.Policy('s', policy.Mode.MIG),)),
+    machine=facts.read_machine(sys.argv[1], ()), state_path=sys.argv[1]))),
+    sep='\\n')
+"""
+TESTS = (
+    'test_mig.BindTest.test_an_agent_started_again_knows_what_is_bound',
+    'test_cleaning.WholeTest.test_a_server_outlives_the_agent')
+
+
+class ContainerTest(base.BaseTestCase):
+
+    def setUp(self):
+        super().setUp()
+        if os.geteuid() != 0 or subprocess.run(
+                ['unshare', '--mount', 'true'], check=False,
+                capture_output=True).returncode:
+            self.skipTest('only root can make the namespaces of a container')
+        self.work = pathlib.Path(self.useFixture(fixtures.TempDir()).path)
+        (self.work / 'own').mkdir()
+        # Temporary files may be in memory.
+        self.volume = self.useFixture(fixtures.TempDir(sys.prefix)).path
+
+    def run_in(self, *command, namespaces=(), mounts=''):
+        done = subprocess.run(
+            ['unshare', '--mount', *namespaces, 'sh', '-c', CONTAINER % mounts,
+             'container', *command], cwd=ROOT, capture_output=True, text=True,
+            check=False, timeout=scope.HANG, env={
+                **os.environ, 'CYBORG_GPU_TESTS': 'all',
+                'WORK': str(self.work), 'VOLUME': self.volume,
+                'TMPDIR': str(self.work / 'own' / 'cyborg')})
+        self.assertEqual(0, done.returncode, done.stdout + done.stderr)
+        return done.stdout
+
+    def doctor(self, *wrapped, **more):
+        """Return what the doctor finds, apart from the processes."""
+        agent = self.work / 'cyborg-agent'
+        agent.write_text(DOCTOR)
+        output = self.run_in(*wrapped, sys.executable, str(agent),
+                             str(self.work / 'own' / 'cyborg'), **more)
+        found = [line for line in output.splitlines() if line]
+        self.own_processes = [line for line in found
+                              if 'processes of this container' in line]
+        return [line for line in found if line not in self.own_processes]
+
+    def test_role_with_the_patch(self):
+        if facts.read_machine(self.volume, ()).state_mount.kind == 'overlay':
+            self.skipTest('these tests run in a container themselves')
+        self.assertEqual([], self.doctor(mounts=VOLUME))
+        self.assertEqual(not open_files.shows_all('/proc'),
+                         bool(self.own_processes))
+
+    def test_role_without_the_patch(self):
+        (found,) = self.doctor(namespaces=OWN_PROCESSES)
+        self.assertIn('is on tmpfs', found)
+        self.assertEqual(1, len(self.own_processes))
+
+    def test_container_that_is_not_privileged(self):
+        sysfs, capabilities = self.doctor(
+            'setpriv', '--bounding-set=-sys_admin,-sys_ptrace',
+            mounts=f'{VOLUME}\n{READ_ONLY}')
+        self.assertIn('/sys is read-only', sysfs)
+        self.assertIn('cannot have CAP_SYS_PTRACE, CAP_SYS_ADMIN:',
+                      capabilities)
+
+    def test_records_outlive_the_container(self):
+        """Each run has new files, as a container that is created again."""
+        place = self.work / 'own' / 'cyborg'
+        conf = self.work / 'cyborg.conf'
+        conf.write_text('[gpu]\nsimulate = t4x4\n'
+                        f'state_path = {place}/gpu\n'
+                        f'simulate_state = {place}/hardware.json\n')
+        program = (pathlib.Path(sys.executable).with_name('cyborg-gpu'),
+                   '--config-file', conf, 'gpu')
+        (gpu, *_) = json.loads(self.run_in(
+            *program, 'list', '-f', 'json', mounts=VOLUME))
+        self.run_in(*program, 'cordon', gpu['address'], '--reason', 'fans',
+                    mounts=VOLUME)
+        after = {mounts: json.loads(self.run_in(
+            *program, 'list', '-f', 'json', mounts=mounts))[0]
+            for mounts in (VOLUME, '')}
+        self.assertNotEqual(gpu, after[VOLUME])
+        self.assertEqual(gpu, after[''])
+
+    def test_agent_binds_and_cleans(self):
+        output = self.run_in(
+            sys.executable, '-m', 'testtools.run',
+            *(f'cyborg_gpu_driver.tests.functional.{name}' for name in TESTS),
+            mounts=VOLUME)
+        self.assertIn(f'Ran {len(TESTS)} tests', output)
+        self.assertNotIn('skipped', output)
