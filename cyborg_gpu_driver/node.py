@@ -313,7 +313,8 @@ class Node(host_parts.HostParts, services.Services):
 
     def servable(self, gpu: model.Gpu) -> tuple[offer.Offer, ...]:
         """A GPU's offers; one that cannot be served names its problem."""
-        return build.servable(self.live.offers(gpu), self.mdev_problem)
+        return build.servable(self.live.offers(gpu), self.mdev_problem,
+                              self.live.host().nova_unpatched)
 
     def device(self, gpu: model.Gpu, offers: Iterable[offer.Offer]
                ) -> names.ReportedDevice | None:

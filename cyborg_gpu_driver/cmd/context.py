@@ -154,12 +154,12 @@ class Machine(view.HostView, node.Node):
             found = () if governing is None else offers.offers(
                 gpu, governing, plan.held(gpu, self.claims(gpu),
                                           self.platform.boot_id()),
-                self.settings.vfio_handles, must_be_bound=True,
-                situation=self.situation(gpu),
+                must_be_bound=True, situation=self.situation(gpu),
                 groups=self._groups(gpu, governing))
         if all(offer.mode is policy.Mode.PASSTHROUGH for offer in found):
             return found
-        return build.servable(found, self.mdev_problem)
+        return build.servable(found, self.mdev_problem,
+                              self.host.nova_unpatched)
 
     def _groups(self, gpu: model.Gpu, governing: policy.Policy
                 ) -> tuple[offer_nvlink.State, ...]:

@@ -59,13 +59,6 @@ GPU_OPTS = [
              'false, the operator does all of this. Without policies, the '
              'agent only binds vfio-pci.'),
     cfg.BoolOpt(
-        'nova_vfio_handles', default=False,
-        help='Whether nova-compute on this host is started as '
-             'cyborg-gpu-nova-compute. vGPUs on kernels without mdev (vendor '
-             'VFIO) are then created at bind. Otherwise the agent creates the '
-             "fixed_vgpus at its start, and Nova's own PCI code assigns "
-             'them.'),
-    cfg.BoolOpt(
         'clean_whole_gpus', default=True,
         help='Whether to reset a GPU in passthrough mode after each server, '
              'and to offer it again only when the reset has succeeded and its '
@@ -198,10 +191,10 @@ POLICY_OPTS = [
              'says how many fit.'),
     cfg.DictOpt(
         'fixed_vgpus', default={},
-        help='For kernels without mdev (vendor VFIO), unless '
-             'nova_vfio_handles is set: vGPU types with the number of each to '
-             'create on each GPU, such as L40S-12Q:4. The agent creates them '
-             'at its start and again after a reboot, on the same virtual '
+        help='For kernels without mdev (vendor VFIO): vGPU types with the '
+             'number of each to create on each GPU, such as L40S-12Q:4, '
+             'instead of vGPUs that are created at bind. The agent creates '
+             'them at its start and again after a reboot, on the same virtual '
              'functions. Nova assigns them to servers; it supports one type '
              'on each GPU. "cyborg-gpu nova config" writes the lines that '
              'nova.conf needs.'),

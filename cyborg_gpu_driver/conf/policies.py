@@ -56,8 +56,6 @@ class Settings:
     policies: tuple[policy.Policy, ...] | None = None
     ignored_addresses: frozenset[model.PciAddress] = frozenset()
     ignored_uuids: frozenset[str] = frozenset()
-    vfio_handles: bool = False
-    """``[gpu] nova_vfio_handles``."""
     prepare: bool = True
     """``[gpu] prepare``."""
     clean_whole_gpus: bool = True
@@ -140,7 +138,7 @@ def read(conf: cfg.ConfigOpts) -> Settings:
     return Settings(
         policies=tuple(_policy(conf, name) for name in names) or None,
         ignored_addresses=addresses, ignored_uuids=uuids,
-        vfio_handles=conf.gpu.nova_vfio_handles, prepare=conf.gpu.prepare,
+        prepare=conf.gpu.prepare,
         clean_whole_gpus=conf.gpu.clean_whole_gpus,
         health_events=conf.gpu.health_events,
         health_cordon_errors=conf.gpu.health_cordon_errors,

@@ -27,6 +27,7 @@ from stevedore import driver
 
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.host import domains
+from cyborg_gpu_driver.host import services as services_module
 from cyborg_gpu_driver.host.fabric import config as fabric_config
 from cyborg_gpu_driver.host.fabric import session as fabric_session
 from cyborg_gpu_driver.host.nvml import access
@@ -105,6 +106,9 @@ class Platform:
     """Returns an id that differs for each boot of the machine."""
     is_root: Callable[[], bool] = lambda: os.geteuid() == 0
     """Whether this process may change the machine itself."""
+    services: Callable[[], services_module.Running | None] = (
+        services_module.running)
+    """Returns the services that run on the machine; None if unknown."""
     records: gpu_record.Records = gpu_record.Records()
     """The records of GPUs that NVML cannot be queried about."""
 

@@ -55,6 +55,7 @@ class HostReader:
         self._nvml = platform.nvml
         self._records = platform.records
         self._fabric_config = platform.fabric_config
+        self._services = platform.services
         self.boot_id = platform.boot_id
         self._bus = pci.PciBus(platform.sysfs)
         self._functions = functions.FunctionReader(
@@ -179,6 +180,7 @@ class HostReader:
                 return self._read(detail, links)
             gpus.extend(self._hidden_gpus(
                 self._gpus.hidden(gpus, unidentified), detail))
+        running = self._services()
         return model.Host(
             gpus=self._with_links(gpus) if links else tuple(sorted(
                 gpus, key=lambda gpu: gpu.address)),
@@ -187,7 +189,8 @@ class HostReader:
             library_missing=self._nvml.library_missing,
             wsl=self._nvml.wsl,
             unidentified=unidentified.all(),
-            problems=problems.all())
+            problems=problems.all(),
+            nova_unpatched=running is not None and running.nova_unpatched)
 
     def _gpus_of(self, identities: Iterable[pci.Identity],
                  mdevs: functions.Mdevs, unlisted: Iterable[str], detail: bool,

@@ -16,6 +16,10 @@ The program is the released nova-compute, whose libvirt driver
 :mod:`cyborg_gpu_driver.nova.patches` extends before the start. It attaches
 vGPUs without mdev and groups of GPUs, and servers have their accelerators
 after the boot of the host and in rescue mode.
+
+The kernel's name of the process says whether the driver is extended:
+:mod:`cyborg_gpu_driver.host.services` reads it, also from another container
+in the PID namespace of the host.
 """
 
 from __future__ import annotations
@@ -24,13 +28,14 @@ import importlib
 import sys
 from typing import Any
 
+from cyborg_gpu_driver.host import services
 from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.nova import handles
 from cyborg_gpu_driver.nova import patches
 
-_PROGRAM = 'cyborg-gpu-nova-compute'
 _ROOT = '/sys'
+_COMM = '/proc/self/comm'
 
 
 def extend(driver_class: Any, version: str, ours: patches.Patches) -> str:
@@ -83,6 +88,8 @@ def main() -> int:
 
     :returns: 1 if nova-compute is not started; otherwise Nova decides.
     """
+    # Nova takes seconds to import: the agent must not see another name then.
+    name_process(services.PATCHED)
     try:
         # Import this module of Nova first: it selects the threading model
         # of the process.
@@ -104,6 +111,7 @@ def main() -> int:
     reason = extend(driver.LibvirtDriver, version, patches.Patches(
         handles.HandleReader(pci.Sysfs(_ROOT)), requests(cyborg), refuse))
     if reason:
+        name_process(services.NOVA_COMPUTE)
         _say(f'{reason}. nova-compute runs without the patches of this '
              'driver. It refuses vGPUs on virtual functions of vendor VFIO '
              'and groups of GPUs, and does not resume servers that have '
@@ -119,9 +127,18 @@ def main() -> int:
     return 0
 
 
+def name_process(name: str) -> None:
+    """Set the kernel's name of this process, as proc_pid_comm(5) says.
+
+    :param name: has at most 15 characters.
+    """
+    with open(_COMM, 'w', encoding='ascii') as stream:
+        stream.write(name)
+
+
 def _say(message: str) -> None:
     # Nova's log is not set up yet.
-    sys.stderr.write(f'{_PROGRAM}: {message}\n')
+    sys.stderr.write(f'{services.OURS}: {message}\n')
 
 
 if __name__ == '__main__':

@@ -29,13 +29,12 @@ from typing import Any
 import os_traits
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.nova import pci_config
 from cyborg_gpu_driver.partition import fixed
 from cyborg_gpu_driver.partition import nvlink
-from cyborg_gpu_driver.partition import policy as policies_module
+from cyborg_gpu_driver.partition import policy as policies
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.report.content import names
@@ -184,19 +183,9 @@ def _refusal(arq: Mapping[str, Any], address: model.PciAddress | None,
         f'{reason}')
 
 
-# GPUs whose vGPUs Nova's own PCI code hands out, and the vGPUs on them.
+# The vGPUs that Nova's own PCI code hands out.
 
-_MODES = (policies_module.Mode.VGPU, policies_module.Mode.MIG)
-
-
-def is_left(gpu: model.Gpu, policy: policies_module.Policy,
-            settings: policies.Settings) -> bool:
-    """Whether Nova, not Cyborg, hands out the GPU's virtual functions."""
-    return (gpu.framework is model.Framework.VENDOR_VFIO
-            and policy.mode in _MODES and not settings.vfio_handles)
-
-
-def assigned(gpu: model.Gpu, policy: policies_module.Policy,
+def assigned(gpu: model.Gpu, policy: policies.Policy,
              remembered: Mapping[model.PciAddress, str],
              live_migratable: bool = False) -> tuple[pci_config.Assigned, ...]:
     """Return the fixed vGPUs of one GPU, whether they exist yet or not.
@@ -210,7 +199,7 @@ def assigned(gpu: model.Gpu, policy: policies_module.Policy,
         for item in fixed.plan(gpu, policy, remembered).vgpus)
 
 
-def _assigned(gpu: model.Gpu, policy: policies_module.Policy,
+def _assigned(gpu: model.Gpu, policy: policies.Policy,
               assignment: Any, live_migratable: bool
               ) -> pci_config.Assigned:
     # Cyborg would give the type the same resource class and traits.

@@ -145,7 +145,7 @@ def _refusal(assigned, in_placement):
             return exception.InvalidConfiguration(
                 f'GPU {key}: its fixed_vgpus are {names}, but Nova '
                 'supports one resource class per GPU. Use one type in '
-                'fixed_vgpus, or set [gpu] nova_vfio_handles and start '
+                'fixed_vgpus, or name them in vgpu_types instead and start '
                 'nova-compute as cyborg-gpu-nova-compute')
         gpu = next(item.gpu for item in assigned
                    if (item.vendor_id, item.product_id) == key)

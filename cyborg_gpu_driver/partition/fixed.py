@@ -46,6 +46,12 @@ class FixedPlan:
     """The GPU instances that do not exist yet."""
 
 
+def is_left(gpu: model.Gpu, policy: policies.Policy) -> bool:
+    """Whether Nova, not Cyborg, hands out the vGPUs of a GPU."""
+    return (bool(policy.fixed_vgpus)
+            and gpu.framework is model.Framework.VENDOR_VFIO)
+
+
 def plan(gpu: model.Gpu, policy: policies.Policy,
          remembered: Mapping[model.PciAddress, str]) -> FixedPlan:
     """Decide which virtual function of ``gpu`` carries which fixed vGPU.

@@ -74,6 +74,7 @@ HOST = schema.mapping({'driver_version': _TEXT}, {
     'virtual': schema.TRUTH,
     'container': schema.TRUTH,
     'dcgm': schema.TRUTH,
+    'unpatched_nova': schema.TRUTH,
     'keeps_mig': schema.TRUTH,
     'fabric_mode': {'enum': [0, 1, 2]},
     'clique': schema.matching(
@@ -186,6 +187,7 @@ class _Reader:
             functions=functions, virtual=content.get('virtual', False),
             container=content.get('container', False),
             dcgm=content.get('dcgm', False),
+            unpatched_nova=content.get('unpatched_nova', False),
             keeps_mig=content.get('keeps_mig', True),
             fabric_mode=content.get('fabric_mode', 0),
             clique=content.get('clique'))

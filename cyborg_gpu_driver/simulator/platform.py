@@ -21,6 +21,7 @@ import weakref
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import open_files
 from cyborg_gpu_driver.host import platform
+from cyborg_gpu_driver.host import services
 from cyborg_gpu_driver.host.nvml import access
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.sysfs import pci
@@ -68,7 +69,9 @@ def open_platform(machine: str | machine_module.Machine,
         module_aliases=lambda: gpu.ALIASES,
         libvirt=lambda: libvirt.Connection(machine),
         boot_id=lambda: machine.boot_id,
-        is_root=lambda: machine.privileged)
+        is_root=lambda: machine.privileged,
+        services=lambda: services.Running(frozenset(
+            {services.NOVA_COMPUTE} if machine.host.unpatched_nova else ())))
 
 
 def _gpu_holders(machine, address):

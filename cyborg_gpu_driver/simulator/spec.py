@@ -212,6 +212,8 @@ class Host:
     not see the processes of the machine."""
     dcgm: bool = False
     """Whether DCGM runs: nv-hostengine has every GPU open."""
+    unpatched_nova: bool = False
+    """Whether nova-compute runs without this driver's patches."""
     keeps_mig: bool = True
     """Whether MIG mode and instances are back after a reset and after an
     unbind. RM keeps them for each PCI address while nvidia.ko is loaded

@@ -28,15 +28,15 @@ from cyborg_gpu_driver.host import migration
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import handles
 from cyborg_gpu_driver.nova import pci_config
+from cyborg_gpu_driver.partition import fixed
 from cyborg_gpu_driver.record import store
 
 
 class ConfigNova(command.Command):
     """Write the lines of nova.conf for vGPUs that Nova assigns itself.
 
-    These are the fixed_vgpus of GPUs without mdev (vendor VFIO), unless [gpu]
-    nova_vfio_handles is set. What is left out, and why, is written to standard
-    error.
+    These are the fixed_vgpus of GPUs without mdev (vendor VFIO). What is left
+    out, and why, is written to standard error.
     """
 
     def get_parser(self, prog_name):
@@ -72,13 +72,13 @@ class ConfigNova(command.Command):
             governing = machine.settings.policy_for(gpu)
             if governing is None or not governing.fixed_vgpus:
                 continue
-            if handles.is_left(gpu, governing, machine.settings):
+            if fixed.is_left(gpu, governing):
                 found += handles.assigned(
                     gpu, governing, before,
                     migrations[gpu.address].supported is True)
             else:
                 output.say(f'GPU {gpu.address} is left out: '
-                           + _why(gpu, machine.settings))
+                           + _why(gpu))
         if not found:
             output.say('No GPU of this host has vGPUs that Nova assigns '
                        'itself.')
@@ -102,9 +102,7 @@ def remembered(machine: context.Machine
     return found
 
 
-def _why(gpu, settings):
-    if settings.vfio_handles:
-        return '[gpu] nova_vfio_handles is set, so Cyborg assigns its vGPUs'
+def _why(gpu):
     if gpu.framework is model.Framework.NONE:
         return 'it has no virtual functions that can carry vGPUs'
     return f'its vGPU framework is {gpu.framework.value}, not vendor-vfio'

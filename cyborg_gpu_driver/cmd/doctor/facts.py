@@ -37,6 +37,7 @@ from cyborg_gpu_driver.cmd.doctor import placement as placement_module
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.conf import validation
 from cyborg_gpu_driver.host import open_files
+from cyborg_gpu_driver.host import services
 from cyborg_gpu_driver.host.snapshot import domain
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import capability
@@ -48,11 +49,6 @@ _RELEASE = re.compile(r'(\d+)\.(\d+)', re.ASCII)
 _ESCAPED = re.compile(r'\\([0-7]{3})')
 _UNIFIED_LIMITS = 'nova.quota.UnifiedLimitsDriver'
 _CREDENTIALS = loading.get_auth_common_conf_options()
-STOCK = 'nova-compute'
-OURS = 'cyborg-gpu-nova-compute'
-AGENT = 'cyborg-agent'
-API = 'cyborg-api'
-_LIMIT = 1 << 16
 _VGPU_MODES = (policy.Mode.VGPU, policy.Mode.MIG)
 
 
@@ -65,17 +61,6 @@ class Right(enum.IntFlag):
 
 
 @dataclasses.dataclass(frozen=True)
-class User:
-    """The user and the groups that a process runs with."""
-
-    uid: int
-    gids: frozenset[int] = frozenset()
-    bounding: int | None = None
-    """The capabilities that it can have, as root or through a helper, as a
-    mask; None if that was not read."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Node:
     """Owner and permissions of a file."""
 
@@ -84,7 +69,7 @@ class Node:
     mode: int
     """``st_mode``; access control lists are ignored."""
 
-    def allows(self, user: User, right: Right) -> bool:
+    def allows(self, user: services.User, right: Right) -> bool:
         """Whether a user has a right.
 
         As in the kernel, the first match of owner, group and others decides.
@@ -94,76 +79,6 @@ class Node:
         shift = (6 if user.uid == self.uid
                  else 3 if self.gid in user.gids else 0)
         return right & (self.mode >> shift) == right
-
-
-# The services that run on this machine, read from procfs.
-
-
-@dataclasses.dataclass(frozen=True)
-class Running:
-    """The services that were found."""
-
-    commands: frozenset[str] = frozenset()
-    agent: User | None = None
-    """The user that cyborg-agent runs as; None if no agent was found."""
-
-    @property
-    def nova_commands(self) -> frozenset[str]:
-        """The names under which nova-compute runs."""
-        return self.commands & {STOCK, OURS}
-
-
-def running(proc: str = '/proc') -> Running | None:
-    """Return the services that run on this machine.
-
-    :param proc: where procfs is mounted.
-    :returns: None if processes cannot be listed.
-    """
-    try:
-        names = os.listdir(proc)
-    except OSError:
-        return None
-    found: dict[str, str] = {}
-    for name in sorted(filter(str.isdigit, names), key=int):
-        command = _command(f'{proc}/{name}/cmdline')
-        if command in (STOCK, OURS, AGENT, API):
-            found.setdefault(command, f'{proc}/{name}/status')
-    return Running(frozenset(found),
-                   _user(found[AGENT]) if AGENT in found else None)
-
-
-def _command(path):
-    """Return the name of the program, or of the script that Python runs."""
-    words = _read(path).split('\0')
-    name = os.path.basename(words[0])
-    if name.startswith('python'):
-        scripts = (word for word in words[1:] if not word.startswith('-'))
-        name = os.path.basename(next(scripts, ''))
-    return name
-
-
-def _user(path):
-    """Return the effective user and all groups; None if the process ended."""
-    fields = {
-        line.partition(':')[0]: line.partition(':')[2].split()
-        for line in _read(path).splitlines()}
-    try:
-        return User(
-            uid=int(fields['Uid'][1]),
-            gids=frozenset(map(int, (fields['Gid'][1], *fields['Groups']))),
-            bounding=int(fields['CapBnd'][0], 16)
-            if 'CapBnd' in fields else None)
-    except (KeyError, IndexError, ValueError):
-        return None
-
-
-def _read(path):
-    try:
-        with open(path, 'rb') as stream:
-            return stream.read(_LIMIT).decode(errors='replace')
-    except OSError:
-        # The process has ended, or this user may not read the file.
-        return ''
 
 
 # The facts about a real machine, beside its GPUs, that checks examine.
@@ -236,7 +151,7 @@ class Machine:
     """Major and minor release of the kernel."""
     modules: frozenset[str] = frozenset()
     """Loaded kernel modules."""
-    running: Running | None = None
+    running: services.Running | None = None
     """None if processes cannot be listed."""
     devices: Mapping[str, Node] = dataclasses.field(
         default_factory=dict)
@@ -254,7 +169,7 @@ class Machine:
     sysfs: Mount | None = None
 
     @property
-    def agent(self) -> User | None:
+    def agent(self) -> services.User | None:
         """The user that cyborg-agent runs as; None if no agent was found."""
         return self.running.agent if self.running else None
 
@@ -278,7 +193,7 @@ def read_machine(state_path: str, programs: Iterable[str], proc: str = '/proc',
         kernel=release(os.uname().release),
         modules=frozenset(line.split()[0] for line
                           in _lines(f'{proc}/modules') if line.strip()),
-        running=running(proc),
+        running=services.running(proc),
         devices={path: node for path in paths if (node := _node(path))},
         mig_device=mig_device, state=_node(state_path),
         programs={name: bool(shutil.which(name)) for name in programs},

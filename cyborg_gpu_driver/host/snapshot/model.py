@@ -400,6 +400,8 @@ class Host:
     unidentified: tuple[str, ...] = ()
     """Possible GPUs of this machine that could not be read, and why."""
     problems: tuple[str, ...] = ()
+    nova_unpatched: bool = False
+    """Whether nova-compute is known to run without our patches."""
 
     def gpu(self, address: PciAddress) -> Gpu:
         """Return the GPU at ``address``.

@@ -70,15 +70,12 @@ class _Kind:
 
 
 def offers(gpu: model.Gpu, policy: policies.Policy,
-           held: Sequence[offer.Held], vfio_handles: bool
-           ) -> Iterator[offer.Offer]:
+           held: Sequence[offer.Held]) -> Iterator[offer.Offer]:
     """Yield one offer for each profile and each shared type that is enabled.
 
     :param held: which vGPUs of this driver lie on which instance. An
         instance that is not among them belongs to another tool; no room on it
         is offered. The place of one that is missing is not offered either.
-    :param vfio_handles: whether handles can be bound to virtual functions
-        of vendor VFIO.
     """
     if gpu.mig is None:
         problem = ('this GPU does not support MIG' if gpu.visible_to_nvml else
@@ -104,7 +101,7 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
             framebuffer_mib=(kind.backing.framebuffer_mib
                              if kind.backing else 0),
             isolated=policy.isolated,
-            problem=_problem(gpu, gpu.mig, kind, vfio_handles)
+            problem=_problem(gpu, gpu.mig, kind, policy)
             or ('' if total else offer.no_function_left(policy)))
     yield from _unknown(gpu, gpu.mig, policy, types)
 
@@ -200,8 +197,8 @@ def _handles(gpu: model.Gpu, policy: policies.Policy,
         yield kind, demand.total, own
 
 
-def _problem(gpu: model.Gpu, mig: model.Mig, kind: _Kind, vfio_handles: bool
-             ) -> str:
+def _problem(gpu: model.Gpu, mig: model.Mig, kind: _Kind,
+             policy: policies.Policy) -> str:
     if not mig.enabled:
         return ('MIG mode is off' if not mig.pending else
                 'MIG mode is off until the GPU is reset')
@@ -209,7 +206,7 @@ def _problem(gpu: model.Gpu, mig: model.Mig, kind: _Kind, vfio_handles: bool
         return offer.NO_FUNCTIONS.format(gpu=gpu)
     if kind.backing is None:
         return f'no vGPU type of this GPU uses {kind.profile.name}'
-    return offer.unreported(gpu, vfio_handles)
+    return offer.unreported(gpu, policy)
 
 
 class _Room:

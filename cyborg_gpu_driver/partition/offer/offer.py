@@ -17,17 +17,14 @@ from __future__ import annotations
 import dataclasses
 
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import fixed
 from cyborg_gpu_driver.partition import policy as policies
 from cyborg_gpu_driver.partition import spec
 
 PASSTHROUGH = policies.Mode.PASSTHROUGH.value
 """The profile of a GPU that one server gets as a whole."""
 
-LEFT_TO_NOVA = (
-    "vendor VFIO (vGPUs without mdev on this kernel and driver): Nova's own "
-    'PCI code assigns its vGPUs, which needs fixed_vgpus and the output of '
-    'cyborg-gpu nova config, unless nova-compute is started as '
-    'cyborg-gpu-nova-compute and nova_vfio_handles is set')
+LEFT_TO_NOVA = 'fixed_vgpus: Nova assigns these vGPUs'
 NO_FUNCTIONS = ('no virtual functions: enable them with sriov-manage -e '
                 '{gpu.address}')
 
@@ -107,13 +104,10 @@ def no_function_left(policy: policies.Policy) -> str:
             f'types in policy {policy.name}, or limit them with max_instances')
 
 
-def unreported(gpu: model.Gpu, vfio_handles: bool) -> str:
-    """Return why Cyborg cannot bind vGPUs of this GPU; or ``''``.
-
-    :param vfio_handles: ``[gpu] nova_vfio_handles``.
-    """
-    if gpu.framework is model.Framework.VENDOR_VFIO:
-        return '' if vfio_handles else LEFT_TO_NOVA
+def unreported(gpu: model.Gpu, policy: policies.Policy) -> str:
+    """Return why Cyborg cannot bind vGPUs of this GPU; or ``''``."""
+    if fixed.is_left(gpu, policy):
+        return LEFT_TO_NOVA
     if gpu.framework is not model.Framework.NONE:
         return ''
     if gpu.sriov_totalvfs and not gpu.vfs:

@@ -14,10 +14,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from collections.abc import Sequence
 
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import fixed
 from cyborg_gpu_driver.partition import policy as policies
 from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition import vgpu_type
@@ -36,8 +38,7 @@ UNKNOWN = elastic.Situation()
 
 
 def offers(gpu: model.Gpu, policy: policies.Policy,
-           held: Sequence[Held] = (), vfio_handles: bool = False,
-           must_be_bound: bool = False,
+           held: Sequence[Held] = (), must_be_bound: bool = False,
            situation: Situation = UNKNOWN,
            groups: Sequence[offer_nvlink.State] = ()) -> tuple[Offer, ...]:
     """Return what ``gpu`` offers under the policy that governs it.
@@ -47,8 +48,6 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
 
     :param held: which vGPUs lie on which of its GPU instances, as far as
         known; each vGPU once.
-    :param vfio_handles: ``[gpu] nova_vfio_handles``: whether handles can be
-        bound to virtual functions of vendor VFIO.
     :param must_be_bound: whether a server needs a whole GPU bound to vfio-pci
         now; otherwise this shows what the GPU could offer.
     :param situation: of a GPU in mode auto.
@@ -57,16 +56,19 @@ def offers(gpu: model.Gpu, policy: policies.Policy,
     if policy.mode is policies.Mode.AUTO:
         return tuple(elastic.offers(
             gpu, policy, situation, held, lambda picture, rules, there:
-            offers(picture, rules, there, vfio_handles, must_be_bound)))
+            offers(picture, rules, there, must_be_bound)))
     if policy.mode is policies.Mode.NVLINK:
         return tuple(offer_nvlink.offers(gpu, policy, groups,
                                          must_be_bound))
     if policy.mode is policies.Mode.PASSTHROUGH:
         return tuple(passthrough.offers(gpu, policy, must_be_bound))
+    if fixed.is_left(gpu, policy):
+        policy = dataclasses.replace(policy, profiles=(), vgpu_types=tuple(
+            name for name, _number in policy.fixed_vgpus))
     if policy.mode is policies.Mode.VGPU:
-        return tuple(offer_vgpu.offers(gpu, policy, vfio_handles))
+        return tuple(offer_vgpu.offers(gpu, policy))
     if policy.mode is policies.Mode.MIG:
-        return tuple(offer_mig.offers(gpu, policy, held, vfio_handles))
+        return tuple(offer_mig.offers(gpu, policy, held))
     return ()
 
 

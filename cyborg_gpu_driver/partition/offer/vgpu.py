@@ -31,18 +31,10 @@ from cyborg_gpu_driver.partition import vgpu_type
 from cyborg_gpu_driver.partition.offer import offer
 
 
-def offers(gpu: model.Gpu, policy: policies.Policy, vfio_handles: bool
+def offers(gpu: model.Gpu, policy: policies.Policy
            ) -> Iterator[offer.Offer]:
-    """Yield one offer for each type that the policy names.
-
-    :param vfio_handles: whether handles can be bound to virtual functions
-        of vendor VFIO. If they cannot, and the policy has no
-        ``vgpu_types``, the types of ``fixed_vgpus`` are used instead.
-    """
+    """Yield one offer for each type that the policy names."""
     names = policy.vgpu_types
-    if (not names and not vfio_handles
-            and gpu.framework is model.Framework.VENDOR_VFIO):
-        names = tuple(name for name, _number in policy.fixed_vgpus)
     if not names:
         yield offer.nothing(gpu, policy, policy.mode.value,
                             f'policy {policy.name} has no vgpu_types')
@@ -66,7 +58,7 @@ def offers(gpu: model.Gpu, policy: policies.Policy, vfio_handles: bool
             parents=(gpu.address,) if _is_parent(gpu) else own,
             framework=gpu.framework, framebuffer_mib=entry.framebuffer_mib,
             isolated=policy.isolated,
-            problem=_problem(gpu, policy, entry, vfio_handles)
+            problem=_problem(gpu, policy, entry)
             or ('' if total else offer.no_function_left(policy)))
     for text in dict.fromkeys(names):
         if not any(entry.is_called(text) for entry in enabled):
@@ -99,11 +91,11 @@ def _most(policy: policies.Policy, entry: vgpu_type.Type) -> int:
     return min(filter(None, told), default=0)
 
 
-def _problem(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_type.Type,
-             vfio_handles: bool) -> str:
+def _problem(gpu: model.Gpu, policy: policies.Policy, entry: vgpu_type.Type
+             ) -> str:
     if gpu.mig is not None and gpu.mig.enabled:
         return 'MIG mode is on: time-sliced vGPUs need it off'
-    found = offer.unreported(gpu, vfio_handles)
+    found = offer.unreported(gpu, policy)
     if found:
         return found
     if not _most(policy, entry):

@@ -150,8 +150,8 @@ class LiveHost:
         return self._offers.of(
             gpu.address, (gpu, held, situation, states),
             lambda: () if policy is None else partition_offers.offers(
-                gpu, policy, held, self._settings.vfio_handles,
-                must_be_bound=True, situation=situation, groups=states))
+                gpu, policy, held, must_be_bound=True,
+                situation=situation, groups=states))
 
     def board(self, address: model.PciAddress
               ) -> tuple[model.PciAddress, ...]:

@@ -12,9 +12,8 @@
 
 """vGPUs that the agent creates when it starts and then leaves to Nova.
 
-For GPUs of vendor VFIO, unless Nova takes their virtual functions from
-Cyborg (``[gpu] nova_vfio_handles``). A function has the same type after a
-reboot, and under another policy that still wants that type.
+For GPUs of vendor VFIO whose policy has ``fixed_vgpus``. A function has the
+same type after a reboot, and under another policy that still wants that type.
 """
 
 from __future__ import annotations
@@ -123,8 +122,7 @@ class FixedVgpus:
     def _policy(self, gpu: model.Gpu) -> policy.Policy | None:
         """The policy that gives a GPU fixed vGPUs; None if none does."""
         governing = self._settings.policy_for(gpu)
-        if (self._settings.policies is None or self._settings.vfio_handles
-                or governing is None or not governing.fixed_vgpus):
+        if governing is None or not governing.fixed_vgpus:
             return None
         return governing
 

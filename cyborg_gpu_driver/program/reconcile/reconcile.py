@@ -375,11 +375,8 @@ class Reconciler:
     def _governs(self, gpu: model.Gpu) -> bool:
         """Whether to report what no record explains on a GPU."""
         governing = self._settings.policy_for(gpu)
-        if governing is None or not _SLICED.intersection(governing.modes):
-            return False
-        return (gpu.framework is not model.Framework.VENDOR_VFIO
-                or self._settings.vfio_handles
-                or bool(governing.fixed_vgpus))
+        return (governing is not None
+                and not _SLICED.isdisjoint(governing.modes))
 
     def _in_use(self, facts: desired.Facts
                 ) -> Mapping[model.Placement, str] | None:

@@ -30,6 +30,8 @@ from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.report.content import names
 
 NVIDIA = '10de'
+UNPATCHED = ('start nova-compute as cyborg-gpu-nova-compute: it runs without '
+             'the patches that attach such GPUs to servers')
 
 _CONTROLLERS = {'0300': 'VGA compatible controller', '0302': '3D controller'}
 """Names of PCI classes, as in lspci and so in Cyborg's own driver."""
@@ -67,17 +69,29 @@ def device(gpu: model.Gpu, gpu_offers: Iterable[offers.Offer],
                              for offer in wanted if offer.busy))
 
 
-def servable(gpu_offers: Iterable[offers.Offer], mdev_problem: str
-             ) -> tuple[offers.Offer, ...]:
-    """The offers, with ``problem`` set if they need a handle of type MDEV.
+def servable(gpu_offers: Iterable[offers.Offer], mdev_problem: str,
+             nova_unpatched: bool) -> tuple[offers.Offer, ...]:
+    """The offers, with ``problem`` set if Nova cannot attach them.
 
-    :param mdev_problem: why no such handle works; empty if they work.
+    :param mdev_problem: why no handle of type MDEV works; empty if they work.
+    :param nova_unpatched: whether nova-compute is known to run without our
+        patches.
     """
-    return tuple(
-        dataclasses.replace(offer, problem=mdev_problem)
-        if mdev_problem and not offer.problem
-        and offer.mode is not policy.Mode.PASSTHROUGH else offer
-        for offer in gpu_offers)
+    def problem(offer: offers.Offer) -> str:
+        if offer.problem or offer.mode is policy.Mode.PASSTHROUGH:
+            return offer.problem
+        if not mdev_problem and nova_unpatched and needs_patches(offer):
+            return UNPATCHED
+        return mdev_problem
+
+    return tuple(dataclasses.replace(offer, problem=problem(offer))
+                 for offer in gpu_offers)
+
+
+def needs_patches(offer: offers.Offer) -> bool:
+    """Whether only a nova-compute with our patches attaches an offer."""
+    return (offer.mode is policy.Mode.NVLINK
+            or offer.framework is model.Framework.VENDOR_VFIO)
 
 
 def reportable(offer: offers.Offer) -> bool:

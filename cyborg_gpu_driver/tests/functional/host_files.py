@@ -24,16 +24,17 @@ from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator import files as simulator_files
 
 
-def write_host(directory, gpus):
+def write_host(directory, gpus, **more):
     """Write a host file; return its path.
 
     :param gpus: the GPUs, in the form of the file.
+    :param more: other keys of the file.
     """
     path = os.path.join(directory, 'host.yaml')
     with open(path, 'w', encoding='utf-8') as stream:
         # JSON is YAML.
         json.dump({'driver_version': '570.124.03', 'cuda_version': 12080,
-                   'gpus': gpus}, stream)
+                   'gpus': gpus, **more}, stream)
     return path
 
 

@@ -126,7 +126,6 @@ class KillCase(base.BaseTestCase):
     prepared = True
     mig = True
     options: dict = {}
-    gpu_options: dict = {'nova_vfio_handles': True}
     owner: int | None = None
     """The user who owns the records' directory; root unless given."""
     each = 5
@@ -171,8 +170,7 @@ class KillCase(base.BaseTestCase):
             os.path.join(self.directory, 'cyborg.conf'),
             {'gpu': {'simulate': self.host, 'policies': 'p',
                      'simulate_state': self.hardware,
-                     'state_path': self.state_path, 'health_events': False,
-                     **self.gpu_options},
+                     'state_path': self.state_path, 'health_events': False},
              'gpu_policy:p': options})
 
     def process(self, work, number=None):

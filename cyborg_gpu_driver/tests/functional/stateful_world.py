@@ -129,8 +129,7 @@ class StatefulCase(gpu_cloud.GpuTestCase):
         self.machine = self._host_file()
         self.overrides = {
             'gpu': {'policies': 'p0,p1,p2', 'os_cloud': 'here',
-                    'orphan_grace': 0, 'nvml_timeout': _NVML_SECONDS,
-                    'nova_vfio_handles': self.kind is stateful_kinds.VFIO},
+                    'orphan_grace': 0, 'nvml_timeout': _NVML_SECONDS},
             **self.kind['configurations'][0]}
         self.commands = self.useFixture(commands_apart.Commands(
             lambda: self.cloud.cloud.config_path))

@@ -199,7 +199,7 @@ class WithoutMdevTest(gpu_cloud.GpuTestCase):
 
     gpu = '0000:41:00.0'
     overrides = {
-        'gpu': {'policies': 'elastic', 'nova_vfio_handles': True},
+        'gpu': {'policies': 'elastic'},
         'gpu_policy:elastic': {
             'mode': 'auto', 'roles': 'vgpu,mig', 'profiles': '3g.40gb',
             'vgpu_types': 'H100XM-20C'}}

@@ -43,7 +43,6 @@ _GPU = '0000:41:00.0'
 _ADDRESSES = (_GPU, '0000:42:00.0', '0000:43:00.0', '0000:44:00.0')
 _SWITCH = {'address': '0000:0b:00.0', 'vendor': '10de', 'device': '22a3',
            'class': '068000', 'driver': 'nvidia-nvswitch'}
-_VFIO = {'nova_vfio_handles': True}
 _DRIVERS = {'580': '580.95.05', '595': '595.45.04'}
 _WAYS = ('root', 'user', 'namespace')
 _MOST_REPORTS = 8
@@ -57,7 +56,6 @@ class Hour:
     :param resource: the class of one unit of it.
     :param framework: how the kernel makes vGPUs.
     :param gpus: how many GPUs; several are on an NVSwitch.
-    :param conf: options of ``[gpu]``.
     :param dcgm: whether DCGM runs.
     """
 
@@ -66,7 +64,6 @@ class Hour:
     resource: str = 'PGPU'
     framework: str = 'none'
     gpus: int = 1
-    conf: dict[str, Any] = dataclasses.field(default_factory=dict)
     dcgm: bool = False
 
     def host(self, version: str, container: bool) -> dict[str, Any]:
@@ -90,15 +87,14 @@ HOURS = {
     'mig_a100': Hour('a100-80-pcie', _SLICES, 'CUSTOM_NVIDIA_3G_40GB',
                      'mdev'),
     'mig_h100': Hour('h100-pcie', _SLICES, 'CUSTOM_NVIDIA_3G_40GB',
-                     'vendor-vfio', conf=_VFIO),
+                     'vendor-vfio'),
     'vgpu_a40_mdev': Hour('a40', {'mode': 'vgpu', 'vgpu_types': 'A40-24Q'},
                           'CUSTOM_NVIDIA_A40_24Q', 'mdev'),
     'vgpu_l40s_vfio': Hour('l40s', {'mode': 'vgpu', 'vgpu_types': 'L40S-24Q'},
-                           'CUSTOM_NVIDIA_L40S_24Q', 'vendor-vfio',
-                           conf=_VFIO),
+                           'CUSTOM_NVIDIA_L40S_24Q', 'vendor-vfio'),
     'mig_rtx_pro_6000': Hour(
         'rtx-pro-6000', {'mode': 'mig', 'profiles': '2g.48gb+gfx'},
-        'CUSTOM_NVIDIA_2G_48GB_GFX', 'vendor-vfio', conf=_VFIO),
+        'CUSTOM_NVIDIA_2G_48GB_GFX', 'vendor-vfio'),
     'groups_hgx_h100': Hour(
         'h100-80', {'mode': 'nvlink', 'nvlink_sizes': '2'},
         'CUSTOM_NVIDIA_NVLINK_2_H100_80GB_HBM3', gpus=4),
@@ -150,7 +146,7 @@ class FirstHourTest(gpu_cloud.GpuTestCase):
         if self.is_outside:
             functional.TestCase.setUp(self)
         else:
-            self.overrides = {'gpu': {'policies': 'one', **self.hour.conf},
+            self.overrides = {'gpu': {'policies': 'one'},
                               'gpu_policy:one': self.hour.options}
             self.useFixture(self.log)
             super().setUp()

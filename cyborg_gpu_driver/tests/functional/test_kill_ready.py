@@ -25,7 +25,6 @@ _MIG = {'mode': 'mig', 'profiles': ['2g.10gb']}
 _VGPU = {'mode': 'vgpu', 'vgpu_types': ['A100X-10C']}
 _MIXED = {'mode': 'vgpu', 'vgpu_types': ['A100X-10C', 'A100X-20C'],
           'mixed_sizes': True, 'vgpu_scheduler': 'equal-share'}
-_NOVAS = {'nova_vfio_handles': False}
 
 
 class ReadyTest(kill_case.KillCase):
@@ -98,7 +97,6 @@ class FixedTest(kill_case.KillCase):
     """A report makes fixed vGPUs, or removes them for another policy."""
 
     framework = 'vendor-vfio'
-    gpu_options = _NOVAS
     each = 10
     scenarios = scope.first(
         ('slices', {'options': {'mode': 'mig', 'fixed_vgpus':

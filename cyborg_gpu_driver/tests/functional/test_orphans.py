@@ -172,7 +172,7 @@ class VendorVfioTest(OrphanCase):
     machine = 'hgx-h100-vfio'
     gpu = '0000:18:00.0'
     overrides = {
-        'gpu': {'policies': 'one', 'nova_vfio_handles': 'true'},
+        'gpu': {'policies': 'one'},
         'gpu_policy:one': {'mode': 'vgpu', 'vgpu_types': 'H100XM-40C',
                            'match_address': '0000:18:00.0'}}
 

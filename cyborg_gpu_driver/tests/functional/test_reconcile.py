@@ -433,8 +433,7 @@ class LostVfioJournalTest(ReconcileCase):
     machine = 'a100x4-vfio'
     gpu = '0000:31:00.0'
     overrides = {
-        'gpu': {'policies': 'one', 'os_cloud': 'here',
-                'nova_vfio_handles': 'true'},
+        'gpu': {'policies': 'one', 'os_cloud': 'here'},
         'gpu_policy:one': {'mode': 'mig', 'match_address': '0000:31:00.0',
                            'profiles': '3g.40gb'}}
 

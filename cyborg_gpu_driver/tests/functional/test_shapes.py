@@ -110,8 +110,7 @@ class ShapeCase(gpu_cloud.GpuTestCase):
     def setUp(self):
         self.machine = self._host_file()
         self.overrides = {
-            'gpu': {'policies': 'all',
-                    'nova_vfio_handles': self.framework == 'vendor-vfio'},
+            'gpu': {'policies': 'all'},
             'gpu_policy:all': self._policy()}
         super().setUp()
 

@@ -50,7 +50,7 @@ _SERVERS = 9 if scope.ALL else 4
 
 def _configuration(mode, *gpus, **options):
     """Return the configuration that offers only these GPUs, in one mode."""
-    return {'gpu': {'policies': 'one', 'nova_vfio_handles': 'true'},
+    return {'gpu': {'policies': 'one'},
             'gpu_policy:one': {'mode': mode, 'match_address': ','.join(gpus),
                                **options}}
 

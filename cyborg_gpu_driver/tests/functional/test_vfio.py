@@ -16,6 +16,7 @@ import fixtures
 
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.functional import gpu_cloud
+from cyborg_gpu_driver.tests.functional import host_files
 from demo_lib import nova_part
 
 _SLICES = '0000:31:00.0'
@@ -28,7 +29,7 @@ class VfioCase(gpu_cloud.GpuTestCase):
     machine = 'a100x4-vfio'
     gpu = _SLICES
     overrides = {
-        'gpu': {'policies': 'slices, times', 'nova_vfio_handles': 'true'},
+        'gpu': {'policies': 'slices, times'},
         'gpu_policy:slices': {'mode': 'mig', 'match_address': _SLICES,
                               'profiles': '3g.40gb, 7g.80gb'},
         'gpu_policy:times': {'mode': 'vgpu', 'match_address': _TIME_SLICED,
@@ -115,10 +116,21 @@ class DeadFunctionTest(VfioCase):
         self.cloud.bind(small)
 
 
-class LeftToNovaTest(VfioCase):
+class UnpatchedNovaTest(VfioCase):
+    """nova-compute was started without the patches of this driver."""
 
-    overrides = {**VfioCase.overrides, 'gpu': {'policies': 'slices, times'}}
+    def setUp(self):
+        self.machine = host_files.write_host(
+            self.useFixture(fixtures.TempDir()).path, [
+                {'model': 'a100-80-pcie', 'address': address, 'mig': mig,
+                 'framework': 'vendor-vfio'}
+                for address, mig in ((_SLICES, True), (_TIME_SLICED, False))],
+            unpatched_nova=True)
+        self.log = self.useFixture(fixtures.FakeLogger('cyborg_gpu_driver'))
+        super().setUp()
 
-    def test_without_nova_vfio_handles_nothing_is_offered(self):
+    def test_nothing_is_offered_that_cannot_be_attached(self):
         self.assertEqual({}, self.reserved())
         self.assertEqual({}, self.reserved(_TIME_SLICED))
+        self.assertIn('start nova-compute as cyborg-gpu-nova-compute',
+                      self.log.output)

@@ -60,16 +60,14 @@ class GpuHost(fixtures.Fixture):
 
     :param name: name or file of the simulated machine.
     :param governing: policies of its GPUs.
-    :param vfio_handles: ``[gpu] nova_vfio_handles``.
     :param gpus: how many GPUs it has if it is known by its name.
     """
 
-    def __init__(self, name, *governing, vfio_handles=False, gpus=2):
+    def __init__(self, name, *governing, gpus=2):
         super().__init__()
         self._name = name
         self._gpus = gpus
-        self._settings = policies.Settings(
-            policies=governing, vfio_handles=vfio_handles)
+        self._settings = policies.Settings(policies=governing)
 
     def _setUp(self):
         directory = self.useFixture(fixtures.TempDir()).path

@@ -38,11 +38,20 @@ from nova.virt import driver
 from nova.virt.libvirt import config as vconfig
 from nova.virt.libvirt import driver as libvirt_driver
 
+from cyborg_gpu_driver.host import services
 from cyborg_gpu_driver.nova import capability
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.nova import base
 
 DRIVER = libvirt_driver.LibvirtDriver
+_START = '''
+import atexit
+import sys
+from cyborg_gpu_driver.nova import compute
+atexit.register(lambda: print(
+    'comm', open('/proc/self/comm').read(), file=sys.stderr))
+sys.exit(compute.main())
+'''
 INFO = {'domain': '0000', 'bus': '16', 'device': '00', 'function': '4'}
 
 
@@ -171,8 +180,7 @@ class StartCommandTest(test.NoDBTestCase):
             name: value for name, value in os.environ.items()
             if not name.startswith('OS_')}, **more}
         return subprocess.run(
-            [sys.executable, '-W', 'ignore', '-m',
-             'cyborg_gpu_driver.nova.compute', *arguments],
+            [sys.executable, '-W', 'ignore', '-c', _START, *arguments],
             capture_output=True, text=True, timeout=scope.HANG,
             env=environment, check=False)
 
@@ -181,6 +189,7 @@ class StartCommandTest(test.NoDBTestCase):
         self.assertEqual(0, found.returncode, found.stderr)
         self.assertIn('attaches vGPUs on virtual functions', found.stderr)
         self.assertIn('usage: nova-compute', found.stdout)
+        self.assertIn(f'comm {services.PATCHED}', found.stderr)
 
     def test_unknown_nova_runs_as_it_is(self):
         directory = self.useFixture(fixtures.TempDir()).path
@@ -194,3 +203,4 @@ class StartCommandTest(test.NoDBTestCase):
         self.assertIn('Nova 99.0.0 was not tested, only 34. nova-compute '
                       'runs without the patches', found.stderr)
         self.assertIn('usage: nova-compute', found.stdout)
+        self.assertIn(f'comm {services.NOVA_COMPUTE}\n', found.stderr)

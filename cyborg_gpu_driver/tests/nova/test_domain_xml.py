@@ -146,8 +146,7 @@ class WithoutMdevTest(DomainCase):
 
     def setUp(self):
         super().setUp()
-        self.host = self.useFixture(base.GpuHost('l40sx4', LARGE,
-                                                 vfio_handles=True))
+        self.host = self.useFixture(base.GpuHost('l40sx4', LARGE))
 
     def test_virtual_function(self):
         self.extend(self.host)
@@ -211,8 +210,7 @@ class WithoutMdevTest(DomainCase):
 
     def test_slices_beside_each_other(self):
         """MIG-backed vGPUs, each on a GPU instance that its bind creates."""
-        host = self.useFixture(base.GpuHost('hgx-h200-vfio', SLICES,
-                                            vfio_handles=True))
+        host = self.useFixture(base.GpuHost('hgx-h200-vfio', SLICES))
         self.extend(host)
         server = self.instance()
         requests = [self.bound(host, host.handles(profile)[0], server)

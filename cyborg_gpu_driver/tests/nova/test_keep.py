@@ -37,19 +37,19 @@ SLICES = policy.Policy('slices', policy.Mode.MIG)
 LARGE = policy.Policy('large', policy.Mode.VGPU, vgpu_types=('L40S-12Q',))
 
 _KINDS = [
-    ('whole GPU', {'host': ('t4x4', False), 'governing': WHOLE,
+    ('whole GPU', {'host': 't4x4', 'governing': WHOLE,
                    'type': 'pci', 'managed': 'yes', 'stock': False}),
     # Nova reads the domain's mdev from libvirt.
-    ('mdev', {'host': ('t4x4', False), 'governing': DESKTOPS,
+    ('mdev', {'host': 't4x4', 'governing': DESKTOPS,
               'type': 'mdev', 'managed': None, 'stock': True}),
     ('mdev of a slice', {
-        'host': ('dgx-a100-40', False), 'governing': SLICES,
+        'host': 'dgx-a100-40', 'governing': SLICES,
         'type': 'mdev', 'managed': None, 'stock': True}),
     ('virtual function', {
-        'host': ('l40sx4', True), 'governing': LARGE,
+        'host': 'l40sx4', 'governing': LARGE,
         'type': 'pci', 'managed': 'no', 'stock': False}),
     ('virtual function of a slice', {
-        'host': ('hgx-h200-vfio', True), 'governing': SLICES,
+        'host': 'hgx-h200-vfio', 'governing': SLICES,
         'type': 'pci', 'managed': 'no', 'stock': False}),
 ]
 
@@ -64,9 +64,7 @@ class KeepCase(base.DriverCase):
                 return_value=[]))
 
     def make_host(self, host, governing):
-        name, vfio_handles = host
-        return self.useFixture(base.GpuHost(
-            name, governing, vfio_handles=vfio_handles))
+        return self.useFixture(base.GpuHost(host, governing))
 
     def running(self, host, amount=2):
         """Start a server with the first handles of a host."""

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 
 from cyborg_gpu_driver.cmd.doctor import facts as facts_module
 from cyborg_gpu_driver.cmd.doctor.rules import finding
+from cyborg_gpu_driver.host import services
 from cyborg_gpu_driver.partition import policy
 
 # Checks of cyborg-agent's user and that user's permissions.
@@ -65,7 +66,7 @@ def _unseen() -> finding.Finding:
         'doctor again. If it runs in a container, run the doctor there')
 
 
-def _helper(facts: facts_module.Facts, user: facts_module.User
+def _helper(facts: facts_module.Facts, user: services.User
             ) -> Iterator[finding.Finding]:
     """Check the helper; whether sudo permits it is not checked."""
     assert facts.cyborg is not None
@@ -118,7 +119,7 @@ def access(facts: facts_module.Facts) -> Iterator[finding.Finding]:
 
 
 def _devices(facts: facts_module.Facts, machine: facts_module.Machine,
-             user: facts_module.User) -> Iterator[finding.Finding]:
+             user: services.User) -> Iterator[finding.Finding]:
     devices, mig = machine.devices, machine.mig_device
     closed = [path for path, node in devices.items()
               if path != mig

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from cyborg_gpu_driver.cmd.doctor import facts as facts_module
 from cyborg_gpu_driver.cmd.doctor.rules import container
 from cyborg_gpu_driver.cmd.doctor.rules import finding
+from cyborg_gpu_driver.host import services
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.snapshot import whole
@@ -86,7 +87,7 @@ def _port(facts, fabric):
     if int(number) != port or listens not in (host, *_ANY):
         return
     running = facts.machine and facts.machine.running
-    if running and facts_module.API in running.commands:
+    if running and services.API in running.commands:
         yield finding.error(
             None, 'the fabric manager and cyborg-api both listen on '
             f'{fabric.address}: only one of them can run on this host',
@@ -424,51 +425,21 @@ def _steps(facts, gpu, governing):
 # Checks of how this host creates vGPUs.
 
 _MDEV = (model.Framework.MDEV_PF, model.Framework.MDEV_VF)
-_CHOOSE = ('Either set fixed_vgpus in its policy, run "cyborg-gpu nova '
-           'config" and let Nova assign the vGPUs; or start nova-compute as '
-           'cyborg-gpu-nova-compute and set [gpu] nova_vfio_handles')
+_VGPU_MODES = frozenset({policy.Mode.VGPU, policy.Mode.MIG})
 
 
 def way(facts: facts_module.Facts) -> Iterator[finding.Finding]:
-    """Whether Cyborg or Nova assigns the vGPUs of each GPU."""
-    for gpu, governing in facts.with_vgpus():
-        if condition.is_failed(gpu):
-            continue  # Another check reports this.
-        if gpu.framework is model.Framework.NONE:
-            yield from _no_way(gpu)
-        elif (gpu.framework is model.Framework.VENDOR_VFIO
-                and not facts.settings.vfio_handles
-                and not governing.fixed_vgpus):
-            yield finding.error(
-                gpu.address, 'without mdev: neither Cyborg nor Nova assigns '
-                'its virtual functions', _CHOOSE)
-
-
-def _no_way(gpu):
-    """Report that NVIDIA's driver supports no vGPUs on the GPU.
+    """Whether NVIDIA's driver supports vGPUs on the GPUs that need them.
 
     Other checks report another driver and missing virtual functions.
     """
-    if gpu.driver == 'nvidia' and (not gpu.sriov_totalvfs or gpu.vfs):
-        yield finding.error(
-            gpu.address, 'its driver does not support vGPUs',
-            "Replace it with NVIDIA's vGPU host driver")
-
-
-def kernel(facts: facts_module.Facts) -> Iterator[finding.Finding]:
-    """Whether a GPU depends on mdev on a kernel without mdev."""
-    assert facts.machine is not None
-    for gpu, governing in facts.with_vgpus():
-        running = facts.machine.kernel
-        if (running is None or running < _WITHOUT_MDEV
-                or not gpu.sriov_totalvfs
-                or gpu.framework is not model.Framework.NONE):
-            continue
-        if facts.settings.vfio_handles or governing.fixed_vgpus:
-            continue
-        yield finding.warning(
-            gpu.address, 'on Linux {}.{} its vGPUs have no '
-            'mdev'.format(*running), _CHOOSE)
+    for gpu, _ in facts.with_vgpus():
+        if (gpu.framework is model.Framework.NONE
+                and not condition.is_failed(gpu) and gpu.driver == _NVIDIA
+                and (not gpu.sriov_totalvfs or gpu.vfs)):
+            yield finding.error(
+                gpu.address, 'its driver does not support vGPUs',
+                "Replace it with NVIDIA's vGPU host driver")
 
 
 def sriov_manage(facts: facts_module.Facts) -> Iterator[finding.Finding]:
@@ -497,22 +468,37 @@ def mdevctl(facts: facts_module.Facts) -> Iterator[finding.Finding]:
 
 
 def start_command(facts: facts_module.Facts) -> Iterator[finding.Finding]:
-    """Whether nova-compute runs as [gpu] nova_vfio_handles requires."""
-    assert facts.machine is not None
-    on_demand = facts.settings.vfio_handles
-    seen = facts.machine.running
-    running = seen.nova_commands if seen else None
-    if not on_demand:
+    """Whether nova-compute has the patches that the GPUs need."""
+    needing = [str(gpu.address) for gpu, governing in facts.governed()
+               if _needs_patches(facts, gpu, governing)]
+    if not needing:
         return
-    if not running:
-        yield finding.warning(
-            None, '[gpu] nova_vfio_handles is true, and no '
-            'nova-compute process was found',
-            f'Start it as {facts_module.OURS}')
-    elif facts_module.STOCK in running:
+    running = facts.machine and facts.machine.running
+    action = f'Start nova-compute as {services.OURS}'
+    if facts.host.nova_unpatched:
         yield finding.error(
-            None, '[gpu] nova_vfio_handles is true, but nova-compute '
-            'runs without the patches of this driver: servers with a vGPU '
-            'without mdev will fail to start',
-            f'Start it as {facts_module.OURS}, or '
-            'set nova_vfio_handles to false')
+            None, 'nova-compute runs without the patches of this driver, so '
+            'vGPUs without mdev and groups of GPUs are not offered: '
+            + ', '.join(needing),
+            f'{action}, or set fixed_vgpus and run "cyborg-gpu nova config"')
+    elif facts.machine and not (running and running.nova_commands):
+        yield finding.warning(
+            None, 'no nova-compute process was found. Without the patches of '
+            'this driver, servers with a vGPU without mdev or a group of GPUs '
+            'fail to start', action)
+
+
+def _needs_patches(facts, gpu, governing):
+    """Whether only a nova-compute with our patches attaches what is offered.
+
+    On Linux 6.8 or later, this is known before the GPU has virtual functions.
+    """
+    if policy.Mode.NVLINK in governing.modes:
+        return True
+    kernel = facts.machine.kernel if facts.machine else None
+    return (not _VGPU_MODES.isdisjoint(governing.modes)
+            and not governing.fixed_vgpus
+            and (gpu.framework is model.Framework.VENDOR_VFIO
+                 or gpu.framework is model.Framework.NONE
+                 and bool(gpu.sriov_totalvfs)
+                 and kernel is not None and kernel >= _WITHOUT_MDEV))

@@ -28,6 +28,7 @@ from cyborg_gpu_driver.cmd.doctor.rules import finding
 from cyborg_gpu_driver.host.snapshot import domain
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.nova import handles
+from cyborg_gpu_driver.partition import fixed
 
 # Nova migrates a server to any function of the same resource class that has
 # ``live_migratable``. Nova does not know whether the two GPUs are compatible:
@@ -144,7 +145,7 @@ def describe(facts: facts_module.Facts, name: str) -> Peer:
     """
     found = []
     for gpu, governing in facts.governed():
-        if not handles.is_left(gpu, governing, facts.settings):
+        if not fixed.is_left(gpu, governing):
             continue
         try:
             assigned = handles.assigned(gpu, governing, facts.remembered)

@@ -19,8 +19,10 @@ from collections.abc import Iterator
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd.doctor import facts as facts_module
 from cyborg_gpu_driver.cmd.doctor.rules import finding
+from cyborg_gpu_driver.host import services
 from cyborg_gpu_driver.nova import handles
 from cyborg_gpu_driver.nova import pci_config
+from cyborg_gpu_driver.partition import fixed
 
 _WRITE = ('Replace the lines for this GPU in nova.conf with those that '
           '"cyborg-gpu nova config" writes')
@@ -30,7 +32,7 @@ def pci_devices(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether Nova assigns the functions left to it, and no others."""
     nova_has = []
     for gpu, governing in facts.governed():
-        if not handles.is_left(gpu, governing, facts.settings):
+        if not fixed.is_left(gpu, governing):
             yield from _ours(facts, gpu)
             continue
         try:
@@ -155,7 +157,7 @@ def mdev_types(facts: facts_module.Facts) -> Iterator[finding.Finding]:
 def release(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether this Nova supports attach handles of type MDEV."""
     assert facts.machine is not None
-    if all(handles.is_left(gpu, governing, facts.settings)
+    if all(fixed.is_left(gpu, governing)
            for gpu, governing in facts.with_vgpus()):
         return
     if facts.machine.mdev_problem:
@@ -193,16 +195,16 @@ def guests(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether Nova starts servers by itself, without their accelerators."""
     assert facts.machine is not None
     assert facts.nova_services is not None
-    bound = any(not handles.is_left(gpu, governing, facts.settings)
+    bound = any(not fixed.is_left(gpu, governing)
                 for gpu, governing in facts.governed())
     if not bound or not facts.nova_services.resumes_guests:
         return
     seen = facts.machine.running
-    if not seen or set(seen.nova_commands) != {facts_module.OURS}:
+    if not seen or set(seen.nova_commands) != {services.OURS}:
         yield finding.error(
             None, 'resume_guests_state_on_host_boot is true: Nova '
             'starts servers without their GPUs when the host boots',
-            f'Start nova-compute as {facts_module.OURS}; or set the option to '
+            f'Start nova-compute as {services.OURS}; or set the option to '
             'false in nova.conf, and hard reboot these servers')
 
 

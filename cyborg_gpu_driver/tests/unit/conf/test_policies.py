@@ -221,18 +221,6 @@ class PoliciesTest(base.BaseTestCase):
             self.assertEqual((('L40S-12Q', 2), ('L40S-24Q', 1)),
                              one.fixed_vgpus)
 
-    def test_how_vgpus_reach_servers(self):
-        settings = self.read('')
-        self.assertEqual((False, True),
-                         (settings.vfio_handles, settings.prepare))
-        settings = self.read('''
-            [gpu]
-            nova_vfio_handles = true
-            prepare = false
-            ''')
-        self.assertEqual((True, False),
-                         (settings.vfio_handles, settings.prepare))
-
     def test_counts_that_are_none(self):
         for option in ('max_instances', 'fixed_vgpus'):
             for value in ('A40-4Q:0', 'A40-4Q:-1', 'A40-4Q:many',

@@ -44,8 +44,6 @@ _ONE, _TWO = (str(uuid.UUID(int=number, version=4)) for number in (1, 2))
 class _Case(base.SimulatedTestCase):
     """An agent's host; the exporter has its records, NVML and libvirt."""
 
-    vfio_handles = False
-
     def setUp(self):
         super().setUp()
         self.state_path = self.useFixture(fixtures.TempDir()).path
@@ -56,7 +54,6 @@ class _Case(base.SimulatedTestCase):
         for name, value in (('simulate', self.MACHINE),
                             ('simulate_state', state_file),
                             ('state_path', self.state_path),
-                            ('nova_vfio_handles', self.vfio_handles),
                             ('health_events', False)):
             conf.set_override(name, value, group='gpu')
         self.agent = agent.Agent(conf, policies.read(conf), 'host1',
@@ -215,7 +212,6 @@ class VfioTest(_Case):
     """vGPUs by virtual function, which one server has after another."""
 
     MACHINE = 'a100x4-vfio'
-    vfio_handles = True
 
     def test_the_function_of_an_earlier_server(self):
         handle = self.handles[0]

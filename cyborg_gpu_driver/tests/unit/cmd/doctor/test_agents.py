@@ -21,6 +21,7 @@ from cyborg_gpu_driver.cmd.doctor import facts
 from cyborg_gpu_driver.cmd.doctor.rules import cyborg
 from cyborg_gpu_driver.cmd.doctor.rules import finding
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import services
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.tests.unit.cmd.doctor import case
@@ -30,8 +31,8 @@ GPU = model.Gpu(model.PciAddress.parse('0000:16:00.0'), '10de', '20b2',
 SLICES = policy.Policy('s', policy.Mode.MIG)
 VGPUS = policy.Policy('v', policy.Mode.VGPU, vgpu_types=('A100-40C',))
 WHOLE = policy.Policy('w', policy.Mode.PASSTHROUGH)
-ROOT = facts.User(0)
-CYBORG = facts.User(64, frozenset((64,)))
+ROOT = services.User(0)
+CYBORG = services.User(64, frozenset((64,)))
 OPEN = facts.Node(0, 0, 0o666)
 CLOSED = facts.Node(0, 0, 0o600)
 OWN = facts.Node(64, 64, 0o750)
@@ -48,7 +49,7 @@ class AgentCase(case.FindingCase):
             model.Host((GPU,)), policies.Settings((policy_,)),
             facts.Cyborg('h', helper_command=helper),
             machine=facts.Machine(
-                running=facts.Running(agent=user) if listed else None,
+                running=services.Running(agent=user) if listed else None,
                 devices=dict(devices), mig_device=mig, state=state,
                 programs=dict(programs)),
             state_path='/var/lib/cyborg/gpu')

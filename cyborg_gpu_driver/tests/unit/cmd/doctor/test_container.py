@@ -25,6 +25,7 @@ from cyborg_gpu_driver.cmd.doctor.rules import container
 from cyborg_gpu_driver.cmd.doctor.rules import finding
 from cyborg_gpu_driver.cmd.doctor.rules import gpus
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import services
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.tests.unit.cmd.doctor import case
@@ -62,7 +63,7 @@ class LimitsTest(case.FindingCase):
     def test_host(self):
         self.none(self.found(
             state_mount=facts.Mount('ext4'), sysfs=facts.Mount('sysfs'),
-            running=facts.Running(agent=facts.User(
+            running=services.Running(agent=services.User(
                 0, bounding=(1 << 41) - 1))))
 
     def test_no_gpu_to_care_for(self):
@@ -84,7 +85,7 @@ class LimitsTest(case.FindingCase):
     def test_capabilities(self):
         # The bounding set of a container that is not privileged.
         self.fails('CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, CAP_SYS_ADMIN',
-                   running=facts.Running(agent=facts.User(
+                   running=services.Running(agent=services.User(
                        0, bounding=0xa80425fb)))
 
     def test_device_nodes(self):

@@ -19,6 +19,7 @@ from cyborg_gpu_driver.cmd.doctor import facts
 from cyborg_gpu_driver.cmd.doctor.rules import finding
 from cyborg_gpu_driver.cmd.doctor.rules import gpus
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import services
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.tests.unit.cmd.doctor import case
@@ -109,7 +110,7 @@ class FabricTest(case.FindingCase):
                 model.Host((GPU,), driver_version='550.144.02'),
                 policies.Settings((VGPUS,)),
                 cyborg=facts.Cyborg('host', api=api),
-                machine=facts.Machine(running=facts.Running(
+                machine=facts.Machine(running=services.Running(
                     frozenset(commands))),
                 fabric=dataclasses.replace(GOOD, address=address))))
 

@@ -24,6 +24,7 @@ from cyborg_gpu_driver.cmd.doctor.rules import nova as rules_nova
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import platform
 from cyborg_gpu_driver.host import reader
+from cyborg_gpu_driver.host import services
 from cyborg_gpu_driver.host.nvml import session as nvml
 from cyborg_gpu_driver.host.snapshot import domain
 from cyborg_gpu_driver.host.snapshot import model
@@ -39,6 +40,8 @@ FIRST = model.PciAddress.parse('0000:16:00.0')
 FIXED = policy.Policy('p', policy.Mode.VGPU, match_address=(FIRST,),
                       fixed_vgpus=(('L40S-12Q', 2),))
 OTHERS = policy.Policy('o', policy.Mode.OFF)
+ON_DEMAND = (policy.Policy('d', policy.Mode.VGPU, match_address=(FIRST,),
+                           vgpu_types=('L40S-12Q',)), OTHERS)
 SENDS = facts.Nova(True, True)
 WHOLE = policy.Policy('w', policy.Mode.PASSTHROUGH)
 
@@ -54,17 +57,14 @@ class NovaCase(case.FindingCase):
             simulated=True)).snapshot()
 
     def facts(self, *specs, governing=(FIXED, OTHERS), in_placement=True,
-              vfio_handles=False, mdev_types=(),
-              nova=SENDS, commands=()):
+              mdev_types=(), nova=SENDS, commands=()):
         return facts.Facts(
-            self.host,
-            policies.Settings(governing, vfio_handles=vfio_handles),
-            nova=conf_file.NovaConf(
+            self.host, policies.Settings(governing), nova=conf_file.NovaConf(
                 ('nova.conf',), pci_config.parse_device_spec(
                     [json.dumps(spec) for spec in specs]), in_placement,
                 mdev_types),
             nova_services=nova, machine=facts.Machine(
-                running=facts.Running(frozenset(commands))))
+                running=services.Running(frozenset(commands))))
 
     def lines(self, in_placement=True):
         """Return the entries that "cyborg-gpu nova config" writes."""
@@ -208,13 +208,13 @@ class OursTest(NovaCase):
 
     def test_nova_has_a_function_of_ours_too(self):
         self.check(finding.Severity.ERROR, '0000:16:00.5', self.findings(
-            {'address': '0000:16:00.5'}, vfio_handles=True))
+            {'address': '0000:16:00.5'}, governing=ON_DEMAND))
 
     def test_nova_has_other_devices(self):
         for spec in ({'vendor_id': '8086'}, {'address': '0000:38:00.0'},
                      {'devname': 'eth0'}):
             self.assertEqual([], self.findings(
-                spec, vfio_handles=True))
+                spec, governing=ON_DEMAND))
 
     def test_gpus_that_are_off_may_be_novas(self):
         self.assertEqual([], self.findings(
@@ -238,10 +238,9 @@ class ReleaseTest(NovaCase):
 
     slices = policy.Policy('s', policy.Mode.MIG, match_address=(FIRST,))
 
-    def findings(self, *governing, vfio_handles=True, **seen):
+    def findings(self, *governing, **seen):
         return list(rules_nova.release(dataclasses.replace(
-            self.facts(governing=(*governing, OTHERS),
-                       vfio_handles=vfio_handles),
+            self.facts(governing=(*governing, OTHERS)),
             machine=facts.Machine(**seen))))
 
     def test_mdevs_are_left_out(self):
@@ -259,8 +258,7 @@ class ReleaseTest(NovaCase):
     def test_nobody_needs_them(self):
         for governing in (WHOLE, FIXED):
             self.assertEqual([], self.findings(
-                governing, vfio_handles=False, nova='33.0.0',
-                mdev_problem='why'))
+                governing, nova='33.0.0', mdev_problem='why'))
 
 
 class ServiceTokenTest(NovaCase):
@@ -293,7 +291,7 @@ class GuestsTest(NovaCase):
         self.check(finding.Severity.ERROR, 'resume_guests_state_on_host_boot',
                    self.findings(nova=self.resumes, governing=(WHOLE,)))
         self.check(finding.Severity.ERROR, 'without their GPUs',
-                   self.findings(nova=self.resumes, vfio_handles=True))
+                   self.findings(nova=self.resumes, governing=ON_DEMAND))
         for running in (('nova-compute',),
                         ('nova-compute', 'cyborg-gpu-nova-compute')):
             self.check(finding.Severity.ERROR, 'cyborg-gpu-nova-compute',

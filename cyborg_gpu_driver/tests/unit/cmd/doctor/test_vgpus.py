@@ -19,6 +19,7 @@ from cyborg_gpu_driver.cmd.doctor import facts
 from cyborg_gpu_driver.cmd.doctor.rules import finding
 from cyborg_gpu_driver.cmd.doctor.rules import gpus
 from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host import services
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.tests.unit.cmd.doctor import case
@@ -30,6 +31,7 @@ VGPUS = policy.Policy('p', policy.Mode.VGPU, vgpu_types=('L40S-12Q',))
 FIXED = policy.Policy('p', policy.Mode.VGPU,
                       fixed_vgpus=(('L40S-12Q', 2),))
 WHOLE = policy.Policy('p', policy.Mode.PASSTHROUGH)
+GROUPS = policy.Policy('p', policy.Mode.NVLINK)
 
 
 class CheckCase(case.FindingCase):
@@ -37,19 +39,19 @@ class CheckCase(case.FindingCase):
     framework = model.Framework.VENDOR_VFIO
 
     def facts(self, policy_=VGPUS, framework=None, totalvfs=32, vfs=(VF,),
-              vfio_handles=False, driver='nvidia', kernel=None, commands=None,
+              driver='nvidia', kernel=None, commands=None,
               programs=()):
         gpu = model.Gpu(
             GPU, '10de', '26b9', '0302', driver=driver, visible_to_nvml=True,
             sriov_totalvfs=totalvfs, vfs=vfs,
             framework=framework or self.framework)
+        running = None if commands is None else services.Running(
+            frozenset(commands))
         return facts.Facts(
-            model.Host((gpu,)),
-            policies.Settings((policy_,), vfio_handles=vfio_handles),
-            machine=facts.Machine(
-                kernel=kernel, programs=dict(programs),
-                running=None if commands is None
-                else facts.Running(frozenset(commands))),
+            model.Host((gpu,), nova_unpatched=bool(
+                running and running.nova_unpatched)),
+            policies.Settings((policy_,)), machine=facts.Machine(
+                kernel=kernel, programs=dict(programs), running=running),
             sriov_manage='/x/sriov-manage', mdevctl='mdevctl')
 
 
@@ -65,14 +67,9 @@ class WayTest(CheckCase):
         for framework in (model.Framework.MDEV_PF, model.Framework.MDEV_VF):
             self.no_way(framework=framework)
 
-    def test_functions_on_demand(self):
-        self.no_way(vfio_handles=True)
-
-    def test_functions_left_to_nova(self):
+    def test_functions_without_mdev(self):
+        self.no_way()
         self.no_way(FIXED)
-
-    def test_functions_of_nobody(self):
-        self.check_way(finding.Severity.ERROR, 'nova_vfio_handles')
 
     def test_what_other_checks_tell(self):
         for found in (
@@ -89,26 +86,6 @@ class WayTest(CheckCase):
 
     def test_whole_gpus_are_no_matter(self):
         self.assertEqual([], list(gpus.way(self.facts(WHOLE))))
-
-
-class KernelTest(CheckCase):
-
-    framework = model.Framework.NONE
-
-    def test_mdev_that_will_not_come(self):
-        self.check(finding.Severity.WARNING, 'Linux 6.8',
-                   gpus.kernel(self.facts(kernel=(6, 8))))
-
-    def test_nothing_to_say(self):
-        for found in (
-                self.facts(kernel=(6, 7)), self.facts(kernel=None),
-                self.facts(kernel=(6, 8), vfio_handles=True),
-                self.facts(FIXED, kernel=(6, 8)),
-                self.facts(kernel=(6, 8), totalvfs=0),
-                self.facts(WHOLE, kernel=(6, 8)),
-                self.facts(kernel=(6, 8),
-                           framework=model.Framework.MDEV_VF)):
-            self.assertEqual([], list(gpus.kernel(found)))
 
 
 class SriovManageTest(CheckCase):
@@ -153,29 +130,38 @@ class MdevctlTest(CheckCase):
 
 class StartCommandTest(CheckCase):
 
-    def command(self, vfio_handles, *running, unknown=False):
-        return gpus.start_command(self.facts(
-            vfio_handles=vfio_handles,
-            commands=None if unknown else running))
+    def command(self, *running, **more):
+        return gpus.start_command(self.facts(commands=running, **more))
 
-    def test_both_sides_agree(self):
-        self.none(self.command(True, 'cyborg-gpu-nova-compute'))
-        self.assertEqual([], list(self.command(False, 'nova-compute')))
-        self.assertEqual([], list(self.command(False, unknown=True)))
+    def test_patched(self):
+        self.none(self.command('cyborg-gpu-nova-compute'))
+        # The other one may be that of Ironic.
+        self.none(self.command('nova-compute', 'cyborg-gpu-nova-compute'))
 
-    def test_stock_command_with_our_handles(self):
-        for running in (('nova-compute',),
-                        ('nova-compute', 'cyborg-gpu-nova-compute')):
-            self.check(finding.Severity.ERROR, 'will fail to start',
-                       self.command(True, *running))
+    def test_without_the_patches(self):
+        found = self.check(finding.Severity.ERROR, 'are not offered',
+                           self.command('nova-compute'))
+        self.assertIn('as cyborg-gpu-nova-compute', found.action)
+        self.check(finding.Severity.ERROR, 'are not offered', self.command(
+            'nova-compute', policy_=GROUPS, framework=model.Framework.NONE))
 
     def test_nothing_is_seen(self):
         self.check(finding.Severity.WARNING, 'no nova-compute',
-                   self.command(True))
+                   self.command())
         self.check(finding.Severity.WARNING, 'no nova-compute',
-                   self.command(True, unknown=True))
+                   gpus.start_command(self.facts()))
 
-    def test_our_command_without_our_handles(self):
-        """The command also attaches whole GPUs when the host boots."""
-        self.assertEqual([], list(
-            self.command(False, 'cyborg-gpu-nova-compute')))
+    def test_before_there_are_functions(self):
+        none = {'framework': model.Framework.NONE, 'vfs': ()}
+        self.check(finding.Severity.ERROR, 'are not offered', self.command(
+            'nova-compute', kernel=(6, 8), **none))
+        self.none(self.command('nova-compute', kernel=(6, 7), **none))
+        self.none(self.command('nova-compute', kernel=None, **none))
+        self.none(self.command('nova-compute', kernel=(6, 8), totalvfs=0,
+                               **none))
+
+    def test_what_a_plain_nova_compute_attaches(self):
+        self.none(self.command('nova-compute', policy_=FIXED))
+        self.none(self.command('nova-compute', policy_=WHOLE))
+        self.none(self.command('nova-compute',
+                               framework=model.Framework.MDEV_VF))

@@ -46,9 +46,9 @@ def rules(*types, profiles=(), **fields):
                          vgpu_types=types, **fields)
 
 
-def by_profile(board, governing, held=(), vfio_handles=False):
+def by_profile(board, governing, held=()):
     found = {offer.profile: offer for offer in offers.offers(
-        board, governing, held, vfio_handles)}
+        board, governing, held)}
     return found
 
 
@@ -175,7 +175,7 @@ class TestRoom(base.BaseTestCase):
             vfs=test_fixed.functions(48, [
                 (14, {'gpu_instance_id': 7})] * 2))
         found = by_profile(board, rules('DC-1-8Q'),
-                           held(board, 'nvidia-14'), True)
+                           held(board, 'nvidia-14'))
         self.assertEqual(10, found['DC-1-8Q'].creatable)
 
     def test_nothing_in_the_place_of_a_missing_one(self):
@@ -278,21 +278,19 @@ class TestVendorVfio(base.BaseTestCase):
         return test_fixed.pro_6000(*carried, live=live, vfs=48)
 
     def test_bound_by_cyborg(self):
-        offer, = offers.offers(self.gpu(), rules('DC-1-8Q'),
-                               vfio_handles=True)
+        offer, = offers.offers(self.gpu(), rules('DC-1-8Q'))
         self.assertEqual(('', 12, 12, 'nvidia-13'), (
             offer.problem, offer.total, offer.creatable,
             offer.vgpu_type_id))
         self.assertIs(model.Framework.VENDOR_VFIO, offer.framework)
 
     def test_functions_that_carry_one_are_not_empty(self):
-        offer, = offers.offers(self.gpu(*[5] * 4), rules('DC-1-8Q'),
-                               vfio_handles=True)
+        offer, = offers.offers(self.gpu(*[5] * 4), rules('DC-1-8Q'))
         self.assertEqual(8, offer.creatable)
 
     def test_what_is_creatable_now_is_no_limit_to_what_is_cut(self):
         # The driver lists only the types that a live instance takes.
         offer, = offers.offers(
             self.gpu(*[(0, {'creatable_types': ()})] * 48),
-            rules('DC-1-8Q'), vfio_handles=True)
+            rules('DC-1-8Q'))
         self.assertEqual(12, offer.creatable)

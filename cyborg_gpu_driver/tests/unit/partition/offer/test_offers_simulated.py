@@ -37,11 +37,10 @@ class SimulatedCase(base.BaseTestCase):
         return reader.HostReader(
             simulated.open_platform(machine)).snapshot().gpus
 
-    def totals(self, gpu, mode, *types, vfio_handles=True):
+    def totals(self, gpu, mode, *types):
         """The total of each offer, all of it creatable on an empty GPU."""
         found = offers.offers(
-            gpu, policy.Policy('p', mode, vgpu_types=types),
-            vfio_handles=vfio_handles)
+            gpu, policy.Policy('p', mode, vgpu_types=types))
         for offer in found:
             self.assertEqual(('', offer.total),
                              (offer.problem, offer.creatable), offer)
@@ -111,7 +110,7 @@ class TestOffers(SimulatedCase):
         self.assertIn(f'policy x, GPU {gpu.address}: profiles: 1g.10gb has 5 '
                       'of 7 attach handles', said)
         parents = [
-            parent for item in offers.offers(few, rules, vfio_handles=True)
+            parent for item in offers.offers(few, rules)
             if item.profile != '7g.80gb' for parent in item.parents]
         self.assertEqual(16, len(parents))
         self.assertEqual(16, len(set(parents)))

@@ -43,7 +43,7 @@ def mdev(*used, available=1, vfs=8, **fields):
 
 def creatable(board, *types, **fields):
     return {offer.profile: offer.creatable for offer in offers.offers(
-        board, rules(*types, **fields), vfio_handles=True)}
+        board, rules(*types, **fields))}
 
 
 class TestOneSize(base.BaseTestCase):
@@ -139,14 +139,9 @@ class TestOneSize(base.BaseTestCase):
 
 class TestVendorVfio(base.BaseTestCase):
 
-    def test_left_to_nova(self):
-        offer, = offers.offers(test_fixed.l40s(), rules('L40S-12Q'))
-        self.assertIn("Nova's own PCI code assigns", offer.problem)
-        self.assertEqual(4, offer.total)
-
     def test_bound_by_cyborg(self):
         board = test_fixed.l40s(3, vfs=8)
-        offer, = offers.offers(board, rules('L40S-12Q'), vfio_handles=True)
+        offer, = offers.offers(board, rules('L40S-12Q'))
         self.assertEqual(
             ('', 4, 1, 3, 'nvidia-3', 12288), (
                 offer.problem, offer.total, offer.in_use, offer.creatable,
@@ -157,17 +152,17 @@ class TestVendorVfio(base.BaseTestCase):
 
     def test_a_function_without_the_drivers_files_takes_none(self):
         offer, = offers.offers(test_fixed.l40s(None, vfs=3),
-                               rules('L40S-12Q'), vfio_handles=True)
+                               rules('L40S-12Q'))
         self.assertEqual((3, 2), (offer.total, offer.creatable))
 
-    def test_fixed_ones_stand_for_themselves_while_left_to_nova(self):
-        governing = rules(fixed_vgpus=(('L40S-12Q', 2),))
-        offer, = offers.offers(test_fixed.l40s(), governing)
-        self.assertEqual('L40S-12Q', offer.profile)
-        self.assertIn("Nova's own PCI code assigns", offer.problem)
-        for board, handles in ((test_fixed.l40s(), True), (mdev(), False)):
-            offer, = offers.offers(board, governing, vfio_handles=handles)
-            self.assertEqual('policy p has no vgpu_types', offer.problem)
+    def test_fixed_ones_are_left_to_nova(self):
+        for types in ((), ('L40S-24Q',)):
+            governing = rules(*types, fixed_vgpus=(('L40S-12Q', 2),))
+            offer, = offers.offers(test_fixed.l40s(), governing)
+            self.assertEqual('L40S-12Q', offer.profile)
+            self.assertIn('Nova assigns', offer.problem)
+        offer, = offers.offers(mdev(), governing)
+        self.assertEqual(('L40S-24Q', ''), (offer.profile, offer.problem))
 
 
 class TestMixedSizes(base.BaseTestCase):
@@ -182,7 +177,7 @@ class TestMixedSizes(base.BaseTestCase):
     def offers(self, board, mixed=True, **fields):
         return {offer.profile: offer for offer in offers.offers(
             board, rules('X-20Q', 'X-8Q', 'X-4Q', mixed_sizes=mixed,
-                         **fields), vfio_handles=True)}
+                         **fields))}
 
     def test_types_fit_wherever_a_placement_is_free(self):
         self.assertEqual(

@@ -75,7 +75,7 @@ class BinderCase(base.BaseTestCase):
         store._stores.pop(self.state_path, None)
         self.node = nodes.Node(
             platform_, self.state_path,
-            policies.Settings(policies=(self.policy,), vfio_handles=True),
+            policies.Settings(policies=(self.policy,)),
             self.cloud, self.limits)
         self.records = self.node.records
         # Each server comes up, however soon a test deletes it.

@@ -102,7 +102,7 @@ class TimeSlicedTest(FixedCase):
 
     def test_left_alone(self):
         self.govern('vgpu', fixed_vgpus=(('L40S-12Q', 2),))
-        for changes in ({'vfio_handles': True}, {'prepare': False},
+        for changes in ({'prepare': False},
                         {'ignored_addresses': {self.address}}):
             settings, self.settings = self.settings, dataclasses.replace(
                 self.settings, **changes)

@@ -42,8 +42,6 @@ def _die(*_arguments):
 class RestoreCase(binder_case.BinderCase):
     """A GPU with some binds, on a machine that reboots."""
 
-    vfio_handles = True
-
     def setUp(self):
         super().setUp()
         self.claims = ''
@@ -52,8 +50,7 @@ class RestoreCase(binder_case.BinderCase):
         self.restart()
 
     def settings(self):
-        return policies.Settings(policies=(self.policy,),
-                                 vfio_handles=self.vfio_handles)
+        return policies.Settings(policies=(self.policy,))
 
     def make_ready(self):
         outcome = nodes.Node(
@@ -396,7 +393,6 @@ class FixedTest(RestoreCase):
 
     machine = 'rtxpro6000x8'
     gpu = '0000:16:00.0'
-    vfio_handles = False
     policy = policy.Policy('p', policy.Mode.MIG, fixed_vgpus=(
         ('DC-1-8Q', 4), ('DC-1-24Q', 1)), scheduler=_EQUAL)
 

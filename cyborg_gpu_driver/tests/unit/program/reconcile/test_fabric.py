@@ -22,7 +22,7 @@ from cyborg_gpu_driver.tests.unit.program.bind import group_case
 
 class RebuiltTest(group_case.GroupCase):
 
-    gpu_options = {'simulate': 'hgx-h100-vfio', 'nova_vfio_handles': True}
+    gpu_options = {'simulate': 'hgx-h100-vfio'}
     options = {'mode': 'vgpu', 'vgpu_types': ['H100XM-80C']}
 
     def test_the_partition_is_known_as_soon_as_the_claim(self):

@@ -20,7 +20,7 @@ import os
 import fixtures
 from oslotest import base
 
-from cyborg_gpu_driver.cmd.doctor import facts
+from cyborg_gpu_driver.host import services
 
 
 class ProcCase(base.BaseTestCase):
@@ -30,17 +30,19 @@ class ProcCase(base.BaseTestCase):
         self.proc = self.useFixture(fixtures.TempDir()).path
         os.mkdir(f'{self.proc}/self')
 
-    def run_(self, *words):
+    def run_(self, *words, comm='python3'):
         """Add a process, whose ID is the number of entries before it."""
         directory = f'{self.proc}/{len(os.listdir(self.proc))}'
         os.mkdir(directory)
         with open(f'{directory}/cmdline', 'w', encoding='utf-8') as stream:
             stream.write('\0'.join((*words, '')))
+        with open(f'{directory}/comm', 'w', encoding='utf-8') as stream:
+            stream.write(f'{comm}\n')
         return directory
 
     def check(self, *wanted):
         self.assertEqual(set(wanted),
-                         facts.running(self.proc).nova_commands)
+                         services.running(self.proc).nova_commands)
 
 
 class RunningTest(ProcCase):
@@ -50,10 +52,25 @@ class RunningTest(ProcCase):
                   '--config-file', '/etc/nova/nova.conf')
         self.check('nova-compute')
 
-    def test_our_command(self):
-        self.run_('/opt/v/bin/python3.12',
-                  '/opt/v/bin/cyborg-gpu-nova-compute')
-        self.check('cyborg-gpu-nova-compute')
+    def test_with_our_patches(self):
+        for words in (('/opt/v/bin/python3.12',
+                       '/opt/v/bin/cyborg-gpu-nova-compute'),
+                      # A link in the place of nova-compute.
+                      ('/usr/bin/python3', '/usr/bin/nova-compute')):
+            self.run_(*words, comm=services.PATCHED)
+            self.check('cyborg-gpu-nova-compute')
+        self.assertFalse(services.running(self.proc).nova_unpatched)
+
+    def test_our_command_that_cannot_patch(self):
+        self.run_('/usr/bin/python3', '/usr/bin/cyborg-gpu-nova-compute',
+                  comm='nova-compute')
+        self.check('nova-compute')
+        self.assertTrue(services.running(self.proc).nova_unpatched)
+
+    def test_one_for_ironic_beside_it(self):
+        self.run_('/usr/bin/python3', '/usr/bin/nova-compute')
+        self.run_('nova-compute', comm=services.PATCHED)
+        self.assertFalse(services.running(self.proc).nova_unpatched)
 
     def test_program_that_has_the_name(self):
         self.run_('nova-compute')
@@ -69,14 +86,14 @@ class RunningTest(ProcCase):
     def test_the_api(self):
         self.run_('/usr/bin/python3', '/usr/bin/cyborg-api')
         self.assertEqual({'cyborg-api'},
-                         facts.running(self.proc).commands)
+                         services.running(self.proc).commands)
 
     def test_process_that_ends_meanwhile(self):
         os.mkdir(f'{self.proc}/77')
         self.check()
 
     def test_without_procfs(self):
-        self.assertIsNone(facts.running(f'{self.proc}/none'))
+        self.assertIsNone(services.running(f'{self.proc}/none'))
 
 
 class AgentTest(ProcCase):
@@ -85,11 +102,11 @@ class AgentTest(ProcCase):
         directory = self.run_('/usr/bin/python3', '/usr/bin/cyborg-agent')
         with open(f'{directory}/status', 'w', encoding='utf-8') as stream:
             stream.write(status)
-        return facts.running(self.proc).agent
+        return services.running(self.proc).agent
 
     def test_user(self):
         self.assertEqual(
-            facts.User(64060, frozenset((64061, 44, 109))),
+            services.User(64060, frozenset((64061, 44, 109))),
             self.agent('Name:\tcyborg-agent\nUid:\t1\t64060\t0\t2\n'
                        'Gid:\t1\t64061\t0\t2\nGroups:\t44 109 \n'))
         self.check()
@@ -106,4 +123,4 @@ class AgentTest(ProcCase):
 
     def test_no_agent(self):
         self.run_('/usr/bin/python3', '/usr/bin/cyborg-conductor')
-        self.assertIsNone(facts.running(self.proc).agent)
+        self.assertIsNone(services.running(self.proc).agent)
