@@ -203,7 +203,8 @@ def _configuration(options):
                 expected='name a simulated host; leave the option out to use '
                          'this machine')
         conf.set_override('simulate', options.simulate, group='gpu')
-    if options.state:
+    if options.simulate or options.state:
+        # The file's state is that of the file's host.
         conf.set_override('simulate_state', options.state, group='gpu')
     return conf
 

@@ -49,8 +49,8 @@ class Running:
 
     @property
     def nova_commands(self) -> frozenset[str]:
-        """``OURS`` for a nova-compute with our patches, ``NOVA_COMPUTE`` for
-        one without; empty if none was found."""
+        """``OURS`` if one has our patches, ``NOVA_COMPUTE`` if one has none.
+        """
         return self.commands & {NOVA_COMPUTE, OURS}
 
     @property

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 from cliff import command
@@ -75,7 +76,8 @@ class CreateInstance(command.Command):
     """Create a GPU instance, with a compute instance that spans it.
 
     Without --start, the command chooses the placement that leaves the most
-    room for other instances.
+    room for other instances. It is created again after a reboot, as that of a
+    layout.
     """
 
     def get_parser(self, prog_name):
@@ -103,6 +105,7 @@ class CreateInstance(command.Command):
             return planned
 
         machine.applier.transact(gpu, decide)
+        _remember(machine, gpu, made[0].placement)
         output.say(f'{parsed_args.profile} at {made[0].placement} of '
                    f'GPU {gpu.address}')
 
@@ -134,6 +137,7 @@ class DestroyInstance(command.Command):
 
         machine.applier.transact(gpu, decide)
         ((now, instance),) = found
+        _remember(machine, gpu, instance.placement)
         output.say(f'Destroyed {_named(now, instance)} of GPU {gpu.address}')
 
 
@@ -149,6 +153,19 @@ def _opened(asked, text):
     if gpu.mig is None or not machine.current(gpu).mig.enabled:
         raise _refused(gpu, 'MIG mode is off')
     return machine, gpu
+
+
+def _remember(machine, gpu, place):
+    """Note in the GPU's saved layout what now is at a placement."""
+    now = machine.applier.saved(machine.current(gpu))
+    before = machine.records.read(gpu.address).layout
+    others = before.layout.instances if before else ()
+    machine.records.put(gpu.address, layout=dataclasses.replace(
+        now, layout=dataclasses.replace(now.layout, instances=tuple(sorted((
+            *(item for item in others if item.placement != place),
+            *(item for item in now.layout.instances
+              if item.placement == place)),
+            key=lambda item: item.placement)))))
 
 
 def _creation(now, used, asked):

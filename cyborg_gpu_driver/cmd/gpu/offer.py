@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.host.snapshot import condition
+from cyborg_gpu_driver.partition.offer import offer as offer_module
+from cyborg_gpu_driver.program.reconcile import orphans
 from cyborg_gpu_driver.report import capacity
 from cyborg_gpu_driver.report.content import build
 from cyborg_gpu_driver.report.content import names
@@ -26,9 +28,10 @@ class ListOffer(output.Lister):
 
     A reported offer is a deployable in Cyborg and a resource provider in
     Placement. The reason why an offer is not reported is also written to
-    standard error. The column gpus has the GPUs of a group that NVLink
-    connects. --long and the formats for programs have every field of the
-    report. The command does not ask Placement. The agent does, and it
+    standard error. Fixed vGPUs are reported by Nova; "in_use" then counts
+    those that have a guest. The column gpus has the GPUs of a group that
+    NVLink connects. --long and the formats for programs have every field of
+    the report. The command does not ask Placement. The agent does, and it
     withdraws nothing that servers use.
     """
 
@@ -93,9 +96,21 @@ def _rows(machine, address, everything):
             traits=output.Names(names.traits(gpu, offer)),
             gpus=output.Names(map(str, offer.members or (address,))),
             provider_name=names.provider_name(machine.hostname, offer))
+        if offer.problem == offer_module.LEFT_TO_NOVA:
+            row.update(_fixed(machine, gpu, offer))
         if found is not None:
             row.update(_reported(found, reserved))
         yield row
+
+
+def _fixed(machine, gpu, offer):
+    """Return what is different for the vGPUs that Nova assigns."""
+    machine.act_here()
+    free = [found.guest for found in machine.vgpus.on(gpu.address)
+            if found.vgpu.type_id == offer.vgpu_type_id
+            ].count(orphans.Guest.NONE)
+    return {'total': offer.in_use, 'in_use': offer.in_use - free,
+            'creatable': free, 'reported': 'Nova', 'problem': _NONE}
 
 
 def _reserved(machine, gpu):
@@ -145,7 +160,7 @@ def _document(device):
 
 
 def _problems(rows):
-    """Yield one line for each GPU and problem, with all affected offers."""
+    """Yield one line for each problem, with all affected GPUs and offers."""
     hit: dict[tuple, list] = {}
     for row in rows:
         why = row['problem'].machine_readable()
@@ -154,7 +169,10 @@ def _problems(rows):
                     else 'not reported')
             hit.setdefault((row['address'], what, why), []).append(
                 row['profile'])
+    alike: dict[tuple, list] = {}
     for (address, what, why), affected in hit.items():
         named = ', '.join(item for item in affected if isinstance(item, str))
-        yield (f'{address}: {what}' + (f' ({named})' if named else '')
-               + f': {why}')
+        alike.setdefault((what, named, why), []).append(address)
+    for (what, named, why), addresses in alike.items():
+        yield (f'{", ".join(addresses)}: {what}'
+               + (f' ({named})' if named else '') + f': {why}')

@@ -200,10 +200,11 @@ def _handles(gpu: model.Gpu, policy: policies.Policy,
 def _problem(gpu: model.Gpu, mig: model.Mig, kind: _Kind,
              policy: policies.Policy) -> str:
     if not mig.enabled:
-        return ('MIG mode is off' if not mig.pending else
+        return ('MIG mode is off; it will be turned on when the GPU is idle'
+                if not mig.pending else
                 'MIG mode is off until the GPU is reset')
     if not gpu.vfs:
-        return offer.NO_FUNCTIONS.format(gpu=gpu)
+        return offer.NO_FUNCTIONS
     if kind.backing is None:
         return f'no vGPU type of this GPU uses {kind.profile.name}'
     return offer.unreported(gpu, policy)

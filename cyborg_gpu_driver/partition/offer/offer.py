@@ -25,8 +25,8 @@ PASSTHROUGH = policies.Mode.PASSTHROUGH.value
 """The profile of a GPU that one server gets as a whole."""
 
 LEFT_TO_NOVA = 'fixed_vgpus: Nova assigns these vGPUs'
-NO_FUNCTIONS = ('no virtual functions: enable them with sriov-manage -e '
-                '{gpu.address}')
+NO_FUNCTIONS = ('no virtual functions; they will be enabled when the GPU is '
+                'idle')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,5 +111,5 @@ def unreported(gpu: model.Gpu, policy: policies.Policy) -> str:
     if gpu.framework is not model.Framework.NONE:
         return ''
     if gpu.sriov_totalvfs and not gpu.vfs:
-        return NO_FUNCTIONS.format(gpu=gpu)
+        return NO_FUNCTIONS
     return 'the kernel driver of this GPU does not support vGPUs'

@@ -75,6 +75,14 @@ class RealRecordsTest(base.CommandCase):
         _, errors = self.run_program('--simulate', '', 'gpu', 'list', code=1)
         self.assertIn('--simulate', errors)
 
+    def test_the_state_of_the_file_is_that_of_its_host(self):
+        path = self.configure(
+            '[gpu]\nsimulate = t4x4\n'
+            f'simulate_state = {self.directory}/state\n', self.directory)
+        self.run_program('--config-file', path, 'gpu', 'list')
+        self.run_program('--config-file', path, '--simulate', 'a30x4',
+                         'gpu', 'list')
+
     def test_two_hosts_have_nothing_in_common(self):
         self.simulate('layout', 'checkpoint')
         output, _ = self.run_program(

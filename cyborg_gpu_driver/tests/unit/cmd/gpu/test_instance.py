@@ -63,6 +63,16 @@ class ChangeTest(layouts.LayoutCase):
             self.run_on_host('instance', *command)
             self.assertIn(f'GPU {layouts.GPU}: {steps}\n', log.output)
 
+    def test_the_doctor_knows_what_the_commands_create(self):
+        self.conf = self.configure(
+            '[gpu]\npolicies = s\n[gpu_policy:s]\nmode = mig\n',
+            self.useFixture(fixtures.TempDir()).path)
+        for command in ('create', layouts.GPU, '3g.40gb', '--start', '4'), (
+                'destroy', layouts.GPU, '--start', '4'):
+            self.run_on_host('instance', *command)
+            output, _ = self.run_on_host('doctor', '-f', 'json', code=1)
+            self.assertNotIn('3g.40gb', output)
+
     def test_destroy_takes_the_id_that_the_list_shows(self):
         for profile, start in (('3g.40gb', '4'), ('1g.10gb', '2')):
             self.run_on_host('instance', 'create', layouts.GPU, profile,
