@@ -85,7 +85,7 @@ def _rows(machine, address, everything):
         found = machine.reported(offer)
         # With --all, the row shows what a policy could offer.
         barred = offer.problem if everything else found is None
-        problem = left if stub else offer.problem or left
+        problem = left if stub else offer.problem or offer.busy or left
         row = _row(address, sent.device if stub or found else None,
                    offer.busy if found else problem or offer.busy)
         row.update(

@@ -68,7 +68,8 @@ def offers(gpu: model.Gpu, policy: policies.Policy, states: Iterable[State],
                 'it was bound to vfio-pci before NVML could tell; leave it '
                 'bound to nvidia, and the agent binds it'
                 if whole.is_vfio(gpu.driver) and gpu.bound_from is None
-                else 'see the row NVSwitches of "cyborg-gpu doctor"'))
+                else 'the next report of the agent finds out, or '
+                '"cyborg-gpu doctor" says why not'))
     there = {len(state.group.members) for state in states}
     for size in sizes if states else ():
         if size not in there:
@@ -82,9 +83,7 @@ def offers(gpu: model.Gpu, policy: policies.Policy, states: Iterable[State],
                 sizes and len(group.members) not in sizes):
             continue
         problem = _problem(gpu, state)
-        busy = '' if problem else '; '.join(filter(None, (
-            _busy(member, must_be_bound, group.members)
-            for member in state.members)))
+        busy = '' if problem else _busy(state, must_be_bound)
         taken = any(member.claim for member in state.members)
         yield offer.Offer(
             gpu=gpu.address, policy=policy.name, mode=policy.mode,
@@ -112,9 +111,15 @@ def _problem(gpu: model.Gpu, state: State) -> str:
     return ''
 
 
-def _busy(member: Member, must_be_bound: bool,
-          together: Iterable[model.PciAddress]) -> str:
-    if member.gpu is None or member.claim:
-        return ''
-    reason = passthrough.busy_with(member.gpu, must_be_bound, [*together])
-    return reason and f'GPU {member.gpu.address}: {reason}'
+def _busy(state: State, must_be_bound: bool) -> str:
+    """Return why no server can have the group now, each reason once."""
+    reasons: dict[str, list[str]] = {}
+    for member in state.members:
+        if member.gpu is not None and not member.claim:
+            reasons.setdefault(passthrough.busy_with(
+                member.gpu, must_be_bound, [*state.group.members]),
+                []).append(str(member.gpu.address))
+    if len(reasons) == 1 and len(*reasons.values()) == len(state.members):
+        return next(iter(reasons))
+    return '; '.join(f'GPU {", ".join(gpus)}: {reason}'
+                     for reason, gpus in reasons.items() if reason)

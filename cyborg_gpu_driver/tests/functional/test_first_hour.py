@@ -116,7 +116,7 @@ REFUSED = {
 _CASES = [(name, version, way) for (version, way), name in itertools.product(
     itertools.product(_DRIVERS, _WAYS), HOURS)]
 _TRIED = _CASES if scope.ALL else [
-    ('mig_a100', '580', 'root'), ('vgpu_l40s_vfio', '595', 'root'),
+    ('mig_h100', '580', 'root'), ('vgpu_l40s_vfio', '595', 'root'),
     ('whole_gh200', '595', 'user'), ('whole_l40s_dcgm', '595', 'namespace'),
     ('groups_hgx_h100', '580', 'root')]
 """A case of each mode, of each driver and of each way, and a refused one."""

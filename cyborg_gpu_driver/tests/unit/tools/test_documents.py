@@ -254,6 +254,15 @@ class ReadmeTest(base.BaseTestCase):
         # The demo indents its output by three more spaces.
         self.assertEqual(['   ' + line for line in drawn], rows[:len(drawn)])
 
+    def test_no_other_option_is_needed(self):
+        """test_first_hour and test_offers_simulated show what it offers."""
+        block, = documents.blocks(documents.text(
+            documents.ROOT / 'README.rst'), 'ini')
+        self.assertEqual(
+            ['[agent]', 'enabled_drivers = cyborg_gpu_driver', '[gpu]',
+             'policies = slices', '[gpu_policy:slices]', 'mode = mig'],
+            [line for line in block.splitlines() if line])
+
     def test_placement_has_no_candidate(self):
         grid = geometry.Geometry(self.gpu.mig.profiles)
         found = re.findall(r'^   compute1_gpu_\S+_(\S+)  (\S+) +(\d+) +(\d+) '

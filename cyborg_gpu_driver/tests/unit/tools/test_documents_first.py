@@ -94,8 +94,8 @@ class FirstServerTest(base.CommandCase):
         return dict(pair for group in profile.groups for pair in group)
 
     def test_mig(self):
-        self.start('mig', model='a100-80', address='0000:41:00.0',
-                   framework='mdev')
+        self.start('mig', model='h100-80', address='0000:41:00.0',
+                   framework='vendor-vfio')
         self.assertIn('gpu prepare --all', self.play())
         self.assertEqual({'1g.10gb': 7, '2g.20gb': 3, '3g.40gb': 2},
                          self.offered())

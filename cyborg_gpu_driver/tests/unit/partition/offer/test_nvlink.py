@@ -25,9 +25,9 @@ class UnknownTest(base.BaseTestCase):
 
     def test_what_to_do_about_it(self):
         for fields, words in (
-                ({'driver': 'nvidia'}, 'the row NVSwitches'),
+                ({'driver': 'nvidia'}, 'the next report'),
                 ({'driver': 'vfio-pci', 'bound_from': 'nvidia'},
-                 'the row NVSwitches'),
+                 'the next report'),
                 ({'driver': 'vfio-pci'}, 'leave it bound to nvidia')):
             (offer,) = offers.offers(
                 boards.gpu((), mig=None, **fields), _LINKED)
