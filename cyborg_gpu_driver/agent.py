@@ -229,7 +229,7 @@ class Agent:
         verdicts = self._examine(host)
         claims = self._records.claims()
         decided = self._node.withdrawal.decide(
-            host, self._build, self._node.ignored(host),
+            host, self._offers, self._node.ignored(host),
             {claim.gpu for claim in claims},
             {address for address, verdict in verdicts.items()
              if verdict.is_unhealthy} | set(self._node.cordons.known()),
@@ -245,7 +245,7 @@ class Agent:
         return drift.Report(build.mark_unhealthy(decided.devices, verdicts, {
             device.address
             for device in build.unhealthy(decided.devices, verdicts)
-            if self._is_used(device)}), there, decided.leaving)
+            if self._is_used(device)}), there)
 
     def stop(self) -> None:
         """Stop all work between two reports, and close NVML."""
@@ -275,8 +275,8 @@ class Agent:
                 host = self._host.refresh()
         return host
 
-    def _build(self, gpu: model.Gpu) -> names.ReportedDevice | None:
-        """The device to report for one GPU; None if there is none."""
+    def _offers(self, gpu: model.Gpu) -> tuple[partition_offers.Offer, ...]:
+        """What a GPU offers; logs what it cannot offer."""
         offers = self._node.servable(gpu)
         for complaint in self._host.complaints(gpu):
             self._say(complaint)
@@ -285,7 +285,7 @@ class Agent:
             if offer.problem and offer.problem != self._node.mdev_problem:
                 self._say(f'GPU {gpu.address}: {offer.profile} is not '
                           f'offered: {offer.problem}')
-        return self._node.device(gpu, offers)
+        return offers
 
     def _examine(self, host: model.Host
                  ) -> dict[model.PciAddress, health.Verdict]:

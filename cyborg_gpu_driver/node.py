@@ -216,7 +216,7 @@ class Node(host_parts.HostParts, services.Services):
     def withdrawal(self) -> withdrawal.Withdrawal:
         """Compares a report with the last one."""
         return withdrawal.Withdrawal(
-            self.state_path, self._reserved_writer)
+            self.state_path, self._reserved_writer, self.device)
 
     @functools.cached_property
     def cordons(self) -> cordons.GpuCordons:
@@ -286,12 +286,14 @@ class Node(host_parts.HostParts, services.Services):
         A GPU of mode auto that has another role now is not among them.
         """
         for device in devices:
-            for item in device.deployables:
-                gpu = self.live.gpu(item.gpu)
-                if item.mode is policy.Mode.PASSTHROUGH and (
-                        len(device.deployables) == 1
+            offered = [item for item in device.deployables
+                       if not item.offer.withdrawn]
+            for item in offered:
+                gpu = self.live.gpu(device.address)
+                if item.offer.mode is policy.Mode.PASSTHROUGH and (
+                        len(offered) == 1
                         or not readiness.carved_up(gpu)
-                        and not self.records.claims(item.gpu)):
+                        and not self.records.claims(gpu.address)):
                     yield cleaning.Whole(gpu, item.provider_uuid,
                                          item.resource_class)
 
@@ -328,17 +330,16 @@ class Node(host_parts.HostParts, services.Services):
         return device if device.deployables else None
 
     def withdrawn(self) -> frozenset[str]:
-        """UUIDs of providers that the next report deletes or changes.
+        """UUIDs of providers that get no servers until the next report.
 
-        They offer no more capacity until then.
+        The GPU does not offer them any more, or changes their handles.
 
         :raises JournalError: if the record of the last report cannot be
             read.
         """
         host = self.live.host()
         sent = self.withdrawal.preview(
-            host, withdrawal.remembered(self.state_path),
-            lambda gpu: self.device(gpu, self.servable(gpu)),
+            host, withdrawal.remembered(self.state_path), self.servable,
             self.ignored(host),
             {claim.gpu for claim in self.records.claims()})
         return frozenset(uuid for item in sent.values() for uuid in item.left)

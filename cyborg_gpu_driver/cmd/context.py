@@ -199,16 +199,14 @@ class Machine(view.HostView, node.Node):
     def sent(self) -> Mapping[model.PciAddress, withdrawal.Sent]:
         """What the agent would send for each GPU that exists or existed.
 
-        This does not query Placement. The agent does, and withdraws nothing
-        that has allocations in Placement.
+        This does not query Placement. The agent does, and leaves a GPU alone
+        while servers use what its policy does not offer any more.
         """
-        def make(gpu):
-            return self.device(gpu, self.offers(gpu))
-
         claimed = {gpu.address for gpu in self.host.gpus
                    if self.claims(gpu)}
         found = self.withdrawal.preview(
-            self.host, self._reported, make, self.ignored(self.host), claimed)
+            self.host, self._reported, self.offers, self.ignored(self.host),
+            claimed)
         return {address: _marked(sent, self.verdicts, claimed)
                 for address, sent in found.items()}
 

@@ -37,6 +37,7 @@ from cyborg_gpu_driver.partition import roles
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.partition.offer import elastic
+from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.record import ledger as record_ledger
 
 # The health conditions in the record of one GPU. Pure.
@@ -341,23 +342,13 @@ class ReportedFacts:
 
 
 @dataclasses.dataclass(frozen=True)
-class ReportedProvider:
-    """A provider as it was last reported."""
-
-    resource_class: str
-    total: int
-    handles: str
-    """Digest of the set of attach handles."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Reported:
     """A GPU as it was last reported to Cyborg."""
 
     device_id: str
     mode: str
     facts: ReportedFacts
-    providers: Mapping[str, ReportedProvider]
+    providers: Mapping[str, offer.Offer]
     """By provider UUID."""
 
     @property

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 
@@ -76,7 +77,7 @@ def inventories(offers: Iterable[partition_offers.Offer],
         for offer in offers if build.reportable(offer))
 
 
-# Remember the last report, so that nothing in use is ever withdrawn.
+# Remember the last report, so that no provider is ever deleted.
 #
 # Cyborg deletes what a report leaves out, in use or not. So each report is
 # compared with the last one. Facts that only NVML knows are kept while a
@@ -97,6 +98,13 @@ def complete(gpu: model.Gpu, known: gpu_record.Reported | None) -> model.Gpu:
     return dataclasses.replace(gpu, **{
         name: getattr(known.facts, name) for name in _FACTS
         if getattr(gpu, name) is None})
+
+
+def recalled(address: model.PciAddress, known: gpu_record.Reported
+             ) -> model.Gpu:
+    """A GPU that is gone or ignored, as far as it is remembered."""
+    return model.Gpu(address, build.NVIDIA, known.device_id, '', **{
+        name: getattr(known.facts, name) for name in _FACTS})
 
 
 def untrusted(gpu: model.Gpu, known: gpu_record.Reported | None,
@@ -129,14 +137,17 @@ def remember(gpu: model.Gpu, device: names.ReportedDevice,
              left: Iterable[str] = ()) -> gpu_record.Reported:
     """What to remember about a GPU and the device that is reported for it.
 
+    :param device: what is reported, with what is withdrawn.
     :param before: what was remembered of the GPU before.
-    :param left: UUIDs of providers in ``before`` that this report withdraws
-        and that Placement still has. As long as there are any, the GPU keeps
-        the mode in ``before``.
+    :param left: UUIDs of providers in ``before`` that the GPU does not offer
+        any more and that Placement still has. In the first report that
+        withdraws one, the GPU keeps the mode in ``before``: a server may just
+        have got it.
     """
     mode = _mode(device).value
-    leftover = leaving(before, left).providers if before else {}
-    if before and leftover:
+    leftover = {uuid: before.providers[uuid] for uuid in left
+                } if before else {}
+    if before and not all(item.withdrawn for item in leftover.values()):
         mode = before.mode
     return gpu_record.Reported(
         device_id=gpu.device_id,
@@ -144,57 +155,36 @@ def remember(gpu: model.Gpu, device: names.ReportedDevice,
         facts=gpu_record.ReportedFacts(**{
             name: getattr(gpu, name) for name in _FACTS}),
         providers={**leftover, **{
-            item.provider_uuid: _provider(item)
-            for item in device.deployables}})
+            item.provider_uuid: item.offer for item in device.deployables}})
 
 
 def _mode(device: names.ReportedDevice) -> policy.Mode:
-    modes = {deployable.mode for deployable in device.deployables}
+    modes = {item.offer.mode for item in device.deployables
+             if not item.offer.withdrawn}
     if len(modes) > 1:
         return policy.Mode.AUTO
     return modes.pop() if modes else policy.Mode.OFF
 
 
-def leaving(before: gpu_record.Reported, left: Iterable[str]
-            ) -> gpu_record.Reported:
-    """What to remember about a GPU that is not reported any more.
-
-    :param left: see :func:`remember`.
-    """
-    return dataclasses.replace(before, providers={
-        uuid: before.providers[uuid] for uuid in left})
-
-
 def withdrawn(known: gpu_record.Reported, device: names.ReportedDevice | None
               ) -> tuple[str, ...]:
-    """Providers that this report would delete or give other handles.
+    """Providers that the GPU does not offer or that get other handles.
 
-    :param device: the device to report; None for none.
+    :param device: what the GPU offers; None for nothing.
     """
-    now = {item.provider_uuid: _provider(item)
+    now = {item.provider_uuid: item.offer
            for item in (device.deployables if device else ())}
-    return tuple(sorted(uuid for uuid, provider in known.providers.items()
-                        if now.get(uuid) != provider))
+    return tuple(sorted(
+        uuid for uuid, before in known.providers.items()
+        if now.get(uuid) != dataclasses.replace(before, withdrawn=False)))
 
 
-def drained(before: gpu_record.Reported, dropped: Iterable[str]
+def drained(before: gpu_record.Reported, dropped: Collection[str]
             ) -> list[reserved.Inventory]:
     """The inventories of providers of which nothing may be promised."""
-    return [reserved.Inventory(uuid, before.providers[uuid].resource_class,
-                               before.providers[uuid].total,
-                               before.providers[uuid].total)
-            for uuid in dropped]
-
-
-def _provider(deployable: names.ReportedDeployable
-              ) -> gpu_record.ReportedProvider:
-    return gpu_record.ReportedProvider(
-        deployable.resource_class, deployable.num_accelerators,
-        _digest(item.attach_info for item in deployable.handles))
-
-
-def _digest(infos: Iterable[str]) -> str:
-    return names.digest('\n'.join(sorted(infos)))
+    return [reserved.Inventory(uuid, names.resource_class(item), item.total,
+                               item.total)
+            for uuid, item in before.providers.items() if uuid in dropped]
 
 
 # Find the GPUs that servers may have without a trace on this machine.

@@ -12,9 +12,11 @@
 
 """Read what Placement has for this host's providers, and compare it.
 
-Placement has no request for the usages of a whole tree. But each allocation
-and each write changes its provider's generation, so one request for the tree
-tells which providers have changed.
+Placement has no request for the usages of a whole tree. But each new
+allocation and each write changes its provider's generation, so one request for
+the tree tells which of them have changed. The deletion of an allocation
+changes no generation (delete_all in placement/objects/allocation.py), so a
+provider in use is asked each time.
 """
 
 from __future__ import annotations
@@ -149,19 +151,25 @@ class Drift:
             known = self._seen.get(provider)
             if known is None or known.generation != generation:
                 known = self._look(inventory, generation)
+            elif known.used:
+                known = dataclasses.replace(
+                    known, used=self._used(inventory))
             if known is not None:
                 seen[provider] = known
         self._seen = seen
 
     def _look(self, inventory: reserved.Inventory, generation: int
               ) -> _Seen | None:
-        url = f'/resource_providers/{inventory.provider}'
-        there = self._tree.get(f'{url}/inventories/{inventory.resource_class}')
-        usages = self._tree.get(f'{url}/usages')
-        if there is None or usages is None:
-            return None
-        return _Seen(generation, usages['usages'].get(
-            inventory.resource_class, 0), there['reserved'])
+        there = self._tree.get(
+            f'/resource_providers/{inventory.provider}/inventories/'
+            f'{inventory.resource_class}')
+        return there and _Seen(generation, self._used(inventory),
+                               there['reserved'])
+
+    def _used(self, inventory: reserved.Inventory) -> int:
+        found = self._tree.get(
+            f'/resource_providers/{inventory.provider}/usages')
+        return found['usages'].get(inventory.resource_class, 0) if found else 0
 
 
 # Decide which GPUs a report sends in full, and which it sends as stubs.
@@ -197,9 +205,6 @@ class Report:
     there: Collection[str] | None
     """UUIDs of the providers that Placement has; None if that is not
     known."""
-    leaving: Collection[model.PciAddress] = ()
-    """GPUs with providers to withdraw. They are sent in full until Cyborg has
-    deleted those providers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,8 +251,7 @@ class Steady:
                 is_full = not brought or brought + missing <= room
                 brought += missing if is_full else 0
             else:
-                is_full = (device.address in report.leaving
-                           or self._is_due(device))
+                is_full = self._is_due(device)
             if is_full:
                 self._note(device)
                 thinned.append(device)

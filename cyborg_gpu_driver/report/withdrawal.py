@@ -10,7 +10,15 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""Decide for each GPU: report its state, or have Cyborg leave it alone."""
+"""Decide for each GPU: report its state, or have Cyborg leave it alone.
+
+A provider that is not reported any more is deleted by Cyborg. nova-compute
+caches its providers for five minutes and asks each one for its allocations in
+every boot, so each boot on the host would fail (Nova 34,
+get_allocations_for_provider_tree in nova/scheduler/client/report.py). So what
+a GPU does not offer any more is reported as before, with nothing left to
+allocate, until an operator deletes its provider.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +29,14 @@ from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
 
-import os_resource_classes as orc
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import reconcile
+from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import capacity
@@ -48,14 +57,12 @@ class Decision:
 
     ``offered`` is the device that was read of each GPU, None if the reading
     is not to be used. ``draining`` are the inventories that must not be
-    promised any more. ``leaving`` are the GPUs that still have providers in
-    Placement which this report withdraws.
+    promised any more.
     """
 
     devices: tuple[names.ReportedDevice, ...]
     offered: Mapping[model.PciAddress, names.ReportedDevice | None]
     draining: tuple[reserved.Inventory, ...]
-    leaving: frozenset[model.PciAddress] = frozenset()
 
     @property
     def trusted(self) -> tuple[model.PciAddress, ...]:
@@ -81,9 +88,9 @@ class Sent:
     problem: str = ''
     """Why the device is not what the GPU offers; empty if it is."""
     left: tuple[str, ...] = ()
-    """UUIDs of providers that the report deletes or gives other handles.
-    Placement must not promise them any more: the driver would refuse to bind
-    a handle that Cyborg still has."""
+    """UUIDs of providers that the GPU does not offer any more, or that the
+    report gives other handles. Placement must not promise them: the driver
+    would refuse to bind a handle that Cyborg still has."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +107,8 @@ class _Look:
     """Why the GPU is not reported until it is idle."""
     left: tuple[str, ...] = ()
     """Providers to withdraw. Placement must not promise them any more."""
+    withdrawn: names.ReportedDevice | None = None
+    """The device with what is withdrawn; None if nothing is."""
     unread: bool = False
     """Whether the GPU, or its record, cannot be read. Nothing can be bound on
     such a GPU."""
@@ -108,33 +117,41 @@ class _Look:
              before: gpu_record.Reported | None) -> Sent:
         if self.reason:
             return Sent(build.stub_device(address), self.reason, self.left)
-        return Sent(self.device, self.waiting, capacity.withdrawn(
+        device = self.device or self.withdrawn
+        if self.device and self.withdrawn:
+            device = dataclasses.replace(self.device, deployables=(
+                *self.device.deployables, *self.withdrawn.deployables))
+        return Sent(device, self.waiting, capacity.withdrawn(
             before, self.device) if before else ())
 
 
 class Withdrawal:
     """Remembers reports in ``state_path`` and compares the next with them.
 
-    A report may never reach Cyborg. So a provider that a report withdraws
-    is remembered and checked with each further report, until Placement no
-    longer has it.
-
     :param writer: knows which providers have allocations. None does not ask
         Placement and assumes that no provider has any.
+    :param make: makes the device of a GPU and its offers, None without any.
     """
 
     def __init__(self, state_path: str,
-                 writer: reserved.ReservedWriter | None):
+                 writer: reserved.ReservedWriter | None,
+                 make: Callable[[model.Gpu, Iterable[offer.Offer]],
+                                names.ReportedDevice | None]):
         self._writer = writer
+        self._make = make
         self._records = store.of(state_path)
         self._memory: dict[model.PciAddress,
                            gpu_record.Reported] | None = None
         self._said = log_once.LogOnce()
         self._silent = False
         """Whether Placement has not answered since the last decision."""
+        self._generations: Mapping[str, int] | None = None
+        """Of this host's providers; None if not read for this decision."""
+        self._empty: dict[str, int] = {}
+        """Generation in which a provider had no allocation."""
 
     def decide(self, host: model.Host,
-               make: Callable[[model.Gpu], names.ReportedDevice | None],
+               offers: Callable[[model.Gpu], Iterable[offer.Offer]],
                ignored: Collection[model.PciAddress],
                claimed: Collection[model.PciAddress],
                unhealthy: Collection[model.PciAddress] = (),
@@ -146,7 +163,7 @@ class Withdrawal:
         whatever the reason, because a bind would fail. Only if Placement or
         Cyborg does not answer, everything stays as it was.
 
-        :param make: builds one GPU's device.
+        :param offers: what one GPU offers.
         :param ignored: GPUs that the operator excluded.
         :param claimed: GPUs with claims.
         :param unhealthy: GPUs on which nothing more may be promised, even if
@@ -157,11 +174,10 @@ class Withdrawal:
         :raises JournalUnreadable: if the record of earlier reports cannot
             be read now.
         """
-        self._silent = False
+        self._silent, self._generations = False, None
         known = self._known()
         kept, devices, offered = {}, [], {}
         draining: list[reserved.Inventory] = []
-        leaving: set[model.PciAddress] = set()
         present = {gpu.address: gpu for gpu in host.gpus}
         unknown = self._records.unknown_claims()
         for address in sorted({*present, *known, *unknown}):
@@ -169,13 +185,12 @@ class Withdrawal:
             look = (_unknown(unknown.get(address))
                     or _not_ours(address, before, earlier)
                     or self._look_at(
-                        present.get(address), before, make, ignored,
-                        address in claimed, host.library_missing))
-            device, reason, left = look.device, look.reason, look.left
+                        address, present.get(address), before, offers,
+                        ignored, address in claimed, host.library_missing))
+            device, reason = look.device, look.reason
             if before is not None:
                 draining.extend(self._closed(before, look,
                                              address in unhealthy, owned))
-                leaving.update([address] if left else ())
             if reason:
                 self._say(address, reason, _LEFT)
             elif look.waiting or device is not None:
@@ -189,34 +204,31 @@ class Withdrawal:
             if reason:
                 if before is not None:
                     kept[address] = before
-            elif device is not None and look.gpu is not None:
-                kept[address] = capacity.remember(look.gpu, device, before,
-                                                  left)
-            elif left and before is not None:
-                kept[address] = capacity.leaving(before, left)
+            elif sent is not None and look.gpu is not None:
+                kept[address] = capacity.remember(look.gpu, sent, before,
+                                                  look.left)
         devices += [build.stub_device(item.function)
                     for item in earlier or () if item.function != item.gpu]
         self._keep(kept)
-        return Decision(tuple(devices), offered, tuple(draining),
-                        frozenset(leaving))
+        return Decision(tuple(devices), offered, tuple(draining))
 
     def preview(self, host: model.Host,
                 known: Mapping[model.PciAddress, gpu_record.Reported],
-                make: Callable[[model.Gpu], names.ReportedDevice | None],
+                offers: Callable[[model.Gpu], Iterable[offer.Offer]],
                 ignored: Collection[model.PciAddress],
                 claimed: Collection[model.PciAddress]
                 ) -> dict[model.PciAddress, Sent]:
         """Return what the next report would send; changes nothing.
 
         :param known: the result of :func:`remembered`.
-        :param make, ignored, claimed: see :meth:`decide`.
+        :param offers, ignored, claimed: see :meth:`decide`.
         """
         present = {gpu.address: gpu for gpu in host.gpus}
         unknown = self._records.unknown_claims()
         return {address: (
             _unknown(unknown.get(address)) or self._look_at(
-                present.get(address), known.get(address), make, ignored,
-                address in claimed, host.library_missing)).sent(
+                address, present.get(address), known.get(address), offers,
+                ignored, address in claimed, host.library_missing)).sent(
                     address, known.get(address))
                 for address in sorted({*present, *known, *unknown})}
 
@@ -235,27 +247,33 @@ class Withdrawal:
         return tuple(build.stub_device(address)
                      for address in sorted({*known, *present}))
 
-    def _look_at(self, gpu: model.Gpu | None,
+    def _look_at(self, address: model.PciAddress, gpu: model.Gpu | None,
                  before: gpu_record.Reported | None,
-                 make: Callable[[model.Gpu], names.ReportedDevice | None],
+                 offers: Callable[[model.Gpu], Iterable[offer.Offer]],
                  ignored: Collection[model.PciAddress], claimed: bool,
                  library_missing: bool) -> _Look:
         """Decide what to report of one GPU, and what prevents it."""
         device: names.ReportedDevice | None = None
+        withdrawn: names.ReportedDevice | None = None
         reason = waiting = ''
         unread = False
         left: list[str] = []
-        if gpu is not None and gpu.address not in ignored:
+        if gpu is None or address in ignored:
+            gpu = capacity.recalled(address, before) if before else None
+        else:
             reason = capacity.untrusted(gpu, before, library_missing)
             unread = bool(reason)
             if not unread:
                 gpu = capacity.complete(gpu, before)
-                device = make(gpu)
+                device = self._make(gpu, offers(gpu))
         if device is not None and device.busy:
             waiting, device = self._without_busy_news(device, before)
         if not reason and before is not None:
             reason, left = self._withdrawn(before, device, claimed)
-        return _Look(gpu, device, reason, waiting, tuple(left), unread)
+            if gpu is not None and left:
+                withdrawn = self._make_withdrawn(gpu, before, left)
+        return _Look(gpu, device, reason, waiting, tuple(left), withdrawn,
+                     unread)
 
     def _closed(self, before: gpu_record.Reported, look: _Look,
                 unhealthy: bool, owned: Mapping[str, int]
@@ -273,10 +291,10 @@ class Withdrawal:
             return
         for uuid, known in before.providers.items():
             held = owned.get(uuid, 0) or int(
-                known.resource_class == orc.PGPU
+                known.mode is policy.Mode.PASSTHROUGH
                 and bool(self.held_by(uuid)))
             yield reserved.Inventory(
-                uuid, known.resource_class, known.total,
+                uuid, names.resource_class(known), known.total,
                 build.reserved(known.total, held, 0))
 
     def _withdrawn(self, before: gpu_record.Reported,
@@ -284,9 +302,11 @@ class Withdrawal:
                    ) -> tuple[str, list[str]]:
         """Why nothing may be withdrawn now, and which providers are to go.
 
-        Placement must not promise those providers any more.
+        Placement must not promise those providers any more. What was
+        withdrawn before has no claim.
         """
-        uses = {uuid: claimed or self.held_by(uuid)
+        uses = {uuid: (claimed and not before.providers[uuid].withdrawn
+                       or self.held_by(uuid))
                 for uuid in capacity.withdrawn(before, device)}
         there = [uuid for uuid, used in uses.items() if used is not None]
         if any(uses.values()):
@@ -296,17 +316,42 @@ class Withdrawal:
                 in (device.deployables if device else ())}
         return '', [uuid for uuid in there if uuid not in kept]
 
+    def _make_withdrawn(self, gpu: model.Gpu, before: gpu_record.Reported,
+                        left: Collection[str]) -> names.ReportedDevice | None:
+        """The device with some of the providers that it had before.
+
+        Without those of a host that had another name, because they cannot be
+        reported on this one.
+        """
+        device = self._make(gpu, [
+            dataclasses.replace(before.providers[uuid], withdrawn=True)
+            for uuid in left])
+        made = tuple(item for item in (device.deployables if device else ())
+                     if item.provider_uuid in left)
+        return (dataclasses.replace(device, deployables=made)
+                if device and made else None)
+
     def held_by(self, provider: str) -> bool | None:
         """Whether servers may use a provider; None if it does not exist.
 
-        If Placement does not answer, the provider counts as used.
+        If Placement does not answer, the provider counts as used. Each new
+        allocation changes its provider's generation, so an unused provider
+        is asked only once.
         """
         if self._writer is None:
             return False
         if self._silent:
             return True
         try:
-            return self._writer.in_use(provider)
+            if self._generations is None:
+                self._generations = self._writer.generations([provider])
+            generation = self._generations.get(provider)
+            if generation is None or self._empty.get(provider) != generation:
+                used = self._writer.in_use(provider)
+                if used is not False or generation is None:
+                    return used
+                self._empty[provider] = generation
+            return False
         except Exception as error:
             # Each further request of this report would wait as long.
             self._silent = not isinstance(error, exception.PlacementRefused)

@@ -89,6 +89,17 @@ class Offer:
     busy: str = ''
     """Why none can be created for the moment, although it can be offered, for
     example because processes of the machine use the GPU. Empty otherwise."""
+    withdrawn: bool = False
+    """Whether the GPU offered it before and does not any more."""
+
+    @property
+    def lasting(self) -> Offer:
+        """The part that the attach handles depend on."""
+        return Offer(
+            self.gpu, '', self.mode, self.profile, self.total,
+            vgpu_type_id=self.vgpu_type_id,
+            parents=tuple(sorted(self.parents)), members=self.members,
+            board=self.board, withdrawn=self.withdrawn)
 
 
 def nothing(gpu: model.Gpu, policy: policies.Policy, profile: str,

@@ -146,9 +146,7 @@ def _deployable(gpu: model.Gpu, offer: offers.Offer, hostname: str
                 ) -> names.ReportedDeployable:
     return names.ReportedDeployable(
         name=names.provider_name(hostname, offer),
-        gpu=gpu.address,
-        mode=offer.mode,
-        profile=offer.profile,
+        offer=offer.lasting,
         resource_class=names.resource_class(offer),
         traits=names.traits(gpu, offer),
         handles=_handles(gpu, offer))

@@ -204,6 +204,7 @@ def resource_class(offer: offers.Offer) -> str:
 # CUSTOM_GPU_MEMORY_10GB             memory that the server gets
 # CUSTOM_GPU_ISOLATION_PROJECT       only servers of one project share the GPU
 # CUSTOM_GPU_UNHEALTHY_XID_79        a health condition of the GPU
+# CUSTOM_GPU_WITHDRAWN               the GPU does not offer it any more
 # ================================== =======================================
 #
 # An unknown fact has no trait. The memory of a slice or vGPU is the number in
@@ -213,6 +214,8 @@ def resource_class(offer: offers.Offer) -> str:
 
 ISOLATED = custom('GPU', 'ISOLATION', 'PROJECT')
 """All servers on the GPU must be of one project."""
+WITHDRAWN = custom('GPU', 'WITHDRAWN')
+"""Reserved in full until an operator removes the provider."""
 _MIB_PER_GIB = 1024
 _ECC_SIZES = (8, 16, 20, 24, 32, 48)
 """Sizes in GB of boards that have their ECC bits in the memory (GDDR)."""
@@ -263,6 +266,8 @@ def _generic(gpu: model.Gpu, offer: offers.Offer) -> Iterator[str]:
         yield custom('GPU', 'MEMORY', memory)
     if offer.isolated:
         yield ISOLATED
+    if offer.withdrawn:
+        yield WITHDRAWN
 
 
 def _kind(gpu: model.Gpu) -> Iterator[str]:
@@ -392,9 +397,8 @@ class ReportedDeployable:
     """One offer: one resource provider with one resource class."""
 
     name: str
-    gpu: model.PciAddress
-    mode: policy.Mode
-    profile: str
+    offer: offers.Offer
+    """Without what depends on servers."""
     resource_class: str
     traits: tuple[str, ...]
     handles: tuple[ReportedHandle, ...]

@@ -26,6 +26,7 @@ import pynvml
 from cyborg import context
 from cyborg.objects import attach_handle
 
+from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.simulator import state
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import command
@@ -234,13 +235,17 @@ class GpuTestCase(base.TestCase):
         """Return the name of the provider of a profile."""
         return f'{HOST}_gpu_{gpu or self.gpu}_{label}'
 
-    def reserved(self, gpu=None):
-        """Return (total, reserved) of a GPU's providers, by profile label."""
+    def reserved(self, gpu=None, withdrawn=False):
+        """Return (total, reserved) of a GPU's providers, by profile label.
+
+        :param withdrawn: whether to include what is not offered any more.
+        """
         prefix = self.name('', gpu)
         return {
             name[len(prefix):]: (item['total'], item['reserved'])
             for name, provider in self.cloud.placement.snapshot().items()
             if name.startswith(prefix)
+            and (withdrawn or names.WITHDRAWN not in provider['traits'])
             for item in provider['inventories'].values()}
 
     def everything(self):

@@ -69,13 +69,15 @@ class InventoriesTest(base.BaseTestCase):
         self.assertIn(changed.provider, self.node.withdrawn())
         self.report()
         self.assertNotIn(changed.provider, self.node.withdrawn())
+        # Its other profiles stay withdrawn.
+        self.assertLessEqual({item.provider for item in first} - {
+            changed.provider}, self.node.withdrawn())
 
     def report(self):
         """Report as the agent does."""
         host = self.node.live.host()
         self.node.withdrawal.decide(
-            host, lambda gpu: self.node.device(gpu, self.node.servable(gpu)),
-            (), ())
+            host, self.node.servable, (), ())
 
     def test_all_of_an_unhealthy_gpu_is_reserved(self):
         self.node.health.event(condition.Event(self.gpu, 79))

@@ -229,20 +229,21 @@ def _reported(test, content):
     # Without Placement, everything counts as in use.
     for used in (set(), None):
         found = withdrawal.Withdrawal(
-            test.state_path, placements.Usages(used).writer())
+            test.state_path, placements.Usages(used).writer(),
+            lambda gpu, offered: build.device(gpu, offered, 'host'))
         found.held()
         for gpus in ((_HIDDEN,), (), (_BOARD,)):
             for inventory in found.decide(
-                    model.Host(gpus=gpus), _device, (), (),
+                    model.Host(gpus=gpus), _offers, (), (),
                     (checks.ADDRESS,)).draining:
                 test.assertIs(int, type(inventory.total))
 
 
-def _device(gpu):
-    parents = (model.PciAddress.parse('0000:07:00.4'),)
-    return build.device(gpu, [offers.Offer(
+def _offers(gpu):
+    return [offers.Offer(
         gpu.address, 'p', policy.Mode.MIG, '1g.10gb', 2,
-        vgpu_type_id='nvidia-1', parents=parents)], 'host')
+        vgpu_type_id='nvidia-1',
+        parents=(model.PciAddress.parse('0000:07:00.4'),))]
 
 
 def _state_file(name):

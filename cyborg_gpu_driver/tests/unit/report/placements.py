@@ -12,6 +12,7 @@
 
 """Stand-ins for Placement, as its client sees it."""
 
+import collections
 import json
 
 from cyborg_gpu_driver.report import publishing
@@ -42,13 +43,26 @@ class Usages:
         self.used = used
         self.gone = set()
         self.asked = 0
+        self._generations = collections.Counter()
+
+    def use(self, uuid):
+        """Allocate something; the end of an allocation has no generation."""
+        self.used.add(uuid)
+        self._generations[uuid] += 1
 
     def get(self, url, version):
         self.asked += 1
         if self.used is None:
             raise ConnectionError('Placement is away')
+        if '?in_tree=' in url:
+            self._generations[url.partition('=')[2]] += 0
+            return Answer(200, {'resource_providers': [
+                {'uuid': uuid, 'generation': generation,
+                 'root_provider_uuid': 'root'} for uuid, generation
+                in self._generations.items() if uuid not in self.gone]})
         _, kind, uuid, what = url.split('/')
         assert (kind, what) == ('resource_providers', 'usages'), url
+        self._generations[uuid] += 0
         if uuid in self.gone:
             return Answer(404, {})
         return Answer(200, {'usages': {'CUSTOM_X': int(uuid in self.used)}})

@@ -119,7 +119,9 @@ class DriftTest(base.BaseTestCase):
         self.assertEqual((_UUIDS['1g.5gb'], 'nvidia-474'),
                          (usage.provider, usage.type_id))
 
-    def test_one_request_while_nothing_changes(self):
+    def test_one_request_while_nothing_is_used(self):
+        for profile in _UUIDS:
+            self.changed(profile, used=0)
         self.read()
         self.placement.asked.clear()
         self.read()
@@ -129,6 +131,13 @@ class DriftTest(base.BaseTestCase):
         self.read()
         self.assertEqual({'tree': 1, 'inventories': 1, 'usages': 1},
                          dict(self.placement.asked))
+
+    def test_the_end_of_an_allocation_changes_no_generation(self):
+        self.assertEqual((1, 0, 0), self.usages()['1g.5gb'])
+        self.placement.known[_UUIDS['1g.5gb']][1] = 0
+        self.placement.asked.clear()
+        self.assertEqual((0, 0, 0), self.usages()['1g.5gb'])
+        self.assertEqual({'tree': 1, 'usages': 2}, dict(self.placement.asked))
 
     def test_reserved_that_somebody_else_changed(self):
         self.changed(reserved=2)

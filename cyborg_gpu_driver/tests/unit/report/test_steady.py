@@ -96,15 +96,6 @@ class SteadyTest(base.BaseTestCase):
         for _ in range(4):
             self.assertEqual([last.address], self.full(there=there))
 
-    def test_a_gpu_with_providers_that_are_to_go_stays_full(self):
-        self.settle()
-        first = self.devices[0].address
-        for _ in range(4):
-            thinned = self.steady.thin(
-                drift.Report(self.devices, self.there, {first}), _PLENTY)
-            self.assertEqual([first], [device.address for device in thinned
-                                       if not device.stub])
-
     def test_without_placement_only_changes_are_full(self):
         self.settle()
         self.assertEqual([], [

@@ -10,7 +10,7 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""What was reported and is in use is never withdrawn."""
+"""What was reported stays reported, and nothing in use changes."""
 
 import contextlib
 import dataclasses
@@ -27,6 +27,7 @@ from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.report import withdrawal
 from cyborg_gpu_driver.report.content import build
+from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.tests import unreadable
 from cyborg_gpu_driver.tests.unit.report import placements
 
@@ -42,12 +43,29 @@ _IN_GUEST = dataclasses.replace(
 _UNSEEN = dataclasses.replace(_IN_GUEST, driver='nvidia')
 
 
-def _device(gpu, profiles=('1g.10gb', '3g.40gb'), total=2):
+def _offers(gpu, profiles=('1g.10gb', '3g.40gb'), total=2):
     parents = (model.PciAddress.parse('0000:07:00.4'),)
-    return build.device(gpu, [
+    return [
         offers.Offer(gpu.address, 'p', policy.Mode.MIG, profile, total,
                      vgpu_type_id=f'nvidia-{number}', parents=parents)
-        for number, profile in enumerate(profiles, 1)], 'host')
+        for number, profile in enumerate(profiles, 1)]
+
+
+def _fewer(gpu):
+    return _offers(gpu, ('1g.10gb',))
+
+
+def _none(gpu):
+    return []
+
+
+def _make(gpu, offered):
+    device = build.device(gpu, offered, 'host')
+    return device if device.deployables else None
+
+
+def _device(gpu, make=_offers):
+    return _make(gpu, make(gpu))
 
 
 class WithdrawalTest(base.BaseTestCase):
@@ -60,13 +78,14 @@ class WithdrawalTest(base.BaseTestCase):
 
     def restart(self):
         self.withdrawal = withdrawal.Withdrawal(
-            self.state_path, self.placement.writer())
+            self.state_path, self.placement.writer(), _make)
 
-    def decide(self, *gpus, make=_device, ignored=(), claimed=(),
+    def decide(self, *present, gpus=(), make=_offers, ignored=(), claimed=(),
                library_missing=False, earlier=(), unhealthy=(),
                owned=None):
         decision = self.withdrawal.decide(
-            model.Host(gpus=gpus, library_missing=library_missing), make,
+            model.Host(gpus=(*present, *gpus),
+                       library_missing=library_missing), make,
             ignored, set(claimed), unhealthy, earlier, owned or {})
         return decision, {device.address: device
                           for device in decision.devices}
@@ -75,7 +94,34 @@ class WithdrawalTest(base.BaseTestCase):
         return self.decide(*gpus, **kwargs)[1]
 
     def use(self, device, number=0):
-        self.placement.used.add(device.deployables[number].provider_uuid)
+        self.placement.use(device.deployables[number].provider_uuid)
+
+    def free(self):
+        self.placement.used.clear()
+
+    def assert_kept(self, before, number=0, **kwargs):
+        """Check that nothing but traits changes, and nothing is promised.
+
+        :param number: of the first deployable that is withdrawn.
+        """
+        decision, devices = self.decide(**kwargs)
+        after = devices[_ADDRESS]
+        self.assertFalse(after.stub)
+        self.assertEqual(
+            [(item.name, item.resource_class, item.handles)
+             for item in before.deployables],
+            [(item.name, item.resource_class, item.handles)
+             for item in after.deployables])
+        gone = after.deployables[number:]
+        self.assertEqual(gone, tuple(
+            item for item in after.deployables
+            if names.WITHDRAWN in item.traits))
+        self.assertEqual(
+            {(item.provider_uuid, item.num_accelerators,
+              item.num_accelerators) for item in gone},
+            {(item.provider, item.total, item.reserved)
+             for item in decision.draining})
+        return decision
 
     def test_what_cyborgs_own_driver_gave_to_servers_is_left_alone(self):
         function = model.PciAddress.parse('0000:07:00.4')
@@ -112,7 +158,7 @@ class WithdrawalTest(base.BaseTestCase):
         known = {item.provider_uuid for item
                  in self.report(_GPU)[_ADDRESS].deployables}
         decision = self.withdrawal.decide(
-            model.Host(gpus=(_UNSEEN,)), _device, (), set(), (_ADDRESS,))
+            model.Host(gpus=(_UNSEEN,)), _offers, (), set(), (_ADDRESS,))
         self.assertTrue(decision.devices[0].stub)
         self.assertEqual(known, {item.provider for item
                                  in decision.draining})
@@ -141,16 +187,11 @@ class WithdrawalTest(base.BaseTestCase):
         self.assertEqual((), decision.draining)
 
     def test_a_whole_gpu_that_cannot_be_read_stays_its_servers(self):
-        def whole(gpu):
-            return build.device(gpu, [offers.Offer(
-                gpu.address, 'p', policy.Mode.PASSTHROUGH, 'whole', 1,
-                vgpu_type_id='', parents=(gpu.address,))], 'host')
-
-        (uuid,) = (item.provider_uuid for item
-                   in self.report(_GPU, make=whole)[_ADDRESS].deployables)
-        self.assertEqual({uuid: (1, 1)}, self.unread(make=whole))
-        self.placement.used.add(uuid)
-        self.assertEqual({uuid: (1, 0)}, self.unread(make=whole))
+        device = self.report(_GPU, make=self.whole())[_ADDRESS]
+        uuid = device.deployables[0].provider_uuid
+        self.assertEqual({uuid: (1, 1)}, self.unread())
+        self.use(device)
+        self.assertEqual({uuid: (1, 0)}, self.unread())
 
     def test_without_library_a_gpu_never_seen_is_whole(self):
         devices = self.report(_UNSEEN, library_missing=True)
@@ -172,57 +213,83 @@ class WithdrawalTest(base.BaseTestCase):
         self.assertNotEqual('NVIDIA A100-SXM4-80GB',
                             self.report(other)[_ADDRESS].model)
 
-    def test_an_idle_gpu_that_vanishes_is_withdrawn(self):
+    def test_a_gpu_that_vanishes_stays_until_its_providers_are_deleted(self):
+        """The device of a GPU that is not there is made of its record."""
         device = self.report(_GPU)[_ADDRESS]
-        decision, devices = self.decide()
-        self.assertEqual({}, devices)
-        uuids = {item.provider_uuid for item in device.deployables}
-        self.assertEqual(uuids, {item.provider
-                                 for item in decision.draining})
-        self.placement.gone = uuids
+        for _ in range(2):
+            decision = self.assert_kept(device)
+            self.assertEqual((), decision.trusted)
+            self.restart()
+        one, two = (item.provider_uuid for item in device.deployables)
+        self.placement.gone.add(one)
+        (left,) = self.report()[_ADDRESS].deployables
+        self.assertEqual(two, left.provider_uuid)
+        self.placement.gone.add(two)
         self.assertEqual({}, self.report())
         self.assertEqual((), self.withdrawal.held())
 
-    def test_what_a_lost_report_withdrew_may_be_in_use_by_the_next(self):
+    def test_what_is_offered_again_is_as_before(self):
         device = self.report(_GPU)[_ADDRESS]
-        self.assertEqual({}, self.report())
+        for away in ({'ignored': [_ADDRESS]}, {'make': _none},
+                     {'make': _fewer}):
+            self.decide(_GPU, **away)
+            self.restart()
+            decision, devices = self.decide(_GPU)
+            self.assertEqual(device, devices[_ADDRESS])
+            self.assertEqual((), decision.draining)
+
+    def test_under_another_host_name_nothing_is_reported_again(self):
+        device = self.report(_GPU)[_ADDRESS]
+        self.withdrawal = withdrawal.Withdrawal(
+            self.state_path, self.placement.writer(),
+            lambda gpu, offered: build.device(gpu, offered, 'other'))
+        reported = self.report(_GPU)[_ADDRESS]
+        self.assertEqual(2, len(reported.deployables))
+        self.assertEqual(set(), {item.name for item in device.deployables} & {
+            item.name for item in reported.deployables})
+
+    def test_what_a_server_got_meanwhile_is_in_use(self):
+        device = self.report(_GPU)[_ADDRESS]
+        self.report()
         self.use(device)
         self.restart()
         self.assertTrue(self.report()[_ADDRESS].stub)
-        self.placement.used.clear()
+        self.free()
+        self.assert_kept(device, 1, gpus=(_GPU,), make=_fewer)
+        for _ in range(2):
+            self.use(device, 1)
+            decision, devices = self.decide(_GPU, make=_fewer)
+            self.assertTrue(devices[_ADDRESS].stub)
+            self.assertEqual(
+                [(device.deployables[1].provider_uuid, 2, 2)],
+                [(item.provider, item.total, item.reserved)
+                 for item in decision.draining])
+            # The other provider is still counted.
+            self.assertEqual((_ADDRESS,), decision.trusted)
+            self.restart()
 
-        def one(gpu):
-            return _device(gpu, ('1g.10gb',))
-
-        self.assertEqual({_ADDRESS: one(_GPU)}, self.report(_GPU, make=one))
-        self.restart()
-        self.use(device, 1)
-        decision, devices = self.decide(_GPU, make=one)
-        self.assertTrue(devices[_ADDRESS].stub)
-        self.assertEqual(
-            [(device.deployables[1].provider_uuid, 2, 2)],
-            [(item.provider, item.total, item.reserved)
-             for item in decision.draining])
-        # The other provider is still counted.
-        self.assertEqual((_ADDRESS,), decision.trusted)
-
-    def test_a_mode_is_left_when_nothing_of_it_is_left(self):
-        whole = self.report(_GPU, make=self.whole())[_ADDRESS]
+    def test_what_is_unused_is_asked_only_once(self):
         self.report(_GPU)
-        known = withdrawal.remembered(self.state_path)[_ADDRESS]
-        self.assertEqual('passthrough', known.mode)
-        self.placement.gone.add(whole.deployables[0].provider_uuid)
-        self.report(_GPU)
-        known = withdrawal.remembered(self.state_path)[_ADDRESS]
-        self.assertEqual('mig', known.mode)
+        # The tree is known when the first answer is there.
+        for asked in (3, 2, 1, 1):
+            self.placement.asked = 0
+            self.report()
+            self.assertEqual(asked, self.placement.asked)
+
+    def test_a_mode_is_left_when_nothing_of_it_can_be_in_use(self):
+        self.report(_GPU, make=self.whole())
+        for mode in ('passthrough', 'mig'):
+            self.report(_GPU)
+            known = withdrawal.remembered(self.state_path)[_ADDRESS]
+            self.assertEqual(mode, known.mode)
 
     def test_a_gpu_that_vanishes_in_use_is_left_alone_even_restarted(self):
         self.use(self.report(_GPU)[_ADDRESS])
         for _ in range(2):
             self.restart()
             self.assertTrue(self.report()[_ADDRESS].stub)
-        self.placement.used.clear()
-        self.assertEqual({}, self.report())
+        self.free()
+        self.assertFalse(self.report()[_ADDRESS].stub)
 
     def test_unknown_use_counts_as_use(self):
         self.report(_GPU)
@@ -232,11 +299,15 @@ class WithdrawalTest(base.BaseTestCase):
         # A Placement that is silent would make each request wait.
         self.assertEqual(1, self.placement.asked)
         self.placement.used = set()
-        self.assertEqual({}, self.report())
+        self.assertFalse(self.report()[_ADDRESS].stub)
 
     def test_a_claim_in_the_journal_counts_as_use(self):
-        self.report(_GPU)
+        device = self.report(_GPU)[_ADDRESS]
         self.assertTrue(self.report(claimed=[_ADDRESS])[_ADDRESS].stub)
+        # But not as a use of what was withdrawn before.
+        self.decide(_GPU, make=_fewer)
+        self.assert_kept(device, 1, gpus=(_GPU,), make=_fewer,
+                         claimed=[_ADDRESS])
 
     def test_another_gpu_is_not_disturbed(self):
         other = dataclasses.replace(_GPU, address=_OTHER)
@@ -248,37 +319,29 @@ class WithdrawalTest(base.BaseTestCase):
     def test_a_profile_in_use_is_not_dropped_but_drained(self):
         first = self.report(_GPU)[_ADDRESS]
         dropped = first.deployables[1]
-        self.placement.used.add(dropped.provider_uuid)
-
-        def fewer(gpu):
-            return _device(gpu, profiles=(first.deployables[0].profile,))
-
-        decision, devices = self.decide(_GPU, make=fewer)
+        self.use(first, 1)
+        decision, devices = self.decide(_GPU, make=_fewer)
         self.assertTrue(devices[_ADDRESS].stub)
         (drained,) = decision.draining
         self.assertEqual(
             (dropped.provider_uuid, dropped.resource_class, 2, 2),
             (drained.provider, drained.resource_class, drained.total,
              drained.reserved))
-        self.placement.used.clear()
-        decision, devices = self.decide(_GPU, make=fewer)
-        self.assertEqual(fewer(_GPU), devices[_ADDRESS])
-        self.assertEqual((drained,), decision.draining)
+        self.free()
+        for _ in range(2):
+            self.assert_kept(first, 1, gpus=(_GPU,), make=_fewer)
         self.placement.gone.add(dropped.provider_uuid)
         for _ in range(2):
-            decision, devices = self.decide(_GPU, make=fewer)
-            self.assertEqual(fewer(_GPU), devices[_ADDRESS])
+            decision, devices = self.decide(_GPU, make=_fewer)
+            self.assertEqual(_device(_GPU, _fewer), devices[_ADDRESS])
             self.assertEqual((), decision.draining)
 
     def test_of_an_unhealthy_gpu_only_what_is_not_offered_is_drained(self):
         """The inventory closes what is offered; a drain would repeat that."""
         first = self.report(_GPU)[_ADDRESS]
-        dropped = first.deployables[1]
-        self.placement.used.add(dropped.provider_uuid)
-        decision, _ = self.decide(
-            _GPU, unhealthy=[_ADDRESS], make=lambda gpu: _device(
-                gpu, profiles=(first.deployables[0].profile,)))
-        self.assertEqual({dropped.provider_uuid},
+        self.use(first, 1)
+        decision, _ = self.decide(_GPU, unhealthy=[_ADDRESS], make=_fewer)
+        self.assertEqual({first.deployables[1].provider_uuid},
                          {item.provider for item in decision.draining})
         decision, _ = self.decide(_UNSEEN, unhealthy=[_ADDRESS])
         self.assertEqual({item.provider_uuid for item in first.deployables},
@@ -287,34 +350,33 @@ class WithdrawalTest(base.BaseTestCase):
     def test_use_of_a_profile_that_stays_does_not_hold_up_the_others(self):
         first = self.report(_GPU)[_ADDRESS]
         self.use(first, 0)
-
-        def fewer(gpu):
-            return _device(gpu, profiles=(first.deployables[0].profile,))
-
-        self.assertFalse(self.report(_GPU, make=fewer)[_ADDRESS].stub)
+        self.assertFalse(self.report(_GPU, make=_fewer)[_ADDRESS].stub)
 
     def test_another_set_of_handles_waits_until_idle(self):
         self.use(self.report(_GPU)[_ADDRESS])
 
         def more(gpu):
-            return _device(gpu, total=3)
+            return _offers(gpu, total=3)
 
         self.assertTrue(self.report(_GPU, make=more)[_ADDRESS].stub)
-        self.placement.used.clear()
-        self.assertEqual(more(_GPU), self.report(_GPU, make=more)[_ADDRESS])
+        self.free()
+        self.assertEqual(_device(_GPU, more),
+                         self.report(_GPU, make=more)[_ADDRESS])
 
-    def test_an_ignored_gpu_in_use_is_left_alone(self):
-        self.use(self.report(_GPU)[_ADDRESS])
+    def test_an_ignored_gpu_is_left_alone_while_it_is_in_use(self):
+        device = self.report(_GPU)[_ADDRESS]
+        self.use(device)
         self.assertTrue(
             self.report(_GPU, ignored=[_ADDRESS])[_ADDRESS].stub)
-        self.placement.used.clear()
-        self.assertEqual({}, self.report(_GPU, ignored=[_ADDRESS]))
+        self.free()
+        # What its next owner does with it does not matter.
+        for gpu in (_GPU, _UNSEEN):
+            self.assert_kept(device, gpus=(gpu,), ignored=[_ADDRESS])
 
     def whole(self, busy=''):
-        return lambda gpu: build.device(gpu, [offers.Offer(
+        return lambda gpu: [offers.Offer(
             gpu.address, 'p', policy.Mode.PASSTHROUGH, 'passthrough', 1,
-            creatable=0 if busy else 1, parents=(gpu.address,),
-            busy=busy)], 'host')
+            creatable=0 if busy else 1, parents=(gpu.address,), busy=busy)]
 
     def test_a_busy_gpu_is_reported_when_it_is_idle(self):
         log = self.useFixture(fixtures.FakeLogger())
@@ -342,7 +404,7 @@ class WithdrawalTest(base.BaseTestCase):
         self.placement.gone.add(device.deployables[0].provider_uuid)
         self.assertEqual({}, self.report(_GPU, make=self.whole('busy')))
 
-    def test_what_a_busy_gpu_was_before_is_withdrawn_when_unused(self):
+    def test_what_a_busy_gpu_was_before_is_kept(self):
         log = self.useFixture(fixtures.FakeLogger())
         first = self.report(_GPU)[_ADDRESS]
         self.use(first)
@@ -350,8 +412,8 @@ class WithdrawalTest(base.BaseTestCase):
             self.assertTrue(self.report(
                 _GPU, make=self.whole('busy'))[_ADDRESS].stub)
         self.assertEqual(1, len(log.output.splitlines()))
-        self.placement.used.clear()
-        self.assertEqual({}, self.report(_GPU, make=self.whole('busy')))
+        self.free()
+        self.assert_kept(first, gpus=(_GPU,), make=self.whole('busy'))
 
     def test_held_is_a_stub_of_all_that_was_reported(self):
         other = dataclasses.replace(_GPU, address=_OTHER)
@@ -450,7 +512,7 @@ class WithdrawalTest(base.BaseTestCase):
 
             def make(gpu):
                 stack.close()
-                return _device(gpu)
+                return _offers(gpu)
 
             self.report(dataclasses.replace(_GPU, address=_OTHER), make=make)
         self.assertIsNotNone(

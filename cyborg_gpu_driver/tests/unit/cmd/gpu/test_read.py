@@ -23,6 +23,8 @@ import yaml
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator.machine import machine as simulator
@@ -231,7 +233,8 @@ class OfferReportTest(base.CommandCase):
             device_id='1eb8', mode='passthrough',
             facts=gpu_record.ReportedFacts(), providers={
                 '4d1ad5b0-0000-4000-8000-000000000001':
-                gpu_record.ReportedProvider('PGPU', 1, '')}))
+                offer.Offer(gone, '', policy.Mode.PASSTHROUGH,
+                            offer.PASSTHROUGH, 1)}))
         store.of(directory).put_claims(gpu_record.Claim(
             '4d1ad5b0-0000-4000-8000-000000000002', gone, gone,
             'passthrough', 'passthrough', gpu_record.Phase.BOUND))

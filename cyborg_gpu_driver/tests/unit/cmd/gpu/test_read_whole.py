@@ -16,6 +16,8 @@ import fixtures
 import yaml
 
 from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
+from cyborg_gpu_driver.partition.offer import offer
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator.machine import machine as simulator
@@ -97,8 +99,9 @@ class WithoutLibraryTest(base.CommandCase):
             model.PciAddress.parse(self.gpu), reported=gpu_record.Reported(
                 device_id='1eb8', mode='passthrough',
                 facts=gpu_record.ReportedFacts(), providers={
-                    was['provider_uuid']: gpu_record.ReportedProvider(
-                        'PGPU', 1, '')}))
+                    was['provider_uuid']: offer.Offer(
+                        model.PciAddress.parse(self.gpu), '',
+                        policy.Mode.PASSTHROUGH, offer.PASSTHROUGH, 1)}))
         self.world.bind_driver(self.gpu, 'nvidia')
         self.world.unload_library()
         found = {row['address']: row['reported'] for row

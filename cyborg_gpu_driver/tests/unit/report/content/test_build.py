@@ -71,7 +71,7 @@ class TestBuild(base.BaseTestCase):
 
     def test_slice_handles_lie_on_virtual_functions(self):
         deployable = report()[0].deployables[0]
-        self.assertEqual('1g.10gb', deployable.profile)
+        self.assertEqual('1g.10gb', deployable.offer.profile)
         self.assertEqual([samples.vf(n) for n in range(7)],
                          [handle.address for handle in deployable.handles])
         info = json.loads(deployable.handles[2].attach_info)
