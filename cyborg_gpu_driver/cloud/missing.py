@@ -498,6 +498,12 @@ def _reserved(name: str, inventory: facts.Inventory, node: facts.Node,
             f'{what}: the GPU is unhealthy ({", ".join(node.conditions)})',
             f'see "cyborg-gpu doctor" on {host}')
         return
+    if names.WITHDRAWN in node.traits:
+        yield Finding(
+            Reason.RESERVED_WITHDRAWN, node.title,
+            f'{what}: its policy has changed, or the GPU is ignored or gone',
+            'request what "openstack gpu profile list" shows')
+        return
     siblings = [other for other in tree.neighbours(node) if other.holders]
     if siblings:
         yield Finding(

@@ -42,6 +42,7 @@ from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import nova
 from cyborg_gpu_driver.cloud import placement
+from cyborg_gpu_driver.report.content import names
 
 _BOUND = 'Bound'
 _INITIAL = 'Initial'
@@ -72,6 +73,11 @@ class Kind(enum.Enum):
     """A server has a GPU allocated, but no accelerator request for it."""
     STALE_PROVIDER = 'stale-provider'
     """Placement has a provider that Cyborg does not know."""
+    WITHDRAWN_PROVIDER = 'withdrawn-provider'
+    """A GPU does not offer any more what a provider stands for."""
+
+
+_OF_PROVIDERS = Kind.STALE_PROVIDER, Kind.WITHDRAWN_PROVIDER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,9 +116,26 @@ class Accounts:
     migrations: frozenset[str] = frozenset()
 
 
-def find(known: Accounts) -> tuple[Orphan, ...]:
-    """Return all orphans."""
-    return (*_requests(known), *_allocations(known), *_providers(known))
+def find(known: Accounts, providers: bool = False) -> tuple[Orphan, ...]:
+    """Return all orphans.
+
+    :param providers: whether providers may be removed, so that nova-compute
+        of their hosts has to be restarted. Without it, withdrawn ones are no
+        orphans.
+    """
+    return (*_requests(known), *_allocations(known),
+            *_providers(known, providers))
+
+
+def to_restart(removed: Iterable[Orphan]) -> tuple[str, ...]:
+    """Return the hosts whose nova-compute has removed providers in its cache.
+
+    SIGHUP clears its cache only in releases that use eventlet. It ends the
+    process of Nova 34 (oslo_service/backend/_threading/service.py,
+    ProcessLauncher._reload_service).
+    """
+    return tuple(sorted({item.where for item in removed
+                         if item.kind in _OF_PROVIDERS}))
 
 
 def lasting(before: Iterable[Orphan], now: Iterable[Orphan]
@@ -217,19 +240,27 @@ def _allocation(consumer: str, node: facts.Node, tree: facts.Tree,
             'instead of a device profile also causes this', consumer)
 
 
-def _providers(known: Accounts) -> Iterator[Orphan]:
+def _providers(known: Accounts, removable: bool) -> Iterator[Orphan]:
     for tree in known.trees:
         for node in tree.below:
-            if node.place and node.of_cyborg and (
-                    node.uuid not in known.deployables):
+            if not (node.place and node.of_cyborg):
+                continue
+            remedy = ('openstack gpu orphan clean --providers; then restart '
+                      f'nova-compute on {tree.name}')
+            if node.uuid not in known.deployables:
                 used = (' and a server has an allocation of it, which must be '
                         'removed first' if node.holders else '')
                 yield Orphan(
                     Kind.STALE_PROVIDER, node.uuid, tree.name,
                     f'provider {node.name} is not known to Cyborg{used}',
-                    'if cyborg-agent on the host has reported: run openstack '
-                    f'resource provider delete {node.uuid}, and restart '
-                    'nova-compute there, because it caches its providers')
+                    f'if cyborg-agent on the host has reported: {remedy}',
+                    safe=removable and not used)
+            elif (removable and names.WITHDRAWN in node.traits
+                  and not node.holders):
+                yield Orphan(
+                    Kind.WITHDRAWN_PROVIDER, node.uuid, tree.name,
+                    f'{node.title} is not offered any more', remedy,
+                    safe=True)
 
 
 def read(cloud: connection.Cloud,
@@ -268,6 +299,8 @@ def remove(cloud: connection.Cloud, orphan: Orphan) -> None:
         raise _kept(orphan, orphan.remedy)
     if orphan.kind is Kind.ALLOCATION_OF_GONE:
         _remove_allocation(cloud, orphan)
+    elif orphan.kind in _OF_PROVIDERS:
+        _remove_provider(cloud, orphan)
     else:
         _remove_request(cloud, orphan)
 
@@ -324,6 +357,18 @@ def _remove_allocation(cloud: connection.Cloud, orphan: Orphan) -> None:
                     'first')
     # The generation makes this fail if the allocation has changed since.
     cloud.change('placement', 'PUT', path, body, placement.VERSION)
+
+
+def _remove_provider(cloud: connection.Cloud, orphan: Orphan) -> None:
+    path = f'/resource_providers/{orphan.subject}'
+    answer = cloud.ask('placement', f'{path}/traits', placement.VERSION)
+    if answer is None:
+        return
+    if orphan.kind is Kind.WITHDRAWN_PROVIDER and (
+            names.WITHDRAWN not in answer['traits']):
+        raise _kept(orphan, 'the GPU offers it again')
+    # Placement refuses this while the provider has allocations.
+    cloud.change('placement', 'DELETE', path)
 
 
 def _check_gone(cloud: connection.Cloud, orphan: Orphan) -> None:

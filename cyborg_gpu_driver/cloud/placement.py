@@ -196,6 +196,9 @@ def read_providers(cloud: connection.Cloud, host: str | None = None,
                    gpus: Container[str] | None = None) -> tuple[Provider, ...]:
     """Return the providers of every GPU that this driver reports, by name.
 
+    A provider of what a GPU does not offer any more is left out if it is not
+    in use.
+
     This takes one request for each compute node, several at a time, and two
     for the cloud: Placement summarizes the providers of a compute node, and
     Cyborg has the totals. A provider without a total takes one request more,
@@ -214,8 +217,10 @@ def read_providers(cloud: connection.Cloud, host: str | None = None,
     found = at_once(
         lambda root: _of_tree(cloud, root, trees[root], totals), trees,
         progress)
-    return tuple(sorted((one for of_host in found for one in of_host),
-                        key=lambda one: one.name))
+    return tuple(sorted(
+        (one for of_host in found for one in of_host
+         if one.used or names.WITHDRAWN not in one.traits),
+        key=lambda one: one.name))
 
 
 def gpu_profiles(cloud: connection.Cloud, wanted: Collection[str]

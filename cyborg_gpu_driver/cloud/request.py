@@ -94,6 +94,7 @@ class Reason(enum.Enum):
     RESERVED_SIBLING = 'servers with other profiles hold the GPU'
     RESERVED_FRAGMENTED = 'the free space has no room for another'
     RESERVED_UNHEALTHY = 'the GPU is unhealthy'
+    RESERVED_WITHDRAWN = 'the GPU does not offer it any more'
     RESERVED_CORDONED = 'the GPU is cordoned'
     GPU_ISOLATED = 'the GPU has servers, and accepts one project only'
     RESERVED_UNUSED = 'reserved although no server uses the GPU'

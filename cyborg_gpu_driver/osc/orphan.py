@@ -36,6 +36,11 @@ class CleanOrphan(base.Lister):
     The command asks for confirmation unless --yes is given, and checks each
     again before it removes it. With --dry-run, it only lists them. Needs the
     role admin. The exit code is 1 if a leftover remains.
+
+    With --providers, the resource providers of what GPUs do not offer any more
+    are leftovers, too. After they are removed, restart nova-compute on each
+    host that the command names: it has them in its cache, and every boot there
+    fails until the cache ends.
     """
 
     brief = ('Subject', 'What', 'Result')
@@ -51,6 +56,10 @@ class CleanOrphan(base.Lister):
             help='check again after this time, and include only what both '
                  'checks find, because Cyborg does not record the age of a '
                  f'request (default: {_SETTLES}, with --dry-run 0)')
+        parser.add_argument(
+            '--providers', action='store_true',
+            help='also remove resource providers that no GPU offers any more; '
+                 'nova-compute of their hosts must be restarted right after')
         parser.add_argument('--yes', action='store_true',
                             help='do not ask for confirmation')
         return parser
@@ -59,7 +68,7 @@ class CleanOrphan(base.Lister):
         seconds = parsed_args.older_than
         if seconds is None:
             seconds = 0 if parsed_args.dry_run else _SETTLES
-        found = _find(self.cloud, seconds)
+        found = _find(self.cloud, seconds, parsed_args.providers)
         results = {}
         if not parsed_args.dry_run:
             results = self._clean(found, parsed_args.yes)
@@ -86,7 +95,12 @@ class CleanOrphan(base.Lister):
             if not output.agreed(f'Remove these {len(safe)}?'):
                 base.say('Nothing was removed.')
                 return {}
-        return {item: self._remove(item) for item in safe}
+        results = {item: self._remove(item) for item in safe}
+        for host in orphans.to_restart(
+                item for item in safe if results[item] == _REMOVED):
+            base.say(f'Restart nova-compute on {host} now: every boot there '
+                     'fails while it has the removed providers in its cache.')
+        return results
 
     def _remove(self, item):
         """Remove an orphan and return the result."""
@@ -99,11 +113,11 @@ class CleanOrphan(base.Lister):
         return _REMOVED
 
 
-def _find(cloud, seconds):
-    found = orphans.find(orphans.read(cloud, base.show_progress))
+def _find(cloud, seconds, providers):
+    found = orphans.find(orphans.read(cloud, base.show_progress), providers)
     if not found or not seconds:
         return found
     base.say(f'Checking again in {seconds} seconds.')
     time.sleep(seconds)
     return orphans.lasting(found, orphans.find(
-        orphans.read(cloud, base.show_progress)))
+        orphans.read(cloud, base.show_progress), providers))

@@ -253,6 +253,28 @@ class CleanTest(OrphanCase):
         self.clean()
 
 
+class WithdrawnTest(OrphanCase):
+    """Providers of what a GPU does not offer any more."""
+
+    def test_an_operator_removes_them(self):
+        before = {*self.cloud.placement.providers()}
+        self.change_policy('slices', profiles=['1g.10gb', '3g.40gb'])
+        self.report()
+        self.assertIn('nothing to remove', self.clean())
+        self.assertEqual(before, {*self.cloud.placement.providers()})
+        text = self.openstack.run(orphan.CleanOrphan, '--yes', '--providers',
+                                  '--older-than', '0')[1]
+        self.assertIn(f'Restart nova-compute on {gpu_cloud.HOST}', text)
+        after = before - {self.name('7g.80gb')}
+        self.assertEqual(after, {*self.cloud.placement.providers()})
+        self.report()
+        self.assertEqual(after, {*self.cloud.placement.providers()})
+        self.change_policy('slices',
+                           profiles=['1g.10gb', '3g.40gb', '7g.80gb'])
+        self.report()
+        self.assertEqual(before, {*self.cloud.placement.providers()})
+
+
 class RaceTest(OrphanCase):
     """What changes between the search and the removal."""
 

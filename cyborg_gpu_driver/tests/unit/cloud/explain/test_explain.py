@@ -139,6 +139,9 @@ _REFUSED = {
         'next to trainer'),
     'RESERVED_UNHEALTHY': (_PLAIN, clouds.known(clouds.tree(clouds.node(
         has=_NONE_FREE, traits=['CUSTOM_GPU_UNHEALTHY_XID_79']))), 'XID_79'),
+    'RESERVED_WITHDRAWN': (_PLAIN, clouds.known(clouds.tree(clouds.node(
+        has=_NONE_FREE, traits=['CUSTOM_GPU_WITHDRAWN']))),
+        'its policy has changed'),
     'RESERVED_CORDONED': (_PLAIN, clouds.known(
         clouds.tree(clouds.node(has=_NONE_FREE)), devices=(clouds.device(
             'd', 'compute1', gpu=clouds.node().place.gpu, told=(

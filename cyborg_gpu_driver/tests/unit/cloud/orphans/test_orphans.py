@@ -16,6 +16,7 @@ from oslotest import base
 from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import orphans
+from cyborg_gpu_driver.report.content import names
 from cyborg_gpu_driver.tests.unit.cloud.explain import explain_clouds as clouds
 
 _PROVIDER = clouds.node().uuid
@@ -82,6 +83,24 @@ class FindTest(base.BaseTestCase):
     def test_a_provider_that_cyborg_does_not_know(self):
         self.assertEqual({('STALE_PROVIDER', _PROVIDER, False)}, self.found(
             holders=(), deployables={}))
+
+    def test_only_who_asks_for_it_may_remove_a_provider(self):
+        tree = clouds.tree(*(
+            clouds.node(gpu=gpu, holders=holders, traits=[names.WITHDRAWN])
+            for gpu, holders in (('0000:07:00.0', ()),
+                                 ('0000:0f:00.0', ('s1',)))))
+        free, used = tree.below
+        for known, kind in ((tree.below, 'WITHDRAWN_PROVIDER'),
+                            ((used,), 'STALE_PROVIDER')):
+            accounts = orphans.Accounts(
+                (tree,), {item.uuid: 7 for item in known},
+                (_arq(provider=used.uuid),), {'s1': _server()})
+            found = orphans.find(accounts, providers=True)
+            self.assertEqual([(kind, free.uuid)], [
+                (item.kind.name, item.subject) for item in found if item.safe])
+            self.assertEqual(('compute1',), orphans.to_restart(found))
+            self.assertEqual([], [item for item in orphans.find(accounts)
+                                  if item.safe])
 
     def test_what_is_not_cyborgs_is_none_of_ours(self):
         node = facts.Node('u', 'compute1_0000:07:00.0', {
