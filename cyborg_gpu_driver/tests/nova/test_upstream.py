@@ -27,7 +27,8 @@ load_tests = testscenarios.load_tests_apply_scenarios
 class PatchesTest(base.BaseTestCase):
 
     scenarios = [
-        ('nova', {'project': 'nova', 'patches': 4, 'count': 20, 'modules': (
+        ('nova', {'project': 'nova', 'patches': 5, 'count': 23, 'modules': (
+            'nova.tests.unit.scheduler.client.test_report_deleted',
             'nova.tests.unit.scheduler.test_manager_claims',
             'nova.tests.unit.virt.libvirt.test_driver_accelerators',
             'nova.tests.unit.compute.test_compute_accelerators')}),
