@@ -240,6 +240,7 @@ BENCHMARKS = {
     'discover': Benchmark(),
     'operations': Benchmark(),
     'boots': Benchmark(),
+    'providers': Benchmark(),
     'footprint': Benchmark(),
     'reports': Benchmark(),
     'cloud': Benchmark(),

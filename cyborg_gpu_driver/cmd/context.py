@@ -38,6 +38,7 @@ from cyborg_gpu_driver.partition.offer import nvlink as offer_nvlink
 from cyborg_gpu_driver.partition.offer import offer as offer_module
 from cyborg_gpu_driver.partition.offer import offers
 from cyborg_gpu_driver.program.planning import plan
+from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.report import publishing
 from cyborg_gpu_driver.report import withdrawal
 from cyborg_gpu_driver.report.content import build
@@ -211,11 +212,19 @@ class Machine(view.HostView, node.Node):
                 for address, sent in found.items()}
 
     @property
-    def _reported(self):
+    def _reported(self) -> Mapping[model.PciAddress, gpu_record.Reported]:
         """The last report of each GPU; a bad record is only printed."""
         return {address: record.reported
                 for address in self.records.addresses()
                 if (record := self._record(address)) and record.reported}
+
+    @property
+    def providers(self) -> frozenset[str]:
+        """UUIDs of the providers that the GPUs have, or would have."""
+        return frozenset(
+            item.provider_uuid for sent in self.sent.values() if sent.device
+            for item in sent.device.deployables).union(
+                *(known.providers for known in self._reported.values()))
 
     @functools.cached_property
     def verdicts(self) -> Mapping[model.PciAddress, health.Verdict]:

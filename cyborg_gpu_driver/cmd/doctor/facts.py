@@ -453,6 +453,8 @@ class Facts:
     migrations: Mapping[model.PciAddress, domain.Migration] = (
         dataclasses.field(default_factory=dict))
     """Migration facts of the GPUs that make vGPUs without mdev."""
+    providers: int = 0
+    """How many resource providers the GPUs of this host have or would have."""
     state_path: str = ''
     """``[gpu] state_path``."""
     sriov_manage: str = ''

@@ -24,8 +24,26 @@ from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.benchmarks import documented
 from cyborg_gpu_driver.tests.unit.benchmarks import test_packing
 
+providers = test_packing.program('providers')
 refusals = test_packing.program('refusals')
 packing = refusals.packing
+
+
+class ProvidersTest(base.BaseTestCase):
+
+    @scope.only_in_all
+    def test_each_provider_costs_one_request(self):
+        self.useFixture(fixtures.MonkeyPatch('providers.GPUS', 1))
+        found = {figure.name: figure for figure in providers.measure(1)}
+        for count in providers.PROFILES:
+            claim = found[f'{count} providers: requests of a claim']
+            tree = found[f'{count} providers: requests to read the tree']
+            self.assertEqual(count + 1, claim.value)
+            self.assertLess(3 * claim.value, tree.value)
+
+    def test_documented(self):
+        self.assertEqual([], documented.missing('providers', providers.show(
+            [(count, 1, 1, 1.0) for count in providers.PROFILES])))
 
 
 class RefusalsTest(base.BaseTestCase):

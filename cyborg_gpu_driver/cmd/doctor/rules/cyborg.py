@@ -30,6 +30,9 @@ DEFAULT_HELPER = 'sudo privsep-helper'
 """The command that cyborg-agent starts if none is configured."""
 _SAMPLES = ('see the samples in etc/sudoers.d and etc/rootwrap.d of this '
             'library')
+MOST_PROVIDERS = 64
+"""About one request a second to Placement. In each boot, Placement and
+nova-compute need half a second of CPU for them (benchmarks/providers.py)."""
 _READ = facts_module.Right.READ
 _WRITE = facts_module.Right.WRITE
 
@@ -267,6 +270,17 @@ def placement(facts: facts_module.Facts) -> Iterator[finding.Finding]:
             'cyborg-agent does not start',
             'Start nova-compute on this host first. If it is running, set '
             '[DEFAULT] host in cyborg.conf to its hypervisor_hostname')
+
+
+def providers(facts: facts_module.Facts) -> Iterator[finding.Finding]:
+    """Whether the GPUs have so many providers that boots become slow."""
+    if facts.providers > MOST_PROVIDERS:
+        yield finding.warning(
+            None, f'the GPUs of this host have {facts.providers} resource '
+            'providers: nova-compute asks Placement for the allocations of '
+            'each one in every boot and deletion, and once a minute',
+            'Offer fewer profiles in the policies, and remove what is not '
+            'offered any more with "openstack gpu orphan clean --providers"')
 
 
 def candidates(facts: facts_module.Facts) -> Iterator[finding.Finding]:

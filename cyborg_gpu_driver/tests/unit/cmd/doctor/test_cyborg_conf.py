@@ -15,6 +15,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from cyborg_gpu_driver.cmd.doctor import facts
 from cyborg_gpu_driver.cmd.doctor import placement
 from cyborg_gpu_driver.cmd.doctor.rules import cyborg as rules_cyborg
@@ -92,6 +94,16 @@ class DriversTest(CyborgCase):
         self.warns('reported twice', self.found(*both))
         self.assertEqual([], self.found(
             *both, policy_=policy.Policy('o', policy.Mode.OFF)))
+
+
+class ProvidersTest(CyborgCase):
+
+    def test_many(self):
+        for number, expected in ((64, 0), (65, 1)):
+            found = list(rules_cyborg.providers(dataclasses.replace(
+                self.facts(), providers=number)))
+            self.assertEqual(expected, len(found))
+        self.warns('have 65 resource providers', found)
 
 
 class HostNameTest(CyborgCase):
