@@ -199,8 +199,8 @@ class LostReportTest(ConductorCase):
             self.cloud.cyborg.delete_device_profile('custom-nvidia-2g-20gb')
         self.come_back()
         self.report()
-        self.assertEqual({'3g.40gb': (2, 0), '1g.10gb': (7, 0)},
-                         self.reserved())
+        self.assertEqual({'3g.40gb': (2, 0), '1g.10gb': (7, 0),
+                          '2g.20gb': (3, 3)}, self.reserved(withdrawn=True))
 
     def test_what_is_bound_after_a_report_withdrew_it(self):
         self.give_all_back()
