@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -25,7 +24,6 @@ from typing import Any
 import yaml
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver import schema
 from cyborg_gpu_driver.kubernetes import node as kubernetes_node
 from cyborg_gpu_driver.kubernetes import plugin as kubernetes_plugin
 from cyborg_gpu_driver.partition.layout import devices as layout_devices
@@ -49,154 +47,48 @@ _MIG_FILE = 'config.yaml'
 _SOURCE = 'rendered layouts'
 
 
-def _section(**keywords: Any) -> schema.Schema:
-    return schema.nullable({'type': 'object', **keywords})
-
-
-def _data(**keywords: Any) -> schema.Schema:
-    return _section(properties={'config': _section(properties={
-        'data': _section(**keywords)})})
-
-
-VALUES = _section(properties={
-    'mig': _section(properties={'strategy': {'enum': [
-        None, *(item.value for item in kubernetes_plugin.Strategy)]}}),
-    'devicePlugin': _data(additionalProperties=schema.TEXT),
-    'migManager': _data(properties={
-        _MIG_FILE: schema.nullable(schema.TEXT)})})
-"""The chart's values that this module reads; the chart has more."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Values:
-    """The current values of a cluster.
-
-    :ivar content: the values, from YAML.
-    :ivar source: the file with the values, for error messages.
-    """
-
-    content: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    source: str = 'values'
-
-    @classmethod
-    def parse(cls, text: str, source: str) -> Values:
-        """Read a file of values.
-
-        Values that this module does not write are kept unchanged.
-
-        :raises DocumentError: if a value that this module writes has another
-            form.
-        """
-        place = layout_yaml.place_in(source)
-        content = layout_yaml.plain(text, place)
-        schema.check(content, VALUES, place)
-        values = cls(content if content is not None else {}, source)
-        values.layouts()
-        return values
-
-    @property
-    def strategy(self) -> kubernetes_plugin.Strategy | None:
-        """The common MIG strategy of all nodes; None if it is not set."""
-        found = self._below('mig').get('strategy')
-        return found and kubernetes_plugin.Strategy(found)
-
-    def layouts(self) -> tuple[layout_file.Entry, ...]:
-        """Return the layouts in mig-parted's file.
-
-        :raises DocumentError: if it is not a file of mig-parted.
-        """
-        text = self._below('migManager', 'config', 'data').get(_MIG_FILE)
-        if text is None:
-            return ()
-        source = f'{self.source}, migManager.config.data.{_MIG_FILE}'
-        file = layout_file.LayoutFile.parse(text, source)
-        entries = tuple(map(file.entry, file.names))
-        for entry in entries:
-            if entry.name == DISABLED and any(
-                    section.mig_enabled for section in entry.sections):
-                raise layout_yaml.place_in(source, f'entry {DISABLED}').error(
-                    'it turns MIG mode on', 'rename it: this name is reserved '
-                    'for resetting a node')
-        return entries
-
-    def _below(self, *keys: str) -> Mapping[str, Any]:
-        """Return a nested mapping; empty if it does not exist."""
-        found = self.content
-        for key in keys:
-            found = found.get(key) or {}
-        return found
-
-
 def choose_strategy(asked: kubernetes_plugin.Strategy | None,
-                    suited: Sequence[kubernetes_plugin.Strategy],
-                    values: Values) -> kubernetes_plugin.Strategy:
+                    suited: Sequence[kubernetes_plugin.Strategy]
+                    ) -> kubernetes_plugin.Strategy:
     """Return the MIG strategy of all nodes; the operator has only one.
 
     :param asked: the strategy that the caller wants; None for any.
     :param suited: the strategy that suits each layout best.
-    :raises InvalidValue: if the cluster has another strategy.
     """
-    plainest = list(kubernetes_plugin.Strategy)
-    wanted = asked or max(suited, key=plainest.index)
-    there = values.strategy
-    if there in (None, wanted) or (
-            asked is None and wanted is kubernetes_plugin.Strategy.NONE):
-        return there or wanted
-    raise exception.InvalidValue(
-        what='strategy', value=wanted.value,
-        expected='the GPU operator uses one strategy for all nodes, and '
-        f'{values.source} has {there.value}: give --strategy {there.value}, '
-        f'or render its layouts again with --strategy {wanted.value}')
+    return asked or max(suited, key=list(kubernetes_plugin.Strategy).index)
 
 
-def mig_parted(layouts: Sequence[layout_file.Entry],
-               values: Values) -> layout_file.LayoutFile:
-    """Return mig-parted's file: new layouts after the existing ones.
-
-    A new layout replaces an existing one of the same name. The file always
-    has :data:`DISABLED`.
-    """
+def mig_parted(layouts: Sequence[layout_file.Entry]
+               ) -> layout_file.LayoutFile:
+    """Return mig-parted's file, which always has :data:`DISABLED`."""
     entries = {entry.name: entry for entry in (
         layout_file.Entry(_SOURCE, DISABLED, (layout_file.Section(
-            layout_devices.Devices(), False),)),
-        *values.layouts(), *layouts)}
+            layout_devices.Devices(), False),)), *layouts)}
     return layout_file.LayoutFile(tuple(entries.values()), _SOURCE)
 
 
-def merged(values: Values, strategy: kubernetes_plugin.Strategy,
-           default: str, configs: Mapping[str, str],
-           parted: layout_file.LayoutFile | None) -> dict[str, Any]:
-    """Return the values with new layouts.
+def operator_values(strategy: kubernetes_plugin.Strategy,
+                    configs: Mapping[str, str],
+                    parted: layout_file.LayoutFile | None) -> dict[str, Any]:
+    """Return the values of the GPU operator's chart.
 
     The operator passes the strategy to the plugin in its environment, which
     overrides the file. Nodes without the labels of :func:`_labels` get the
-    configuration ``default``, without sharing, and no layout.
+    plugin's default configuration, without sharing, and no layout.
 
-    :param default: the plugin's configuration for nodes without a label, if
-        there is none yet.
     :param configs: the plugin's configurations by layout.
     :param parted: mig-parted's file; None if no node has MIG.
     """
-    found = copy.deepcopy(dict(values.content))
-    found['mig'] = {**(found.get('mig') or {}), 'strategy': strategy.value}
-    plugin = _part_config(found, 'devicePlugin', {
-        'create': True, 'name': _PLUGIN_MAP, 'default': DEFAULT})
-    plugin['data'] = {DEFAULT: default, **(plugin.get('data') or {}),
-                      **configs}
+    values: dict[str, Any] = {
+        'mig': {'strategy': strategy.value},
+        'devicePlugin': {'config': {
+            'create': True, 'name': _PLUGIN_MAP, 'default': DEFAULT,
+            'data': {DEFAULT: _dump(_config(strategy)), **configs}}}}
     if parted is not None:
-        manager = _part_config(found, 'migManager', {
-            'create': True, 'name': _MIG_MAP, 'default': ''})
-        manager['data'] = {**(manager.get('data') or {}),
-                           _MIG_FILE: parted.dump()}
-    return found
-
-
-def _part_config(found: dict[str, Any], part: str, defaults: dict[str, Any]
-                 ) -> dict[str, Any]:
-    """Return a part's ``config``; create it if it is missing."""
-    found[part] = dict(found.get(part) or {})
-    found[part]['config'] = {**defaults, **(found[part].get('config') or {})}
-    return found[part]['config']
+        values['migManager'] = {'config': {
+            'create': True, 'name': _MIG_MAP, 'default': '',
+            'data': {_MIG_FILE: parted.dump()}}}
+    return values
 
 
 PLUGIN = 'device-plugin.yaml'
@@ -260,8 +152,7 @@ class Rendered:
 
 
 def render(wanted: Sequence[Wanted],
-           strategy: kubernetes_plugin.Strategy,
-           values: Values | None = None) -> Rendered:
+           strategy: kubernetes_plugin.Strategy) -> Rendered:
     """Return all files for the nodes of a cluster.
 
     There is no file of mig-parted if no GPU of the nodes supports MIG. If
@@ -269,10 +160,8 @@ def render(wanted: Sequence[Wanted],
     name.
 
     :param wanted: a node for each layout, with different names.
-    :param values: the current values of the cluster.
     :raises InvalidValue: if the device plugin would fail or find nothing.
     """
-    values = values or Values()
     _check_names([item.node for item in wanted])
     parts = [_files(item, strategy) for item in wanted]
     shared = []
@@ -280,10 +169,10 @@ def render(wanted: Sequence[Wanted],
     if any(item.node.has_mig for item in wanted):
         parted = mig_parted(
             [kubernetes_node.mig_entry(item.node) for item in wanted
-             if item.node.has_mig], values)
+             if item.node.has_mig])
         shared.append(File(MIG_PARTED, parted.to_dict(), parted.dump()))
-    shared.append(_file(OPERATOR, merged(
-        values, strategy, _dump(_config(strategy)),
+    shared.append(_file(OPERATOR, operator_values(
+        strategy,
         {item.node.name: files[0].text
          for item, (_offered, files) in zip(wanted, parts, strict=True)},
         parted)))

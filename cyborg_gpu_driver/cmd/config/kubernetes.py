@@ -54,11 +54,6 @@ class RenderKubernetes(command.Command):
                  'different layouts. Without --layout, the name of the '
                  f'current layout (default: {_CURRENT})')
         parser.add_argument(
-            '--merge', metavar='FILE',
-            help=f'{render.OPERATOR} of other nodes of the cluster, whose '
-                 'layouts are kept; - is standard input (default: the cluster '
-                 'has only the layouts that are rendered now)')
-        parser.add_argument(
             '--gpu', metavar='GPU', action='append', default=[],
             help=f'a GPU that the node has, by {choice.WAYS}; may be '
                  'repeated (default: all)')
@@ -81,16 +76,13 @@ class RenderKubernetes(command.Command):
     def take_action(self, parsed_args):
         machine = self.app.machine.for_changes()
         nodes = _nodes(machine, parsed_args)
-        values = (render.Values.parse(
-            *output.read_text(parsed_args.merge))
-            if parsed_args.merge else render.Values())
         strategy = render.choose_strategy(
             parsed_args.strategy and plugin.Strategy(
                 parsed_args.strategy),
-            [plugin.suited(node) for node in nodes], values)
+            [plugin.suited(node) for node in nodes])
         done = render.render(
             [render.Wanted(node, _sharing(parsed_args, node, strategy))
-             for node in nodes], strategy, values)
+             for node in nodes], strategy)
         paths = ([] if parsed_args.output == _STDOUT
                  else _write(parsed_args.output, done.files))
         if parsed_args.format == 'json':

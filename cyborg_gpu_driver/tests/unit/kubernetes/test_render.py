@@ -193,9 +193,9 @@ class SeveralTest(base.BaseTestCase):
         self.first = dataclasses.replace(SEVENS, name='sevenths')
         self.second = dataclasses.replace(MANY, name='many')
 
-    def values(self, *given, asked=MIXED, values=None):
+    def values(self, *given):
         files = render.render(
-            [render.Wanted(node) for node in given], asked, values).files
+            [render.Wanted(node) for node in given], MIXED).files
         return {file.name: file for file in files}[render.OPERATOR]
 
     def check(self, content):
@@ -218,29 +218,6 @@ class SeveralTest(base.BaseTestCase):
 
     def test_in_one_run(self):
         self.check(self.values(self.first, self.second).content)
-
-    def test_one_after_another(self):
-        there = render.Values.parse(
-            self.values(self.first).text, 'values.yaml')
-        both = self.values(self.second, values=there)
-        self.check(both.content)
-        again = render.Values.parse(both.text, 'values.yaml')
-        self.assertEqual(both.text,
-                         self.values(self.second, values=again).text)
-
-    def test_what_is_there_is_kept(self):
-        there = render.Values.parse(yaml.safe_dump({
-            'driver': {'enabled': False}, 'migManager': {'enabled': True},
-            'devicePlugin': {'config': {'name': 'mine', 'data': {
-                'default': 'version: v1\nflags: {migStrategy: mixed}\n'}}},
-        }), 'values.yaml')
-        found = self.values(self.first, values=there).content
-        self.assertEqual({'enabled': False}, found['driver'])
-        self.assertTrue(found['migManager']['enabled'])
-        config = found['devicePlugin']['config']
-        self.assertEqual(('mine', True), (config['name'], config['create']))
-        self.assertIn('{migStrategy: mixed}', config['data']['default'])
-        self.assertIn('sevenths', config['data'])
 
     def test_each_layout_has_its_files(self):
         done = render.render(
@@ -268,63 +245,14 @@ class SeveralTest(base.BaseTestCase):
 
 class StrategyTest(base.BaseTestCase):
 
-    def choose(self, *suited, asked=None, there=None):
-        content = {'mig': {'strategy': there and there.value}}
-        return render.choose_strategy(
-            asked, suited, render.Values(content, 'values.yaml'))
+    def choose(self, *suited, asked=None):
+        return render.choose_strategy(asked, suited)
 
     def test_one_for_all(self):
         self.assertIs(NONE, self.choose(NONE))
         self.assertIs(SINGLE, self.choose(NONE, SINGLE))
         self.assertIs(MIXED, self.choose(SINGLE, MIXED, NONE))
         self.assertIs(MIXED, self.choose(SINGLE, asked=MIXED))
-        self.assertIs(SINGLE, self.choose(SINGLE, there=SINGLE))
-
-    def test_nodes_without_mig_take_any(self):
-        self.assertIs(MIXED, self.choose(NONE, there=MIXED))
-
-    def test_the_cluster_has_another(self):
-        for options in ({}, {'asked': SINGLE}):
-            error = self.assertRaises(
-                exception.InvalidValue, self.choose, SINGLE, there=MIXED,
-                **options)
-            self.assertIn('values.yaml has mixed: give --strategy mixed, or '
-                          'render its layouts again with --strategy single',
-                          str(error))
-
-
-class ValuesTest(base.BaseTestCase):
-
-    def test_what_is_malformed(self):
-        for text, words in (
-                ('[]', 'expected a mapping'),
-                ('a: [', 'not YAML'),
-                ('mig: x', "values.yaml: mig: found 'x'; expected a "
-                 'mapping'),
-                ('mig: {strategy: some}', "mig.strategy: found 'some'; "
-                 'expected null, none, single or mixed'),
-                ('devicePlugin: {config: {data: []}}',
-                 'devicePlugin.config.data: found an empty list'),
-                ('devicePlugin: {config: {data: {a: 7}}}',
-                 'devicePlugin.config.data.a: found 7; expected text'),
-                ('migManager: {config: {data: {config.yaml: 7}}}',
-                 'config.data.config.yaml: found 7; expected text'),
-                ('migManager: {config: {data: {config.yaml: "v: 1"}}}',
-                 'migManager.config.data.config.yaml'),
-                ('migManager: {config: {data: {config.yaml: "{version: v1, '
-                 'mig-configs: {all-disabled: [{devices: all, mig-enabled: '
-                 'true, mig-devices: {}}]}}"}}}', 'turns MIG mode on')):
-            error = self.assertRaises(
-                exception.GpuDriverError, render.Values.parse,
-                text, 'values.yaml')
-            self.assertIn('values.yaml', str(error))
-            self.assertIn(words, str(error))
-
-    def test_nothing_is_there(self):
-        for text in ('', '{}', 'devicePlugin:\nmigManager: {config: }'):
-            values = render.Values.parse(text, 'values.yaml')
-            self.assertEqual(
-                ((), None), (values.layouts(), values.strategy))
 
 
 class NodeTest(base.BaseTestCase):
