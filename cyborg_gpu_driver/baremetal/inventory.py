@@ -107,7 +107,6 @@ _GPU = _record({
     'memory_mib': schema.nullable(_MEMORY),
     'numa_node': schema.nullable(schema.integer(0, _SHORT_MAX)),
     'driver': _OPTIONAL_TEXT,
-    'in_pci_sysfs': schema.TRUTH,
     'visible_to_nvml': schema.TRUTH,
     'sriov_totalvfs': schema.integer(0, _SHORT_MAX),
     'mig': schema.nullable(_record({

@@ -268,7 +268,7 @@ def _health(host: model.Host, session: nvml.NvmlSession
     if host.nvml_problem is None:
         asked = host_health.HealthReader(session)
         for gpu in host.gpus:
-            if gpu.driver == _DRIVER or not gpu.in_pci_sysfs:
+            if gpu.driver == _DRIVER:
                 facts = asked.read(gpu.address)
                 if facts.answered:
                     found[gpu.address] = health.seen((), facts, time.time())

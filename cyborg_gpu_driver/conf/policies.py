@@ -109,8 +109,7 @@ class Settings:
         role = (asked or roles.in_force(gpu, ())
                 or roles.resting(gpu, governing))
         wanted = readiness.wants(gpu, governing.in_role(role))
-        if (role in roles.PARTITIONED and gpu.in_pci_sysfs
-                and whole.is_vfio(gpu.driver)):
+        if role in roles.PARTITIONED and whole.is_vfio(gpu.driver):
             # Only the nvidia driver can partition a GPU, so it must be bound
             # to nvidia, even if the operator bound it to vfio-pci.
             return dataclasses.replace(wanted, driver=whole.NVIDIA)

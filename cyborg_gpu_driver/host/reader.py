@@ -97,15 +97,14 @@ class HostReader:
     def gpu(self, address: model.PciAddress) -> model.Gpu:
         """Return one GPU as it is now.
 
-        Queries no other GPU, unless sysfs does not show this one.
+        Queries no other GPU.
 
         :raises UnknownGpu: if there is no GPU at ``address``.
         """
         identities = self._identities(problems_module.Problems())
         identity = identities.get(address)
         if identity is None or identity.physfn in identities:
-            # Only NVML may know the GPU.
-            return self.snapshot().gpu(address)
+            raise exception.UnknownGpu(address=address)
         problems = problems_module.Problems()
         mdevs = self._functions.mdevs(problems)
         (gpu,) = self._gpus_of([identity], mdevs, problems.all(), False,
@@ -178,8 +177,6 @@ class HostReader:
             if self._nvml.problem() is not None:
                 # NVML went away meanwhile: report it once, not once per GPU.
                 return self._read(detail, links)
-            gpus.extend(self._hidden_gpus(
-                self._gpus.hidden(gpus, unidentified), detail))
         running = self._services()
         return model.Host(
             gpus=self._with_links(gpus) if links else tuple(sorted(
@@ -187,7 +184,6 @@ class HostReader:
             driver_version=self._driver_version(problems, nvml_problem),
             nvml_problem=nvml_problem,
             library_missing=self._nvml.library_missing,
-            wsl=self._nvml.wsl,
             unidentified=unidentified.all(),
             problems=problems.all(),
             nova_unpatched=running is not None and running.nova_unpatched)
@@ -234,16 +230,6 @@ class HostReader:
                                          detail)
         gpu = self._gpus.with_free_placements(gpu, problems)
         return dataclasses.replace(gpu, problems=problems.all())
-
-    def _hidden_gpus(self, addresses: Iterable[model.PciAddress], detail: bool
-                     ) -> list[model.Gpu]:
-        """Return the GPUs that only NVML knows."""
-        return [dataclasses.replace(item.gpu, problems=item.reasons)
-                for item in self._gpus.complete(
-                    (model.Gpu(address=address, vendor_id='10de',
-                               device_id='0000', class_code='0300',
-                               in_pci_sysfs=False) for address in addresses),
-                    detail)]
 
     def _driver_version(self, problems: problems_module.Problems,
                         nvml_problem: str | None) -> str | None:

@@ -66,7 +66,7 @@ def wants(gpu: model.Gpu, policy: policies.Policy) -> Wants:
     a GPU can mix sizes, so the GPU is assumed to be able until MIG mode is
     off.
     """
-    if gpu.physfn is not None or not gpu.in_pci_sysfs:
+    if gpu.physfn is not None:
         return Wants()
     if policy.mode in policies.WHOLE:
         return _passthrough(gpu)
@@ -84,8 +84,6 @@ def driver_only(gpu: model.Gpu, wanted: Wants) -> Wants:
 
 def carved_up(gpu: model.Gpu) -> str:
     """Return why a GPU is not whole now; empty if it is."""
-    if not gpu.in_pci_sysfs:
-        return 'not on the PCI bus of this host (WSL 2)'
     if gpu.physfn is not None:
         return f'a virtual function of {gpu.physfn}'
     if gpu.mig is not None and gpu.mig.enabled:

@@ -214,7 +214,7 @@ class GpuHealth:
     def _ask(self, gpu: model.Gpu, host: model.Host) -> condition.Facts:
         if gpu.physfn is not None:
             return _NOTHING
-        if gpu.in_pci_sysfs and gpu.driver != whole.NVIDIA:
+        if gpu.driver != whole.NVIDIA:
             return self._ask_pci(gpu)
         if host.nvml_problem is not None:
             return _NOTHING

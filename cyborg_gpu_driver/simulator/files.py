@@ -70,7 +70,6 @@ _FUNCTION = schema.mapping({
     'iommu_group': _COUNT})
 HOST = schema.mapping({'driver_version': _TEXT}, {
     'cuda_version': _COUNT,
-    'wsl': schema.TRUTH,
     'virtual': schema.TRUTH,
     'container': schema.TRUTH,
     'dcgm': schema.TRUTH,
@@ -168,12 +167,10 @@ class _Reader:
         content = _parse_host(self._path, _read(self._path, self._digest))
         driver_version = content['driver_version']
         cuda_version = content.get('cuda_version', 12040)
-        wsl = content.get('wsl', False)
         switches = self._functions(content, 'nvswitches')
         addresses = tuple(function.address for function in switches)
         functions = switches + self._functions(content, 'functions')
-        found = [self._gpu(item, self._place.below('gpus', number), wsl,
-                           addresses)
+        found = [self._gpu(item, self._place.below('gpus', number), addresses)
                  for number, item in enumerate(content.get('gpus', ()))]
         found.sort(key=lambda gpu: gpu['address'])
         gpus = tuple(spec.Gpu(minor=minor, **gpu)
@@ -183,8 +180,8 @@ class _Reader:
             name=self._path.stem, digest=self._digest.hexdigest(),
             driver_version=driver_version,
             nvml_version=f'{cuda_version // 1000}.{driver_version}',
-            cuda_version=cuda_version, wsl=wsl, gpus=gpus,
-            functions=functions, virtual=content.get('virtual', False),
+            cuda_version=cuda_version, gpus=gpus, functions=functions,
+            virtual=content.get('virtual', False),
             container=content.get('container', False),
             dcgm=content.get('dcgm', False),
             unpatched_nova=content.get('unpatched_nova', False),
@@ -192,7 +189,7 @@ class _Reader:
             fabric_mode=content.get('fabric_mode', 0),
             clique=content.get('clique'))
 
-    def _gpu(self, item, place, wsl, switches):
+    def _gpu(self, item, place, switches):
         model = self._model(item['model'], place.below('model'))
         address = self._address(item, place)
         made_up = made_up_uuid(self._path.stem, address)
@@ -205,7 +202,7 @@ class _Reader:
             'serial': '1' + str(int(made_up[:8], 16)).zfill(12)[-12:],
             **{key: item[key] for key in item if key != 'nvlink'},
             'model': model,
-            'vfs': _vfs(item.get('vfs', 0), place.below('vfs'), model, wsl),
+            'vfs': _vfs(item.get('vfs', 0), place.below('vfs'), model),
             'nvlink_peers': _peers(item.get('nvlink', []),
                                    place.below('nvlink'), model, switches),
         }
@@ -251,13 +248,11 @@ def _made(kind, item, renamed=None, **others):
            else value for key, value in item.items()}, **others})
 
 
-def _vfs(value, place, model, wsl):
+def _vfs(value, place, model):
     """The number of virtual functions that a GPU has at the start."""
     count = model.totalvfs if value == ALL else value
     if count > model.totalvfs:
         raise place.wrong(value, f"'all' or at most {model.totalvfs}")
-    if value and wsl:
-        raise place.wrong(value, '0 under WSL')
     return count
 
 

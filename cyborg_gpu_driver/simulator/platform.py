@@ -52,7 +52,6 @@ def open_platform(machine: str | machine_module.Machine,
     return platform.Platform(
         sysfs=pci.Sysfs(simulated.ROOT, os_module=machine.os),
         nvml=nvml.NvmlSession(
-            load=_no_library, wsl=machine.host.wsl,
             shared=_ACCESS.setdefault(machine, access.Access())),
         proc=pci.Sysfs('/proc', os_module=machine.proc),
         sleep=lambda seconds: None,

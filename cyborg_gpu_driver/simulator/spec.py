@@ -200,8 +200,6 @@ class Host:
     nvml_version: str
     cuda_version: int
     """As nvmlSystemGetCudaDriverVersion returns it: 12040 for 12.4."""
-    wsl: bool = False
-    """Whether the machine is WSL 2: NVML shows the GPUs, PCI does not."""
     gpus: tuple[Gpu, ...]
     functions: tuple[Function, ...]
     virtual: bool = False

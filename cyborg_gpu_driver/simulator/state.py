@@ -334,20 +334,20 @@ class State:
 def first(host: spec.Host) -> State:
     """Return the state in which a machine starts."""
     # nvidia-persistenced(1): by default, it turns persistence mode on for all
-    # devices when it starts. WSL has no such daemon.
+    # devices when it starts.
     return State(gpus={
         gpu.address: Gpu(driver=gpu.driver, mig=gpu.mig, pending=gpu.mig,
                          vfs=gpu.vfs,
-                         daemon=gpu.driver == 'nvidia' and not host.wsl,
+                         daemon=gpu.driver == 'nvidia',
                          outsiders=openers(host, gpu))
-        for gpu in host.gpus}, persistenced=not host.wsl, functions={
+        for gpu in host.gpus}, persistenced=True, functions={
             function.address: Function(function.driver)
             for function in host.functions},
         fabric_manager=host.has_switches or None,
         # nv_drm_modeset_module_param in nvidia-drm-os-interface.c of NVIDIA's
         # open kernel modules is true from 595.44 on. vGPU software for hosts
         # comes without nvidia_drm.
-        drm_modeset=(None if host.vgpu_driver or host.wsl
+        drm_modeset=(None if host.vgpu_driver
                      else host.driver_since(595, 44)),
         fabric=Fabric(mode=host.fabric_mode, configured=host.fabric_mode))
 

@@ -38,9 +38,6 @@ from cyborg_gpu_driver.host.nvml import access as access_module
 
 LOG = logging.getLogger(__name__)
 
-WSL_PATH = '/usr/lib/wsl/lib/libnvidia-ml.so.1'
-"""Where Windows puts the library under WSL 2, outside the loader's path."""
-
 NVML = 'NVML'
 """The owner of calls that concern no GPU."""
 ABSENT = frozenset({'NOT_SUPPORTED', 'FUNCTION_NOT_FOUND'})
@@ -64,29 +61,6 @@ _REASONS = {
                                'loaded, so restart it after an upgrade',
     'NO_PERMISSION': 'this user may not open the NVIDIA driver',
 }
-
-
-def initialise(wsl_path: str, load: Callable[[str], Any]) -> None:
-    """Load the library if it is not loaded, and open a session.
-
-    :param wsl_path: path to try if the loader finds no library.
-    :param load: loads a library by path, such as :class:`ctypes.CDLL`.
-    :raises NVMLError: pynvml's exception, if nvmlInit fails.
-    """
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        if (error.value != pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
-                or not os.path.exists(wsl_path)):
-            raise
-        try:
-            library = load(wsl_path)
-        except OSError as failure:
-            LOG.debug('%(path)s cannot be loaded: %(failure)s',
-                      {'path': wsl_path, 'failure': failure})
-            raise error from failure
-        pynvml.nvmlLib = library
-        pynvml.nvmlInit()
 
 
 def try_shut_down(library: Any, timeout: float,

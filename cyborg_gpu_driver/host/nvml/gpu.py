@@ -28,7 +28,6 @@ from cyborg_gpu_driver.host.nvml import session as nvml_module
 from cyborg_gpu_driver.host.nvml import static as nvml_static
 from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.host.snapshot import whole
 
 LOG = logging.getLogger(__name__)
 
@@ -80,8 +79,6 @@ class GpuReader:
         self._known: dict[model.PciAddress, _Known] = {}
         self._failures: dict[model.PciAddress, str] = {}
         self._version: tuple[int, str] | None = None
-        self._listed: tuple[tuple[int, int],
-                            tuple[model.PciAddress, ...]] | None = None
 
     def complete(self, gpus: Iterable[model.Gpu], detail: bool = False
                  ) -> list[Reading]:
@@ -151,8 +148,6 @@ class GpuReader:
         device = self._nvml.device(gpu.address)
         mode = self._mode(device)
         facts = self._facts(gpu, device, mode, problems)
-        ids: dict[str, Any] = ({} if gpu.in_pci_sysfs else
-                               self._static.pci_identity(device))
         mig_state = self._mig(device, mode, facts, problems, detail)
         return dataclasses.replace(
             gpu, visible_to_nvml=True, model=facts.model,
@@ -164,7 +159,7 @@ class GpuReader:
             mig=mig_state,
             processes=self._processes(device, mig_state, problems),
             **self._vgpu_state(device, facts, problems,
-                               bool(mode and mode[0])), **ids)
+                               bool(mode and mode[0])))
 
     def _processes(self, device: Any, mig_state: model.Mig | None,
                    problems: problems_module.Problems) -> int:
@@ -327,40 +322,6 @@ class GpuReader:
                 problems.add(f'NVML: {error}')
         return known.links or ((), False)
 
-    def hidden(self, seen: Iterable[model.Gpu],
-               unidentified: problems_module.Problems
-               ) -> tuple[model.PciAddress, ...]:
-        """Return the GPUs that NVML knows and sysfs does not show.
-
-        Makes one call if there are none.
-
-        :param seen: the GPUs that sysfs shows, completed.
-        :param unidentified: receives a problem if NVML counts more GPUs than
-            it returns addresses of. NVML also counts GPUs that it cannot open.
-        """
-        seen = list(seen)
-        try:
-            count = self._nvml.device_count()
-            # NVML counts each GPU that is bound to its driver.
-            if count <= sum(gpu.visible_to_nvml or gpu.driver == whole.NVIDIA
-                            for gpu in seen):
-                return ()
-            key = (self._nvml.generation, count)
-            if self._listed is None or self._listed[0] != key:
-                self._listed = (key, self._nvml.addresses())
-        except exception.NvmlError as error:
-            LOG.debug('GPUs cannot be counted: %s', error)
-            return ()
-        shown = {gpu.address for gpu in seen}
-        known = {gpu.address for gpu in seen
-                 if gpu.driver == whole.NVIDIA}
-        missing = count - len(known.union(self._listed[1]))
-        if missing > 0:
-            unidentified.add(f'NVML counts {count} GPUs, but does not return '
-                             f'the addresses of {missing}')
-        return tuple(address for address in self._listed[1]
-                     if address not in shown)
-
     def driver_version(self) -> str:
         """Return the version of the kernel driver, read once per session.
 
@@ -372,12 +333,7 @@ class GpuReader:
         return self._version[1]
 
 
-def _board(gpu: model.Gpu) -> tuple[Any, ...] | None:
-    """Return a GPU's PCI ids and what else its facts may depend on.
-
-    :returns: None if the kernel does not show the ids.
-    """
-    if not gpu.in_pci_sysfs:
-        return None
+def _board(gpu: model.Gpu) -> tuple[Any, ...]:
+    """Return a GPU's PCI ids and what else its facts may depend on."""
     return (gpu.vendor_id, gpu.device_id, gpu.subsystem_vendor_id,
             gpu.subsystem_device_id, gpu.driver, bool(gpu.sriov_numvfs))

@@ -93,23 +93,15 @@ class _Open:
 class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
     """One session with NVML, shared by the threads of a process.
 
-    :param wsl_library: path to try if the loader finds no library.
-    :param load: loads a library by path, such as :class:`ctypes.CDLL`.
-    :param wsl: whether this is WSL 2; None detects it.
     :param timeout: seconds for one call, and for all calls together in a
         block of :meth:`about`.
     :param shared: what the sessions of this process share; None creates it.
     """
 
-    def __init__(self, wsl_library: str = gate.WSL_PATH,
-                 load: Callable[[str], Any] = ctypes.CDLL,
-                 wsl: bool | None = None, timeout: float = TIMEOUT,
+    def __init__(self, timeout: float = TIMEOUT,
                  shared: access.Access | None = None):
         super().__init__(shared)
         self.timeout = timeout
-        self._wsl_library = wsl_library
-        self._load = load
-        self._wsl = wsl
         self._mutex = threading.Lock()
         self._session: _Open | None = None
         self.generation = 0
@@ -124,17 +116,9 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
 
     def another(self) -> NvmlSession:
         """Create a session like this one that opens and closes separately."""
-        return NvmlSession(self._wsl_library, self._load, self._wsl,
-                           self.timeout, self.gate.access)
+        return NvmlSession(self.timeout, self.gate.access)
 
     # The session itself
-
-    @property
-    def wsl(self) -> bool:
-        """Whether this is WSL 2: its kernel release names Microsoft."""
-        if self._wsl is None:
-            self._wsl = 'microsoft' in os.uname().release.lower()
-        return self._wsl
 
     def problem(self) -> str | None:
         """Open the session if needed; return why it cannot be opened.
@@ -283,8 +267,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
             self.gate.opening()
             try:
                 deadline.run(gate.NVML, self._seconds(INIT), INIT,
-                             gate.initialise, self._wsl_library,
-                             self._load, undo=pynvml.nvmlShutdown)
+                             pynvml.nvmlInit, undo=pynvml.nvmlShutdown)
             except pynvml.NVMLError as error:
                 self._session = None
                 self.gate.closed()
@@ -357,7 +340,7 @@ class NvmlSession(gate.Guarded, nvml_mig.MigCalls):
     def addresses(self) -> tuple[model.PciAddress, ...]:
         """Return the addresses of the GPUs that NVML knows and can open.
 
-        Makes two calls per GPU. For GPUs that sysfs does not show.
+        Makes two calls per GPU.
         """
         found = []
         for index in range(self.device_count()):

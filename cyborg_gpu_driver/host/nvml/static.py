@@ -202,32 +202,6 @@ class StaticReader:
             vbios and (board, vbios, mig, memory_mib, numbers), read,
             problems)
 
-    def pci_identity(self, device: Any) -> dict[str, str]:
-        """PCI ids of a GPU, by field name of :class:`host_model.Gpu`.
-
-        This is for a GPU that the kernel does not show on the PCI bus.
-
-        :raises NvmlError: if they cannot be read.
-        """
-        info = self._nvml.call('nvmlDeviceGetPciInfo', device)
-        ids = f'{info.pciDeviceId:08x}'
-        subsystem = f'{info.pciSubSystemId:08x}'
-        return {'vendor_id': ids[4:], 'device_id': ids[:4],
-                'subsystem_vendor_id': subsystem[4:],
-                'subsystem_device_id': subsystem[:4],
-                'class_code': self._class_code(device)}
-
-    def _class_code(self, device: Any) -> str:
-        info = pynvml.nvmlPciInfoExt_v1_t()
-        info.version = pynvml.nvmlPciInfoExt_v1
-        try:
-            self._nvml.call('nvmlDeviceGetPciInfoExt', device,
-                            ctypes.byref(info))
-        except exception.NvmlError:
-            # If PCI is hidden (WSL 2), the GPUs are those with displays.
-            return '0300'
-        return f'{info.baseClass:02x}{info.subClass:02x}'
-
     def _text(self, name: str, device: Any, problems: problems_module.Problems
               ) -> str | None:
         with problems.noted(name):

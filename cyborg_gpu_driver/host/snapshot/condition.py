@@ -48,7 +48,7 @@ def state(gpu: model.Gpu) -> str:
 
     It is one of the constants above, ``bound to DRIVER`` or ``no driver``.
     """
-    if not _is_nvidias(gpu):
+    if gpu.driver != whole.NVIDIA:
         return f'bound to {gpu.driver}' if gpu.driver else 'no driver'
     if gpu.physfn is not None:
         return FUNCTION
@@ -76,7 +76,7 @@ def is_away(gpu: model.Gpu) -> bool:
 
     Another driver or none is bound to it, or it is not a physical GPU.
     """
-    return gpu.physfn is not None or not _is_nvidias(gpu)
+    return gpu.physfn is not None or gpu.driver != whole.NVIDIA
 
 
 def is_failed(gpu: model.Gpu) -> bool:
@@ -90,7 +90,7 @@ def obstacle(gpu: model.Gpu) -> str:
     Only its problems tell a GPU whose MIG state could not be read from a GPU
     without MIG.
     """
-    if not _is_nvidias(gpu):
+    if gpu.driver != whole.NVIDIA:
         return (f'it is bound to {gpu.driver}, not to the {whole.NVIDIA} '
                 'driver' if gpu.driver
                 else f'the {whole.NVIDIA} driver is not bound to it')
@@ -99,10 +99,6 @@ def obstacle(gpu: model.Gpu) -> str:
     if gpu.visible_to_nvml and (gpu.mig is not None or not gpu.problems):
         return ''
     return ': '.join(filter(None, (state(gpu), '; '.join(gpu.problems))))
-
-
-def _is_nvidias(gpu: model.Gpu) -> bool:
-    return gpu.driver == whole.NVIDIA or not gpu.in_pci_sysfs
 
 
 # What a GPU reports about its own health: immutable values, no I/O.

@@ -333,8 +333,6 @@ class Gpu:
     """The other functions in its IOMMU group; None: they were not read."""
     driver: str | None = None
     """Bound kernel driver: ``nvidia``, ``vfio-pci``, None."""
-    in_pci_sysfs: bool = True
-    """False under WSL 2, where only NVML knows the GPU."""
     visible_to_nvml: bool = False
     recorded_at: float | None = None
     """When NVML reported the recorded facts; None: just now."""
@@ -396,7 +394,6 @@ class Host:
     driver_version: str | None = None
     nvml_problem: str | None = None
     library_missing: bool = False
-    wsl: bool = False
     unidentified: tuple[str, ...] = ()
     """Possible GPUs of this machine that could not be read, and why."""
     problems: tuple[str, ...] = ()

@@ -77,7 +77,7 @@ def _whole(gpu: model.Gpu, policy: policies.Policy, make: _Make
     """Yield the whole GPU; if it is carved up, it is busy for now."""
     carved = readiness.carved_up(gpu)
     for item in make(gpu, policy.in_role(_WHOLE), ()):
-        if carved and gpu.in_pci_sysfs and gpu.physfn is None:
+        if carved and gpu.physfn is None:
             item = dataclasses.replace(item, problem='', busy=carved)
         yield item
 

@@ -97,7 +97,7 @@ class Gpu:
 
         :raises Refused: NOT_SUPPORTED if the model has no MIG.
         """
-        if self.model.mig is None or self.machine.host.wsl:
+        if self.model.mig is None:
             raise faults.Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
         return self.model.mig
 

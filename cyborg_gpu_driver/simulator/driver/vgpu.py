@@ -201,7 +201,7 @@ def manage(gpu: gpu_module.Gpu, enable: bool, count: int | None,
         the GPU is not bound to NVIDIA's driver or has no SR-IOV.
     """
     total = gpu.model.totalvfs
-    if not gpu.bound or not total or gpu.machine.host.wsl:
+    if not gpu.bound or not total:
         raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
     if enable == bool(gpu.state.vfs):
         return

@@ -373,7 +373,7 @@ class _Builder:
         self.machine = machine
         self.host = machine.host
         self.drivers = machine.drivers
-        self.gpus = () if machine.host.wsl else machine.gpus
+        self.gpus = machine.gpus
         self.vgpu_files = {gpu.address: VgpuFiles(gpu)
                            for gpu in self.gpus}
         self.functions = {function.address: function
@@ -425,11 +425,7 @@ class _Builder:
                     present=self._has_mdev_bus)}),
             'class': directory({
                 'mdev_bus': sysfs.Listing(
-                    self._mdev_parents, _link, present=self._has_mdev_bus),
-                'misc': directory({
-                    # The paravirtual GPU of WSL 2.
-                    'dxg': directory({'dev': sysfs.File('10:124')},
-                                     present=lambda: self.host.wsl)})}),
+                    self._mdev_parents, _link, present=self._has_mdev_bus)}),
             'devices': directory({
                 'pci0000:00': sysfs.Listing(
                     self.present, self._device, has=self.is_present)}),

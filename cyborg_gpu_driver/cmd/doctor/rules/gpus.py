@@ -340,7 +340,7 @@ def _unread(gpu):
 def iommu(facts: facts_module.Facts) -> Iterator[finding.Finding]:
     """Whether the IOMMU allows the GPUs to be assigned to servers."""
     needing = [(gpu, governing) for gpu, governing in facts.governed()
-               if gpu.in_pci_sysfs and _needs_iommu(gpu, governing)]
+               if _needs_iommu(gpu, governing)]
     lacking = [gpu for gpu, _ in needing if gpu.iommu_group is None]
     for gpu in lacking:
         yield finding.error(

@@ -80,14 +80,14 @@ class ImportsTest(base.BaseTestCase):
 
     def test_a_simulated_host(self):
         # The files of a simulated host are in YAML.
-        modules = imported('--simulate', 'wsl', 'gpu', 'list')
+        modules = imported('--simulate', 'l40sx4', 'gpu', 'list')
         self.assertIn('cyborg_gpu_driver.simulator', modules)
         self.assertEqual({'yaml', 'cyborg_gpu_driver.simulator'},
                          heavy(modules))
 
     def test_a_command_that_changes_gpus_needs_them(self):
         # This proves that the names in HEAVY are correct.
-        modules = imported('--simulate', 'wsl', 'layout', 'plan', '-f', 'x')
+        modules = imported('--simulate', 'l40sx4', 'layout', 'plan', '-f', 'x')
         self.assertLessEqual(
             {'eventlet', 'oslo_privsep', 'yaml', 'cyborg_gpu_driver.node',
              'cyborg_gpu_driver.report'}, modules)

@@ -65,7 +65,7 @@ class InterferenceCase(commands.CommandsCase):
 
     def run_program(self, *arguments, code=0):
         result, output, errors = command.run(
-            '--simulate', 'wsl', 'interference', *arguments,
+            '--simulate', 'l40sx4', 'interference', *arguments,
             entry=entry)
         self.assertEqual(code, result, errors)
         return output, errors
@@ -186,9 +186,9 @@ class MeasureTest(InterferenceCase):
         process = subprocess.Popen(
             [sys.executable, '-c', 'import signal\nsignal.signal('
              f'signal.SIGINT, signal.default_int_handler)\n{_PROGRAM}',
-             '--simulate', 'wsl', 'interference', 'measure', '--repeats', '1',
-             '--warmups', '0', '--output', self.path, '--application',
-             f"a=sh -c '{application.command[-1]}'"],
+             '--simulate', 'l40sx4', 'interference', 'measure',
+             '--repeats', '1', '--warmups', '0', '--output', self.path,
+             '--application', f"a=sh -c '{application.command[-1]}'"],
             stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         self.addCleanup(process.kill)
         (self.directory / 'ready').read_text()

@@ -161,7 +161,7 @@ class WrongFileTest(base.CommandCase):
         path = os.path.join(self.directory, 'file')
         with open(path, 'wb') as stream:
             stream.write(content)
-        _, errors = self.run_program(*options, path, '--simulate', 'wsl',
+        _, errors = self.run_program(*options, path, '--simulate', 'l40sx4',
                                      'gpu', 'list', code=1)
         self.assertIn(path, errors)
         for word in ('Error(', 'Traceback'):

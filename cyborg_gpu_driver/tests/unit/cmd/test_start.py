@@ -41,7 +41,7 @@ class Interrupt:
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.meta_path.insert(0, Interrupt())
-sys.argv = ['cyborg-gpu', '--simulate', 'wsl', 'gpu', 'list']
+sys.argv = ['cyborg-gpu', '--simulate', 'l40sx4', 'gpu', 'list']
 from cyborg_gpu_driver.cmd import start
 sys.exit(start.main())
 '''
@@ -79,14 +79,14 @@ class InterruptTest(base.CommandCase):
 class NoCommandTest(base.CommandCase):
 
     def test_it_shows_the_help_and_no_shell(self):
-        for arguments in ((), ('--simulate', 'wsl')):
+        for arguments in ((), ('--simulate', 'l40sx4')):
             output, errors = self.run_program(*arguments, code=2)
             self.assertEqual('', output)
             self.assertIn('--config-file FILE', errors)
             self.assertIn('\n  layout plan\n', errors)
 
     def test_an_unknown_command(self):
-        output, _ = self.run_program('--simulate', 'wsl', 'gpu', 'lost',
+        output, _ = self.run_program('--simulate', 'l40sx4', 'gpu', 'lost',
                                      code=2)
         self.assertIn("cyborg-gpu: 'gpu lost' is not a cyborg-gpu command",
                       output)

@@ -102,11 +102,6 @@ class TestWants(base.BaseTestCase):
             self.assertEqual(readiness.Wants(*expected),
                              readiness.wants(gpu, governing), governing)
 
-    def test_under_wsl_nothing_is_wanted(self):
-        for mode in policy.Mode:
-            self.assertEqual(readiness.Wants(), readiness.wants(
-                a100(in_pci_sysfs=False), rules(mode.value)))
-
     def test_what_nvml_does_not_see_is_left_alone(self):
         for fields in ({'visible_to_nvml': False},
                        {'physfn': model.PciAddress(0, 1, 0, 0)}):

@@ -41,7 +41,7 @@ class TestShippedHosts(simulator_base.MachineTestCase):
             ['a100x4-vfio', 'a30x4', 'dgx-a100-40', 'dgx-a100-80',
              'h100nvlx2', 'h100nvlx2-595', 'hgx-h100', 'hgx-h100-vfio',
              'hgx-h200', 'hgx-h200-vfio', 'l40sx4', 'mixed',
-             'rtxpro6000x8', 't4x4', 'vgpu-only', 'wsl'],
+             'rtxpro6000x8', 't4x4', 'vgpu-only'],
             machine.names())
 
     def test_every_host_loads_and_answers(self):
@@ -59,7 +59,7 @@ class TestShippedHosts(simulator_base.MachineTestCase):
              'dgx-a100-80': 8, 'h100nvlx2': 2, 'h100nvlx2-595': 2,
              'hgx-h100': 8, 'hgx-h100-vfio': 8, 'hgx-h200': 8,
              'hgx-h200-vfio': 8, 'l40sx4': 4, 'mixed': 3,
-             'rtxpro6000x8': 8, 't4x4': 4, 'vgpu-only': 9, 'wsl': 1},
+             'rtxpro6000x8': 8, 't4x4': 4, 'vgpu-only': 9},
             counts)
 
     def test_every_file_has_its_schema(self):

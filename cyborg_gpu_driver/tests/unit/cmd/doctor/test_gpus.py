@@ -224,7 +224,6 @@ class IommuTest(GpuCase):
             self.facts(WHOLE, dataclasses.replace(second, iommu_group=5)),
             self.facts(VGPUS, iommu_group=None,
                        framework=model.Framework.MDEV_PF),
-            self.facts(WHOLE, iommu_group=None, in_pci_sysfs=False),
             self.facts(OFF, iommu_group=None))
 
 

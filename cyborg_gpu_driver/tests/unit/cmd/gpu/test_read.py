@@ -14,7 +14,6 @@
 
 import csv
 import io
-import json
 import os
 
 import fixtures
@@ -81,16 +80,6 @@ class GpuListTest(base.CommandCase):
               'bound to vfio-pci')],
             [(row['address'], row['model'], row['driver'], row['health'])
              for row in rows if row['uuid'] is None])
-
-    def test_under_wsl_it_is_shown_and_not_reported(self):
-        rows = self.rows('--simulate', 'wsl', 'gpu', 'list')
-        self.assertEqual(['ok'], [row['health'] for row in rows])
-        output, errors = self.run_program('--simulate', 'wsl', 'offer',
-                                          'list', '-f', 'json')
-        (row,) = json.loads(output)
-        self.assertEqual(('no', 0), (row['reported'], row['creatable']))
-        self.assertIn('WSL', row['problem'])
-        self.assertIn('WSL', errors)
 
     def test_every_format(self):
         output, _ = self.run_program('--simulate', 'mixed', 'gpu', 'list',

@@ -99,7 +99,7 @@ class DefaultTableTest(base.CommandCase):
 
     def test_long_has_every_column_and_the_default_some(self):
         for words in _LISTS:
-            options = ('--simulate', 'wsl', *words)
+            options = ('--simulate', 'l40sx4', *words)
             every, *_ = csv.reader(io.StringIO(
                 self.printed(*options, '-f', 'csv')))
             self.assertEqual(every, self.heads(*options, '--long'), words)

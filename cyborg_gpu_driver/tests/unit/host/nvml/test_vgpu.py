@@ -65,7 +65,7 @@ class MixedSizesTest(VgpuCase):
             self.assertIs(enable, self.mixed_sizes())
 
     def test_where_it_cannot_be(self):
-        for machine in ('t4x4', 'dgx-a100-80', 'wsl'):
+        for machine in ('t4x4', 'dgx-a100-80'):
             self.use(machine)
             self.assertIsNone(self.mixed_sizes(), machine)
             self.assertEqual('NOT_SUPPORTED', self.refusal(self.mix))
@@ -190,8 +190,6 @@ class SchedulerTest(VgpuCase):
              sent[0].schedulerParams.vgpuSchedData.timeslice))
 
     def test_none_where_the_driver_schedules_nothing(self):
-        self.use('wsl')
-        self.assertIsNone(self._now())
         self.use('dgx-a100-80')
         self.assertIsNone(self._now())
         self.assertIsNotNone(nvml_vgpu.scheduler_capabilities(

@@ -130,23 +130,6 @@ class FindTest(ReadCase):
             self.fail('the GPUs were numbered')
 
 
-class WslTest(ReadCase):
-    """Only NVML knows the GPUs."""
-
-    host = 'wsl'
-
-    def test_a_gpu_without_an_address_could_shift_the_others(self):
-        host = self.reader.snapshot()
-        self.assertEqual(condition.OK, condition.state(host.gpus[0]))
-        self.assertEqual(host.gpus[:1], choice.gpus(host)[:1])
-        fresh = reader.HostReader(platform.open_platform(self.machine))
-        self.addCleanup(self.machine.uninstall)
-        self.machine.lose_gpu(self.machine.gpus[0].address)
-        error = self.assertRaises(exception.HostUnusable, choice.gpus,
-                                  fresh.snapshot())
-        self.assertIn('NVML counts 1 GPUs', str(error))
-
-
 class StateTest(ReadCase):
 
     def test_states(self):

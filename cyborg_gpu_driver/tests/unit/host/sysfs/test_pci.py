@@ -61,7 +61,7 @@ class PciTest(base.BaseTestCase):
         self.tree = self.useFixture(Tree())
         self.reader = reader.HostReader(platform.Platform(
             sysfs=pci.Sysfs(self.tree.root),
-            nvml=nvml.NvmlSession(load=_no_library, wsl=False)))
+            nvml=nvml.NvmlSession()))
 
     def _gpus(self):
         return self.reader.snapshot().gpus

@@ -49,8 +49,7 @@ class TestPassthrough(base.BaseTestCase):
                 ({'vfs': (dataclasses.replace(
                     boards.vfs(1)[0], current_vgpu_type=1145),)},
                  '1 vGPU(s)'),
-                ({'physfn': PF}, 'a virtual function of 0000:07:00.0'),
-                ({'in_pci_sysfs': False}, 'not on the PCI bus')):
+                ({'physfn': PF}, 'a virtual function of 0000:07:00.0')):
             gpu = boards.gpu((), **{'mig': None, **fields})
             offer, = offers.offers(gpu, WHOLE)
             self.assertIn(said, offer.problem)
