@@ -14,14 +14,12 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 from typing import Any
 
-import os_resource_classes as orc
 from openstack import exceptions
 
 from cyborg_gpu_driver import exception
@@ -33,7 +31,6 @@ from cyborg_gpu_driver.cloud import nova
 from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cloud import request
 from cyborg_gpu_driver.cloud import state
-from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.report.content import names
 
 MOST = 50
@@ -66,7 +63,7 @@ def answer(cloud: connection.Cloud, asked: Question,
     are required.
 
     :param most: how many hosts to examine, if no host is named; None for
-        all. Those that are closest to a fit are chosen.
+        all. Those with candidates in Placement come first.
     :param progress: called with the number of finished hosts and of all hosts.
     :raises CloudError: if Placement, Cyborg or a named object cannot be read.
     :raises InvalidValue: if a named object does not exist.
@@ -92,13 +89,12 @@ class _Reading:
         root = self._asked.host and find_root(cloud, self._asked.host)
         answered = candidates(cloud, wanted, root)
         roots, left_out = ([root], 0) if root else concerned(
-            cloud, wanted, {device.hostname for device in devices or ()},
+            cloud, {device.hostname for device in devices or ()},
             answered, self._most)
         if left_out:
             self._unchecked.append(
-                f'{left_out} more hosts, which according to Placement are no '
-                'closer to a fit than the others; --all examines all hosts, '
-                '--host one host')
+                f'{left_out} more hosts; --all examines all hosts, --host one '
+                'host')
         hosts = placement.read_trees(cloud, roots, wanted, on_record,
                                      self._progress)
         owner = self._owner(server)
@@ -258,13 +254,10 @@ def find_root(cloud: connection.Cloud, host: str) -> str:
            or f'; with GPUs: {", ".join(sorted(known)) or "none"}'))
 
 
-def concerned(cloud: connection.Cloud, wanted: request.Request,
-              more: Iterable[str], found: facts.Answer | None,
-              most: int | None) -> tuple[Sequence[str], int]:
-    """Choose the compute nodes to read, and count those that are left out.
-
-    Compute nodes with candidates in Placement come first, then those with
-    room for most of the groups, then those with most of the resource classes.
+def concerned(cloud: connection.Cloud, more: Iterable[str],
+              found: facts.Answer | None, most: int | None
+              ) -> tuple[Sequence[str], int]:
+    """Choose the compute nodes to read, those with candidates first.
 
     :param more: names of further compute nodes, which count even if Placement
         has no accelerators on them.
@@ -278,52 +271,13 @@ def concerned(cloud: connection.Cloud, wanted: request.Request,
     bare = sorted(set(more) - named)
     roots = {*below, *(item['uuid'] for name in bare[:most]
                        for item in placement.listed(cloud, name=name))}
-    left = max(0, len(bare) - most) if most is not None else 0
-    if most is None or len(roots) <= most:
-        return sorted(roots), left
     taking = found.roots if found else {}
-    if any(uuid in taking for uuid in roots):
-        room: collections.Counter[str] = collections.Counter()
-    else:
-        room = _room(cloud, wanted)
-    classes = {name for group in wanted.granular for name in group.resources}
-    ranked = sorted(roots, key=lambda uuid: (
-        uuid not in taking, -room[uuid],
-        -len(classes & {_class(item) for item in below.get(uuid, ())}),
-        uuid))
-    return ranked[:most], left + len(ranked) - most
+    chosen = sorted(roots, key=lambda uuid: (uuid not in taking, uuid))[:most]
+    return chosen, max(0, len(below) + len(bare) - len(chosen))
 
 
 def _place(item):
     return names.parse_provider_name(item['name'])
-
-
-def _class(item):
-    """Derive the resource class of a provider from its name, if known."""
-    place = _place(item)
-    if place is None:
-        return None
-    return (orc.PGPU if place.label == policy.Mode.PASSTHROUGH.value
-            else names.custom(names.VENDOR, place.label))
-
-
-def _room(cloud, wanted):
-    """For how many of the groups each compute node has room, by UUID."""
-    found: collections.Counter[str] = collections.Counter()
-    for group in wanted.groups:
-        query = {'resources': ','.join(
-            f'{name}:{amount}' for name, amount
-            in sorted(group.resources.items()))}
-        if group.required:
-            query['required'] = ','.join(sorted(group.required))
-        try:
-            items = (placement.listed(cloud, **query)
-                     if group.resources else ())
-        except exception.CloudError:
-            # Placement does not know the resource class or a trait.
-            continue
-        found.update({item['root_provider_uuid'] for item in items})
-    return found
 
 
 def _refusal(error):

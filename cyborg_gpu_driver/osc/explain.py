@@ -58,8 +58,8 @@ class ExplainRequest(base.ShowOne):
                  "apply (default: the server's, or none)")
         parser.add_argument(
             '--all', action='store_true',
-            help=f'examine all hosts of the cloud, not only the '
-                 f'{question.MOST} that seem closest to a fit, and show all '
+            help=f'examine all hosts of the cloud, not only {question.MOST}, '
+                 'those with candidates in Placement first, and show all '
                  f'in the table, not only the {_NEAREST} closest')
         parser.add_argument(
             '--long', action='store_true',

@@ -266,22 +266,11 @@ class ConcernedTest(CloudCase):
         wanted = request.make(None, 'profile', [
             {f'resources:{name}': '1'} for name in classes])
         roots, left = question.concerned(
-            self.cloud, wanted, more, question.candidates(self.cloud, wanted),
-            most)
+            self.cloud, more, question.candidates(self.cloud, wanted), most)
         return [self.names[uuid] for uuid in roots], left
 
     def test_those_with_candidates_come_first(self):
         self.assertEqual((['compute3'], 3), self.concerned(1, _CLASSES[1]))
-
-    def test_then_those_with_most_room(self):
-        found, left = self.concerned(3, *_CLASSES)
-        self.assertEqual(1, left)
-        self.assertEqual({'compute1', 'compute2', 'compute3'}, set(found))
-        self.assertEqual((['compute1'], 3), self.concerned(1, _CLASSES[0]))
-
-    def test_a_class_or_a_trait_that_nobody_knows(self):
-        found, left = self.concerned(2, 'CUSTOM_NVIDIA_X')
-        self.assertEqual((2, 2), (len(found), left))
 
     def test_all_of_few(self):
         for most in (4, None):
