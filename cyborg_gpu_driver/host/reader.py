@@ -173,10 +173,9 @@ class HostReader:
         gpus = self._gpus_of(shown, mdevs, unlisted, detail,
                              nvml_problem is None)
         self._functions.keep(identities)
-        if nvml_problem is None:
-            if self._nvml.problem() is not None:
-                # NVML went away meanwhile: report it once, not once per GPU.
-                return self._read(detail, links)
+        if nvml_problem is None and self._nvml.problem() is not None:
+            # NVML went away meanwhile: report it once, not once per GPU.
+            return self._read(detail, links)
         running = self._services()
         return model.Host(
             gpus=self._with_links(gpus) if links else tuple(sorted(

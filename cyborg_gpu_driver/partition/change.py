@@ -31,7 +31,6 @@ from typing import Any
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import geometry
-from cyborg_gpu_driver.partition import gpu_map
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition import target
 
@@ -298,22 +297,17 @@ class Change:
                 for item in self.create],
             'steps': [item.to_dict() for item in self.steps]}
 
-    def lines(self, pens: gpu_map.Pens = gpu_map.UNICODE
-              ) -> tuple[str, ...]:
-        """Return the plan for people: before, the steps, after."""
+    def lines(self) -> tuple[str, ...]:
+        """Return the plan for people: what stays, and the steps."""
         if self.is_empty:
             return (f'{self.gpu.address}: unchanged ({self.wanted})',)
-        before = {item.placement: 'goes' for item in self.destroy}
-        before |= {item.instance.placement: 'in use' if item.in_use
-                   else 'stays' for item in self.keep}
-        after = {**before, **{
-            item.placement: 'new' for item in self.create}}
+        stays = [f' {self._name(item.instance)} at {item.instance.placement} '
+                 + ('is in use' if item.in_use else 'stays')
+                 for item in self.keep]
         return (
-            f'{self.gpu.address}: will be {self.wanted}',
-            ' before', *gpu_map.grid_lines(self.gpu, before, pens),
+            f'{self.gpu.address}: will be {self.wanted}', *stays,
             *(f' {number:2}. {item}'
-              for number, item in enumerate(self.steps, start=1)),
-            ' after', *gpu_map.grid_lines(self.gpu, after, pens, self.after()))
+              for number, item in enumerate(self.steps, start=1)))
 
     def _name(self, instance: model.GpuInstance) -> str:
         profile = spec.profile(self.gpu, instance.profile_id)

@@ -74,5 +74,4 @@ class Operator:
     def picture(self, address: str) -> str:
         """Return the picture of one GPU's layout, from below the table."""
         shown = self.text('gpu', 'show', address, '-c', 'address')
-        return '\n'.join(line for line in shown.splitlines()
-                         if line.startswith(' '))
+        return shown.split('+\n', 3)[-1].rstrip('\n')

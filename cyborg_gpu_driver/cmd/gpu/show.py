@@ -129,13 +129,11 @@ class ShowGpu(output.ShowOne):
         return result
 
     def _draw(self, gpu):
-        stdout = self.app.stdout
-        pens = gpu_map.pens_for(getattr(stdout, 'encoding', None))
-        owners = {entry.placement: entry.handle
-                  for entry in self.app.view.claims(gpu)
-                  if entry.placement is not None}
-        for line in gpu_map.grid_lines(gpu, owners, pens):
-            stdout.write(line + '\n')
+        view = self.app.view
+        self.app.stdout.write('\n'.join(gpu_map.lines(
+            [_tile(view, gpu)],
+            gpu_map.pens_for(getattr(self.app.stdout, 'encoding', None)),
+            gpu_map.TILE)) + '\n')
 
 
 def _fabric(view, gpu):

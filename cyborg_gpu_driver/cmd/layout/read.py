@@ -25,7 +25,6 @@ from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.cmd.layout import options as layout_options
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import gpu_map
 from cyborg_gpu_driver.partition import target
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.partition.layout import state as layout_state
@@ -49,14 +48,13 @@ class PlanLayout(layout_options.LayoutCommand):
     def take_action(self, parsed_args):
         machine = self.app.machine.for_changes(links=False)
         rows, differ = [], False
-        pens = gpu_map.pens_for(getattr(self.app.stdout, 'encoding', None))
         for index, gpu, wanted in wanted_of(machine, parsed_args):
             row = _planned(machine, gpu, wanted, parsed_args.mode_only)
             planned = row.pop('plan')
             rows.append({'index': index, 'address': str(gpu.address), **row})
             differ |= bool(row['differences'] or row['error'])
             if parsed_args.output_format == 'text' and planned:
-                self.write('\n'.join(planned.lines(pens)))
+                self.write('\n'.join(planned.lines()))
             for text in filter(None, (*row['differences'], row['error'])):
                 output.say(f'GPU {index} ({gpu.address}): {text}')
         if parsed_args.output_format != 'text':

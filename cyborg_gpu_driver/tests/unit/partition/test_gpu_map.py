@@ -198,3 +198,14 @@ class TestLines(base.BaseTestCase):
 
     def test_no_gpus(self):
         self.assertEqual('', drawn())
+
+
+class TestPens(base.BaseTestCase):
+
+    def test_by_encoding(self):
+        for encoding, pens in (('utf-8', gpu_map.UNICODE),
+                               ('ascii', gpu_map.ASCII),
+                               ('latin-1', gpu_map.ASCII),
+                               (None, gpu_map.ASCII),
+                               ('no-such', gpu_map.ASCII)):
+            self.assertIs(pens, gpu_map.pens_for(encoding), encoding)

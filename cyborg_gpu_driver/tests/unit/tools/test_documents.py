@@ -32,10 +32,7 @@ from cyborg_gpu_driver.cmd.layout import hooks
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.conf import weigher
 from cyborg_gpu_driver.host import reader
-from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import geometry
-from cyborg_gpu_driver.partition import gpu_map
-from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.partition.layout import file as layout_file
 from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator import platform
@@ -235,24 +232,6 @@ class ReadmeTest(base.BaseTestCase):
             gpus = reader.HostReader(
                 platform.open_platform(simulated)).snapshot().gpus
         self.gpu = next(gpu for gpu in gpus if gpu.mig and gpu.mig.enabled)
-
-    def test_the_grid_is_what_the_library_draws(self):
-        rows = self.text[self.text.index('     unit '):].splitlines()
-        names, owners = ([cell.strip() for cell in rows[number].split('│')
-                          [1:-1]] for number in (2, 3))
-        profiles = {item.name: item for item in self.gpu.mig.profiles}
-        instances, start = [], 0
-        for name in names:
-            size = profiles[name].placements[0].size
-            instances.append(spec.MigInstanceSpec(
-                model.Placement(start, size), profiles[name].profile_id))
-            start += size
-        drawn = gpu_map.grid_lines(
-            self.gpu, {item.placement: owner for item, owner
-                       in zip(instances, owners, strict=True)},
-            layout=spec.MigLayout(True, True, tuple(instances)))
-        # The demo indents its output by three more spaces.
-        self.assertEqual(['   ' + line for line in drawn], rows[:len(drawn)])
 
     def test_no_other_option_is_needed(self):
         """test_first_hour and test_offers_simulated show what it offers."""

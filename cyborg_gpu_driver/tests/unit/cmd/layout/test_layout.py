@@ -180,11 +180,9 @@ class RefusalTest(layouts.LayoutCase):
 
 class PlanTest(layouts.LayoutCase):
 
-    def test_picture_before_and_after(self):
+    def test_steps(self):
         self.apply('halves')
         output, _ = self.assert_layout('mixed', code=1)
-        self.assertIn('before', output)
-        self.assertIn('after', output)
         self.assertIn('destroy', output)
         self.assert_layout('halves')
 
