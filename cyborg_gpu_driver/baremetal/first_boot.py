@@ -105,8 +105,6 @@ class Report:
     error: str | None = None
     """What prevented the whole; GPUs have errors of their own."""
     gpus: tuple[GpuReport, ...] = ()
-    no_service: str | None = None
-    """URL of the metadata service that was queried and did not answer."""
 
     def lines(self) -> Iterator[str]:
         """Return the lines for people: one per GPU, and the outcome."""

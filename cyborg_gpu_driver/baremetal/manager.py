@@ -60,7 +60,7 @@ _LAYOUT_ARGS = {
             'Whether to write the layout to the image (default: true). If '
             'false, the step checks the layout and sets MIG modes that last, '
             'but does not mount the image: the system must find the layout '
-            'on its config drive or in its metadata.'),
+            'in its metadata.'),
         'required': False,
     },
 }

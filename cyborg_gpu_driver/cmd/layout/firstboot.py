@@ -15,8 +15,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import functools
 import json
 import os
 
@@ -33,14 +31,13 @@ from cyborg_gpu_driver.conf import policies
 
 _LAYOUT_FILE = f'/{cleaning.LAYOUT_PATH}'
 _DRIVER_TIMEOUT = 300
-_METADATA_TIMEOUT = 30
 
 
 class FirstBoot(command.Command):
     """Partition the GPUs of a bare-metal server as its layout says.
 
-    The layout is read from the image, the config drive or the metadata of the
-    server, in this order; layouts in several places must agree. Without a
+    The layout is read from the image or from the metadata of the server, which
+    cloud-init writes to a file; layouts in both places must agree. Without a
     layout or a GPU, the command does nothing. Exits 1 if a GPU does not match
     the layout, and 2 if the layout cannot be used; then the GPUs are not
     changed. The last line is the result of the run, for the console of the
@@ -71,19 +68,9 @@ class FirstBoot(command.Command):
             help="layout file of one entry, in mig-parted's format "
                  f'(default: {_LAYOUT_FILE}, if it exists)')
         parser.add_argument(
-            '--config-drive', type=_directory, metavar='DIRECTORY',
-            help='directory at which a config drive is mounted (default: the '
-                 'block device with the label config-2 is read)')
-        parser.add_argument(
-            '--metadata-url', type=_url, metavar='URL',
-            default=layout_sources.URL,
-            help='URL of the documents of the metadata service (default: '
-                 f'{layout_sources.URL})')
-        parser.add_argument(
-            '--metadata-timeout', type=moments.seconds(0), metavar='SECONDS',
-            default=_METADATA_TIMEOUT,
-            help='how long to try the metadata service; 0 skips it '
-                 f'(default: {_METADATA_TIMEOUT})')
+            '--instance-data', type=_file, metavar='FILE',
+            help="cloud-init's file of the server's metadata (default: "
+                 f'{layout_sources.INSTANCE_DATA}, if it exists)')
         return parser
 
     def take_action(self, parsed_args):
@@ -141,12 +128,8 @@ class _Boot:
 
     def __init__(self, parsed_args, node):
         self._args = parsed_args
-        self._state_path = node.state_path
         self._machine = node.platform
         self._boot = first_boot.FirstBoot(node, output.say)
-        self._has_drive = False
-        self._missed: first_boot.Report | None = None
-        self._no_service: str | None = None
 
     def report(self) -> first_boot.Report:
         """Search for the layout and apply it; errors are in the report."""
@@ -155,23 +138,26 @@ class _Boot:
             if not self._boot.has_gpus():
                 outcome = first_boot.Outcome(first_boot.Result.NO_GPU)
             else:
-                found = self._search()
+                found = layout_sources.search((
+                    layout_sources.in_file(
+                        self._args.layout_file or _LAYOUT_FILE),
+                    layout_sources.in_metadata(
+                        self._args.instance_data
+                        or layout_sources.INSTANCE_DATA)))
                 outcome = self._cut(found)
         except exception.DocumentError as error:
             outcome = first_boot.Outcome(first_boot.Result.UNUSABLE,
                                          str(error))
         except exception.GpuDriverError as error:
             outcome = first_boot.Outcome(first_boot.Result.FAILED, str(error))
-        # The next boot must also know that this layout is missing.
-        known = found.found or self._missed
+        known = found.found
         return first_boot.Report(
             outcome.result, timeutils.utcnow(True).isoformat('T', 'seconds'),
             self._machine.boot_id(),
             source=known.source if known else None,
             layout=known.layout if known else None,
             others=tuple(other.source for other in found.others),
-            notes=found.notes, error=outcome.error, gpus=outcome.gpus,
-            no_service=self._no_service)
+            notes=found.notes, error=outcome.error, gpus=outcome.gpus)
 
     def _cut(self, search):
         found = search.found
@@ -181,79 +167,8 @@ class _Boot:
             f'Found the layout {found.layout} in {found.source}.'))
         return self._boot.partition(found, self._args.timeout, search.others)
 
-    def _search(self):
-        found = layout_sources.search((
-            layout_sources.in_file(self._args.layout_file or _LAYOUT_FILE),
-            self._on_drive()))
-        # The config drive of a server has the same data as the service.
-        if found.found or self._has_drive or not self._args.metadata_timeout:
-            return found
-        return self._ask(self._last())
-
-    def _ask(self, last):
-        """Search for a layout in the metadata service.
-
-        :param last: the report of the last boot, if there is one.
-        :raises CloudError: if the service does not answer but had the
-            layout of the last boot: then it is late, not absent.
-        """
-        url = self._args.metadata_url
-        service = layout_sources.MetadataService(
-            url, self._args.metadata_timeout,
-            doubtful=last is not None and last.no_service == url)
-        if last is None or not (last.source or '').startswith(service.url):
-            last = None
-        self._missed = last
-        found = layout_sources.search((
-            layout_sources.in_documents(service.read, service.url),))
-        if service.silent is None:
-            self._missed = None
-            return found
-        if last is not None:
-            raise exception.CloudError(
-                f'{service.url}: does not answer ({service.silent}), but '
-                f'had the layout {last.layout} at the last boot')
-        self._no_service = url
-        return layout_sources.Search(notes=(
-            f'There is no metadata service at {service.url}: '
-            f'{service.silent}.',))
-
-    def _last(self):
-        """Return the last report; None if there is no readable report."""
-        try:
-            return first_boot.read_report(self._state_path)
-        except exception.JournalError as error:
-            output.say(str(error))
-            return None
-
-    def _on_drive(self):
-        with self._drive() as directory:
-            if directory is not None:
-                self._has_drive = True
-                yield from layout_sources.in_documents(
-                    functools.partial(layout_sources.read, directory),
-                    'config drive')
-
-    def _drive(self):
-        if self._args.config_drive is not None:
-            return contextlib.nullcontext(self._args.config_drive)
-        return layout_sources.opened()
-
 
 def _file(text: str) -> str:
     if os.path.isfile(text):
         return text
     raise argparse.ArgumentTypeError(f'{text!r} is not a file')
-
-
-def _directory(text: str) -> str:
-    if os.path.isdir(text):
-        return text
-    raise argparse.ArgumentTypeError(f'{text!r} is not a directory')
-
-
-def _url(text: str) -> str:
-    try:
-        return layout_sources.MetadataService(text, 0).url
-    except exception.InvalidValue as error:
-        raise argparse.ArgumentTypeError(str(error)) from error

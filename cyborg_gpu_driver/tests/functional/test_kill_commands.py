@@ -45,7 +45,7 @@ class FirstBootTest(kill_case.KillCase):
                 # JSON is YAML.
                 json.dump(_LAYOUT, stream)
             return self.command('firstboot', '--layout-file', path,
-                                '--metadata-timeout', '0', number=number)
+                                number=number)
 
         def check():
             if self.number % 2:

@@ -107,8 +107,8 @@ class Server:
         return subprocess.run(
             [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
              '--config-file', str(path), 'firstboot', '--layout-file',
-             str(self.image / cleaning.LAYOUT_PATH), '--metadata-timeout',
-             '0'], check=True, capture_output=True, text=True,
+             str(self.image / cleaning.LAYOUT_PATH)],
+            check=True, capture_output=True, text=True,
             stdin=subprocess.DEVNULL).stdout
 
     def switch_off(self) -> None:

@@ -156,8 +156,7 @@ class StageTest(LayoutCase):
 
 
 class ElsewhereTest(LayoutCase):
-    """The step writes nothing to the image: its config drive has the layout.
-    """
+    """The step writes nothing to the image: the metadata has the layout."""
 
     def setUp(self):
         super().setUp()

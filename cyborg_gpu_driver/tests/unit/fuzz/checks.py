@@ -26,6 +26,7 @@ import math
 import os
 import posixpath
 import re
+import tempfile
 
 from cyborg_gpu_driver import durable
 from cyborg_gpu_driver import exception
@@ -237,15 +238,20 @@ def _inspected(found):
     return found
 
 
-# What a cloud tells a server
+# What a cloud tells a server, as cloud-init writes it
 
-def metadata(texts, gpus=()):
-    """Read documents, by name, of a config drive or a metadata service."""
-    search = attempt(layout_sources.search, [
-        layout_sources.in_documents(texts.get, 'place')])
+def metadata(text, gpus=()):
+    """Read cloud-init's file."""
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, 'instance-data.json')
+        with open(path, 'w', encoding='utf-8',
+                  errors='surrogatepass') as stream:
+            stream.write(text)
+        search = attempt(layout_sources.search,
+                         [layout_sources.in_metadata(path)])
     if search is None or search.found is None:
         return
-    hold(search.found.source.startswith('place, '), search)
+    hold(search.found.source.startswith(path), search)
     hold(isinstance(search.found.layout, str), search)
     entry = attempt(search.found.entry, gpus)
     if entry is not None:

@@ -67,9 +67,8 @@ _ITEMS = [{'devices': 'all', 'device-filter': '0x233010DE',
            'mig-enabled': True, 'mig-devices': {'1g.10gb': 2}},
           {'devices': [0], 'device-filter': '0x20B010DE',
            'mig-enabled': False}]
-_META = {'uuid': 'a', 'meta': {'cyborg_gpu_layout': 'all-1g.10gb'}}
-_VENDOR = {'service': {'cyborg_gpu_layout': {'one': _ITEMS}},
-           'cyborg_gpu_layout': _ITEMS}
+_META = {'ds': {'meta_data': {
+    'uuid': 'a', 'meta': {'cyborg_gpu_layout': 'all-1g.10gb'}}}}
 _FIRST_BOOT = {
     'result': 'failed', 'time': '2026-01-01T00:00:00+00:00', 'boot_id': 'a',
     'source': 'file', 'layout': 'one', 'others': ['drive'], 'notes': ['b'],
@@ -151,14 +150,13 @@ def _layout(test, text):
     checks.layouts(text, test.gpus)
 
 
-def _metadata(test, meta, vendor):
-    checks.metadata({'meta_data.json': json.dumps(meta),
-                     'vendor_data2.json': json.dumps(vendor)}, test.gpus)
+def _metadata(test, content):
+    checks.metadata(json.dumps(content), test.gpus)
 
 
 def _layout_in_metadata(test, text):
-    checks.metadata({'meta_data.json': json.dumps(
-        {'meta': {'cyborg_gpu_layout': text}})}, test.gpus)
+    checks.metadata(json.dumps({'ds': {'meta_data': {'meta': {
+        'cyborg_gpu_layout': text}}}}), test.gpus)
 
 
 def _first_boot(test, content):
@@ -260,12 +258,10 @@ ROWS = {
     'layout file of any bytes': (100, _layout, (base.damaged(
         json.dumps(_MIG).encode()).map(
             lambda data: data.decode('utf-8', 'replace')),)),
-    'metadata': (150, _metadata, (base.mutated(_META),
-                                  base.mutated(_VENDOR))),
+    'metadata': (150, _metadata, (base.mutated(_META),)),
     'layout in metadata': (150, _layout_in_metadata, (
         base.yaml_texts({'one': _ITEMS}),)),
-    'vendor data': (50, _plain(lambda text: checks.metadata(
-        {'vendor_data.json': text})), (base.TEXTS,)),
+    'metadata of any text': (50, _plain(checks.metadata), (base.TEXTS,)),
     'first boot': (250, _first_boot, (base.mutated(_FIRST_BOOT),)),
     'slowdowns': (150, _plain(checks.slowdowns), (base.mutated({'slowdown': {
         'a': {'a': 1.5, 'b': 1}, 'b': {'a': 2, 'c': None}}}),)),
@@ -371,8 +367,8 @@ class ReaderTest(base.FuzzCase):
                 _HOOKS, 'v1', 'apply-start', 'LANG', '/bin/true', 'a'):
             checks.hooks_file(text)
         for text in base.odd_texts(_ITEMS, 'all', 'true', '2', '1g.10gb'):
-            checks.metadata({'vendor_data.json': json.dumps(
-                {'cyborg_gpu_layout': text})})
+            checks.metadata(json.dumps({'ds': {'meta_data': {'meta': {
+                'cyborg_gpu_layout': text}}}}))
 
     def test_what_is_too_much(self):
         """A short text can mean more than any program can process."""

@@ -37,9 +37,6 @@ class BootCase(base.CommandCase):
             'state_path': self.state_path,
             'simulate': self.write_host('0000:18:00.0', '0000:2a:00.0'),
             'simulate_state': self.path('machine.json')}
-        self.drive = self.path('drive')
-        self.latest = os.path.join(self.drive, 'openstack', 'latest')
-        os.makedirs(self.latest)
 
     def path(self, name):
         return os.path.join(self.directory, name)
@@ -78,11 +75,13 @@ class BootCase(base.CommandCase):
             stream.write(self.layout() if text is None else text)
         return path
 
-    def put_on_drive(self, name, content):
-        """Write a document to the config drive."""
-        with open(os.path.join(self.latest, name), 'w',
-                  encoding='utf-8') as stream:
-            json.dump(content, stream)
+    def metadata(self, value):
+        """Write cloud-init's file with a layout and return its path."""
+        path = self.path('instance-data.json')
+        with open(path, 'w', encoding='utf-8') as stream:
+            json.dump({'ds': {'meta_data': {'meta': {
+                'cyborg_gpu_layout': value}}}}, stream)
+        return path
 
     def boot(self, *arguments, code=0):
         """Run the command and return its output and its standard error."""
@@ -90,8 +89,7 @@ class BootCase(base.CommandCase):
             f'{name} = {value}\n' for name, value in self.options.items()),
             self.directory)
         return self.run_program(
-            '--config-file', conf, 'firstboot', '--metadata-timeout', '0',
-            *arguments, code=code)
+            '--config-file', conf, 'firstboot', *arguments, code=code)
 
     def booted(self, *arguments, code=0):
         """Run the command and return the report that it prints and keeps."""

@@ -28,41 +28,39 @@ from cyborg_gpu_driver.simulator.machine import machine
 
 _ITEM = {'devices': 'all', 'mig-enabled': True, 'mig-devices': {'1g.10gb': 2}}
 _FILE = {'version': 'v1', 'mig-configs': {'pair': [_ITEM]}}
-_META = 'meta_data.json'
-_VENDOR = 'vendor_data.json'
-_VENDOR2 = 'vendor_data2.json'
 
 
 class SourcesCase(base.BaseTestCase):
 
-    def documents(self, **contents):
-        """Search documents, which are given by short names."""
-        names = {'meta': _META, 'vendor': _VENDOR, 'vendor2': _VENDOR2}
-        texts = {names[word]: content if isinstance(content, str)
-                 else json.dumps(content)
-                 for word, content in contents.items()}
-        return layout_sources.search([layout_sources.in_documents(
-            texts.get, 'drive')])
+    def setUp(self):
+        super().setUp()
+        self.directory = self.useFixture(fixtures.TempDir()).path
+        self.data = os.path.join(self.directory, 'instance-data.json')
+
+    def metadata(self, content):
+        """Search cloud-init's file with this content."""
+        with open(self.data, 'w', encoding='utf-8') as stream:
+            stream.write(content if isinstance(content, str)
+                         else json.dumps(content))
+        return layout_sources.search([layout_sources.in_metadata(self.data)])
 
     def property(self, value):
         """The layout found for a server with this value of the property."""
-        return self.documents(meta={'uuid': 'u', 'meta': {
-            'cyborg_gpu_layout': value, 'other': 'x'}}).found
+        return self.metadata({'ds': {'meta_data': {'uuid': 'u', 'meta': {
+            'cyborg_gpu_layout': value, 'other': 'x'}}}}).found
 
 
-class DocumentsTest(SourcesCase):
+class MetadataTest(SourcesCase):
 
     def test_none(self):
-        for contents in ({}, {'meta': {'meta': {'x': 'y'}}}, {'meta': {}},
-                         {'meta': {'meta': None}},
-                         {'vendor': [1], 'vendor2': {'svc': 'x'}}):
-            self.assertEqual(layout_sources.Search(),
-                             self.documents(**contents))
+        for content in ({}, {'ds': None}, {'ds': {'meta_data': {}}},
+                        {'ds': {'meta_data': {'meta': {'x': 'y'}}}}):
+            self.assertEqual(layout_sources.Search(), self.metadata(content))
 
     def test_a_name(self):
         found = self.property(' all-1g.10gb\n')
-        self.assertEqual(('all-1g.10gb', 'drive, meta_data.json, meta, '
-                          'cyborg_gpu_layout'), (found.wanted, found.source))
+        self.assertEqual(('all-1g.10gb', f'{self.data}, cyborg_gpu_layout'),
+                         (found.wanted, found.source))
         self.assertEqual('all-1g.10gb', found.layout)
 
     def test_a_name_that_yaml_takes_for_something_else(self):
@@ -84,42 +82,25 @@ class DocumentsTest(SourcesCase):
             self.assertEqual('pair', found.layout)
             self.assertEqual(found.source, found.wanted.source)
 
-    def test_vendor_data(self):
-        for contents, source in (
-                ({'vendor': {'cyborg_gpu_layout': 'a'}}, _VENDOR),
-                ({'vendor2': {'cyborg_gpu_layout': 'a'}}, _VENDOR2),
-                ({'vendor2': {'x': {}, 'gpus': {'cyborg_gpu_layout': 'a'}}},
-                 f'{_VENDOR2}, gpus')):
-            found = self.documents(**contents).found
-            self.assertEqual(('a', f'drive, {source}, cyborg_gpu_layout'),
-                             (found.layout, found.source))
-
-    def test_the_first_counts_and_the_others_are_named(self):
-        search = self.documents(
-            vendor={'cyborg_gpu_layout': 'c'},
-            vendor2={'svc': {'cyborg_gpu_layout': 'b'}},
-            meta={'meta': {'cyborg_gpu_layout': 'a'}})
-        self.assertEqual('a', search.found.layout)
-        self.assertEqual((f'drive, {_VENDOR2}, svc, cyborg_gpu_layout',
-                          f'drive, {_VENDOR}, cyborg_gpu_layout'),
-                         tuple(other.source for other in search.others))
-
     def test_what_comes_later_may_be_broken(self):
-        search = self.documents(meta={'meta': {'cyborg_gpu_layout': 'a'}},
-                                vendor2='{')
-        self.assertEqual('a', search.found.layout)
-        self.assertIn('not used: drive, vendor_data2.json: top level: not '
-                      'JSON', search.notes[0])
+        path = os.path.join(self.directory, 'layout.yaml')
+        for target, text in ((path, json.dumps(_FILE)), (self.data, '{')):
+            with open(target, 'w', encoding='utf-8') as stream:
+                stream.write(text)
+        search = layout_sources.search([
+            layout_sources.in_file(path),
+            layout_sources.in_metadata(self.data)])
+        self.assertEqual('pair', search.found.layout)
+        self.assertIn(f'not used: {self.data}: top level: not JSON',
+                      search.notes[0])
 
-    def test_what_comes_first_may_not(self):
-        for contents, words in (
-                ({'meta': '{'}, 'meta_data.json: top level: not JSON'),
-                ({'meta': '[' * 100000}, 'not JSON'),
-                ({'meta': {'meta': 'x'}},
-                 "meta: found 'x'; expected an object")):
+    def test_another_document(self):
+        for content, words in (
+                ('{', 'top level: not JSON'), ('[' * 100000, 'not JSON'),
+                ({'ds': {'meta_data': {'meta': 'x'}}},
+                 "top level: found 'x'; expected an object")):
             error = self.assertRaises(
-                exception.DocumentError, self.documents,
-                vendor={'cyborg_gpu_layout': 'a'}, **contents)
+                exception.DocumentError, self.metadata, content)
             self.assertIn(words, str(error))
 
     def test_malformed(self):
@@ -139,8 +120,7 @@ class DocumentsTest(SourcesCase):
             error = self.assertRaises(exception.DocumentError, self.property,
                                       value)
             self.assertIn(words, str(error))
-            self.assertIn('drive, meta_data.json, meta, cyborg_gpu_layout:',
-                          str(error))
+            self.assertIn(f'{self.data}, cyborg_gpu_layout:', str(error))
 
     def test_an_alias_is_refused(self):
         """Expanded aliases would make the printed layout grow without bound.

@@ -20,7 +20,6 @@ import sys
 import testscenarios
 
 from cyborg_gpu_driver.tests.unit.baremetal.first_boot import first_boot_case
-from cyborg_gpu_driver.tests.unit.baremetal.first_boot import metadata_server
 
 load_tests = testscenarios.load_tests_apply_scenarios
 
@@ -61,140 +60,49 @@ class EachBoardTest(first_boot_case.BootCase):
 
 class SourcesTest(first_boot_case.BootCase):
 
-    def setUp(self):
-        super().setUp()
-        self.server = metadata_server.MetadataServer()
-        self.addCleanup(self.server.close)
-        self.asking = ('--metadata-url', self.server.url,
-                       '--metadata-timeout', '0.5')
-
-    def serve(self, value):
-        self.server.documents['meta_data.json'] = json.dumps(
-            {'meta': {'cyborg_gpu_layout': value}}).encode()
-
-    def test_the_config_drive(self):
-        self.put_on_drive('meta_data.json', {'meta': {
-            'cyborg_gpu_layout': 'all-3g.40gb'}})
-        report = self.booted('--config-drive', self.drive, *self.asking)
+    def test_the_metadata(self):
+        report = self.booted('--instance-data', self.metadata('all-3g.40gb'))
         self.assertEqual(('applied', 'all-3g.40gb'),
                          (report['result'], report['layout']))
         self.assertEqual([(True, [(9, 0, 1), (9, 4, 1)])] * 2, self.gpus())
 
     def test_names_that_a_terminal_would_obey(self):
-        self.put_on_drive('vendor_data2.json', {'\x1b[2J\ud800\n': {
-            'cyborg_gpu_layout': {'a\x07': [
-                {'devices': 'all', 'mig-enabled': False}]}}})
-        output, errors = self.boot('--config-drive', self.drive)
-        self.assertIn(r', \x1b[2J\ud800\n, cyborg_gpu_layout', errors)
-        self.assertIn(r'Layout a\x07 of config drive', output)
+        output, errors = self.boot('--instance-data', self.metadata(
+            {'a\x07': [{'devices': 'all', 'mig-enabled': False}]}))
+        self.assertIn(r'Layout a\x07 of', output)
         for line in (output + errors).splitlines():
             self.assertTrue(line.isprintable(), line)
 
-    def test_the_metadata_service(self):
-        self.serve('{small: [{devices: [1], mig-enabled: true, '
-                   'mig-devices: {1g.10gb: 7}}]}')
-        others = self.gpus()[0]
-        report = self.booted(*self.asking)
-        self.assertEqual('small', report['layout'])
-        self.assertTrue(report['source'].startswith(self.server.url))
-        self.assertEqual([others, _SEVEN], self.gpus())
-
     def test_several_that_agree(self):
-        self.put_on_drive('vendor_data2.json', {
-            'cyborg_gpu_layout': 'all-1g.10gb'})
-        self.serve('all-2g.20gb')
-        report = self.booted('--layout-file', self.stage(), '--config-drive',
-                             self.drive, *self.asking)
+        path = self.metadata('all-1g.10gb')
+        report = self.booted('--layout-file', self.stage(), '--instance-data',
+                             path)
         self.assertEqual(('applied', 'staged'),
                          (report['result'], report['layout']))
-        self.assertEqual(['config drive, vendor_data2.json, '
-                          'cyborg_gpu_layout'], report['others'])
+        self.assertEqual([f'{path}, cyborg_gpu_layout'], report['others'])
         self.assertEqual([_SEVEN] * 2, self.gpus())
-        # A config drive has what the service has, so the service is not used.
-        report = self.booted('--config-drive', self.drive, *self.asking)
-        self.assertEqual('all-1g.10gb', report['layout'])
-        self.assertEqual([], self.server.asked)
-        report = self.booted(*self.asking)
-        self.assertEqual('all-2g.20gb', report['layout'])
 
     def test_several_that_differ(self):
         before, path = self.gpus(), self.stage()
         for value, words in (
                 ('all-3g.40gb', 'differs from the layout all-3g.40gb of '
-                 'config drive, meta_data.json, meta, cyborg_gpu_layout: '
+                 f'{self.metadata("")}, cyborg_gpu_layout: '
                  'remove one of them'),
                 ('all-1g.5gb', "no layout 'all-1g.5gb'")):
-            self.put_on_drive('meta_data.json', {'meta': {
-                'cyborg_gpu_layout': value}})
-            report = self.booted('--layout-file', path, '--config-drive',
-                                 self.drive, code=2)
+            report = self.booted('--layout-file', path, '--instance-data',
+                                 self.metadata(value), code=2)
             self.assertEqual(('unusable', []),
                              (report['result'], report['gpus']))
             self.assertIn(words, report['error'])
             self.assertEqual(before, self.gpus())
 
     def test_no_layout(self):
-        self.server.documents['meta_data.json'] = b'{"meta": {}}'
         before = self.gpus()
-        output, _ = self.boot('--config-drive', self.drive, *self.asking)
+        output, _ = self.boot()
         self.assertEqual('No layout was found. The GPUs were not changed.\n'
                          'cyborg-gpu-firstboot: result=ok gpus=0 '
                          'reason=no-layout\n', output)
-        self.assertEqual([], self.server.asked)
-        self.assertEqual('no-layout', self.booted(*self.asking)['result'])
-        self.server.close()
-        report = self.booted(*self.asking)
-        self.assertEqual('no-layout', report['result'])
-        self.assertIn('There is no metadata service at', report['notes'][0])
         self.assertEqual(before, self.gpus())
-
-    def test_a_service_that_gave_a_layout_is_missed(self):
-        """A late network must not silently cost the GPU instances."""
-        self.serve('all-1g.10gb')
-        self.boot(*self.asking)
-        self.server.close()
-        self.machine().reboot()
-        for _ in range(2):
-            report = self.booted(*self.asking, code=1)
-            self.assertEqual(('failed', 'all-1g.10gb'),
-                             (report['result'], report['layout']))
-            self.assertIn('Connection refused', report['error'])
-            self.assertIn('had the layout all-1g.10gb', report['error'])
-        self.server.open()
-        self.assertEqual('applied', self.booted(*self.asking)['result'])
-
-    def test_no_service_is_waited_for_only_once(self):
-        """A host without a layout does not wait at each boot."""
-        self.server.close()
-        url = self.server.url
-        self.assertEqual(url, self.booted(*self.asking)['no_service'])
-        # The test would time out if the command waited.
-        waiting = (*self.asking, '--metadata-timeout', '3600')
-        report = self.booted(*waiting)
-        self.assertEqual(('no-layout', url),
-                         (report['result'], report['no_service']))
-        self.server.open()
-        self.serve('all-1g.10gb')
-        report = self.booted(*waiting)
-        self.assertEqual(('applied', None),
-                         (report['result'], report['no_service']))
-
-    def test_a_service_that_gave_no_layout_is_not_missed(self):
-        self.server.close()
-        self.boot('--layout-file', self.stage())
-        report = self.booted(*self.asking)
-        self.assertEqual(('no-layout', None),
-                         (report['result'], report['layout']))
-
-    def test_a_layout_that_is_taken_away(self):
-        self.serve('all-1g.10gb')
-        self.boot(*self.asking)
-        self.machine().reboot()
-        self.server.documents.clear()
-        report = self.booted(*self.asking)
-        self.assertEqual(('no-layout', None),
-                         (report['result'], report['layout']))
-        self.assertEqual([(False, [])] * 2, self.gpus())
 
 
 class WrongTest(first_boot_case.BootCase):
@@ -222,17 +130,14 @@ class WrongTest(first_boot_case.BootCase):
 
     def test_a_wrong_one_is_not_passed_over(self):
         """The layout of the next source may be meant for another server."""
-        self.put_on_drive('meta_data.json', {'meta': {
-            'cyborg_gpu_layout': 'all-1g.10gb'}})
         self.assertEqual('unusable', self.booted(
-            '--layout-file', self.stage('{'), '--config-drive', self.drive,
-            code=2)['result'])
+            '--layout-file', self.stage('{'), '--instance-data',
+            self.metadata('all-1g.10gb'), code=2)['result'])
 
     def test_arguments(self):
         for words in (('--layout-file', '/nowhere'),
-                      ('--config-drive', '/etc/passwd'),
-                      ('--timeout', '-1'), ('--timeout', 'nan'),
-                      ('--metadata-url', 'file:///etc/passwd')):
+                      ('--instance-data', '/nowhere'),
+                      ('--timeout', '-1'), ('--timeout', 'nan')):
             error = self.assertRaises(SystemExit, self.boot, *words)
             self.assertEqual(2, error.code)
 

@@ -13,7 +13,6 @@
 """The first boot waits for an NVIDIA driver that loads late."""
 
 import errno
-import json
 
 import fixtures
 import pynvml
@@ -47,9 +46,7 @@ class WaitTest(base.BaseTestCase):
         self.conf([], project='cyborg', default_config_files=[])
         self.conf.set_override('state_path', directory, 'gpu')
         self.boot = self.start()
-        text = json.dumps({'meta': {layout_sources.KEY: 'all-1g.10gb'}})
-        self.found, = layout_sources.in_documents(
-            {'meta_data.json': text}.get, 'drive')
+        self.found = layout_sources.Found('metadata', 'all-1g.10gb')
 
     def start(self):
         server = node.Node(self.conf)

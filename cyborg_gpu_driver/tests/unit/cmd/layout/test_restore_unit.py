@@ -32,8 +32,6 @@ _HIDES_HARDWARE = {
     'ProtectKernelTunables', 'ProtectProc', 'User'}
 """Directives that would hide GPUs, sysfs, NVIDIA's modules and services, or
 the processes that have a GPU open."""
-_MOUNTS = {'PrivateMounts'}
-"""The first boot mounts a config drive, and this unit mounts nothing."""
 _TIMES = {'ExecStart', 'TimeoutStartSec'}
 _CONSOLE = {'ExecStopPost', 'StandardOutput', 'SyslogIdentifier'}
 """Only the unit of the first boot writes its result to the console."""
@@ -75,7 +73,7 @@ class RestoreUnitTest(base.BaseTestCase):
     def test_it_is_hardened_like_the_unit_of_the_first_boot(self):
         service = dict(self.unit['Service'])
         for name, value in _read(cleaning.unit_text())['Service'].items():
-            if name not in _MOUNTS | _TIMES | _CONSOLE:
+            if name not in _TIMES | _CONSOLE:
                 expected = ('read-only' if name == 'ProtectHome'
                             else value)
                 self.assertEqual(expected, service.get(name), name)
