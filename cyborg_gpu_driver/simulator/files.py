@@ -321,7 +321,7 @@ def _parse_model(parts):
         mig = content.get('mig')
     sriov = content.pop('sriov', None) or {}
     return _made(
-        spec.Model, {'brand': pynvml.NVML_BRAND_NVIDIA, **content, **sriov},
+        spec.Model, {**content, **sriov},
         {'class': 'class_code', 'offset': 'vf_offset', 'stride': 'vf_stride'},
         name=parts[0][0], mig=mig and _mig(mig),
         vgpu_types=tuple(map(_vgpu_type, content.get('vgpu_types', ()))),

@@ -122,7 +122,6 @@ class Model:
     """The name of the data file."""
     product: str
     """The name that nvmlDeviceGetName returns."""
-    brand: int
     architecture: int
     """NVML_DEVICE_ARCH_*."""
     compute_capability: tuple[int, int]

@@ -23,7 +23,6 @@ from cyborg_gpu_driver.simulator import faults
 
 Refused = faults.Refused
 _MIB = 1 << 20
-_MEMORY_V2 = 0x02000028
 _RESERVED_MIB = 600
 _VBIOS = {pynvml.NVML_DEVICE_ARCH_VOLTA: '88.00.98.00.01',
           pynvml.NVML_DEVICE_ARCH_TURING: '90.04.96.00.02',
@@ -45,13 +44,8 @@ def asked_for(library, name, argument):
         position = abi.number(argument)
         gpus = library.visible()
         return gpus[position] if 0 <= position < len(gpus) else None
-    if 'ByUUIDV' in name:
-        return _by_uuid(library, _uuid_of(abi.target(argument)))[0]
     if 'ByUUID' in name:
         return _by_uuid(library, abi.text(argument))[0]
-    if 'BySerial' in name:
-        return _first(library, lambda gpu: gpu.spec.serial
-                      == abi.text(argument))
     address = sysfs_address(abi.text(argument))
     return _first(library, lambda gpu: gpu.address == address)
 
@@ -63,9 +57,9 @@ def _first(library, test):
 def _open_until(library, found):
     """Open the GPUs that NVML checks until it finds the requested one.
 
-    nvml.h of nvmlDeviceGetHandleBySerial and of nvmlDeviceGetHandleByUUID:
-    NVML may initialize additional GPUs as it searches for the target GPU. This
-    matters for GPUs that were bound to nvidia after the session started.
+    nvml.h of nvmlDeviceGetHandleByUUID: NVML may initialize additional GPUs as
+    it searches for the target GPU. This matters for GPUs that were bound to
+    nvidia after the session started.
     """
     for gpu in library.visible():
         if not gpu.unreachable:
@@ -82,14 +76,6 @@ def sysfs_address(bus_id):
     domain, bus, device, function = (int(part or '0', 16)
                                      for part in match.groups())
     return f'{domain:04x}:{bus:02x}:{device:02x}.{function}'
-
-
-def _uuid_of(argument):
-    if argument.version != pynvml.nvmlUUID_v1:
-        raise Refused(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)
-    if argument.type != pynvml.NVML_UUID_TYPE_ASCII:
-        raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    return argument.value.str.decode()
 
 
 def _by_uuid(library, uuid):
@@ -120,13 +106,6 @@ def handle_by_bus_id(library, bus_id, handle):
     _put_found(library, asked_for(library, 'ByPciBusId', bus_id), handle)
 
 
-@abi.symbol('nvmlDeviceGetHandleBySerial')
-def handle_by_serial(library, serial, handle):
-    found = asked_for(library, 'BySerial', serial)
-    _open_until(library, found)
-    _put_found(library, found, handle)
-
-
 def _put_found(library, gpu, handle):
     if gpu is None:
         raise Refused(pynvml.NVML_ERROR_NOT_FOUND)
@@ -136,11 +115,6 @@ def _put_found(library, gpu, handle):
 @abi.symbol('nvmlDeviceGetHandleByUUID')
 def handle_by_uuid(library, uuid, handle):
     _put_by_uuid(library, abi.text(uuid), handle)
-
-
-@abi.symbol('nvmlDeviceGetHandleByUUIDV')
-def handle_by_uuid_v(library, uuid, handle):
-    _put_by_uuid(library, _uuid_of(abi.target(uuid)), handle)
 
 
 def _put_by_uuid(library, uuid, handle):
@@ -167,22 +141,6 @@ def pci_info(library, handle, info):
         model.subsystem_device + model.subsystem_vendor, 16)
 
 
-@abi.symbol('nvmlDeviceGetPciInfoExt')
-def pci_info_ext(library, handle, info):
-    gpu = library.gpu(handle)
-    info = abi.versioned(info, pynvml.nvmlPciInfoExt_v1)
-    model = gpu.model
-    domain, bus, rest = gpu.address.split(':')
-    info.domain, info.bus = int(domain, 16), int(bus, 16)
-    info.device = int(rest.split('.')[0], 16)
-    info.pciDeviceId = int(model.device + model.vendor, 16)
-    info.pciSubSystemId = int(
-        model.subsystem_device + model.subsystem_vendor, 16)
-    info.baseClass = int(model.class_code[:2], 16)
-    info.subClass = int(model.class_code[2:4], 16)
-    info.busId = f'{domain.zfill(8)}:{bus}:{rest}'.upper().encode()
-
-
 def fill_bus_id(info, address):
     """Write an address into nvmlPciInfo_t: eight digits, upper case."""
     domain, bus, rest = address.upper().split(':')
@@ -206,18 +164,6 @@ def memory_info(library, handle, info):
     info.total = total
     info.used = min(_RESERVED_MIB * _MIB, total)
     info.free = total - info.used
-
-
-@abi.symbol('nvmlDeviceGetMemoryInfo_v2')
-def memory_info_v2(library, handle, info):
-    gpu, ids = library.device(handle)
-    library.check_usage(gpu, ids)
-    total = _memory_mib(gpu, ids) * _MIB
-    info = abi.versioned(info, _MEMORY_V2)
-    info.total = total
-    info.reserved = min(_RESERVED_MIB * _MIB, total)
-    info.used = 0
-    info.free = total - info.reserved
 
 
 @abi.symbol('nvmlDeviceGetBAR1MemoryInfo')
@@ -319,12 +265,6 @@ def _uuid(device):
         gpu.state.instances[ids[0]].compute[ids[1]].uuid)
 
 
-def _numa_node(gpu):
-    # Supported only if the GPU's memory is itself a NUMA node (Grace). Only
-    # sysfs knows the NUMA node to which a PCI GPU is attached.
-    raise Refused(pynvml.NVML_ERROR_NOT_SUPPORTED)
-
-
 abi.texts(device_of, {'nvmlDeviceGetName': _name, 'nvmlDeviceGetUUID': _uuid})
 abi.texts(gpu_of, {
     'nvmlDeviceGetSerial': lambda gpu: gpu.spec.serial,
@@ -332,20 +272,13 @@ abi.texts(gpu_of, {
         gpu.model.name, _VBIOS[gpu.model.architecture])})
 abi.numbers(device_of, {
     'nvmlDeviceGetArchitecture': lambda device: device[0].model.architecture,
-    'nvmlDeviceGetBrand': lambda device: device[0].model.brand,
     'nvmlDeviceGetCudaComputeCapability':
         lambda device: device[0].model.compute_capability,
-    'nvmlDeviceGetComputeMode': lambda device: pynvml.NVML_COMPUTEMODE_DEFAULT,
     'nvmlDeviceIsMigDeviceHandle': lambda device: device[1] is not None})
 abi.numbers(gpu_of, {
-    'nvmlDeviceGetIndex':
-        lambda gpu: gpu.machine.library.visible().index(gpu),
-    'nvmlDeviceGetMinorNumber': lambda gpu: gpu.spec.minor,
     # nvml.h: 0 for a GPU that is not on a baseboard.
     'nvmlDeviceGetModuleId':
         lambda gpu: gpu.machine.host.module(gpu.address),
-    'nvmlDeviceGetNumaNodeId': _numa_node,
     'nvmlDeviceGetPersistenceMode':
         lambda gpu: gpu.state.persistence or gpu.state.daemon,
-    'nvmlDeviceGetEccMode': lambda gpu: gpu.state.ecc_modes,
-    'nvmlDeviceGetDefaultEccMode': lambda gpu: pynvml.NVML_FEATURE_ENABLED})
+    'nvmlDeviceGetEccMode': lambda gpu: gpu.state.ecc_modes})

@@ -25,7 +25,6 @@ from cyborg_gpu_driver.simulator import spec
 from cyborg_gpu_driver.simulator import state as state_module
 from cyborg_gpu_driver.simulator.driver import mig
 from cyborg_gpu_driver.simulator.driver import vgpu as rules
-from cyborg_gpu_driver.simulator.library import device as library_device
 
 Refused = faults.Refused
 _NONE = 0xffffffff
@@ -37,11 +36,6 @@ _METADATA_SIZE = 256
 _REVISION = 1
 _ECC_ON, _SRIOV_ON = 1, 2
 """PGPU_CAP_ECC_ON and PGPU_CAP_SRIOV_ON; their values are not public."""
-_LICENSES = {
-    'Compute': 'NVIDIA-Virtual-Compute-Server,9.0;Quadro-Virtual-DWS,5.0',
-    'Quadro': 'Quadro-Virtual-DWS,5.0',
-    'NVS': 'GRID-Virtual-PC,2.0;Quadro-Virtual-DWS,5.0',
-}
 
 
 def vgpu_host(library, handle):
@@ -255,32 +249,14 @@ def _or_none(number):
     return _NONE if number is None else number
 
 
-def _virtualization_mode(gpu):
-    if gpu.machine.host.virtual:
-        return pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH
-    return (pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE
-            if gpu.framework == spec.NO_FRAMEWORK
-            else pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VGPU)
-
-
-abi.numbers(library_device.gpu_of, {
-    'nvmlDeviceGetVirtualizationMode': _virtualization_mode})
-abi.numbers(vgpu_host, {
-    'nvmlDeviceGetHostVgpuMode': lambda gpu:
-        pynvml.NVML_HOST_VGPU_MODE_NON_SRIOV if gpu.vgpu_on_pf
-        else pynvml.NVML_HOST_VGPU_MODE_SRIOV})
 abi.texts(vgpu_type, {
     'nvmlVgpuTypeGetName': lambda kind: f'NVIDIA {kind.name}',
-    'nvmlVgpuTypeGetClass': lambda kind: kind.vgpu_class,
-    'nvmlVgpuTypeGetLicense': lambda kind: _LICENSES[kind.vgpu_class]})
+    'nvmlVgpuTypeGetClass': lambda kind: kind.vgpu_class})
 abi.numbers(vgpu_type, {
     'nvmlVgpuTypeGetFramebufferSize':
         lambda kind: kind.framebuffer_mib * _MIB,
     'nvmlVgpuTypeGetGpuInstanceProfileId':
-        lambda kind: _or_none(kind.profile_id),
-    'nvmlVgpuTypeGetMaxInstancesPerVm': lambda kind: 1,
-    'nvmlVgpuTypeGetNumDisplayHeads':
-        lambda kind: 1 if kind.vgpu_class == 'Compute' else 4})
+        lambda kind: _or_none(kind.profile_id)})
 abi.texts(running_vgpu, {
     'nvmlVgpuInstanceGetMdevUUID': _mdev_uuid,
     # This is the address within the guest, whose driver would have to run. It
@@ -563,15 +539,6 @@ def instance_state(library, handle, info):
     _gpu, _number, instance, info = _shared(
         library, handle, info, pynvml.nvmlVgpuSchedulerStateInfo_v1)
     _fill(info, instance.scheduler)
-
-
-@abi.symbol('nvmlGpuInstanceGetVgpuSchedulerLog')
-def instance_log(library, handle, info):
-    """The scheduler's log, which is always empty on a simulated machine."""
-    _gpu, _number, instance, info = _shared(
-        library, handle, info, pynvml.nvmlVgpuSchedulerLogInfo_v1)
-    _fill(info, instance.scheduler)
-    info.entriesCount = 0
 
 
 @abi.symbol('nvmlGpuInstanceSetVgpuSchedulerState', writes=True,

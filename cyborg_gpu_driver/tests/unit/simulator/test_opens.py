@@ -93,8 +93,7 @@ class TestOpens(OpensTestCase):
         pynvml.nvmlDeviceGetHandleByUUID(uuid)
         self.assertEqual([], self.pids(_THIRD))
         self.assertEqual([os.getpid()], self.pids(_FIRST))
-        pynvml.nvmlDeviceGetHandleBySerial(
-            self.machine.gpu(_THIRD).spec.serial)
+        pynvml.nvmlDeviceGetHandleByUUID(self.machine.gpu(_THIRD).spec.uuid)
         self.assertEqual([os.getpid()], self.pids(_THIRD))
 
     def test_the_last_session_closes_all(self):
