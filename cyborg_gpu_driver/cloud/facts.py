@@ -75,6 +75,8 @@ class Node:
     aggregates: frozenset[str] = frozenset()
     holders: Mapping[str, Mapping[str, int]] = dataclasses.field(
         default_factory=dict)
+    root: str = ''
+    """UUID of the compute node's provider."""
 
     @functools.cached_property
     def place(self) -> names.ProviderName | None:
@@ -82,9 +84,64 @@ class Node:
         return names.parse_provider_name(self.name)
 
     @property
-    def gpu(self) -> str | None:
-        """PCI address of the GPU; None for a provider of another driver."""
-        return self.place.gpu if self.place else None
+    def host(self) -> str:
+        """The compute node as in the name; empty as for :attr:`gpu`."""
+        return self.place.host if self.place else ''
+
+    @property
+    def gpu(self) -> str:
+        """PCI address of the GPU; empty for a provider of another driver."""
+        return self.place.gpu if self.place else ''
+
+    @property
+    def label(self) -> str:
+        """The profile, such as ``passthrough``, ``1g.10gb``, ``T4-2B``."""
+        return self.place.label if self.place else ''
+
+    @property
+    def resource_class(self) -> str | None:
+        """The driver gives each provider one; None without an inventory."""
+        return next(iter(sorted(self.inventories)), None)
+
+    @property
+    def _inventory(self) -> Inventory:
+        return self.inventories.get(self.resource_class or '', Inventory(0))
+
+    @property
+    def total(self) -> int:
+        """The amount that the GPU has of the profile."""
+        return self._inventory.total
+
+    @property
+    def reserved(self) -> int:
+        """The amount that the driver withholds from servers now."""
+        return self._inventory.reserved
+
+    @property
+    def used(self) -> int:
+        """The amount that servers use."""
+        return self._inventory.used
+
+    @property
+    def free(self) -> int:
+        """The amount that can be allocated now."""
+        return self._inventory.free
+
+    def fact(self, kind: str) -> str | None:
+        """Return the value of a kind of trait; None if there is no such trait.
+
+        :param kind: such as ``MODEL``, ``KIND``, ``NUMA``, ``MEMORY``.
+        """
+        prefix = f'CUSTOM_GPU_{kind}_'
+        return next((trait.removeprefix(prefix)
+                     for trait in sorted(self.traits)
+                     if trait.startswith(prefix)), None)
+
+    @property
+    def numa_node(self) -> int | None:
+        """The GPU's NUMA node; None if no trait names one."""
+        text = self.fact('NUMA') or ''
+        return int(text) if text.isdecimal() else None
 
     @property
     def title(self) -> str:

@@ -37,8 +37,8 @@ from typing import NamedTuple
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import cyborg
+from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import hosts as cloud_hosts
-from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.cloud import state
 from cyborg_gpu_driver.nova.weighing import grid
@@ -182,7 +182,7 @@ def _profile(label):
     return _ATTRIBUTE.sub('+', label, count=1)
 
 
-def _gpu(place: Place, offers: Sequence[placement.Provider],
+def _gpu(place: Place, offers: Sequence[facts.Node],
          holders: tuple[moves.Holder, ...]) -> moves.Gpu | None:
     names = tuple(_profile(offer.label) for offer in offers)
     if names == (moves.WHOLE,) and offers[0].total == 1:

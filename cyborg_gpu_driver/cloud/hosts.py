@@ -68,7 +68,7 @@ class Gpu:
     model: str | None
     numa: str | None
     conditions: tuple[str, ...]
-    offers: tuple[placement.Provider, ...]
+    offers: tuple[facts.Node, ...]
     device: cyborg.Device | None = None
     roles: tuple[str, ...] = ()
     """The modes that the GPU can have, if there are several."""
@@ -108,12 +108,12 @@ class Host:
             self.service is None or self.service.up)
 
     @property
-    def providers(self) -> tuple[placement.Provider, ...]:
+    def providers(self) -> tuple[facts.Node, ...]:
         """The providers of all its GPUs."""
         return tuple(offer for gpu in self.gpus for offer in gpu.offers)
 
 
-def build(found: Iterable[placement.Provider], able: Mapping[str, str],
+def build(found: Iterable[facts.Node], able: Mapping[str, str],
           disabled: Iterable[str],
           services: Mapping[str, facts.Service] | None,
           devices: Mapping[str, Sequence[cyborg.Device]] | None
@@ -128,7 +128,7 @@ def build(found: Iterable[placement.Provider], able: Mapping[str, str],
     :param devices: by host; None if unknown.
     """
     disabled = frozenset(disabled)
-    hosts: dict[tuple[str, str], list[placement.Provider]] = {}
+    hosts: dict[tuple[str, str], list[facts.Node]] = {}
     for provider in found:
         hosts.setdefault((provider.host, provider.root), []).append(provider)
     found_hosts = []
@@ -191,10 +191,10 @@ def _devices(cloud: connection.Cloud) -> Mapping[str, list[cyborg.Device]]:
     return found
 
 
-def _gpus(offers: Sequence[placement.Provider],
+def _gpus(offers: Sequence[facts.Node],
           devices: Iterable[cyborg.Device]) -> tuple[Gpu, ...]:
     by_address = {device.gpu: device for device in devices}
-    gpus: dict[str, list[placement.Provider]] = {}
+    gpus: dict[str, list[facts.Node]] = {}
     for offer in offers:
         gpus.setdefault(offer.gpu, []).append(offer)
     return tuple(
@@ -206,19 +206,19 @@ def _gpus(offers: Sequence[placement.Provider],
         for address, of_gpu in sorted(gpus.items()))
 
 
-def _roles(offers: Sequence[placement.Provider]) -> tuple[str, ...]:
+def _roles(offers: Sequence[facts.Node]) -> tuple[str, ...]:
     kinds = {kind for kind in (offer.fact('KIND') for offer in offers)
              if kind is not None}
     return tuple(sorted(kinds)) if len(kinds) > 1 else ()
 
 
-def _mode(offers: Sequence[placement.Provider]) -> str | None:
+def _mode(offers: Sequence[facts.Node]) -> str | None:
     if not _roles(offers):
         return _fact(offers, 'KIND')
     return _fact([offer for offer in offers if offer.used], 'KIND') or 'AUTO'
 
 
-def _fact(offers: Sequence[placement.Provider], kind: str) -> str | None:
+def _fact(offers: Sequence[facts.Node], kind: str) -> str | None:
     return next((fact for fact in (offer.fact(kind) for offer in offers)
                  if fact is not None), None)
 
@@ -237,12 +237,12 @@ class Room:
 
 
 def room_by_host(groups: Sequence[resources.Group],
-                 found: Iterable[placement.Provider]) -> Mapping[str, Room]:
+                 found: Iterable[facts.Node]) -> Mapping[str, Room]:
     """Return the room on each host for servers with a device profile.
 
     :param found: providers of hosts on which Nova would start such a server.
     """
-    hosts: dict[str, list[placement.Provider]] = {}
+    hosts: dict[str, list[facts.Node]] = {}
     for provider in found:
         hosts.setdefault(provider.host, []).append(provider)
     return {host: room(groups, hosts[host]) for host in sorted(hosts)}
@@ -256,7 +256,7 @@ def total_room(rooms: Iterable[Room]) -> Room:
 
 
 def room(groups: Sequence[resources.Group],
-         found: Sequence[placement.Provider]) -> Room:
+         found: Sequence[facts.Node]) -> Room:
     """Return the room on one host.
 
     :param found: providers of the host's GPUs.
@@ -275,7 +275,7 @@ def room(groups: Sequence[resources.Group],
 
 
 def _take(groups: Iterable[resources.Group],
-          found: Sequence[placement.Provider], left: dict[str, int]) -> bool:
+          found: Sequence[facts.Node], left: dict[str, int]) -> bool:
     """Take the resources of one server out of ``left``, if they suffice.
 
     Groups with large amounts come first, and each takes the provider with the
@@ -301,7 +301,7 @@ def _amount(group: resources.Group) -> tuple[str, int]:
     return amount
 
 
-def _fits(group: resources.Group, one: placement.Provider, left: int) -> bool:
+def _fits(group: resources.Group, one: facts.Node, left: int) -> bool:
     resource_class, count = _amount(group)
     return (one.resource_class == resource_class and left >= count
             and resources.traits(group, 'required') <= one.traits
@@ -331,7 +331,7 @@ class CatalogueEntry:
     free: int
 
 
-def catalogue(found: Iterable[placement.Provider], host: str | None = None,
+def catalogue(found: Iterable[facts.Node], host: str | None = None,
               model: str | None = None, kind: str | None = None,
               numa: bool = False) -> tuple[CatalogueEntry, ...]:
     """Return the profiles that providers offer, sorted by label.
@@ -375,11 +375,11 @@ def flavors_naming(flavors: Iterable[resources.Flavor],
                         if flavor.profile in device_profiles))
 
 
-def _key(provider: placement.Provider) -> tuple[str, str]:
+def _key(provider: facts.Node) -> tuple[str, str]:
     return provider.label, provider.resource_class or ''
 
 
-def _entry(found: Sequence[placement.Provider], wanted: tuple[str, ...]
+def _entry(found: Sequence[facts.Node], wanted: tuple[str, ...]
            ) -> CatalogueEntry:
     common = frozenset.intersection(*(one.traits for one in found))
     return CatalogueEntry(

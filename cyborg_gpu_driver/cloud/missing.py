@@ -490,7 +490,7 @@ def _reserved(name: str, inventory: facts.Inventory, node: facts.Node,
         yield Finding(
             Reason.RESERVED_CORDONED, node.title,
             f'{what}: {cordon.text(cordons)}',
-            uncordon_with(cordons, host, node.gpu or ''))
+            uncordon_with(cordons, host, node.gpu))
         return
     if node.conditions:
         yield Finding(

@@ -244,7 +244,7 @@ def _server(item: Any) -> facts.Server:
 
 def accelerators(cloud: connection.Cloud, server: str
                  ) -> list[tuple[cyborg.AcceleratorRequest,
-                                 placement.Profile | None]]:
+                                 facts.Node | None]]:
     """Return the accelerator requests of a server, each with its provider.
 
     The provider is None if the request is not bound.

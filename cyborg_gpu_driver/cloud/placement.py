@@ -39,8 +39,6 @@ from cyborg_gpu_driver.cloud import connection
 from cyborg_gpu_driver.cloud import cyborg
 from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import request
-from cyborg_gpu_driver.partition import health
-from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.report.content import names
 
 AT_ONCE = 8
@@ -57,7 +55,6 @@ _OF_A_HOST = (orc.MEMORY_MB, orc.VCPU, orc.DISK_GB)
 Progress = Callable[[int, int], None]
 _Item = TypeVar('_Item')
 _Found = TypeVar('_Found')
-_PARTS = ('inventories', 'usages', 'traits')
 _BOUND = 'Bound'
 
 
@@ -130,70 +127,10 @@ def provider_parts(cloud: connection.Cloud, item: Mapping[str, Any],
     return told
 
 
-@dataclasses.dataclass(frozen=True)
-class Profile:
-    """A profile on one GPU: a resource provider of this driver.
-
-    :ivar host: the compute node as in the provider's name.
-    :ivar gpu: PCI address.
-    :ivar label: of the profile, such as ``passthrough``, ``1g.10gb``,
-        ``T4-2B``.
-    :ivar root: UUID of the compute node's provider.
-    """
-
-    uuid: str
-    name: str
-    host: str
-    gpu: str
-    label: str
-    root: str
-    traits: frozenset[str]
-
-    @property
-    def conditions(self) -> tuple[str, ...]:
-        """Health conditions of the GPU from its traits, such as ``XID_79``."""
-        return health.codes_of(self.traits)
-
-    def fact(self, kind: str) -> str | None:
-        """Return the value of a kind of trait; None if there is no such trait.
-
-        :param kind: such as ``MODEL``, ``KIND``, ``NUMA``, ``MEMORY``.
-        """
-        prefix = f'CUSTOM_GPU_{kind}_'
-        return next((trait.removeprefix(prefix)
-                     for trait in sorted(self.traits)
-                     if trait.startswith(prefix)), None)
-
-    @property
-    def numa_node(self) -> int | None:
-        """The GPU's NUMA node; None if no trait names one."""
-        text = self.fact('NUMA') or ''
-        return int(text) if text.isdecimal() else None
-
-
-@dataclasses.dataclass(frozen=True)
-class Provider(Profile):
-    """A profile on one GPU, with its inventory.
-
-    :ivar resource_class: None if there is no inventory at all.
-    :ivar reserved: the amount that the driver withholds from servers now.
-    :ivar used: the amount that servers use.
-    """
-
-    resource_class: str | None
-    total: int
-    reserved: int
-    used: int
-
-    @property
-    def free(self) -> int:
-        """The amount that can be allocated now."""
-        return max(0, self.total - self.reserved - self.used)
-
-
 def read_providers(cloud: connection.Cloud, host: str | None = None,
                    progress: Progress = lambda done, total: None,
-                   gpus: Container[str] | None = None) -> tuple[Provider, ...]:
+                   gpus: Container[str] | None = None
+                   ) -> tuple[facts.Node, ...]:
     """Return the providers of every GPU that this driver reports, by name.
 
     A provider of what a GPU does not offer any more is left out if it is not
@@ -202,7 +139,7 @@ def read_providers(cloud: connection.Cloud, host: str | None = None,
     This takes one request for each compute node, several at a time, and two
     for the cloud: Placement summarizes the providers of a compute node, and
     Cyborg has the totals. A provider without a total takes one request more,
-    one without a summary three. For one compute node, Cyborg is not asked: its
+    one without a summary four. For one compute node, Cyborg is not asked: its
     only list has the totals of the whole cloud.
 
     :param host: only this compute node.
@@ -213,10 +150,10 @@ def read_providers(cloud: connection.Cloud, host: str | None = None,
     for item, place in gpu_providers(cloud, host):
         if gpus is None or place.gpu in gpus:
             trees.setdefault(item['root_provider_uuid'], []).append(item)
-    totals = _totals(cloud) if trees and host is None else {}
+    reader = _Reader(cloud, None, Records(
+        _totals(cloud) if trees and host is None else {}), holders=False)
     found = at_once(
-        lambda root: _of_tree(cloud, root, trees[root], totals), trees,
-        progress)
+        lambda root: reader.nodes(root, trees[root]), trees, progress)
     return tuple(sorted(
         (one for of_host in found for one in of_host
          if one.used or names.WITHDRAWN not in one.traits),
@@ -224,7 +161,7 @@ def read_providers(cloud: connection.Cloud, host: str | None = None,
 
 
 def gpu_profiles(cloud: connection.Cloud, wanted: Collection[str]
-             ) -> dict[str, Profile]:
+             ) -> dict[str, facts.Node]:
     """Return the providers that are of GPUs of this driver, by UUID.
 
     This takes two requests for each compute node of the providers, however
@@ -232,7 +169,8 @@ def gpu_profiles(cloud: connection.Cloud, wanted: Collection[str]
 
     :param wanted: UUIDs of providers.
     """
-    found: dict[str, Profile] = {}
+    reader = _Reader(cloud, request.Request(), Records(), holders=False)
+    found: dict[str, facts.Node] = {}
     left = set(wanted)
     while left:
         uuid = min(left)
@@ -240,16 +178,12 @@ def gpu_profiles(cloud: connection.Cloud, wanted: Collection[str]
         tree = listed(cloud, in_tree=uuid)
         if not tree:
             continue
-        summaries = tree_summaries(
-            cloud, tree[0]['root_provider_uuid'])
-        for item in tree:
-            if item['uuid'] not in wanted:
-                continue
-            left.discard(item['uuid'])
-            place = names.parse_provider_name(item['name'])
-            traits = _traits(cloud, item, summaries)
-            if place is not None and traits is not None:
-                found[item['uuid']] = Profile(*_where(item, place), traits)
+        mine = [item for item in tree if item['uuid'] in wanted]
+        left.difference_update(item['uuid'] for item in mine)
+        found.update((node.uuid, node) for node in reader.nodes(
+            tree[0]['root_provider_uuid'], [
+                item for item in mine
+                if names.parse_provider_name(item['name'])]))
     return found
 
 
@@ -281,69 +215,6 @@ def _totals(cloud):
             return cyborg.deployables(cloud)
     except exception.CloudError:
         return {}
-
-
-def _of_tree(cloud, root, items, totals):
-    """Return the providers of one compute node that still exist."""
-    summaries = tree_summaries(cloud, root)
-    found = (_from_summary(cloud, item, summaries.get(item['uuid']),
-                           totals.get(item['uuid']))
-             or _provider(cloud, item) for item in items)
-    return [one for one in found if one is not None]
-
-
-def _traits(cloud, item, summaries):
-    """Return the traits of a provider; None if it no longer exists."""
-    summary = summaries.get(item['uuid']) or provider_parts(
-        cloud, item, ('traits',))
-    return summary and codec.decode(frozenset[str], summary['traits'])
-
-
-def _from_summary(cloud, item, summary, total):
-    """Return a provider; None if the summary does not suffice.
-
-    :param total: of its inventory; None if it is unknown.
-    """
-    if summary is None:
-        return None
-    resources = summary['resources']
-    if len(resources) != 1:
-        return None
-    ((name, amounts),) = resources.items()
-    reserved = (total or 0) - codec.decode(int, amounts['capacity'])
-    told = ({'inventories': {name: {'total': total, 'reserved': reserved}}}
-            if total is not None and reserved >= 0
-            else provider_parts(cloud, item, ('inventories',)))
-    return told and _from_parts(item, told['inventories'], {
-        name: amounts['used']}, summary['traits'])
-
-
-def _provider(cloud, item):
-    """Read a provider part by part; None if it no longer exists."""
-    told = provider_parts(cloud, item, _PARTS)
-    if told is None:
-        return None
-    return _from_parts(item, **told)
-
-
-def _from_parts(item, inventories, usages, traits):
-    place = names.parse_provider_name(item['name'])
-    if place is None:
-        raise ValueError(f"{item['name']!r} does not belong to this driver")
-    # The driver gives each provider one resource class.
-    resource_class = next(iter(sorted(inventories)), None)
-    inventory = inventories.get(resource_class, {'total': 0, 'reserved': 0})
-    return Provider(
-        *_where(item, place), codec.decode(frozenset[str], list(traits)),
-        resource_class, codec.decode(int, inventory['total']),
-        codec.decode(int, inventory['reserved']),
-        codec.decode(int, usages.get(resource_class, 0)))
-
-
-def _where(item: Mapping[str, str], place: names.ProviderName
-           ) -> tuple[str, str, str, str, str, str]:
-    return (item['uuid'], item['name'], place.host, place.gpu, place.label,
-            item['root_provider_uuid'])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -452,15 +323,18 @@ def of_cyborg(cloud: connection.Cloud) -> dict[str, list[dict[str, Any]]]:
 class _Reader:
     """Creates nodes from Placement's summaries of a tree.
 
-    :param wanted: inventories of its resource classes are exact.
+    :param wanted: inventories of its resource classes are exact; None for
+        all.
+    :param holders: whether to read who holds the resources.
     """
 
-    def __init__(self, cloud, wanted, records):
+    def __init__(self, cloud, wanted, records, holders=True):
         self._cloud = cloud
-        self._asked = wanted.totals.keys()
+        self._asked = None if wanted is None else wanted.totals.keys()
         self._granular = {name for group in wanted.granular
-                          for name in group.resources}
+                          for name in group.resources} if wanted else set()
         self._records = records
+        self._with_holders = holders
 
     def tree(self, root, items, shared=()):
         """Return the tree of a compute node; None if it no longer exists.
@@ -468,11 +342,7 @@ class _Reader:
         :param items: the providers of the tree as Placement lists them.
         :param shared: all sharing providers.
         """
-        summaries = tree_summaries(self._cloud, root)
-        nodes = [node for item in items for node in [
-            self._node(item, summaries[item['uuid']])
-            if item['uuid'] in summaries else self.exact(item)]
-            if node is not None]
+        nodes = self.nodes(root, items)
         mine = {node.uuid for node in nodes}
         if root not in mine:
             return None
@@ -483,6 +353,14 @@ class _Reader:
                          key=lambda node: node.name)),
             tuple(node for node in shared if node.aggregates & aggregates
                   and node.uuid not in mine))
+
+    def nodes(self, root, items):
+        """Return some providers of a compute node that still exist."""
+        summaries = tree_summaries(self._cloud, root)
+        return [node for item in items for node in [
+            self._node(item, summaries[item['uuid']])
+            if item['uuid'] in summaries else self.exact(item)]
+            if node is not None]
 
     def exact(self, item):
         """Read a provider part by part; None if it no longer exists."""
@@ -498,7 +376,8 @@ class _Reader:
                 name: _inventory(inventory, sum(
                     resources.get(name, 0) for resources in held.values()))
                 for name, inventory in told['inventories'].items()},
-            frozenset(told['traits']), frozenset(told['aggregates']), held)
+            frozenset(told['traits']), frozenset(told['aggregates']),
+            held if self._with_holders else {}, item['root_provider_uuid'])
 
     def _node(self, item, summary):
         traits = frozenset(summary['traits'])
@@ -507,17 +386,19 @@ class _Reader:
         inventories = self._inventories(item, amounts, of_cyborg)
         return None if inventories is None else facts.Node(
             item['uuid'], item['name'], inventories, traits,
-            holders=self._holders(item, amounts)
-            if of_cyborg or self._granular & amounts.keys() else {})
+            holders=self._holders(item, amounts) if self._with_holders and (
+                of_cyborg or self._granular & amounts.keys()) else {},
+            root=item['root_provider_uuid'])
 
     def _inventories(self, item, amounts, of_cyborg):
         total = self._records.deployables.get(item['uuid'])
-        if of_cyborg and total is not None:
+        if of_cyborg and total is not None and all(
+                amount['capacity'] <= total for amount in amounts.values()):
             # Cyborg's conductor creates each inventory with these values.
             return {name: facts.Inventory(
                 total, total - amount['capacity'], amount['used'],
                 max_unit=total) for name, amount in amounts.items()}
-        if self._asked & amounts.keys():
+        if self._asked is None or self._asked & amounts.keys():
             told = provider_parts(self._cloud, item, ('inventories',))
             return None if told is None else {
                 name: _inventory(inventory, amounts[name]['used'])

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 from typing import Any
 
-from cyborg_gpu_driver.cloud import placement
+from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import resources
 
 Present = Mapping[resources.Key, resources.Existing]
@@ -122,7 +122,7 @@ def differences(wanted: resources.Item, there: resources.Item
 
 
 def unoffered(wanted: Iterable[resources.Item],
-              found: Iterable[placement.Provider]) -> tuple[str, ...]:
+              found: Iterable[facts.Node]) -> tuple[str, ...]:
     """Return a sentence for each device profile group that no GPU offers."""
     found = [one for one in found if one.resource_class is not None]
     offered = {one.resource_class for one in found if one.resource_class}
@@ -138,7 +138,7 @@ def unoffered(wanted: Iterable[resources.Item],
     return tuple(texts)
 
 
-def _missing(group: resources.Group, found: Collection[placement.Provider],
+def _missing(group: resources.Group, found: Collection[facts.Node],
              offered: Collection[str]) -> str:
     """Why no GPU of the cloud can meet a group; '' if one can.
 

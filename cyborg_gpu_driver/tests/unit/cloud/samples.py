@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from cyborg_gpu_driver.cloud import placement
+from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.report.content import names
 
 MODEL = 'CUSTOM_GPU_MODEL_A100_SXM4_80GB'
@@ -28,6 +28,7 @@ def provider(label='1g.10gb', gpu='0000:07:00.0', host='compute1',
     if resource_class is None:
         resource_class = ('PGPU' if label == 'passthrough'
                           else names.custom(names.VENDOR, label))
-    return placement.Provider(
-        names.provider_uuid(name), name, host, gpu, label, f'root-{host}',
-        frozenset(traits), resource_class, total, reserved, used)
+    return facts.Node(
+        names.provider_uuid(name), name,
+        {resource_class: facts.Inventory(total, reserved, used)},
+        frozenset(traits), root=f'root-{host}')

@@ -125,7 +125,8 @@ class OthersTest(base.BaseTestCase):
                     provider('here', '0000:07:00.0'),
                     provider('there', '0000:08:00.0')]},
                 '/allocation_candidates': {'provider_summaries': {
-                    'here': {'traits': []}, 'there': {'traits': []}}}})
+                    uuid: {'traits': [], 'resources': {}}
+                    for uuid in ('here', 'there')}}})
         })).cloud
         self.assertEqual({'a', 'b'}, servers.others(
             cloud, frozenset({('compute1', '0000:07:00.0')}), ['ours']))

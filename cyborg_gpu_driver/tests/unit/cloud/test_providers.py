@@ -18,11 +18,17 @@ from urllib import parse
 from oslotest import base
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.tests.unit.cloud import samples
 from cyborg_gpu_driver.tests.unit.cloud import services
 
 _NAME = 'compute1_gpu_0000:07:00.0_1g.10gb'
+_CLASS = 'CUSTOM_NVIDIA_1G_10GB'
+_TRAITS = ['OWNER_CYBORG', samples.MODEL]
+_WANTED = facts.Node(
+    'a', _NAME, {_CLASS: facts.Inventory(7, 2, 1, max_unit=7)},
+    frozenset(_TRAITS), root='root')
 _LIST = '/resource_providers'
 _ONE = f'{_LIST}/a'
 _ITEM = {'uuid': 'a', 'name': _NAME, 'root_provider_uuid': 'root'}
@@ -34,10 +40,13 @@ _ANSWERS = {
         _ITEM, {'uuid': 'b', 'name': 'compute1_FPGA',
                 'root_provider_uuid': 'root'}]},
     _ONE: _ITEM,
-    f'{_ONE}/inventories': {'inventories': {
-        'CUSTOM_NVIDIA_1G_10GB': {'total': 7, 'reserved': 2}}},
-    f'{_ONE}/usages': {'usages': {'CUSTOM_NVIDIA_1G_10GB': 1}},
-    f'{_ONE}/traits': {'traits': [samples.MODEL]}}
+    f'{_ONE}/inventories': {'inventories': {_CLASS: {
+        'total': 7, 'reserved': 2, 'min_unit': 1, 'max_unit': 7,
+        'step_size': 1, 'allocation_ratio': 1.0}}},
+    f'{_ONE}/allocations': {'allocations': {
+        'server': {'resources': {_CLASS: 1}}}},
+    f'{_ONE}/aggregates': {'aggregates': []},
+    f'{_ONE}/traits': {'traits': _TRAITS}}
 
 
 class ValueTest(base.BaseTestCase):
@@ -66,28 +75,26 @@ class ReadTest(base.BaseTestCase):
             {'placement': services.documents(self.answers)})).cloud
 
     def test_a_provider(self):
-        wanted = placement.Provider(
-            'a', _NAME, 'compute1', '0000:07:00.0', '1g.10gb', 'root',
-            frozenset({samples.MODEL}), 'CUSTOM_NVIDIA_1G_10GB', 7, 2, 1)
         seen = []
-        self.assertEqual((wanted,), placement.read_providers(
+        self.assertEqual((_WANTED,), placement.read_providers(
             self.cloud, progress=lambda *of: seen.append(of)))
         self.assertEqual([(1, 1)], seen)
         self.assertEqual((), placement.read_providers(self.cloud, 'compute2'))
 
     def test_profiles_of_some_providers(self):
-        wanted = {'a': placement.Profile(
-            'a', _NAME, 'compute1', '0000:07:00.0', '1g.10gb', 'root',
-            frozenset({samples.MODEL}))}
         self.answers[f'{_LIST}/b'] = {
             'uuid': 'b', 'name': 'compute1_FPGA',
             'root_provider_uuid': 'root'}
-        self.assertEqual(wanted, placement.gpu_profiles(
+        self.assertEqual({'a': _WANTED}, placement.gpu_profiles(
             self.cloud, {'a', 'b', 'c'}))
         del self.answers[f'{_ONE}/traits']
         self.assertEqual({}, placement.gpu_profiles(self.cloud, {'a'}))
         self.summarize()
-        self.assertEqual(wanted, placement.gpu_profiles(self.cloud, {'a'}))
+        found = placement.gpu_profiles(self.cloud, {'a'})
+        self.assertEqual(
+            [('0000:07:00.0', '1g.10gb', 'A100_SXM4_80GB')],
+            [(one.gpu, one.label, one.fact('MODEL'))
+             for one in found.values()])
 
     def summarize(self, **summary):
         """Let Cyborg and Placement answer for all providers at once.
@@ -99,8 +106,8 @@ class ReadTest(base.BaseTestCase):
         def candidates(query):
             asked.append(query)
             return {'allocation_requests': [], 'provider_summaries': {
-                'a': {'traits': [samples.MODEL], 'resources': {
-                    'CUSTOM_NVIDIA_1G_10GB': {'capacity': 5, 'used': 1}},
+                'a': {'traits': _TRAITS, 'resources': {
+                    _CLASS: {'capacity': 5, 'used': 1}},
                     **summary}}}
 
         self.answers['/allocation_candidates'] = candidates
@@ -116,7 +123,7 @@ class ReadTest(base.BaseTestCase):
     def test_a_compute_node_costs_one_request(self):
         (wanted,) = placement.read_providers(self.cloud)
         asked = self.summarize()
-        for part in ('inventories', 'usages', 'traits'):
+        for part in ('inventories', 'allocations', 'traits', 'aggregates'):
             del self.answers[f'{_ONE}/{part}']
         seen = []
         self.assertEqual((wanted,), placement.read_providers(
@@ -131,7 +138,7 @@ class ReadTest(base.BaseTestCase):
         self.summarize()
         self.cloud = self.useFixture(services.Services(
             {'placement': services.documents(self.answers)})).cloud
-        for part in ('usages', 'traits'):
+        for part in ('allocations', 'traits', 'aggregates'):
             del self.answers[f'{_ONE}/{part}']
         asked = []
 
@@ -152,14 +159,9 @@ class ReadTest(base.BaseTestCase):
 
     def test_what_a_summary_does_not_say_is_asked(self):
         (wanted,) = placement.read_providers(self.cloud)
-        several = {'A': {'capacity': 1, 'used': 0},
-                   'B': {'capacity': 1, 'used': 0}}
-        for resources in ({}, several, {
-                'CUSTOM_NVIDIA_1G_10GB': {'capacity': 8, 'used': 1}}):
-            self.summarize(resources=resources)
-            self.assertEqual((wanted,), placement.read_providers(self.cloud))
-        for summary in ({'resources': {'A': {'used': 1}}}, {'traits': None},
-                        {'resources': {'A': {'capacity': 'x', 'used': 1}}}):
+        self.summarize(resources={_CLASS: {'capacity': 8, 'used': 1}})
+        self.assertEqual((wanted,), placement.read_providers(self.cloud))
+        for summary in ({'resources': {'A': {'used': 1}}}, {'traits': None}):
             self.summarize(**summary)
             self.refusal()
 
@@ -169,7 +171,7 @@ class ReadTest(base.BaseTestCase):
 
     def test_one_without_an_inventory(self):
         self.answers[f'{_ONE}/inventories'] = {'inventories': {}}
-        self.answers[f'{_ONE}/usages'] = {'usages': {}}
+        self.answers[f'{_ONE}/allocations'] = {'allocations': {}}
         (one,) = placement.read_providers(self.cloud)
         self.assertEqual((None, 0, 0, 0),
                          (one.resource_class, one.total, one.used, one.free))
@@ -183,10 +185,7 @@ class ReadTest(base.BaseTestCase):
                 (inventories, {'inventory': {}}),
                 (inventories, {'inventories': [5]}),
                 (inventories, {'inventories': {'X': {'total': 7}}}),
-                (inventories, {'inventories': {
-                    'X': {'total': '7', 'reserved': 0}}}),
-                (f'{_ONE}/usages', {'usages': None}),
-                (f'{_ONE}/traits', {'traits': [5]}),
+                (f'{_ONE}/allocations', {'allocations': None}),
                 (f'{_ONE}/traits', {})):
             self.answers[path] = document
             self.assertIn('cannot be parsed', self.refusal(), document)

@@ -12,6 +12,8 @@
 
 """What all the GPUs of a cloud offer together."""
 
+import dataclasses
+
 from oslotest import base
 
 from cyborg_gpu_driver.cloud import hosts
@@ -65,8 +67,7 @@ class EntriesTest(base.BaseTestCase):
             self.entries(host='compute1', numa=True)['1g.10gb'].traits)
 
     def test_one_without_an_inventory_offers_nothing(self):
-        gone = samples.provider()
-        gone = type(gone)(**{**vars(gone), 'resource_class': None})
+        gone = dataclasses.replace(samples.provider(), inventories={})
         self.assertEqual((), hosts.catalogue([gone]))
 
 
