@@ -21,7 +21,6 @@ import socketserver
 import ssl
 import sys
 import threading
-import time
 
 import prometheus_client
 from cliff import command
@@ -29,8 +28,6 @@ from oslo_log import log as logging
 from prometheus_client import registry as client_registry
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver import log_once
-from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cmd import main
 from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.conf import gpu as gpu_conf
@@ -71,11 +68,6 @@ class Exporter(command.Command):
             '--textfile', metavar='FILE',
             help='write the metrics to FILE, whose name ends in .prom, for '
                  "node_exporter's textfile collector, and exit")
-        parser.add_argument(
-            '--interval', metavar='SECONDS',
-            type=moments.seconds(1, 86400, whole=True),
-            help='with --textfile: write again at this interval, and do not '
-                 'exit')
         parser.add_argument(
             '--nvml', action='store_true',
             help='add values of the hardware, such as utilisation, memory and '
@@ -121,8 +113,7 @@ class Exporter(command.Command):
         sources = [source for source in (samples, watch) if source]
         with contextlib.suppress(KeyboardInterrupt):
             if parsed_args.textfile:
-                _write(parsed_args.textfile, parsed_args.interval, registry,
-                       sources)
+                _write(parsed_args.textfile, registry, sources)
             else:
                 _serve(parsed_args, registry, sources)
 
@@ -141,10 +132,6 @@ def _check(parsed_args):
         if value and not parsed_args.certfile:
             raise exception.InvalidValue(what=option, value=value,
                                          expected='it needs --certfile')
-    if parsed_args.interval is not None and not parsed_args.textfile:
-        raise exception.InvalidValue(
-            what='--interval', value=parsed_args.interval,
-            expected='it needs --textfile')
 
 
 def _check_libvirt(machine):
@@ -225,39 +212,19 @@ def _note_failure(request, client_address):
     LOG.debug('A client at %s failed: %s', client_address, sys.exc_info()[1])
 
 
-def _write(path, interval, registry, sources):
-    if not path.endswith(_SUFFIX):
-        raise exception.InvalidValue(
-            what='--textfile', value=path,
-            expected=f'expected a name that ends in {_SUFFIX}; '
-                     'node_exporter reads no other')
-    said = log_once.LogOnce()
-    begun = False
-    while True:
-        for source in sources:
-            source.round()
-        try:
-            _write_once(path, registry)
-        except exception.GpuDriverError as error:
-            if not begun or interval is None:
-                raise
-            # The error may be temporary, such as a full disk.
-            if said.is_new(str(error)):
-                LOG.error('%s', error)
-        else:
-            said.over()
-        if interval is None:
-            return
-        begun = True
-        time.sleep(interval)
-
-
-def _write_once(path, registry):
+def _write(path, registry, sources):
     """Write a new file under another name, then rename it.
 
     :raises InvalidValue: if the file cannot be written.
     :raises JournalError: if the records cannot be read at all.
     """
+    if not path.endswith(_SUFFIX):
+        raise exception.InvalidValue(
+            what='--textfile', value=path,
+            expected=f'expected a name that ends in {_SUFFIX}; '
+                     'node_exporter reads no other')
+    for source in sources:
+        source.round()
     try:
         prometheus_client.write_to_textfile(os.path.abspath(path), registry)
     except OSError as error:

@@ -18,7 +18,6 @@ import ipaddress
 import os
 import socket
 import ssl
-from unittest import mock
 
 import fixtures
 import prometheus_client
@@ -74,31 +73,6 @@ class ExporterTest(base.CommandCase):
         self.assertIn('python3-libvirt', self.refusal(
             '--libvirt', '--textfile', self.path))
 
-    def test_a_disk_that_is_full_for_a_while(self):
-        """Later writes are retried; an error in the first ends the command.
-        """
-        rounds, away = [], f'{self.directory}.away'
-
-        def sleep(seconds):
-            self.assertEqual(30, seconds)
-            rounds.append(os.path.exists(self.path))
-            if len(rounds) == 1:
-                os.rename(self.directory, away)
-            elif len(rounds) == 3:
-                os.rename(away, self.directory)
-                os.unlink(self.path)
-            elif len(rounds) == 4:
-                raise KeyboardInterrupt
-
-        # Other threads sleep too.
-        self.useFixture(fixtures.MonkeyPatch(
-            f'{exporter.__name__}.time', mock.Mock(sleep=sleep)))
-        _, errors = self.run_program(
-            '--simulate', 'l40sx4', 'exporter', '--textfile', self.path,
-            '--interval', '30')
-        self.assertEqual([True, False, False, True], rounds)
-        self.assertEqual(1, errors.count('cannot be written'))
-
     def test_mistakes_are_named(self):
         self.assertIn('.prom', self.refusal('--textfile', 'gpus.txt'))
         self.assertIn('--textfile', self.refusal(
@@ -106,12 +80,8 @@ class ExporterTest(base.CommandCase):
         for option in ('--keyfile', '--client-cafile'):
             self.assertIn('it needs --certfile', self.refusal(
                 option, self.path))
-        self.assertIn('it needs --textfile', self.refusal('--interval', '5'))
         self.assertIn('has no effect with --textfile', self.refusal(
             '--textfile', self.path, '--certfile', '/nowhere'))
-        for text in ('0', 'x', '86401'):
-            self.assertRaises(SystemExit, self.run_program, 'exporter',
-                              '--textfile', self.path, '--interval', text)
         taken = socket.create_server(('127.0.0.1', 0))
         self.addCleanup(taken.close)
         place = f'127.0.0.1:{taken.getsockname()[1]}'
