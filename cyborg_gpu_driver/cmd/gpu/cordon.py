@@ -16,33 +16,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import os
 import pwd
-import time
-
-from cliff import columns
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver import log_once
-from cyborg_gpu_driver import moments
 from cyborg_gpu_driver.cmd import context
 from cyborg_gpu_driver.cmd import output
-from cyborg_gpu_driver.host import domains
 from cyborg_gpu_driver.host.snapshot import choice
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.metrics import owners
-from cyborg_gpu_driver.metrics import state
-from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import cordon
-from cyborg_gpu_driver.partition import policy
-from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.record import store
 
 _NAMES = ('address', 'cordoned', 'cordons')
-_ROUND = 5.0
-"""Seconds between two queries."""
 
 
 def add_gpus(parser: argparse.ArgumentParser) -> None:
@@ -57,31 +43,8 @@ def add_gpus(parser: argparse.ArgumentParser) -> None:
         help='all GPUs of the host that are not in [gpu] ignored_devices')
 
 
-@dataclasses.dataclass(frozen=True)
-class Holder:
-    """A server or process that has a part of a GPU; None means unknown."""
-
-    what: str
-    """The profile, or what was found on the GPU, as text."""
-    server: str | None = None
-    project: str | None = None
-    handle: str | None = None
-
-
-class Holders(columns.FormattableColumn):
-    """Who has a part of a GPU: one per line for people."""
-
-    def human_readable(self) -> str:
-        return '\n'.join(
-            (f'server {item.server}: ' if item.server else '') + item.what
-            for item in self._value)
-
-    def machine_readable(self) -> list[dict]:
-        return [dataclasses.asdict(item) for item in self._value]
-
-
 class CordonGpu(output.Lister):
-    """Keep new servers away from GPUs, and wait until the GPUs are free.
+    """Keep new servers away from GPUs.
 
     All inventories of the GPU are reserved in Placement, and the agent
     refuses a bind that was scheduled before. The record of the GPU holds who
@@ -89,11 +52,8 @@ class CordonGpu(output.Lister):
     "gpu uncordon". A GPU that is already cordoned on this host keeps its
     cordon. If cyborg.conf has no [placement], the next report of cyborg-agent
     writes to Placement. The servers that have a part of the GPU keep it:
-    shelve, migrate or delete them, or use "openstack gpu drain --shelve". With
-    --wait, the command lists them. A server is known if cyborg-agent may ask
-    Cyborg ([gpu] os_cloud) or libvirt runs it; its project is known only from
-    libvirt. With --wait, the exit code is 1 if a server, a process or an
-    allocation still has a part of a GPU.
+    shelve, migrate or delete them, or use "openstack gpu drain", which waits
+    for them.
     """
 
     def get_parser(self, prog_name):
@@ -103,10 +63,6 @@ class CordonGpu(output.Lister):
             '--reason', metavar='TEXT', required=True,
             help='reason for the cordon, kept with it; one line of at '
                  f'most {cordon.REASON_BYTES} bytes')
-        parser.add_argument(
-            '--wait', metavar='SECONDS', type=moments.seconds(0),
-            help='wait until the GPUs are free, so long at most, and list '
-                 'who still has a part of them')
         return parser
 
     def take_action(self, parsed_args):
@@ -121,15 +77,8 @@ class CordonGpu(output.Lister):
             # before it are cordoned and reserved.
             found[address] = machine.cordons.add(address, _user(), reason)
             machine.publish(address)
-        if parsed_args.wait is None:
-            return _NAMES, [_row(address, known) for address, known
-                            in found.items()]
-        machine.act_here()
-        held = _wait(machine, addresses, parsed_args.wait)
-        self.code = int(any(held.values()))
-        return (*_NAMES, 'held_by'), [
-            (*_row(address, known), Holders(held[address]))
-            for address, known in found.items()]
+        return _NAMES, [_row(address, known) for address, known
+                        in found.items()]
 
 
 class UncordonGpu(output.Lister):
@@ -218,87 +167,6 @@ def _user() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return str(os.getuid())
-
-
-def _wait(there: context.Machine, addresses: list[model.PciAddress],
-          seconds: float) -> dict[model.PciAddress, list[Holder]]:
-    """Wait until the GPUs are free; return the holders that remain."""
-    end = time.monotonic() + seconds
-    before = None
-    said = log_once.LogOnce()
-    while True:
-        host, whose = there.reader.snapshot(), _owners(there, said)
-        found = {address: _holders(there, host, address, whose)
-                 for address in addresses}
-        left = end - time.monotonic()
-        held = sum(map(len, found.values()))
-        if not held or left <= 0:
-            return found
-        if held != before:
-            before = held
-            output.say(f'Waiting up to {left:.0f} s for {held} holder'
-                       f'{"s" if held > 1 else ""} to release the GPUs')
-        time.sleep(min(_ROUND, left))
-
-
-def _holders(there, host, address, whose) -> list[Holder]:
-    """Return what keeps a GPU from being free."""
-    record = store.of(there.state_path).read(address)
-    found = []
-    for claim in record.claims:
-        who = whose.of_claim(claim)
-        found.append(Holder(claim.profile, who.server or None,
-                            who.project or None, claim.handle))
-    tenancy = record.tenancy
-    if tenancy is not None and tenancy.state is cleaning.State.USED:
-        for server in tenancy.tenants:
-            who = whose.of_server(server)
-            found.append(Holder(policy.Mode.PASSTHROUGH.value, server,
-                                who.project or None))
-    return found or [Holder(text) for text in _others(there, host, address)]
-
-
-def _others(there, host, address):
-    """Return what has a part of a GPU without a record of a bind."""
-    claimed = there.claimed(address)
-    if claimed:
-        return [claimed]
-    try:
-        gpu = host.gpu(address)
-    except exception.UnknownGpu:
-        return []
-    try:
-        return blockers.of_running(there.platform, gpu)
-    except exception.GpuDriverError as error:
-        return [f'not known: {error}']
-
-
-def _owners(there, said):
-    """Return the servers that the agent and libvirt know.
-
-    Either of them may be unavailable.
-
-    :param said: the messages that were already printed.
-    """
-    try:
-        known = state.read(there.state_path)
-    except exception.JournalError as error:
-        _say_once(said, str(error))
-        known = None
-    listing = owners.Listing()
-    begun = time.time()
-    try:
-        listing = owners.Listing(begun, domains.DomainReader(
-            there.platform.libvirt).read())
-    except exception.UsageUnknown as error:
-        _say_once(said,
-                  f'The projects of the servers are not known: {error}')
-    return owners.Owners(known.owners if known else {}, listing, {})
-
-
-def _say_once(said, text):
-    if said.is_new(text, text):
-        output.say(text)
 
 
 # ``cyborg-gpu gpu prepare``: prepares idle GPUs as the agent does.
