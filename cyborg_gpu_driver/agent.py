@@ -32,6 +32,7 @@ from oslo_config import cfg
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver import log_once
 from cyborg_gpu_driver import node
 from cyborg_gpu_driver.cloud import connection
@@ -211,7 +212,7 @@ class Agent:
 
     def _report(self) -> drift.Report:
         self._conditions.clear()
-        with self._observer.report():
+        with self._observer.report(), locks.report():
             return self._make_report()
 
     def _make_report(self) -> drift.Report:

@@ -19,6 +19,7 @@ the name of who holds the lock.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 import os
 import threading
@@ -37,7 +38,7 @@ from cyborg_gpu_driver.host.snapshot import model
 LOG = logging.getLogger(__name__)
 
 REPORT_SECONDS = 10.0
-"""How long a part of a report waits for a GPU; the next report tries again."""
+"""How long a report waits for all GPUs together; the next one tries again."""
 COMMAND_SECONDS = 300.0
 """How long a person's command waits for a GPU, which may be in a reset."""
 _RECORD_SECONDS = 5.0
@@ -49,6 +50,23 @@ _threads = lockutils.Semaphores()
 """The locks between the threads of this process."""
 _holders: dict[str, str] = {}
 """The purpose of each lock that this process holds, by its file's path."""
+_left: contextvars.ContextVar[list[float] | None] = contextvars.ContextVar(
+    'cyborg_gpu_left', default=None)
+"""The seconds that the report of this thread may still wait for GPUs."""
+
+
+@contextlib.contextmanager
+def report() -> Iterator[None]:
+    """Limit the waits for GPUs in the block to :data:`REPORT_SECONDS` in all.
+
+    A process that was stopped may hold many GPUs. After that time, each lock
+    is only tried.
+    """
+    token = _left.set([REPORT_SECONDS])
+    try:
+        yield
+    finally:
+        _left.reset(token)
 
 
 def gpu(state_path: str, address: model.PciAddress,
@@ -57,13 +75,19 @@ def gpu(state_path: str, address: model.PciAddress,
     """Hold one GPU. Every change of its partition needs this lock.
 
     :param state_path: ``[gpu] state_path``; the files lie below ``locks``.
-    :param seconds: how long to wait; None for :data:`REPORT_SECONDS`.
+    :param seconds: how long to wait; None for :data:`REPORT_SECONDS`, or what
+        :func:`report` has left of them.
     :param purpose: what the lock is for, for people.
     :raises LockTimeout: on entry, if the wait takes longer.
     :raises JournalError: on entry, if the lock cannot be used at all.
     """
     return _lock(state_path, f'gpu-{address}', f'GPU {address}',
-                 REPORT_SECONDS if seconds is None else seconds, purpose)
+                 _patience() if seconds is None else seconds, purpose)
+
+
+def _patience() -> float:
+    left = _left.get()
+    return REPORT_SECONDS if left is None else max(0.0, left[0])
 
 
 def to_read(state_path: str, address: model.PciAddress
@@ -85,15 +109,16 @@ def gpus(state_path: str, addresses: Iterable[model.PciAddress],
     """Hold several GPUs, each as :func:`gpu` does. The order is always the
     same, so that two callers with common GPUs cannot deadlock.
 
-    :param seconds: how long to wait for all of them together.
+    :param seconds: how long to wait for all of them together; None as in
+        :func:`gpu`.
     :raises LockTimeout, JournalError: as :func:`gpu`.
     """
-    end = None if seconds is None else time.monotonic() + seconds
+    end = time.monotonic() + (_patience() if seconds is None else seconds)
     with contextlib.ExitStack() as held:
         for address in sorted(addresses):
             held.enter_context(gpu(
-                state_path, address, None if end is None
-                else max(0.0, end - time.monotonic()), purpose))
+                state_path, address, max(0.0, end - time.monotonic()),
+                purpose))
         yield
 
 
@@ -133,7 +158,9 @@ def _lock(state_path: str, name: str, what: str, seconds: float,
     path = os.path.join(directory, name)
     _prepare(directory, name)
     purpose = purpose or threading.current_thread().name
-    end = time.monotonic() + seconds
+    begun = time.monotonic()
+    end = begun + seconds
+    left = _left.get()
     with contextlib.ExitStack() as held:
         thread = _threads.get(path)
         file = lockutils.external_lock(name, lock_path=directory)
@@ -148,6 +175,9 @@ def _lock(state_path: str, name: str, what: str, seconds: float,
             raise exception.JournalError(
                 path=path, reason=f'cannot be locked: {error}; check that '
                 '[gpu] state_path can be written') from error
+        finally:
+            if left is not None:
+                left[0] -= time.monotonic() - begun
         _holders[path] = purpose
         held.callback(_holders.pop, path, None)
         yield

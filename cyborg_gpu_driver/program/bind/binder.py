@@ -350,8 +350,7 @@ class Binder:
         for claim in left:
             reason = locked.get(claim.gpu)
             try:
-                if reason is None and self._return(claim,
-                                                   locks.REPORT_SECONDS):
+                if reason is None and self._return(claim, None):
                     LOG.info('Removed the leftovers of handle %s on GPU %s',
                              claim.handle, claim.gpu)
             except exception.LockTimeout as error:
@@ -470,7 +469,8 @@ class Binder:
         if errors:
             raise errors[0]
 
-    def _return(self, claim: gpu_record.Claim, seconds: float) -> bool:
+    def _return(self, claim: gpu_record.Claim, seconds: float | None
+                ) -> bool:
         """Remove what a claim has, unless it is gone or bound again.
 
         mdevctl runs without the GPU's lock.
@@ -496,7 +496,7 @@ class Binder:
             self._cloud.publish(claim.gpu)
 
     @contextlib.contextmanager
-    def _unfinished(self, claim: gpu_record.Claim, seconds: float
+    def _unfinished(self, claim: gpu_record.Claim, seconds: float | None
                     ) -> Iterator[gpu_record.Claim | None]:
         """Lock the GPUs; yield the current claim, None if gone or bound."""
         with locks.gpus(self._records.state_path, claim.gpus, seconds):

@@ -30,7 +30,6 @@ from collections.abc import Iterable
 from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import condition
@@ -210,7 +209,7 @@ class Preparer:
         rolled_back = (
             self._settings.prepare
             and self._records.read(gpu.address).change is not None
-            and self._transactions.recover(gpu, locks.REPORT_SECONDS))
+            and self._transactions.recover(gpu, None))
         if vfio.was_cut_off(self._machine, gpu):
             with self._transactions.lock(gpu.address):
                 rolled_back |= vfio.roll_back(

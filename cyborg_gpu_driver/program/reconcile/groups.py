@@ -254,7 +254,7 @@ class FabricPartitions:
 
     def _held(self, gpus: Sequence[model.PciAddress]
               ) -> contextlib.AbstractContextManager:
-        return locks.gpus(self._records.state_path, gpus, locks.REPORT_SECONDS)
+        return locks.gpus(self._records.state_path, gpus)
 
     @contextlib.contextmanager
     def _noted(self, what: str) -> Iterator[None]:
@@ -510,5 +510,4 @@ class NvlinkGroups:
 
     def _held(self, claim: gpu_record.Claim
               ) -> contextlib.AbstractContextManager:
-        return locks.gpus(self._records.state_path, claim.gpus,
-                          locks.REPORT_SECONDS)
+        return locks.gpus(self._records.state_path, claim.gpus)

@@ -142,7 +142,7 @@ class Transactions:
         return self._reader.read(gpu)
 
     def lock(self, address: model.PciAddress,
-             seconds: float = locks.REPORT_SECONDS
+             seconds: float | None = None
              ) -> contextlib.AbstractContextManager:
         """Hold a GPU, see :func:`cyborg_gpu_driver.locks.gpu`."""
         return locks.gpu(self.state_path, address, seconds)
@@ -242,12 +242,13 @@ class Transactions:
         return taken, blocked
 
     def recover(self, gpu: model.Gpu,
-                seconds: float = locks.COMMAND_SECONDS) -> bool:
+                seconds: float | None = locks.COMMAND_SECONDS) -> bool:
         """Roll back the change that a dead process left.
 
         Takes the GPU's lock.
 
-        :param seconds: how long to wait for the lock.
+        :param seconds: how long to wait for the lock; see
+            :func:`cyborg_gpu_driver.locks.gpu`.
         :returns: whether there was such a change.
         :raises ChangeFailed: if it cannot be rolled back now.
         :raises JournalError: if the GPU's record cannot be used.

@@ -12,6 +12,7 @@
 
 """How the parts of an agent work together."""
 
+import contextlib
 import gc
 import json
 import os
@@ -25,6 +26,7 @@ from oslotest import base
 
 from cyborg_gpu_driver import agent
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.partition import health
@@ -110,6 +112,27 @@ class TestAgent(AgentCase):
                 self.agent.bind(*asked)
                 self.agent.unbind(*asked)
         self.assertEqual(self.devices, self.agent.report())
+
+    def test_a_report_waits_once_for_all_held_gpus(self):
+        asked = []
+        acquire = locks._acquire
+
+        def note(lock, end, seconds, wait):
+            asked.append(seconds)
+            acquire(lock, end, seconds, wait)
+
+        self.patch(locks, 'REPORT_SECONDS', 0.2)
+        with contextlib.ExitStack() as held:
+            for device in self.devices:
+                held.enter_context(locks.gpu(self.state_path,
+                                             device.address))
+            self.patch(locks, '_acquire', note)
+            thread = threading.Thread(target=self.agent.report)
+            thread.start()
+            thread.join()
+        self.assertEqual(
+            [0.2] + [0.0] * (len(self.devices) - 1),
+            [seconds for seconds in asked if seconds <= 0.2])
 
     def test_a_condition_that_comes_back_is_logged_again(self):
         log = self.useFixture(fixtures.FakeLogger('cyborg_gpu_driver.agent'))

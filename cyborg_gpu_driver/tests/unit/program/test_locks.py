@@ -110,6 +110,18 @@ class LockTest(base.BaseTestCase):
         with self.gpu():
             pass
 
+    def test_a_report_waits_once_for_all_gpus(self):
+        self.patch(locks, 'REPORT_SECONDS', 0.2)
+        self.hold_elsewhere()
+        with locks.report():
+            self.assertIn('within 0.2 s', self.refused(None))
+            for lock in (self.gpu(None), locks.gpus(self.state_path, [_GPU])):
+                self.assertIn('within 0 s', str(self.assertRaises(
+                    exception.LockTimeout, lock.__enter__)))
+            with locks.gpu(self.state_path, _OTHER):
+                pass
+        self.assertIn('within 0.2 s', self.refused(None))
+
     def is_free_elsewhere(self):
         """Whether another process could take the lock now."""
         return subprocess.run([sys.executable, '-c', _TRY, self.path],
