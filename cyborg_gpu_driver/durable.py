@@ -15,11 +15,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import hashlib
 import itertools
 import json
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -106,7 +108,7 @@ def salvage(path: str, kind: str) -> tuple[Any, bool]:
 def _document(path: str, kind: str) -> dict[str, Any] | None:
     """The document of a file, unchecked; None without a file."""
     try:
-        with open(path, encoding='utf-8') as stream:
+        with open(path, encoding='utf-8', opener=regular) as stream:
             document = json.load(stream)
     except FileNotFoundError:
         return None
@@ -119,6 +121,24 @@ def _document(path: str, kind: str) -> dict[str, Any] | None:
     if not isinstance(document, dict) or document.get('kind') != kind:
         raise exception.JournalError(path=path, reason=f'is not a {kind}')
     return document
+
+
+def regular(path: str, flags: int) -> int:
+    """Open a regular file only: for the ``opener`` of :func:`open`.
+
+    Without O_NONBLOCK, the open of a FIFO waits for another process.
+
+    :raises OSError: if it is something else.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _irregular(path)
+    return descriptor
+
+
+def _irregular(path: str) -> OSError:
+    return OSError(errno.EINVAL, 'Not a regular file', path)
 
 
 def _is_sound(document: Mapping[str, Any]) -> bool:
@@ -147,11 +167,14 @@ def make_directory(path: str) -> None:
 def make_file(path: str) -> None:
     """Create an empty file, unless it exists, as :func:`make_directory` does.
 
-    :raises OSError: if it cannot be created.
+    :raises OSError: if it cannot be created, or is no regular file.
     """
-    if not os.path.exists(path):
-        with _named(path):
-            _make_file(path, *os.path.split(path))
+    if os.path.isfile(path):
+        return
+    if os.path.exists(path):
+        raise _irregular(path)
+    with _named(path):
+        _make_file(path, *os.path.split(path))
 
 
 def leftovers(path: str) -> list[str]:

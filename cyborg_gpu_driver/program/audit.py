@@ -122,7 +122,8 @@ def read(state_path: str) -> Reading:
     # and never missed.
     for number in range(_FILES):
         try:
-            with open(_numbered(path, number), 'rb') as stream:
+            with open(_numbered(path, number), 'rb',
+                      opener=durable.regular) as stream:
                 found = os.fstat(stream.fileno())
                 if (found.st_dev, found.st_ino) not in seen:
                     seen.add((found.st_dev, found.st_ino))

@@ -176,6 +176,15 @@ class DurableTest(base.BaseTestCase):
         durable.make_file(os.path.join(self.directory, 'lock'))
         self.assertEqual(0, os.stat(target).st_uid)
 
+    def test_nobody_waits_for_the_other_end_of_a_pipe(self):
+        os.mkfifo(fifo := os.path.join(self.directory, 'fifo'))
+        for use in (lambda: durable.read(fifo, 'thing', 1),
+                    lambda: durable.make_file(fifo),
+                    lambda: open(fifo, opener=durable.regular)):
+            error = self.assertRaises((OSError, exception.JournalUnreadable),
+                                      use)
+            self.assertIn('Not a regular file', str(error))
+
     def test_an_empty_file_is_made_once(self):
         path = os.path.join(self.directory, 'lock')
         durable.make_file(path)
