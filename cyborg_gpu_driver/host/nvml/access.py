@@ -28,6 +28,9 @@ nothing:
 * ``nvml``: shared by the processes that have NVML open; exclusive for the
   process that has NVML to itself;
 * ``nvml-wanted``: exclusive for the process that wants NVML closed.
+
+Others do not see a lock of a file that was removed or replaced. So a process
+compares the files that it keeps open with those at their paths.
 """
 
 from __future__ import annotations
@@ -71,6 +74,8 @@ class Access:
         self._mutex = threading.Lock()
         self._alone = threading.RLock()
         self._memory: _Memory | None = None
+        self._last: list[str] = []
+        """The paths of the two files when they were last used."""
         self._descriptor: int | None = None
         """Descriptor of ``nvml-wanted``, to check whether it is locked."""
         self._close: Callable[[], object] = lambda: None
@@ -99,7 +104,9 @@ class Access:
     def wanted(self) -> bool:
         """Whether another process or thread wants NVML closed."""
         with self._mutex:
-            if self._descriptor is None:
+            if (self._descriptor is None
+                    or not _is_at(self._descriptor, self._last[1])):
+                self._close()
                 self._descriptor = os.open(self._paths()[1],
                                            os.O_RDONLY | os.O_CLOEXEC)
                 self._close = weakref.finalize(self, os.close,
@@ -108,6 +115,13 @@ class Access:
                 return True
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             return False
+
+    def is_current(self, descriptor: int) -> bool:
+        """Whether others still see a lock that :meth:`share` has taken.
+
+        They do not once the files were replaced.
+        """
+        return _is_at(descriptor, self._last[0])
 
     def share(self) -> int | None:
         """Take a shared lock, so that this process may open NVML.
@@ -207,9 +221,11 @@ class Access:
         """Return the paths of the two files, and create missing ones."""
         if self._memory is None:
             with contextlib.suppress(OSError):
-                return self._files()
+                self._last = self._files()
+                return self._last
             self._memory = _Memory()
-        return self._memory.paths
+        self._last = self._memory.paths
+        return self._last
 
     def _files(self) -> list[str]:
         if self._state_path is None or not os.path.isdir(self._state_path):
@@ -253,6 +269,14 @@ def release(descriptor: int | None) -> None:
         # A forked child may have the descriptor too.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: str) -> bool:
+    """Whether a file is still the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False
 
 
 def _lock(descriptor: int, kind: int) -> bool:

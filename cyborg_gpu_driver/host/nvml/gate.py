@@ -251,7 +251,9 @@ class Gate:
     def _must_close(self) -> bool:
         # A session that could not be closed when this process had NVML to
         # itself is open without the shared lock.
-        return (self.is_open and self._held is None) or self.access.wanted()
+        return (self.is_open and (
+            self._held is None or not self.access.is_current(self._held))
+            or self.access.wanted())
 
     def forget(self) -> None:
         """After a fork: let go of the locks that the parent holds."""

@@ -16,6 +16,7 @@ import contextlib
 import multiprocessing
 import os
 import queue
+import shutil
 import threading
 import time
 from unittest import mock
@@ -292,6 +293,18 @@ class GateTest(base.BaseTestCase):
                 found += os.readlink(f'/proc/self/fd/{number}').startswith(
                     self.state_path)
         return found
+
+    def test_files_that_were_removed(self):
+        one, other = self.session(), self.session()
+        for _ in range(2):
+            one.use()
+            self.assertFalse(one.gate.access.wanted())
+            shutil.rmtree(os.path.join(self.state_path, 'locks'))
+            # The thread that closes sessions may not have looked yet.
+            one.gate.yield_to_others()
+            self.assertFalse(one.open)
+            with other.alone():
+                self.assertTrue(one.gate.access.wanted())
 
     def test_a_directory_that_cannot_be_used(self):
         os.rmdir(self.state_path)
