@@ -179,6 +179,7 @@ VERSION = '1.26'
 """The first version that takes and shows ``reserved`` equal to ``total``."""
 _TREE_VERSION = '1.14'
 """The first version with ``in_tree``."""
+_NUMBERS = ('resource_provider_generation', 'total', 'reserved')
 _MEMBERS = 8
 """How many providers to try to find the tree: some may be missing."""
 
@@ -214,7 +215,8 @@ class ProviderTree:
     def get(self, url: str, version: str = VERSION) -> Any:
         """The body of a response; None for status 404.
 
-        :raises PlacementRefused: for any other status than 200 and 404.
+        :raises PlacementRefused: for any other status than 200 and 404, and
+            as :func:`content`.
         :raises Exception: what the client raises.
         """
         client, begun = self.client, time.monotonic()
@@ -226,7 +228,7 @@ class ProviderTree:
             raise exception.PlacementRefused(
                 what=f'GET {url}', code=response.status_code,
                 text=response.text)
-        return response.json()
+        return content(response, f'GET {url}')
 
     def members(self, provider: str) -> list[dict[str, Any]]:
         """All providers in the tree of a provider (UUID)."""
@@ -259,3 +261,23 @@ class ProviderTree:
                 return {item['uuid']: item['generation'] for item in tree}
         self._root = None
         return {}
+
+
+def content(response: Any, what: str) -> dict[str, Any]:
+    """The body of a response with status 200.
+
+    A proxy may answer for Placement. What makes no sense must count neither
+    as missing nor as unused.
+
+    :param what: the request, for people.
+    :raises PlacementRefused: if it is no object, or has a text for a number.
+    :raises ValueError: if it is not JSON.
+    """
+    body = response.json()
+    if not isinstance(body, dict) or not all(
+            isinstance(number, int) for number in (
+                *(body[name] for name in _NUMBERS if name in body),
+                *(body.get('usages') or {}).values())):
+        raise exception.PlacementRefused(
+            what=what, code=response.status_code, text=response.text)
+    return body

@@ -262,5 +262,6 @@ class ReservedWriter:
             self._own[provider] += 1
             self._written[provider] = (
                 body['total'] - reserved,
-                response.json()['resource_provider_generation'])
+                publishing.content(response, f'PUT {url}')[
+                    'resource_provider_generation'])
         return response

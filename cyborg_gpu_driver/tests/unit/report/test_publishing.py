@@ -18,10 +18,13 @@ import threading
 import fixtures
 from oslotest import base
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.report import publishing
+from cyborg_gpu_driver.report import reserved
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests import thread_limit
+from cyborg_gpu_driver.tests.unit.report import placements
 
 _A = model.PciAddress.parse('0000:07:00.0')
 _B = model.PciAddress.parse('0000:0f:00.0')
@@ -161,3 +164,20 @@ class PublisherTest(base.BaseTestCase):
         self.assertEqual(1, self.said())
         for gate in self.gates.values():
             gate.release()
+
+
+class SenselessTest(base.BaseTestCase):
+    """What a proxy may answer instead of Placement, with status 200."""
+
+    def get(self, url, version):
+        return placements.Answer(200, self.body)
+
+    def test_it_is_not_taken_for_an_answer(self):
+        tree = publishing.ProviderTree(lambda: self)
+        writer = reserved.ReservedWriter(tree)
+        for self.body in (
+                None, [], 'text', 7, {'usages': {'PGPU': 'one'}},
+                {'resource_provider_generation': None, 'allocations': {}},
+                {'total': 1, 'reserved': None}):
+            for ask in (tree.get, writer.in_use, writer.seen):
+                self.assertRaises(exception.PlacementRefused, ask, 'one')
