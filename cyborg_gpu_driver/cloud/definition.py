@@ -132,6 +132,7 @@ DEFINITION = schema.mapping({'version': {'const': VERSION}}, {
     'flavors': schema.listing(_FLAVOR),
     'limits': schema.listing(_LIMIT)})
 _PASSTHROUGH = policy.Mode.PASSTHROUGH.value
+_GROUP_NAME = re.compile(r'nvlink-[1-9][0-9]?_[A-Z0-9_]+', re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,11 +201,14 @@ def profile_class(text: str) -> str:
     """Return the resource class of a profile by its name.
 
     :param text: ``passthrough``, a GPU instance profile (``1g.10gb+me``, or
-        ``1g.10gb.me`` as in a provider's name) or a vGPU type (``T4-2B``).
+        ``1g.10gb.me`` as in a provider's name), a vGPU type (``T4-2B``) or a
+        group of GPUs of a model (``nvlink-2_H100_NVL``).
     :raises InvalidValue: if it is not a profile; says what is expected.
     """
     if text == _PASSTHROUGH:
         return orc.PGPU
+    if _GROUP_NAME.fullmatch(text):
+        return names.custom(names.VENDOR, text)
     for parse_name in (profile_names.ProfileName.parse,
                        profile_names.VgpuTypeName.parse):
         try:
@@ -215,7 +219,8 @@ def profile_class(text: str) -> str:
     raise exception.InvalidValue(
         what='profile of a GPU', value=text,
         expected=f'expected {_PASSTHROUGH}, a GPU instance profile such as '
-                 '1g.10gb or a vGPU type such as T4-2B')
+                 '1g.10gb, a vGPU type such as T4-2B, or a group of GPUs with '
+                 'their model such as nvlink-2_H100_NVL')
 
 
 def _resolved(item: resources.Item, projects: Mapping[str, str]

@@ -41,6 +41,7 @@ from cyborg_gpu_driver.cloud import nova
 from cyborg_gpu_driver.cloud import placement
 from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.partition import cordon
+from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.report.content import names
 
 _SELECTING = tuple(f'CUSTOM_GPU_{kind}_'
@@ -312,7 +313,8 @@ def _fits(group: resources.Group, one: facts.Node, left: int) -> bool:
 class CatalogueEntry:
     """A profile, with its sums over the whole cloud.
 
-    :ivar label: as in a provider's name: ``1g.10gb``, ``passthrough``.
+    :ivar label: as in a provider's name: ``1g.10gb``, ``passthrough``; for a
+        group of GPUs with their model, ``nvlink-2_H100_NVL``.
     :ivar traits: the traits that all GPUs with the profile have in common, of
         the kinds by which a device profile selects GPUs.
     :ivar gpus: how many GPUs offer it.
@@ -341,7 +343,7 @@ def catalogue(found: Iterable[facts.Node], host: str | None = None,
     :param host: only this compute node.
     :param model: only GPUs whose model name contains this text, written as
         NVML does (``A100-SXM4``) or as in the trait (``A100_SXM4``).
-    :param kind: only ``passthrough``, ``vgpu`` or ``mig``.
+    :param kind: only ``passthrough``, ``vgpu``, ``mig`` or ``nvlink``.
     :param numa: whether the traits include NUMA nodes.
     """
     chosen = sorted(
@@ -382,8 +384,13 @@ def _key(provider: facts.Node) -> tuple[str, str]:
 def _entry(found: Sequence[facts.Node], wanted: tuple[str, ...]
            ) -> CatalogueEntry:
     common = frozenset.intersection(*(one.traits for one in found))
+    label, resource_class = _key(found[0])
+    if vgpu_name.group_size(label):
+        # Each model has its own class. The longer label has the same class.
+        label += resource_class.removeprefix(
+            names.custom(names.VENDOR, label))
     return CatalogueEntry(
-        *_key(found[0]),
+        label, resource_class,
         tuple(sorted(trait for trait in common if trait.startswith(wanted))),
         tuple(sorted({one.host for one in found})),
         len({(one.host, one.gpu) for one in found}),

@@ -33,7 +33,7 @@ from cyborg_gpu_driver.cmd import output
 from cyborg_gpu_driver.osc import base
 
 _NOT_DONE = 'not done'
-_KINDS = ('passthrough', 'vgpu', 'mig')
+_KINDS = ('passthrough', 'vgpu', 'mig', 'nvlink')
 _QUOTA_COLUMNS = ('Project', 'Project ID', 'Resource Class', 'Limit', 'Used',
                   'Free', 'Source')
 

@@ -16,6 +16,7 @@ import dataclasses
 
 from oslotest import base
 
+from cyborg_gpu_driver.cloud import definition
 from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.tests.unit.cloud import samples
@@ -32,6 +33,11 @@ _FOUND = (
     samples.provider('2g.20gb', total=3, reserved=1),
     samples.provider('passthrough', '0000:47:00.0', total=1, traits=(
         'CUSTOM_GPU_KIND_PASSTHROUGH', 'CUSTOM_GPU_MEMORY_80GB')),
+    samples.provider('1g.10gb.me'), samples.provider('T4-2B'),
+    samples.provider('nvlink-2', '0000:65:00.0', total=1,
+                     resource_class='CUSTOM_NVIDIA_NVLINK_2_H100_NVL'),
+    samples.provider('nvlink-2', '0000:98:00.0', total=1,
+                     resource_class='CUSTOM_NVIDIA_NVLINK_2_A100_PCIE_40GB'),
     samples.provider('4g.40gb', resource_class='', total=0))
 
 
@@ -47,8 +53,16 @@ class EntriesTest(base.BaseTestCase):
             ('compute1', 'compute2'),
             gpus=3, total=21, used=2, reserved=1, free=18),
             self.entries()['1g.10gb'])
-        self.assertEqual(['1g.10gb', '2g.20gb', 'passthrough'],
-                         [*self.entries()])
+
+    def test_a_definition_file_can_name_each(self):
+        found = self.entries()
+        self.assertEqual(
+            ['1g.10gb', '1g.10gb.me', '2g.20gb', 'T4-2B',
+             'nvlink-2_A100_PCIE_40GB', 'nvlink-2_H100_NVL', 'passthrough'],
+            [*found])
+        for label, entry in found.items():
+            self.assertEqual(entry.resource_class,
+                             definition.profile_class(label))
 
     def test_filters(self):
         self.assertEqual(14, self.entries(host='compute1')['1g.10gb'].total)
