@@ -131,7 +131,8 @@ class Node(host_parts.HostParts, services.Services):
     @functools.cached_property
     def transactions(self) -> transaction.Transactions:
         """Changes GPUs, and rolls back changes that fail."""
-        return transaction.Transactions(self.platform, self.state_path)
+        return transaction.Transactions(self.platform, self.reader,
+                                        self.state_path)
 
     @functools.cached_property
     def binder(self) -> binder.Binder:
@@ -174,21 +175,19 @@ class Node(host_parts.HostParts, services.Services):
     @functools.cached_property
     def preparer(self) -> prepare.Preparer:
         """Makes GPUs ready for their policies."""
-        return prepare.Preparer(self.reader, self.transactions, self.settings,
-                                self.health, self)
+        return prepare.Preparer(self.transactions, self.settings, self.health,
+                                self)
 
     @functools.cached_property
     def fixed(self) -> fixed.FixedVgpus:
         """Makes and removes the fixed vGPUs of policies."""
-        return fixed.FixedVgpus(self.reader, self.transactions,
-                                self.settings)
+        return fixed.FixedVgpus(self.transactions, self.settings)
 
     @functools.cached_property
     def restorer(self) -> restore.Restorer:
         """Restores after a reboot what existed before."""
-        return restore.Restorer(
-            self.reader, self.transactions, self.partitions, self.fixed,
-            self.settings, self)
+        return restore.Restorer(self.transactions, self.partitions,
+                                self.fixed, self.settings, self)
 
     @functools.cached_property
     def vgpus(self) -> orphans.VgpuOrphans:

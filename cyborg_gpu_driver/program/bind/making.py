@@ -70,7 +70,7 @@ class RoleTaker:
                  transactions: transaction.Transactions,
                  cloud: services.Services):
         self._host = host
-        self._machine = transactions.machine
+        self._transactions = transactions
         self._records = transactions.records
         self._cloud = cloud
 
@@ -138,18 +138,18 @@ class RoleTaker:
             turn.check()
             return self._host.wants(now, role)
 
-        now = self._host.reader.complete_gpu(address)
+        now = self._transactions.reader.complete_gpu(address)
         if not readiness.steps(now, wants(now)):
             return
         force = roles.in_force(now, ())
         if force is not None and force is not role:
             raise plan.refusal(turn.asked, _other_role(address, force))
-        found = blockers.of_preparing(self._machine, now, ())
+        found = blockers.of_preparing(self._transactions.machine, now, ())
         if found:
             raise plan.refusal(
                 turn.asked, f'GPU {address} cannot take role {role.value}: '
                 'in use: ' + ', '.join(found))
-        transaction.take(self._machine, self._host.reader, now, wants, taken)
+        self._transactions.settle(now, wants, taken)
 
     def _may_be_whole(self, gpu: model.Gpu) -> bool:
         governing = self._host.policy_for(gpu)

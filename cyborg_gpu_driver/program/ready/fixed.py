@@ -28,7 +28,6 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import fixed
@@ -62,17 +61,15 @@ class Made:
 class FixedVgpus:
     """Creates and removes fixed vGPUs.
 
-    :param host_reader: reads GPUs.
     :param transactions: makes the changes.
     :param clock: a monotonic clock, in seconds.
     """
 
-    def __init__(self, host_reader: reader.HostReader,
-                 transactions: transaction.Transactions,
+    def __init__(self, transactions: transaction.Transactions,
                  settings: policies.Settings,
                  clock: Callable[[], float] = time.monotonic):
         self._machine = transactions.machine
-        self._reader = host_reader
+        self._reader = transactions.reader
         self._transactions = transactions
         self._settings = settings
         self._records = transactions.records

@@ -31,7 +31,6 @@ from oslo_log import log as logging
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import change
@@ -56,15 +55,13 @@ class RoleReader:
 
     Each process tries once more a role that a GPU could not take.
 
-    :param host_reader: reads GPUs.
     :param transactions: has the machine and its records.
     """
 
-    def __init__(self, host_reader: reader.HostReader,
-                 transactions: transaction.Transactions,
+    def __init__(self, transactions: transaction.Transactions,
                  settings: policies.Settings):
-        self._machine = transactions.machine
-        self._reader = host_reader
+        self._transactions = transactions
+        self._reader = transactions.reader
         self._records = transactions.records
         self._settings = settings
         self._tried: set[tuple[model.PciAddress, policy_module.Mode]] = set()
@@ -113,9 +110,8 @@ class RoleReader:
                  ) -> tuple[model.Gpu, roles.RoleFacts]:
         steps: list[change.Step] = []
         try:
-            gpu = transaction.take(
-                self._machine, self._reader, gpu,
-                lambda now: self._settings.wants(now, role), steps)
+            gpu = self._transactions.settle(
+                gpu, lambda now: self._settings.wants(now, role), steps)
             problem = roles.unsupported(gpu, role)
             if problem:
                 return gpu, roles.RoleFacts(gpu.device_id, problem)
@@ -161,28 +157,25 @@ class Outcome:
 class Preparer:
     """Makes GPUs ready for their policies.
 
-    :param host_reader: reads GPUs.
     :param transactions: rolls back a change that a dead process has left.
     :param gpu_health: knows which GPUs are unhealthy.
     :param cloud: knows which GPUs have servers.
     :param clock: a monotonic clock, in seconds.
     """
 
-    def __init__(self, host_reader: reader.HostReader,
-                 transactions: transaction.Transactions,
+    def __init__(self, transactions: transaction.Transactions,
                  settings: policies.Settings, gpu_health: health.GpuHealth,
                  cloud: services.Services,
                  clock: Callable[[], float] = time.monotonic):
         self._machine = transactions.machine
-        self._reader = host_reader
+        self._reader = transactions.reader
         self._transactions = transactions
         self._settings = settings
         self._health = gpu_health
         self._cloud = cloud
         self._records = transactions.records
         self._backoff = backoff.Backoff(LOG, clock)
-        self._role_reader = RoleReader(host_reader, transactions,
-                                       settings)
+        self._role_reader = RoleReader(transactions, settings)
 
     def plan(self, gpu: model.Gpu) -> Outcome:
         """The steps that are left on a GPU, and what prevents them.
@@ -246,7 +239,7 @@ class Preparer:
             # was taken for it.
             last: list[change.Step] = []
             try:
-                transaction.take(self._machine, self._reader, now, wants, last)
+                self._transactions.settle(now, wants, last)
             finally:
                 taken.extend(last)
             if self._health.dead_functions(address) and any(

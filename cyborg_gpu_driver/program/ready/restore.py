@@ -31,7 +31,6 @@ from oslo_log import log as logging
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import locks
 from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host import reader
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import policy
@@ -57,7 +56,6 @@ Tell = Callable[[str], object]
 class Restorer:
     """Restores GPUs of one machine.
 
-    :param host_reader: reads GPUs.
     :param transactions: rolls back interrupted changes.
     :param parts: creates the partitions of claims.
     :param fixed_vgpus: creates the fixed vGPUs.
@@ -65,13 +63,12 @@ class Restorer:
     :param cloud: knows which GPUs have servers.
     """
 
-    def __init__(self, host_reader: reader.HostReader,
-                 transactions: transaction.Transactions,
+    def __init__(self, transactions: transaction.Transactions,
                  parts: partitions.Partitions,
                  fixed_vgpus: fixed.FixedVgpus,
                  settings: policies.Settings, cloud: services.Services):
         self._machine = transactions.machine
-        self._reader = host_reader
+        self._reader = transactions.reader
         self._transactions = transactions
         self._fixed = fixed_vgpus
         self._settings = settings
@@ -188,8 +185,7 @@ class Restorer:
             return now
         taken: list[change.Step] = []
         try:
-            now = transaction.take(self._machine, self._reader, now, wanted,
-                                   taken)
+            now = self._transactions.settle(now, wanted, taken)
         except exception.GpuDriverError as error:
             # A guest can run without its scheduler, but not without a vGPU.
             if not (taken and taken[-1].action is change.Action.SCHEDULER):

@@ -32,6 +32,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -59,52 +60,6 @@ from cyborg_gpu_driver.program.steps import vfio
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 
-# One GPU's MIG state as it is at this moment, compute instances included.
-
-
-class StateReader:
-    """Reads the MIG state of a GPU that a snapshot has described.
-
-    :param machine: the machine of the GPU.
-    """
-
-    def __init__(self, machine: platform.Platform):
-        self._nvml = machine.nvml
-        self._compute = compute.ComputeReader(
-            machine.nvml, functools.partial(pci.board, machine.sysfs))
-
-    def read(self, gpu: model.Gpu) -> model.Gpu:
-        """``gpu`` with its MIG mode, instances and compute instances.
-
-        :param gpu: of any snapshot, from which the profiles are taken.
-        :raises NvmlError: if NVML cannot read them, even with a new handle
-            of the GPU.
-        """
-        if gpu.mig is None:
-            return gpu
-        try:
-            return self._read(gpu, gpu.mig)
-        except exception.NvmlError as error:
-            if error.symbol in ('NO_PERMISSION', 'NOT_SUPPORTED'):
-                raise
-            self._nvml.forget(gpu.address)
-        return self._read(gpu, gpu.mig)
-
-    @gate.series
-    def _read(self, gpu: model.Gpu, known: model.Mig) -> model.Gpu:
-        device = self._nvml.device(gpu.address)
-        enabled, pending = self._nvml.mig_mode(device)
-        found: tuple[model.GpuInstance, ...] = ()
-        if enabled:
-            found = tuple(
-                dataclasses.replace(instance, compute=self._compute.instances(
-                    gpu.address, instance, handle))
-                for instance, handle in self._nvml.live_handles(
-                    device, known.profiles))
-        return dataclasses.replace(gpu, mig=dataclasses.replace(
-            known, enabled=enabled, pending=pending, instances=found))
-
-
 LOG = logging.getLogger(__name__)
 
 RECOVERED = 'roll back an interrupted change'
@@ -119,27 +74,35 @@ _ROUNDS = 3
 class Transactions:
     """Changes GPUs of one machine. The caller holds the GPU's lock.
 
+    :param host_reader: reads the machine.
     :param state_path: ``[gpu] state_path``: locks and records.
     """
 
-    def __init__(self, machine: platform.Platform, state_path: str):
+    def __init__(self, machine: platform.Platform,
+                 host_reader: reader.HostReader, state_path: str):
         self.machine = machine
+        self.reader = host_reader
         self.state_path = state_path
         self.records = store.of(state_path)
-        self._reader = StateReader(machine)
+        self._nvml = machine.nvml
+        self._compute = compute.ComputeReader(
+            machine.nvml, functools.partial(pci.board, machine.sysfs))
 
     def read(self, gpu: model.Gpu) -> model.Gpu:
-        """A GPU of a snapshot as it is now, with compute instances.
+        """A GPU of a snapshot with its MIG mode and instances as they are now.
+
+        Its compute instances are read too.
 
         :raises ChangeRefused: if the snapshot does not say whether the GPU
             has MIG: a GPU without MIG must not be confused with one whose
             MIG state was not read.
-        :raises NvmlError: if the GPU cannot be read.
+        :raises NvmlError: if NVML cannot read them, even with a new handle
+            of the GPU.
         """
         if gpu.mig is None and gpu.problems:
             raise exception.ChangeRefused(
                 gpu=gpu.address, reason='; '.join(gpu.problems))
-        return self._reader.read(gpu)
+        return self._read(gpu)
 
     def lock(self, address: model.PciAddress,
              seconds: float | None = None
@@ -199,7 +162,7 @@ class Transactions:
                     break
             else:
                 doing = 'the check at the end'
-                now = self._read(gpu, change)
+                now = self._read(gpu, change.vgpus)
                 kept = check(now) or {}
             self.records.put(gpu.address, change=None, **kept)
         except Exception as error:
@@ -240,6 +203,32 @@ class Transactions:
                 if step.vgpu is None:
                     break
         return taken, blocked
+
+    def settle(self, gpu: model.Gpu,
+               wants_of: Callable[[model.Gpu], readiness.Wants],
+               taken: list[partition_change.Step]) -> model.Gpu:
+        """Take all steps to wanted modes, each chosen from the GPU's state.
+
+        Nothing is rolled back: whoever settles the GPU next continues.
+
+        :param gpu: the GPU as it is now; it is idle.
+        :param wants_of: returns what is wanted of a GPU in a given state.
+        :param taken: each step is appended to it before it is taken.
+        :returns: the GPU after the last step.
+        :raises StepFailed: if a step had no effect, or cannot be taken.
+        :raises ChangeRefused, StepFailed, NvmlError, SysfsError: if the
+            hardware refuses a step.
+        """
+        while left := readiness.steps(gpu, wants_of(gpu)):
+            step = left[0]
+            if step in taken:
+                raise exception.StepFailed(reason=f'"{step}" had no effect')
+            taken.append(step)
+            LOG.info('GPU %(gpu)s: %(step)s',
+                     {'gpu': gpu.address, 'step': step})
+            executor.Executor(self.machine, gpu.address, gpu).take(step)
+            gpu = self.reader.complete_gpu(gpu.address)
+        return gpu
 
     def recover(self, gpu: model.Gpu,
                 seconds: float | None = locks.COMMAND_SECONDS) -> bool:
@@ -306,10 +295,10 @@ class Transactions:
         privileged_gpu.check_ended([str(gpu.address), *(
             str(vgpu.function) for vgpu in change.vgpus)])
         before = change.before
-        now = self._read(gpu, change)
+        now = self._read(gpu, change.vgpus)
         if before.enabled and not _is_enabled(now):
             reset.put_back(self.machine, gpu, True, before.pending)
-            now = self._read(gpu, change)
+            now = self._read(gpu, change.vgpus)
         steps = desired.rollback(now, change)
         used = self.in_use(now) if any(
             step.placement is not None for step in steps) else {}
@@ -319,13 +308,37 @@ class Transactions:
         if gpu.mig is not None:
             reset.put_back(self.machine, gpu, before.enabled,
                            before.pending)
-        left = desired.differences(self._read(gpu, change), change)
+        left = desired.differences(self._read(gpu, change.vgpus), change)
         return '; '.join(left) or None
 
-    def _read(self, gpu: model.Gpu, change: gpu_record.Change) -> model.Gpu:
-        if change.vgpus:
+    def _read(self, gpu: model.Gpu, vgpus: Collection[spec.VgpuSpec] = ()
+              ) -> model.Gpu:
+        """As :meth:`read`; with the vGPUs too if ``vgpus`` names some."""
+        if vgpus:
             gpu = vfio.read_functions(self.machine, gpu)
-        return self._reader.read(gpu)
+        if gpu.mig is None:
+            return gpu
+        try:
+            return self._read_mig(gpu, gpu.mig)
+        except exception.NvmlError as error:
+            if error.symbol in ('NO_PERMISSION', 'NOT_SUPPORTED'):
+                raise
+            self._nvml.forget(gpu.address)
+        return self._read_mig(gpu, gpu.mig)
+
+    @gate.series
+    def _read_mig(self, gpu: model.Gpu, known: model.Mig) -> model.Gpu:
+        device = self._nvml.device(gpu.address)
+        enabled, pending = self._nvml.mig_mode(device)
+        found: tuple[model.GpuInstance, ...] = ()
+        if enabled:
+            found = tuple(
+                dataclasses.replace(instance, compute=self._compute.instances(
+                    gpu.address, instance, handle))
+                for instance, handle in self._nvml.live_handles(
+                    device, known.profiles))
+        return dataclasses.replace(gpu, mig=dataclasses.replace(
+            known, enabled=enabled, pending=pending, instances=found))
 
 
 def _about_to(change: gpu_record.Change, number: int,
@@ -356,31 +369,3 @@ def _reasons(step: partition_change.Step, used: Mapping[model.Placement, str]
 
 def _is_enabled(gpu: model.Gpu) -> bool:
     return gpu.mig is not None and gpu.mig.enabled
-
-
-# Steps to a wanted state, each chosen from the GPU's current state.
-
-def take(machine: platform.Platform, host_reader: reader.HostReader,
-         gpu: model.Gpu, wants_of: Callable[[model.Gpu], readiness.Wants],
-         taken: list[partition_change.Step]) -> model.Gpu:
-    """Take all steps that a GPU needs. The caller holds its lock.
-
-    :param gpu: the GPU as it is now; it is idle.
-    :param wants_of: returns what is wanted of a GPU in a given state.
-    :param taken: each step is appended to it before it is taken.
-    :returns: the GPU after the last step.
-    :raises StepFailed: if a step had no effect, or cannot be taken.
-    :raises ChangeRefused, StepFailed, NvmlError, SysfsError: if the hardware
-        refuses a step.
-    """
-    while True:
-        left = readiness.steps(gpu, wants_of(gpu))
-        if not left:
-            return gpu
-        step = left[0]
-        if step in taken:
-            raise exception.StepFailed(reason=f'"{step}" had no effect')
-        taken.append(step)
-        LOG.info('GPU %(gpu)s: %(step)s', {'gpu': gpu.address, 'step': step})
-        executor.Executor(machine, gpu.address, gpu).take(step)
-        gpu = host_reader.complete_gpu(gpu.address)

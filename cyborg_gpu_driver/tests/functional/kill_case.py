@@ -241,7 +241,7 @@ class KillCase(base.BaseTestCase):
         machine = privileged.machine()
         host_reader = reader.HostReader(machine)
         outcome = prepare.Preparer(
-            host_reader, transaction.Transactions(machine, self.state_path),
+            transaction.Transactions(machine, host_reader, self.state_path),
             running._settings, running._health, services.Services()).prepare(
                 host_reader.snapshot().gpus[0])
         self.assertEqual('', outcome.reason)

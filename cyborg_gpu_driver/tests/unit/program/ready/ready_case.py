@@ -72,16 +72,16 @@ class ReadyCase(base.BaseTestCase):
         self.start()
 
     def start(self):
-        self.transactions = transaction.Transactions(self.platform,
-                                                     self.state_path)
+        self.transactions = transaction.Transactions(
+            self.platform, self.reader, self.state_path)
         cloud = services.Services()
         cloud.claimed = lambda _: self.servers
         self.preparer = prepare.Preparer(
-            self.reader, self.transactions, self.settings,
+            self.transactions, self.settings,
             health.GpuHealth(self.platform, self.state_path, cloud),
             cloud, lambda: self.now)
-        self.fixed = fixed.FixedVgpus(
-            self.reader, self.transactions, self.settings, lambda: self.now)
+        self.fixed = fixed.FixedVgpus(self.transactions, self.settings,
+                                      lambda: self.now)
 
     def gpu(self):
         return self.reader.snapshot().gpu(self.address)

@@ -25,7 +25,6 @@ from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.ready import apply
-from cyborg_gpu_driver.program.steps import transaction
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.program import nodes
@@ -457,8 +456,7 @@ class ReadinessTest(RestoreCase):
 
     def change_killed(self):
         """Let a process die after it has created an instance of 2g.10gb."""
-        transactions = transaction.Transactions(privileged.machine(),
-                                                self.state_path)
+        transactions = self.node.transactions
         now = transactions.read(self.live.gpu(self.address))
         step = change.Step(change.Action.CREATE_INSTANCE,
                            spec.profile(now, 14), model.Placement(4, 2))
