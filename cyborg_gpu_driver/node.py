@@ -46,6 +46,7 @@ from cyborg_gpu_driver.program import health
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import binder
 from cyborg_gpu_driver.program.bind import live
+from cyborg_gpu_driver.program.bind import making
 from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.bind import turns
 from cyborg_gpu_driver.program.privileged import mig as privileged
@@ -53,6 +54,7 @@ from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.program.ready import fixed
 from cyborg_gpu_driver.program.ready import prepare
 from cyborg_gpu_driver.program.ready import restore
+from cyborg_gpu_driver.program.reconcile import groups
 from cyborg_gpu_driver.program.reconcile import orphans
 from cyborg_gpu_driver.program.reconcile import rebuild
 from cyborg_gpu_driver.program.reconcile import reconcile
@@ -124,9 +126,21 @@ class Node(host_parts.HostParts, services.Services):
             ignored_xids=self.settings.health_ignored_xids)
 
     @functools.cached_property
-    def partitions(self) -> partitions.Partitions:
-        """Creates and destroys the partitions of claims."""
-        return partitions.Partitions(self.platform, self.records)
+    def claimed_vgpus(self) -> partitions.Vgpus:
+        """Creates and destroys the vGPUs of claims."""
+        return partitions.Vgpus(self.platform, self.live, self.records,
+                                self.health)
+
+    @functools.cached_property
+    def claimed_groups(self) -> partitions.Groups:
+        """Connects and disconnects the groups of claims."""
+        return partitions.Groups(self.platform, self.live, self.records,
+                                 self.history, self.resetter)
+
+    @functools.cached_property
+    def history(self) -> audit.Audit:
+        """The audit log."""
+        return audit.Audit(self.state_path)
 
     @functools.cached_property
     def transactions(self) -> transaction.Transactions:
@@ -135,16 +149,27 @@ class Node(host_parts.HostParts, services.Services):
                                         self.state_path)
 
     @functools.cached_property
+    def limits(self) -> binder.Limits:
+        """The time limits of Cyborg's requests."""
+        return binder.Limits()
+
+    @functools.cached_property
     def binder(self) -> binder.Binder:
         """Carries out binds and unbinds."""
-        return binder.Binder(self.live, self.partitions, self.transactions,
-                             self, self.health, self.cordons,
-                             running=self.turns)
+        return binder.Binder(
+            self.live,
+            making.Maker(self.live, self.records, self.history,
+                         self.claimed_vgpus, self.claimed_groups),
+            self.claimed_vgpus,
+            making.RoleTaker(self.live, self.transactions, self),
+            binder.Admission(self.live, self, self.cordons, self.health),
+            self.transactions, self.history, self, self.health,
+            self.limits, self.turns)
 
     @functools.cached_property
     def turns(self) -> turns.Turns:
         """The binds of this process that have not ended."""
-        return turns.Turns()
+        return turns.Turns(self.limits.clock)
 
     @functools.cached_property
     def rebuilder(self) -> rebuild.Rebuilder:
@@ -164,8 +189,19 @@ class Node(host_parts.HostParts, services.Services):
         """Compares the records of who has which accelerator."""
         return reconcile.Reconciler(
             self.platform, self.live, self.records, self.settings,
-            self.vgpus, self.rebuilder, self.repairer, self,
-            self.settings.orphan_grace)
+            self.switches, self.nvlink_groups, self.vgpus, self.rebuilder,
+            self.repairer, self, self.settings.orphan_grace)
+
+    @functools.cached_property
+    def switches(self) -> groups.FabricPartitions:
+        """Keeps the partitions of NVSwitches."""
+        return groups.FabricPartitions(self.platform, self.live, self.records)
+
+    @functools.cached_property
+    def nvlink_groups(self) -> groups.NvlinkGroups:
+        """Keeps the groups of GPUs that NVLink connects."""
+        return groups.NvlinkGroups(self.platform, self.live, self.records,
+                                   self.switches)
 
     @functools.cached_property
     def applier(self) -> apply.Applier:
@@ -175,8 +211,10 @@ class Node(host_parts.HostParts, services.Services):
     @functools.cached_property
     def preparer(self) -> prepare.Preparer:
         """Makes GPUs ready for their policies."""
-        return prepare.Preparer(self.transactions, self.settings, self.health,
-                                self)
+        return prepare.Preparer(
+            self.transactions, self.settings,
+            prepare.RoleReader(self.transactions, self.settings),
+            self.health, self)
 
     @functools.cached_property
     def fixed(self) -> fixed.FixedVgpus:
@@ -186,7 +224,7 @@ class Node(host_parts.HostParts, services.Services):
     @functools.cached_property
     def restorer(self) -> restore.Restorer:
         """Restores after a reboot what existed before."""
-        return restore.Restorer(self.transactions, self.partitions,
+        return restore.Restorer(self.transactions, self.claimed_vgpus,
                                 self.fixed, self.settings, self)
 
     @functools.cached_property
@@ -227,7 +265,7 @@ class Node(host_parts.HostParts, services.Services):
         """Cleans whole GPUs that servers have released."""
         return cleaning.Cleaner(
             self.resetter, self.state_path, self._reserved_writer,
-            audit.Audit(self.state_path), self.settings.clean_whole_gpus)
+            self.history, self.settings.clean_whole_gpus)
 
     @property
     def _reserved_writer(self) -> reserved.ReservedWriter | None:

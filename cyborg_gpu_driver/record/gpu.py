@@ -190,9 +190,14 @@ class Claim(_OfBoot):
         return self.phase is Phase.BOUND and self.leads
 
     @property
+    def is_group(self) -> bool:
+        """Whether it is on a group of whole GPUs, and has no vGPU."""
+        return bool(self.members)
+
+    @property
     def is_mdev(self) -> bool:
         """Whether the vGPU is an mdev, which has the handle's UUID."""
-        return not self.vfio and not self.members
+        return not self.vfio and not self.is_group
 
     @property
     def vgpu(self) -> spec.VgpuSpec:

@@ -198,35 +198,36 @@ class Binder:
     """Carries out binds and unbinds on one machine.
 
     :param host: the state of the machine.
-    :param parts: creates and destroys the partitions of claims.
+    :param maker: makes and removes partitions.
+    :param vgpus: knows the vGPUs that no record has.
+    :param roles: gives GPUs in mode auto the roles that binds ask for.
+    :param admission: refuses binds.
     :param transactions: roll back the changes that a dead process left.
+    :param history: the audit log.
     :param cloud: publishes what a GPU has room for when that may have
         changed.
-    :param gpu_health: forgets the health of destroyed instances.
-    :param cordons: knows which GPUs get no new server.
+    :param gpu_health: learns on which functions no server comes up.
     :param limits: the time limits.
     :param running: the binds of this process that have not ended.
     """
 
-    def __init__(self, host: live.LiveHost, parts: partitions.Partitions,
-                 transactions: transaction.Transactions,
-                 cloud: services.Services,
-                 gpu_health: health.GpuHealth,
-                 cordons: gpu_cordons.GpuCordons,
-                 limits: Limits = Limits(),
-                 running: turns.Turns | None = None):
+    def __init__(self, host: live.LiveHost, maker: making.Maker,
+                 vgpus: partitions.Vgpus, roles: making.RoleTaker,
+                 admission: Admission, transactions: transaction.Transactions,
+                 history: audit.Audit, cloud: services.Services,
+                 gpu_health: health.GpuHealth, limits: Limits,
+                 running: turns.Turns):
         self._host = host
-        self._parts = parts
+        self._maker = maker
+        self._vgpus = vgpus
+        self._roles = roles
+        self._admission = admission
         self._transactions = transactions
-        self._records = records = transactions.records
+        self._records = transactions.records
+        self._audit = history
         self._cloud = cloud
         self._limits = limits
-        self._admission = Admission(host, cloud, cordons, gpu_health)
-        self._audit = audit.Audit(records.state_path)
-        self._maker = making.Maker(transactions.machine, host, parts,
-                                   records, self._audit, gpu_health)
-        self._roles = making.RoleTaker(host, transactions, cloud)
-        self._turns = running or turns.Turns(limits.clock)
+        self._turns = running
         self._health = gpu_health
         self._failed: set[model.PciAddress] = set()
         """Virtual functions whose last server never came up."""
@@ -311,7 +312,7 @@ class Binder:
         # The unbind continues even if the record cannot be written.
         with contextlib.suppress(exception.JournalError):
             self._records.give_back(asked.handle)
-        if claim.members:  # Resets of GPUs take longer than Cyborg waits.
+        if claim.is_group:  # Resets of GPUs take longer than Cyborg waits.
             self._cloud.publish(claim.gpu)
         self._soon(self._return, claim)
 
@@ -396,7 +397,7 @@ class Binder:
         finally:
             for handle in defined:
                 # Cyborg does not wait for mdevctl.
-                deadline.begin_thread(self._parts.undefine_mdev, handle,
+                deadline.begin_thread(self._vgpus.undefine_mdev, handle,
                                       name=f'mdevctl undefine {handle}')
 
     def _finish_change(self, address: model.PciAddress, turn: turns.Turn
@@ -482,10 +483,10 @@ class Binder:
             if claim.is_mdev and claim.phase is not gpu_record.Phase.BINDING:
                 with self._unfinished(claim, seconds) as current:
                     if current is not None:
-                        self._maker.remove_vgpu(current)
+                        self._vgpus.release(current)
                         gone = True
                 if gone:
-                    self._parts.undefine_mdev(claim.handle)
+                    self._vgpus.undefine_mdev(claim.handle)
             with self._unfinished(claim, seconds) as current:
                 if current is not None:
                     self._maker.remove(current)
@@ -515,7 +516,7 @@ class Binder:
         has no UUID that would tell its owner.
         """
         if (asked.is_group
-                or self._parts.vgpu_type(asked.mdev) != asked.mdev_type):
+                or self._vgpus.vgpu_type(asked.mdev) != asked.mdev_type):
             LOG.info('Handle %s has nothing on this machine', asked.handle)
             return
         address = self._host.owner(asked.function)
@@ -523,9 +524,10 @@ class Binder:
             if self._records.claim(asked.handle) is not None:
                 # A later bind made it.
                 return
-            self._maker.remove_unrecorded(address, asked)
+            self._vgpus.destroy_vgpu(address, asked.mdev)
+            self._host.refresh_gpu(address)
         self._cloud.publish(address)
-        self._parts.undefine_mdev(asked.handle)
+        self._vgpus.undefine_mdev(asked.handle)
         LOG.warning('Removed mdev %(handle)s, of which no record has a '
                     'claim, from GPU %(gpu)s; the GPU instance that it may '
                     'have used is kept.',

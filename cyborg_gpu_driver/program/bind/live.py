@@ -227,11 +227,6 @@ class LiveHost:
         return roles.in_force(
             gpu, self._records.read(gpu.address).situation.claimed)
 
-    @property
-    def reader(self) -> reader.HostReader:
-        """The reader of GPUs."""
-        return self._reader
-
     def complaints(self, gpu: model.Gpu) -> tuple[str, ...]:
         """The problems that the GPU's policy has on this GPU."""
         policy = self._settings.policy_for(gpu)

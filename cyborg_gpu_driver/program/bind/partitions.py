@@ -10,21 +10,18 @@
 # License for the specific language governing permissions and limitations
 # under the License.
 
-"""The partition of a claim: a vGPU, and in mode mig a GPU instance below it.
+"""The kinds of partitions that a handle can have: a vGPU, or a group of GPUs.
 
-Creating and destroying look before they act, so that they can finish what a
-dead process began.
-
-The driver puts a vGPU on any instance of its profile that has room, not
-always on the claim's instance. For an mdev it does not say which. So each
-claim keeps one instance alive. The last claim of an instance removes it.
+A kind says what a bind claims, how a claim's partition is created and
+destroyed, and whether it exists. Creating and destroying look before they
+act, so that they can finish what a dead process began.
 """
 
 from __future__ import annotations
 
+import abc
 import collections
 import dataclasses
-from collections.abc import Callable
 from collections.abc import Container
 from collections.abc import Iterable
 
@@ -36,12 +33,20 @@ from cyborg_gpu_driver.host import usage
 from cyborg_gpu_driver.host.nvml import gate
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import change
+from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.partition import readiness
 from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.program import audit
+from cyborg_gpu_driver.program import health
+from cyborg_gpu_driver.program.bind import live
 from cyborg_gpu_driver.program.planning import desired
+from cyborg_gpu_driver.program.planning import plan
+from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
+from cyborg_gpu_driver.program.privileged import gpu as privileged_gpu
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.program.steps import blockers
 from cyborg_gpu_driver.program.steps import executor
+from cyborg_gpu_driver.program.steps import reset
 from cyborg_gpu_driver.program.steps import vfio
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
@@ -51,18 +56,140 @@ LOG = logging.getLogger(__name__)
 Action = change.Action
 
 
-class Partitions:
-    """Creates and destroys the partitions of claims on one machine.
-
-    Callers hold the GPU's lock.
+class Kind(abc.ABC):
+    """One kind of partition. Callers hold the locks of the claim's GPUs.
 
     :param machine: the machine with the GPUs.
+    :param host: the state of the machine.
     :param records: the records of the machine.
     """
 
-    def __init__(self, machine: platform.Platform, records: store.Store):
+    def __init__(self, machine: platform.Platform, host: live.LiveHost,
+                 records: store.Store):
         self._machine = machine
+        self._host = host
         self._records = records
+
+    @abc.abstractmethod
+    def claim(self, address: model.PciAddress, asked: plan.Request,
+              share: bool) -> gpu_record.Claim:
+        """The claim that a bind writes before it creates anything.
+
+        :param share: whether a vGPU may use an existing GPU instance.
+        :raises BindRefused: if the partition cannot be created now.
+        """
+
+    @abc.abstractmethod
+    def create(self, claim: gpu_record.Claim) -> gpu_record.Claim:
+        """Create the partition of a claim; return the claim as it is then.
+
+        :raises NvmlError, SysfsError, FabricError, StepFailed: if the
+            hardware refused something.
+        """
+
+    @abc.abstractmethod
+    def destroy(self, claim: gpu_record.Claim) -> None:
+        """Destroy all that a claim has, also after an interrupted bind.
+
+        :raises GpuInUse, UsageUnknown: if it is, or may be, in use.
+        :raises NvmlError, SysfsError, FabricError, DriverStuck, StepFailed:
+            if something could not be destroyed.
+        """
+
+    @abc.abstractmethod
+    def exists(self, claim: gpu_record.Claim) -> bool:
+        """Whether the partition of a bound claim exists."""
+
+    def _take(self, claim: gpu_record.Claim, *steps: change.Step,
+              instance: model.GpuInstance | None = None) -> None:
+        """Take steps about a claim, or about a live instance of it."""
+        runner = executor.Executor(self._machine, claim.gpu)
+        if instance is not None:
+            runner.know(instance)
+        for step in steps:
+            runner.take(step)
+
+
+class Vgpus(Kind):
+    """vGPUs: mdevs, or vendor VFIO; in mode mig with a GPU instance below.
+
+    The driver puts a vGPU on any instance of its profile that has room, not
+    always on the claim's instance. For an mdev it does not say which. So
+    each claim keeps one instance alive. The last claim of an instance
+    removes it.
+
+    :param gpu_health: forgets the health of destroyed instances.
+    """
+
+    def __init__(self, machine: platform.Platform, host: live.LiveHost,
+                 records: store.Store, gpu_health: health.GpuHealth):
+        super().__init__(machine, host, records)
+        self._health = gpu_health
+
+    def claim(self, address: model.PciAddress, asked: plan.Request,
+              share: bool) -> gpu_record.Claim:
+        gpu = self._known(address)
+        available = self._host.offers(gpu)
+        offer = plan.find_offer(gpu, available, asked)
+        planned = plan.plan(gpu, available, offer, asked,
+                            self._records.claims(address),
+                            self._machine.boot_id(), share)
+        foreign: tuple[int, ...] = ()
+        profile = spec.profile(gpu, planned.profile_id)
+        if profile is not None and planned.instance_id is None:
+            foreign = self._instance_ids(address, profile)
+        claim = self.numbered(gpu_record.Claim(
+            handle=asked.handle, gpu=address, function=planned.function,
+            mdev_type=asked.mdev_type, profile=offer.profile,
+            phase=gpu_record.Phase.BINDING, profile_id=planned.profile_id,
+            placement=planned.placement, foreign_ids=foreign,
+            vfio=gpu.framework is model.Framework.VENDOR_VFIO,
+            vgpu_placement=planned.vgpu_placement,
+            fabric_partition=_own_partition(gpu, asked)),
+            planned.instance_id)
+        if self.vgpu_type(claim.vgpu) is not None:
+            raise plan.refusal(asked, (
+                'that virtual function carries a vGPU' if claim.vfio
+                else 'an mdev with that UUID exists')
+                + ' that this driver did not create')
+        return claim
+
+    def create(self, claim: gpu_record.Claim) -> gpu_record.Claim:
+        gpu = self._host.gpu(claim.gpu)
+        if claim.instance is not None and claim.instance_id is None:
+            (claim,), _ = self.create_instance(
+                gpu, (claim,), claim.instance, self._host.wants(gpu))
+        return self.create_vgpu(gpu, claim)
+
+    def destroy(self, claim: gpu_record.Claim) -> None:
+        if claim.since is None:
+            privileged_gpu.check_ended(
+                sorted({str(claim.gpu), str(claim.function)}))
+        self.release(claim)
+        instance = self.destroy_instance(claim)
+        if instance is not None:
+            self._health.instance_gone(claim.gpu, instance.placement)
+
+    def release(self, claim: gpu_record.Claim) -> None:
+        """Destroy only the vGPU of a claim, the first half of a destroy."""
+        self.destroy_vgpu(claim.gpu, claim.vgpu,
+                          self._host.gpu(claim.gpu) if claim.vfio else None)
+        if claim.fabric_partition is not None:
+            self._take(claim, change.Step(
+                Action.DEACTIVATE_PARTITION,
+                fabric_partition=claim.fabric_partition))
+
+    def exists(self, claim: gpu_record.Claim) -> bool:
+        return self.vgpu_type(claim.vgpu) == claim.mdev_type
+
+    def _known(self, address: model.PciAddress) -> model.Gpu:
+        """The known state of a GPU; read again if it has mixed sizes.
+
+        Only the driver knows the placements of vGPUs that other tools made.
+        A taken placement fails when the guest starts, not at the bind.
+        """
+        gpu = self._host.gpu(address)
+        return self._host.refresh_gpu(address) if gpu.mixed_sizes else gpu
 
     def vgpu_type(self, vgpu: spec.VgpuSpec) -> str | None:
         """Type (``nvidia-474``) of the vGPU in the place of ``vgpu``, if any.
@@ -72,8 +199,8 @@ class Partitions:
         return executor.type_of(self._machine, vgpu)
 
     @gate.series
-    def instance_ids(self, address: model.PciAddress,
-                     profile: model.GpuInstanceProfile) -> tuple[int, ...]:
+    def _instance_ids(self, address: model.PciAddress,
+                      profile: model.GpuInstanceProfile) -> tuple[int, ...]:
         """Ids of the live instances of a profile (one NVML call)."""
         nvml = self._machine.nvml
         return tuple(nvml.gpu_instance_ids(
@@ -89,32 +216,26 @@ class Partitions:
         return dataclasses.replace(claim, instance_id=instance_id,
                                    boot=self._machine.boot_id())
 
-    def number(self, claims: Iterable[gpu_record.Claim],
-               instance: model.GpuInstance) -> tuple[gpu_record.Claim, ...]:
-        """Write the id of an instance to the claims that it belongs to.
+    def create_instance(self, gpu: model.Gpu,
+                        claims: Iterable[gpu_record.Claim],
+                        wanted: spec.MigInstanceSpec,
+                        modes: readiness.Wants
+                        ) -> tuple[tuple[gpu_record.Claim, ...],
+                                   tuple[change.Step, ...]]:
+        """Create the instance of claims at its placement, unless it exists.
 
-        :returns: the changed claims.
-        :raises JournalError: if they cannot be written to the disk.
-        """
-        claims = tuple(self.numbered(claim, instance.instance_id)
-                       for claim in claims)
-        self._records.put_claims(*claims)
-        return claims
-
-    def create_instance(self, gpu: model.Gpu, claim: gpu_record.Claim,
-                        wanted: readiness.Wants) -> model.GpuInstance:
-        """Create the claim's instance at its placement.
-
-        :param wanted: the state that the GPU's policy requires.
+        :param modes: the state that the GPU's policy requires.
+        :returns: the claims with the id of the instance, and the steps.
         :raises NvmlError: if NVML refused it.
         :raises StepFailed: if the driver chose another placement.
         """
         runner = executor.Executor(self._machine, gpu.address, gpu)
-        runner.take(change.Step(
-            Action.CREATE_INSTANCE, spec.profile(gpu, claim.profile_id),
-            claim.placement, scheduler=readiness.instance_scheduler(
-                gpu, wanted, claim.profile_id)))
-        return runner.instance(claim.placement)
+        steps = desired.creation(gpu, (wanted,), modes)
+        for step in steps:
+            runner.take(step)
+        number = runner.instance(wanted.placement).instance_id
+        return tuple(self.numbered(claim, number)
+                     for claim in claims), steps
 
     def create_vgpu(self, gpu: model.Gpu, claim: gpu_record.Claim
                     ) -> gpu_record.Claim:
@@ -186,16 +307,6 @@ class Partitions:
         executor.Executor(self._machine, address, gpu).take(
             change.Step(Action.DESTROY_VGPU, vgpu=vgpu))
 
-    def disconnect(self, claim: gpu_record.Claim) -> None:
-        """Deactivate the NVSwitch partition of a vGPU that is gone.
-
-        :raises FabricError: if the fabric manager refused it.
-        """
-        if claim.fabric_partition is not None:
-            executor.Executor(self._machine, claim.gpu).take(change.Step(
-                Action.DEACTIVATE_PARTITION,
-                fabric_partition=claim.fabric_partition))
-
     def undefine_mdev(self, handle: str) -> None:
         """Remove the definition of a handle's mdev. Never raises."""
         try:
@@ -203,8 +314,7 @@ class Partitions:
         except exception.GpuDriverError as error:
             LOG.warning('%s; its definition is kept', error)
 
-    def destroy_instance(self, claim: gpu_record.Claim,
-                         read: Callable[[model.PciAddress], model.Gpu]
+    def destroy_instance(self, claim: gpu_record.Claim
                          ) -> spec.MigInstanceSpec | None:
         """Destroy the instance of a claim, unless other claims share it.
 
@@ -212,7 +322,6 @@ class Partitions:
         instance, never to find out whether something does.
 
         :param claim: a claim whose vGPU is gone.
-        :param read: reads a GPU again.
         :returns: the destroyed instance, which another claim may have had
             before; None if none was destroyed.
         :raises NvmlError: IN_USE while something runs on it, or may.
@@ -227,7 +336,7 @@ class Partitions:
         except exception.NvmlError as error:
             if error.symbol != 'IN_USE':
                 raise
-            return self._remove_used(claim, read, error)
+            return self._remove_used(claim, error)
         return claim.instance
 
     @gate.series
@@ -261,23 +370,18 @@ class Partitions:
         """
         instance = self.own_instance(claim)
         if instance is not None:
-            self._take(claim, instance, Action.DESTROY_INSTANCE)
-
-    def _take(self, claim: gpu_record.Claim, instance: model.GpuInstance,
-              *actions: change.Action) -> None:
-        runner = executor.Executor(self._machine, claim.gpu)
-        runner.know(instance)
-        for item in actions:
-            runner.take(change.Step(item, placement=instance.placement))
+            self._take(claim, change.Step(
+                Action.DESTROY_INSTANCE, placement=instance.placement),
+                instance=instance)
 
     def _remove_used(self, claim: gpu_record.Claim,
-                     read: Callable[[model.PciAddress], model.Gpu],
                      error: exception.NvmlError
                      ) -> spec.MigInstanceSpec | None:
         instance = self.own_instance(claim)
         if instance is None:
             raise error
-        number, gpu = instance.instance_id, read(claim.gpu)
+        number = instance.instance_id
+        gpu = self._host.refresh_gpu(claim.gpu)
         vgpus = usage.vgpus(self._machine, gpu)
         here = {name for name, on in vgpus if on == number}
         for other in self._finished(claim):
@@ -289,7 +393,7 @@ class Partitions:
                     instance_id=other.instance_id)
                 self._records.put_claims(moved, dataclasses.replace(
                     other, placement=claim.placement, instance_id=number))
-                return self.destroy_instance(moved, read)
+                return self.destroy_instance(moved)
         busy = {on for _, on in vgpus} | {
             process.instance_id for process
             in usage.processes(self._machine, gpu.address)}
@@ -301,8 +405,10 @@ class Partitions:
             raise error
         # A guest may have left compute instances (MIG User Guide: they are
         # created within a virtual machine too).
-        self._take(claim, instance, Action.DESTROY_COMPUTE,
-                   Action.DESTROY_INSTANCE)
+        self._take(claim, *(
+            change.Step(action, placement=instance.placement)
+            for action in (Action.DESTROY_COMPUTE, Action.DESTROY_INSTANCE)),
+            instance=instance)
         return claim.instance
 
     @gate.series
@@ -370,6 +476,113 @@ class Partitions:
                 if _place(other) == _place(claim)]
 
 
+class Groups(Kind):
+    """Groups of whole GPUs that NVLink connects.
+
+    A bind writes a claim on each GPU before it activates the partition. An
+    unbind deactivates the partition before it removes a claim. So no
+    partition is active without an owner, whenever a process dies.
+
+    A GPU is reset after its server has left and its partition is inactive.
+    It is never reset between the activation of its partition and the start
+    of the server: no source says what a reset does to an active partition.
+
+    :param history: the audit log.
+    :param resetter: resets GPUs.
+    """
+
+    def __init__(self, machine: platform.Platform, host: live.LiveHost,
+                 records: store.Store, history: audit.Audit,
+                 resetter: reset.Resetter):
+        super().__init__(machine, host, records)
+        self._audit = history
+        self._resetter = resetter
+
+    def claim(self, address: model.PciAddress, asked: plan.Request,
+              share: bool) -> gpu_record.Claim:
+        group = self._host.group(asked.function, asked.mdev_type)
+        for member in group.members if group else ():
+            self._host.refresh_gpu(member)
+        gpu = self._host.gpu(asked.function)
+        offer = plan.find_offer(gpu, self._host.offers(gpu), asked)
+        if group is None or offer.members != group.members:
+            raise plan.refusal(asked, 'its GPUs are not known')
+        for member in group.members:
+            owners = self._records.owners(member)
+            if owners:
+                raise plan.refusal(
+                    asked, f'GPU {member} of the group is taken: {owners}')
+        if not offer.creatable:
+            raise plan.refusal(asked, offer.busy or 'it is in use')
+        try:
+            for member in group.members:
+                reset.refuse_held(member)
+        except exception.GpuInUse as error:
+            raise plan.refusal(asked, str(error)) from error
+        self._check_boot(asked, group)
+        return gpu_record.Claim(
+            handle=asked.handle, gpu=group.leader, function=asked.function,
+            mdev_type=asked.mdev_type, profile=group.profile,
+            phase=gpu_record.Phase.BINDING, boot=self._machine.boot_id(),
+            fabric_partition=group.partition, members=group.members)
+
+    def create(self, claim: gpu_record.Claim) -> gpu_record.Claim:
+        # A partition that is active was left by a deleted server.
+        self._switch(claim, Action.DEACTIVATE_PARTITION)
+        self._switch(claim, Action.ACTIVATE_PARTITION)
+        return claim
+
+    def destroy(self, claim: gpu_record.Claim) -> None:
+        # After a bind that did not finish no GPU is reset, because the group
+        # had no server yet.
+        had_server = claim.phase is not gpu_record.Phase.BINDING
+        if had_server:
+            for address in claim.gpus:
+                reset.refuse_held(address)
+        self._switch(claim, Action.DEACTIVATE_PARTITION)
+        if had_server and self._host.cleans:
+            for address in claim.gpus:
+                evidence = self._resetter.reset(
+                    self._host.refresh_gpu(address), lambda: None)
+                self._audit.record(address, 'cleaned', claim.handle,
+                                   evidence)
+
+    def exists(self, claim: gpu_record.Claim) -> bool:
+        return True
+
+    def _check_boot(self, asked: plan.Request, group: nvlink.Group) -> None:
+        """Refuse a group if a module id was not read since the host started.
+
+        The GPUs of a partition are identified by their module ids.
+        """
+        if group.partition is None:
+            return
+        for address in group.members:
+            known = self._records.peek(address).nvlink
+            if known is None or known.boot != self._machine.boot_id():
+                raise plan.refusal(
+                    asked, f'the module ID of GPU {address} has not '
+                    'been read since the host started: the GPU must be bound '
+                    'to nvidia when the agent starts')
+
+    def _switch(self, claim: gpu_record.Claim, what: change.Action) -> None:
+        """Change the partition of a group, if it has one."""
+        if claim.fabric_partition is not None:
+            self._take(claim, change.Step(
+                what, fabric_partition=claim.fabric_partition))
+
+
 def _place(claim: gpu_record.Claim
            ) -> tuple[model.Placement | None, int | None]:
     return claim.placement, claim.instance_id
+
+
+def _own_partition(gpu: model.Gpu, asked: plan.Request) -> int | None:
+    """The NVSwitch partition that the vGPU needs; None if it needs none.
+
+    :raises BindRefused: if the vGPU needs a partition and cannot get it.
+    """
+    try:
+        return privileged_fabric.partition_of_vgpu(gpu, asked.mdev_type)
+    except (exception.FabricError, exception.StepFailed) as error:
+        raise plan.refusal(asked, str(error)) from error

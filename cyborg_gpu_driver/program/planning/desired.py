@@ -75,7 +75,7 @@ def desired(gpu: model.Gpu, record: gpu_record.GpuRecord,
     """
     claims = sorted((claim for claim in record.claims
                      if claim.phase is gpu_record.Phase.BOUND
-                     and not claim.members),
+                     and not claim.is_group),
                     key=lambda claim: claim.function)
     layout = record.layout.layout if record.layout else None
     laid_out = {item.bare: item for item in (
@@ -420,7 +420,7 @@ def _of_claim(facts: Facts, claim: gpu_record.Claim
     if requests is not None and requests.of(claim.handle) is None:
         yield _no_request(facts, requests, claim, handle)
         return
-    if claim.members:
+    if claim.is_group:
         return
     there = {vgpu.name: vgpu for vgpu in facts.gpu.vgpus}
     vgpu = there.get(vgpu_name(claim))

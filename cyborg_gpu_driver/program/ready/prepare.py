@@ -158,14 +158,15 @@ class Preparer:
     """Makes GPUs ready for their policies.
 
     :param transactions: rolls back a change that a dead process has left.
+    :param role_reader: reads GPUs of mode auto in their roles.
     :param gpu_health: knows which GPUs are unhealthy.
     :param cloud: knows which GPUs have servers.
     :param clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, transactions: transaction.Transactions,
-                 settings: policies.Settings, gpu_health: health.GpuHealth,
-                 cloud: services.Services,
+                 settings: policies.Settings, role_reader: RoleReader,
+                 gpu_health: health.GpuHealth, cloud: services.Services,
                  clock: Callable[[], float] = time.monotonic):
         self._machine = transactions.machine
         self._reader = transactions.reader
@@ -175,7 +176,7 @@ class Preparer:
         self._cloud = cloud
         self._records = transactions.records
         self._backoff = backoff.Backoff(LOG, clock)
-        self._role_reader = RoleReader(transactions, settings)
+        self._role_reader = role_reader
 
     def plan(self, gpu: model.Gpu) -> Outcome:
         """The steps that are left on a GPU, and what prevents them.

@@ -57,14 +57,14 @@ class Restorer:
     """Restores GPUs of one machine.
 
     :param transactions: rolls back interrupted changes.
-    :param parts: creates the partitions of claims.
+    :param vgpus: creates the vGPUs of claims.
     :param fixed_vgpus: creates the fixed vGPUs.
     :param settings: the operator's policies.
     :param cloud: knows which GPUs have servers.
     """
 
     def __init__(self, transactions: transaction.Transactions,
-                 parts: partitions.Partitions,
+                 vgpus: partitions.Vgpus,
                  fixed_vgpus: fixed.FixedVgpus,
                  settings: policies.Settings, cloud: services.Services):
         self._machine = transactions.machine
@@ -74,7 +74,7 @@ class Restorer:
         self._settings = settings
         self._cloud = cloud
         self._records = transactions.records
-        self._partitions = parts
+        self._vgpus = vgpus
 
     def restore(self, gpu: model.Gpu, saved: gpu_record.SavedLayout | None,
                 tell: Tell = lambda words: None) -> apply.Status:
@@ -116,7 +116,7 @@ class Restorer:
             record = dataclasses.replace(self._records.read(gpu.address),
                                          layout=saved)
             bound = any(claim.phase is gpu_record.Phase.BOUND
-                        and not claim.members for claim in record.claims)
+                        and not claim.is_group for claim in record.claims)
             if saved is not None or bound:
                 self._transactions.read(gpu)
             gpu = self._modes(gpu, record, done, failed)
@@ -201,7 +201,7 @@ class Restorer:
 
         Done once for the group of GPUs, with its first GPU.
         """
-        if (not claim.members or not claim.leads
+        if (not claim.is_group or not claim.leads
                 or claim.phase is not gpu_record.Phase.BOUND
                 or claim.fabric_partition is None):
             return
@@ -227,10 +227,9 @@ class Restorer:
         for claim in claims:
             with _noted(failed, f'handle {claim.handle}'):
                 if (handle not in (None, claim.handle)
-                        or self._partitions.vgpu_type(claim.vgpu)
-                        == claim.mdev_type):
+                        or self._vgpus.exists(claim)):
                     continue
-                made = self._partitions.create_vgpu(gpu, claim)
+                made = self._vgpus.create_vgpu(gpu, claim)
                 if made != claim:
                     self._records.put_claims(made)
                 done.append(f'create vGPU {claim.handle} on '
@@ -246,19 +245,17 @@ class Restorer:
             place.
         """
         self._announce(gpu, claims, wanted)
-        runner = executor.Executor(self._machine, gpu.address, gpu)
         try:
-            for step in desired.creation(
-                    gpu, (wanted,),
-                    self._settings.wants(gpu, policy.Mode.MIG)):
-                runner.take(step)
-                done.append(str(step))
+            claims, steps = self._vgpus.create_instance(
+                gpu, claims, wanted,
+                self._settings.wants(gpu, policy.Mode.MIG))
         except exception.NvmlError as error:
             if executor.was_refused(error):
                 self._records.put_claims(*claims)
             raise
-        return self._partitions.number(claims,
-                                       runner.instance(wanted.placement))
+        done.extend(map(str, steps))
+        self._records.put_claims(*claims)
+        return claims
 
     def _announce(self, gpu: model.Gpu,
                   claims: tuple[gpu_record.Claim, ...],
@@ -278,7 +275,7 @@ class Restorer:
             foreign = tuple(instance.instance_id for instance in live
                             if instance.profile_id == wanted.profile_id)
             self._records.put_claims(*(dataclasses.replace(
-                self._partitions.numbered(claim, None), foreign_ids=foreign)
+                self._vgpus.numbered(claim, None), foreign_ids=foreign)
                 for claim in claims))
             return
         boot = self._machine.boot_id()

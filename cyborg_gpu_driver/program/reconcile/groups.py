@@ -162,7 +162,7 @@ class FabricPartitions:
                     continue
                 step = change.Step(
                     change.Action.ACTIVATE_PARTITION,
-                    vgpu=None if claim.members else claim.vgpu,
+                    vgpu=None if claim.is_group else claim.vgpu,
                     fabric_partition=claim.fabric_partition)
                 executor.Executor(self._machine, claim.gpu).take(step)
                 LOG.warning('Handle %(handle)s: %(step)s',
@@ -209,7 +209,7 @@ class FabricPartitions:
         """
         gpus = {gpu.address: gpu for gpu in self._host.host().gpus}
         return [claim for claim in claims
-                if claim.fabric_partition is None and not claim.members
+                if claim.fabric_partition is None and not claim.is_group
                 and claim.placement is None and _has_server(claim)
                 and _may_take_whole_gpu(gpus.get(claim.gpu), claim.mdev_type)]
 
@@ -317,7 +317,7 @@ class NvlinkGroups:
                 if self._host.is_linked(gpu)}
         try:
             claims = [claim for claim in self._records.claims()
-                      if claim.members]
+                      if claim.is_group]
             if not gpus and not claims:
                 return
             self._complete(claims)
@@ -340,7 +340,7 @@ class NvlinkGroups:
                           modules: Mapping[model.PciAddress, int]) -> None:
         """Ask the fabric manager for its partitions, and correct them."""
         claims = [claim for claim in self._records.claims()
-                  if claim.members]
+                  if claim.is_group]
         partitions = self._switches.partitions(unsupported=True)
         self._learn(gpus, nvlink.of_partitions(partitions, modules))
         active = privileged_fabric.active_of(partitions)

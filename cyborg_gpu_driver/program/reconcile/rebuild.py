@@ -110,7 +110,7 @@ class Rebuilder:
                    requests: reconcile.Requests | None) -> None:
         claims = [claim for items in found.values() for claim in items]
         left = (sum(len(self._host.gpu(address).vgpus) for address in found)
-                - sum(not claim.members for claim in claims))
+                - sum(not claim.is_group for claim in claims))
         lacking = [claim.handle for claim in claims
                    if self._lacks_instance(claim)]
         text = (f'{len(claims)} handles on {len(found)} GPUs; {left} other '

@@ -192,7 +192,7 @@ def users(vgpus: orphans.VgpuOrphans, gpu: model.PciAddress,
                 found[desired.vgpu_name(claim)] = (
                     f'GPU {address} is open in ' + consent.describe(there))
     names = {desired.vgpu_name(claim) for claim in claims
-             if not claim.members}
+             if not claim.is_group}
     for item in vgpus.on(gpu):
         if item.vgpu.name in names:
             user = dataclasses.replace(item, owner=None).obstacle(None)
@@ -218,6 +218,8 @@ class Reconciler:
     :param host: the last snapshot of the machine.
     :param records: the records of the machine.
     :param settings: the operator's policies.
+    :param switches: keeps the partitions of NVSwitches.
+    :param nvlink: keeps the groups that NVLink connects.
     :param vgpus: knows who uses a vGPU.
     :param rebuilder: rebuilds lost claims.
     :param repairer: repairs differences.
@@ -230,14 +232,14 @@ class Reconciler:
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
                  records: store.Store, settings: policies.Settings,
-                 vgpus: orphans.VgpuOrphans, rebuilder: rebuild.Rebuilder,
-                 repairer: Repairer,
+                 switches: groups.FabricPartitions,
+                 nvlink: groups.NvlinkGroups, vgpus: orphans.VgpuOrphans,
+                 rebuilder: rebuild.Rebuilder, repairer: Repairer,
                  cloud: services.Services, grace: float = _GRACE,
                  clock: Callable[[], float] = time.monotonic):
         self._machine = machine
-        self._fabric = groups.FabricPartitions(machine, host, records)
-        self._nvlink = groups.NvlinkGroups(machine, host, records,
-                                           self._fabric)
+        self._fabric = switches
+        self._nvlink = nvlink
         self._host = host
         self._records = records
         self._settings = settings

@@ -61,7 +61,8 @@ class RepairCase(kill_case.KillCase):
             there.publish = lambda address: None
             reconcile.Reconciler(
                 there.platform, there.live, there.records, there.settings,
-                there.vgpus, there.rebuilder, there.repairer, there,
+                there.switches, there.nvlink_groups, there.vgpus,
+                there.rebuilder, there.repairer, there,
                 grace=0).look()
 
         return self.process(work, number)

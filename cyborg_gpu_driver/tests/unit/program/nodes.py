@@ -20,7 +20,6 @@ from cyborg_gpu_driver import node
 from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.program import services
-from cyborg_gpu_driver.program.bind import turns
 
 
 class Node(node.Node):
@@ -41,8 +40,7 @@ class Node(node.Node):
         self.platform = machine
         self.cloud = cloud or services.Services()
         if limits is not None:
-            self.turns = turns.Turns(limits.clock)
-            self.binder._limits = limits
+            self.limits = limits
 
 
 def _forwarded(name):

@@ -169,7 +169,7 @@ class LeftoverTest(ComputeCase):
     def left(self, phase):
         """Write and return the entry of a bind that only wrote its record."""
         function, mdev_type, handle = self.handle('7g.40gb', 0)
-        entry = self.binder._parts.numbered(gpu_record.Claim(
+        entry = self.node.claimed_vgpus.numbered(gpu_record.Claim(
             handle=handle, gpu=self.address,
             function=model.PciAddress.parse(function), mdev_type=mdev_type,
             profile='7g.40gb', phase=phase, profile_id=0,

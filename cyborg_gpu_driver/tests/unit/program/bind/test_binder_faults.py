@@ -377,7 +377,7 @@ class CrashTest(binder_case.BinderCase):
         class Died(BaseException):
             """An end that no rollback catches, like SIGKILL."""
 
-        parts, records = self.binder._parts, self.records
+        parts, records = self.node.claimed_vgpus, self.records
         owner = records if stop == 'put_claims' else parts
         step = getattr(owner, stop)
         seen = []

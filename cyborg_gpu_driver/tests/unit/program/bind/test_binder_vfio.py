@@ -146,14 +146,14 @@ class MigTest(VfioCase):
     def test_a_late_bind_leaves_no_instance_that_another_one_swapped(self):
         first, second = (self.bound_beside_a_stranger(),
                          self.handle('1g.10gb', 1))
-        create = self.binder._parts.create_vgpu
+        create = self.node.claimed_vgpus.create_vgpu
 
         def create_late(*arguments):
             made = create(*arguments)
             self.binder._turns.cancel(second[2])
             return made
 
-        self.binder._parts.create_vgpu = create_late
+        self.node.claimed_vgpus.create_vgpu = create_late
         self.assertRaises(exception.BindAbandoned, self.binder.bind, *second)
         self.assert_quiet()
         self.assert_only_the_strangers_after(first)

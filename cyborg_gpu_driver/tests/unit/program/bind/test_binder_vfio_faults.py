@@ -148,13 +148,13 @@ class FailingBindTest(FailingCase):
             """An end that no rollback catches, like SIGKILL."""
 
         for name in ('create_instance', 'create_vgpu', 'instance_under'):
-            step = getattr(self.binder._parts, name)
+            step = getattr(self.node.claimed_vgpus, name)
 
             def die(*args, step=step):
                 step(*args)
                 raise Died
 
-            setattr(self.binder._parts, name, die)
+            setattr(self.node.claimed_vgpus, name, die)
             self.assertRaises(Died, self.binder.bind, *self.asked)
             self.restart()
             self.assert_undone(name)

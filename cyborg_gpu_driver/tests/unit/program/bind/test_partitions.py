@@ -19,8 +19,6 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import readiness
-from cyborg_gpu_driver.program.bind import partitions
-from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.privileged import vgpu as privileged_vgpu
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.tests.unit.program.bind import binder_case
@@ -33,8 +31,7 @@ class VgpuCase(binder_case.BinderCase):
 
     def setUp(self):
         super().setUp()
-        self.parts = partitions.Partitions(
-            privileged.machine(), self.records)
+        self.parts = self.node.claimed_vgpus
         self.entry = gpu_record.Claim(
             handle=str(uuid.UUID(int=1)), gpu=self.address,
             function=model.PciAddress.parse(self.function),
@@ -113,8 +110,7 @@ class SharedInstancesTest(binder_case.BinderCase):
 
     def setUp(self):
         super().setUp()
-        self.parts = partitions.Partitions(
-            privileged.machine(), self.records)
+        self.parts = self.node.claimed_vgpus
 
     def entry(self, number, start):
         """An entry with a GPU instance of its own."""
@@ -124,8 +120,9 @@ class SharedInstancesTest(binder_case.BinderCase):
             function=gpu.vfs[number].address, mdev_type='nvidia-1555',
             profile='DC-1-8Q', phase=gpu_record.Phase.BOUND, profile_id=47,
             placement=model.Placement(start, 3), vfio=True)
-        made = self.parts.create_instance(gpu, entry, readiness.Wants())
-        return self.parts.numbered(entry, made.instance_id)
+        (made,), _ = self.parts.create_instance(
+            gpu, (entry,), entry.instance, readiness.Wants())
+        return made
 
     def test_an_entry_of_before_a_reboot_keeps_nothing_alive(self):
         entry = self.entry(1, 0)
@@ -134,7 +131,7 @@ class SharedInstancesTest(binder_case.BinderCase):
             self.records.put_claims(entry, dataclasses.replace(
                 entry, handle=str(uuid.UUID(int=2)), **stale))
             self.assertEqual(entry.instance, self.parts.destroy_instance(
-                entry, self.live.refresh_gpu))
+                entry))
             self.assertEqual([], self.truth()[0])
             entry = self.entry(1, 0)
 
@@ -170,7 +167,6 @@ class SharedInstancesTest(binder_case.BinderCase):
     def test_an_entry_without_an_instance_has_none_to_remove(self):
         entry = dataclasses.replace(self.entry(1, 0), placement=None,
                                     profile_id=None, instance_id=None)
-        self.assertIsNone(self.parts.destroy_instance(
-            entry, self.live.refresh_gpu))
+        self.assertIsNone(self.parts.destroy_instance(entry))
         self.assertIsNone(entry.instance)
         self.assertEqual([(47, 0)], self.truth()[0])

@@ -23,6 +23,7 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.partition import spec
+from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.record import gpu as gpu_record
@@ -189,9 +190,10 @@ class MdevTest(RestoreCase):
         self.bind('1g.5gb')
         before = self.on_gpu()
         self.reboot()
+        create = partitions.Vgpus.create_instance
         with fixtures.MonkeyPatch(
-                'cyborg_gpu_driver.program.bind.partitions.Partitions.number',
-                _die):
+                'cyborg_gpu_driver.program.bind.partitions.Vgpus.'
+                'create_instance', lambda *args: _die(create(*args))):
             self.assertRaises(KeyboardInterrupt, self.restore)
         self.restart()
         self.restore()

@@ -50,8 +50,9 @@ class ReconcileCase(binder_case.BinderCase):
         self.repairer = self.node.repairer
         self.reconciler = reconcile.Reconciler(
             self.node.platform, self.live, self.records, self.node.settings,
-            self.node.vgpus, self.node.rebuilder, self.repairer, self.node,
-            self.grace, clock=lambda: self.now)
+            self.node.switches, self.node.nvlink_groups, self.node.vgpus,
+            self.node.rebuilder, self.repairer, self.node, self.grace,
+            clock=lambda: self.now)
 
     def requests(self):
         if not self.known:
