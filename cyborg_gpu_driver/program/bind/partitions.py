@@ -100,14 +100,27 @@ class Kind(abc.ABC):
     def exists(self, claim: gpu_record.Claim) -> bool:
         """Whether the partition of a bound claim exists."""
 
-    def _take(self, claim: gpu_record.Claim, *steps: change.Step,
-              instance: model.GpuInstance | None = None) -> None:
-        """Take steps about a claim, or about a live instance of it."""
-        runner = executor.Executor(self._machine, claim.gpu)
+    def _disconnect(self, claim: gpu_record.Claim) -> None:
+        """Deactivate the NVSwitch partition of a claim, if it has one."""
+        if claim.fabric_partition is not None:
+            self._take(claim.gpu, change.Step(
+                Action.DEACTIVATE_PARTITION,
+                fabric_partition=claim.fabric_partition))
+
+    def _take(self, address: model.PciAddress, *steps: change.Step,
+              gpu: model.Gpu | None = None,
+              instance: model.GpuInstance | None = None) -> executor.Executor:
+        """Take steps on a GPU; return their executor.
+
+        :param gpu: the GPU in its current state, if a step needs it.
+        :param instance: a live instance that a step is about.
+        """
+        runner = executor.Executor(self._machine, address, gpu)
         if instance is not None:
             runner.know(instance)
         for step in steps:
             runner.take(step)
+        return runner
 
 
 class Vgpus(Kind):
@@ -174,10 +187,7 @@ class Vgpus(Kind):
         """Destroy only the vGPU of a claim, the first half of a destroy."""
         self.destroy_vgpu(claim.gpu, claim.vgpu,
                           self._host.gpu(claim.gpu) if claim.vfio else None)
-        if claim.fabric_partition is not None:
-            self._take(claim, change.Step(
-                Action.DEACTIVATE_PARTITION,
-                fabric_partition=claim.fabric_partition))
+        self._disconnect(claim)
 
     def exists(self, claim: gpu_record.Claim) -> bool:
         return self.vgpu_type(claim.vgpu) == claim.mdev_type
@@ -229,11 +239,9 @@ class Vgpus(Kind):
         :raises NvmlError: if NVML refused it.
         :raises StepFailed: if the driver chose another placement.
         """
-        runner = executor.Executor(self._machine, gpu.address, gpu)
         steps = desired.creation(gpu, (wanted,), modes)
-        for step in steps:
-            runner.take(step)
-        number = runner.instance(wanted.placement).instance_id
+        number = self._take(gpu.address, *steps, gpu=gpu).instance(
+            wanted.placement).instance_id
         return tuple(self.numbered(claim, number)
                      for claim in claims), steps
 
@@ -251,12 +259,10 @@ class Vgpus(Kind):
         :raises StepFailed: if another vGPU is in its place, or the kernel
             made another one.
         """
-        runner = executor.Executor(self._machine, claim.gpu, gpu)
-        runner.take(change.Step(Action.CREATE_VGPU, vgpu=claim.vgpu))
+        self._take(claim.gpu, change.Step(
+            Action.CREATE_VGPU, vgpu=claim.vgpu), gpu=gpu)
         if claim.fabric_partition is not None:
-            runner.take(change.Step(Action.ACTIVATE_PARTITION,
-                                    vgpu=claim.vgpu,
-                                    fabric_partition=claim.fabric_partition))
+            self._take(claim.gpu, _activation(claim))
         found = self.instance_under(claim)
         if found is None or found == claim.instance_id:
             return claim
@@ -304,8 +310,8 @@ class Vgpus(Kind):
         :raises UsageUnknown, NvmlError: if its use cannot be found out.
         :raises SysfsError, DriverStuck: if the kernel does not remove it.
         """
-        executor.Executor(self._machine, address, gpu).take(
-            change.Step(Action.DESTROY_VGPU, vgpu=vgpu))
+        self._take(address, change.Step(Action.DESTROY_VGPU, vgpu=vgpu),
+                   gpu=gpu)
 
     def undefine_mdev(self, handle: str) -> None:
         """Remove the definition of a handle's mdev. Never raises."""
@@ -370,7 +376,7 @@ class Vgpus(Kind):
         """
         instance = self.own_instance(claim)
         if instance is not None:
-            self._take(claim, change.Step(
+            self._take(claim.gpu, change.Step(
                 Action.DESTROY_INSTANCE, placement=instance.placement),
                 instance=instance)
 
@@ -405,7 +411,7 @@ class Vgpus(Kind):
             raise error
         # A guest may have left compute instances (MIG User Guide: they are
         # created within a virtual machine too).
-        self._take(claim, *(
+        self._take(claim.gpu, *(
             change.Step(action, placement=instance.placement)
             for action in (Action.DESTROY_COMPUTE, Action.DESTROY_INSTANCE)),
             instance=instance)
@@ -528,8 +534,9 @@ class Groups(Kind):
 
     def create(self, claim: gpu_record.Claim) -> gpu_record.Claim:
         # A partition that is active was left by a deleted server.
-        self._switch(claim, Action.DEACTIVATE_PARTITION)
-        self._switch(claim, Action.ACTIVATE_PARTITION)
+        self._disconnect(claim)
+        if claim.fabric_partition is not None:
+            self._take(claim.gpu, _activation(claim))
         return claim
 
     def destroy(self, claim: gpu_record.Claim) -> None:
@@ -539,7 +546,7 @@ class Groups(Kind):
         if had_server:
             for address in claim.gpus:
                 reset.refuse_held(address)
-        self._switch(claim, Action.DEACTIVATE_PARTITION)
+        self._disconnect(claim)
         if had_server and self._host.cleans:
             for address in claim.gpus:
                 evidence = self._resetter.reset(
@@ -565,16 +572,35 @@ class Groups(Kind):
                     'been read since the host started: the GPU must be bound '
                     'to nvidia when the agent starts')
 
-    def _switch(self, claim: gpu_record.Claim, what: change.Action) -> None:
-        """Change the partition of a group, if it has one."""
-        if claim.fabric_partition is not None:
-            self._take(claim, change.Step(
-                what, fabric_partition=claim.fabric_partition))
-
 
 def _place(claim: gpu_record.Claim
            ) -> tuple[model.Placement | None, int | None]:
     return claim.placement, claim.instance_id
+
+
+def connect(machine: platform.Platform, claim: gpu_record.Claim
+            ) -> change.Step | None:
+    """Activate the NVSwitch partition of a bound claim, if it is inactive.
+
+    The caller holds the locks of the claim's GPUs.
+
+    :returns: the step that was taken, if any.
+    :raises FabricError, StepFailed: if the fabric manager refused it.
+    """
+    if (claim.fabric_partition is None or not claim.is_owned
+            or claim.fabric_partition in privileged_fabric.active_of(
+                privileged_fabric.read_partitions())):
+        return None
+    step = _activation(claim)
+    executor.Executor(machine, claim.gpu).take(step)
+    return step
+
+
+def _activation(claim: gpu_record.Claim) -> change.Step:
+    """The step that activates the NVSwitch partition of a claim."""
+    return change.Step(Action.ACTIVATE_PARTITION,
+                       vgpu=None if claim.is_group else claim.vgpu,
+                       fabric_partition=claim.fabric_partition)
 
 
 def _own_partition(gpu: model.Gpu, asked: plan.Request) -> int | None:

@@ -40,7 +40,6 @@ from cyborg_gpu_driver.partition import spec
 from cyborg_gpu_driver.program import services
 from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.planning import desired
-from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
 from cyborg_gpu_driver.program.ready import apply
 from cyborg_gpu_driver.program.ready import fixed
 from cyborg_gpu_driver.program.steps import blockers
@@ -127,7 +126,11 @@ class Restorer:
                     self._group(gpu, group, done, failed)
             for claim in record.claims:
                 with _noted(failed, f'handle {claim.handle}'):
-                    self._connect(claim, done)
+                    # A group has one partition, restored with its first GPU.
+                    step = claim.is_group and partitions.connect(
+                        self._machine, claim)
+                    if step:
+                        done.append(str(step))
         made = self._fixed.make(gpu)
         done.extend(made.done)
         if made.reason:
@@ -195,24 +198,6 @@ class Restorer:
         finally:
             done.extend(map(str, taken))
         return now
-
-    def _connect(self, claim: gpu_record.Claim, done: list[str]) -> None:
-        """Activate the NVSwitch partition of a group, if it is inactive.
-
-        Done once for the group of GPUs, with its first GPU.
-        """
-        if (not claim.is_group or not claim.leads
-                or claim.phase is not gpu_record.Phase.BOUND
-                or claim.fabric_partition is None):
-            return
-        # An active partition remains as it is, and done does not name it.
-        if claim.fabric_partition in privileged_fabric.active_of(
-                privileged_fabric.read_partitions()):
-            return
-        step = change.Step(change.Action.ACTIVATE_PARTITION,
-                           fabric_partition=claim.fabric_partition)
-        executor.Executor(self._machine, claim.gpu).take(step)
-        done.append(str(step))
 
     def _group(self, gpu: model.Gpu, group: desired.Group, done: list[str],
                failed: list[str], handle: str | None = None) -> None:

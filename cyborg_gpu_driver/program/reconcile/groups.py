@@ -35,12 +35,11 @@ from cyborg_gpu_driver.host.snapshot import condition
 from cyborg_gpu_driver.host.snapshot import gpu_record as boards
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.host.snapshot import whole
-from cyborg_gpu_driver.partition import change
 from cyborg_gpu_driver.partition import nvlink
 from cyborg_gpu_driver.program.bind import live
+from cyborg_gpu_driver.program.bind import partitions
 from cyborg_gpu_driver.program.privileged import driver as privileged_driver
 from cyborg_gpu_driver.program.privileged import fabric as privileged_fabric
-from cyborg_gpu_driver.program.steps import executor
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 
@@ -52,13 +51,10 @@ LOG = logging.getLogger(__name__)
 # asks for their list ("Resiliency" in its user guide).
 
 
-class FabricPartitions:
-    """Compares partitions with the claims of one machine, and corrects them.
+class _Watch:
+    """Looks at the GPUs of one machine in each report.
 
-    Each change is made under the locks of its GPUs. An error with one
-    partition is logged once, and the others are changed.
-
-    :param machine: the machine to change.
+    :param machine: the machine to read and change.
     :param host: the last snapshot of the machine.
     :param records: the records of the machine.
     """
@@ -69,6 +65,39 @@ class FabricPartitions:
         self._host = host
         self._records = records
         self._failure = log_once.LogOnce()
+
+    @contextlib.contextmanager
+    def _whole_look(self, failure: str) -> Iterator[None]:
+        """Log an error once: the report of the GPUs must not depend on it.
+
+        :param failure: what failed, for people.
+        """
+        try:
+            yield
+        except Exception as error:
+            if self._failure.is_new(str(error)):
+                LOG.error('%(failure)s: %(error)s',
+                          {'failure': failure, 'error': error},
+                          exc_info=not isinstance(
+                              error, exception.GpuDriverError))
+        else:
+            self._failure.over()
+
+    def _held(self, gpus: Sequence[model.PciAddress]
+              ) -> contextlib.AbstractContextManager:
+        return locks.gpus(self._records.state_path, gpus)
+
+
+class FabricPartitions(_Watch):
+    """Compares partitions with the claims of one machine, and corrects them.
+
+    Each change is made under the locks of its GPUs. An error with one
+    partition is logged once, and the others are changed.
+    """
+
+    def __init__(self, machine: platform.Platform, host: live.LiveHost,
+                 records: store.Store):
+        super().__init__(machine, host, records)
         self._failed = log_once.LogOnce()
 
     def look(self) -> None:
@@ -83,16 +112,9 @@ class FabricPartitions:
                 return
         except exception.FabricError:
             return
-        try:
+        with self._whole_look('The partitions of the NVSwitches could not be '
+                              'restored'):
             self._look()
-        except Exception as error:
-            # The report of the GPUs must not depend on it.
-            if self._failure.is_new(str(error)):
-                LOG.error('The partitions of the NVSwitches could not be '
-                          'restored: %s', error, exc_info=not isinstance(
-                              error, exception.GpuDriverError))
-        else:
-            self._failure.over()
 
     def partitions(self, unsupported: bool = False
                    ) -> tuple[model.FabricPartition, ...]:
@@ -143,30 +165,22 @@ class FabricPartitions:
                     'traffic of running servers')
         return sorted(
             claim.fabric_partition for claim in claims
-            if claim.fabric_partition is not None and _has_server(claim))
+            if claim.fabric_partition is not None and claim.is_owned)
 
     def connect(self, claims: Iterable[gpu_record.Claim],
                 active: Collection[int]) -> None:
         """Activate the inactive partitions of bound claims."""
         for claim in claims:
-            if (claim.fabric_partition is None or not _has_server(claim)
+            if (claim.fabric_partition is None or not claim.is_owned
                     or claim.fabric_partition in active):
                 continue
             with (self._noted(f'partition {claim.fabric_partition}'),
                   self._held(claim.gpus)):
                 now = self._records.claim(claim.handle)
-                active = privileged_fabric.active_of(
-                    privileged_fabric.read_partitions())
-                if (now is None or not _has_server(now)
-                        or claim.fabric_partition in active):
-                    continue
-                step = change.Step(
-                    change.Action.ACTIVATE_PARTITION,
-                    vgpu=None if claim.is_group else claim.vgpu,
-                    fabric_partition=claim.fabric_partition)
-                executor.Executor(self._machine, claim.gpu).take(step)
-                LOG.warning('Handle %(handle)s: %(step)s',
-                            {'handle': claim.handle, 'step': step})
+                step = now and partitions.connect(self._machine, now)
+                if step:
+                    LOG.warning('Handle %(handle)s: %(step)s',
+                                {'handle': claim.handle, 'step': step})
 
     def disconnect(self, group: nvlink.Group,
                    is_used: Callable[[model.PciAddress], object]
@@ -187,14 +201,14 @@ class FabricPartitions:
                         'server has', group.partition)
 
     def _look(self) -> None:
-        partitions = self.partitions()
-        active = privileged_fabric.active_of(partitions)
+        found = self.partitions()
+        active = privileged_fabric.active_of(found)
         self._add_partitions(self._lacking(self._records.claims()))
         claims = self._records.claims()
         self.connect(claims, active)
         if active <= {claim.fabric_partition for claim in claims}:
             return
-        board = model.Fabric(self._modules(), partitions=partitions)
+        board = model.Fabric(self._modules(), partitions=found)
         for address in board.modules:
             item = board.single(address)
             if item is not None and item.active:
@@ -210,7 +224,7 @@ class FabricPartitions:
         gpus = {gpu.address: gpu for gpu in self._host.host().gpus}
         return [claim for claim in claims
                 if claim.fabric_partition is None and not claim.is_group
-                and claim.placement is None and _has_server(claim)
+                and claim.placement is None and claim.is_owned
                 and _may_take_whole_gpu(gpus.get(claim.gpu), claim.mdev_type)]
 
     def _may_be_on_switches(self, address: model.PciAddress) -> bool:
@@ -252,10 +266,6 @@ class FabricPartitions:
                     found[gpu.address] = module
         return found
 
-    def _held(self, gpus: Sequence[model.PciAddress]
-              ) -> contextlib.AbstractContextManager:
-        return locks.gpus(self._records.state_path, gpus)
-
     @contextlib.contextmanager
     def _noted(self, what: str) -> Iterator[None]:
         """Log an error once, instead of raising it.
@@ -272,10 +282,6 @@ class FabricPartitions:
             self._failed.over(what)
 
 
-def _has_server(claim: gpu_record.Claim) -> bool:
-    return claim.leads and claim.phase is gpu_record.Phase.BOUND
-
-
 def _may_take_whole_gpu(gpu: model.Gpu | None, mdev_type: str) -> bool:
     """Whether a vGPU takes the whole GPU; True if NVML does not tell."""
     return (gpu is None or not gpu.vgpu_types
@@ -290,22 +296,16 @@ def _may_take_whole_gpu(gpu: model.Gpu | None, mdev_type: str) -> bool:
 _Phase = gpu_record.Phase
 
 
-class NvlinkGroups:
+class NvlinkGroups(_Watch):
     """Maintains the groups of GPUs of one machine.
 
-    :param machine: the machine to read.
-    :param host: the last snapshot of the machine.
-    :param records: the records of the machine.
     :param switches: changes partitions.
     """
 
     def __init__(self, machine: platform.Platform, host: live.LiveHost,
                  records: store.Store, switches: FabricPartitions):
-        self._machine = machine
-        self._host = host
-        self._records = records
+        super().__init__(machine, host, records)
         self._switches = switches
-        self._failure = log_once.LogOnce()
 
     def look(self) -> None:
         """Learn the groups, and correct claims and partitions that differ.
@@ -315,7 +315,8 @@ class NvlinkGroups:
         """
         gpus = {gpu.address: gpu for gpu in self._host.host().gpus
                 if self._host.is_linked(gpu)}
-        try:
+        with self._whole_look('Could not check the groups of GPUs that NVLink '
+                              'connects'):
             claims = [claim for claim in self._records.claims()
                       if claim.is_group]
             if not gpus and not claims:
@@ -327,23 +328,15 @@ class NvlinkGroups:
             if modules or any(claim.fabric_partition is not None
                               for claim in claims):
                 self._look_at_switches(gpus, modules)
-        except Exception as error:
-            # The report of the GPUs must not depend on it.
-            if self._failure.is_new(str(error)):
-                LOG.error('Could not check the groups of GPUs that NVLink '
-                          'connects: %s', error, exc_info=not isinstance(
-                              error, exception.GpuDriverError))
-        else:
-            self._failure.over()
 
     def _look_at_switches(self, gpus: Collection[model.PciAddress],
                           modules: Mapping[model.PciAddress, int]) -> None:
         """Ask the fabric manager for its partitions, and correct them."""
         claims = [claim for claim in self._records.claims()
                   if claim.is_group]
-        partitions = self._switches.partitions(unsupported=True)
-        self._learn(gpus, nvlink.of_partitions(partitions, modules))
-        active = privileged_fabric.active_of(partitions)
+        found = self._switches.partitions(unsupported=True)
+        self._learn(gpus, nvlink.of_partitions(found, modules))
+        active = privileged_fabric.active_of(found)
         self._switches.connect(claims, active)
         for group in self._host.groups(gpus):
             if (group.partition in active
@@ -479,7 +472,7 @@ class NvlinkGroups:
             if not missing:
                 continue
             with contextlib.suppress(exception.LockTimeout), \
-                    self._held(claim):
+                    self._held(claim.gpus):
                 now = self._records.claim(claim.handle)
                 missing = self._lacking(claim)
                 if now is None or (now.leads and missing
@@ -507,7 +500,3 @@ class NvlinkGroups:
                 return False
 
         return list(filter(lacks, claim.gpus))
-
-    def _held(self, claim: gpu_record.Claim
-              ) -> contextlib.AbstractContextManager:
-        return locks.gpus(self._records.state_path, claim.gpus)
