@@ -253,7 +253,9 @@ class Binder:
             made = done = None
             try:
                 with self._roles.partitioning(address, asked):
-                    made = self._bind(address, turn)
+                    gpus = self._host.changed_by(address, asked)
+                    self._recover(gpus, turn)
+                    made = self._bind(address, gpus, turn)
                     done = True
             except Exception:
                 # A complete bind must not be answered as failed: Cyborg
@@ -365,79 +367,84 @@ class Binder:
             if reason:
                 self._tell_kept(claim, reason)
 
-    def _bind(self, address: model.PciAddress, turn: turns.Turn
+    def _recover(self, gpus: frozenset[model.PciAddress], turn: turns.Turn
+                 ) -> None:
+        """Finish on GPUs what dead processes and unbinds have left.
+
+        A bind could take a place that the rollback of a change needs. And an
+        unfinished claim of another handle finds its instance by placement:
+        it must not find the one that the bind makes.
+
+        :raises BindRefused: if a change cannot be rolled back now.
+        """
+        if not any(self._records.read(gpu).change or self._left(gpu, turn)
+                   for gpu in gpus):
+            return
+        with self._locked(gpus, turn):
+            for gpu in gpus:
+                try:
+                    if self._transactions.finish(self._host.gpu(gpu)):
+                        self._host.refresh_gpu(gpu)
+                except exception.ChangeFailed as error:
+                    raise plan.refusal(turn.asked, str(error)) from error
+                for claim in self._left(gpu, turn):
+                    if gpus.issuperset(claim.gpus):
+                        self._finish(claim)
+
+    def _left(self, gpu: model.PciAddress, turn: turns.Turn
+              ) -> list[gpu_record.Claim]:
+        """The unfinished claims of other handles on a GPU."""
+        return [claim for claim in self._records.claims(gpu)
+                if claim.phase is not gpu_record.Phase.BOUND
+                and claim.leads and claim.handle != turn.asked.handle]
+
+    def _finish(self, claim: gpu_record.Claim) -> None:
+        """Remove a claim whose process is dead or out of time."""
+        try:
+            self._maker.remove(claim)
+        except Exception as error:
+            self._tell_kept(claim, str(error))
+            return
+        if claim.is_mdev and claim.phase is gpu_record.Phase.UNBINDING:
+            # Cyborg does not wait for mdevctl.
+            deadline.begin_thread(self._vgpus.undefine_mdev, claim.handle,
+                                  name=f'mdevctl undefine {claim.handle}')
+
+    def _bind(self, address: model.PciAddress,
+              gpus: frozenset[model.PciAddress], turn: turns.Turn
               ) -> gpu_record.Claim | None:
         """Bind, and return the new claim; None if it was bound already."""
-        purpose = f'the bind of handle {turn.asked.handle}'
-        defined: list[str] = []
-        gpus = self._host.changed_by(address, turn.asked)
+        with self._locked(gpus, turn):
+            if self._maker.is_made(address, turn.asked):
+                return None
+            for gpu in gpus:
+                if self._records.read(gpu).change is not None:
+                    raise plan.refusal(
+                        turn.asked, f'a change of GPU {gpu} has just been '
+                        'interrupted')
+                self._admission.check_closed(gpu, turn.asked)
+            self._roles.take(address, turn)
+            made = self._maker.make(address, turn)
+            if turn.cancelled:
+                # An unbind may have read the record before the claim was
+                # written.
+                self._maker.remove(made)
+                turn.check()
+            return made
+
+    @contextlib.contextmanager
+    def _locked(self, gpus: frozenset[model.PciAddress], turn: turns.Turn
+                ) -> Iterator[None]:
+        """Hold the locks of GPUs for a bind that Cyborg still waits for."""
         try:
             with locks.gpus(self._records.state_path, gpus, turn.left,
-                            purpose):
+                            f'the bind of handle {turn.asked.handle}'):
                 turn.check()
-                for gpu in gpus:
-                    self._finish_change(gpu, turn)
-                    self._finish_others(gpu, turn.asked.handle, gpus, defined)
-                if self._maker.is_made(address, turn.asked):
-                    return None
-                for gpu in gpus:
-                    self._admission.check_closed(gpu, turn.asked)
-                self._roles.take(address, turn)
-                made = self._maker.make(address, turn)
-                if turn.cancelled:
-                    # An unbind may have read the record before the claim
-                    # was written.
-                    self._maker.remove(made)
-                    turn.check()
-                return made
+                yield
         except exception.LockTimeout as error:
             if turn.cancelled:
                 turn.check()
             raise plan.refusal(turn.asked, str(error)) from error
-        finally:
-            for handle in defined:
-                # Cyborg does not wait for mdevctl.
-                deadline.begin_thread(self._vgpus.undefine_mdev, handle,
-                                      name=f'mdevctl undefine {handle}')
-
-    def _finish_change(self, address: model.PciAddress, turn: turns.Turn
-                       ) -> None:
-        """Roll back the change of a GPU that a dead process left.
-
-        Otherwise a bind could take a place that the rollback needs.
-
-        :raises BindRefused: if the change cannot be rolled back now.
-        """
-        try:
-            if self._transactions.finish(self._host.gpu(address)):
-                self._host.refresh_gpu(address)
-        except exception.ChangeFailed as error:
-            raise plan.refusal(turn.asked, str(error)) from error
-
-    def _finish_others(self, address: model.PciAddress, handle: str,
-                       locked: frozenset[model.PciAddress],
-                       defined: list[str]) -> None:
-        """Finish the binds and unbinds of other handles on a GPU.
-
-        Their processes are dead or out of time. An unfinished claim finds
-        its instance by placement, and must not find the one made now.
-
-        :param locked: the locked GPUs. Groups with other GPUs are skipped.
-        :param defined: gets the handles whose mdev definitions are obsolete.
-        """
-        for claim in self._records.claims(address):
-            if (claim.phase is gpu_record.Phase.BOUND or claim.handle == handle
-                    or not claim.leads
-                    or not locked.issuperset(claim.gpus)):
-                continue
-            try:
-                self._maker.remove(claim)
-            except Exception as error:
-                self._tell_kept(claim, str(error))
-            else:
-                if (claim.phase is gpu_record.Phase.UNBINDING
-                        and claim.is_mdev):
-                    defined.append(claim.handle)
 
     def _soon(self, function: Callable[[_Subject, float], object],
               subject: _Subject) -> None:
