@@ -200,6 +200,11 @@ class Claim(_OfBoot):
         return not self.vfio and not self.is_group
 
     @property
+    def vgpu_name(self) -> str:
+        """The name of the vGPU: its function, or the mdev's UUID."""
+        return str(self.function) if self.vfio else self.handle
+
+    @property
     def vgpu(self) -> spec.VgpuSpec:
         """The vGPU; meaningless for a group."""
         return spec.VgpuSpec(

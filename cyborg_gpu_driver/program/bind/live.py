@@ -17,9 +17,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import threading
-from collections.abc import Callable
 from collections.abc import Iterable
-from typing import Any
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.conf import policies
@@ -57,8 +55,9 @@ class LiveHost:
         self._host: model.Host | None = None
         self._changes: collections.Counter = collections.Counter()
         self._owner: dict[model.PciAddress, model.PciAddress] = {}
-        self._offers = _Latest()
-        self._complaints = _Latest()
+        self._offers: dict[model.PciAddress, tuple[
+            tuple, tuple[partition_offers.Offer, ...]]] = {}
+        """The latest offers of each GPU, after all that they depend on."""
 
     def refresh(self) -> model.Host:
         """Take a snapshot. Never raises for hardware errors."""
@@ -147,11 +146,16 @@ class LiveHost:
         situation = self._records.read(gpu.address).situation
         policy = self._settings.policy_for(gpu)
         states = self._states(gpu)
-        return self._offers.of(
-            gpu.address, (gpu, held, situation, states),
-            lambda: () if policy is None else partition_offers.offers(
-                gpu, policy, held, must_be_bound=True,
-                situation=situation, groups=states))
+        # Compared by value, because each snapshot has new objects even for
+        # what has not changed.
+        inputs = gpu, held, situation, states
+        known = self._offers.get(gpu.address)
+        if known is None or known[0] != inputs:
+            known = inputs, () if policy is None else partition_offers.offers(
+                gpu, policy, held, must_be_bound=True, situation=situation,
+                groups=states)
+            self._offers[gpu.address] = known
+        return known[1]
 
     def board(self, address: model.PciAddress
               ) -> tuple[model.PciAddress, ...]:
@@ -231,9 +235,8 @@ class LiveHost:
         """The problems that the GPU's policy has on this GPU."""
         policy = self._settings.policy_for(gpu)
         by_role = self._records.read(gpu.address).by_role
-        return self._complaints.of(
-            gpu.address, (gpu, by_role), lambda: () if policy is None else
-            tuple(partition_offers.check_policy(gpu, policy, by_role)))
+        return () if policy is None else tuple(
+            partition_offers.check_policy(gpu, policy, by_role))
 
     def mark(self, address: model.PciAddress) -> int:
         """A counter that increases with every change to the GPU."""
@@ -247,23 +250,3 @@ class LiveHost:
             for address in (gpu.address,
                             *(function.address for function in gpu.vfs))}
         return host
-
-
-class _Latest:
-    """The latest result of a pure function for each GPU."""
-
-    def __init__(self) -> None:
-        self._known: dict[model.PciAddress, tuple[Any, Any]] = {}
-
-    def of(self, address: model.PciAddress, inputs: tuple[Any, ...],
-           make: Callable[[], Any]) -> Any:
-        """The result of ``make`` for ``inputs``, made again if they differ.
-
-        Inputs are compared by value, because each snapshot has new objects
-        even for what has not changed.
-        """
-        known = self._known.get(address)
-        if known is None or known[0] != inputs:
-            known = inputs, make()
-            self._known[address] = known
-        return known[1]

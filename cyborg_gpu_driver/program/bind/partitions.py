@@ -109,8 +109,8 @@ class Kind(abc.ABC):
 
     def _take(self, address: model.PciAddress, *steps: change.Step,
               gpu: model.Gpu | None = None,
-              instance: model.GpuInstance | None = None) -> executor.Executor:
-        """Take steps on a GPU; return their executor.
+              instance: model.GpuInstance | None = None) -> None:
+        """Take steps on a GPU.
 
         :param gpu: the GPU in its current state, if a step needs it.
         :param instance: a live instance that a step is about.
@@ -120,7 +120,6 @@ class Kind(abc.ABC):
             runner.know(instance)
         for step in steps:
             runner.take(step)
-        return runner
 
 
 class Vgpus(Kind):
@@ -170,8 +169,8 @@ class Vgpus(Kind):
     def create(self, claim: gpu_record.Claim) -> gpu_record.Claim:
         gpu = self._host.gpu(claim.gpu)
         if claim.instance is not None and claim.instance_id is None:
-            (claim,), _ = self.create_instance(
-                gpu, (claim,), claim.instance, self._host.wants(gpu))
+            (claim,) = self.create_instance(
+                gpu, (claim,), claim.instance, self._host.wants(gpu), [])
         return self.create_vgpu(gpu, claim)
 
     def destroy(self, claim: gpu_record.Claim) -> None:
@@ -228,22 +227,22 @@ class Vgpus(Kind):
 
     def create_instance(self, gpu: model.Gpu,
                         claims: Iterable[gpu_record.Claim],
-                        wanted: spec.MigInstanceSpec,
-                        modes: readiness.Wants
-                        ) -> tuple[tuple[gpu_record.Claim, ...],
-                                   tuple[change.Step, ...]]:
+                        wanted: spec.MigInstanceSpec, modes: readiness.Wants,
+                        done: list[str]) -> tuple[gpu_record.Claim, ...]:
         """Create the instance of claims at its placement, unless it exists.
 
         :param modes: the state that the GPU's policy requires.
-        :returns: the claims with the id of the instance, and the steps.
+        :param done: each step that was taken is appended to it, for people.
+        :returns: the claims with the id of the instance.
         :raises NvmlError: if NVML refused it.
         :raises StepFailed: if the driver chose another placement.
         """
-        steps = desired.creation(gpu, (wanted,), modes)
-        number = self._take(gpu.address, *steps, gpu=gpu).instance(
-            wanted.placement).instance_id
-        return tuple(self.numbered(claim, number)
-                     for claim in claims), steps
+        runner = executor.Executor(self._machine, gpu.address, gpu)
+        for step in desired.creation(gpu, (wanted,), modes):
+            runner.take(step)
+            done.append(str(step))
+        number = runner.instance(wanted.placement).instance_id
+        return tuple(self.numbered(claim, number) for claim in claims)
 
     def create_vgpu(self, gpu: model.Gpu, claim: gpu_record.Claim
                     ) -> gpu_record.Claim:
@@ -260,9 +259,7 @@ class Vgpus(Kind):
             made another one.
         """
         self._take(claim.gpu, change.Step(
-            Action.CREATE_VGPU, vgpu=claim.vgpu), gpu=gpu)
-        if claim.fabric_partition is not None:
-            self._take(claim.gpu, _activation(claim))
+            Action.CREATE_VGPU, vgpu=claim.vgpu), *_activation(claim), gpu=gpu)
         found = self.instance_under(claim)
         if found is None or found == claim.instance_id:
             return claim
@@ -391,7 +388,7 @@ class Vgpus(Kind):
         vgpus = usage.vgpus(self._machine, gpu)
         here = {name for name, on in vgpus if on == number}
         for other in self._finished(claim):
-            if desired.vgpu_name(other) in here:
+            if other.vgpu_name in here:
                 # The other claim's vGPU runs on this claim's instance, so
                 # this claim's vGPU may have been on the other's instance.
                 moved = dataclasses.replace(
@@ -535,8 +532,7 @@ class Groups(Kind):
     def create(self, claim: gpu_record.Claim) -> gpu_record.Claim:
         # A partition that is active was left by a deleted server.
         self._disconnect(claim)
-        if claim.fabric_partition is not None:
-            self._take(claim.gpu, _activation(claim))
+        self._take(claim.gpu, *_activation(claim))
         return claim
 
     def destroy(self, claim: gpu_record.Claim) -> None:
@@ -591,16 +587,17 @@ def connect(machine: platform.Platform, claim: gpu_record.Claim
             or claim.fabric_partition in privileged_fabric.active_of(
                 privileged_fabric.read_partitions())):
         return None
-    step = _activation(claim)
+    (step,) = _activation(claim)
     executor.Executor(machine, claim.gpu).take(step)
     return step
 
 
-def _activation(claim: gpu_record.Claim) -> change.Step:
-    """The step that activates the NVSwitch partition of a claim."""
-    return change.Step(Action.ACTIVATE_PARTITION,
-                       vgpu=None if claim.is_group else claim.vgpu,
-                       fabric_partition=claim.fabric_partition)
+def _activation(claim: gpu_record.Claim) -> list[change.Step]:
+    """The step that activates the NVSwitch partition of a claim, if any."""
+    return [] if claim.fabric_partition is None else [change.Step(
+        Action.ACTIVATE_PARTITION,
+        vgpu=None if claim.is_group else claim.vgpu,
+        fabric_partition=claim.fabric_partition)]
 
 
 def _own_partition(gpu: model.Gpu, asked: plan.Request) -> int | None:

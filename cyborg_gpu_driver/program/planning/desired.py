@@ -380,11 +380,6 @@ def unexplained(facts: Facts) -> tuple[model.GpuInstance, ...]:
                  if spec.of(instance) not in known)
 
 
-def vgpu_name(claim: gpu_record.Claim) -> str:
-    """The name of a claim's vGPU: its function, or the mdev's UUID."""
-    return str(claim.function) if claim.vfio else claim.handle
-
-
 def requested_vgpu(gpu: model.Gpu, request: reconcile.Request
                    ) -> model.Vgpu | None:
     """The live vGPU of a request on a GPU; None if it does not exist."""
@@ -423,7 +418,7 @@ def _of_claim(facts: Facts, claim: gpu_record.Claim
     if claim.is_group:
         return
     there = {vgpu.name: vgpu for vgpu in facts.gpu.vgpus}
-    vgpu = there.get(vgpu_name(claim))
+    vgpu = there.get(claim.vgpu_name)
     lost, free = _instance(facts, claim)
     again = requests is not None and (not lost or free)
     if vgpu is None:
@@ -449,7 +444,7 @@ def _of_claim(facts: Facts, claim: gpu_record.Claim
 def _no_request(facts: Facts, requests: reconcile.Requests,
                 claim: gpu_record.Claim, handle: str
                 ) -> reconcile.Difference:
-    user = facts.users.get(vgpu_name(claim), '')
+    user = facts.users.get(claim.vgpu_name, '')
     unsettled = requests.unsettled
     reason = (f'in use: {user}' if user else
               'Cyborg is binding or unbinding requests ('
@@ -506,7 +501,7 @@ def _not_recorded(facts: Facts) -> Iterator[reconcile.Difference]:
 
 
 def _foreign_vgpus(facts: Facts) -> Iterator[reconcile.Difference]:
-    known = {vgpu_name(claim) for claim in facts.claims}
+    known = {claim.vgpu_name for claim in facts.claims}
     known |= {str(function) for function in facts.record.fixed.types}
     found = [requested_vgpu(facts.gpu, request)
              for request in _requests(facts)]

@@ -231,14 +231,13 @@ class Restorer:
         """
         self._announce(gpu, claims, wanted)
         try:
-            claims, steps = self._vgpus.create_instance(
+            claims = self._vgpus.create_instance(
                 gpu, claims, wanted,
-                self._settings.wants(gpu, policy.Mode.MIG))
+                self._settings.wants(gpu, policy.Mode.MIG), done)
         except exception.NvmlError as error:
             if executor.was_refused(error):
                 self._records.put_claims(*claims)
             raise
-        done.extend(map(str, steps))
         self._records.put_claims(*claims)
         return claims
 

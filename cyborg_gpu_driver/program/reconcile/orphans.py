@@ -216,8 +216,7 @@ class VgpuOrphans:
         if self._settings.ignores(gpu):
             return 'ignored'
         for claim in self._records.claims(gpu.address):
-            if (claim.handle == vgpu.uuid if vgpu.uuid
-                    else claim.vfio and claim.function == vgpu.function):
+            if claim.vgpu_name == vgpu.name:
                 return f'{claim.handle} ({claim.phase.value})'
         if vgpu.function in self._records.read(gpu.address).fixed.types:
             return 'fixed'

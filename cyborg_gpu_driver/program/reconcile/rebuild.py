@@ -275,7 +275,7 @@ def placed(gpu: model.Gpu, bare: Iterable[gpu_record.Claim],
             if spec.of(instance) not in taken}
     below = {}
     for claim in bare:
-        number = told.get(desired.vgpu_name(claim))
+        number = told.get(claim.vgpu_name)
         if number is not None and number in free:
             below[claim.handle] = free[number]
     pending = collections.defaultdict(list)

@@ -116,7 +116,7 @@ class Repairer:
         with self._locked(difference):
             self._check_unchanged(claim)
             user = users(self._vgpus, claim.gpu, (claim,)).get(
-                desired.vgpu_name(claim))
+                claim.vgpu_name)
             if user:
                 raise _kept(user)
             self._records.give_back(claim.handle)
@@ -189,9 +189,9 @@ def users(vgpus: orphans.VgpuOrphans, gpu: model.PciAddress,
         for address in claim.members:
             there = privileged_driver.holders(str(address))
             if there:
-                found[desired.vgpu_name(claim)] = (
+                found[claim.vgpu_name] = (
                     f'GPU {address} is open in ' + consent.describe(there))
-    names = {desired.vgpu_name(claim) for claim in claims
+    names = {claim.vgpu_name for claim in claims
              if not claim.is_group}
     for item in vgpus.on(gpu):
         if item.vgpu.name in names:

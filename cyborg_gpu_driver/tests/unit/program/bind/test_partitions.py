@@ -120,8 +120,8 @@ class SharedInstancesTest(binder_case.BinderCase):
             function=gpu.vfs[number].address, mdev_type='nvidia-1555',
             profile='DC-1-8Q', phase=gpu_record.Phase.BOUND, profile_id=47,
             placement=model.Placement(start, 3), vfio=True)
-        (made,), _ = self.parts.create_instance(
-            gpu, (entry,), entry.instance, readiness.Wants())
+        (made,) = self.parts.create_instance(
+            gpu, (entry,), entry.instance, readiness.Wants(), [])
         return made
 
     def test_an_entry_of_before_a_reboot_keeps_nothing_alive(self):
