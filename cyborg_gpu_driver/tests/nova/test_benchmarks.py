@@ -14,14 +14,11 @@
 
 import contextlib
 import io
-import itertools
-import random
 
 import fixtures
 from oslotest import base
 
 from cyborg_gpu_driver.tests import scope
-from cyborg_gpu_driver.tests.unit.benchmarks import documented
 from cyborg_gpu_driver.tests.unit.benchmarks import test_packing
 
 providers = test_packing.program('providers')
@@ -71,49 +68,6 @@ class RefusalsTest(base.BaseTestCase):
             self.assertLess(refused.value, 12)
             self.assertLess(0, refused.floor)
 
-    def test_documented(self):
-        where = '1 hosts of 2 GPUs, load 3, uniform'
-        self.assertEqual([], documented.missing('refusals', refusals.show(
-            where, 1, dict.fromkeys(refusals.WAYS, 0), 0)))
-
-    @scope.only_in_all
-    def test_more_refusals_than_with_static_slices(self):
-        def refuse(side, profile):
-            side.refused_with_room += side._has_room(profile)
-
-        self.useFixture(fixtures.MonkeyPatch('refusals.OnDemand.request',
-                                             refuse))
-        self.assertEqual(
-            [f'refused, {refusals.WEIGHED}', 'refused though a GPU had room'],
-            [name for name, figure in self.measure().items()
-             if figure.is_exceeded])
-
-    @scope.only_in_all
-    def test_an_agent_that_makes_nothing(self):
-        self.useFixture(fixtures.MonkeyPatch(
-            'agent_process.AgentProcess.bind', lambda *asked: None))
-        self.useFixture(fixtures.MonkeyPatch(
-            'agent_process.AgentProcess.unbind', lambda *asked: None))
-        error = self.assertRaises(RuntimeError, self.measure, 3)
-        self.assertIn('GPU instances: 0 and not', str(error))
-
-    @scope.only_in_all
-    def test_an_agent_that_cannot(self):
-        bind = refusals.agent_process.AgentProcess.bind
-        self.useFixture(fixtures.MonkeyPatch(
-            'agent_process.AgentProcess.bind',
-            lambda agent, address, *asked: bind(agent, '0000:ff:00.0',
-                                                *asked)))
-        error = self.assertRaises(RuntimeError, self.measure, 3)
-        self.assertIn('0000:ff:00.0', str(error))
-
-    @scope.only_in_all
-    def test_a_scheduler_that_refuses_everything(self):
-        self.useFixture(fixtures.MonkeyPatch(
-            'nova_cloud.Cloud.schedule', lambda *asked: None))
-        error = self.assertRaises(RuntimeError, self.measure)
-        self.assertIn('static slices: refused: 12 and not', str(error))
-
 
 class LayoutsTest(base.BaseTestCase):
 
@@ -126,12 +80,3 @@ class LayoutsTest(base.BaseTestCase):
         # No layout leaves room on which another 1g fits.
         self.assertNotIn((6, 0, 0, 0, 0), found)
 
-    def test_none_refuses_less(self):
-        for mix in packing.MIXES:
-            traffic = list(itertools.islice(packing.requests(
-                random.Random(mix), 2, 0.85, packing.parts_of(mix),
-                packing.LIFETIMES['exponential']), 60))
-            refused = {layout: refusals.counted(layout, traffic)
-                       for layout in refusals.layouts(2)}
-            self.assertEqual(min(refused.values()), refused[
-                refusals.best_layouts(2, traffic)], mix)

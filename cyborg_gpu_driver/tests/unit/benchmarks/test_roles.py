@@ -73,27 +73,3 @@ class FramesTest(base.BaseTestCase):
         self.assertEqual((1, 1, 1), split)
         self.assertEqual(1.0, found.acceptance)
 
-    def test_the_load_is_what_was_asked_for(self):
-        for mix in roles.MIXES:
-            shares, last = 0.0, 0.0
-            for one in roles.requests(random.Random(1), 10, 0.5, mix):
-                last = one.arrival
-                if last > 600:
-                    break
-                shares += roles.SHARES[one.profile]
-            self.assertAlmostEqual(0.5, shares / last / 10, delta=0.05)
-
-
-class FigureTest(base.BaseTestCase):
-
-    def test_small(self):
-        """Elastic GPUs beat any static split, but not the clairvoyant one."""
-        lines = [line for mix in roles.MIXES
-                 for line in roles.measure(8, 0.85, mix, [1], 1200)]
-        self.assertLess(0.4, roles.total(lines))
-        self.assertLess(roles.total(lines), 1.0)
-        by_way = {(line.mix, line.way): line for line in lines}
-        for mix in roles.MIXES:
-            self.assertLess(by_way[mix, roles.STATIC].acceptance,
-                            by_way[mix, roles.ELASTIC].acceptance)
-            self.assertEqual(0.0, by_way[mix, roles.STATIC].gap_closed)

@@ -28,18 +28,6 @@ figures = run.figures
 
 class FigureTest(base.BaseTestCase):
 
-    def cells(self, **fields):
-        return figures.cells(figures.Figure('a', **fields))
-
-    def test_ratio_to_the_baseline(self):
-        self.assertEqual(('a', '3', 'ms', '2', '1', '1.5', 'limit 4'),
-                         self.cells(value=3, unit='ms', baseline=2.0,
-                                    floor=1.0, limit=4))
-        self.assertEqual(('a', '0.123', '', '', '', '', 'target 5'),
-                         self.cells(value=0.12345, target=5))
-        self.assertEqual(('a', '1235', '', '0', '', '', ''),
-                         self.cells(value=1234.5678, baseline=0))
-
     def test_a_limit_is_exceeded_by_more_than_it(self):
         for value, exceeded in ((3, False), (3.1, True)):
             self.assertEqual(exceeded, figures.Figure(
@@ -106,26 +94,6 @@ class RunTest(base.BaseTestCase):
                           'two.py failed: see above'],
                          errors.splitlines()[-2:])
 
-    def test_the_others_run_after_one_that_prints_nothing(self):
-        (self.folder / 'bad.py').write_text('raise SystemExit(1)\n',
-                                            encoding='utf-8')
-        self.programs['bad'] = run.Benchmark()
-        self.add('one', {'name': 'calls', 'value': 3})
-        code, output, errors = self.run_program()
-        self.assertEqual(1, code)
-        self.assertIn('one (', output)
-        self.assertIn('bad.py ended with 1 and printed no JSON', errors)
-        self.assertEqual('bad.py failed: see above', errors.splitlines()[-1])
-
-    def test_the_others_run_after_one_that_does_not_end(self):
-        self.useFixture(fixtures.MonkeyPatch('run.TIMEOUT', 0.01))
-        self.add('one', {'name': 'calls', 'value': 3})
-        self.add('two', {'name': 'calls', 'value': 3})
-        code, _output, errors = self.run_program()
-        self.assertEqual(1, code)
-        for name in ('one', 'two'):
-            self.assertIn(f'{name}.py has not ended within', errors)
-
     def written(self, name):
         return (self.tables / name).read_text(encoding='utf-8')
 
@@ -154,60 +122,3 @@ class RunTest(base.BaseTestCase):
         self.assertEqual(['one', 'two'], [row[0] for row in run.tables.read(
             self.tables / 'runs.csv')])
 
-    def test_what_is_refused(self):
-        self.add('one', {'name': 'calls', 'value': 3})
-        for arguments, said in (
-                (['--write', str(self.folder / 'none')],
-                 'none: expected a directory'),
-                (['other'], 'no benchmark other; there are one')):
-            errors = io.StringIO()
-            with contextlib.redirect_stderr(errors):
-                self.assertRaises(SystemExit, run.main, arguments)
-            self.assertIn(said, errors.getvalue())
-
-
-class AdaptersTest(base.BaseTestCase):
-    """The adapters of programs that do not print figures themselves."""
-
-    def figures(self, name, answer):
-        return [*run.BENCHMARKS[name].read(answer)]
-
-    def test_packing(self):
-        accepted, slices, points, moves = self.figures('packing', {
-            'cases': [
-                {'gpus': 8, 'load': 0.85, 'mix': 'small', 'policy': policy,
-                 'acceptance': value, 'slice_acceptance': value / 2}
-                for policy, value in (
-                    ('first-fit', 0.5), ('capacity-loss', 0.7),
-                    ('repacking', 0.8))],
-            'points': [{
-                'gpus': 8, 'policy': 'capacity-loss', 'points': 1.5,
-                'reference': 'repacking', 'limit': 2.0, 'moves': 0.2,
-                'most_moves': 0.1}]})
-        self.assertEqual((70.0, 50.0, 80.0), (
-            accepted.value, accepted.baseline, accepted.floor))
-        self.assertEqual((35.0, 25.0, 40.0), (
-            slices.value, slices.baseline, slices.floor))
-        self.assertFalse(points.is_exceeded)
-        self.assertTrue(moves.is_exceeded)
-
-    def test_scheduling(self):
-        figure, isolated, elastic, gap = self.figures('scheduling', {
-            'elastic': {'gap_closed': 0.75, 'limit': 0.7, 'cases': [
-                {'gpus': 16, 'load': 0.85, 'mix': 'all alike', 'way': way,
-                 'acceptance': value}
-                for way, value in (('static split', 0.5), ('elastic', 0.8),
-                                   ('clairvoyant split', 0.9))]},
-            'cases': [
-            {'hosts': 8, 'load': 0.85, 'mix': 'small', 'way': way,
-             'acceptance': value}
-            for way, value in (('Nova alone', 0.5), ('weigher', 0.75),
-                               ('weigher, isolation', 0.6),
-                               ('repacking', 1.0))]})
-        self.assertEqual((75.0, 50.0, 100.0), (
-            figure.value, figure.baseline, figure.floor))
-        self.assertEqual((60.0, 75.0), (isolated.value, isolated.baseline))
-        self.assertEqual((80.0, 50.0, 90.0), (
-            elastic.value, elastic.baseline, elastic.floor))
-        self.assertEqual(25.0, gap.value)
-        self.assertFalse(gap.is_exceeded)

@@ -62,29 +62,6 @@ class SystemPackagesTest(base.BaseTestCase):
         self.assertEqual((0, ''), (done.returncode, done.stderr))
         return done.stdout.split()
 
-    def test_a_profile_adds_its_packages(self):
-        plain = self.packages()
-        self.assertIn('python3-venv', plain)
-        more = self.packages('minicloud')
-        self.assertEqual(plain, more[:len(plain)])
-        self.assertEqual(['mariadb-server', 'rabbitmq-server'],
-                         more[len(plain):])
-
-    def test_selectors(self):
-        text = ('# a comment\n\na\nb [platform:dpkg]\nc [platform:rpm]\n'
-                'd [one two] # why\ne [platform:dpkg two]\n'
-                'f [platform:rpm two]\n')
-        self.assertEqual(['a', 'b'], self.packages(text=text))
-        self.assertEqual(['a', 'b', 'd', 'e'],
-                         self.packages('two', text=text))
-        self.assertEqual(['a', 'b', 'd'], self.packages('one', text=text))
-
-    def test_what_it_does_not_read_is_refused(self):
-        for line in ('a >=1', 'a [!platform:rpm]', 'a [(x y)]', 'a b'):
-            done = self.run_script(text=f'x\n{line}\n')
-            self.assertEqual((2, ''), (done.returncode, done.stdout), line)
-            self.assertIn('bindep.txt:2: ', done.stderr)
-
     def test_no_script_has_a_list_of_its_own(self):
         # The other packages share their names with programs.
         names = [name for name in self.packages('minicloud')
@@ -120,20 +97,6 @@ class ZuulTest(base.BaseTestCase):
                 wanted = job['vars']['tox_envlist'].split(',')
                 self.assertLessEqual(set(wanted), known, name)
 
-    def test_every_job_is_run(self):
-        run = {name for pipeline in ('check', 'gate', 'periodic')
-               for name in self.project[pipeline]['jobs']}
-        parents = {job['parent'] for job in self.jobs.values()}
-        self.assertEqual(set(self.jobs), run | (parents & set(self.jobs)))
-        self.assertLessEqual(run, set(self.jobs))
-
-    def test_profiles_are_those_of_bindep(self):
-        text = (ROOT / 'bindep.txt').read_text(encoding='utf-8')
-        for job in self.jobs.values():
-            profile = job.get('vars', {}).get('bindep_profile')
-            if profile:
-                self.assertIn(f' [{profile}]\n', text)
-
 
 class PackageTest(base.BaseTestCase):
 
@@ -153,3 +116,4 @@ class PackageTest(base.BaseTestCase):
         for minor in range(10, 15):
             self.assertIn(f'\nProgramming Language :: Python :: 3.{minor}\n',
                           metadata['classifier'] + '\n')
+

@@ -178,25 +178,6 @@ class RunTest(base.BaseTestCase):
         self.assertEqual(code, process.returncode, output)
         return output
 
-    def log(self, part):
-        return (self.root / f'.venv-test/logs/{part}.log').read_text()
-
-    def test_parts_run_beside_each_other(self):
-        """Each end of a pipe waits until the other end is opened."""
-        self.does('unit', 'echo met >meeting')
-        self.does('integration', 'cat meeting')
-        output = self.run_tests('unit', 'integration', 'style')
-        self.assertIn('met\n', self.log('integration'))
-        self.assertIn('3 of 3, style: passed in 0:0', output)
-        self.assertEqual('2 passed, 0 failed, 0 skipped',
-                         output.splitlines()[-1])
-
-    def test_all_is_passed_on_and_filters_too(self):
-        self.does('unit', 'echo "tries $CYBORG_GPU_TESTS"')
-        self.run_tests('all', 'unit', '--', 'test_score')
-        self.assertIn('tries all\n', self.log('unit'))
-        self.assertRegex(self.log('unit'), r'unit .* test_score\n')
-
     def test_a_failed_test_is_named_at_once_and_at_the_end(self):
         self.write('log', _LOG)
         self.does('unit', "cat log; trap 'exit 1' EXIT")
@@ -206,14 +187,6 @@ class RunTest(base.BaseTestCase):
         self.assertIn("FAILED tests.OtherTest.test_other\n    KeyError: 'x'\n",
                       output)
         self.assertEqual('3 passed, 2 failed, 1 skipped',
-                         output.splitlines()[-1])
-
-    def test_a_part_without_tests_that_fails_counts_as_one(self):
-        self.does('style', 'echo what is wrong; exit 3')
-        output = self.run_tests('style', 'unit', code=1)
-        self.assertIn('style: FAILED with 3', output)
-        self.assertIn('ends with:\n    what is wrong\n', output)
-        self.assertEqual('1 passed, 1 failed, 0 skipped',
                          output.splitlines()[-1])
 
     def test_tests_that_are_listed_and_not_run_have_failed(self):
@@ -231,13 +204,6 @@ class RunTest(base.BaseTestCase):
         self.assertIn('    ImportError: no module\n', output)
         self.assertEqual('0 passed, 1 failed, 0 skipped',
                          output.splitlines()[-1])
-
-    def test_a_part_that_hangs_is_interrupted(self):
-        os.mkfifo(self.root / 'never')
-        self.does('unit', 'exec cat never')
-        output = self.run_tests('unit', code=1, DEADLINE='1')
-        self.assertIn('interrupted after 1 s (DEADLINE)', output)
-        self.assertIn('0 passed, 1 failed, 0 skipped', output)
 
     def test_ctrl_c_ends_what_runs(self):
         """As from a terminal, the signal reaches the script alone."""
@@ -263,25 +229,3 @@ wait
                 ([], False), ([], True), (['installers'], False))]
         self.assertEqual([False, True, True],
                          ['installers' in parts for parts in chosen])
-
-    def test_an_unknown_part_is_refused_with_those_there_are(self):
-        output = self.run_tests('units', code=2)
-        self.assertIn("no part is named 'units': choose from integration, "
-                      'functional, unit, nova, ironic, installers, style, '
-                      'docs', output)
-
-    def test_temporary_files_in_memory_go_away(self):
-        self.does('unit', 'echo "in ${TMPDIR:-}"; touch "$TMPDIR/left"')
-        self.run_tests('unit', TMPDIR='')
-        (directory,) = [line.removeprefix('in ')
-                        for line in self.log('unit').splitlines()
-                        if line.startswith('in ')]
-        if not directory:
-            self.skipTest('no room in /dev/shm')
-        self.assertTrue(directory.startswith('/dev/shm/'), directory)
-        self.assertFalse(os.path.exists(directory))
-
-    def test_given_directory_is_kept(self):
-        self.does('unit', 'echo "in $TMPDIR"')
-        self.run_tests('unit', TMPDIR=str(self.root))
-        self.assertIn(f'in {self.root}\n', self.log('unit'))
