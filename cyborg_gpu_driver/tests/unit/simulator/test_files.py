@@ -79,32 +79,6 @@ class TestShippedHosts(simulator_base.MachineTestCase):
                    for gpu in files.load(name).gpus]
         self.assertEqual(len(serials), len(set(serials)))
 
-    def test_virtual_functions_have_addresses_of_their_own(self):
-        for name in machine.names():
-            loaded = machine.Machine.load(name)
-            addresses = [function.address
-                         for function in loaded.host.functions]
-            for gpu in loaded.gpus:
-                addresses += [gpu.address, *gpu.vf_addresses]
-            self.assertEqual(len(addresses), len(set(addresses)), name)
-
-    def test_vgpu_type_ids_are_unique_on_each_host(self):
-        for name in machine.names():
-            kinds = {}
-            for gpu in machine.Machine.load(name).host.gpus:
-                for kind in gpu.model.vgpu_types:
-                    self.assertEqual(
-                        gpu.model.name,
-                        kinds.setdefault(kind.type_id, gpu.model.name))
-
-    def test_pynvml_is_given_back(self):
-        # Afterwards pynvml works on the machine of setUp again.
-        with machine.Machine.load('t4x4'):
-            pynvml.nvmlInit()
-            self.assertEqual(4, pynvml.nvmlDeviceGetCount())
-        self.assertEqual(3, pynvml.nvmlDeviceGetCount())
-        self.assertIs(self.machine.library, pynvml.nvmlLib)
-
 
 class TestFilesOfOnesOwn(base.BaseTestCase):
     def setUp(self):
@@ -125,12 +99,6 @@ class TestFilesOfOnesOwn(base.BaseTestCase):
         self.assertIn(f'{path}: ', str(error))
         return str(error)
 
-    def test_a_path_serves_as_a_name(self):
-        host = machine.Machine.load(self.write(HOST)).host
-        self.assertEqual('own', host.name)
-        self.assertEqual(['0000:3b:00.0'],
-                         [gpu.address for gpu in host.gpus])
-
     def test_what_a_file_may_set(self):
         gpu = machine.Machine.load(self.write(HOST + """
     numa_node: 1
@@ -144,18 +112,6 @@ class TestFilesOfOnesOwn(base.BaseTestCase):
              None),
             (gpu.numa_node, gpu.iommu_group, gpu.uuid, gpu.serial,
              gpu.driver))
-
-    def test_unknown_name(self):
-        error = self.assertRaises(exception.HostUnusable,
-                                  machine.Machine.load, 'dgx-b300')
-        self.assertIn('dgx-b300', str(error))
-        self.assertIn('mixed', str(error))
-
-    def test_no_such_file(self):
-        path = os.path.join(self.directory, 'absent.yaml')
-        error = self.assertRaises(exception.HostUnusable,
-                                  machine.Machine.load, path)
-        self.assertIn(path, str(error))
 
     def test_what_is_refused(self):
         on_a30 = HOST.replace('model: t4', 'model: a30')
@@ -206,3 +162,4 @@ class TestFilesOfOnesOwn(base.BaseTestCase):
                                              'expected at most 0')):
             self.assertIn(f'gpus[0].{said}',
                           self.refusal(f'{HOST}    {line}\n'))
+

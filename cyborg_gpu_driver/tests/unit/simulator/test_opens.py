@@ -23,9 +23,6 @@ import fixtures
 import pynvml
 from oslo_concurrency import processutils
 
-from cyborg_gpu_driver.host import usage
-from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator import tools
 from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests import scope
@@ -87,22 +84,6 @@ class TestOpens(OpensTestCase):
         for address in addresses:
             self.machine.bind_driver(address, 'nvidia')
 
-    def test_a_search_opens_those_before(self):
-        uuid = self.machine.gpu(_SECOND).spec.uuid
-        self.come_later(_FIRST, _SECOND, _THIRD)
-        pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        self.assertEqual([], self.pids(_THIRD))
-        self.assertEqual([os.getpid()], self.pids(_FIRST))
-        pynvml.nvmlDeviceGetHandleByUUID(self.machine.gpu(_THIRD).spec.uuid)
-        self.assertEqual([os.getpid()], self.pids(_THIRD))
-
-    def test_the_last_session_closes_all(self):
-        pynvml.nvmlInit()
-        pynvml.nvmlShutdown()
-        self.assertEqual([os.getpid()], self.pids(_FIRST))
-        pynvml.nvmlShutdown()
-        self.assert_open()
-
     def test_the_end_of_the_process_closes_all(self):
         machine = machine_module.Machine.load(self.host)
         machine.stop_persistenced()
@@ -110,48 +91,6 @@ class TestOpens(OpensTestCase):
             pynvml.nvmlInit()
             self.assertEqual(1, len(machine.holders(_FIRST)))
         self.assertEqual((), machine.holders(_FIRST))
-
-    def test_outsiders(self):
-        pynvml.nvmlShutdown()
-        self.machine.add_holder(_FIRST, 812, 'nvidia-persistenced')
-        self.machine.add_holder(_FIRST, 913, 'nv-hostengine')
-        self.machine.add_holder(_SECOND, 913, 'nv-hostengine')
-        self.machine.remove_holder(913)
-        self.assertEqual(((812, 'nvidia-persistenced'),),
-                         self.machine.holders(_FIRST))
-        self.assertEqual((), self.machine.holders(_SECOND))
-        pynvml.nvmlInit()
-        self.assertEqual([], pynvml.nvmlDeviceGetComputeRunningProcesses(
-            self.device()))
-
-    def test_display_module(self):
-        pynvml.nvmlShutdown()
-        parameter = ('module', 'nvidia_drm', 'parameters', 'modeset')
-        self.assertFalse(self.sysfs.exists(*parameter))
-        self.machine.load_drm(modeset=False)
-        self.assertEqual('N', self.sysfs.read(*parameter))
-        self.assertEqual((), self.machine.holders(_FIRST))
-        self.machine.load_drm()
-        self.assertEqual('Y', self.sysfs.read(*parameter))
-        self.assertEqual(((0, 'nvidia_drm'),),
-                         self.machine.holders(_FIRST))
-        self.machine.unload_drm()
-        self.assertEqual((), self.machine.holders(_FIRST))
-
-    def test_platform(self):
-        pynvml.nvmlShutdown()
-        opened = platform.open_platform(self.machine)
-        self.addCleanup(self.machine.uninstall)
-        self.machine.add_holder(_FIRST, 812, 'nvidia-persistenced')
-        self.machine.load_drm()
-        self.assertEqual(((812, 'nvidia-persistenced'),),
-                         opened.gpu_holders(_FIRST))
-        self.assertEqual(
-            ((812, 'nvidia-persistenced'), (0, 'nvidia_drm')),
-            usage.holders(opened, model.PciAddress.parse(_FIRST)))
-        self.assertTrue(opened.fabric_manager())
-        self.machine.stop_fabric_manager()
-        self.assertFalse(opened.fabric_manager())
 
 
 class TestSharedOpens(OpensTestCase):
@@ -230,48 +169,12 @@ class TestSharedOpens(OpensTestCase):
         self.assertEqual([process.pid],
                          [holder.pid for holder in blocked.holders])
 
-    def test_another_process_keeps_a_mig_mode_pending(self):
-        self.machine.sriov_manage(_FIRST, enable=False)
-        process = self.start()
-        pynvml.nvmlInit()
-        device = self.at(_FIRST)
-        self.assertEqual(pynvml.NVML_ERROR_IN_USE,
-                         pynvml.nvmlDeviceSetMigMode(device, 0))
-        self.assertEqual([1, 0], pynvml.nvmlDeviceGetMigMode(device))
-        process.kill()
-        process.wait()
-        self.assertEqual(pynvml.NVML_SUCCESS,
-                         pynvml.nvmlDeviceSetMigMode(device, 0))
-        self.assertEqual([0, 0], pynvml.nvmlDeviceGetMigMode(
-            self.at(_FIRST)))
-
     def test_a_child_has_what_its_parent_had(self):
         pynvml.nvmlInit()
         child = self.fork(lambda: None)
         pynvml.nvmlShutdown()
         self.assertEqual([child], self.pids(_FIRST))
         self.kill(child)
-        self.assertEqual([], self.pids(_FIRST))
-
-    def test_a_child_closes_only_its_own(self):
-        self.machine.sriov_manage(_SECOND, enable=False)
-        self.machine.bind_driver(_SECOND, 'vfio-pci')
-        pynvml.nvmlInit()
-        self.machine.bind_driver(_SECOND, 'nvidia')
-
-        def session():
-            pynvml.nvmlInit()
-            pynvml.nvmlShutdown()
-        child = self.fork(session)
-        pynvml.nvmlShutdown()
-        self.assertEqual([child], self.pids(_FIRST))
-        self.assertEqual([], self.pids(_SECOND))
-
-    def test_a_program_that_is_executed_has_nothing(self):
-        pynvml.nvmlInit()
-        process = subprocess.Popen(['cat'], stdin=subprocess.PIPE)
-        self.addCleanup(process.communicate)
-        pynvml.nvmlShutdown()
         self.assertEqual([], self.pids(_FIRST))
 
     def test_another_user(self):
@@ -285,3 +188,4 @@ class TestSharedOpens(OpensTestCase):
         self.assertEqual([child], self.pids(_FIRST))
         pynvml.nvmlInit()
         self.assertEqual({child, os.getpid()}, set(self.pids(_FIRST)))
+

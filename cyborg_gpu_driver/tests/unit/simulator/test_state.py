@@ -13,7 +13,6 @@
 """A state file: one machine that several processes see."""
 
 import fcntl
-import gc
 import json
 import os
 import subprocess
@@ -103,22 +102,6 @@ class TestStateFile(base.MachineTestCase):
         self.assertEqual('vfio-pci', self.sysfs.link_name(
             'bus', 'pci', 'devices', '0000:4e:00.0', 'driver'))
 
-    def test_what_one_does_the_other_sees_at_once(self):
-        one, two = self.load(), self.load()
-        self.use(one)
-        self.create(self.device(), 19)
-        self.use(two)
-        device = self.device()
-        self.assertEqual([13], self.instances(device, 19))
-        one.add_process(GPU, 5, 13)
-        self.assertEqual(1, len(
-            pynvml.nvmlDeviceGetComputeRunningProcesses(device)))
-        handle = pynvml.nvmlDeviceGetGpuInstanceById(device, 13)
-        self.assert_code(pynvml.NVML_ERROR_IN_USE,
-                         pynvml.nvmlGpuInstanceDestroy, handle)
-        one.remove_process(5)
-        pynvml.nvmlGpuInstanceDestroy(handle)
-
     def test_the_file_is_locked_during_an_operation(self):
         machine = self.load()
         with open(self.path + '.lock', 'rb') as file:
@@ -163,21 +146,6 @@ class TestStateFile(base.MachineTestCase):
             os.close(inside)
             os.close(done)
 
-    def test_threads_take_turns(self):
-        order = []
-
-        def enter():
-            with self.machine.operation():
-                order.append('other')
-
-        thread = threading.Thread(target=enter)
-        with self.machine.operation():
-            thread.start()
-            thread.join(0.1)
-            order.append('first')
-        thread.join()
-        self.assertEqual(['first', 'other'], order)
-
     def test_a_process_that_stops_can_hold_back_its_threads_alone(self):
         here, other = self.load(), self.load()
         entered = threading.Event()
@@ -194,16 +162,6 @@ class TestStateFile(base.MachineTestCase):
         thread.join()
         self.assertTrue(entered.is_set())
 
-    def test_no_descriptor_is_left_open(self):
-        self.use(self.load())
-        self.device()
-        # Other tests' machines close their files when they are collected.
-        gc.collect()
-        before = len(os.listdir('/proc/self/fd'))
-        for _ in range(5):
-            self.create(self.device(), 19)
-        self.assertEqual(before, len(os.listdir('/proc/self/fd')))
-
     def test_processes_race_for_the_last_slices(self):
         processes = [self.start('7') for _ in range(2)]
         made = [int(process.communicate()[0]) for process in processes]
@@ -213,31 +171,6 @@ class TestStateFile(base.MachineTestCase):
         self.use(self.load())
         self.assertEqual(7, len(self.instances(self.device(), 19)))
 
-    def test_threads_race_for_the_last_slices(self):
-        self.use(self.load())
-        device = self.device()
-        made = []
-
-        def create():
-            for _ in range(7):
-                try:
-                    pynvml.nvmlDeviceCreateGpuInstance(device, 19)
-                    made.append(1)
-                except pynvml.NVMLError_InsufficientResources:
-                    pass
-
-        threads = [threading.Thread(target=create) for _ in range(4)]
-        with self.machine.operation():
-            for thread in threads:
-                thread.start()
-            threads[0].join(0.1)
-            before = len(made)
-        for thread in threads:
-            thread.join()
-        self.assertEqual(0, before)
-        self.assertEqual((7, 28), (
-            len(made), self.machine.calls['nvmlDeviceCreateGpuInstance']))
-
     def test_a_refused_call_writes_nothing(self):
         self.use(self.load())
         self.create(self.device(), 0)
@@ -245,28 +178,6 @@ class TestStateFile(base.MachineTestCase):
         self.assert_code(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
                          self.create, self.device(), 19)
         self.assertTrue(os.path.samestat(before, os.stat(self.path)))
-
-    def test_removing_the_file_makes_the_machine_new(self):
-        self.use(self.load())
-        self.create(self.device(), 19)
-        os.unlink(self.path)
-        self.assertEqual([], self.instances(self.device(), 19))
-        self.create(self.device(), 19)
-        self.assertTrue(os.path.exists(self.path))
-
-    def test_a_handle_of_what_another_process_replaced(self):
-        one, two = self.load(), self.load()
-        self.use(one)
-        _, _, mine = self.create(self.device(), 19)
-        with two:
-            pynvml.nvmlInit()
-            device = self.device()
-            pynvml.nvmlGpuInstanceDestroy(
-                pynvml.nvmlDeviceGetGpuInstanceById(device, 13))
-            self.assertEqual(13, self.create(device, 19)[0])
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                         pynvml.nvmlGpuInstanceDestroy, mine)
-        self.assertEqual([13], self.instances(self.device(), 19))
 
     def test_the_state_of_another_machine_is_refused(self):
         self.load()
@@ -283,16 +194,6 @@ class TestStateFile(base.MachineTestCase):
                 file.write(text)
             error = self.assertRaises(exception.HostUnusable, self.load)
             self.assertIn(self.path, str(error))
-
-    def test_a_later_format_is_refused(self):
-        self.load()
-        with open(self.path, 'r+', encoding='utf-8') as file:
-            value = json.load(file)
-            file.seek(0)
-            json.dump({**value, 'format': 99}, file)
-            file.truncate()
-        error = self.assertRaises(exception.HostUnusable, self.load)
-        self.assertIn('format 99', str(error))
 
     def test_a_place_that_cannot_be_written(self):
         error = self.assertRaises(
@@ -317,19 +218,3 @@ class TestDescriptors(base.MachineTestCase):
             with machine.operation():
                 self.assertEqual(number, machine.gpu(GPU).state.resets)
 
-
-class TestFork(base.MachineTestCase):
-    def test_a_child_shares_the_machine_through_the_file(self):
-        path = os.path.join(self.useFixture(fixtures.TempDir()).path, 's')
-        self.use(machine_module.Machine.load('dgx-a100-40', path))
-        child = os.fork()
-        if not child:
-            status = 1
-            try:
-                pynvml.nvmlInit()
-                pynvml.nvmlDeviceCreateGpuInstance(self.device(), 19)
-                status = 0
-            finally:
-                os._exit(status)
-        self.assertEqual(0, os.waitpid(child, 0)[1])
-        self.assertEqual([13], self.instances(self.device(), 19))

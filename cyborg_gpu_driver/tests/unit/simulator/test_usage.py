@@ -21,7 +21,6 @@ import pynvml
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.sysfs import pci
 from cyborg_gpu_driver.simulator import spec
-from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 _GPU = '0000:17:00.0'
@@ -95,30 +94,6 @@ class UnbindLockTest(UsageTestCase):
         self.machine.bind_driver(_GPU, 'nvidia')
         self.assertEqual('0', self.read('unbindLock'))
 
-    def test_other_text(self):
-        self.assert_errno(errno.EINVAL, self.lock, 'x')
-
-    def test_only_the_driver_of_vgpu_hosts_has_it(self):
-        self.use(machine_module.Machine.load('h100nvlx2-595'))
-        self.proc = pci.Sysfs('/proc', os_module=self.machine.proc)
-        self.assertIsNone(self.read('unbindLock'))
-        self.assertIn('Device Minor: \t 0', self.read('information'))
-
-
-class DcgmTest(base.MachineTestCase):
-    host = 'h100nvlx2-595'
-
-    def test_it_has_every_gpu_open_from_the_start_on(self):
-        host = dataclasses.replace(self.machine.host, dcgm=True)
-        self.use(machine_module.Machine(host))
-        self.machine.reboot()
-        self.machine.unload_drm()
-        for gpu in self.machine.gpus:
-            self.assertIn((913, 'nv-hostengine'),
-                          self.machine.holders(gpu.address))
-        self.machine.remove_holder(913)
-        self.assertEqual((), self.machine.holders(_GPU))
-
 
 class PowerTest(UsageTestCase):
     def memory(self):
@@ -164,13 +139,6 @@ class UnbindTest(UsageTestCase):
         thread.join(_LONG)
         self.assertFalse(thread.is_alive())
 
-    def test_the_display_module_lets_go_from_580_105_on(self):
-        self.use(machine_module.Machine.load('h100nvlx2-595'))
-        pynvml.nvmlShutdown()
-        self.assertEqual(((0, 'nvidia_drm'),), self.machine.holders(_GPU))
-        self.unbind()
-        self.assertEqual((), self.machine.blocked_unbinds)
-
     def test_driver_versions(self):
         for version, since in (('580.65.06', False), ('580.95.05', False),
                                ('580.105.08', True), ('590.44.01', True)):
@@ -181,3 +149,4 @@ class UnbindTest(UsageTestCase):
 
 def _with(host, version):
     return dataclasses.replace(host, driver_version=version)
+

@@ -109,13 +109,6 @@ class TestBinding(DriversTestCase):
             self.machine.attach_whole(_GPU)
             self.assertEqual(damage, len(self.machine.damage))
 
-    def test_a_lost_gpu_is_not_taken(self):
-        self.unbind(_GPU, 'nvidia')
-        self.machine.lose_gpu(_GPU)
-        self.refused(errno.ENODEV, self.bind, _GPU, 'nvidia')
-        self.probe(_GPU)
-        self.assertIsNone(self.driver(_GPU))
-
     def test_what_the_driver_keeps(self):
         for keeps in (True, False):
             self.machine.host = dataclasses.replace(
@@ -159,40 +152,6 @@ class TestBlockedUnbind(DriversTestCase):
         self.assertEqual((_GPU, 'nvidia'), (blocked.address, blocked.driver))
         self.assertIn('nvidia-persistenced',
                       [holder.name for holder in blocked.holders])
-
-    def test_nobody_opens_a_gpu_that_is_leaving(self):
-        thread = self.blocked(self.unbind, _GPU, 'nvidia')
-        pynvml.nvmlInit()
-        self.addCleanup(pynvml.nvmlShutdown)
-        self.assert_code(pynvml.NVML_ERROR_NOT_FOUND, self.at, _GPU)
-        self.assertEqual(_OTHER, self.sysfs_address(self.device(1)))
-        self.machine.remove_holder(812)
-        self.finish(thread)
-
-    @staticmethod
-    def sysfs_address(device):
-        return pynvml.nvmlDeviceGetPciInfo(device).busId.lower()[4:]
-
-    def test_the_display_module_blocks(self):
-        self.machine.remove_holder(812)
-        self.machine.load_drm()
-        thread = self.blocked(self.unbind, _GPU, 'nvidia')
-        self.machine.unload_drm()
-        self.finish(thread)
-
-    def test_a_reboot_ends_it(self):
-        errors = []
-
-        def unbind():
-            try:
-                self.unbind(_GPU, 'nvidia')
-            except exception.SysfsError as error:
-                errors.append(error.errno)
-        thread = self.blocked(unbind)
-        self.machine.reboot()
-        self.finish(thread)
-        self.assertEqual([errno.EINTR], errors)
-        self.assertEqual('nvidia', self.driver(_GPU))
 
 
 class TestWholeGpus(DriversTestCase):
@@ -246,17 +205,6 @@ class TestKernelReset(DriversTestCase):
     def mistakes(self):
         return [(item.address, item.mistake) for item in self.machine.damage]
 
-    def test_without_a_driver_it_is_clean(self):
-        self.machine.set_remapped_rows(_GPU, pending=True)
-        self.unbind(_GPU, 'nvidia')
-        self.reset(_GPU)
-        self.bind(_GPU, 'nvidia')
-        self.reset(_VFIO_GPU)
-        self.assertEqual([], self.mistakes())
-        pynvml.nvmlInit()
-        self.assertEqual((0, 0, 0, 0), pynvml.nvmlDeviceGetRemappedRows(
-            self.at(_GPU)))
-
     def test_under_the_driver_the_gpu_dies(self):
         pynvml.nvmlInit()
         device = self.at(_GPU)
@@ -286,19 +234,3 @@ class TestKernelReset(DriversTestCase):
         pynvml.nvmlInit()
         self.at(_GPU)
 
-    def test_under_a_guest(self):
-        self.machine.start_guest(_VFIO_GPU)
-        self.reset(_VFIO_GPU)
-        self.assertEqual([(_VFIO_GPU, 'reset under a guest')],
-                         self.mistakes())
-
-    def test_it_waits_for_a_driver_that_is_leaving(self):
-        self.machine.add_holder(_GPU, 812, 'nvidia-persistenced')
-        unbind = self.blocked(self.unbind, _GPU, 'nvidia')
-        reset = threading.Thread(target=self.reset, args=(_GPU,),
-                                 daemon=True)
-        reset.start()
-        self.machine.remove_holder(812)
-        self.finish(unbind)
-        self.finish(reset)
-        self.assertEqual([], self.mistakes())

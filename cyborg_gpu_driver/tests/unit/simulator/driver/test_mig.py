@@ -53,21 +53,6 @@ def profiles(device):
 
 
 class TestProfiles(base.MachineTestCase):
-    def test_placements_into_too_small_an_array(self):
-        count = ctypes.c_uint(6)
-        self.assert_code(
-            pynvml.NVML_ERROR_INSUFFICIENT_SIZE,
-            pynvml.nvmlDeviceGetGpuInstancePossiblePlacements,
-            self.device(), ONE,
-            (pynvml.c_nvmlGpuInstancePlacement_t * 6)(),
-            ctypes.byref(count))
-
-    def test_the_number_that_finds_a_profile_is_not_its_id(self):
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, placements,
-                         self.device(),
-                         pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE)
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                         self.create, self.device(), 1)
 
     def test_gaps_and_the_end(self):
         get = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
@@ -88,14 +73,6 @@ class TestProfiles(base.MachineTestCase):
                              last)
             self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, get, device,
                              pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT)
-
-    def test_a_structure_of_the_wrong_version(self):
-        info = pynvml.c_nvmlGpuInstanceProfileInfo_v2_t()
-        info.version = 0x01000098
-        self.assertEqual(
-            pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-            self.machine.library.nvmlDeviceGetGpuInstanceProfileInfoV(
-                self.device(), 0, ctypes.byref(info)))
 
 
 class TestModes(base.MachineTestCase):
@@ -178,38 +155,3 @@ class TestModes(base.MachineTestCase):
             self.assertEqual([number] if keeps else [],
                              self.instances(self.at(A100), ONE))
 
-    def test_a_reboot_keeps_the_mode_on_ampere_alone(self):
-        pynvml.nvmlDeviceSetMigMode(self.at(H100), 1)
-        self.create(self.at(A100), ONE)
-        self.create(self.at(H100), ONE)
-        self.machine.lose_gpu(H100)
-        self.machine.reboot()
-        self.assert_code(pynvml.NVML_ERROR_UNINITIALIZED, self.at, A100)
-        pynvml.nvmlInit()
-        self.assertEqual([1, 1], pynvml.nvmlDeviceGetMigMode(
-            self.at(A100)))
-        self.assertEqual([0, 0], pynvml.nvmlDeviceGetMigMode(
-            self.at(H100)))
-        self.assertEqual([], self.instances(self.at(A100), ONE))
-        self.assertEqual('0', self.sysfs.read(
-            'bus', 'pci', 'devices', A100, 'sriov_numvfs'))
-
-    def test_calls_that_need_mig_mode(self):
-        device = self.at(H100)
-        for call in ((pynvml.nvmlDeviceCreateGpuInstance, device, ONE),
-                     (pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device,
-                      0)):
-            self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, *call)
-
-    def test_calls_that_need_it_before_hopper(self):
-        device = self.at(H100)
-        capacity = pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity
-        by_id = pynvml.nvmlDeviceGetGpuInstanceById
-        self.assertEqual(7, capacity(device, ONE))
-        self.assertEqual([], self.instances(device, ONE))
-        self.assert_code(pynvml.NVML_ERROR_NOT_FOUND, by_id, device, 0)
-        self.off(A100)
-        device = self.at(A100)
-        for call in ((capacity, device, ONE), (by_id, device, 0),
-                     (self.instances, device, ONE)):
-            self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, *call)

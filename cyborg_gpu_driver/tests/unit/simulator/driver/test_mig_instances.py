@@ -35,14 +35,6 @@ class TestInstances(base.MachineTestCase):
         self.assertEqual([13, 11, 12, 7, 8, 9, 10],
                          [number for number, _ in made])
 
-    def test_a_placement_that_the_profile_does_not_have(self):
-        device = self.device()
-        for start, size in ((7, 1), (1, 2), (0, 2)):
-            self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                             self.create, device, ONE, start, size)
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.create,
-                         device, FOUR, 4, 4)
-
     def test_one_that_vanishes_after_its_creation(self):
         self.machine.faults.fail(faults.VANISHES, 0, nth=2)
         device = self.device()
@@ -52,16 +44,6 @@ class TestInstances(base.MachineTestCase):
                          pynvml.nvmlGpuInstanceGetInfo, handle)
         self.assertEqual([13], self.instances(device, ONE))
         self.create(device, ONE)
-
-    def test_remaining_capacity(self):
-        every = (ONE, ONE_ME, ONE_DOUBLE, TWO, THREE, FOUR, SEVEN)
-        self.assertEqual([7, 1, 4, 3, 2, 1, 1],
-                         [self.remaining(number) for number in every])
-        self.create(self.device(), THREE, 4, 4)
-        self.assertEqual([4, 1, 2, 2, 1, 1, 0],
-                         [self.remaining(number) for number in every])
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                         self.remaining, 1)
 
     def test_the_media_extension_exists_once(self):
         device = self.device()
@@ -82,23 +64,6 @@ class TestInstances(base.MachineTestCase):
                           if left})
         self.create(device, 67)
 
-    def test_a_handle_of_something_destroyed(self):
-        device = self.device()
-        _, _, handle = self.create(device, ONE)
-        pynvml.nvmlGpuInstanceDestroy(handle)
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                         pynvml.nvmlGpuInstanceGetInfo, handle)
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                         pynvml.nvmlGpuInstanceDestroy, handle)
-
-    def test_a_handle_may_come_back_as_another_instance(self):
-        device = self.device()
-        first, _, handle = self.create(device, ONE, 0, 1)
-        pynvml.nvmlGpuInstanceDestroy(handle)
-        second, _, _ = self.create(device, ONE, 5, 1)
-        self.assertNotEqual(first, second)
-        self.assertEqual(second, pynvml.nvmlGpuInstanceGetInfo(handle).id)
-
     def test_destroy_is_refused_while_in_use(self):
         device = self.device()
         number, _, handle = self.create(device, ONE)
@@ -116,3 +81,4 @@ class TestInstances(base.MachineTestCase):
         self.machine.remove_process(9)
         pynvml.nvmlGpuInstanceDestroy(handle)
         self.assertEqual([], self.instances(device, ONE))
+

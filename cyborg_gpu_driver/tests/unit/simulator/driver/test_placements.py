@@ -12,7 +12,6 @@
 
 """vGPUs of several sizes on one GPU, and their placements."""
 
-import ctypes
 import errno
 
 import pynvml
@@ -34,7 +33,6 @@ GUIDE = {
          3: '0 3 6 9 12 15 18 21', 2: '0 4 6 10 12 16 18 22',
          1: '0 2 3 5 6 8 9 11 12 14 15 17 18 20 21 23'},
 }
-SUPPORTED = pynvml.nvmlDeviceGetVgpuTypeSupportedPlacements
 CREATABLE = pynvml.nvmlDeviceGetVgpuTypeCreatablePlacements
 
 
@@ -60,20 +58,6 @@ class TestTables(base.MachineTestCase):
         # A vGPU of 2 GiB takes three slots too.
         self.assertEqual(' '.join(map(str, range(0, 96, 3))), ids[3])
         self.assertNotIn(2, ids)
-
-    def test_the_smallest_vgpus_of_48_gib(self):
-        full = {start for low in range(0, 48, 3) for start in (low, low + 2)}
-        for name, denied in (
-                ('a40', {8, 32}), ('rtx-a6000', {8, 32}),
-                ('l40s', {2, 3, 8, 9, 14, 15, 20, 21, 26, 27, 32, 33, 38, 39,
-                          44, 45})):
-            self.assertEqual(
-                ' '.join(map(str, sorted(full - denied))), self.ids(name)[1])
-
-    def test_halves_of_an_odd_region(self):
-        # 141, then 70 and 71, then 35, 35, 35 and 36.
-        self.assertEqual('0 18 35 53 70 88 105 124',
-                         self.ids('h200-141')[17])
 
     def test_every_type_of_every_model(self):
         for name in files.model_names():
@@ -162,27 +146,6 @@ class TestPlacements(MixedTestCase):
         self.assertEqual((8, [12]), self.ids(CREATABLE, 459))
         self.assertEqual((40, []), self.ids(CREATABLE, 462))
 
-    def test_drivers_before_565_know_one_version(self):
-        self.assertEqual('550', self.machine.host.driver_version[:3])
-        for function, arguments in ((SUPPORTED, (0, 2)), (CREATABLE, (2,))):
-            self.assert_code(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
-                             function, self.device(), 459, *arguments)
-
-
-class TestPlacementsVersion2(base.MachineTestCase):
-    host = 'l40sx4'
-
-    def test_too_short_an_array(self):
-        wanted = pynvml.c_nvmlVgpuPlacementList_v2_t()
-        wanted.version = pynvml.VgpuPlacementList_v2
-        wanted.count = 3
-        wanted.placementIds = (ctypes.c_uint * 3)()
-        function = pynvml.nvmlLib.nvmlDeviceGetVgpuTypeSupportedPlacements
-        self.assertEqual(
-            pynvml.NVML_ERROR_INSUFFICIENT_SIZE,
-            function(self.device(), 1180, ctypes.byref(wanted)))
-        self.assertEqual(4, wanted.count)
-
 
 class TestWishes(MixedTestCase):
     """``vgpu-placement-id`` in an mdev's parameters."""
@@ -226,23 +189,3 @@ class TestWishes(MixedTestCase):
         self.wish(base.UUID, 'vgpu-placement-id=6')
         self.assert_no_boot(errno.EBUSY, base.UUID)
 
-
-class TestWishesWithVendorVfio(base.MachineTestCase):
-    host = 'a100x4-vfio'
-    place = ('bus', 'pci', 'devices', '0000:b1:00.4', 'nvidia')
-
-    def test_read_back(self):
-        pynvml.nvmlDeviceSetVgpuHeterogeneousMode(self.at('0000:b1:00.0'), 1)
-        self.sysfs.write('693', *self.place, 'current_vgpu_type')
-        self.assertEqual('0', self.sysfs.read(*self.place, 'placement_id'))
-        self.sysfs.write('vgpu-placement-id=52', *self.place, 'vgpu_params')
-        self.assertEqual('52', self.sysfs.read(*self.place, 'placement_id'))
-        self.sysfs.write('697', *self.place[:3], '0000:b1:00.5', 'nvidia',
-                         'current_vgpu_type')
-        self.assertEqual(
-            '0', self.sysfs.read(*self.place[:3], '0000:b1:00.5', 'nvidia',
-                                 'placement_id'))
-        creatable = self.sysfs.read(*self.place[:3], '0000:b1:00.6',
-                                    'nvidia', 'creatable_vgpu_types')
-        self.assertIn('A100D-20C', creatable)
-        self.assertNotIn('A100D-40C', creatable)

@@ -12,13 +12,11 @@
 
 """Compute instances and the MIG devices that they make."""
 
-import ctypes
 
 import pynvml
 
 from cyborg_gpu_driver.tests.unit.simulator import base
 
-GPU = '0000:07:00.0'
 ONE, TWO, THREE, FOUR, SEVEN = 19, 14, 9, 5, 0
 
 
@@ -47,18 +45,6 @@ class TestComputeInstances(base.MachineTestCase):
             {'MIG 1c.7g.40gb': 7, 'MIG 2c.7g.40gb': 3, 'MIG 3c.7g.40gb': 2,
              'MIG 4c.7g.40gb': 1, 'MIG 7g.40gb': 1,
              'MIG 1c.7g.40gb+me': 7}, self.profiles(seven))
-
-    def test_an_explicit_placement(self):
-        _, _, four = self.create(self.device(), FOUR)
-        create = pynvml.nvmlGpuInstanceCreateComputeInstanceWithPlacement
-        place = pynvml.c_nvmlComputeInstancePlacement_t
-        compute = create(four, 1, ctypes.byref(place(2, 2)))
-        self.assertEqual(2, pynvml.nvmlComputeInstanceGetInfo(
-            compute).placement.start)
-        self.assert_code(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES, create,
-                         four, 1, ctypes.byref(place(2, 2)))
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, create, four,
-                         1, ctypes.byref(place(1, 2)))
 
 
 class TestMigDevices(base.MachineTestCase):
@@ -98,26 +84,3 @@ class TestMigDevices(base.MachineTestCase):
             attributes.computeInstanceSliceCount,
             attributes.memorySizeMB))
 
-    def test_a_mig_device_is_not_a_gpu(self):
-        self.make()
-        mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(self.device(), 0)
-        for call in ((pynvml.nvmlDeviceGetMigMode, mig),
-                     (pynvml.nvmlDeviceGetPciInfo, mig),
-                     (pynvml.nvmlDeviceCreateGpuInstance, mig, ONE)):
-            self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, *call)
-        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
-                         pynvml.nvmlDeviceGetGpuInstanceId, self.device())
-
-    def test_processes_of_a_mig_device(self):
-        number, _, _ = self.make()
-        mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(self.device(), 0)
-        self.machine.add_process(GPU, 1, number, 0)
-        self.assertEqual([(1, number, 0)], [
-            (process.pid, process.gpuInstanceId, process.computeInstanceId)
-            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(
-                mig)])
-        self.make(ONE, 0)
-        other = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(self.device(),
-                                                           1)
-        self.assertEqual(
-            [], pynvml.nvmlDeviceGetComputeRunningProcesses(other))

@@ -15,10 +15,8 @@
 
 import threading
 
-import fixtures
 import pynvml
 
-from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.simulator import base
 
@@ -55,15 +53,6 @@ class TestEvents(base.MachineTestCase):
                          pynvml.nvmlDeviceGetUUID(data.device))
         self.assert_nothing()
 
-    def test_nothing_comes_after_a_reset(self):
-        self.register()
-        self.machine.reset_gpu(A100)
-        self.machine.raise_xid(A100, 62)
-        self.assert_nothing()
-        self.register()
-        self.machine.raise_xid(A100, 62)
-        self.assertEqual(62, self.wait().eventData)
-
     def test_a_lost_gpu_tells_of_it_and_spoils_the_set(self):
         self.register()
         self.register(OTHER)
@@ -72,16 +61,6 @@ class TestEvents(base.MachineTestCase):
         self.assert_code(pynvml.NVML_ERROR_GPU_IS_LOST, self.wait)
         self.machine.raise_xid(OTHER, 62)
         self.assertEqual(62, self.wait().eventData)
-
-    def test_one_that_waits_holds_up_nobody(self):
-        self.register()
-        told = []
-        thread = threading.Thread(
-            target=lambda: told.append(self.wait(60000).eventData))
-        thread.start()
-        self.machine.raise_xid(A100, 62)
-        thread.join(scope.HANG)
-        self.assertEqual([62], told)
 
     def test_the_end_of_nvml_wakes_who_waits(self):
         self.register()
@@ -93,12 +72,3 @@ class TestEvents(base.MachineTestCase):
         thread.join(scope.HANG)
         self.assertFalse(thread.is_alive())
 
-    def test_errors_reach_other_processes(self):
-        path = self.useFixture(fixtures.TempDir()).join('state')
-        here = machine_module.Machine.load(self.host, path)
-        there = machine_module.Machine.load(self.host, path)
-        self.use(here)
-        self.set = pynvml.nvmlEventSetCreate()
-        self.register()
-        there.raise_xid(A100, 62)
-        self.assertEqual(62, self.wait().eventData)

@@ -16,9 +16,6 @@ import pynvml
 
 from cyborg_gpu_driver.tests.unit.simulator import base
 
-_GPU = '0000:07:00.0'
-_NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
-
 
 class TestGpm(base.MachineTestCase):
 
@@ -58,15 +55,3 @@ class TestGpm(base.MachineTestCase):
         self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
                          pynvml.nvmlGpmSampleFree, one)
 
-
-class TestGpmBeforeHopper(base.MachineTestCase):
-
-    host = 'dgx-a100-80'
-
-    def test_not_supported(self):
-        device = self.at(_GPU)
-        self.assertEqual(
-            0, pynvml.nvmlGpmQueryDeviceSupport(device).isSupportedDevice)
-        number = self.create(device, 19)[0]
-        self.assert_code(_NOT_SUPPORTED, pynvml.nvmlGpmMigSampleGet, device,
-                         number, pynvml.nvmlGpmSampleAlloc())
