@@ -372,20 +372,6 @@ class SmallDisk(fixtures.Fixture):
         finally:
             os.unlink(self._filling)
 
-    @contextlib.contextmanager
-    def read_only(self):
-        """Keep the filesystem read-only during the block."""
-        self._remount('ro')
-        try:
-            yield
-        finally:
-            self._remount('rw')
-
-    def _remount(self, how):
-        refusal = _run('mount', '-o', f'remount,{how}', self._directory)
-        if refusal:
-            raise OSError(refusal)
-
 
 def _run(*command):
     """Run a program; return its complaint, empty if it succeeds."""
@@ -397,3 +383,4 @@ def _run(*command):
     if done.returncode == 0:
         return ''
     return done.stderr.strip() or f'{command[0]} failed'
+

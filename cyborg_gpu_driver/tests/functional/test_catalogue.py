@@ -166,33 +166,6 @@ class CatalogueTest(OperatorCase):
             self.assertEqual(0, room('slice'))
             self.assertEqual([], self.cloud.nova.candidates('slice'))
 
-    @scope.only_in_all
-    def test_what_cannot_be_used_has_no_room(self):
-        def servers():
-            return {row['Profile']: row['Servers'] for row in
-                    self.openstack.rows(host.ShowCapacity)}
-
-        self.assertEqual(7, servers()['1g.10gb'])
-        self.nova['/v2.1/os-services'] = {'services': [{
-            'host': gpu_cloud.HOST, 'zone': 'nova', 'state': 'down',
-            'status': 'enabled', 'disabled_reason': None}]}
-        self.assertEqual({0}, set(servers().values()))
-        (row,) = self.openstack.rows(host.ListHost)
-        self.assertEqual((False, 'down, enabled'),
-                         (row['Usable'], row['Service']))
-        del self.nova['/v2.1/os-services']
-        self.assertEqual(7, servers()['1g.10gb'])
-        root = self.cloud.cloud.root_provider
-        traits = f'/resource_providers/{root}/traits'
-        before = self.cloud.placement.get(traits)
-        for names in (['COMPUTE_NODE'],
-                      ['COMPUTE_ACCELERATORS', 'COMPUTE_STATUS_DISABLED']):
-            before = self.cloud.placement.put(traits, dict(
-                before, traits=names))
-            self.assertEqual({0}, set(servers().values()))
-        self.assertRaises(exception.CloudError, self.openstack.run,
-                          host.ShowCapacity, '--profile', 'nothing')
-
 
 class HostTest(OperatorCase):
 
@@ -217,13 +190,6 @@ class HostTest(OperatorCase):
                       'free', text)
         self.assertRaises(exception.CloudError, self.openstack.run,
                           host.ShowHost, 'compute2')
-
-    @scope.only_in_all
-    def test_who_may_not_ask_cyborg_sees_placements_part(self):
-        self.openstack = self.log_in(roles=('reader',))
-        text, errors = self.openstack.run(host.ListHost)
-        self.assertIn('compute1', text)
-        self.assertIn('role admin', errors)
 
     def test_a_server(self):
         self.sync()
@@ -267,53 +233,6 @@ class SyncTest(OperatorCase):
              ('trait:CUSTOM_GPU_MEMORY_80GB', 'required')],
             list(self.device_profiles()['whole'].item.groups[0]))
 
-    def test_what_is_in_use_stays(self):
-        self.sync()
-        server_ = self.cloud.bind('slice')
-        before = self.device_profiles()
-        other = {'version': 'v1', 'profiles': [
-            {'name': 'slice', 'groups': [{'gpu': '3g.40gb'}]},
-            {'name': 'another', 'groups': [{'gpu': '3g.40gb'}]}]}
-        output, errors = self.openstack.run(
-            profile.SyncProfile, self.write(other), '--yes', '--max-width',
-            '200', code=1)
-        self.assertIn(f'in use by server {server_.uuid}', output)
-        self.assertIn('Nothing was changed', errors)
-        self.assertEqual(before, self.device_profiles())
-        nothing = {'version': 'v1'}
-        self.assertEqual({'slice': ('keep', ''), 'whole': ('delete', 'done')},
-                         self.sync(nothing, '--prune'))
-        self.cloud.unbind(server_)
-        self.assertEqual({'slice': ('replace', 'done'),
-                          'another': ('create', 'done')}, self.sync(other))
-        self.assertEqual((2, 0), (len(self.sync(nothing, '--prune')),
-                                  len(self.device_profiles())))
-
-    @scope.only_in_all
-    def test_what_others_have_made_is_theirs(self):
-        self.cloud.cyborg.create_device_profile(
-            'slice', {'resources:PGPU': '1'})
-        self.cloud.cyborg.create_device_profile(
-            'theirs', {'resources:PGPU': '1'})
-        self.assertEqual({'slice': ('refuse', ''),
-                          'whole': ('create', 'not done')},
-                         self.sync(_DEFINITION, '--prune', code=1))
-        self.assertEqual({'slice': ('replace', 'done'),
-                          'whole': ('create', 'done')},
-                         self.sync(_DEFINITION, '--prune', '--adopt'))
-        self.assertIn('theirs', self.device_profiles())
-
-    @scope.only_in_all
-    def test_what_no_gpu_offers(self):
-        document = {'version': 'v1', 'profiles': [
-            {'name': 'x', 'groups': [{'gpu': '1g.11gb'}]}]}
-        _, errors = self.openstack.run(
-            profile.SyncProfile, self.write(document), '--yes', '--strict',
-            code=1)
-        self.assertIn('no GPU offers CUSTOM_NVIDIA_1G_11GB', errors)
-        self.assertEqual({}, self.device_profiles())
-        self.assertEqual({'x': ('create', 'done')}, self.sync(document))
-
     @scope.only_in_all
     def test_a_failure_says_what_was_done_and_another_run_goes_on(self):
         working, path = self.openstack, self.write()
@@ -335,3 +254,4 @@ class SyncTest(OperatorCase):
         self.assertEqual(['slice'], [*self.device_profiles()])
         self.openstack = working
         self.assertEqual({'whole': ('create', 'done')}, self.sync())
+

@@ -12,10 +12,8 @@
 
 """The next tenant of a whole GPU, and of a slice, on the released services."""
 
-import errno
 import logging
 import os
-import shutil
 
 import fixtures
 import pynvml
@@ -146,32 +144,12 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.assertEqual((0, 0), self.inventory())
         self.assertEqual('vfio-pci', self.hardware().driver)
 
-    @scope.only_in_all
-    def test_an_idle_gpu_is_never_reset(self):
-        for _ in range(3):
-            self.report()
-            self.restart()
-        self.assertEqual(0, self.resets())
-        self.assertEqual([], self.whats())
-
     def test_a_server_that_came_and_went_between_two_reports(self):
         self.cloud.unbind(self.cloud.bind(self.whole))
         self.report()
         self.assertEqual(1, self.resets())
         self.assertEqual((0, 0), self.inventory())
         self.assertEqual(['returned', 'cleaned'], self.whats())
-
-    @scope.only_in_all
-    def test_two_servers_between_two_reports_are_noticed(self):
-        self.cloud.unbind(self.cloud.bind(self.whole))
-        second = self.cloud.bind(self.whole)
-        self.report()
-        self.assertEqual(0, self.resets())
-        self.assertIn(f'may not have been reset before {second.uuid}',
-                      self.log.output)
-        self.cloud.unbind(second)
-        self.report()
-        self.assertEqual(1, self.resets())
 
     def test_a_gpu_that_is_busy_stays_reserved_until_it_is_not(self):
         server = self.cloud.bind(self.whole)
@@ -190,54 +168,6 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.assertEqual((0, 0), self.inventory())
         # VFIO reset the GPU when the guest ended, the agent after that.
         self.assertEqual(2, self.resets())
-
-    @scope.only_in_all
-    def test_a_reset_that_fails(self):
-        server = self.cloud.bind(self.whole)
-        self.report()
-        self.cloud.unbind(server)
-        self.faults().fail('nvidia-smi', errno.EIO, times=None)
-        for _ in range(3):
-            self.report()
-        self.assert_not_to_be_had()
-        self.assertEqual(['given', 'returned', 'not-cleaned'], self.whats())
-        self.faults().clear()
-        self.restart()
-        self.report()
-        self.cloud.unbind(self.cloud.bind(self.whole))
-
-    @scope.only_in_all
-    def test_a_server_outlives_the_agent(self):
-        server = self.cloud.bind(self.whole)
-        self.report()
-        self.restart()
-        self.report()
-        self.assertEqual((gpu_cloud.USED, 0),
-                         (self.inventory(), self.resets()))
-        self.restart()
-        self.cloud.unbind(server)
-        self.report()
-        self.assertEqual(((0, 0), 1), (self.inventory(), self.resets()))
-
-    def forget(self):
-        """Remove the records of all GPUs."""
-        shutil.rmtree(os.path.join(self.state_path, 'gpus'))
-
-    @scope.only_in_all
-    def test_a_record_that_is_lost(self):
-        server = self.cloud.bind(self.whole)
-        self.report()
-        self.forget()
-        self.restart()
-        self.report()
-        self.assertEqual((gpu_cloud.USED, 0),
-                         (self.inventory(), self.resets()))
-        self.cloud.unbind(server)
-        self.forget()
-        self.restart()
-        self.assert_not_to_be_had()
-        self.report()
-        self.assertEqual(((0, 0), 1), (self.inventory(), self.resets()))
 
     @scope.only_in_all
     def test_a_gpu_that_libvirt_took_from_nvidia(self):
@@ -271,22 +201,6 @@ class WholeTest(gpu_cloud.GpuTestCase):
         self.report()
         self.assertEqual(((0, 0), 1), (self.inventory(), self.resets()))
 
-    @scope.only_in_all
-    def test_it_is_offered_as_it_was_left_where_that_is_wanted(self):
-        conf = self.driver._conf
-        conf.set_override('clean_whole_gpus', False, group='gpu')
-        self.addCleanup(conf.clear_override, 'clean_whole_gpus',
-                        group='gpu')
-        self.restart()
-        type(self.driver).__init__(self.driver)
-        server = self.cloud.bind(self.whole)
-        self.report()
-        self.assertEqual((0, 1), self.inventory())
-        self.cloud.unbind(server)
-        self.cloud.unbind(self.cloud.bind(self.whole))
-        self.report()
-        self.assertEqual(((0, 0), 0), (self.inventory(), self.resets()))
-
 
 class SliceTest(gpu_cloud.GpuTestCase):
 
@@ -316,3 +230,4 @@ class SliceTest(gpu_cloud.GpuTestCase):
         ended = dict(records[1].evidence)
         self.assertLessEqual(first.evidence['since'], ended.pop('until'))
         self.assertEqual(first.evidence, ended)
+

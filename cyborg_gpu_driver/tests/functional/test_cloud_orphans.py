@@ -19,7 +19,6 @@ from cyborg.objects import ext_arq
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import orphans
 from cyborg_gpu_driver.osc import orphan
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import explain_case
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from demo_lib import client
@@ -105,30 +104,11 @@ class FinisherTest(OrphanCase):
         self.look(0, 300, 600)
         self.assert_stays()
 
-    @scope.only_in_all
-    def test_a_server_that_nova_knows_keeps_its_request(self):
-        server = self.lose()
-        self.compute.add(server.uuid, 'there')
-        self.look(0, 300, 600)
-        self.assert_stays()
-
     def test_an_allocation_keeps_the_request(self):
         server = self.boot(self.profile(SLICE), 'gone')
         del self.compute.servers[server.uuid]
         self.look(0, 300, 600)
         self.assert_stays()
-
-    @scope.only_in_all
-    def test_who_comes_back_starts_the_grace_again(self):
-        server = self.lose()
-        self.look(0)
-        self.compute.add(server.uuid, 'there')
-        self.look(300)
-        del self.compute.servers[server.uuid]
-        self.look(600)
-        self.assert_stays()
-        self.look(900)
-        self.assertEqual({}, self.mdevs())
 
     def test_nova_of_another_region_finishes_nothing(self):
         self.lose()
@@ -138,14 +118,6 @@ class FinisherTest(OrphanCase):
 
 
 class CleanTest(OrphanCase):
-
-    @scope.only_in_all
-    def test_nothing_is_left_of_a_server_that_lives(self):
-        server = self.boot(self.profile(SLICE), 'alive')
-        self.assertEqual(set(), self.listed(code=0)[0])
-        self.assertIn('nothing to remove', self.clean())
-        self.assertEqual(1, len(self.mdevs()))
-        self.cloud.unbind(server)
 
     def test_a_server_that_is_gone(self):
         server = self.boot(self.profile(SLICE), 'gone')
@@ -160,19 +132,6 @@ class CleanTest(OrphanCase):
         self.assertEqual({}, self.mdevs())
         self.quiet()
 
-    @scope.only_in_all
-    def test_a_host_costs_one_request(self):
-        self.boot(self.profile(SLICE), 'alive')
-        # The providers of Cyborg and the compute nodes, once for the cloud.
-        expected = {'allocation_candidates': 1, 'resource_providers': 2}
-        self.assertEqual(expected, self.asked(orphan.CleanOrphan, '--dry-run'))
-        # The command reads the allocations that no request explains, and
-        # reads them again after Nova has listed the servers.
-        self.allocate()
-        self.assertEqual({**expected, 'allocations': 2},
-                         self.asked(orphan.CleanOrphan, '--dry-run',
-                                    code=1))
-
     def test_a_stranger_in_the_place_of_a_server(self):
         """As many are used as requests are bound, but by another consumer."""
         server = self.boot(self.profile(SLICE), 'gone')
@@ -183,14 +142,6 @@ class CleanTest(OrphanCase):
         self.assertEqual({('request-of-gone-server', arq['uuid']),
                           ('allocation-of-gone-server', stranger)},
                          self.listed()[0])
-        self.clean()
-        self.quiet()
-
-    @scope.only_in_all
-    def test_a_request_that_names_no_server(self):
-        self.cloud.cyborg.create_arqs(self.profile(SLICE))
-        ((kind, _),) = self.listed()[0]
-        self.assertEqual('request-of-nobody', kind)
         self.clean()
         self.quiet()
 
@@ -217,26 +168,6 @@ class CleanTest(OrphanCase):
         self.clean(code=1)
         self.compute.migrations.clear()
         self.clean()
-        self.quiet()
-
-    @scope.only_in_all
-    def test_nova_of_another_region_knows_no_server(self):
-        server = self.boot(self.profile(SLICE), 'alive')
-        del self.compute.servers[server.uuid]
-        self.compute.hypervisors.clear()
-        for option in ('--dry-run', '--yes'):
-            self.assertIn('the Nova of this region', str(self.assertRaises(
-                exception.CloudError, self.openstack.run, orphan.CleanOrphan,
-                option)))
-        self.assertEqual(1, len(self.mdevs()))
-        self.cloud.unbind(server)
-
-    @scope.only_in_all
-    def test_it_asks(self):
-        self.cloud.cyborg.create_arqs(self.profile(SLICE))
-        for answer, code in (('n', 1), ('', 1), ('y', 0)):
-            self.openstack.run(orphan.CleanOrphan, '--older-than', '0',
-                               answer=answer + '\n', code=code)
         self.quiet()
 
     def test_a_bind_under_way_is_let_alone(self):
@@ -307,16 +238,6 @@ class RaceTest(OrphanCase):
         orphans.remove(self.services.cloud, item)
         self.quiet()
 
-    @scope.only_in_all
-    def test_what_has_gone_meanwhile_is_no_error(self):
-        server = self.boot(self.profile(SLICE), 'gone')
-        del self.compute.servers[server.uuid]
-        found = self.found()
-        self.cloud.unbind(server)
-        for item in found:
-            orphans.remove(self.services.cloud, item)
-        self.quiet()
-
     def test_a_request_that_is_bound_meanwhile_is_kept(self):
         profile = self.profile(SLICE)
         arqs = self.cloud.cyborg.create_arqs(profile)
@@ -349,3 +270,4 @@ class NoServiceTest(OrphanCase):
         self.assertEqual(1, len(self.mdevs()))
         self.assertEqual(2, len(self.listed()[0]))
         self.cloud.unbind(server)
+

@@ -146,13 +146,6 @@ class CloudCordonTest(test_disable.DisableCase):
         self.report()
         self.assert_disabled()
 
-    @scope.only_in_all
-    def test_what_is_not_there(self):
-        for arguments in ((gpu_cloud.HOST, '0000:fe:00.0'), ('nowhere', None),
-                          (gpu_cloud.HOST, 'x')):
-            self.assertRaises(exception.GpuDriverError, cordons.find,
-                              self.cloud_of_operator, *arguments)
-
     def drain(self, *arguments, code=0):
         return self.rows(osc_cordons.DrainGpu, SECOND, '--reason', 'a move',
                          *arguments, code=code)
@@ -163,18 +156,6 @@ class CloudCordonTest(test_disable.DisableCase):
                    for number in range(4)]
         return sorted(server.uuid for server in servers
                       if server.arqs[0]['attach_handle_info']['bus'] == '0f')
-
-    @scope.only_in_all
-    def test_who_has_it(self):
-        mine = self.boot_on_both()
-        self.close(SECOND)
-        rows = self.drain(code=1)
-        self.assertEqual(mine, sorted(row['Server'] for row in rows))
-        for row in rows:
-            self.assertEqual(([SECOND], False, 1, 'ACTIVE'), (
-                row['GPU'], row['Consents'], len(row['Handles']),
-                row['Status']))
-            self.assertTrue(row['Project'])
 
     def test_who_consents_is_shelved(self):
         mine = self.boot_on_both()
@@ -196,36 +177,6 @@ class CloudCordonTest(test_disable.DisableCase):
                                         '--ignore-consent'))
         self.assert_disabled()
         self.assertEqual({}, self.mdevs(SECOND))
-
-    @scope.only_in_all
-    def test_servers_move_to_another_gpu(self):
-        mine = self.boot_on_both(gpu_movable='true')
-        other = next(uuid for uuid in self.compute.servers
-                     if uuid not in mine)
-        self.compute.servers.pop(other)
-        self.cloud.unbind(self.compute._bound.pop(other)[1])
-        self.close(SECOND)
-        output, errors = self.run_gpu(
-            osc_cordons.DrainGpu, SECOND, '--reason', 'a move', '--migrate',
-            '--yes', code=1)
-        self.assertEqual([], json.loads(output))
-        # The other GPU has room for one server.
-        self.assertEqual(['ACTIVE', 'SHELVED_OFFLOADED'], sorted(
-            self.compute.servers[uuid]['status'] for uuid in mine))
-        self.assertEqual(1, errors.count('no other host takes it'))
-        self.assertIn(f'Free: {SECOND}', errors)
-        self.assertEqual({}, self.mdevs(SECOND))
-
-    @scope.only_in_all
-    def test_a_server_that_was_shelved_before_stays_shelved(self):
-        shelved, gone = self.boot_on_both(gpu_movable='true')
-        self.compute.servers.pop(gone)
-        self.cloud.unbind(self.compute._bound.pop(gone)[1])
-        self.compute.servers[shelved]['status'] = 'SHELVED'
-        self.close(SECOND)
-        self.assertEqual([], self.drain('--migrate'))
-        self.assertEqual('SHELVED_OFFLOADED',
-                         self.compute.servers[shelved]['status'])
 
     @scope.only_in_all
     def test_a_planned_reboot(self):
@@ -252,3 +203,4 @@ class CloudCordonTest(test_disable.DisableCase):
         self.assertEqual(
             SECOND.split(':')[1],
             self.cloud.bind(self.large).arqs[0]['attach_handle_info']['bus'])
+

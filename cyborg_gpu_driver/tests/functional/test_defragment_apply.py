@@ -116,32 +116,6 @@ class ApplyTest(test_disable.DisableCase):
             server['status'] for server in self.compute.servers.values()})
 
     @scope.only_in_all
-    def test_an_operator_who_interrupts(self):
-        plan, applying = self.run_plan()
-        sleep, interrupted = self.sleep, []
-
-        def interrupt(seconds):
-            """Let Nova shelve for longer than the operator waits."""
-            sleep(seconds)
-            server = self.compute.servers[plan.moves[0].server]
-            if server['status'] == 'ACTIVE' or len(interrupted) > 1:
-                return
-            interrupted.append(server['status'])
-            if len(interrupted) == 1:
-                # Nova is still shelving, as with a large image.
-                server['OS-EXT-STS:task_state'] = 'shelving_image_uploading'
-                raise KeyboardInterrupt
-            server['OS-EXT-STS:task_state'] = None
-
-        applying._sleep = interrupt
-        self.assertRaises(KeyboardInterrupt, applying.run, plan)
-        self.assertEqual(2, len(interrupted))
-        self.report()
-        self.assertEqual(set(), self.closed())
-        self.assertEqual({'ACTIVE'}, {
-            server['status'] for server in self.compute.servers.values()})
-
-    @scope.only_in_all
     def test_an_operator_who_cordons_the_gpu_meanwhile(self):
         plan, applying = self.run_plan()
         origin = plan.moves[0].origin
@@ -195,23 +169,3 @@ class ApplyTest(test_disable.DisableCase):
         self.assertEqual({'ACTIVE'}, {
             server['status'] for server in self.compute.servers.values()})
 
-    @scope.only_in_all
-    def test_a_shelved_server_that_its_owner_starts(self):
-        plan, applying = self.run_plan()
-        server = plan.moves[0].server
-        error = self.assertRaises(
-            exception.CloudError, applying.run,
-            dataclasses.replace(plan, idle=(server,), moves=()))
-        self.assertIn('is not shelved any more', str(error))
-        self.assertEqual('ACTIVE', self.compute.servers[server]['status'])
-
-    @scope.only_in_all
-    def test_a_plan_that_does_not_hold_moves_nothing(self):
-        plan, applying = self.run_plan()
-        self.compute.boot(self.half, 'late')
-        self.compute.boot(self.half, 'later')
-        self.report()
-        error = self.assertRaises(
-            exception.CloudError, applying.run, plan)
-        self.assertIn('no longer makes room', str(error))
-        self.assertEqual([], self.said)

@@ -18,10 +18,8 @@ import fixtures
 from cyborg.api import app as cyborg_app
 
 from cyborg_gpu_driver.tests import command
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.unit.cloud import keystone
-from demo_lib import nova_part
 
 FIRST, SECOND = '0000:07:00.0', '0000:0f:00.0'
 _SMALL, _LARGE = 'CUSTOM_NVIDIA_1G_10GB', 'CUSTOM_NVIDIA_3G_40GB'
@@ -100,21 +98,6 @@ class DisableTest(DisableCase):
                      'gets servers again. It was disabled in Cyborg'):
             self.assertIn(f'GPU {SECOND} {text}', self.log.output)
 
-    @scope.only_in_all
-    def test_servers_go_elsewhere_and_leave_nothing_open(self):
-        small, large = self.profile(_SMALL), self.profile(_LARGE)
-        servers = [self.cloud.bind(large) for _ in range(4)]
-        self.disable()
-        self.report()
-        for server in servers:
-            self.cloud.unbind(server)
-            self.assert_disabled()
-        for _ in range(7):
-            (arq,) = self.cloud.bind(small).arqs
-            self.assertEqual('07', arq['attach_handle_info']['bus'])
-        self.assertRaises(nova_part.NoCandidates, self.cloud.bind, small)
-        self.assert_disabled()
-
     def test_it_is_remembered_while_cyborg_does_not_answer(self):
         self.disable()
         self.report()
@@ -125,14 +108,6 @@ class DisableTest(DisableCase):
             self.assert_disabled()
         self.assertEqual(1, self.log.output.count(
             'Cannot read from Cyborg which devices are disabled'))
-
-    @scope.only_in_all
-    def test_the_doctor_knows(self):
-        self.disable()
-        self.report()
-        for arguments in ((), ('--repair',)):
-            self.assertEqual((0, []), self.doctor(*arguments))
-            self.assert_disabled()
 
     def test_nothing_is_opened_before_cyborg_was_asked(self):
         """Cyborg closes a provider of its choice between two reports."""
@@ -159,3 +134,4 @@ class DisableTest(DisableCase):
         return [item['total'] - item['reserved'] for item
                 in self.cloud.placement.inventories(
                     self.cloud.provider(name)['uuid']).values()]
+

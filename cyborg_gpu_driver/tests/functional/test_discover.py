@@ -24,7 +24,6 @@ import pynvml
 
 from cyborg_gpu_driver import agent
 from cyborg_gpu_driver.simulator.machine import machine as simulator
-from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import base
 from cyborg_gpu_driver.tests.functional import gpu_cloud
@@ -99,33 +98,6 @@ class TroubleTest(gpu_cloud.GpuTestCase):
         self.report()
         self.assert_nothing_lost()
 
-    @scope.only_in_all
-    def test_a_gpu_falls_off_the_bus(self):
-        world = self.world()
-        world.lose_gpu(self.gpu)
-        others = {address: self.reserved(address)
-                  for address in (test_modes.T4, test_modes.H100)}
-        providers = set(self.cloud.placement.providers())
-        for _ in range(2):
-            self.cloud.report()
-            self.assertEqual(providers, set(self.cloud.placement.providers()))
-            self.assertEqual(self.devices, self.cyborgs_devices())
-            self.assertEqual([], [
-                label for label, (total, reserved)
-                in self.reserved().items() if reserved < total])
-            for address, found in others.items():
-                self.assertEqual(found, self.reserved(address))
-        world.find_gpu(self.gpu)
-        self.cloud.report()
-        self.assert_nothing_lost()
-
-    @scope.only_in_all
-    def test_a_lost_gpu_disturbs_no_other(self):
-        self.world().lose_gpu(test_modes.H100)
-        self.cloud.report()
-        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
-        self.cloud.unbind(server)
-
     def test_each_nvml_call_of_a_report_fails(self):
         # The machine object that the driver itself works on.
         world = pynvml.nvmlLib.machine
@@ -139,11 +111,6 @@ class TroubleTest(gpu_cloud.GpuTestCase):
                 world.faults.clear()
                 self.assert_only_closed((symbol, code))
         self.assert_nothing_lost()
-
-    @scope.only_in_all
-    def test_placement_is_not_waited_for_longer_than_a_bind_may_take(self):
-        client = self.driver._running()._reserved_writer._tree.client._client
-        self.assertEqual(20, client.session.timeout)
 
     def test_a_whole_gpu_in_use_keeps_its_traits(self):
         world = self.world()
@@ -206,21 +173,6 @@ class DrainTest(gpu_cloud.GpuTestCase):
         self.assertEqual({'1g.10gb': (7, 0)}, self.reserved())
         self.assertEqual([], self.placements())
 
-    @scope.only_in_all
-    def test_doctor_agrees_while_a_provider_is_drained(self):
-        self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
-        # With more profiles, its handles are on other virtual functions.
-        self.change_profiles('1g.10gb,1g.10gb+me,1g.20gb,2g.20gb,3g.40gb,'
-                             '4g.40gb,7g.80gb')
-        self.report()
-        self.assertEqual((2, 2), self.reserved()['3g.40gb'])
-        for arguments in ((), ('--repair',)):
-            code, output, errors = self.command(
-                'doctor', '-f', 'json', *arguments)
-            self.assertEqual((0, []), command.differences(code, output),
-                             errors)
-            self.assertEqual((2, 2), self.reserved()['3g.40gb'])
-
     def change_profiles(self, profiles):
         """Edit the file and restart the agent, as an operator would."""
         conf = self.driver._conf
@@ -252,3 +204,4 @@ class NoGpuTest(base.TestCase):
         self.assertEqual(1, said.output.count(
             'This host has no NVIDIA GPU'))
         self.assertEqual(1, said.output.count('NVML is not available'))
+

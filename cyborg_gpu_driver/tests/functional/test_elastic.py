@@ -17,7 +17,6 @@ import json
 import fixtures
 
 from cyborg_gpu_driver.simulator.machine import machine as simulator
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import host_files
 from demo_lib import nova_part
@@ -137,21 +136,8 @@ class CommandsTest(ElasticCase):
         # This test has no nova.conf, and nothing else is wrong.
         self.assertEqual(['unknown'], [row['severity'] for row in found])
 
-    @scope.only_in_all
-    def test_idle(self):
-        self.assertEqual('auto', self.is_shown())
-        self.assertIn('(passthrough/mig/vgpu)', self.command('gpu', 'map')[1])
-
     def test_role_mig(self):
         self.check_role(self.slice, 'mig')
-
-    @scope.only_in_all
-    def test_role_vgpu(self):
-        self.check_role(self.vgpu, 'vgpu')
-
-    @scope.only_in_all
-    def test_role_passthrough(self):
-        self.check_role(self.whole, 'passthrough')
 
     def test_offers(self):
         def creatable():
@@ -227,3 +213,4 @@ class WithoutMdevTest(gpu_cloud.GpuTestCase):
             self.report()
             self.assertEqual(idle, self.reserved())
             self.assertEqual(is_sliced, self.hardware().mig)
+

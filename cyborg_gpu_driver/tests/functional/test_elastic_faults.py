@@ -61,20 +61,6 @@ class EndsTest(test_elastic.ElasticCase):
             self.report()
             self.assertEqual(test_elastic.IDLE, self.reserved())
 
-    @scope.only_in_all
-    def test_a_reboot_of_an_idle_gpu(self):
-        self.world.reboot()
-        self.end_agent()
-        self.report()
-        self.assertEqual(test_elastic.IDLE, self.reserved())
-        self.cloud.unbind(self.cloud.bind(self.small))
-
-    @scope.only_in_all
-    def test_a_lost_record_of_an_idle_gpu(self):
-        host_files.damage(self.state_path, self.gpu)
-        self.end_agent()
-        self.assert_opened_by_an_operator()
-
     def test_a_lost_record_keeps_the_role(self):
         server = self.cloud.bind(self.slice)
         host_files.damage(self.state_path, self.gpu)
@@ -117,20 +103,6 @@ class RaceTest(test_elastic.ElasticCase):
             yield
         finally:
             agent.bind = original
-
-    @scope.only_in_all
-    def test_a_slice_that_is_later_than_the_whole_gpu(self):
-        servers = []
-        with self.before_the_next_bind(
-                lambda: servers.append(self.cloud.bind(self.whole))):
-            self.assertRaises(nova_part.BindFailed, self.cloud.bind,
-                              self.slice)
-        # The bind touched nothing, and the rest is reserved now.
-        self.assertEqual(('vfio-pci', False, False), self.is_now())
-        self.assertEqual([], self.journal())
-        self.world.attach_whole(self.gpu)
-        self.report()
-        self.assert_closed(*_PARTS, *_SHARES)
 
     def test_the_first_bind_of_two_roles_wins(self):
         servers = []
@@ -253,3 +225,4 @@ class WalkTest(test_elastic.ElasticCase):
         elif found:
             self.assertEqual(('nvidia', found == {'slice'}),
                              (driver, sliced))
+

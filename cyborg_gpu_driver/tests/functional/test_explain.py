@@ -16,7 +16,6 @@ from cyborg.api import app as cyborg_app
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.osc import explain
 from cyborg_gpu_driver.simulator.machine import machine as simulator
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import explain_case
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.unit.cloud import services
@@ -40,13 +39,6 @@ class ExplainTest(explain_case.ExplainCase):
         self.assertEqual({'RESERVED_SIBLING'}, set(found))
         self.assertIn('trainer (using 3g.40gb)', found['RESERVED_SIBLING'])
 
-    @scope.only_in_all
-    def test_a_full_profile_names_its_servers(self):
-        third = self.profile(THIRD)
-        self.boot(third, 'one')
-        self.boot(third, 'two')
-        self.assertIn('by one, two', self.reasons('--profile', third)['USED'])
-
     def test_no_provider_takes_a_request_of_its_own(self):
         whole = self.profile('CUSTOM_NVIDIA_7G_80GB')
         self.boot(self.profile(SLICE), 'one')
@@ -62,18 +54,6 @@ class ExplainTest(explain_case.ExplainCase):
         self.assertIn('two (using 3g.40gb)', self.reasons(
             '--profile', whole)['RESERVED_SIBLING'])
 
-    @scope.only_in_all
-    def test_an_inventory_that_is_not_what_cyborg_made(self):
-        provider = self.cloud.provider(self.name('7g.80gb'))['uuid']
-        path = f'/resource_providers/{provider}/inventories'
-        before = self.cloud.placement.get(path)
-        (inventory,) = before['inventories'].values()
-        inventory['min_unit'] = inventory['total'] = 2
-        inventory['max_unit'] = 2
-        self.cloud.placement.put(path, before)
-        self.assertEqual({'UNIT'}, set(self.reasons(
-            '--profile', self.profile('CUSTOM_NVIDIA_7G_80GB'))))
-
     def test_an_unhealthy_gpu(self):
         simulator.Machine.load(
             self.machine, self.hardware_path).set_remapped_rows(
@@ -82,33 +62,6 @@ class ExplainTest(explain_case.ExplainCase):
         found = self.reasons('--profile', self.profile(SLICE))
         self.assertEqual({'RESERVED_UNHEALTHY'}, set(found))
         self.assertIn('REMAP', found['RESERVED_UNHEALTHY'])
-
-    @scope.only_in_all
-    def test_a_misspelt_trait_and_class(self):
-        profile = self.profile(
-            SLICE, 'spelt', CUSTOM_GPU_MODEL_A100_SXM4_80GBB='required')
-        found = self.reasons('--profile', profile)
-        self.assertIn('did you mean CUSTOM_GPU_MODEL_A100_SXM4_80GB',
-                      found['TRAIT_UNKNOWN'])
-        self.assertIn('No such trait', found['REFUSED'])
-        found = self.reasons('--profile', self.profile(
-            'CUSTOM_NVIDIA_1G_1OGB'))
-        self.assertIn(f'did you mean {SLICE}', found['CLASS_NOWHERE'])
-
-    @scope.only_in_all
-    def test_groups_that_do_not_fit_together(self):
-        self.cloud.cyborg.create_device_profile(
-            'three', *[{f'resources:{THIRD}': '1'}] * 3)
-        self.cloud.cyborg.create_device_profile(
-            'sum', {f'resources:{THIRD}': '3'})
-        self.assertEqual({'GROUPS_TOGETHER'}, set(self.reasons(
-            '--profile', 'three')))
-        self.assertEqual({'TOO_MANY'}, set(self.reasons('--profile', 'sum')))
-        self.cloud.cyborg.create_device_profile(
-            'two', {f'resources:{THIRD}': '1'}, {f'resources:{SLICE}': '1'})
-        found = self.explain('--profile', 'two', code=0)
-        self.assertEqual(['SAME_GPU'], [
-            item['code'] for item in found['hosts'][0]['missing']])
 
     def test_a_provider_of_which_cyborg_knows_nothing(self):
         placement, root = self.cloud.placement, self.cloud.cloud.root_provider
@@ -149,3 +102,4 @@ class OtherUserTest(explain_case.ExplainCase):
         self.assertIn('role admin', str(self.assertRaises(
             exception.CloudError, self.openstack.run,
             explain.ExplainRequest, '--profile', self.profile(SLICE))))
+

@@ -160,14 +160,6 @@ class DriverTest(ImageCase):
                       'there is no NVML library', said[1])
         return process
 
-    @scope.only_in_all
-    def test_a_late_driver(self):
-        process = self.waiting()
-        self.hardware.load_library()
-        output, errors = process.communicate()
-        self.assertEqual(0, process.returncode, output + errors)
-        self.assertEqual([_MIXED] * 2, self.gpus())
-
     def test_no_driver(self):
         """systemd ends the unit when its time is up."""
         process = self.waiting()
@@ -178,3 +170,4 @@ class DriverTest(ImageCase):
         self.hardware.load_library()
         self.boot()
         self.assertEqual([_MIXED] * 2, self.gpus())
+

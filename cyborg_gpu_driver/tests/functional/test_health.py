@@ -67,16 +67,6 @@ class UnhealthyTest(gpu_cloud.GpuTestCase):
         self.assertEqual(self.untouched['placement'],
                          self.cloud.placement.snapshot())
 
-    @scope.only_in_all
-    def test_memory_that_waits_for_a_reset(self):
-        self.world().set_remapped_rows(GPU, uncorrected=1, pending=True)
-        self.report()
-        self.assertTrue(self.everything_reserved())
-        self.assertFalse(self.everything_reserved(OTHER))
-        (trait,) = self.traits()
-        self.assertTrue(trait.startswith('CUSTOM_GPU_UNHEALTHY_REMAP'), trait)
-        self.assertEqual([], self.traits(OTHER))
-
     def test_an_unhealthy_gpu_in_use_is_left_alone(self):
         server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_3G_40GB'))
         where = server.providers[0]
@@ -155,3 +145,4 @@ class EventTest(gpu_cloud.GpuTestCase):
 
     def threads(self):
         return [thread.name for thread in threading.enumerate()]
+

@@ -21,7 +21,6 @@ import uuid
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host import deadline
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.program.privileged import mig as privileged
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
@@ -150,16 +149,6 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
         self.assertEqual([], self.journal())
         self.assertEqual(([], {}), (self.placements(GPU), self.mdevs(GPU)))
 
-    @scope.only_in_all
-    def test_the_privileged_part(self):
-        """The same in the privileged daemon, if that is another process."""
-        self.hang()
-        self.assertRaises(
-            exception.NvmlNotAnswering, self.timed,
-            privileged.create_gpu_instance, GPU, 9, 0, 4)
-        made, *_ = self.timed(privileged.create_gpu_instance, OTHER, 9, 0, 4)
-        self.timed(privileged.destroy_gpu_instance, OTHER, made)
-
     def test_an_agent_ends(self):
         self.hang()
         done = subprocess.run(
@@ -190,3 +179,4 @@ class HungGpuTest(gpu_cloud.GpuTestCase):
         command.send_signal(signal.SIGINT)
         command.communicate(timeout=scope.HANG)
         self.assertNotEqual(0, command.returncode)
+

@@ -19,7 +19,6 @@ from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.program import audit
 from cyborg_gpu_driver.record import codec
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.functional import kill_case
 
@@ -46,26 +45,8 @@ class CleaningTest(kill_case.KillCase):
         self.sweep(self._returned, self._report, self._check)
         self.say('reset of a whole GPU', 12)
 
-    @scope.only_in_all
-    def test_the_tenant_is_seen(self):
-        """The report that first sees a server is killed."""
-        def check():
-            self._report()
-            self.assertEqual(gpu_cloud.USED, self._inventory())
-            self._give_back()
-            self._report()
-            self.assertEqual((0, 0), self._inventory())
-            self.assertEqual(1, self.gpu().resets)
-
-        self.sweep(self._taken, self._report, check)
-        self.say('a tenant of a whole GPU is seen')
-
     def _report(self, number=None):
         return self.process(lambda running: running.report(), number)
-
-    def _taken(self):
-        """Let a server get the GPU, without a report since then."""
-        self.process(self._take)
 
     def _take(self, running):
         (device,) = running.report()
@@ -143,3 +124,4 @@ class CleaningTest(kill_case.KillCase):
     def _whats(self):
         return [record.what for record
                 in audit.read(self.state_path).records]
+

@@ -20,7 +20,6 @@ import uuid
 import fixtures
 
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import kill_case
 
 _BOUND = 14
@@ -132,24 +131,6 @@ class InstanceTest(CommandCase):
         self.sweep(self.prepare, create, check)
         self.say('instance create', 2)
 
-    @scope.only_in_all
-    def test_destroy(self):
-        def destroy(number=None):
-            (start,) = self.starts
-            return self.command('instance', 'destroy', kill_case.GPU,
-                                '--start', str(start), number=number)
-
-        def prepare():
-            self.prepare()
-            self.starts = self.small()
-
-        def check():
-            self.assertTrue(self.command('layout', 'restore'))
-            self.is_explained()
-            self.assertIn(self.small(), ([], self.starts))
-
-        self.sweep(prepare, destroy, check)
-        self.say('instance destroy', 2)
-
 
 del CommandCase
+

@@ -18,7 +18,6 @@ import uuid
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
-from demo_lib import nova_part
 
 _PROFILES = {
     # label: (board's profile id, start of the first instance, total)
@@ -83,23 +82,6 @@ class BindTest(OneGpuCase):
         self.cloud.unbind(four)
         self.assertEqual(self.untouched, self.everything())
 
-    @scope.only_in_all
-    def test_until_one_more_is_refused(self):
-        small = self.profile(_class('1g.10gb'))
-        big = self.profile(_class('7g.80gb'))
-        servers = [self.cloud.bind(small) for _ in range(7)]
-        self.assertEqual([(19, start) for start in range(7)],
-                         self.placements())
-        for wanted in (small, big):
-            self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
-                              wanted)
-        self.report()
-        self.cloud.unbind(servers.pop(3))
-        servers.append(self.cloud.bind(small))
-        for server in servers:
-            self.cloud.unbind(server)
-        self.assertEqual(self.untouched, self.everything())
-
     def test_two_in_one_server(self):
         group = {f'resources:{_class("1g.10gb")}': '2'}
         self.cloud.cyborg.create_device_profile('two', group)
@@ -159,21 +141,6 @@ class BindTest(OneGpuCase):
             self.assertEqual(self.untouched[part], after[part])
         self.assertEqual(([], {}), (self.placements(), self.mdevs()))
 
-    @scope.only_in_all
-    def test_reports_change_nothing(self):
-        server = self.cloud.bind(self.profile(_class('3g.40gb')))
-        generations = self.generations()
-        bound = self.everything()
-        for _ in range(3):
-            self.cloud.report()
-        self.assertEqual(bound, self.everything())
-        self.assertEqual(generations, self.generations())
-        self.cloud.unbind(server)
-
-    def generations(self):
-        return {name: provider['generation'] for name, provider
-                in self.cloud.placement.providers().items()}
-
 
 class RaceTest(OneGpuCase):
 
@@ -227,3 +194,4 @@ class RaceTest(OneGpuCase):
         for server, bindings in claims:
             nova.delete_server(server, list(bindings))
         return len(bound)
+

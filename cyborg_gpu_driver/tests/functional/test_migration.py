@@ -18,7 +18,6 @@ import fixtures
 from cyborg import context
 from cyborg.accelerator.drivers.gpu.nvidia import sysinfo
 
-from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
@@ -73,10 +72,6 @@ class MigrationCase(gpu_cloud.GpuTestCase):
                 in self.cloud.placement.inventories(self.cloud.provider(
                     f'{gpu_cloud.HOST}_{address}')['uuid']).values()]
 
-    def doctor(self):
-        code, output, _ = self.command('doctor', '-f', 'json')
-        return command.differences(code, output)
-
 
 class WholeGpuTest(MigrationCase):
 
@@ -97,31 +92,6 @@ class WholeGpuTest(MigrationCase):
         self.report()
         self.assertEqual(set(), self.in_tree())
         self.assertEqual({'3g.40gb': (2, 0)}, self.reserved(used))
-
-    @scope.only_in_all
-    def test_the_server_is_named(self):
-        server, used = self.boot()
-        self.report()
-        self.report()
-        lines = [line for line in self.log.output.splitlines()
-                 if f'server {server.uuid} has provider' in line]
-        self.assertEqual(1, len(lines), lines)
-        code, (row,) = self.doctor()
-        self.assertEqual((1, 'earlier-driver', used, False),
-                         (code, row['code'], row['gpu'], row['safe']))
-        self.assertIn(server.uuid, row['message'])
-        self.cloud.unbind(server)
-        self.report()
-        self.assertEqual((0, []), self.doctor())
-
-    @scope.only_in_all
-    def test_nothing_is_taken_before_placement_was_asked(self):
-        _, used = self.boot()
-        with self.no_placement():
-            self.report()
-        self.assertEqual({_FIRST, _SECOND}, self.in_tree())
-        self.report()
-        self.assertEqual({used}, self.in_tree())
 
     @scope.only_in_all
     def test_a_gpu_without_a_policy_stays_while_it_is_used(self):
@@ -158,3 +128,4 @@ class ReadyTest(MigrationCase):
     def modes(self, address):
         state = self.hardware(address)
         return state.mig, state.vfs
+

@@ -20,7 +20,6 @@ from cyborg.api import app as cyborg_app
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import platform
 from cyborg_gpu_driver.simulator.machine import machine as simulator
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 from cyborg_gpu_driver.tests.unit.cloud import keystone
 
@@ -127,28 +126,6 @@ class MdevTest(OrphanCase):
         self.report()
         self.assertEqual(self.untouched, self.everything())
 
-    @scope.only_in_all
-    def test_one_that_the_driver_is_still_to_remove_is_its_own(self):
-        server = self.cloud.bind(self.profile('CUSTOM_NVIDIA_T4_4Q'))
-        (handle,) = self.mdevs()
-        self.world.start_guest(handle)
-        self.cloud.unbind(server)
-        self.world.stop_guest(handle)
-        row = self.listed()[handle]
-        self.assertEqual(('no', f'{handle} (unbinding)', 'none'),
-                         (row['orphan'], row['owner'], row['arq']))
-        self.report()
-        self.assertEqual(self.untouched, self.everything())
-
-    @scope.only_in_all
-    def test_under_another_name_the_host_has_no_devices(self):
-        self.make()
-        for arguments in (('list',), ('clean', '--orphans', '--yes')):
-            self.assertIn('no device on host elsewhere', self.refusal(
-                *arguments, '--host', 'elsewhere'))
-        self.assertEqual({_UUID}, set(self.listed('--host', gpu_cloud.HOST)))
-        self.assertEqual({_UUID}, set(self.mdevs()))
-
 
 class OtherProjectTest(OrphanCase):
     """A user to whom Cyborg shows only requests of the user's project."""
@@ -198,3 +175,4 @@ class VendorVfioTest(OrphanCase):
         self.cloud.unbind(server)
         self.report()
         self.assertEqual(self.untouched, self.everything())
+

@@ -23,8 +23,6 @@ import pynvml
 
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.record import store
-from cyborg_gpu_driver.tests import scope
-from cyborg_gpu_driver.tests import unreadable
 from cyborg_gpu_driver.tests.functional import outages
 from demo_lib import nova_part
 
@@ -129,68 +127,3 @@ class FullDiskTest(DiskCase):
         self.assertEqual(files, self.files())
         self.assert_all_right()
 
-    @scope.only_in_all
-    def test_a_gpu_becomes_unhealthy_meanwhile(self):
-        with self.disk.full():
-            self.world().set_health(self.gpu, uncorrected=1)
-            self.assert_said_once('is unhealthy', 'kept in memory')
-            self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
-                              self.goes)
-        self.cloud.report()
-        self.assertIsNotNone(self.record().health)
-
-    @scope.only_in_all
-    def test_a_report_that_cannot_be_remembered(self):
-        store.Store(self.state_path).put(self.address, reported=None)
-        self.end_agent()
-        with self.disk.full():
-            self.assert_said_once('kept in memory')
-        self.cloud.report()
-        self.assertIsNotNone(self.record().reported)
-
-
-class ReadOnlyTest(DiskCase):
-
-    @scope.only_in_all
-    def test_binds_fail_and_unbinds_are_made_up_for(self):
-        files = self.files()
-        with self.disk.read_only():
-            self.suffer('Read-only file system', left=2)
-        self.assertEqual(files, self.files())
-        self.assert_all_right()
-
-    @scope.only_in_all
-    def test_the_agent_starts(self):
-        self.end_agent()
-        with self.disk.read_only():
-            self.assert_said_once('Could not compare', 'kept in memory')
-        self.assertEqual(self.both, self.everything())
-
-
-class UnreadableTest(outages.OutageCase):
-    """Records that exist and that the agent cannot read."""
-
-    def unreadable(self, name):
-        return unreadable.file(os.path.join(self.state_path, name))
-
-    @scope.only_in_all
-    def test_the_journal(self):
-        with self.unreadable(f'gpus/{self.gpu}.json'):
-            self.assert_said_once('stays as it was reported')
-            self.assertEqual({'1g.10gb': (7, 7), '2g.20gb': (3, 3),
-                              '3g.40gb': (2, 2)}, self.reserved())
-            self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
-                              self.goes)
-            self.cloud.unbind(self.going)
-            self.cloud.report()
-            self.assertEqual(2, len(self.mdevs()))
-        self.assert_all_right()
-
-    @scope.only_in_all
-    def test_what_was_reported(self):
-        self.end_agent()
-        with self.unreadable(f'gpus/{self.gpu}.json'):
-            self.assert_said_once('stays as it was reported')
-        self.assertEqual(self.both, self.everything())
-        self.cloud.unbind(self.going)
-        self.assert_all_right()

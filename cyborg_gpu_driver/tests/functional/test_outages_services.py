@@ -20,16 +20,12 @@ from unittest import mock
 
 import oslo_messaging
 from cyborg.api import app as cyborg_app
-from cyborg.common import placement_client
 from cyborg.conductor import rpcapi
-from keystoneauth1 import exceptions
 from oslo_config import cfg
 
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import outages
-from cyborg_gpu_driver.tests.functional import test_mig
 from cyborg_gpu_driver.tests.unit.cloud import keystone
-from demo_lib import nova_part
 
 
 class PlacementCase(outages.OutageCase):
@@ -80,56 +76,6 @@ class PlacementTest(PlacementCase):
     def test_refused(self):
         self.check(self.door.shut)
 
-    @scope.only_in_all
-    def test_busy(self):
-        self.check(self.door.busy)
-
-    @scope.only_in_all
-    def test_silent(self):
-        self.check(self.silent)
-
-    @scope.only_in_all
-    def test_a_gpu_becomes_unhealthy_meanwhile(self):
-        with self.door.shut():
-            self.world().set_health(self.gpu, uncorrected=1)
-            self.assert_said_once('is unhealthy', 'cannot be written to')
-            self.assertNotIn('The GPUs cannot be reported', self.log.output)
-        self.cloud.report()
-        self.assertRaises(nova_part.NoCandidates, self.cloud.bind, self.goes)
-
-    @scope.only_in_all
-    def test_away_when_the_agent_starts(self):
-        self.end_agent()
-        with self.door.shut():
-            self.assert_said_once('cannot be written to')
-            self.cloud.unbind(self.going)
-        self.assert_all_right()
-
-
-class WholeGpuTest(PlacementCase):
-    """GPUs in passthrough mode, whose users only Placement knows."""
-
-    machine = 'mixed'
-    overrides = {'gpu': {'policies': 'one', 'clean_whole_gpus': True},
-                 'gpu_policy:one': {'mode': 'passthrough'}}
-
-    def start(self, **overrides):
-        test_mig.OneGpuCase.start(self, **overrides)
-        self.watch_log()
-
-    @scope.only_in_all
-    def test_placement_is_away(self):
-        server = self.cloud.bind(self.profile('PGPU'))
-        self.report()
-        with self.door.shut():
-            self.assert_said_once('which servers have the whole GPUs',
-                                  'cannot be written to')
-            self.cloud.unbind(server)
-            self.cloud.report()
-        self.report()
-        self.assertEqual(self.untouched['placement'],
-                         self.cloud.placement.snapshot())
-
 
 class ConductorCase(outages.OutageCase):
 
@@ -176,32 +122,6 @@ class LostReportTest(ConductorCase):
         for server in (self.going, self.staying):
             self.cloud.unbind(server)
 
-    @scope.only_in_all
-    def test_nothing_is_new(self):
-        self.assert_said_once(report=self.report_in_vain)
-        self.cloud.unbind(self.going)
-        self.going = self.cloud.bind(self.goes)
-        self.assert_both()
-        self.cloud.unbind(self.going)
-        self.come_back()
-        self.assert_all_right()
-
-    @scope.only_in_all
-    def test_what_is_not_offered_any_more(self):
-        self.give_all_back()
-        name = self.name('2g.20gb')
-        self.change_policy('one', profiles=['3g.40gb', '1g.10gb'])
-        for _ in range(2):
-            self.report_in_vain()
-            self.assertIn(name, self.cloud.placement.providers())
-            self.assertRaises(nova_part.NoCandidates, self.cloud.bind,
-                              self.profile('CUSTOM_NVIDIA_2G_20GB'))
-            self.cloud.cyborg.delete_device_profile('custom-nvidia-2g-20gb')
-        self.come_back()
-        self.report()
-        self.assertEqual({'3g.40gb': (2, 0), '1g.10gb': (7, 0),
-                          '2g.20gb': (3, 3)}, self.reserved(withdrawn=True))
-
     def test_what_is_bound_after_a_report_withdrew_it(self):
         self.give_all_back()
         self.change_policy('one', profiles=['3g.40gb', '1g.10gb'])
@@ -224,22 +144,6 @@ class LostReportTest(ConductorCase):
         self.cloud.placement.delete(f'/allocations/{uuid}')
         self.report()
         self.assertNotIn('2g.20gb', self.reserved())
-
-
-class PlacementOfAllTest(PlacementCase):
-    """The conductor does not reach Placement either: it refuses reports."""
-
-    @scope.only_in_all
-    def test_reports_are_refused(self):
-        self.cloud.conductor.placement_client = (
-            placement_client.PlacementClient())
-        with self.door.shut():
-            self.assert_said_once(
-                'cannot be compared with', 'cannot be written to',
-                report=lambda: self.assertRaises(
-                    exceptions.ClientException, self.cloud.report))
-            self.cloud.unbind(self.going)
-        self.assert_all_right()
 
 
 class CloudTest(outages.OutageCase):
@@ -285,10 +189,3 @@ class CloudTest(outages.OutageCase):
         self.cloud.unbind(self.going)
         self.assert_all_right()
 
-    @scope.only_in_all
-    def test_keystone_is_away_when_the_agent_starts(self):
-        self.end_agent()
-        with self.door.shut():
-            self.check()
-        self.cloud.unbind(self.going)
-        self.assert_all_right()

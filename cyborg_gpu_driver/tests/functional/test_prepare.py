@@ -14,8 +14,6 @@
 
 from cyborg.common import exception as cyborg_exception
 
-from cyborg_gpu_driver.simulator.machine import machine as simulator
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 
@@ -42,14 +40,6 @@ class PrepareCase(gpu_cloud.GpuTestCase):
 
 
 class WholeTest(PrepareCase):
-
-    @scope.only_in_all
-    def test_a_gpu_that_was_carved_up_is_whole_again(self):
-        self.assertEqual((False, 0), self.is_now())
-        self.assertEqual({'passthrough'}, self.labels())
-        # GPUs that no policy wants to change are as before.
-        other = self.hardware('0000:0f:00.0')
-        self.assertEqual((True, 20), (other.mig, other.vfs))
 
     def test_a_server_that_has_it_is_waited_for(self):
         server = self.cloud.bind(self.profile('PGPU'))
@@ -98,12 +88,3 @@ class SlicedTest(PrepareCase):
         self.assertEqual((False, 20), self.is_now())
         self.assertEqual({'A100DX-8C'}, self.labels())
 
-    @scope.only_in_all
-    def test_what_a_reboot_took_is_there_before_the_report(self):
-        world = simulator.Machine.load(self.machine, self.hardware_path)
-        before = self.reserved()
-        world.reboot()
-        self.end_agent()
-        self.report()
-        self.assertEqual((True, 20), self.is_now())
-        self.assertEqual(before, self.reserved())

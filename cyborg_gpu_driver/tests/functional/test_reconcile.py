@@ -120,11 +120,6 @@ class HandleTest(ReconcileCase):
         (self.handle,) = self.mdevs()
         self.bound, self.bound_mdevs = self.everything(), self.mdevs()
 
-    def test_nothing_disagrees(self):
-        self.assertEqual([], self.reports())
-        self.doctor()
-        self.assertEqual(self.bound, self.everything())
-
     def test_a_vgpu_that_vanished_is_made_again(self):
         self.remove_mdev(self.handle)
         rows, _ = self.doctor(code=1)
@@ -140,22 +135,6 @@ class HandleTest(ReconcileCase):
                          self.cloud.placement.snapshot())
         self.cloud.unbind(self.server)
         self.clean()
-
-    @scope.only_in_all
-    def test_a_slice_that_vanished_is_made_again(self):
-        (instance,) = self.hardware().instances
-        self.remove_mdev(self.handle)
-        self.destroy(instance)
-        self.assertEqual([], self.placements())
-        self.assert_named_once(self.reports(), self.handle,
-                               'its GPU instance at 4:4 is gone')
-        self.assertEqual([(9, 4)], self.placements())
-        self.assertEqual([self.handle], [*self.mdevs()])
-        self.cloud.unbind(self.server)
-        self.report()
-        self.assertEqual(([], {}), (self.placements(), self.mdevs()))
-        self.assertEqual(self.untouched['placement'],
-                         self.cloud.placement.snapshot())
 
     def test_a_slice_whose_place_is_taken_is_left_alone(self):
         (instance,) = self.hardware().instances
@@ -236,17 +215,6 @@ class HandleTest(ReconcileCase):
         self.cloud.unbind(self.server)
         self.clean()
 
-    @scope.only_in_all
-    def test_an_unbind_that_a_guest_blocks_is_named_once(self):
-        self.world.start_guest(self.handle)
-        self.cloud.unbind(self.server)
-        self.assert_named_once(self.reports(), self.handle,
-                               'was unbinding and still has')
-        self.doctor('--repair', code=1)
-        self.world.stop_guest(self.handle)
-        self.doctor('--repair')
-        self.clean()
-
     def test_an_allocation_without_a_bind_is_left_alone(self):
         provider = self.cloud.provider(self.name('1g.10gb'))
         self.cloud.placement.put(f'/allocations/{_UUID}', {
@@ -262,61 +230,6 @@ class HandleTest(ReconcileCase):
         self.cloud.placement.delete(f'/allocations/{_UUID}')
         self.assert_named_once(self.reports(), 'There are no differences')
         self.doctor()
-
-    @scope.only_in_all
-    def test_a_bind_without_an_allocation_is_left_alone(self):
-        self.assertEqual([], self.reports())
-        self.cloud.placement.delete(f'/allocations/{self.server.uuid}')
-        self.assert_named_once(self.reports(), '0 allocated in Placement, '
-                               '1 bound')
-        self.doctor(code=1)
-        self.assertEqual([self.handle], [*self.mdevs()])
-
-    @scope.only_in_all
-    def test_reserved_written_by_somebody_else(self):
-        right = self.reserved()
-        # Report once, so that the agent has seen the right value.
-        self.cloud.report()
-        self.write_reserved('1g.10gb', 6)
-        rows, _ = self.doctor(code=1)
-        self.assertEqual({'reserved'}, set(rows))
-        self.assert_named_once(self.reports(), 'reserved is 6')
-        self.assertEqual(right, self.reserved())
-        self.write_reserved('1g.10gb', 6)
-        self.doctor('--repair')
-        self.assertEqual(right, self.reserved())
-
-    @scope.only_in_all
-    def test_all_of_an_unhealthy_gpu_is_reserved_and_stays_so(self):
-        self.world.set_health(_GPU, uncorrected=1)
-        self.report()
-        right = self.reserved()
-        self.assertEqual((7, 7), right['1g.10gb'])
-        self.assertEqual([], self.reports())
-        self.doctor()
-        self.write_reserved('1g.10gb', 0)
-        self.doctor('--repair')
-        self.assertEqual(right, self.reserved())
-
-    def write_reserved(self, label, reserved):
-        provider = self.cloud.provider(self.name(label))
-        resource_class, inventory = self.cloud.inventory(self.name(label))
-        self.cloud.placement.put(
-            f'/resource_providers/{provider["uuid"]}/inventories/'
-            + resource_class, {
-                **inventory, 'reserved': reserved,
-                'resource_provider_generation': provider['generation']})
-
-    @scope.only_in_all
-    def test_a_vgpu_of_another_type(self):
-        other = 'nvidia-623'
-        (function, _), = self.mdevs().values()
-        with self.world.operation(write=True):
-            self.world.gpu(self.gpu).state.vgpus[0].type_id = 623
-        self.assert_named_once(self.reports(), self.handle, other)
-        rows, _ = self.doctor('--repair', code=1)
-        self.assertIn('other-type', rows)
-        self.assertEqual({self.handle: (function, 623)}, self.mdevs())
 
     def test_what_is_made_by_hand_is_left_alone(self):
         with self.world.operation():
@@ -387,49 +300,6 @@ class LostJournalTest(ReconcileCase):
         self.lose('{')
         self.come_back()
 
-    @scope.only_in_all
-    def test_a_foreign_one_is_made_again(self):
-        self.lose('{"kind": "another program\'s"}')
-        self.come_back()
-
-    @scope.only_in_all
-    def test_without_a_cloud(self):
-        self.keystone.write_clouds(elsewhere=self.keystone.auth_url)
-        self.lose('{')
-        self.assert_named_once(self.reports(), '3 handles on 1 GPUs')
-        for server in self.servers:
-            self.cloud.unbind(server)
-        self.uncordon()
-        self.report()
-        self.assertEqual(self.untouched, self.everything())
-
-    @scope.only_in_all
-    def test_what_runs_is_told_by_nvml(self):
-        for handle in self.mdevs():
-            self.world.start_guest(handle)
-        self.lose('{')
-        self.assert_named_once(self.reports(), '3 handles on 1 GPUs')
-        self.assertEqual(
-            {(entry['handle'], entry['instance_id'])
-             for entry in self.bound['journal']},
-            {(entry['handle'], entry['instance_id'])
-             for entry in self.journal()})
-        for handle in self.mdevs():
-            self.world.stop_guest(handle)
-        for server in self.servers:
-            self.cloud.unbind(server)
-        self.uncordon()
-        self.clean()
-
-    @scope.only_in_all
-    def test_an_unbind_right_after(self):
-        self.lose('{')
-        self.cloud.report()
-        for server in self.servers:
-            self.cloud.unbind(server)
-        self.uncordon()
-        self.clean()
-
 
 class LostVfioJournalTest(ReconcileCase):
 
@@ -454,3 +324,4 @@ class LostVfioJournalTest(ReconcileCase):
         self.cloud.unbind(server)
         self.uncordon()
         self.clean()
+

@@ -19,7 +19,6 @@ from cyborg import context
 from cyborg import objects
 
 from cyborg_gpu_driver.report import drift
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.functional import gpu_cloud
 
 _LIST = 16
@@ -82,12 +81,3 @@ class SteadyTest(gpu_cloud.GpuTestCase):
         self.cloud.report()
         self.assertEqual(before, len(self.handles()))
 
-    @scope.only_in_all
-    def test_an_agent_that_starts_restores_what_was_deleted(self):
-        self.cloud.report()
-        before = len(self.handles())
-        for handle in objects.AttachHandle.list(context.get_admin_context()):
-            handle.destroy(context.get_admin_context())
-        self.end_agent()
-        self.cloud.report()
-        self.assertEqual(before, len(self.handles()))

@@ -20,7 +20,6 @@ import contextlib
 import logging
 import os
 import random
-import subprocess
 import sys
 import time
 
@@ -140,17 +139,6 @@ class HandOverTest(WholeCase):
         self.assert_nobody_holds(T4, A40, A100)
         self.assert_unharmed()
 
-    @scope.only_in_all
-    def test_traits_are_those_of_the_board(self):
-        self.assertLess({
-            'CUSTOM_GPU_MODEL_A100_SXM4_80GB', 'CUSTOM_GPU_ARCH_AMPERE',
-            'CUSTOM_GPU_MEMORY_80GB', 'CUSTOM_NVIDIA_20B2'},
-            self.traits(A100))
-        before = self.untouched
-        self.end_agent()
-        self.report()
-        self.assertEqual(before, self.everything())
-
     def test_a_server_and_the_next(self):
         for _ in range(2):
             server, address = self.boot()
@@ -164,35 +152,12 @@ class HandOverTest(WholeCase):
             self.assert_nobody_holds(T4, A40, A100)
         self.assert_unharmed()
 
-    @scope.only_in_all
-    def test_a_server_starts_again_after_the_agent(self):
-        server, address = self.boot()
-        self.happen('detach_whole', address)
-        self.end_agent()
-        self.report()
-        self.assertEqual('vfio-pci', self.driver_of(address))
-        self.happen('attach_whole', address)
-        self.delete(server, address)
-        self.assert_unharmed()
-
     def test_what_fell_off_the_bus_is_not_promised(self):
         self.world.lose_gpu(T4)
         self.report()
         self.assertEqual(gpu_cloud.USED, self.inventory(T4))
         self.assertIn('CUSTOM_GPU_UNHEALTHY_PCI_UNREACHABLE', self.traits(T4))
         self.assertEqual({A40, A100}, self.offered())
-
-    @scope.only_in_all
-    def test_a_command_beside_the_agent(self):
-        command = subprocess.run(
-            [sys.executable, '-m', 'cyborg_gpu_driver.cmd.main',
-             '--config-file', self.cloud.cloud.config_path, 'gpu', 'list',
-             '-f', 'value', '-c', 'model', '-c', 'memory_mib'],
-            capture_output=True, text=True, check=False)
-        self.assertEqual(
-            ['Tesla T4 15360', 'NVIDIA A40 46068',
-             'NVIDIA A100-SXM4-80GB 81920'],
-            command.stdout.splitlines(), command.stderr)
 
 
 class HeldTest(WholeCase):
@@ -223,20 +188,6 @@ class PolicyTest(WholeCase):
                  'gpu_policy:one': {'mode': 'passthrough',
                                     'match_model': '*A100*'}}
     gpu = A100
-
-    @scope.only_in_all
-    def test_to_slices_and_back(self):
-        self.assertEqual({A100}, self.offered())
-        self.change_policy('one', mode='mig', profiles=['3g.40gb'])
-        self.report()
-        self.assertEqual('nvidia', self.driver_of(A100))
-        self.assertEqual({'3g.40gb': (2, 0)}, self.reserved())
-        self.change_policy('one', mode='passthrough', profiles=[])
-        self.report()
-        self.assertEqual({A100}, self.offered())
-        self.assertEqual('vfio-pci', self.driver_of(A100))
-        self.assert_nobody_holds(A100)
-        self.assert_unharmed()
 
     def test_not_under_a_server(self):
         server, address = self.boot()
@@ -328,3 +279,4 @@ class RoundsTest(WholeCase):
             if self.chance.random() < 0.5:
                 self.cloud.report()
             self.happen('attach_whole', address)
+

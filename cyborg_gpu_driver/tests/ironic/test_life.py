@@ -37,9 +37,6 @@ _SEVENTHS = {'sevenths': [{
     'mig-devices': {'1g.10gb': 7}}]}
 _THIRDS = {'thirds': [{'devices': 'all', 'mig-enabled': True,
                        'mig-devices': {'3g.40gb': 2}}]}
-# No A30 has this profile.
-_TENTHS = {'tenths': [{'devices': 'all', 'mig-enabled': True,
-                       'mig-devices': {'1g.10gb': 7}}]}
 _UNHEALTHY = '0000:4b:00.0'
 
 
@@ -102,39 +99,6 @@ class LifeTest(base.TestCase):
         self.assertEqual([2] * 2, node.server.instances())
 
     @scope.only_in_all
-    def test_without_a_driver(self):
-        """A layout that names its boards can be deployed without a driver."""
-        sevenths = self.layout(_SEVENTHS)
-        self.layout(_SLICES)
-        node = self.node(self.two_hoppers())
-        node.server.has_driver = False
-        found = node.inspect()
-        self.check(found, 'manageable')
-        self.assertEqual(
-            ['CUSTOM_GPU_ARCH_HOPPER', 'CUSTOM_GPU_COUNT_2', sevenths,
-             'CUSTOM_GPU_MEMORY_80GB', 'CUSTOM_GPU_MODEL_H100_80GB_HBM3',
-             'CUSTOM_NVIDIA_2330'], found.traits)
-        self.check(node.provide(), 'available')
-        self.check(node.deploy(sevenths), 'active')
-        self.assertEqual(_SEVENTHS, node.server.staged_layout())
-
-    @scope.only_in_all
-    def test_without_a_gpu(self):
-        slices = self.layout(_SLICES)
-        node = self.node()
-        found = node.inspect()
-        self.check(found, 'manageable')
-        self.assertEqual(([], {}), (found.traits, found.properties))
-        self.check(node.provide(), 'available')
-        # The operator sets the trait nevertheless.
-        node.set_traits(slices)
-        found = node.deploy(slices)
-        self.assertEqual('deploy failed', found.provision_state)
-        self.assertIn('node does not support this deploy step',
-                      found.last_error)
-        self.assertIn('apply_gpu_layout', found.last_error)
-
-    @scope.only_in_all
     def test_an_unhealthy_gpu(self):
         self.layout(_SLICES)
         node = self.node('a30x4')
@@ -156,18 +120,3 @@ class LifeTest(base.TestCase):
         node.mend()
         self.check(node.provide(), 'available')
 
-    @scope.only_in_all
-    def test_a_wrong_layout(self):
-        """The error explains the problem, and the node remains usable."""
-        slices, tenths = self.layout(_SLICES), self.layout(_TENTHS)
-        node = self.node('a30x4')
-        node.set_traits(slices, tenths)
-        self.check(node.provide(cleans=False), 'available')
-        found = node.deploy(tenths)
-        self.assertEqual('deploy failed', found.provision_state)
-        self.assertIn('apply_gpu_layout', found.last_error)
-        self.assertIn("'1g.10gb' is not valid: NVIDIA A30 at 0000:31:00.0 "
-                      'has 1g.6gb', found.last_error)
-        self.assertIsNone(node.server.staged_layout())
-        self.check(node.deploy(slices), 'active')
-        self.assertEqual(_SLICES, node.server.staged_layout())

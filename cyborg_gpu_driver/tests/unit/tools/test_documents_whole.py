@@ -35,9 +35,6 @@ from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests.unit.cmd import base as cmd_base
 from cyborg_gpu_driver.tests.unit.tools import documents
-
-_TOCTREE = re.compile(r'^\.\. toctree::\n(?: {3}:.*\n)*\n((?: {3}\S+\n)+)',
-                      re.MULTILINE)
 _DOC = re.compile(r':doc:`(?:[^`<]*<)?([^`<>]+)>?`')
 _REF = re.compile(r':ref:`(?:[^`<]*<)?([^`<>]+)>?`')
 _SHOWN = re.compile(
@@ -311,3 +308,4 @@ class OpenstackGpuTest(base.BaseTestCase):
                     self.parse(words[1:])
                     found += 1
         self.assertGreater(found, 20)
+
