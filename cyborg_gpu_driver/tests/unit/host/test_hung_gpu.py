@@ -74,13 +74,6 @@ class HungGpuTest(base.SimulatedTestCase):
         self.assertEqual(before, self.reader.snapshot())
         self.assertEqual(1, len(self.log.about('answers again')))
 
-    def test_from_the_first_snapshot_on(self):
-        self.hang()
-        self.nvml.timeout = _LATER
-        self.check_others(self.reader.snapshot())
-        self.assertIn('HandleByPciBusId',
-                      self.reader.snapshot().gpus[0].problems[0])
-
     def test_in_the_middle_of_a_reading(self):
         """Unknown facts are not read as empty, such as no processes."""
         self.nvml.call('nvmlDeviceGetMigMode', self.device())
@@ -107,29 +100,6 @@ class HungGpuTest(base.SimulatedTestCase):
             self.assertRaises(exception.NvmlNotAnswering, act)
         self.answer_again()
         self.assertEqual((instance,), self.nvml.gpu_instances(device, _1G))
-
-    def test_instances_are_of_their_gpu(self):
-        """A call about an instance hangs in the GPU's thread."""
-        self.cut(self.first, _1G)
-        self.reader.snapshot()
-        self.hang()
-        handle = self.nvml._instance_handles
-        self.machine.hang_gpu(str(self.first), False)
-        (instance,) = handle(self.device(), _1G, 7)
-        self.machine.hang_gpu(str(self.first))
-        error = self.assertRaises(
-            exception.NvmlNotAnswering, self.nvml.call,
-            'nvmlGpuInstanceGetInfo', instance)
-        self.assertIn(f'GPU {self.first} does not answer', str(error))
-        self.assertIsNotNone(self.nvml.driver_version())
-
-    def test_one_gpu_is_read_without_it(self):
-        self.reader.snapshot()
-        self.hang()
-        self.calls()
-        self.assertEqual((), self.reader.gpu(self.second).problems)
-        self.assertEqual(1, self.calls()['nvmlDeviceGetMigMode'])
-        self.assertEqual((), deadline.stuck())
 
     def test_whose_function_it_is_says_sysfs(self):
         self.hang()
@@ -175,10 +145,3 @@ class HungGpuTest(base.SimulatedTestCase):
         self.machine.raise_xid(str(self.second), 62)
         self.assertEqual([62], [event.xid for event in watched.wait(0)])
 
-    def test_a_gpu_that_hangs_later_stays_watched(self):
-        watched = health.EventSet(self.nvml, self.nvml.another())
-        watched.settle(frozenset(self.addresses))
-        self.hang()
-        watched._nvml.timeout = _SOON
-        self.assertEqual([], watched.settle(frozenset(self.addresses)))
-        self.assertEqual(8, len(watched.members))

@@ -34,11 +34,6 @@ class AliveTest(base.BaseTestCase):
     def alive(self, thread):
         return deadline.ensure_thread(thread, self.over.wait, 'test')
 
-    def test_one_that_lives_stays(self):
-        thread = self.alive(None)
-        self.assertTrue(thread.daemon)
-        self.assertIs(thread, self.alive(thread))
-
     def test_one_that_has_ended_is_replaced(self):
         thread = self.alive(None)
         self.over.set()
@@ -82,3 +77,4 @@ class BeginTest(base.BaseTestCase):
                 deadline.begin_thread(self.act, name='the write'))
         self.assertIn('the write', self.log.output)
         self.assertIn('no room', self.log.output)
+

@@ -132,23 +132,6 @@ class GateTest(base.BaseTestCase):
         self.assertEqual('alone', self._alone(other))
         self.assertEqual(1, log.output.count('no file'))
 
-    def test_a_reason_is_logged_once_for_each_session_until_it_is_over(self):
-        log = self.useFixture(fixtures.FakeLogger(gate.__name__))
-        one, other = self.session(), self.session()
-        one.use()
-        other.use()
-        first = self._fail_to_close(one, 'no file', 1)
-        self._fail_to_close(other, 'no room', 3)
-        self.assertEqual((1, 1), (log.output.count('no file'),
-                                  log.output.count('no room')))
-        first.return_value = False
-        first.side_effect = None
-        self._wait_for_calls(first, first.call_count + 2)
-        first.side_effect = OSError('no file')
-        self._wait_for_calls(first, first.call_count + 2)
-        self.assertEqual((2, 1), (log.output.count('no file'),
-                                  log.output.count('no room')))
-
     def _fail_to_close(self, session, reason, times):
         """Let attempts to close an idle session fail; wait for so many."""
         wanted = self.useFixture(fixtures.MockPatchObject(
@@ -168,28 +151,6 @@ class GateTest(base.BaseTestCase):
         one.use()
         self.assertEqual('alone', self._alone(other))
         self.assertFalse(one.open)
-
-    def test_in_memory_it_is_the_same(self):
-        shared = access.Access(None, scope.HANG)
-        one, other = Session(shared), Session(shared)
-        one.use()
-        with other.alone():
-            self.assertFalse(one.open)
-        self.assertRaises(exception.NvmlClosed, self._while_alone, other,
-                          one)
-
-    def _while_alone(self, owner, other):
-        with owner.alone():
-            error = self.in_thread(
-                lambda: self._error_of(other, 0)).get(timeout=scope.HANG)
-            raise error
-
-    def _error_of(self, session, seconds):
-        try:
-            session.use(seconds)
-        except exception.NvmlClosed as error:
-            return error
-        return AssertionError('it was opened')
 
     def test_a_series_of_calls_is_not_torn(self):
         one, other = self.session(), self.session()
@@ -242,13 +203,6 @@ class GateTest(base.BaseTestCase):
         self.assertEqual(('open', False), other.recv())
         session.use()
         self.assertTrue(session.open)
-
-    def test_two_that_want_it_follow_each_other(self):
-        one, other = self.session(), self.session()
-        with one.alone():
-            waiting = self.in_thread(lambda: self._alone(other))
-            self.assertRaises(queue.Empty, waiting.get, timeout=0.2)
-        self.assertEqual('alone', waiting.get(timeout=scope.HANG))
 
     def test_a_process_that_is_killed_holds_nothing(self):
         for order in ('alone', 'hang'):
@@ -346,14 +300,6 @@ class GateTest(base.BaseTestCase):
         self.assertEqual('alone', self._alone(self.session()))
         self.assertEqual(1, log.output.count('process: none'))
 
-    def test_nested(self):
-        session = self.session()
-        with session.alone(), session.alone():
-            session.use()
-            with session.lent():
-                session.use()
-            self.assertFalse(session.open)
-
     def test_lent_by_who_has_it_alone(self):
         owner, daemon = self.session(), self.session()
         with owner.alone():
@@ -362,3 +308,4 @@ class GateTest(base.BaseTestCase):
                 self.assertTrue(daemon.open)
             self.assertFalse(daemon.open)
             self.assertRaises(exception.NvmlClosed, daemon.use, 0)
+

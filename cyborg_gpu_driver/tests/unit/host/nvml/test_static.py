@@ -46,17 +46,6 @@ class AlikeTest(oslo_base.BaseTestCase):
 
         return self.alike.of(generation, kind, read, self.problems)
 
-    def test_once_for_each_kind(self):
-        self.assertEqual([1, 1, 2, 1, 2],
-                         [self.ask(kind) for kind in 'aabab'])
-
-    def test_again_in_another_session(self):
-        self.assertEqual([1, 2, 2, 3], [
-            self.ask(generation=number) for number in (1, 2, 2, 3)])
-
-    def test_each_board_of_no_known_kind(self):
-        self.assertEqual([1, 2], [self.ask(None), self.ask(None)])
-
     def test_problems_are_said_and_not_kept(self):
         self.assertEqual([1, 2, 2], [
             self.ask(problem='it is hot'), self.ask(), self.ask()])
@@ -126,13 +115,6 @@ class BoardsTest(base.SimulatedTestCase):
         self.assertEqual(1, len({gpu.mig.profiles
                                  for gpu in self.host.gpus}))
 
-    def test_of_each_in_another_mode(self):
-        with self.machine.operation(write=True):
-            state = self.machine.gpus[3].state
-            state.vfs = 0
-            state.mig = state.pending = False
-        self.assertEqual(2 * _INDICES, self.counted()[_PROFILE])
-
     def test_of_each_with_another_vbios(self):
         read = pynvml.nvmlDeviceGetVbiosVersion
         versions = itertools.count()
@@ -143,11 +125,6 @@ class BoardsTest(base.SimulatedTestCase):
         self.useFixture(fixtures.MonkeyPatch(
             'pynvml.nvmlDeviceGetVbiosVersion', version))
         self.assertEqual(2 * _INDICES, self.counted()[_PROFILE])
-
-    def test_of_each_whose_vbios_is_not_known(self):
-        self.machine.faults.fail('nvmlDeviceGetVbiosVersion',
-                                 pynvml.NVML_ERROR_NOT_SUPPORTED, times=2)
-        self.assertEqual(3 * _INDICES, self.counted()[_PROFILE])
 
     def test_one_that_fails_is_no_measure_for_the_others(self):
         self.machine.faults.fail(_PROFILE, pynvml.NVML_ERROR_UNKNOWN)
@@ -170,3 +147,4 @@ class BoardsTest(base.SimulatedTestCase):
                                for gpu in self.host.gpus})
         for name in self.counted():
             self.assertNotIn('NvLink', name)
+

@@ -98,13 +98,6 @@ class CompletionTest(RecordTestCase):
         self.assertIn(self.first, other.nvlink_peers)
         self.assertEqual(2, len(other.nvlink_peers))
 
-    def test_another_board_in_the_slot(self):
-        gpu = self.reader.snapshot().gpu(self.first)
-        self.hand_over(dataclasses.replace(gpu, subsystem_device_id='ffff'))
-        now = self.seen()
-        self.assertEqual((None, None, None), (now.recorded_at, now.uuid,
-                                              now.bound_from))
-
     def test_after_a_reboot_only_the_model_is_sure(self):
         gpu = self.reader.snapshot().gpu(self.first)
         self.hand_over(gpu)
@@ -115,13 +108,6 @@ class CompletionTest(RecordTestCase):
                          (now.model, now.memory_mib, now.architecture))
         self.assertEqual((None, None, None, ()), (
             now.uuid, now.serial, now.bound_from, now.nvlink_peers))
-
-    def test_on_nvidia_nvml_is_asked(self):
-        gpu = self.reader.snapshot().gpu(self.first)
-        self.keep(dataclasses.replace(gpu, model='Old'), bound_from='nvidia')
-        now = self.seen()
-        self.assertEqual((gpu.model, True, None),
-                         (now.model, now.visible_to_nvml, now.bound_from))
 
 
 class FileTest(RecordTestCase):
@@ -140,12 +126,6 @@ class FileTest(RecordTestCase):
             self.state_path).board(self.first))
         self.assertTrue(record.has_mig)
 
-    def test_none(self):
-        self.assertIsNone(self.records.board(self.first))
-        nowhere = gpu_record.Records()
-        nowhere.keep_board(self.first, gpu_record.of(self.gpu, 'boot', _TIME))
-        self.assertIsNone(nowhere.board(self.first))
-
     def test_a_bad_file_concerns_one_gpu_and_is_said_once(self):
         for address in self.addresses[:2]:
             self.keep(self.reader.snapshot().gpu(address))
@@ -160,3 +140,4 @@ class FileTest(RecordTestCase):
         self.assertIsNotNone(self.records.board(self.first))
         self.assertTrue(os.path.exists(
             self.path(self.first) + '.unusable-1'))
+
