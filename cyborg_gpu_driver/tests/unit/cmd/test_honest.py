@@ -127,31 +127,8 @@ class StateTest(ReadCase):
         self.assertEqual((0, 'no', 'partitioned: MIG mode is on'), (
             row['creatable'], row['reported'], row['problem']))
 
-    def test_a_table_needs_no_uuid(self):
-        output, _ = self.ask('gpu', 'list')
-        self.assertNotIn('GPU-', output)
-        output, _ = self.ask('gpu', 'list', '-c', 'uuid')
-        self.assertIn('GPU-', output)
-
 
 class ReportTest(ReadCase):
-
-    def test_an_unhealthy_gpu_is_reserved_and_told_as_such(self):
-        self.machine().set_health(_MIG, uncorrected=2)
-        for row in self.of(_MIG, 'offer', 'list'):
-            self.assertEqual(('yes', row['total']), (
-                row['reported'], row['reserved']))
-            self.assertIn('CUSTOM_GPU_UNHEALTHY_ECC', row['traits'])
-
-    def test_vendor_vfio_that_is_left_to_nova(self):
-        self.host = 'l40sx4'
-        self.policies = ('policies = v\n[gpu_policy:v]\nmode = vgpu\n'
-                         'vgpu_types = L40S-12Q\n')
-        rows = json.loads(self.ask('offer', 'list', '-f', 'json')[0])
-        self.assertEqual({(4, 0, 'no')}, {
-            (row['total'], row['creatable'], row['reported'])
-            for row in rows})
-        self.assertIn('vendor VFIO', rows[0]['problem'])
 
     def test_a_bad_record_of_reports(self):
         path = store.Store(self.state_path).path(
@@ -163,3 +140,4 @@ class ReportTest(ReadCase):
         self.assertIn(path, errors)
         with open(path, encoding='utf-8') as stream:
             self.assertEqual('{', stream.read())
+

@@ -173,56 +173,6 @@ class LostTest(NumberCase):
             [row['status'] for row in json.loads(output)])
         self.assertNotIn('no NVIDIA GPU at', errors)
 
-    def test_kubernetes(self):
-        self.refused('kubernetes', 'render')
-        self.refused('kubernetes', 'render', '--gpu', '2')
-        self.run_on_host('kubernetes', 'render', '--gpu', '3')
-
-    def test_prepare(self):
-        output, _ = self.run_on_host('gpu', 'prepare', '--dry-run', '-f',
-                                     'json', '2', code=1)
-        (row,) = json.loads(output)
-        self.assertEqual('not ready', row['result'])
-        self.assertIn('lost', row['reason'])
-
-    def test_other_commands(self):
-        output, _ = self.run_on_host('gpu', 'show', '3', '-f', 'json')
-        self.assertEqual(self.next, json.loads(output)['address'])
-        self.run_on_host('health', 'clear', '3')
-        for command in (('gpu', 'show'), ('health', 'clear'),
-                        ('gpu', 'prepare')):
-            _, errors = self.run_on_host(*command, '99', code=1)
-            self.assertIn('there is no GPU 99; this host has 0 to 3', errors)
-        _, errors = self.run_on_host('health', 'clear', '0000:99:00.0',
-                                     code=1)
-        self.assertIn('no GPU 0000:99:00.0', errors)
-
-
-class VfioTest(NumberCase):
-    """A board that is bound to vfio-pci keeps its number."""
-
-    def setUp(self):
-        super().setUp()
-        self.spoil(_VFIO, _BOARDS[0])
-
-    def test_numbers(self):
-        self.layout('apply', '3')
-        self.assertEqual([(False, 0)] * 3 + [(True, 2)],
-                         [*self.cuts().values()])
-
-    def test_it_is_refused_by_name(self):
-        for command in ('apply', 'plan'):
-            for name in ('0', _ALL, f'{_ALL}-off'):
-                _, errors = self.layout(command, name, code=1)
-                self.assertIn(f'GPU 0 ({_BOARDS[0]}) cannot be reached: it '
-                              'is bound to vfio-pci', errors)
-        self.run_on_host('layout', 'export', code=1)
-
-    def test_what_nobody_laid_out_is_not_restored(self):
-        self.layout('apply', '3')
-        self.run_on_host('layout', 'restore')
-        self.run_on_host('layout', 'checkpoint')
-
 
 class MixedTest(NumberCase):
     """Boards with MIG and one board without."""
@@ -241,14 +191,6 @@ class MixedTest(NumberCase):
         output, _ = self.layout('plan', _ALL, '-o', 'json')
         self.assertEqual([None] * 3, [row['error']
                                       for row in json.loads(output)])
-
-    def test_one_that_is_chosen_by_number_is_not(self):
-        _, errors = self.layout('apply', '1', code=1)
-        self.assertIn('does not support MIG', errors)
-
-    def test_mig_mode_off_is_in_effect(self):
-        self.layout('apply', f'{_ALL}-off')
-        self.layout('plan', f'{_ALL}-off')
 
     def test_first_boot(self):
         path = self.write('one.yaml', 'version: v1\nmig-configs:\n'
@@ -294,3 +236,4 @@ class RandomTest(NumberCase):
         else:
             self.layout('apply', _ALL)
             self.layout('plan', _ALL)
+

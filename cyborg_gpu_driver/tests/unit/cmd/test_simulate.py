@@ -71,25 +71,6 @@ class RealRecordsTest(base.CommandCase):
         self.assertEqual(before, self.records())
         self.assertEqual(2, len(os.listdir(f'{state}.records/gpus')))
 
-    def test_an_empty_name_is_not_this_machine(self):
-        _, errors = self.run_program('--simulate', '', 'gpu', 'list', code=1)
-        self.assertIn('--simulate', errors)
-
-    def test_the_state_of_the_file_is_that_of_its_host(self):
-        path = self.configure(
-            '[gpu]\nsimulate = t4x4\n'
-            f'simulate_state = {self.directory}/state\n', self.directory)
-        self.run_program('--config-file', path, 'gpu', 'list')
-        self.run_program('--config-file', path, '--simulate', 'a30x4',
-                         'gpu', 'list')
-
-    def test_two_hosts_have_nothing_in_common(self):
-        self.simulate('layout', 'checkpoint')
-        output, _ = self.run_program(
-            '--config-file', self.conf, '--simulate', 't4x4', 'layout',
-            'restore')
-        self.assertNotIn('failed', output)
-
 
 class ConfigurationTest(base.CommandCase):
 
@@ -105,13 +86,6 @@ class ConfigurationTest(base.CommandCase):
                 state, *command, code=1)
             self.assertIn('match_modell', errors, command)
         self.assertFalse(os.path.exists(f'{state}.records'))
-
-    def test_help_needs_no_configuration(self):
-        directory = self.useFixture(fixtures.TempDir()).path
-        path = self.configure('[gpu]\npolicy = x\n', directory)
-        output, _ = self.run_program('--config-file', path, 'help', 'gpu',
-                                     'list')
-        self.assertIn('usage', output)
 
 
 class FilesTest(base.CommandCase):
@@ -179,3 +153,4 @@ class WrongFileTest(base.CommandCase):
         _, errors = self.run_program('--config-file', self.directory, 'gpu',
                                      'list', code=1)
         self.assertIn(f"--config-file '{self.directory}'", errors)
+

@@ -18,7 +18,6 @@ import configparser
 import contextlib
 import io
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -92,40 +91,6 @@ class NoCommandTest(base.CommandCase):
                       output)
 
 
-class HelpTest(base.CommandCase):
-
-    def test_every_command_is_listed_with_what_it_does(self):
-        program = main.CyborgGpu()
-        self.addCleanup(program.close)
-        program.stdout = io.StringIO()
-        self.assertRaises(SystemExit, program.run, ['--help'])
-        listed = dict(re.findall(r'^  (\S+(?: \S+)?) +(\S.*)$',
-                                 program.stdout.getvalue().partition(
-                                     '\nCommands:\n')[2], re.MULTILINE))
-        config = configparser.ConfigParser()
-        config.read(documents.ROOT / 'setup.cfg')
-        names = {line.partition(' = ')[0] for line in config[
-            'entry_points'][main.NAMESPACE].strip().splitlines()}
-        self.assertEqual(names | {'complete', 'help'}, set(listed))
-        self.assertEqual('List the NVIDIA GPUs of this host',
-                         listed['gpu list'])
-
-
-class CompletionTest(base.CommandCase):
-
-    def test_the_script_for_bash_has_the_commands_and_options(self):
-        script, _errors = self.run_program('complete')
-        done = subprocess.run(['bash', '-n'], input=script, text=True,
-                              capture_output=True, check=False,
-                              timeout=scope.HANG)
-        self.assertEqual((0, ''), (done.returncode, done.stderr))
-        words = dict(re.findall(r"^  (\w+)='(.*)'$", script, re.MULTILINE))
-        self.assertIn('layout', words['cmds'].split())
-        self.assertIn('map', words['cmds_gpu'].split())
-        self.assertIn('--output-format',
-                      words['cmds_layout_plan'].split())
-
-
 class VersionTest(base.CommandCase):
 
     def test_it_tells_builds_apart(self):
@@ -142,3 +107,4 @@ class VersionTest(base.CommandCase):
         with contextlib.redirect_stdout(printed):
             self.assertRaises(SystemExit, main.CyborgGpu().run, ['--version'])
         self.assertIn(main.version(), printed.getvalue())
+

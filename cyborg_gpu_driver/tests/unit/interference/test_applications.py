@@ -43,12 +43,6 @@ class ReadTest(base.BaseTestCase):
             [applications.Application('a', ('env', 'B=c d'))],
             applications.from_options(["a=env 'B=c d'"], '--application'))
 
-    def test_codes_of_all(self):
-        own = applications.Application('a', ('true',), frozenset({1}))
-        self.assertEqual(
-            frozenset({1, 2}), applications.checked(
-                [own], frozenset({2}))[0].out_of_memory_exit_codes)
-
 
 class WrongFileTest(base.BaseTestCase):
 
@@ -85,8 +79,3 @@ class WrongOptionTest(base.BaseTestCase):
             '--application')
         self.assertIn(f'--application {self.text}', str(error))
 
-    def test_name_twice(self):
-        twice = applications.from_options(['a=b', 'a=c'], '--application')
-        error = self.assertRaises(exception.InvalidValue,
-                                  applications.checked, twice, frozenset())
-        self.assertIn("'a'", str(error))

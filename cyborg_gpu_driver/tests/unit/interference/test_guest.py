@@ -92,19 +92,6 @@ class ScriptTest(commands.CommandsCase):
             self.outcomes(application, 5))
         self.assertEqual(['a'], self.logged())
 
-    def test_command_that_is_not_there(self):
-        ((outcome, problem),) = self.outcomes(
-            applications.Application('a', ('/none/such',)))
-        self.assertEqual(Outcome.FAILED, outcome)
-        self.assertIn('exit code 127', problem)
-
-    def test_words_reach_the_command_as_they_are(self):
-        text = 'a "b" \'c\' $HOME `id` {0} %s \\ \n*'
-        self.outcomes(applications.Application(
-            'a', ('sh', '-c', f'printf %s "$1" > {self.directory}/words',
-                  'sh', text)))
-        self.assertEqual(text, (self.directory / 'words').read_text())
-
     def test_command_that_takes_too_long(self):
         self.assertEqual(
             [(Outcome.TIMED_OUT, 'a: took more than 1 s')],
@@ -146,12 +133,6 @@ class ReadTest(commands.CommandsCase):
         self.assertEqual([0.6, 0.7], [run.seconds for run in report.runs])
         self.assertTrue(report.ended)
 
-    def test_lines_of_others(self):
-        other = lines('begin', 'run 1 5 0 0', 'end 1', token='decaf')
-        self.assertEqual(guest.Report(), guest.read(other, _TOKEN))
-        self.assertEqual(guest.Report(), guest.read(
-            'echo ' + lines('begin').strip(), _TOKEN))
-
     def test_what_no_guest_of_ours_says(self):
         for text in ('run 1 -5 0 0', 'run 1 1e3 0 0', 'run 1 5 0 2',
                      'run 1 9999999999 0 0', 'run 99999 5 0 0', 'end',
@@ -161,17 +142,3 @@ class ReadTest(commands.CommandsCase):
             self.assertEqual((), report.runs, text)
             self.assertFalse(report.ended)
 
-    def test_end_with_a_run_missing(self):
-        report = self.read('begin', 'run 1 50 0 0', 'run 3 50 0 0', 'end 3')
-        self.assertEqual((1, False), (len(report.runs), report.ended))
-
-    def test_end_without_runs(self):
-        self.assertFalse(self.read('begin', 'end 0').ended)
-
-    def test_first_line_of_a_run_counts(self):
-        self.assertEqual([1.0], [run.seconds for run in self.read(
-            'run 1 100 0 0', 'run 1 900 0 0').runs])
-
-    def test_run_of_no_time(self):
-        self.assertEqual([0.01], [run.seconds for run
-                                  in self.read('run 1 0 0 0').runs])

@@ -14,9 +14,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import stat
-
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.interference import measuring
 from cyborg_gpu_driver.interference import process
@@ -105,15 +102,6 @@ class MeasureTest(commands.CommandsCase):
         self.assertEqual([], self.written().open_steps())
         self.assertEqual({'a': {'a': None}}, self.written().slowdowns())
 
-    def test_gpu_that_is_too_small(self):
-        where = process.Machine(600.0, lambda _pids: 6 << 20, 11)
-        self.measure_then_fail(where=where)
-        self.assertEqual(6, self.found.runs['a', None].gpu_memory_mib)
-        self.assertEqual(Outcome.OUT_OF_MEMORY,
-                         self.found.runs['a', 'a'].outcome)
-        self.assertEqual(Outcome.FAILED, self.fail_again(
-            dataclasses.replace(where, gpu_memory_mib=12)))
-
     def test_pair_that_takes_too_long(self):
         self.measure(self.script('a', '[ ! -e $D/stop ] || sleep 600'))
         (self.directory / 'stop').touch()
@@ -123,18 +111,3 @@ class MeasureTest(commands.CommandsCase):
                          self.found.runs['a', 'a'].outcome)
         self.assertEqual({}, self.written().slowdowns())
 
-    def test_new_file_is_as_readable_as_others(self):
-        self.measure(self.script('a', 'true'))
-        (self.directory / 'other').touch()
-        self.assertEqual(
-            stat.S_IMODE((self.directory / 'other').stat().st_mode),
-            stat.S_IMODE(self.path.stat().st_mode))
-        self.assertEqual(
-            {'other', 'results.json'},
-            {path.name for path in self.directory.iterdir()})
-
-    def test_file_that_cannot_be_written(self):
-        self.path = self.directory / 'none' / 'results.json'
-        error = self.assertRaises(exception.InvalidValue, self.measure,
-                                  self.script('a', 'true'))
-        self.assertIn(str(self.path), str(error))

@@ -37,39 +37,16 @@ class PredictorTest(base.BaseTestCase):
         self.assertEqual([], self.predictor.ends([]))
         self.assertEqual(0.0, self.predictor.makespan([]))
 
-    def test_each_neighbour_adds_its_share(self):
-        jobs = [Job('a', 1), Job('b', 1), Job('c', 1)]
-        self.assertEqual([2.5, 1.5, 1.25], self.predictor.slowdowns(jobs))
-
     def test_who_is_left_goes_on_faster(self):
         # After 15 s, b has ended and a has done half of its 15 s.
         self.assertEqual([22.5, 15.0], self.predictor.ends(
             [Job('a', 15), Job('b', 10)]))
-
-    def test_all_end_at_the_same_time(self):
-        self.assertEqual([10.0, 10.0], self.predictor.ends(
-            [Job('a', 10), Job('a', 10)]))
 
     def test_two_that_do_not_fit(self):
         jobs = [Job('b', 1), Job('b', 1)]
         self.assertEqual([math.inf] * 2, self.predictor.ends(jobs))
         self.assertEqual(math.inf, self.predictor.makespan(
             [*jobs, Job('a', 1)]))
-
-    def test_memory_of_more_than_two(self):
-        predictor = prediction.Predictor({}, memory_mib=12)
-        jobs = [Job('a', 1, 5)] * 3
-        self.assertEqual([1.0, 1.0], predictor.ends(jobs[:2]))
-        self.assertEqual([math.inf] * 3, predictor.ends(jobs))
-
-    def test_a_slowdown_below_1_is_noise(self):
-        self.assertEqual([1.0, 1.0], self.predictor.slowdowns(
-            [Job('b', 1), Job('c', 1)]))
-
-    def test_what_was_not_measured_counts_as_the_mean(self):
-        predictor = prediction.Predictor({'a': {'a': 1.0, 'b': 2.0}})
-        self.assertEqual(1.5, predictor.slowdowns(
-            [Job('b', 1), Job('a', 1)])[0])
 
 
 class CompareTest(base.BaseTestCase):
@@ -95,16 +72,6 @@ class CompareTest(base.BaseTestCase):
             job.application for job in found[0].groups[0]})
         self.assertEqual(10, found[0].makespan)
 
-    def test_more_gpus_than_jobs(self):
-        found = self.compare([Job('a', 3)], 3, prediction.Predictor({}))
-        self.assertEqual([3, 3, 3], [plan.makespan for plan in found])
-
-    def test_nothing_fits(self):
-        predictor = prediction.Predictor({'a': {'a': None}})
-        for count in 2, 11:
-            found = self.compare([Job('a', 1)] * count, 1, predictor)
-            self.assertEqual(math.inf, found[0].makespan)
-
 
 class WaysTest(base.BaseTestCase):
     """Jobs with an amount of memory in MiB and a run time in seconds."""
@@ -120,15 +87,10 @@ class WaysTest(base.BaseTestCase):
              (self.assembly, self.assembly, self.gromacs, self.gromacs), ()),
             prediction.pack(self.jobs * 2, 4, self.predictor))
 
-    def test_pack_without_memory(self):
-        jobs = [Job('a', 1), Job('b', 2)]
-        self.assertEqual(
-            ((*jobs,), ()),
-            prediction.pack(jobs, 2, prediction.Predictor({})))
-
     def test_spread(self):
         five, four, three, two = jobs = [
             Job('a', seconds) for seconds in (5, 4, 3, 2)]
         self.assertEqual(
             ((five, two), (four, three)),
             prediction.spread(jobs, 2, prediction.Predictor({})))
+

@@ -60,18 +60,6 @@ class ResultsTest(base.BaseTestCase):
         self.assertTrue(found.describes(measured()))
         self.assertEqual(measured().dump(), found.dump())
 
-    def test_slowdowns_are_the_same_when_read_again(self):
-        found = measured()
-        found.runs['a', None] = Runs(seconds=(0.000901,))
-        found.runs['a', 'a'] = Runs(seconds=(0.004849,))
-        self.assertEqual(5.3818, found.slowdowns()['a']['a'])
-        self.assertEqual(found.slowdowns(), results.parse(
-            found.dump(), 'file').slowdowns())
-
-    def test_file_of_a_person(self):
-        found = results.parse('{"slowdown": {"a": {"b": null}}}', 'file')
-        self.assertEqual({'a': {'b': None}}, found.slowdowns())
-
     def test_failures_are_tried_again(self):
         self.assertEqual([('b', 'a')], measured().open_steps())
 
@@ -81,23 +69,6 @@ class ResultsTest(base.BaseTestCase):
             [('a', None), ('b', None), ('a', 'a'), ('a', 'b'), ('b', 'a'),
              ('b', 'b')], found.steps())
         self.assertEqual(found.steps(), found.open_steps())
-
-
-class DifferenceTest(base.BaseTestCase):
-
-    scenarios = [
-        ('command', {'other': results.Results(
-            [applications.Application('a', ('false',)),
-             applications.Application('b', ('true',))], 3, 0)}),
-        ('applications', {'other': results.Results(
-            measured().applications[:1], 3, 0)}),
-        ('repeats', {'other': results.Results(
-            measured().applications, 2, 0)}),
-        ('warm-ups', {'other': results.Results(
-            measured().applications, 3, 1)})]
-
-    def test_is_seen(self):
-        self.assertFalse(measured().describes(self.other))
 
 
 class WrongFileTest(base.BaseTestCase):
@@ -115,3 +86,4 @@ class WrongFileTest(base.BaseTestCase):
             exception.DocumentError, results.parse, json.dumps(document),
             'results.json')
         self.assertIn(f'results.json: {next(iter(self.change))}', str(error))
+

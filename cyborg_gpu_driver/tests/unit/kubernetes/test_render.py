@@ -30,7 +30,6 @@ NONE, SINGLE, MIXED = plugin.Strategy
 SLICED, MPS = plugin.Method
 
 T4 = nodes.of(nodes.cut(nodes.T4), name='t4')
-WHOLE = nodes.of(nodes.cut(nodes.A100))
 SEVENS = nodes.of(*[nodes.cut(nodes.A100, {'1g.5gb': 7})] * 2)
 MANY = nodes.of(nodes.cut(nodes.A100),
                 nodes.cut(nodes.A100, {'1g.5gb': 4, '3g.20gb': 1}),
@@ -80,11 +79,6 @@ class RenderTest(base.BaseTestCase):
             {'version': 'v1', 'flags': {'migStrategy': 'single'}},
             contents(SEVENS, SINGLE)[render.PLUGIN])
 
-    def test_mps_is_told_its_root(self):
-        found = contents(T4, NONE, (MPS, 2))[render.PLUGIN]
-        self.assertEqual('/run/nvidia/mps', found['flags']['mpsRoot'])
-        self.assertEqual(['mps'], list(found['sharing']))
-
     def test_choices_of_sharing(self):
         shared = plugin.shared(SLICED, 2, ('mig-1g.5gb',), MANY, MIXED,
                                rename=True, several=True)
@@ -98,14 +92,6 @@ class RenderTest(base.BaseTestCase):
     def test_what_the_plugin_fails_on_is_not_rendered(self):
         self.assertRaises(exception.InvalidValue, rendered, MANY,
                           SINGLE)
-
-    def test_notes(self):
-        self.assertEqual((), rendered(T4, NONE).notes)
-        for method, word in ((SLICED, 'their memory is not isolated'),
-                             (MPS, 'equal part of memory')):
-            done = rendered(T4, NONE, plugin.shared(
-                method, 2, (), T4, NONE))
-            self.assertIn(word, done.notes[-1])
 
 
 class MigPartedTest(base.BaseTestCase):
@@ -129,11 +115,6 @@ class MigPartedTest(base.BaseTestCase):
             'mig-configs']['halves']
         self.assertEqual('all', section['devices'])
 
-    def test_none_for_gpus_without_mig(self):
-        found = contents(T4, NONE)
-        self.assertNotIn(render.MIG_PARTED, found)
-        self.assertNotIn('migManager', found[render.OPERATOR])
-
 
 class ClusterTest(base.BaseTestCase):
     """What the cluster gets: labels, a pod, the values of the operator."""
@@ -151,21 +132,6 @@ class ClusterTest(base.BaseTestCase):
         self.assertEqual(len(names), len(set(names)))
         for name in names:
             self.assertTrue(_DNS_LABEL.fullmatch(name), name)
-
-    def test_pod_asks_for_what_is_renamed_by_its_new_name(self):
-        done = rendered(T4, NONE, plugin.shared(
-            SLICED, 4, (), T4, NONE, rename=True))
-        container, = {file.name: file for file in done.files}[
-            render.POD].content['spec']['containers']
-        self.assertEqual({'nvidia.com/gpu.shared': 1},
-                         container['resources']['limits'])
-
-    def test_pod_runs_on_the_labelled_node(self):
-        found = contents(SEVENS, SINGLE)
-        given = found[render.LABELS]['metadata']['labels']
-        chosen = found[render.POD]['spec']['nodeSelector']
-        self.assertEqual(chosen, {key: given[key] for key in chosen})
-        self.assertEqual('halves', given[render.MIG_CONFIG])
 
     def test_operator_values_hold_the_files(self):
         found = contents(MANY, MIXED, (SLICED, 2))
@@ -230,18 +196,6 @@ class SeveralTest(base.BaseTestCase):
         self.assertEqual({'nvidia.com/mig-1g.5gb': 14},
                          done.by_layout['sevenths'])
 
-    def test_names(self):
-        disabled = dataclasses.replace(SEVENS, name='all-disabled')
-        default = dataclasses.replace(SEVENS, name='default')
-        for given, word in (((self.first, self.first), 'sevenths'),
-                            ((disabled,), 'all-disabled'),
-                            ((default,), 'default')):
-            error = self.assertRaises(exception.InvalidValue, self.values,
-                                      *given)
-            self.assertIn(word, str(error))
-            self.assertIn('rename the entry', str(error))
-        self.values(dataclasses.replace(WHOLE, name='all-disabled'))
-
 
 class StrategyTest(base.BaseTestCase):
 
@@ -253,15 +207,19 @@ class StrategyTest(base.BaseTestCase):
         self.assertIs(SINGLE, self.choose(NONE, SINGLE))
         self.assertIs(MIXED, self.choose(SINGLE, MIXED, NONE))
         self.assertIs(MIXED, self.choose(SINGLE, asked=MIXED))
+        self.assertIs(SINGLE, self.choose(SINGLE, there=SINGLE))
+
+    def test_the_cluster_has_another(self):
+        for options in ({}, {'asked': SINGLE}):
+            error = self.assertRaises(
+                exception.InvalidValue, self.choose, SINGLE, there=MIXED,
+                **options)
+            self.assertIn('values.yaml has mixed: give --strategy mixed, or '
+                          'render its layouts again with --strategy single',
+                          str(error))
 
 
 class NodeTest(base.BaseTestCase):
-
-    def test_a_name_that_no_label_can_have(self):
-        for name in ('', '1g.5gb+me', '-a', 'a' * 64, 'a b'):
-            error = self.assertRaises(exception.InvalidValue, nodes.of,
-                                      name=name)
-            self.assertIn('rename the entry', str(error))
 
     def test_gpus_that_a_layout_does_not_speak_of_stay(self):
         gpus = [nodes.boards.gpu(nodes.boards.A100_40),
@@ -278,3 +236,4 @@ class NodeTest(base.BaseTestCase):
             [{}, {'3g.20gb': 2}],
             [item.wanted.counts for item
              in kubernetes_node.wanted_by(gpus, None)])
+

@@ -70,34 +70,6 @@ class JudgeTest(base.BaseTestCase):
             self.assertEqual('can take it', self.verdict(
                 self.node(machine), self.whole))
 
-    def test_not_now(self):
-        node = self.node(hindrances=('it is in maintenance',
-                                     'it is active'))
-        verdict = baremetal.judge(node, self.slices)
-        self.assertEqual('can take it; not now: it is in maintenance, it is '
-                         'active', str(verdict))
-        self.assertTrue(verdict.can)
-
-    def test_the_trait_is_given(self):
-        verdict = baremetal.judge(self.node(traits=['CUSTOM_X']),
-                                  self.slices)
-        self.assertEqual(f'can take it; it lacks the trait {_TRAIT}',
-                         str(verdict))
-        change = verdict.change
-        there = {'CUSTOM_X', _HEALTHY}
-        self.assertEqual((there, there | {_TRAIT}, 'uuid'), (
-            change.existing.item.traits, change.wanted.traits,
-            change.existing.identity))
-
-    def test_the_board_has_no_such_profile(self):
-        for machine, text in (
-                ('hgx-h200', "'1g.10gb'.*H200.* has 1g.18gb"),
-                ('t4x4', 'none of the GPUs .* supports MIG: Tesla T4'),
-                ('mixed', 'the MIG profiles of its GPUs are not known')):
-            self.assertRegex(self.verdict(self.node(machine)),
-                             f'^cannot take it: .*{text}.*; it has the '
-                             f'trait {_TRAIT} nevertheless')
-
     def test_they_do_not_fit(self):
         profile = test_baremetal_profile.node_profile(
             {'gpu': '1g.10gb', 'count': 9})
@@ -127,12 +99,6 @@ class JudgeTest(base.BaseTestCase):
         self.assertRegex(self.verdict(node),
                          '^cannot take it: GPU 0000:.* is unhealthy: .*79')
 
-    def test_health_that_is_not_known(self):
-        node = self.node()
-        node = dataclasses.replace(node, traits=node.traits - {_HEALTHY})
-        self.assertEqual(f'can take it; it lacks the trait {_HEALTHY}',
-                         self.verdict(node))
-
     def test_the_class_and_the_traits(self):
         profile = test_baremetal_profile.node_profile(
             {'gpu': 'passthrough', 'count': 8, 'required': [_HOPPER],
@@ -151,11 +117,6 @@ class JudgeTest(base.BaseTestCase):
             self.assertEqual(
                 f'cannot take it: its resource class is {text}, not '
                 f'{_CLASS}', self.verdict(node))
-
-    def test_what_is_not_known(self):
-        node = self.node(None, (), unknown='it has not been inspected')
-        self.assertEqual('cannot take it: it has not been inspected',
-                         self.verdict(node))
 
     def test_a_ramdisk_without_driver(self):
         node = dataclasses.replace(
@@ -183,3 +144,4 @@ class ConcernedTest(base.BaseTestCase):
                      (None, ['CUSTOM_NVIDIA_2330'])))]
         self.assertEqual([nodes[0], *nodes[3:]],
                          baremetal.concerned(nodes, {_CLASS}))
+

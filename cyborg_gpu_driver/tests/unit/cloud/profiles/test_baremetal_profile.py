@@ -18,7 +18,6 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import node
-from cyborg_gpu_driver.cloud import baremetal
 from cyborg_gpu_driver.cloud import definition
 from cyborg_gpu_driver.cloud import plan
 from cyborg_gpu_driver.cloud import resources
@@ -60,21 +59,6 @@ class MakeTest(base.BaseTestCase):
             'mig-devices': {'3g.40gb': 1, '1g.10gb': 4}}], items(found))
         self.assertEqual((frozenset(), frozenset()),
                          (found.required, found.forbidden))
-
-    def test_names_of_slices(self):
-        for name in ('1g.10gb', '1g.10gb+me', '1g.10gb-me', '1g.24gb+me.all',
-                     '2g.48gb+gfx', '1g.12gb+gfx,me', '1c.3g.40gb',
-                     '7g.141gb'):
-            (item,) = items(node_profile({'gpu': name}))
-            self.assertEqual({name: 1}, item['mig-devices'])
-
-    def test_a_resource_class_is_as_good(self):
-        self.assertEqual(
-            items(node_profile({'gpu': '1g.10gb+me', 'count': 3})),
-            items(node_profile({'resources': 'CUSTOM_NVIDIA_1G_10GB_ME',
-                                'count': 3})))
-        self.assertEqual(items(node_profile({'gpu': 'passthrough'})),
-                         items(node_profile({'resources': 'PGPU'})))
 
     def test_whole_gpus(self):
         whole = [{'devices': 'all', 'mig-enabled': False}]
@@ -135,14 +119,6 @@ class MakeTest(base.BaseTestCase):
             self.assertRegex(str(error), r'^gpus.yaml: profiles\[0\]: ')
             self.assertRegex(str(error), text)
 
-    def test_too_few_devices(self):
-        error = self.assertRaises(
-            exception.DocumentError, node_profile,
-            {'gpu': 'passthrough', 'count': 3},
-            nodes={'devices': [0, 1]})
-        self.assertIn('3 whole GPUs; on bare metal devices must name at '
-                      'least as many; it names 2', str(error))
-
 
 class TemplateTest(base.BaseTestCase):
 
@@ -177,18 +153,6 @@ class TemplateTest(base.BaseTestCase):
         self.assertIn('"1g.10gb": 1', change.text)
         self.assertIn('"2g.20gb": 1', change.text)
 
-    def test_the_same_in_another_order(self):
-        wanted = node_profile({'gpu': '1g.10gb'},
-                              {'gpu': '3g.40gb'}).template
-        (step,) = json.loads(wanted.steps)
-        (item,) = step['args']['layout']['slice-10gb']
-        item['mig-devices'] = dict(reversed(item['mig-devices'].items()))
-        there = resources.DeployTemplate(
-            wanted.name, baremetal.steps_text(
-                [dict(reversed(step.items()))]))
-        self.assertEqual((), plan.make(
-            [wanted], {wanted.key: resources.Existing(there, 'x')}))
-
     def test_names_that_make_the_same_trait(self):
         error = self.assertRaises(
             exception.DocumentError, definition.parse, json.dumps({
@@ -221,18 +185,3 @@ class FlavorTest(base.BaseTestCase):
         self.assertEqual(('gpu.metal', 96, {'research'}, ()), (
             found.name, found.vcpus, found.projects, found.needs))
 
-
-class ArgumentsTest(base.BaseTestCase):
-
-    def test_resource_classes(self):
-        for text, expected in (
-                ('baremetal.gpu', 'CUSTOM_BAREMETAL_GPU'),
-                ('CUSTOM_BAREMETAL_GPU', 'CUSTOM_BAREMETAL_GPU'),
-                ('baremetal-gpu-h100-x8', 'CUSTOM_BAREMETAL_GPU_H100_X8')):
-            self.assertEqual(expected,
-                             baremetal.class_in_placement(text))
-        for text in ('', '-', 'CUSTOM_', 'x' * 256):
-            error = self.assertRaises(
-                exception.InvalidValue,
-                baremetal.class_in_placement, text)
-            self.assertIn('such as baremetal.gpu', str(error))

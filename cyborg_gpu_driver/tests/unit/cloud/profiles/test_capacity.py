@@ -38,12 +38,6 @@ def _room(found, *groups):
 
 class RoomTest(base.BaseTestCase):
 
-    def test_of_one_class_it_is_what_is_free(self):
-        self.assertEqual((10, True), _room([_ONE, _SIBLING, _OTHER], _SLICE))
-        self.assertEqual((2, True), _room([_ONE, _SIBLING], _HALF))
-        self.assertEqual((0, True), _room([_ONE, _SIBLING], _WHOLE))
-        self.assertEqual((5, True), _room([_ONE, _OTHER], _SLICE, _SLICE))
-
     def test_several_of_one_group_are_on_one_gpu(self):
         two = resources.group('CUSTOM_NVIDIA_1G_10GB', 2)
         self.assertEqual((4, True), _room([_ONE, _OTHER], two))
@@ -79,13 +73,6 @@ class RoomTest(base.BaseTestCase):
             for n in (1, 2)]
         self.assertEqual((2, False), _room(found, _SLICE, _HALF))
 
-    def test_what_placement_never_has(self):
-        for group in (resources.group('CUSTOM_NVIDIA_1G_10GB', 0),
-                      resources.group('CUSTOM_NVIDIA_1G_10GB', -1), (),
-                      tuple(sorted(_SLICE + _HALF))):
-            self.assertEqual((0, True), _room([_ONE, _SIBLING], group))
-        self.assertEqual((0, True), _room([_ONE]))
-
     @hypothesis.given(_FREE, strategies.integers(1, 3))
     def test_groups_of_one_class_are_counted_exactly(self, free, groups):
         found = [samples.provider(gpu=f'0000:0{n}:00.0', total=amount)
@@ -103,3 +90,4 @@ class RoomTest(base.BaseTestCase):
                          hosts.total_room(rooms.values()))
         self.assertEqual(hosts.Room(3, False), hosts.total_room(
             [hosts.Room(1, True), hosts.Room(2, False)]))
+

@@ -38,20 +38,6 @@ class ShowTest(base.BaseTestCase):
         self.assertEqual([(_SLICE, 2, False, 3, 0)], self.quotas(
             [_DEFAULT, _OWN], {_SLICE: 3}, project='other'))
 
-    def test_no_limit(self):
-        unlimited = resources.Limit(f'class:{_SLICE}', 'p', -1)
-        self.assertEqual([(_SLICE, None, True, 3, None)],
-                         self.quotas([_DEFAULT, unlimited], {_SLICE: 3}))
-        self.assertEqual([('PGPU', None, False, 0, None)],
-                         self.quotas([], {}, ['PGPU']))
-
-    def test_only_gpus(self):
-        limits = [resources.RegisteredLimit('class:VCPU', 4),
-                  resources.Limit('servers', 'p', 4)]
-        self.assertEqual([], self.quotas(limits, {'VCPU': 2, 'VGPU': 1},
-                                         ['FPGA']))
-        self.assertEqual([], list(quota.defaults(_there(*limits))))
-
     def test_defaults(self):
         (found,) = quota.defaults(_there(_DEFAULT, _OWN))
         self.assertEqual(quota.Quota(None, _SLICE, 2, False, None), found)
@@ -63,3 +49,4 @@ class ShowTest(base.BaseTestCase):
                                        'required')),
             ((f'resources:{_SLICE}', '2'),), (('resources:FPGA', '1'),)))))
         self.assertEqual({'PGPU', _SLICE}, found)
+

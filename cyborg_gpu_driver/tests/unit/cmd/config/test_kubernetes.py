@@ -12,15 +12,12 @@
 
 """``cyborg-gpu kubernetes render`` on simulated hosts."""
 
-import io
 import json
 import os
-import sys
 
 import yaml
 
 from cyborg_gpu_driver.kubernetes import render
-from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.tests.unit.cmd.layout import layouts
 
 
@@ -67,12 +64,6 @@ class LayoutTest(RenderCase):
             ['all-disabled', 'current'], list(self.found()['files'][
                 render.MIG_PARTED]['mig-configs']))
 
-    def test_layout_from_standard_input(self):
-        self.addCleanup(setattr, sys, 'stdin', sys.stdin)
-        sys.stdin = io.StringIO(layouts.LAYOUTS)
-        self.assertEqual({'nvidia.com/gpu': 8}, self.found(
-            '--layout', '-', '--name', 'halves')['allocatable'])
-
     def test_some_of_the_gpus(self):
         self.apply('mixed')
         found = self.found('--gpu', '2', '--gpu', '0000:18:00.0',
@@ -82,12 +73,6 @@ class LayoutTest(RenderCase):
         self.assertEqual([[0], [1]], [
             item['devices'] for item in found['files'][render.MIG_PARTED][
                 'mig-configs']['current']])
-
-    def test_every_simulated_host_can_be_rendered(self):
-        for host in files.names():
-            self.run_program('--simulate', self.part(host), 'kubernetes',
-                             'render',
-                             '--strategy', 'none', '--replicas', '2')
 
 
 class SeveralTest(RenderCase):
@@ -126,17 +111,6 @@ class SharingTest(RenderCase):
             self.assertEqual('mps' if method == 'mps' else 'timeSlicing', key)
             self.assertEqual(4, sharing['resources'][0]['replicas'])
 
-    def test_time_slicing_unless_told_otherwise(self):
-        output, errors = self.render('--replicas', '4', '--rename',
-                                     '--allow-several')
-        config = next(yaml.safe_load_all(output))
-        self.assertEqual(
-            {'renameByDefault': True, 'failRequestsGreaterThanOne': False,
-             'resources': [{'name': 'nvidia.com/gpu', 'replicas': 4}]},
-            config['sharing']['timeSlicing'])
-        self.assertIn('16 x nvidia.com/gpu.shared', errors)
-        self.assertIn('their memory is not isolated', errors)
-
 
 class OutputTest(RenderCase):
 
@@ -167,21 +141,6 @@ class OutputTest(RenderCase):
 
 class RefusalTest(RenderCase):
 
-    def test_strategies_that_do_not_suit(self):
-        self.apply('mixed')
-        self.refused(('--strategy', 'single'), 'without MIG devices', 'mixed')
-        self.refused(('--strategy', 'mixed'), '1c.3g.40gb')
-        self.refused(('--gpu', '1', '--gpu', '2', '--replicas', '2',
-                      '--sharing', 'mps'), "'mps'", 'MIG mode')
-
-    def test_sharing_that_cannot_be(self):
-        self.refused(('--strategy', 'none', '--replicas', '1'), '2 or more')
-        self.refused(('--strategy', 'none', '--replicas', '2', '--resource',
-                      'mig-1g.10gb'), 'offers nvidia.com/gpu')
-        for option in (('--sharing', 'mps'), ('--resource', 'gpu'),
-                       ('--rename',), ('--allow-several',)):
-            self.refused(option, option[0], '--replicas')
-
     def test_layouts_that_do_not_suit(self):
         for name, word in (('unknown', '1g.5gb'), ('too-much', 'at most 2'),
                            ('nowhere', 'no GPU 8'), ('none', 'mixed')):
@@ -205,6 +164,3 @@ class RefusalTest(RenderCase):
         found = self.found('--gpu', '3', '--strategy', 'none')
         self.assertEqual({'nvidia.com/gpu': 1}, found['allocatable'])
 
-    def test_output_that_cannot_be_written(self):
-        self.refused(('--strategy', 'none', '--output', self.file),
-                     '--output', self.file)

@@ -15,17 +15,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import fixtures
 from cyborg import conf
 
-from cyborg_gpu_driver.cmd.doctor import command as doctor
-from cyborg_gpu_driver.cmd.doctor import facts
-from cyborg_gpu_driver.conf import policies
-from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
@@ -129,23 +123,6 @@ class SimulatedTest(CheckCase):
             self.assertEqual([wanted] if wanted else [],
                              [row['code'] for row in rows], changes)
 
-    def test_failure(self):
-        rows = self.check(1, *self.nova(TOKEN))
-        self.assertEqual(
-            4 * [('error', 'nova-pci-devices')],
-            [(row['severity'], row['code']) for row in rows])
-        self.assertTrue(all(row['action'] for row in rows))
-
-    def test_the_table_has_equal_findings_once(self):
-        nova = self.nova(TOKEN)
-        output, _ = self.run_program(
-            '--config-file', self.conf, *self.simulate, 'doctor',
-            '--without-cloud', *nova, code=1)
-        self.assertEqual(1, output.count('device_spec'))
-        self.assertLessEqual(max(map(len, output.splitlines())), 80)
-        for row in self.check(1, *nova):
-            self.assertIn(row['gpu'], output)
-
     def test_files_that_cannot_be_read(self):
         (row,) = self.check(2, '--nova-config-file', ABSENT)
         self.assertEqual('not-examined', row['code'])
@@ -190,31 +167,3 @@ class MachineTest(CheckCase):
         self.assertIn('not-this-machine', message)
         self.assertEqual([], self.of(rows, 'cyborg-release'))
 
-
-class FactsTest(base.CommandCase):
-
-    def test_what_a_check_cannot_do_without(self):
-        none = facts.Facts(model.Host(), policies.Settings(),
-                           cyborg_problem='x', nova_problem='y',
-                           placement_conf_problem='z')
-        for found in (none, dataclasses.replace(
-                none, machine=facts.Machine())):
-            self.assertEqual(
-                ['x', 'y', 'z'],
-                [item.message for item in doctor.of_checks(found)
-                 if item.code == 'not-examined'][:3])
-
-    def test_governed(self):
-        gpu = model.Gpu(model.PciAddress.parse('0000:16:00.0'), '10de',
-                        '20b2', '0302')
-        for mode, offered, carrying in (
-                (policy.Mode.OFF, 0, 0), (policy.Mode.PASSTHROUGH, 1, 0),
-                (policy.Mode.VGPU, 1, 1), (policy.Mode.MIG, 1, 1)):
-            found = facts.Facts(model.Host((gpu,)), policies.Settings(
-                (policy.Policy('p', mode),)))
-            self.assertEqual((offered, carrying), (
-                len(list(found.governed())), len(list(found.with_vgpus()))))
-        elsewhere = policy.Policy('p', policy.Mode.MIG, match_model=('X',))
-        found = facts.Facts(model.Host((gpu,)),
-                            policies.Settings((elsewhere,)))
-        self.assertEqual([], list(found.governed()))

@@ -55,10 +55,6 @@ class FabricTest(case.FindingCase):
         self.assertEqual([], self.find(
             WHOLE, mode=model.FabricMode.SHARED_NVSWITCH))
 
-    def test_no_nvswitches(self):
-        self.assertEqual([], list(gpus.fabric_manager(facts.Facts(
-            model.Host((GPU,)), policies.Settings((VGPUS,))))))
-
     def test_a_gpu_that_is_not_on_the_board(self):
         self.assertEqual([], self.find(modules={}, running=False))
         self.fails('does not run', self.find(
@@ -68,10 +64,6 @@ class FabricTest(case.FindingCase):
     def test_not_installed(self):
         self.fails('no fabric manager is installed',
                    self.find(SLICES, installed=False, running=False))
-
-    def test_stopped(self):
-        self.fails('systemctl enable --now nvidia-fabricmanager',
-                   self.find(SLICES, running=False))
 
     def test_another_version_than_the_driver(self):
         self.fails('535.1 and the driver has version 550.144.02',
@@ -139,3 +131,4 @@ class FabricTest(case.FindingCase):
         self.fails('for this GPU alone', self.find(partitions=(
             dataclasses.replace(SINGLE, supported=False),)))
         self.assertEqual([], self.find(SLICES, partitions=()))
+

@@ -83,36 +83,3 @@ class LookTest(base.BaseTestCase):
         self.write('proc/driver/nvidia-caps/mig-minors', 'config /../x\n')
         self.assertEqual(file, self.look().mig_device)
 
-    def test_programs(self):
-        script = self.write('bin/sriov-manage', mode=0o755)
-        plain = self.write('bin/plain')
-        self.assertEqual(
-            {script: True, plain: False, 'sh': True, 'no-such-tool': False},
-            self.look(script, plain, 'sh', 'no-such-tool').programs)
-
-    def test_state_directory(self):
-        self.assertIsNone(self.look().state)
-        os.mkdir(f'{self.root}/state', 0o700)
-        self.assertEqual(0o700, self.look().state.mode)
-
-    def test_processes(self):
-        self.assertIsNone(self.look().running)
-        self.assertIsNone(self.look().agent)
-        self.write('proc/5/cmdline', 'cyborg-agent\0')
-        self.write('proc/5/status', 'Uid:\t3\t4\nGid:\t5\t6\nGroups:\n')
-        self.assertEqual(4, self.look().agent.uid)
-
-    def test_this_machine(self):
-        found = self.look()
-        self.assertEqual(os.uname().nodename, found.names.short)
-        self.assertIsNotNone(found.kernel)
-        self.assertEqual('', found.release.mismatch)
-        self.assertRegex(found.release.version, r'\d+\.')
-
-
-class ReleaseTest(base.BaseTestCase):
-
-    def test_release(self):
-        self.assertEqual((6, 8), facts.release('6.8.0-31-generic'))
-        self.assertEqual((5, 14), facts.release('5.14.0-427.el9.x86_64'))
-        self.assertIsNone(facts.release('unknown'))

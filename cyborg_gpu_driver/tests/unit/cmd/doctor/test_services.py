@@ -40,11 +40,6 @@ class CyborgTest(FileCase):
         conf([], project='cyborg', default_config_files=[self.file(text)])
         return facts.cyborg(conf)
 
-    def test_defaults_are_cyborgs(self):
-        self.assertEqual(
-            facts.Cyborg('short', enabled_drivers=('fake_driver',)),
-            self.read(''))
-
     def test_everything(self):
         self.assertEqual(
             facts.Cyborg('h.x', 'h.y', ('a', 'b'), ('r', 's'), True,
@@ -73,9 +68,6 @@ class NovaTest(FileCase):
     def read(self, *texts):
         return facts.nova([self.file(text) for text in texts])
 
-    def test_defaults_are_novas(self):
-        self.assertEqual(facts.Nova(), self.read(''))
-
     def test_later_file_counts(self):
         self.assertEqual(
             facts.Nova(True, True, True, True),
@@ -92,3 +84,4 @@ class NovaTest(FileCase):
         self.assertRaises(
             exception.InvalidValue, self.read,
             '[service_user]\nsend_service_user_token = perhaps\n')
+

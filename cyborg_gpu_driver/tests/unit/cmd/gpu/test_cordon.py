@@ -27,7 +27,6 @@ from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _HANDLE = '3d1a1d0e-1c5c-4d8c-9a3b-0a6b0f0a3c11'
-_GONE = model.PciAddress.parse('0000:fe:00.0')
 
 
 class CordonCase(base.CommandCase):
@@ -51,20 +50,6 @@ class CordonCase(base.CommandCase):
         output, errors = self.run_program(
             '--config-file', self.conf, *arguments, '-f', 'json', code=code)
         return json.loads(output), errors
-
-    def lose_with_a_server(self):
-        """Leave the record of a GPU that a server had when it was lost."""
-        store.of(self.state_path).put(_GONE, claims=(gpu_record.Claim(
-            _HANDLE, _GONE, _GONE, 'nvidia-689', '1g.6gb',
-            gpu_record.Phase.BOUND, 14, model.Placement(0, 1)),))
-
-    def without_gpus(self):
-        """A file with a simulated host that has no GPU."""
-        path = self.useFixture(fixtures.TempDir()).join('empty.yaml')
-        with open(path, 'w', encoding='utf-8') as stream:
-            stream.write("driver_version: '550.144.02'\n"
-                         'cuda_version: 12040\ngpus: []\n')
-        return path
 
     def cordon(self, *gpus, reason='a fan'):
         return self.run_json('gpu', 'cordon', *gpus, '--reason', reason)[0]
@@ -93,30 +78,12 @@ class CordonTest(CordonCase):
             self.run_json('gpu', 'uncordon', '0')[0])
         self.assertEqual({}, self.gpu_cordons.known())
 
-    def test_all_gpus(self):
-        self.assertEqual(self.all, [row['address']
-                                    for row in self.cordon('--all')])
-        self.assertEqual(4, len(self.gpu_cordons.known()))
-        self.run_json('gpu', 'uncordon', '--all')
-        self.assertEqual({}, self.gpu_cordons.known())
-
     def test_all_of_the_inventories_are_reserved(self):
         self.cordon(str(self.one))
         for row in self.run_json('offer', 'list')[0]:
             self.assertEqual(
                 row['total'] if row['address'] == str(self.one) else 0,
                 row['reserved'])
-
-    def test_what_cyborg_has_disabled_stays_so(self):
-        self.gpu_cordons.note_disabled(frozenset({self.one}))
-        self.cordon(str(self.one))
-        (row,), errors = self.run_json('gpu', 'uncordon', str(self.one),
-                                       code=1)
-        self.assertTrue(row['cordoned'])
-        self.assertIn(f'GPU {self.one} is still cordoned: disabled in Cyborg',
-                      errors)
-        self.assertRegex(errors, 'openstack gpu uncordon .* '
-                         + str(self.one))
 
     def test_a_gpu_that_is_gone(self):
         gone = model.PciAddress.parse('0000:fe:00.0')
@@ -127,21 +94,6 @@ class CordonTest(CordonCase):
             '--config-file', self.conf, 'gpu', 'cordon', str(gone),
             '--reason', 'a fan', code=1)
         self.assertIn(str(gone), errors)
-
-    def test_a_gpu_that_is_gone_with_its_servers(self):
-        self.lose_with_a_server()
-        self.assertEqual([*self.all, str(_GONE)], [
-            row['address'] for row in self.cordon('--all')])
-        self.run_json('gpu', 'uncordon', '--all')
-        self.assertEqual([str(_GONE)], [
-            row['address'] for row in self.cordon(str(_GONE))])
-
-    def test_a_host_without_gpus(self):
-        for command in (('cordon', '--reason', 'a fan'), ('uncordon',)):
-            _, errors = self.run_program(
-                '--config-file', '/dev/null', '--simulate',
-                self.without_gpus(), 'gpu', *command, '--all', code=1)
-            self.assertIn('it has no NVIDIA GPU', errors)
 
     def test_no_gpu_is_cordoned_without_its_name_and_a_good_reason(self):
         for command in (('cordon', '--all'), ('cordon', '--reason', 'x'),
@@ -179,19 +131,50 @@ class CordonTest(CordonCase):
         self.assertRegex(
             errors, f'GPU {self.one}: Placement was not updated: .*broken')
 
-    def test_a_gpu_that_is_left_alone(self):
-        with open(self.conf, 'a', encoding='utf-8') as stream:
-            stream.write(f'ignored_devices = {self.one}\n')
-        self.assertEqual(self.all[1:], [
-            row['address'] for row in self.cordon('--all')])
-        _, errors = self.run_program(
-            '--config-file', self.conf, 'gpu', 'cordon', str(self.one),
-            '--reason', 'a fan', code=1)
-        self.assertIn('it is in [gpu] ignored_devices', errors)
-        self.assertEqual((), self.gpu_cordons.of(self.one))
 
-    def test_who_used_sudo(self):
-        self.useFixture(fixtures.EnvironmentVariable('SUDO_USER', 'ann'))
-        self.useFixture(fixtures.MonkeyPatch('os.geteuid', lambda: 0))
-        self.cordon(str(self.one))
-        self.assertEqual('ann', self.gpu_cordons.of(self.one)[0].who)
+class WaitTest(CordonCase):
+
+    def drain(self, *arguments, wait='0', code=0):
+        return self.run_json('gpu', 'cordon', '--reason', 'a fan', '--wait',
+                             wait, *arguments, code=code)
+
+    def test_a_free_gpu(self):
+        (row,), _ = self.drain(str(self.one))
+        self.assertEqual([], row['held_by'])
+        self.assertTrue(self.gpu_cordons.of(self.one))
+
+    def test_what_still_has_it(self):
+        store.of(self.state_path).put(self.one, claims=(gpu_record.Claim(
+            _HANDLE, self.one, self.one, 'nvidia-689', '1g.6gb',
+            gpu_record.Phase.BOUND, 14, model.Placement(0, 1)),))
+        rows, _ = self.drain('--all', wait='0.1', code=1)
+        self.assertEqual({
+            address: [{'server': None, 'project': None, 'what': '1g.6gb',
+                       'handle': _HANDLE}] if address == str(self.one) else []
+            for address in self.all},
+            {row['address']: row['held_by'] for row in rows})
+        ((row,), _) = self.drain(str(self.other))
+        self.assertEqual([], row['held_by'])
+
+    def test_what_is_not_known_is_said_once(self):
+        store.of(self.state_path).put(self.one, claims=(gpu_record.Claim(
+            _HANDLE, self.one, self.one, 'nvidia-689', '1g.6gb',
+            gpu_record.Phase.BOUND, 14, model.Placement(0, 1)),))
+        rounds = []
+
+        def silent(reader):
+            rounds.append(True)
+            if len(rounds) == 3:
+                store.of(self.state_path).put(self.one, claims=())
+            raise exception.UsageUnknown(
+                'the servers of this host are not known from libvirt: '
+                'no socket')
+
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.host.domains.DomainReader.read', silent))
+        self.useFixture(fixtures.MonkeyPatch(
+            'cyborg_gpu_driver.cmd.gpu.cordon._ROUND', 0.01))
+        _, errors = self.drain('--all', wait='600')
+        self.assertEqual(3, len(rounds))
+        self.assertEqual(1, errors.count('no socket'))
+

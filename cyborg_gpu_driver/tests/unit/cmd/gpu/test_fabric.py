@@ -13,8 +13,6 @@
 
 from __future__ import annotations
 
-import json
-
 import fixtures
 
 from cyborg_gpu_driver.host.snapshot import model
@@ -27,7 +25,6 @@ from cyborg_gpu_driver.tests.unit.cmd import base
 _GROUPS = ('[gpu]\npolicies = g\nstate_path = {0}\n'
            'simulate = {0}/host.yaml\nsimulate_state = {0}/other\n'
            '[gpu_policy:g]\nmode = nvlink\nnvlink_sizes = 2, 8\n')
-_VGPUS = '[gpu]\npolicies = v\n[gpu_policy:v]\nmode = vgpu\n'
 
 
 class FabricTest(base.CommandCase):
@@ -84,12 +81,6 @@ class FabricTest(base.CommandCase):
                                      '--max-width', '120')
         self.assertIn(f'4 inactive: modules 2, 4 for {handle}', output)
 
-    def test_a_fabric_manager_that_was_restarted(self):
-        self.machine.start_fabric_manager(restart=True)
-        with self.machine.operation(write=True):
-            self.machine.state.fabric.waiting = False
-        self.assertEqual([0, 1, 4, 8], [*self.partitions(self.host, '0')])
-
     def test_why_there_are_none(self):
         self.machine.configure_fabric_manager(mode=0)
         self.machine.start_fabric_manager()
@@ -102,18 +93,3 @@ class FabricTest(base.CommandCase):
         self.assertRegex(output, r'\| fabric_partitions +\| - +\|')
         self.assertNotIn('NVSwitches', errors)
 
-    def test_check(self):
-        conf = self.configure(_VGPUS + 'vgpu_types = H200X-141C\n',
-                              self.directory)
-
-        self.machine.configure_fabric_manager(version='535.104.05')
-        self.machine.stop_fabric_manager()
-        self.assertIn('does not run', self.run_check(conf))
-        self.machine.start_fabric_manager()
-        self.assertIn('535.104.05', self.run_check(conf))
-
-    def run_check(self, conf):
-        output, _ = self.run_program('--config-file', conf, *self.host,
-                                     'doctor', '-f', 'json', code=1)
-        return [row['message'] for row in json.loads(output)
-                if row['code'] == 'nvswitches'][0]

@@ -17,8 +17,6 @@ import os
 
 import fixtures
 
-from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
@@ -91,26 +89,6 @@ class PrepareTest(base.CommandCase):
             self.assertIn('4711', row['reason'])
         self.assertEqual([], self.vgpus())
 
-    def test_gpu_that_was_reported_whole(self):
-        path = store.Store(self.state_path).path(model.PciAddress.parse(GPU))
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, 'w', encoding='utf-8') as stream:
-            stream.write('{}')
-        row = self.prepare(GPU, code=1)[GPU]
-        self.assertIn('is not a cyborg-gpu GPU', row['reason'])
-
-    def test_a_gpu_that_is_left_alone(self):
-        with open(self.conf, 'a', encoding='utf-8') as stream:
-            stream.write(f'[gpu]\nignored_devices = {GPU}\n')
-        self.assertNotIn(GPU, self.prepare('--all', '--dry-run'))
-        _, errors = self.run_on_host('gpu', 'prepare', GPU, code=1)
-        self.assertIn(f'GPU {GPU}: it is in [gpu] ignored_devices', errors)
-
-    def test_unknown_gpu(self):
-        _, errors = self.run_on_host('gpu', 'prepare', '0000:00:00.0',
-                                     code=1)
-        self.assertIn('0000:00:00.0', errors)
-
     def test_restore_does_it_too_and_says_so(self):
         output, errors = self.run_on_host('layout', 'restore')
         self.assertIn(f'{GPU}: turn MIG mode on\n', errors)
@@ -120,3 +98,4 @@ class PrepareTest(base.CommandCase):
         output, _ = self.run_on_host('layout', 'restore', '-o', 'json')
         self.assertEqual({'unchanged'}, {row['status'] for row
                                          in json.loads(output)})
+

@@ -15,9 +15,7 @@
 import uuid
 
 import fixtures
-from oslotest import base as oslotest_base
 
-from cyborg_gpu_driver.cmd.gpu import show
 from cyborg_gpu_driver.host.nvml import vgpu as nvml_vgpu
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import platform
@@ -25,7 +23,6 @@ from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
 _L40S = '0000:16:00.0'
-_A100 = '0000:41:00.0'
 _T4 = '0000:3b:00.0'
 
 
@@ -45,10 +42,6 @@ class VgpuCase(base.CommandCase):
     def shown(self, *arguments):
         return self.rows('--simulate', self.host, '--state', self.state,
                          'gpu', *arguments)
-
-    def printed(self, *arguments):
-        return self.run_program('--simulate', self.host, '--state',
-                                self.state, 'gpu', *arguments)[0]
 
 
 class VendorTest(VgpuCase):
@@ -96,17 +89,6 @@ class VendorTest(VgpuCase):
                          (second['current_type'], second['creatable_types'],
                           second['placement_id']))
 
-    def test_for_people(self):
-        text = self.printed('show', _L40S)
-        self.assertIn(f'{self.function} L40S-24Q', text)
-        self.assertIn('vgpu_mixed_sizes', text)
-
-    def test_list_counts_them(self):
-        first, second, *_ = self.shown('list')
-        self.assertEqual(('vendor-vfio', {'L40S-24Q': 1}),
-                         (first['vgpu_framework'], first['partitions']))
-        self.assertEqual({}, second['partitions'])
-
 
 class MdevTest(VgpuCase):
 
@@ -132,40 +114,6 @@ class MdevTest(VgpuCase):
         self.assertEqual([self.uuid],
                          [mdev['uuid'] for mdev in shown['mdevs']])
 
-    def test_list_counts_it(self):
-        row = next(row for row in self.shown('list')
-                   if row['address'] == _T4)
-        self.assertEqual(('mdev-pf', {'T4-8C': 1}),
-                         (row['vgpu_framework'], row['partitions']))
-
-
-class CreatableTest(VgpuCase):
-    """The vGPU types that can be created as mdevs on virtual functions."""
-
-    def _functions(self):
-        return self.shown('show', _A100)['virtual_functions']
-
-    def test_in_mig_mode_it_follows_from_the_instances(self):
-        self.use('mixed')
-        self.assertEqual({(None, None)}, {
-            (vf['current_type'], vf['creatable_types'])
-            for vf in self._functions()})
-
-    def test_time_sliced(self):
-        self.use('mixed')
-        self.world.sriov_manage(_A100, enable=False)
-        nvml = self.platform.nvml
-        nvml.set_mig_mode(nvml.device(model.PciAddress.parse(_A100)), False)
-        self.world.reset_gpu(_A100)
-        self.world.sriov_manage(_A100)
-        first, second, *_ = self._functions()
-        self.assertIn(620, first['creatable_types'])
-        self.write(str(uuid.uuid4()), first['address'],
-                   'mdev_supported_types', 'nvidia-620', 'create')
-        first, second, *_ = self._functions()
-        self.assertEqual(([], [620]), (first['creatable_types'],
-                                       second['creatable_types']))
-
 
 class SharedInstanceTest(VgpuCase):
 
@@ -186,14 +134,3 @@ class SharedInstanceTest(VgpuCase):
             [(item['vgpu_scheduler'], item['vgpu_time_slice_ns'])
              for item in shown['mig_instances']])
 
-
-class NameTest(oslotest_base.BaseTestCase):
-
-    def test_a_type_that_only_sysfs_lists(self):
-        gpu = model.Gpu(
-            model.PciAddress.parse(_T4), '10de', '1eb8', '0302',
-            mdev_types=(model.MdevType('nvidia-231', 'T4-2B', 5),),
-            mdevs=tuple(model.Mdev(uuid, model.PciAddress.parse(_T4), kind)
-                        for uuid, kind in (('a', 'nvidia-231'),
-                                           ('b', 'nvidia-9'))))
-        self.assertEqual({'T4-2B': 1, 'nvidia-9': 1}, show.partitions(gpu))

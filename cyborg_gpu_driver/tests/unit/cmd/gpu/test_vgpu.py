@@ -12,7 +12,6 @@
 
 """``cyborg-gpu vgpu list`` and ``vgpu clean`` as a person runs them."""
 
-import io
 import json
 import os
 
@@ -61,10 +60,6 @@ class VgpuCase(base.CommandCase):
     def listed(self, *arguments):
         return json.loads(self.vgpu('list', '-f', 'json', *arguments)[0])
 
-    def answer(self, text):
-        """Set the text that a person types when a command asks."""
-        self.useFixture(fixtures.MonkeyPatch('sys.stdin', io.StringIO(text)))
-
     def names(self):
         with self.machine.operation():
             return [vgpu.uuid or vgpu.function for gpu in self.machine.gpus
@@ -95,21 +90,6 @@ class MdevTest(VgpuCase):
         self.assertRegex(first['type'], 'T4-')
         self.assertEqual(('none', '?'), (second['owner'], second['orphan']))
         self.assertIn('| owner', self.vgpu('list', '--long')[0])
-
-    def test_only_orphans_are_listed(self):
-        self.machine.start_guest(_UUIDS[1])
-        self.assertEqual(
-            ['no', 'no', '?'], [row['orphan'] for row in self.listed()])
-        (row,) = self.listed('--orphans')
-        self.assertEqual(_UUIDS[2], row['name'])
-
-    def test_why_something_is_not_known_is_said(self):
-        with self.machine.operation(write=True):
-            self.machine.gpu(self.gpu).state.lost = True
-        rows = self.listed()
-        self.assertEqual(['?'] * 3, [row['guest'] for row in rows])
-        self.assertEqual(['no', '?', '?'], [row['orphan'] for row in rows])
-        self.assertIn(f'{_UUIDS[1]}: ', self.vgpu('list')[1])
 
     def test_all_orphans_need_a_cloud(self):
         _, errors = self.vgpu('clean', '--orphans', '--yes', code=1)
@@ -149,12 +129,6 @@ class MdevTest(VgpuCase):
         self.assertIn('There is no vGPU other', errors)
         self.assertEqual(_UUIDS[:2], self.names())
 
-    def test_what_a_process_has_open_is_no_orphan(self):
-        self.machine.open_vfio(_UUIDS[1], 4711)
-        self.vgpu('clean', '--orphans', '--without-cloud', '--yes')
-        self.assertEqual(_UUIDS[:2], self.names())
-        self.assertEqual((), self.machine.damage)
-
     def test_what_does_not_go(self):
         remove = privileged_vgpu.remove_mdev
 
@@ -179,22 +153,6 @@ class MdevTest(VgpuCase):
                               '--yes', code=1)
         self.assertIn(f'{_UUIDS[1]} was not removed: ', errors)
         self.assertEqual(_UUIDS, self.names())
-
-    def test_it_asks(self):
-        for text in ('', 'n\n', '\n', 'maybe\n'):
-            self.answer(text)
-            _, errors = self.vgpu('clean', _UUIDS[1], code=1)
-            self.assertIn(_UUIDS[1], errors)
-            self.assertIn('[y/N]', errors)
-            self.assertEqual(_UUIDS, self.names())
-        self.answer('y\n')
-        self.vgpu('clean', _UUIDS[1])
-        self.assertEqual([_UUIDS[0], _UUIDS[2]], self.names())
-
-    def test_nothing_to_remove(self):
-        self.vgpu('clean', *_UUIDS[1:], '--yes')
-        _, errors = self.vgpu('clean', '--orphans', '--without-cloud')
-        self.assertIn('nothing to remove', errors)
 
     def test_names_or_orphans(self):
         for arguments in ((), ('--orphans', _UUIDS[1])):
@@ -249,3 +207,4 @@ class VendorVfioTest(VgpuCase):
         self.assertIn('There is nothing to remove', errors)
         self.vgpu('clean', '0000' + functions[1].upper(), '--yes')
         self.assertEqual(functions[:1], tuple(self.names()))
+

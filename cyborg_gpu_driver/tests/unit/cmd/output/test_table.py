@@ -63,16 +63,6 @@ class DefaultTableTest(base.CommandCase):
         self.assertNotIn('Traceback', errors)
         return output
 
-    def test_mig_without_instances(self):
-        found = self.check(self.part('dgx-a100-80'))
-        self.assertEqual(2 * 7 + 4, len(found['offer', 'list'].splitlines()))
-
-    def test_passthrough(self):
-        self.check(self.part('hgx-h100'))
-
-    def test_many_kinds(self):
-        self.check('mixed')
-
     def test_vgpus_and_instances(self):
         state = os.path.join(self.directory, 'state')
         host = self.part('dgx-a100-80')
@@ -112,24 +102,6 @@ class DefaultTableTest(base.CommandCase):
         line = self.printed(*arguments, '--print-empty').splitlines()[1]
         return [cell.strip() for cell in line.strip('|').split('|')]
 
-    def test_columns_that_a_person_names_are_not_folded(self):
-        output, _ = self.run_program(
-            '--simulate', 'mixed', 'offer', 'list', '-c', 'address', '-c',
-            'profile', '-c', 'reported', '-c', 'problem')
-        self.assertIn('| bound to nvidia; it will be offered when it is bound '
-                      'to vfio-pci |', output)
-
-    def test_a_width_that_a_person_names(self):
-        for line in self.printed('--simulate', 'mixed', 'doctor',
-                                 '--max-width', '120').splitlines():
-            self.assertLessEqual(len(line), 120)
-
-    def test_a_column_that_is_not_shown_sorts(self):
-        lines = self.run_program(
-            '--simulate', self.part('dgx-a100-80'), 'gpu', 'list',
-            '--sort-column', 'index', '--sort-descending')[0].splitlines()
-        self.assertIn('0000:0f:00.0', lines[3])
-
 
 class FlatFormatTest(base.CommandCase):
     """CSV and ``value`` have only texts and numbers."""
@@ -161,17 +133,3 @@ class FlatFormatTest(base.CommandCase):
         self.assertEqual(' CUSTOM_GPU_ARCH_AMPERE',
                          output.partition(',')[0])
 
-    def test_one_gpu(self):
-        for form in ('value', 'shell'):
-            output, _ = self.run_program('--simulate', 'mixed', 'gpu', 'show',
-                                         '1', '-f', form)
-            for text in ('None', "['", "{'"):
-                self.assertNotIn(text, output)
-        self.assertIn('\nproblems=""\n', output)
-
-    def test_a_flat_text(self):
-        for value, text in (
-                (None, ''), ('two\nlines', 'two lines'), (['a', None], 'a,'),
-                ((1, 2), '1,2'), ([], ''), ([['a']], '[["a"]]'),
-                ({'a': 1}, '{"a": 1}'), (7, 7), (True, True)):
-            self.assertEqual(text, cmd_output.flat(value))
