@@ -162,17 +162,6 @@ class WriteTest(ReservedCase):
                             self.writer.generations([self.one]))
         self.assertEqual([3, 2], self.reserved())
 
-    def test_a_provider_that_is_made_again_is_written_again(self):
-        self.enforce(3, 0)
-        self.placement.delete(f'/resource_providers/{self.one}')
-        self.enforce(3, 0)
-        self.placement.post('/resource_providers', {
-            'name': 'one', 'uuid': self.one,
-            'parent_provider_uuid': self.root})
-        self.with_inventory(self.one)
-        self.writer.write([self.wanted(self.one, 3)])
-        self.assertEqual([3, 0], self.reserved())
-
     def test_as_much_is_offered_while_placement_has_another_total(self):
         """Cyborg changes the total after it has got the report."""
         for total, count, expected in (
@@ -210,26 +199,6 @@ class ClosedTest(ReservedCase):
         self.assertEqual([_TOTAL, 0], self.reserved())
         self.enforce(3, 0)
         self.assertEqual([3, 0], self.reserved())
-
-    def test_it_is_found_again_after_it_was_opened(self):
-        self.enforce(3, 0)
-        for _ in range(2):
-            self.set_reserved(self.one, _TOTAL)
-            self.enforce(3, 0)
-            self.assertEqual([_TOTAL, 0], self.reserved())
-            self.enforce(3, 0)
-            self.assertEqual([3, 0], self.reserved())
-
-    def test_somebody_opens_it_and_closes_it_again(self):
-        self.enforce(3, 0)
-        self.set_reserved(self.one, _TOTAL)
-        self.enforce(3, 0)
-        self.set_reserved(self.one, 1)
-        self.writer.write([self.wanted(self.one, 2)])
-        self.assertEqual([2, 0], self.reserved())
-        self.set_reserved(self.one, _TOTAL)
-        self.enforce(3, 0)
-        self.assertEqual([_TOTAL, 0], self.reserved())
 
     def test_what_we_have_closed_ourselves_is_opened_at_once(self):
         self.enforce(_TOTAL, 0)
@@ -347,6 +316,3 @@ class TenantTest(ReservedCase):
         self.assertIsNone(self.writer.close(self.one, _CLASS, seen))
         self.assertEqual([0, 0], self.reserved())
 
-    def test_not_closed_where_there_is_none(self):
-        seen = self.writer.seen(self.one)
-        self.assertIsNone(self.writer.close(str(uuid.uuid4()), _CLASS, seen))

@@ -30,7 +30,6 @@ import subprocess
 import sys
 import unittest
 
-from oslo_concurrency import processutils
 from oslo_config import cfg
 from oslo_privsep import priv_context
 from oslotest import base
@@ -75,14 +74,6 @@ class ClosedTest(base.BaseTestCase):
             exception.SysfsError, self.machine.sysfs.write, '1', 'bus',
             'pci', 'devices', str(_GPU), 'reset')
         self.assertEqual(errno.EACCES, error.errno)
-
-    def test_programs_fail(self):
-        for run in (lambda: self.machine.sriov_manage(str(_GPU), False),
-                    lambda: self.machine.mdevctl(
-                        'undefine', '--uuid', 'any')):
-            error = self.assertRaises(
-                processutils.ProcessExecutionError, run)
-            self.assertIn('Permission denied', error.stderr)
 
 
 def begin(directory: str) -> None:
@@ -141,3 +132,4 @@ def main(directory: str, machine: str, *names: str) -> bool:
 
 if __name__ == '__main__':
     sys.exit(not main(*sys.argv[1:]))
+

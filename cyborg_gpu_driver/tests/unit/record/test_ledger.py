@@ -48,7 +48,7 @@ class _World(fixtures.Fixture):
 
     Binds and unbinds write what :mod:`cyborg_gpu_driver.program.bind` writes,
     in the same order. That the agent may die after each of its steps is
-    tested in :mod:`cyborg_gpu_driver.tests.functional.test_kill_sweep`.
+    tested in :mod:`cyborg_gpu_driver.tests.functional.test_kill_agent`.
     """
 
     def _setUp(self):

@@ -20,6 +20,10 @@ import json
 import fixtures
 from cyborg import conf
 
+from cyborg_gpu_driver.cmd.doctor import facts
+from cyborg_gpu_driver.conf import policies
+from cyborg_gpu_driver.host.snapshot import model
+from cyborg_gpu_driver.partition import policy
 from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.cmd import base
 
@@ -166,4 +170,22 @@ class MachineTest(CheckCase):
         self.assertEqual('warning', severity)
         self.assertIn('not-this-machine', message)
         self.assertEqual([], self.of(rows, 'cyborg-release'))
+
+
+class FactsTest(base.CommandCase):
+
+    def test_governed(self):
+        gpu = model.Gpu(model.PciAddress.parse('0000:16:00.0'), '10de',
+                        '20b2', '0302')
+        for mode, offered, carrying in (
+                (policy.Mode.OFF, 0, 0), (policy.Mode.PASSTHROUGH, 1, 0),
+                (policy.Mode.VGPU, 1, 1), (policy.Mode.MIG, 1, 1)):
+            found = facts.Facts(model.Host((gpu,)), policies.Settings(
+                (policy.Policy('p', mode),)))
+            self.assertEqual((offered, carrying), (
+                len(list(found.governed())), len(list(found.with_vgpus()))))
+        elsewhere = policy.Policy('p', policy.Mode.MIG, match_model=('X',))
+        found = facts.Facts(model.Host((gpu,)),
+                            policies.Settings((elsewhere,)))
+        self.assertEqual([], list(found.governed()))
 

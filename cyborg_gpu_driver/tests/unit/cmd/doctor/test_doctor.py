@@ -147,6 +147,36 @@ class DoctorTest(base.CommandCase):
             self.directory, 'state.records')).path(
                 model.PciAddress.parse(address))
 
+    def test_a_record_of_a_gpu_that_is_missing(self):
+        # Stands for an unreadable file, because root can read any file.
+        os.makedirs(self.record('0000:99:00.0'))
+        (row,), _ = self.compared(code=1)
+        self.assertEqual(('bad-record', '0000:99:00.0'),
+                         (row['code'], row['gpu']))
+        self.assertIn('readable for the user of cyborg-agent', row['action'])
+
+    def test_all_parts(self):
+        self.machine.set_health('0000:0f:00.0', uncorrected=2)
+        self.create_instance()
+        rows, _ = self.doctor('doctor', '-f', 'json', code=1)
+        found = {(row['code'], row['gpu']): row for row in rows}
+        self.assertIn('health clear 0000:0f:00.0',
+                      found['unhealthy-gpu', '0000:0f:00.0']['action'])
+        self.assertIn(('foreign-instance', '0000:07:00.0'), found)
+        self.assertIn('no nova.conf', found['not-examined', None]['message'])
+        self.assertTrue(all(row['action'] for row in rows))
+
+    def test_eight_equal_gpus_take_few_lines(self):
+        config = self.configure(
+            '[gpu]\npolicies = p\nprepare = false\n'
+            '[gpu_policy:p]\nmode = mig\n', self.directory)
+        output, said = self.run_program(
+            '--config-file', config, '--simulate', 'hgx-h100-vfio', 'doctor',
+            code=1)
+        lines = (output + said).splitlines()
+        self.assertLessEqual(len(lines), 60)
+        self.assertIn('and 5 more', output)
+
     def test_a_gpu_that_hangs(self):
         """The command ends, although NVML never returns."""
         state = self.directory + '/two'
@@ -201,4 +231,3 @@ class DoctorTest(base.CommandCase):
                     SystemExit, doctor.Doctor(None, None).get_parser(
                         'doctor').parse_args, arguments)
             self.assertIn(words, errors.getvalue())
-

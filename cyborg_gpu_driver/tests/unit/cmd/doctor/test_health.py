@@ -94,3 +94,6 @@ class TestHealth(base.CommandCase):
         self.assertIn(('dead-function', function), [
             (row['code'], row['subject']) for row in rows])
 
+    def test_no_such_address(self):
+        self.run_program(*self.arguments, 'health', 'clear', 'x', code=1)
+
