@@ -191,15 +191,6 @@ class ExplainTest(base.BaseTestCase):
                                    for item in host['missing']]
         return {item['code']: item['what'] for item in said}
 
-    def test_a_flavor_by_name_and_by_id(self):
-        for name in ('small', 'f1'):
-            self.assertEqual({}, self.codes('--flavor', name, code=0))
-
-    def test_a_misspelt_extra_spec(self):
-        self.world.flavor['extra_specs'] = {'accel:device_profil': 'gpus'}
-        self.assertIn('accel:device_profil?', self.codes(
-            '--flavor', 'small')['NO_PROFILE'])
-
     def test_a_project_that_may_not(self):
         self.world.access = []
         self.assertEqual({'FLAVOR_ACCESS'}, set(self.codes(
@@ -224,12 +215,6 @@ class ExplainTest(base.BaseTestCase):
             'id': 'limit', 'project_id': _PROJECT, 'region_id': 'one',
             'resource_name': name, 'resource_limit': 2, 'description': None}]
         self.assertEqual({}, self.codes(*arguments, code=0))
-
-    def test_unified_limits_of_another_region(self):
-        self.world.registered = [
-            _registered(f'class:{clouds.SLICE}', 0, 'two')]
-        self.assertEqual({}, self.codes(
-            '--flavor', 'small', '--project', 'physics', code=0))
 
     def test_a_unified_limit_that_is_not_set(self):
         """Nova shows a unified limit that is not set as a quota of 0."""
@@ -281,3 +266,4 @@ class ExplainTest(base.BaseTestCase):
         self.assertIn('DISAGREES', output)
         self.assertIn('RESERVED_UNUSED', output)
         self.assertIn('Not considered: limits', errors)
+

@@ -102,18 +102,6 @@ class TraitsTest(NodeCase):
             'CUSTOM_GPU_MODEL_H100_80GB_HBM3'}, others)
         self.assertEqual(19, len(layouts))
 
-    def test_no_gpu(self):
-        self.assertEqual((set(), {'CUSTOM_RACK_7'}), self.traits(
-            inventory.Inventory(),
-            ['CUSTOM_RACK_7', LAYOUT + 'OLD', 'CUSTOM_GPU_COUNT_8'],
-            written=[LAYOUT + 'OLD', 'CUSTOM_GPU_COUNT_8']))
-
-    def test_from_sysfs_alone(self):
-        self.assertEqual(
-            ({LAYOUT + 'ALL_DISABLED'},
-             {'CUSTOM_NVIDIA_2330', 'CUSTOM_GPU_COUNT_8'}),
-            self.traits(without_nvml(self.h100)))
-
     def test_only_what_was_written_is_removed(self):
         mine = {'CUSTOM_RACK_7', 'HW_CPU_X86_AVX', 'CUSTOM_NVIDIA_A100',
                 'CUSTOM_GPU_COUNT_4', 'CUSTOM_GPU_MODEL_CHEAP',
@@ -128,11 +116,6 @@ class TraitsTest(NodeCase):
         found = node.traits([mine], self.h100)
         self.assertEqual(H100, set(found.traits))
         self.assertEqual(H100 - {mine}, set(found.written))
-
-    def test_again_changes_nothing(self):
-        first = node.traits(['CUSTOM_RACK_7'], self.h100)
-        self.assertEqual(first, node.traits(
-            first.traits, self.h100, first.written))
 
 
 class WrittenTest(NodeCase):
@@ -186,11 +169,6 @@ class UnhealthyTest(NodeCase):
             'CUSTOM_GPU_UNHEALTHY_XID_79',
             'CUSTOM_GPU_UNHEALTHY_THERMAL'}, others)
 
-    def test_well_again(self):
-        layouts, others = self.traits(
-            self.h100, ['CUSTOM_GPU_UNHEALTHY_XID_79'])
-        self.assertEqual((19, H100), (len(layouts), others))
-
     def test_unhealthy_until_asked(self):
         layouts, others = self.traits(
             without_nvml(self.h100), ['CUSTOM_GPU_UNHEALTHY_XID_79'])
@@ -199,11 +177,6 @@ class UnhealthyTest(NodeCase):
 
 
 class LayoutTraitsTest(NodeCase):
-
-    def test_without_a_template_there_is_none(self):
-        found = node.traits(
-            [], self.h100, files=[file(('halves', HALVES))])
-        self.assertEqual(H100, set(found.traits))
 
     def test_template_decides_on_a_trait_that_was_set_by_hand(self):
         trait = LAYOUT + 'HALVES'
@@ -262,17 +235,6 @@ class LayoutTraitsTest(NodeCase):
         self.assertEqual(wanted, node.traits(
             wanted.traits, self.h100, wanted.written, **options))
 
-    def test_no_room_at_all(self):
-        mine = {f'CUSTOM_{number}' for number in range(49)}
-        wanted = node.traits(mine, inspected.found(
-            self, 't4x4', {0: ['ECC']}))
-        self.assertEqual(mine | {'CUSTOM_GPU_UNHEALTHY_ECC'},
-                         set(wanted.traits))
-        self.assertEqual(
-            {'CUSTOM_GPU_COUNT_4', 'CUSTOM_GPU_MODEL_TESLA_T4',
-             'CUSTOM_GPU_ARCH_TURING', 'CUSTOM_GPU_MEMORY_16GB',
-             'CUSTOM_NVIDIA_1EB8'}, set(wanted.left_out))
-
 
 class PropertiesTest(NodeCase):
 
@@ -299,13 +261,6 @@ class PropertiesTest(NodeCase):
                  'count': 1}]},
             node.summary(inspected.found(self, 'mixed', {1: ['XID_79']})))
 
-    def test_problems(self):
-        first = dataclasses.replace(self.h100.gpus[0], problems=('odd',))
-        self.assertEqual(
-            ['no bus', f'GPU {first.address}: odd'],
-            node.summary(dataclasses.replace(
-                self.h100, gpus=(first,), problems=('no bus',)))['problems'])
-
     def test_capabilities(self):
         h100 = 'gpu_count:8,gpu_model:h100-80gb-hbm3'
         for before, found, expected in (
@@ -331,14 +286,3 @@ class PropertiesTest(NodeCase):
                          node.resource_class(without_nvml(self.h100)))
         self.assertIsNone(node.resource_class(inventory.Inventory()))
 
-    def test_resource_class_that_would_be_too_long(self):
-        def named(name):
-            return inventory.Inventory((dataclasses.replace(
-                self.h100.gpus[0], model=name),))
-
-        first = node.resource_class(named('a' * 52 + '-' * 9 + 'b' * 30))
-        other = node.resource_class(named('a' * 52 + '-' * 9 + 'c' * 30))
-        for name in (first, other):
-            self.assertLessEqual(len(name), 80)
-            self.assertRegex(name, r'\Abaremetal-gpu-a{52}-[0-9a-f-]+\Z')
-        self.assertNotEqual(first, other)
