@@ -69,15 +69,6 @@ class DurableTest(base.BaseTestCase):
             [stat.S_IMODE(os.stat(path).st_mode)
              for path in (os.path.dirname(self.path), lock)])
 
-    def test_no_file_is_no_content(self):
-        self.assertIsNone(durable.read(self.path, 'thing', 1))
-
-    def test_nothing_else_stays_in_the_directory(self):
-        durable.write(self.path, 'thing', 1, 1)
-        durable.write(self.path, 'thing', 1, 2)
-        self.assertEqual(['file.json'],
-                         os.listdir(os.path.dirname(self.path)))
-
     def test_each_damage_is_named(self):
         durable.write(self.path, 'thing', 1, {'a': 1})
         whole = open(self.path, encoding='utf-8').read()
@@ -176,41 +167,6 @@ class DurableTest(base.BaseTestCase):
         durable.make_file(os.path.join(self.directory, 'lock'))
         self.assertEqual(0, os.stat(target).st_uid)
 
-    def test_nobody_waits_for_the_other_end_of_a_pipe(self):
-        os.mkfifo(fifo := os.path.join(self.directory, 'fifo'))
-        for use in (lambda: durable.read(fifo, 'thing', 1),
-                    lambda: durable.make_file(fifo),
-                    lambda: open(fifo, opener=durable.regular)):
-            error = self.assertRaises((OSError, exception.JournalUnreadable),
-                                      use)
-            self.assertIn('Not a regular file', str(error))
-
-    def test_an_empty_file_is_made_once(self):
-        path = os.path.join(self.directory, 'lock')
-        durable.make_file(path)
-        with open(path, 'w', encoding='utf-8') as stream:
-            stream.write('kept')
-        durable.make_file(path)
-        with open(path, encoding='utf-8') as stream:
-            self.assertEqual('kept', stream.read())
-        self.assertEqual(['lock'], os.listdir(self.directory))
-
-    def test_a_link_that_leads_nowhere_is_no_file(self):
-        path = os.path.join(self.directory, 'lock')
-        os.symlink(os.path.join(self.directory, 'nowhere'), path)
-        self.assertRaises(FileNotFoundError, durable.make_file, path)
-        self.assertEqual(['lock'], os.listdir(self.directory))
-
-    def test_the_same_trouble_has_the_same_text(self):
-        with open(os.path.join(self.directory, 'below'), 'w',
-                  encoding='utf-8'):
-            pass
-        for make in (lambda: durable.write(self.path, 'thing', 1, 1),
-                     lambda: durable.write('/proc/self/x', 'thing', 1, 1)):
-            texts = {str(self.assertRaises(exception.JournalError, make))
-                     for _ in range(2)}
-            self.assertEqual(1, len(texts), texts)
-
     def test_leftovers_are_unfinished_writes_of_that_file(self):
         durable.write(self.path, 'thing', 1, 1)
         for name in ('file.json.x.new', 'other.json.x.new'):
@@ -218,3 +174,4 @@ class DurableTest(base.BaseTestCase):
                 pass
         self.assertEqual([self.path + '.x.new'],
                          durable.leftovers(self.path))
+

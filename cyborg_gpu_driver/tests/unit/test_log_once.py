@@ -30,14 +30,9 @@ class LogOnceTest(base.BaseTestCase):
         self.assertTrue(self.said.is_new('lost'))
         self.assertTrue(self.said.is_new('full'))
 
-    def test_subjects_do_not_matter_to_each_other(self):
-        self.assertTrue(self.said.is_new('full', about='a'))
-        self.assertTrue(self.said.is_new('full', about='b'))
-        self.said.over('a')
-        self.assertFalse(self.said.is_new('full', about='b'))
-
     def test_what_comes_back_is_new(self):
         self.said.over()
         self.said.is_new('full')
         self.said.over()
         self.assertTrue(self.said.is_new('full'))
+

@@ -11,9 +11,6 @@
 # under the License.
 """The errors of documents that do not follow their schema."""
 
-import itertools
-import subprocess
-import sys
 
 import hypothesis
 import jsonschema
@@ -117,11 +114,6 @@ class CheckTest(base.BaseTestCase):
                 ({7: 'l'}, 'top level: unknown key 7; known keys: name, ')):
             self.assertIn(f'f.yaml: {said}', self.said({**good, **change}))
 
-    def test_what_is_missing(self):
-        self.assertEqual(
-            "f.yaml: top level: key 'ram' is missing; expected a whole "
-            'number from 1 to 9', self.said({'name': 'a'}))
-
     def test_the_alternative_that_was_meant(self):
         for value, said in (
                 ('some', "found 'some'; expected all, or a list of at least "
@@ -139,13 +131,6 @@ class CheckTest(base.BaseTestCase):
                       self.said({'a': 1, 'b': 1}, what))
         self.assertIn('found an empty mapping; expected one of a and b',
                       self.said({}, what))
-
-    def test_one_entry_at_most(self):
-        what = {'type': 'object', 'maxProperties': 1, 'description': 'one'}
-        for value, said in (({'a': 1, 'b': 1}, 'found keys a, b; expected on'),
-                            ({'a\n': 1, 'x' * 99: 1},
-                             f"found keys 'a\\n', '{'x' * 60}'... (99 char")):
-            self.assertIn(said, self.said(value, what))
 
     def test_a_version_comes_first(self):
         what = schema.mapping({'version': {'const': 'v1'}})
@@ -166,33 +151,10 @@ class CheckTest(base.BaseTestCase):
         self.assertIn(f"unknown key '{'x' * 60}'... (100 characters);",
                       self.said({'x' * 100: 1}))
 
-    def test_what_grows_when_it_is_written(self):
-        """As with YAML aliases. The value is neither searched nor printed."""
-        value = ['x']
-        for _level in range(40):
-            value = [value] * 9
-        recursive = []
-        recursive.append(recursive)
-        text = ['x' * 1000000] * 1000
-        for odd, said in ((value, 'more than can be read'),
-                          (recursive, 'nested too deeply'),
-                          (text, 'more than can be read'),
-                          ({'a': [(text,)]}, 'more than can be read'),
-                          ([1 << 99999], 'a number out of range')):
-            self.assertIn(f'f.yaml: top level: {said}; expected at most ',
-                          self.said(odd))
-
     def test_many_items_are_compared_in_linear_time(self):
         items = [str(number) for number in range(200000)]
         self.assertIn('traits[200000]: ', self.said(
             {'name': 'a', 'ram': 1, 'traits': [*items, '7']}))
-
-    def test_the_error_is_of_the_places_type(self):
-        place = schema.Place('f', 'a', exception.DocumentError)
-        error = self.assertRaises(exception.DocumentError, schema.check, 1,
-                                  schema.TEXT, place)
-        self.assertEqual('f: a: found 1; expected text, in quotes',
-                         str(error))
 
     @fuzz.examples(150)
     @hypothesis.given(strategies.sampled_from(_SCHEMAS), fuzz.PLAIN)
@@ -211,25 +173,6 @@ class SchemasTest(base.BaseTestCase):
         for what in _SCHEMAS:
             jsonschema.Draft202012Validator.check_schema(what)
 
-    def test_each_says_what_would_be_right(self):
-        """A schema with a pattern describes it; a format is for text."""
-        for what in itertools.chain.from_iterable(map(_all, _SCHEMAS)):
-            if 'pattern' in what:
-                self.assertTrue(what.get('description'), what)
-            if 'format' in what:
-                self.assertEqual('string', what['type'][0] if isinstance(
-                    what['type'], list) else what['type'])
-
-    def test_the_library_is_imported_when_it_is_needed(self):
-        """Commands that read no document start without jsonschema."""
-        code = ('import sys; from cyborg_gpu_driver.cmd import main; '
-                'from cyborg_gpu_driver.simulator.machine import machine; '
-                'machine.Machine.load("t4x4"); '
-                'print("jsonschema" in sys.modules)')
-        done = subprocess.run([sys.executable, '-c', code], text=True,
-                              capture_output=True)
-        self.assertEqual('False\n', done.stdout, done.stderr)
-
 
 def _all(what):
     """Generate a schema and the schemas within it."""
@@ -241,3 +184,4 @@ def _all(what):
     elif isinstance(what, list):
         for inner in what:
             yield from _all(inner)
+

@@ -43,13 +43,6 @@ class UnstackTest(case.PluginTest):
                      'enabled_drivers = fake_driver'):
             self.assertIn(f'{line}\n', self.configuration())
 
-    def test_leaves_a_controller_without_drivers(self):
-        self.stack('post-config', services='cyborg-api',
-                   settings=case.SIMULATED)
-        self.unstack('unstack', services='cyborg-api',
-                     settings=case.SIMULATED)
-        self.assertNotIn('enabled_drivers', self.configuration())
-
     def test_takes_the_unit_away(self):
         self.stack('post-config', settings=case.REAL)
         self.assertTrue(self.unit.exists())
@@ -71,12 +64,6 @@ class UnstackTest(case.PluginTest):
         self.unstack('unstack', settings=case.SIMULATED)
         self.assertEqual(nothing, self.unstack('unstack',
                                                settings=case.SIMULATED))
-
-    def test_whatever_is_enabled_or_wrong_by_now(self):
-        self.stack('post-config', settings=case.SIMULATED)
-        self.unstack('unstack', services='n-api', settings={
-            **case.SIMULATED, 'CYBORG_GPU_FLAVOR_RAM': '8G'})
-        self.assertNotIn('gpu', self.configuration())
 
 
 class CleanTest(case.PluginTest):
@@ -101,6 +88,3 @@ class CleanTest(case.PluginTest):
         self.assertTrue((self.state / 'journal.json').exists())
         self.assertFalse(self.unit.exists())
 
-    def test_without_stack(self):
-        self.unstack('clean', settings=case.REAL)
-        self.assertNotIn('warning:', self.done.stderr)

@@ -57,9 +57,6 @@ class RequestsTest(base.BaseTestCase):
             raise ConnectionError('refused')
         return [_ARQ]
 
-    def test_of_a_server(self):
-        self.assertEqual([_ARQ], self.requests.of(None, SERVER))
-
     def test_flavor_without_a_profile(self):
         self.assertEqual([], self.requests.of(None, instance()))
         self.assertEqual(0, self.asked)
@@ -79,13 +76,6 @@ class RequestsTest(base.BaseTestCase):
         self.answers_at = 0.0
         self.assertEqual([_ARQ], self.requests.of(None, SERVER))
 
-    def test_not_bound_here(self):
-        for wrong in ({'hostname': 'node2'}, {'state': 'BindFailed'}):
-            requests = handles.Requests(
-                lambda context, server, wrong=wrong: [{**_ARQ, **wrong}])
-            self.assertRaises(exception.CloudError,
-                              requests.of, None, SERVER)
-
 
 class CredentialsTest(base.BaseTestCase):
 
@@ -99,3 +89,4 @@ class CredentialsTest(base.BaseTestCase):
             context = types.SimpleNamespace(
                 auth_token=token, user_auth_plugin=plugin)
             self.assertIs(used or context, cyborg.get_client(context))
+

@@ -62,9 +62,6 @@ class Nova34:
 
 class CapabilityTest(base.BaseTestCase):
 
-    def test_the_tested_nova(self):
-        self.assertEqual('', capability.mismatch(Nova34, '34.0.1'))
-
     def test_another_nova(self):
         for version in ('33.1.0', '35.0.0', '3', '', '340.0.0'):
             self.assertIn('34', capability.mismatch(Nova34, version))
@@ -123,9 +120,6 @@ class MdevProblemTest(base.BaseTestCase):
         for version in ('unknown', 'v34', '\u0663\u0664.0.0', '0.0.0'):
             self.assertIn('ignores accelerators', self.problem(version))
 
-    def test_nova_that_is_not_installed_here(self):
-        self.assertEqual('', self.problem())
-
     def test_the_nova_that_python_would_import(self):
         self.assertIn('Nova 33.0.0', self.problem('33.0.0', '34.0.0'))
 
@@ -155,11 +149,3 @@ class ExtendTest(base.BaseTestCase):
         self.extend(Other, '35.0.0')
         self.assertIs(before, Other.resume_state_on_host_boot)
 
-    def test_extended_once(self):
-        class Nova(Nova34):
-            pass
-        self.assertEqual('', self.extend(Nova, '34.0.0'))
-        first = Nova._get_guest_config
-        self.assertIsNot(Nova34._get_guest_config, first)
-        self.extend(Nova, '34.0.0')
-        self.assertIs(first, Nova._get_guest_config)

@@ -58,11 +58,6 @@ class ReadTest(base.BaseTestCase):
         self.assertEqual(1, len(self.read(
             '[pci]\npassthrough_whitelist = {}\n').device_spec))
 
-    def test_a_later_file_counts(self):
-        found = self.read('[pci]\nreport_in_placement = true\n',
-                          '[pci]\nreport_in_placement = false\n')
-        self.assertFalse(found.report_in_placement)
-
     def test_what_cannot_be_read_is_named(self):
         for text, word in (('[pci\n', '0.conf'),
                            ('[pci]\nreport_in_placement = 5\n', '5'),
@@ -73,3 +68,4 @@ class ReadTest(base.BaseTestCase):
         error = self.assertRaises(exception.InvalidValue, conf_file.read,
                                   ['/nowhere/nova.conf'])
         self.assertIn('/nowhere/nova.conf', str(error))
+

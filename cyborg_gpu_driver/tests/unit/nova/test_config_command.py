@@ -102,23 +102,11 @@ class ConfigNovaTest(base.CommandCase):
         self.assertEqual(8, output.count('\ndevice_spec = '))
         self.assertIn(path, errors)
 
-    def test_without_placement(self):
-        output, _ = self.config('--no-pci-in-placement')
-        self.assertNotIn('resource_class', output)
-        self.assertIn('"product_id": "26b9"', output)
-
-    def test_what_nova_cannot_tell_apart(self):
+    def test_gpus_that_cyborg_hands_out(self):
         output, errors = self.config(
-            fixed='L40S-12Q:1,L40S-12A:1', code=1)
+            more='nova_vfio_handles = true\n')
         self.assertEqual('', output)
-        self.assertIn('one resource class per GPU', errors)
+        self.assertIn('GPU 0000:16:00.0 is left out: [gpu] '
+                      'nova_vfio_handles is set', errors)
+        self.assertIn('No GPU of this host', errors)
 
-    def test_gpus_with_mdev(self):
-        output, errors = self.config(fixed='T4-2B:2', host='t4x4')
-        self.assertEqual('', output)
-        self.assertIn('mdev-pf, not vendor-vfio', errors)
-
-    def test_gpus_without_virtual_functions(self):
-        output, errors = self.config(host='mixed')
-        self.assertEqual('', output)
-        self.assertIn('no virtual functions that can carry vGPUs', errors)

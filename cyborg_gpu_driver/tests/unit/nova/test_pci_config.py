@@ -110,13 +110,6 @@ class OutputTest(base.BaseTestCase):
         self.assertIn('# GPU 0000:38:00.0', lines)
         self.assertIn('report_in_placement = true', found.dump())
 
-    def test_data_for_programs(self):
-        found = pci_config.build([assigned('0000:16:00.4')]).to_dict()
-        self.assertTrue(found['pci']['report_in_placement'])
-        self.assertTrue(found['filter_scheduler']['pci_in_placement'])
-        self.assertEqual('0000:16:00.4',
-                         found['pci']['device_spec'][0]['address'])
-
     def test_post_copy_is_off_where_servers_migrate(self):
         item = assigned('0000:16:00.4')
         option = 'live_migration_permit_post_copy'
@@ -129,7 +122,3 @@ class OutputTest(base.BaseTestCase):
                          found.dump().splitlines()[-2:])
         self.assertEqual({option: False}, found.to_dict()['libvirt'])
 
-    def test_without_placement_the_filter_is_named(self):
-        found = pci_config.build([assigned('0000:16:00.4')], False)
-        self.assertIn('PciPassthroughFilter', found.dump())
-        self.assertNotIn('report_in_placement', found.to_dict()['pci'])

@@ -230,29 +230,6 @@ class ReaderTest(base.BaseTestCase):
         self.assertEqual([(weigher_reader.Server(TWO, 'of 2', 1),)] * 3,
                          self.servers(reader, fleet))
 
-    def test_who_is_on_a_gpu_is_not_known(self):
-        self.placement.used['a'] = 1
-        for servers, expected in (
-                ([ONE, TWO], None),
-                (['../x'], (weigher_reader.Server('../x', '', 1),))):
-            self.placement.servers = servers
-            reader = self.reader()
-            fleet = self.fleet(reader, 'a', watched='a')
-            self.assertEqual([expected] * 3, self.servers(reader, fleet))
-
-    def test_what_is_gone_is_no_failure(self):
-        """A provider or a server was deleted after the host was read."""
-        self.placement.used['a'] = 1
-        for gone, expected in (
-                ('/resource_providers/', None),
-                ('/allocations/', (weigher_reader.Server(ONE, '', 1),))):
-            self.placement.gone = gone
-            reader = self.reader()
-            fleet = self.fleet(reader, 'a', watched='a')
-            self.assertEqual([expected] * 3, self.servers(reader, fleet))
-            self.assertIsNotNone(fleet.cost(self.placement.candidate('a')))
-        self.assertEqual('', self.logged.output)
-
     def test_more_servers_than_one_request_can_read(self):
         self.placement.used['a'] = 30
         self.placement.servers = [
@@ -263,21 +240,6 @@ class ReaderTest(base.BaseTestCase):
             fleet = self.fleet(reader, 'a', watched='a')
             self.assertEqual(expected, len(self.placement.asked))
         self.assertNotIn(None, self.servers(reader, fleet))
-
-    def test_hosts_are_forgotten(self):
-        reader = self.reader(most=2)
-        self.fleet(reader, 'ab')
-        fleet = self.fleet(reader, 'bc')
-        # Otherwise a host that no longer exists would affect what is scarce.
-        self.assertEqual(['b', 'c'], [
-            host for host in 'abc'
-            if fleet.cost(self.placement.candidate(host)) is not None])
-        fleet = self.fleet(reader, 'abc')
-        for host in 'abc':
-            self.assertIsNotNone(fleet.cost(self.placement.candidate(host)))
-        self.now += 601
-        fleet = self.fleet(reader, 'a')
-        self.assertIsNone(fleet.cost(self.placement.candidate('b')))
 
     def test_a_host_without_a_candidate_has_none_left(self):
         reader = self.reader()
@@ -303,15 +265,6 @@ class ReaderTest(base.BaseTestCase):
         self.now += 10
         self.assertIsNotNone(self.fleet(reader))
         self.assertEqual(1, self.logged.output.count('again'))
-
-    def test_after_a_failure_it_waits_as_long_as_answers_are_valid(self):
-        reader = self.reader(keep=30.0)
-        self.placement.status_code = 503
-        for pause, asked in ((0, 1), (29.9, 0), (0.1, 1)):
-            self.now += pause
-            self.placement.asked.clear()
-            self.assertIsNone(self.fleet(reader))
-            self.assertEqual(asked, len(self.placement.asked), pause)
 
     def test_an_answer_without_sense_is_a_failure(self):
         self.placement.summaries = lambda host: {'x': {}}
@@ -362,21 +315,6 @@ class ReaderTest(base.BaseTestCase):
             self.fleet(reader, changing={'b'})
             self.assertEqual(expected, self.placement.read())
 
-    def test_when_each_host_was_asked(self):
-        def dawdle():
-            self.now += 0.25
-
-        self.placement.before = dawdle
-        reader = self.reader()
-        self.assertEqual({'a': 100.0, 'b': 100.5}, self.fleet(reader).began)
-        self.now = 103.0
-        found = reader.fleet(CLASS, {'a': 0, 'b': 'changed'})
-        self.assertEqual({'a': 100.0, 'b': 103.0}, found.after({}).began)
-        # A host without an answer does not count as read.
-        self.placement.status_code = 500
-        self.fleet(reader, 'b', 'changed again')
-        self.assertEqual({'a': 100.0, 'b': 103.0}, reader.latest.began)
-
 
 class PublishedTest(base.BaseTestCase):
 
@@ -400,17 +338,9 @@ class PublishedTest(base.BaseTestCase):
         gpu, = published.gpus(placement.summaries('a'), known)
         self.assertEqual([4, 0, 0], [offer.free for offer in gpu.offers])
 
-    def test_what_is_not_ours_is_left_out(self):
-        placement = Placement()
-        summaries = placement.summaries('a')
-        self.assertEqual((), published.gpus(summaries, {}))
-        self.assertEqual((), published.gpus(
-            summaries, dict.fromkeys(summaries, 'a_0000:18:00.0')))
-        self.assertTrue(published.nameless(summaries, {}))
-        self.assertFalse(published.nameless({'a': summaries['a']}, {}))
-
     def test_classes_of_gpus(self):
         for name, expected in (
                 ('PGPU', True), ('CUSTOM_NVIDIA_T4_2B', True),
                 ('VGPU', False), ('FPGA', False), ('CUSTOM_FPGA', False)):
             self.assertEqual(expected, published.is_gpu(name), name)
+

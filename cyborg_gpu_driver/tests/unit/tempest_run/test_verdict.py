@@ -15,7 +15,6 @@
 from oslotest import base
 
 from cyborg_gpu_driver.tests.integration.tempest_run import known
-from cyborg_gpu_driver.tests.integration.tempest_run import plan
 from cyborg_gpu_driver.tests.integration.tempest_run import verdict
 
 PASSED = verdict.Outcome(verdict.PASSED)
@@ -56,18 +55,3 @@ class TestJudge(base.BaseTestCase):
             self.assertEqual({'a': expected}, found.problems)
             self.assertNotIn('a', (*found.passed, *found.skipped))
 
-
-class TestUnder(base.BaseTestCase):
-
-    def test_each_is_known_in_some_run(self):
-        found = {test for run in plan.runs()
-                 for test in known.under(run.policy, run.folder)}
-        self.assertEqual(set(known.TESTS), found)
-
-    def test_only_its_folder(self):
-        self.assertEqual([], [test for test in known.under('legacy', 'api')
-                              if '.scenario.' in test])
-
-    def test_only_its_policy(self):
-        self.assertEqual({}, known.under('new', 'api'))
-        self.assertNotEqual({}, known.under('legacy', 'api'))

@@ -35,6 +35,7 @@ from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.tests import command
 from cyborg_gpu_driver.tests.unit.cmd import base as cmd_base
 from cyborg_gpu_driver.tests.unit.tools import documents
+
 _DOC = re.compile(r':doc:`(?:[^`<]*<)?([^`<>]+)>?`')
 _REF = re.compile(r':ref:`(?:[^`<]*<)?([^`<>]+)>?`')
 _SHOWN = re.compile(

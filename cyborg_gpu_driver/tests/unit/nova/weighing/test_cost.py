@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 
 from oslotest import base
@@ -119,31 +118,6 @@ class GridTest(CostCase):
                 if place.start == start))
         return occupancy
 
-    def test_one_after_another_on_one_gpu(self):
-        fleet = weigher_cost.Fleet([self.left])
-        one = fleet.cost(weigher_case.asked(self.left, '1g.10gb'))
-        two = fleet.cost(weigher_case.asked(
-            self.left, '1g.10gb', '1g.10gb'))
-        all_left = fleet.cost(weigher_case.asked(
-            self.left, *['1g.10gb'] * 4))
-        self.assertLess(one.loss, two.loss)
-        self.assertLess(two.loss, all_left.loss)
-        self.assertEqual(math.inf, fleet.cost(weigher_case.asked(
-            self.left, *['1g.10gb'] * 5)).loss)
-        # Placement has two of each free, but both together do not fit.
-        both = fleet.cost(weigher_case.asked(self.left, '3g.40gb', '1g.10gb'))
-        self.assertEqual((math.inf, -math.inf),
-                         (both.packing, both.spreading))
-
-    def test_a_claim_leaves_no_room_for_what_is_still_published(self):
-        claimed = weigher_case.gpu('host', 'claimed', claimed=['4g.40gb'])
-        fleet = weigher_cost.Fleet([claimed])
-        self.assertEqual(
-            [math.inf, math.inf], [fleet.cost(weigher_case.asked(
-                claimed, name)).loss for name in ('4g.40gb', '7g.80gb')])
-        self.assertLess(fleet.cost(weigher_case.asked(
-            claimed, '3g.40gb')).loss, 9)
-
     def test_what_looks_alike_costs_the_mean(self):
         offered = ('1g.10gb', '2g.20gb', '3g.40gb')
         profiles = [profile for profile in boards.H100_80
@@ -179,15 +153,6 @@ class EstimateTest(CostCase):
         # One vGPU of 15, and one of 15 with an eighth of four others.
         self.assertAlmostEqual(1 / 15.5, begun.loss)
         self.assertAlmostEqual(1 / 15.5 + 0.5 / 4.5, empty.loss)
-
-    def test_two_on_one_gpu(self):
-        gpu = vgpus('host', 'gpu', T4_2B=(0, 4), T4_4Q=(0, 4))
-        cost = weigher_cost.Fleet([gpu]).cost(
-            weigher_case.asked(gpu, 'T4_2B', 'T4_2B'))
-        self.assertEqual(math.inf, weigher_cost.Fleet([gpu]).cost(
-            weigher_case.asked(gpu, *['T4_2B'] * 5)).loss)
-        # A quarter of each type, and a third of what is left of each.
-        self.assertAlmostEqual(2 * 2 / 4.5, cost.loss)
 
     def test_whole_gpus_cost_the_same_but_for_the_host(self):
         def whole(host, number, used):
@@ -241,14 +206,6 @@ class FleetTest(CostCase):
             for others in ([], more))
         self.assertLess(many, few)
 
-    def test_unknown_providers_count_for_nothing(self):
-        gpu = weigher_case.gpu('host', 'gpu')
-        fleet = weigher_cost.Fleet([gpu])
-        self.assertIsNone(fleet.cost(
-            {'host': {'resources': {'VCPU': 1}}}))
-        self.assertIsNone(weigher_cost.Fleet([]).cost(
-            weigher_case.asked(gpu, '1g.10gb')))
-
 
 class RolesTest(CostCase):
     """GPUs that are offered in several roles at the same time."""
@@ -295,3 +252,4 @@ class RolesTest(CostCase):
             self.assertEqual(
                 {label: 3 if label == taken else 0 for label in names},
                 {offer.provider: offer.free for offer in gpu.offers})
+

@@ -73,21 +73,6 @@ class EveryStateTest(testscenarios.WithScenarios, base.BaseTestCase):
         self.check(lambda name: name[0] in '24' and '+' not in name
                    and '-' not in name)
 
-    def test_a_profile_alone(self):
-        # In this case, one slice with double memory looks like a quarter of
-        # a GPU of four slices, and fits as often.
-        grid = geometry.Geometry(self.board)
-        for profile in self.board:
-            for occupancy in scope.some(geometry.states(grid, [profile])):
-                left = grid.creatable(occupancy, profile)
-                rows = weigher_grid.rows(
-                    (profile.name,), (len(occupancy.taken),), (left,))
-                self.assertTrue(rows, (profile.name, occupancy))
-                self.assertEqual({left}, {
-                    row.table.grid.creatable(row.occupancy,
-                                             row.table.profiles[0])
-                    for row in rows})
-
 
 class RowsTest(base.BaseTestCase):
 
@@ -114,11 +99,6 @@ class RowsTest(base.BaseTestCase):
                 offered=('1g.10gb', '3g.40gb', '7g.80gb', '4g.40gb'),
                 taken=[('1g.10gb', 4), ('1g.10gb', 6)])))
 
-    def test_media_extensions_are_there_once(self):
-        self.assertEqual([[('1g.10gb+me', 6)]], self.layouts(
-            offered=('1g.10gb', '1g.10gb+me', '2g.20gb', '4g.40gb'),
-            taken=[('1g.10gb+me', 6)]))
-
     def test_a_claim_lies_where_the_agent_will_put_it(self):
         self.assertEqual([[('3g.40gb', 4)]],
                          self.layouts(claimed=['3g.40gb']))
@@ -137,3 +117,4 @@ class RowsTest(base.BaseTestCase):
         # No GPU instances at all.
         self.assertEqual((), weigher_grid.rows(('T4-2B',), (0,), (8,)))
         self.assertEqual((), weigher_grid.rows(('passthrough',), (0,), (1,)))
+

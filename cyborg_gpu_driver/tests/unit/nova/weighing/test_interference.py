@@ -34,10 +34,6 @@ class MatrixTest(base.BaseTestCase):
         self.assertEqual(2.0, self.matrix.slowdown('b', ['a']))
         self.assertEqual(1.0, self.matrix.slowdown('a', []))
 
-    def test_each_neighbour_adds_its_share(self):
-        self.assertEqual(2.0, self.matrix.slowdown('a', ['b', 'b', 'a']))
-        self.assertEqual(1.25, self.matrix.interference('a', ['b']))
-
     def test_two_that_do_not_fit_together(self):
         self.assertEqual(math.inf, self.matrix.interference('c', ['b']))
         self.assertEqual(math.inf, self.matrix.slowdown('b', ['a', 'c']))
@@ -63,3 +59,4 @@ class WrongDocumentTest(base.BaseTestCase):
         error = self.assertRaises(exception.InvalidValue, published.parse,
                                   self.document)
         self.assertIn('{"slowdown": {"A": {"B": 1.25}}}', str(error))
+
