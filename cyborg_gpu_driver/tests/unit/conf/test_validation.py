@@ -78,16 +78,6 @@ class ValidationTest(base.BaseTestCase):
         self.refused('[gpu_policy:y]\nmode = off\n',
                      '[gpu] policies = (unset)')
 
-    def test_misspelt_policy_group(self):
-        for group in ('gpu-policy:x', 'gpu_polcy:x', 'GPUpolicy:x'):
-            self.refused(f'[{group}]\nmode = off\n', group,
-                         'did you mean [gpu_policy:x]?')
-
-    def test_groups_of_others_are_left_alone(self):
-        self.read('[gpu_devices]\nenabled_vgpu_types = nvidia-35\n'
-                  '[vgpu_nvidia-35]\ndevice_addresses = 0000:84:00.0\n'
-                  '[placement]\nauth_type = password\n')
-
     def test_values(self):
         for line, words in (
                 ('orphan_grace = ten', ('whole number of at least 0',)),
@@ -136,3 +126,4 @@ class StatePathTest(base.BaseTestCase):
                          self.state_path(simulate='t4x4'))
         self.assertEqual('/own', self.state_path(simulate='t4x4',
                                                  state_path='/own'))
+

@@ -252,35 +252,6 @@ class AgentTest(_Case):
             self.agent.unbind(*self.asked)
         self.assertEqual(4.0, self.seconds())
 
-    def test_time_that_cannot_be_shown_is_left_out(self):
-        self.agent.bind(*self.asked)
-        self.agent.report()
-        self.seconds()
-        with open(os.path.join(self.state_path, 'uptime.json'), 'w',
-                  encoding='utf-8') as stream:
-            stream.write('no time')
-        found = self.scrape()
-        self.assertNotIn('cyborg_gpu_assigned_seconds_total', found)
-        self.assertEqual(1.0, self.one('unreadable_records'))
-
-    def test_the_project_of_a_server(self):
-        self.agent._node.conf.set_override('os_cloud', 'here', 'gpu')
-        self.placement.project = 'ours'
-        self.be_at(1000)
-        self.agent.bind(*self.asked)
-        (entry,) = self.agent._records.claims()
-        self.be_at(5000)
-        self.agent.report()
-        self.assertNotIn('cyborg_gpu_assigned_seconds_total', self.scrape())
-        observer = self.agent._observer
-        observer.claims(reconcile.Requests((reconcile.Request(
-            entry.handle, _ARQ, _SERVER, entry.function, entry.mdev_type),)))
-        for _ in range(3):
-            self.agent.report()
-        self.assertEqual(4.0, self.one('assigned_seconds_total',
-                                       project='ours'))
-        self.assertEqual([f'/allocations/{_SERVER}'], self.placement.asked)
-
     def test_xids_are_counted_from_the_start_of_the_agent(self):
         self.agent.bind(*self.asked)
         (entry,) = self.agent._records.claims()
@@ -363,13 +334,6 @@ class RecordsTest(_Case):
     def put(self, **parts):
         store.of(self.state_path).put(self.address, **parts)
 
-    def test_a_host_without_anything(self):
-        found = self.scrape()
-        self.assertEqual(
-            {'cyborg_gpu_unreadable_records', 'cyborg_gpu_exporter_build_info',
-             'cyborg_gpu_agent_state_timestamp_seconds'}, set(found))
-        self.assertEqual(0.0, self.one('agent_state_timestamp_seconds'))
-
     def test_what_an_operator_has_disabled_and_what_is_unhealthy(self):
         self.put(cordons=_CORDONS, health=gpu_record.HealthRecord(
             'boot', None, (health.Condition('XID_79', 1.0, 2.0),)))
@@ -407,9 +371,6 @@ class RecordsTest(_Case):
                 stream.write('{"kind": ')
         self.assertEqual(2.0, self.one('unreadable_records'))
         self.assertEqual(1.0, self.one('disabled'))
-
-    def test_the_address_as_dcgm_exporter_has_it(self):
-        self.assertEqual('00000000:3B:00.0', collect.bus_id(self.address))
 
 
 class StateTest(_Case):
@@ -454,28 +415,6 @@ class StateTest(_Case):
         writer.write()
         self.assertEqual([True], ended)
 
-    def test_counts_are_there_before_the_first_operation(self):
-        # Otherwise rate() and increase() would not see the first one.
-        state.StateWriter(self.state_path, 'host1').write()
-        found = self.scrape()
-        for operation in state.OPERATIONS:
-            self.assertEqual(0.0, self.one(
-                'operation_duration_seconds_count', operation=operation))
-            self.assertEqual({0.0}, {
-                value for labels, value in found['cyborg_gpu_operations_total']
-                if labels['operation'] == operation})
-
-    def test_what_is_written_can_be_read_by_the_group(self):
-        state.StateWriter(self.state_path, 'host1').write()
-        self.assertEqual(0o640, os.stat(state.path(
-            self.state_path)).st_mode & 0o777)
-
-    def test_a_disk_that_is_full_stops_nobody(self):
-        with open(os.path.join(self.state_path, 'file'), 'wb'):
-            pass
-        state.StateWriter(
-            os.path.join(self.state_path, 'file'), 'host1').write()
-
     def test_owners_outlive_the_agent(self):
         writer = state.StateWriter(self.state_path, 'host1')
         writer.set(owners={'x': state.Owner(_ARQ, _SERVER)})
@@ -486,3 +425,4 @@ class StateTest(_Case):
                          state.StateWriter(self.state_path, 'host1').owners)
         self.assertEqual({'x': state.Owner(_ARQ, _SERVER)},
                          state.read(self.state_path).owners)
+

@@ -33,7 +33,6 @@ _UNIT = _ROOT / 'etc/systemd/cyborg-gpu-exporter.service'
 _DROP_IN = _ROOT / 'etc/systemd-drop-ins/cyborg-gpu-exporter-nvml.conf'
 _REFERENCE = _ROOT / 'doc/source/reference/metrics.rst'
 _ITEM = re.compile(r'^``(\w+)``\n((?: {3}.*\n)+)', re.MULTILINE)
-_ENDS = ('', '_bucket', '_count', '_sum')
 
 
 class RulesTest(base.BaseTestCase):
@@ -61,14 +60,6 @@ class RulesTest(base.BaseTestCase):
         self.assertEqual(sorted(
             (rule['alert'], fires) for rule in self.rules
             if 'alert' in rule for fires in (False, True)), found)
-
-    def test_they_ask_for_metrics_that_there_are(self):
-        known = {metric.full_name + end for metric in definitions.ALL
-                 for end in _ENDS}
-        for rule in self.rules:
-            names = re.findall(r'(?<![:\w])cyborg_gpu_\w+', rule['expr'])
-            self.assertLessEqual(set(names), known, rule['expr'])
-            self.assertNotIn('group_right', rule['expr'])
 
 
 class ReferenceTest(base.BaseTestCase):
@@ -133,13 +124,6 @@ class UnitTest(base.BaseTestCase):
             {name: value for name, value in added.items()
              if name != 'Environment'})
 
-    def test_it_has_no_privileges_and_no_passwords(self):
-        for name, value in (
-                ('DynamicUser', 'yes'), ('CapabilityBoundingSet', ''),
-                ('PrivateDevices', 'yes'), ('ProtectSystem', 'strict'),
-                ('InaccessiblePaths', '-/etc/cyborg')):
-            self.assertEqual(value, self.service[name], name)
-
 
 def _read(unit):
     """Return a systemd unit by section."""
@@ -147,3 +131,4 @@ def _read(unit):
     parser.optionxform = str
     parser.read_string(unit.read_text(encoding='utf-8').replace('\\\n', ''))
     return parser
+

@@ -18,7 +18,6 @@ import threading
 
 import fixtures
 import prometheus_client
-import pynvml
 from prometheus_client import parser
 
 from cyborg_gpu_driver.host import deadline
@@ -30,8 +29,6 @@ from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
 from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.host import base
-
-_SOON = 0.5
 
 
 class _Case(base.SimulatedTestCase):
@@ -100,14 +97,6 @@ class SamplerTest(_Case):
             str(self.first)])
         self.assertEqual(1, len(self.log.about('has no sample')))
 
-    def test_no_nvml(self):
-        self.machine.unload_library()
-        self.sampler.round()
-        self.assertEqual({}, self.scrape('temperature_celsius'))
-        self.machine.load_library()
-        self.sampler.round()
-        self.assertEqual(4, len(self.scrape('temperature_celsius')))
-
 
 class HungTest(_Case):
 
@@ -155,16 +144,6 @@ class HungTest(_Case):
         self.assertEqual(0.0, self.scrape('hardware_sample_age_seconds')[
             str(self.first)])
 
-    def test_it_fails_at_once_from_then_on(self):
-        self.machine.hang_gpu(str(self.first))
-        self.nvml.timeout = _SOON
-        for _ in range(3):
-            self.sampler.round()
-        self.assertEqual(3.0, self.scrape('hardware_failed_samples_total')[
-            str(self.first)])
-        self.assertNotIn(str(self.first), self.scrape('temperature_celsius'))
-        self.assertEqual(3, len(self.scrape('temperature_celsius')))
-
 
 class OpenTest(_Case):
     """Which GPUs' device nodes the exporter has open."""
@@ -199,14 +178,6 @@ class OpenTest(_Case):
         self.sampler.round()
         self.assertIn(str(self.first), self.opened())
 
-    def test_a_record_that_cannot_be_read(self):
-        self.report('mig')
-        with open(os.path.join(self.state_path, 'gpus', f'{self.first}.json'),
-                  'w', encoding='utf-8') as stream:
-            stream.write('{')
-        self.sampler.round()
-        self.assertEqual(set(), self.opened())
-
     def test_nobody_could_ask_for_a_gpu_to_be_closed(self):
         real = sampler.Sampler(
             dataclasses.replace(self.platform, simulated=False),
@@ -232,31 +203,3 @@ class OpenTest(_Case):
         self.assertEqual({0.0}, set(self.scrape(
             'hardware_failed_samples_total').values()))
 
-    def test_a_gpu_of_another_driver(self):
-        self.sampler.round()
-        self.nvml.reset()
-        self.machine.sriov_manage(str(self.first), enable=False)
-        self.machine.bind_driver(str(self.first), 'vfio-pci')
-        self.sampler.round()
-        self.assertNotIn(str(self.first), self.scrape('temperature_celsius'))
-        self.assertNotIn(str(self.first), self.scrape(
-            'hardware_sample_age_seconds'))
-
-
-class MetricsTest(_Case):
-
-    def test_names_and_labels_fit(self):
-        self.assertEqual(set(sampler.telemetry.Quantity),
-                         set(definitions.HARDWARE))
-        self.sampler.round()
-        for gpu in self.sampler.take().values():
-            for value in gpu.values:
-                metric = definitions.HARDWARE[value.quantity]
-                self.assertEqual(len(metric.labels), 3 + len(value.labels),
-                                 metric.name)
-
-    def test_a_scrape_calls_no_nvml(self):
-        self.sampler.round()
-        self.useFixture(fixtures.MonkeyPatch('pynvml.nvmlLib', None))
-        self.assertEqual(4, len(self.scrape('temperature_celsius')))
-        self.assertIsNone(pynvml.nvmlLib)

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 import urllib.parse
 
 import fixtures
 import testscenarios
 from oslotest import base
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.metrics import definitions
 from cyborg_gpu_driver.nova.scheduling import utilization
 from cyborg_gpu_driver.tests import scope
@@ -120,12 +120,6 @@ class BackgroundTest(UtilizationCase):
         monitored.wait_for('a second question',
                            lambda: len(self.prometheus.urls) > 1)
 
-    def test_off(self):
-        for url in None, '':
-            found = utilization.Utilization(url)
-            self.assertIsNone(found.of(HOST, [GPU]))
-        self.assertEqual([], self.prometheus.urls)
-
 
 class TroubleTest(UtilizationCase):
 
@@ -154,37 +148,30 @@ class SlowTest(UtilizationCase):
         self.known.ask()
         self.assertEqual(1, self.warnings())
 
-    def test_nobody_there(self):
-        known = utilization.Utilization('http://127.0.0.1:1')
-        known.ask()
-        self.assertEqual(1, self.warnings())
-
-
-class UrlTest(base.BaseTestCase):
-
-    scenarios = [(url, {'url': url}) for url in (
-        'prometheus:9090', 'ftp://x', 'http://', '/path', 'http://x:y',
-        'http://x?query=1', 'http://[')]
-
-    def test_refused(self):
-        error = self.assertRaises(exception.InvalidConfiguration,
-                                  utilization.Utilization, self.url)
-        self.assertIn('prometheus_url', str(error))
-
 
 class PrometheusTest(base.BaseTestCase):
-    """A real Prometheus, which scrapes this library's exporter."""
+    """A real Prometheus with the metrics of this library's exporter."""
+
+    def samples(self):
+        """The vGPUs of one GPU, and a GPU that is busy without vGPUs."""
+        now = time.time()
+        for metric, address, vgpus in (
+                ('vgpu_utilization_ratio', GPU, ('1', '2')),
+                ('utilization_ratio', '0000:3b:00.0', ('',))):
+            yield f'# TYPE cyborg_gpu_{metric} gauge\n'
+            for vgpu in vgpus:
+                for ago, value in (90, 0.2), (60, 0.4):
+                    yield (f'cyborg_gpu_{metric}{{Hostname="{HOST}",'
+                           f'address="{address}",vgpu="{vgpu}"}} {value} '
+                           f'{now - ago}\n')
+        yield '# EOF\n'
 
     def test_it_understands_the_query(self):
-        if shutil.which('prometheus') is None:
+        if shutil.which('promtool') is None:
             self.skipTest('there is no prometheus: see bindep.txt')
-        cloud = self.useFixture(monitored.Cloud())
-        known = utilization.Utilization(
-            f'http://{cloud.prometheus.address}')
-        found = monitored.wait_for(
-            'the utilization of GPUs', lambda: known.ask() or dict(
-                known._answer[1]))
-        self.assertEqual({'compute3'}, {host for host, _address in found})
-        for (host, address), value in found.items():
-            self.assertEqual(value, known.of(host, [address]))
-        known.stop()
+        found = self.useFixture(monitored.Prometheus(self.samples()))
+        known = utilization.Utilization(f'http://{found.address}')
+        self.addCleanup(known.stop)
+        known.ask()
+        self.assertAlmostEqual(0.6, known.of(HOST, [GPU]))
+        self.assertAlmostEqual(0.3, known.of(HOST, ['0000:3b:00.0']))
