@@ -121,14 +121,6 @@ class StockTest(DomainCase):
             [('mdev', None, request['attach_handle_uuid'])
              for request in requests], self.hostdevs(server))
 
-    @scope.only_in_all
-    def test_mdev_beside_a_whole_gpu(self):
-        host = self.useFixture(base.GpuHost(
-            't4x4', policy.Policy(
-                'one', policy.Mode.VGPU, vgpu_types=('T4-2B',),
-                match_numa_node=(0,)), WHOLE, gpus=4))
-        self.assert_both_are_attached(host)
-
     def test_nova_makes_an_mdev_that_is_gone(self):
         """Nova takes the parent and the type from the agent's handle."""
         host = self.useFixture(base.GpuHost('t4x4', DESKTOPS))
@@ -208,18 +200,6 @@ class WithoutMdevTest(DomainCase):
             {}, self.driver._get_all_assigned_mediated_devices(server))
         self.assertEqual([], self.created)
 
-    def test_slices_beside_each_other(self):
-        """MIG-backed vGPUs, each on a GPU instance that its bind creates."""
-        host = self.useFixture(base.GpuHost('hgx-h200-vfio', SLICES))
-        self.extend(host)
-        server = self.instance()
-        requests = [self.bound(host, host.handles(profile)[0], server)
-                    for profile in ('1g.18gb', '3g.71gb')]
-        self.spawn(server, requests)
-        self.assertEqual(
-            [('pci', 'no', base.function_of(request))
-             for request in requests], self.hostdevs(server))
-
     def test_stock_nova_cannot_take_it(self):
         server, handle = self.instance(), self.host.handles()[0]
         request = self.bound(self.host, handle, server)
@@ -273,13 +253,6 @@ class GroupTest(DomainCase):
             self.assertRaises(nova_exception.AcceleratorRequestOpFailed,
                               self.spawn, server, [request])
             self.assertNotIn(server.uuid, self.domains())
-
-    def test_an_unknown_nova_refuses_it(self):
-        self.assertNotEqual('', self.extend(self.host, '99.0.0'))
-        server, (handle, _members) = self.instance(), self.group(2)
-        self.assertRaises(
-            nova_exception.AcceleratorRequestOpFailed, self.spawn, server,
-            [self.bound(self.host, handle, server)])
 
     def test_stock_nova_attaches_none_of_its_gpus(self):
         """Stock Nova requests an mdev of a type that no kernel has."""
@@ -349,3 +322,4 @@ class WhoseTest(DomainCase):
         self.connection.close = lambda: 0
         (found,) = domains.DomainReader(lambda: self.connection).read()
         self.assertEqual((server.uuid, 2), (found.uuid, len(found.devices)))
+

@@ -179,17 +179,6 @@ class StormTest(StormCase):
         found = self.storm([self.spec(SMALL) for _ in range(count)])
         return count - found.count(None)
 
-    @scope.only_in_all
-    def test_one_host_with_two_gpus(self):
-        self.host('one', gpus=(FIRST, SECOND))
-        self.assertEqual(14, self.served())
-
-    @scope.only_in_all
-    def test_two_hosts_with_one_gpu(self):
-        self.host('one')
-        self.host('two')
-        self.assertEqual(14, self.served())
-
     def test_nobody_loses_a_race_in_one_worker(self):
         self.host('one', gpus=(FIRST, SECOND))
         self.asked.clear()
@@ -221,11 +210,6 @@ class ProjectTest(StormCase):
                 self.spec_of(name, **extra_specs) for name in names]), names):
             found[gpu].append(name)
         return sorted(''.join(sorted(part)) for part in found.values())
-
-    @scope.only_in_all
-    def test_isolated_gpus(self):
-        with self.isolated_host('one', FIRST, SECOND):
-            self.assertEqual(['aaa', 'bbb'], self.projects('ababab'))
 
     def test_a_third_project_finds_no_gpu(self):
         with self.isolated_host('one', FIRST, SECOND):
@@ -268,3 +252,4 @@ class ProjectTest(StormCase):
             self.assertEqual([[], []], [
                 weighed.obj.allocation_candidates for weighed in
                 scheduler.host_manager.get_weighed_hosts(late, specs[2])])
+
