@@ -13,7 +13,6 @@
 
 """A change from Cyborg's own driver while servers keep their GPUs."""
 
-
 import fixtures
 from cyborg import context
 from cyborg.accelerator.drivers.gpu.nvidia import sysinfo

@@ -15,9 +15,6 @@
 The agent survives, logs the trouble once, and all is right afterwards.
 """
 
-import contextlib
-from unittest import mock
-
 import oslo_messaging
 from cyborg.api import app as cyborg_app
 from cyborg.conductor import rpcapi
@@ -39,20 +36,6 @@ class PlacementCase(outages.OutageCase):
             cfg.CONF.set_override(name, value, group='placement')
             self.addCleanup(cfg.CONF.clear_override, name, group='placement')
         return cloud
-
-    @contextlib.contextmanager
-    def silent(self, timeout: float = 1.0):
-        """Answer nothing during the block.
-
-        :param timeout: seconds that the agent's client waits meanwhile.
-            Before and after the block it waits longer, because Placement can
-            be slow on a busy machine.
-        """
-        session = (self.driver._running()._reserved_writer._tree.client._client
-                   .session)
-        with (mock.patch.object(session, 'timeout', timeout),
-              self.door.silent()):
-            yield
 
 
 class PlacementTest(PlacementCase):

@@ -12,26 +12,8 @@
 
 """Writes to a Placement that answers only in part, or not at all."""
 
-import fixtures
-
 from cyborg_gpu_driver.tests.functional import test_mig
 from cyborg_gpu_driver.tests.functional import test_outages_services
-
-
-class SilentTest(test_outages_services.PlacementCase):
-
-    def test_a_bind_waits_neither_for_long_nor_again(self):
-        self.lines()
-        self.useFixture(fixtures.Timeout(300, gentle=True))
-        with self.silent(timeout=3600):
-            for _ in range(3):
-                self.cloud.unbind(self.staying)
-                self.staying = self.cloud.bind(self.stays)
-            said = [line for line in self.lines()
-                    if 'cannot be written' in line]
-        self.assertEqual(1, len(said), said)
-        self.report()
-        self.assert_both()
 
 
 class RefusedTest(test_outages_services.PlacementCase):
@@ -58,3 +40,4 @@ class RefusedTest(test_outages_services.PlacementCase):
                              self.reserved())
         self.cloud.report()
         self.assertEqual(right, self.reserved())
+

@@ -12,7 +12,6 @@
 
 """What the installed release of Cyborg has and lacks."""
 
-
 from oslo_config import cfg
 from testtools import matchers
 

@@ -16,9 +16,7 @@ from __future__ import annotations
 
 from oslotest import base
 
-from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import prometheus
-from cyborg_gpu_driver.tests import scope
 from cyborg_gpu_driver.tests.unit.nova import prometheus as answers
 
 answer, item = answers.answer, answers.item
@@ -56,13 +54,3 @@ class ParseTest(base.BaseTestCase):
             {'status': 'error', 'errorType': 'bad_data',
              'error': 'no such thing'}, LABELS)
 
-
-class QueryTest(base.BaseTestCase):
-
-    def test_a_list_of_a_proxy(self):
-        server = self.useFixture(answers.Prometheus())
-        server.status, server.content = 502, b'[]'
-        error = self.assertRaises(
-            exception.InvalidValue, prometheus.query, server.url, 'up',
-            LABELS, scope.HANG)
-        self.assertIn('status 502', str(error))

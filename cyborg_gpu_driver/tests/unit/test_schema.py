@@ -11,7 +11,6 @@
 # under the License.
 """The errors of documents that do not follow their schema."""
 
-
 import hypothesis
 import jsonschema
 from hypothesis import strategies

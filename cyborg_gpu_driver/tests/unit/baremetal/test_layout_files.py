@@ -22,9 +22,6 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import layout_files
 from cyborg_gpu_driver.conf import baremetal
 
-TEXT = ('version: v1\nmig-configs:\n  {}:\n  - {{devices: all, mig-enabled: '
-        'false}}\n')
-
 
 class LayoutFilesTest(base.BaseTestCase):
 
@@ -43,15 +40,6 @@ class LayoutFilesTest(base.BaseTestCase):
             'layout_files', [str(self.directory / name)
                              for name in contents], 'gpu_baremetal')
 
-    def test_none(self):
-        self.assertEqual((), layout_files.read(self.conf))
-
-    def test_in_order(self):
-        self.files(b=TEXT.format('one').encode(),
-                   a=TEXT.format('two').encode())
-        self.assertEqual([('one',), ('two',)], [
-            file.names for file in layout_files.read(self.conf)])
-
     def test_what_cannot_be_read(self):
         for content, error, words in (
                 (None, exception.InvalidConfiguration,
@@ -67,3 +55,4 @@ class LayoutFilesTest(base.BaseTestCase):
                                             self.conf))
             for word in (*words, str(self.directory / 'a')):
                 self.assertIn(word, message)
+

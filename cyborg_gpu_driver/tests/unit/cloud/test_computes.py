@@ -76,3 +76,10 @@ class KnownServersTest(base.BaseTestCase):
         self.assertEqual([(None, None), (None, 'a04'), (None, 'a09')],
                          self.listed)
 
+    def test_those_of_some_hosts(self):
+        self.show('b1')
+        wanted = {*self.hosts['one'], 'b1'}
+        self.assertEqual(wanted, nova.known_servers(
+            self.cloud, wanted, {'one'}).keys())
+        self.assertEqual([('one', None), ('one', 'a04'), ('one', 'a09')],
+                         self.listed)

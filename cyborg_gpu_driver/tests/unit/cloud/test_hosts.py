@@ -90,6 +90,14 @@ class ServersTest(base.BaseTestCase):
             'accelerator': services.documents(self.accelerator, {
                 'id': 'v2.0', 'status': 'CURRENT'})})).cloud
 
+    def test_a_name(self):
+        self.assertEqual('a', nova.find_server(self.cloud, 'one'))
+        for name, said in (
+                ('two', "'two'. Give the UUID of one"), ('three', 'three')):
+            self.assertIn(said, self.refusal(nova.find_server, name))
+        uuid = '7a9b6c0e-4a0f-4d4c-9b5d-0c1d1f6f2a11'
+        self.assertEqual(uuid, nova.find_server(self.cloud, uuid))
+
     def test_what_is_bound(self):
         request = cyborg.AcceleratorRequest(**_ARQ)
         self.assertEqual(('handle', '0000:07:02.3'),

@@ -39,6 +39,21 @@ class ServersCase(base.BaseTestCase):
                 services.NOVA)})).cloud
 
 
+class AttributesTest(base.BaseTestCase):
+
+    def test_least_and_most(self):
+        least = {'name': 'n', 'flavor_id': 'flavor', 'image_id': 'image',
+                 'networks': 'none', 'config_drive': True,
+                 'user_data': 'data', 'metadata': {servers.MARK: 'm'}}
+        self.assertEqual(least, servers.Made('flavor', 'image').attributes(
+            'n', 'm', 'data', None))
+        self.assertEqual(
+            {**least, 'networks': [{'uuid': 'net'}], 'host': 'compute1',
+             'key_name': 'key'},
+            servers.Made('flavor', 'image', 'net', 'key').attributes(
+                'n', 'm', 'data', 'compute1'))
+
+
 class ResolveTest(ServersCase):
 
     def test_flavor_without_device_profile(self):
@@ -76,6 +91,16 @@ class ProblemTest(base.BaseTestCase):
                 (_server('ERROR'), 'ERROR: Nova does not say why')):
             self.assertRegex(servers.problem(server.Server(**item)), text)
         self.assertIn('deleted', servers.problem(None))
+
+
+class ConsoleTest(ServersCase):
+
+    def test_guest_that_is_not_there_yet(self):
+        self.assertEqual('', servers.console(self.cloud({}), _ID))
+
+    def test_text(self):
+        cloud = self.cloud({f'/servers/{_ID}/action': {'output': 'hello'}})
+        self.assertEqual('hello', servers.console(cloud, _ID))
 
 
 class OthersTest(base.BaseTestCase):
@@ -118,8 +143,17 @@ class DeleteTest(ServersCase):
         return servers.delete(self.cloud(answers), [_ID],
                               clock=lambda: now[0], sleep=sleep)
 
+    def test_gone_already(self):
+        self.assertEqual({}, self.delete({}))
+
     def test_not_gone_in_time(self):
         found = self.delete({f'/servers/{_ID}': {
             'server': _server('ACTIVE')}})
         self.assertIn('not deleted after 300 s', found[_ID])
 
+    def test_marked(self):
+        cloud = self.cloud({'/servers/detail': {'servers': [
+            {'id': 'a', 'name': 'one', 'metadata': {servers.MARK: 'x'}},
+            {'id': 'b', 'name': 'two', 'metadata': {servers.MARK: 'y'}},
+            {'id': 'c', 'name': 'three', 'metadata': {}}]}})
+        self.assertEqual(['a'], servers.marked(cloud, 'x'))

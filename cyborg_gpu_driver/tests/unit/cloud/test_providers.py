@@ -152,6 +152,10 @@ class ReadTest(base.BaseTestCase):
             self.summarize(**summary)
             self.refusal()
 
+    def test_one_that_goes_meanwhile(self):
+        del self.answers[f'{_ONE}/traits']
+        self.assertEqual((), placement.read_providers(self.cloud))
+
     def test_another_shape(self):
         inventories = f'{_ONE}/inventories'
         for path, document in (

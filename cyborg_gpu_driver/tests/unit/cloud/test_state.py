@@ -167,6 +167,15 @@ class ReadTest(StateCase):
         self.assertRaises(exception.CloudError, state.limit_scope,
                           self.cloud)
 
+    def test_a_list_that_keystone_limits(self):
+        """No limit of a project is taken for missing."""
+        for path in ('/v3/limits', '/v3/registered_limits'):
+            document = self.identity[path]
+            self.identity[path] = {**document, 'truncated': True}
+            self.assertIn('list_limit', str(self.assertRaises(
+                exception.CloudError, state.limits_of_region, self.cloud)))
+            self.identity[path] = document
+
     def test_answers_of_another_shape(self):
         for there, path, document in (
                 (self.accelerator, '/v2/device_profiles',

@@ -32,6 +32,8 @@ _FLAVOR = resources.Flavor(
 _REGISTERED = resources.RegisteredLimit('class:PGPU', 0)
 _LIMIT = resources.Limit('class:PGPU', 'r', 8)
 _SCOPE = {'service_id': 'nova', 'region_id': 'one'}
+_ARQ = {'uuid': 'arq', 'instance_uuid': 'server', 'state': 'Bound',
+        'device_profile_name': 'slice'}
 
 
 class WriterTest(base.BaseTestCase):
@@ -204,3 +206,24 @@ class WriterTest(base.BaseTestCase):
         self.status = '409 Conflict'
         self.assertEqual([('class:PGPU', None)], self.carry_out(change))
 
+    def test_what_has_come_into_use_stays(self):
+        self.answers['/v2/accelerator_requests'] = {'arqs': [_ARQ]}
+        self.answers['/v2.1/servers'] = {'servers': [{'id': 'server'}]}
+        for item in (_PROFILE, _FLAVOR):
+            for action, wanted in ((plan.Action.DELETE, None),
+                                   (plan.Action.REPLACE, item)):
+                ((_, error),) = self.carry_out(plan.Change(
+                    action, '', wanted, resources.Existing(item, 'old')))
+                self.assertIn('is now in use: server server', error)
+        self.assertEqual([], self.asked)
+
+    def test_the_first_failure_is_the_end(self):
+        self.refused = 'flavors/new/os-extra_specs'
+        found = self.carry_out(*(
+            plan.Change(plan.Action.CREATE, '', item)
+            for item in (_PROFILE, _FLAVOR, _REGISTERED)))
+        self.assertEqual(('slice', None), found[0])
+        self.assertIn('503', found[1][1])
+        self.assertEqual(['device_profiles', 'flavors', self.refused],
+                         [path for _, path, _ in self.asked])
+        self.assertEqual(2, len(found))

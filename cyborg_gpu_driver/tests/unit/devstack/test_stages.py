@@ -284,13 +284,6 @@ class ResourcesTest(case.PluginTest):
              ('openstack', 'flavor', 'set', '--property',
               'accel:device_profile=slice', 'g1.slice')], record[1:])
 
-    def test_are_left_out_where_that_is_asked_for(self):
-        self.assertEqual([], self.extra(CYBORG_GPU_PROFILE='',
-                                        CYBORG_GPU_FLAVOR=''))
-        self.assertEqual(
-            ['wait_for_service', 'openstack'],
-            [call[0] for call in self.extra(CYBORG_GPU_FLAVOR='')])
-
     def test_what_nobody_offers_is_said(self):
         self.stack('post-config', 'extra', services='cyborg-agent',
                    settings={**case.SIMULATED,

@@ -13,23 +13,12 @@
 
 """RPC arguments are served or refused, and none leads out of the tree."""
 
-import logging
-import os
-
 import hypothesis
-from cyborg.accelerator.drivers.gpu import utils
-from cyborg.conf import CONF
 from hypothesis import strategies
-from oslo_config import fixture as config_fixture
 
-from cyborg_gpu_driver import cyborg_hooks
-from cyborg_gpu_driver import driver
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.conf import gpu as gpu_conf
 from cyborg_gpu_driver.partition import vgpu_name
 from cyborg_gpu_driver.program.planning import plan
-from cyborg_gpu_driver.program.privileged import mig as privileged
-from cyborg_gpu_driver.simulator.machine import machine as simulator
 from cyborg_gpu_driver.tests.unit.fuzz import base
 
 _HANDLE = '7f3b1c0e-5b6a-4d0f-9a53-0d4d8e1f2a3b'
@@ -62,51 +51,3 @@ class RequestTest(base.FuzzCase):
             self.assertRegex(value, '^[a-z0-9:.-]+$')
             self.assertNotIn('..', value)
 
-
-class DriverTest(base.FuzzCase):
-    """Arguments as Cyborg's agent passes them to the functions it calls."""
-
-    def setUp(self):
-        super().setUp()
-        guard = simulator.Machine.load('dgx-a100-40').install()
-        self.addCleanup(guard.uninstall)
-        self.addCleanup(setattr, privileged, '_platform', None)
-        self.addCleanup(cyborg_hooks.remove)
-        gpu_conf.register_opts(CONF)
-        conf = self.useFixture(config_fixture.Config(CONF))
-        conf.config(group='gpu', simulate='dgx-a100-40', simulate_state=None,
-                    state_path=self.state_path, health_events=False)
-        conf.config(group='placement', auth_type='none')
-        driver.GPUDriver()
-        self.crashes = _Crashes()
-        logging.disable(logging.WARNING)
-        logger = logging.getLogger(driver.__name__)
-        logger.addHandler(self.crashes)
-        self.addCleanup(setattr, logger, 'propagate', logger.propagate)
-        logger.propagate = False
-        self.addCleanup(logger.removeHandler, self.crashes)
-
-    @base.examples(150)
-    @hypothesis.given(strategies.lists(strategies.tuples(
-        strategies.booleans(), _ARGUMENTS), min_size=1, max_size=4))
-    def test_through_the_seam(self, calls):
-        for binds, arguments in calls:
-            if binds:
-                self.attempt(utils.create_mdev_privileged, *arguments)
-            else:
-                utils.remove_mdev_privileged(*arguments)
-        self.assertEqual([], self.crashes.found)
-        self.assertEqual([], [name for name in os.listdir(self.state_path)
-                              if name.startswith('.')])
-
-
-class _Crashes(logging.Handler):
-    """A log handler that keeps the errors not defined by this library."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-
-    def emit(self, record):
-        if record.exc_info:
-            self.found.append(self.format(record))

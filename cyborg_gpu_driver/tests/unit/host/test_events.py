@@ -56,6 +56,12 @@ class EventSetTest(base.SimulatedTestCase):
              [condition.Event(self.first, 48)], []],
             [self.wait() for _ in range(4)])
 
+    def test_a_handle_that_nvml_spells_anew(self):
+        self.settle()
+        self.set.members.clear()
+        self.machine.raise_xid(str(self.second), 62)
+        self.assertEqual([condition.Event(self.second, 62)], self.wait())
+
     def test_a_gpu_that_refuses_disturbs_no_other_and_is_said_once(self):
         self.machine.faults.fail(
             'nvmlDeviceRegisterEvents', pynvml.NVML_ERROR_NOT_SUPPORTED,
@@ -78,6 +84,13 @@ class EventSetTest(base.SimulatedTestCase):
         self.settle()
         self.assertEqual(7, len(self.set.members))
 
+    def test_a_gpu_without_these_events(self):
+        self.machine.faults.fail(
+            'nvmlDeviceGetSupportedEventTypes',
+            pynvml.NVML_ERROR_NOT_SUPPORTED, address=str(self.first))
+        self.settle()
+        self.assertEqual(7, len(self.set.members))
+
     def test_a_lost_gpu_is_told_and_the_others_are_waited_on(self):
         self.settle()
         self.machine.lose_gpu(str(self.first))
@@ -90,6 +103,12 @@ class EventSetTest(base.SimulatedTestCase):
         self.machine.find_gpu(str(self.first))
         self.settle()
         self.assertEqual(8, len(self.set.members))
+
+    def test_a_set_that_is_spoiled_by_nobody(self):
+        self.settle()
+        self.machine.faults.fail('nvmlEventSetWait_v2',
+                                 pynvml.NVML_ERROR_GPU_IS_LOST)
+        self.assertRaises(exception.NvmlError, self.wait)
 
     def test_a_gpu_that_was_reset_is_waited_on_again(self):
         self.machine.sriov_manage(str(self.first), enable=False)

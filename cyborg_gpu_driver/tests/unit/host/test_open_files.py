@@ -50,6 +50,11 @@ class LockHoldersTest(base.BaseTestCase):
         self.assertEqual((4713,), self.holders('FLOCK'))
         self.assertEqual((), self.holders(file='08:01:133'))
 
+    def test_what_cannot_be_read(self):
+        self.assertEqual((), self.holders())
+        self.write('what is this\n1: POSIX\n')
+        self.assertEqual((), self.holders())
+
     def test_a_line_that_was_missed(self):
         self.write(_OTHER)
 
@@ -60,4 +65,3 @@ class LockHoldersTest(base.BaseTestCase):
 
         self.assertEqual((17, 4711), open_files.lock_holders(
             'POSIX', is_file, self.proc))
-

@@ -101,6 +101,13 @@ class FaultTest(base.SimulatedTestCase):
         # The session was not closed: other threads may be using it.
         self.assertEqual(before, self.nvml.generation)
 
+    def test_reboot(self):
+        self.reader.snapshot()
+        self.machine.reboot()
+        host = self.reader.snapshot()
+        self.assertEqual({()}, {gpu.problems for gpu in host.gpus})
+        self.assertEqual({True}, {gpu.visible_to_nvml for gpu in host.gpus})
+
     def test_library_that_goes_away(self):
         self.reader.snapshot()
         self.machine.unload_library()

@@ -329,6 +329,11 @@ class VendorTest(VgpuCase):
         self.assertIn('placement_id', gpu.vfs[0].problem)
         self.assertEqual(1, len(gpu.vgpus))
 
+    def test_a_gpu_none_of_whose_functions_can_be_read(self):
+        self.machine.faults.fail_read('*/nvidia/current_vgpu_type', errno.EIO,
+                                      times=None)
+        self.assertIn('current_vgpu_type', self.gpu().problems[0])
+
 
 class FileTest(oslo_base.BaseTestCase):
     """The files of vendor VFIO, whatever they contain."""

@@ -94,6 +94,15 @@ class ProcTest(base.SimulatedTestCase):
         self.process(31, '/dev/vfio/91')
         self.assertEqual((31,), self.holders(_MDEV))
 
+    def test_a_function_that_was_never_anybodys(self):
+        self.process(30, '/dev/vfio/devices/vfio7')
+        self.assertEqual((), self.holders(model.PciAddress(0, 0x42, 0, 0)))
+
+    def test_what_vanishes_meanwhile_holds_nothing(self):
+        os.makedirs(os.path.join(self.proc, '50'))
+        self.process(30, '/dev/vfio/devices/vfio7')
+        self.assertEqual((30,), self.holders())
+
     def test_what_may_not_be_looked_into_is_not_taken_for_nobody(self):
         for call, number in (('listdir', errno.EACCES),
                              ('readlink', errno.EACCES),

@@ -39,12 +39,6 @@ class RunTest(RunCase):
     def outcome(self, text, codes=()):
         return self.run_one(self.script('a', text, codes)).outcome
 
-    def test_success(self):
-        found = self.run_one(self.script('a', 'true'))
-        self.assertEqual(Outcome.MEASURED, found.outcome)
-        self.assertGreater(found.seconds[0], 0)
-        self.assertEqual('', found.problem)
-
     def test_failure_has_the_last_complaint(self):
         found = self.run_one(self.script(
             'a', 'echo one >&2; echo two >&2; echo >&2; exit 3'))
@@ -81,14 +75,6 @@ class RunTest(RunCase):
         self.assertEqual(2, len(self.pids()))
         self.assert_ended(self.pids())
         self.assertEqual(Outcome.FAILED, child.outcome)
-
-    def test_companion_is_started_again(self):
-        # The measured command waits for the companion's third run.
-        with process.Repeated(self.logging('b')) as companion:
-            found = self.run_one(self.script(
-                'a', 'until [ "$(grep -c b $D/log)" -ge 3 ]; do :; done'),
-                companion)
-        self.assertEqual(Outcome.MEASURED, found.outcome)
 
     def test_companion_that_fails(self):
         forever = self.script('a', 'mkfifo $D/f; read x < $D/f')

@@ -79,16 +79,6 @@ class RenderTest(base.BaseTestCase):
             {'version': 'v1', 'flags': {'migStrategy': 'single'}},
             contents(SEVENS, SINGLE)[render.PLUGIN])
 
-    def test_choices_of_sharing(self):
-        shared = plugin.shared(SLICED, 2, ('mig-1g.5gb',), MANY, MIXED,
-                               rename=True, several=True)
-        done = rendered(MANY, MIXED, shared)
-        self.assertEqual({
-            'renameByDefault': True, 'failRequestsGreaterThanOne': False,
-            'resources': [{'name': 'nvidia.com/mig-1g.5gb', 'replicas': 2}],
-        }, done.files[0].content['sharing']['timeSlicing'])
-        self.assertEqual(8, done.allocatable['nvidia.com/mig-1g.5gb.shared'])
-
     def test_what_the_plugin_fails_on_is_not_rendered(self):
         self.assertRaises(exception.InvalidValue, rendered, MANY,
                           SINGLE)

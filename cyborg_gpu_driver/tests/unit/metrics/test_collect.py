@@ -222,21 +222,6 @@ class AgentTest(_Case):
             'cyborg_gpu_driver.record.uptime.now',
             lambda: ledger.Moment(boot, milliseconds)))
 
-    def test_an_audit_log_that_cannot_be_written_loses_no_time(self):
-        os.mkdir(os.path.join(self.state_path, 'audit.jsonl'))
-        self.be_at(1000)
-        self.agent.bind(*self.asked)
-        (entry,) = self.agent._records.claims()
-        self.be_at(61000)
-        self.agent.report()
-        self.assertEqual(60.0, self.seconds(
-            address=str(entry.gpu), profile=entry.profile, project=''))
-        self.be_at(3601000)
-        self.agent.unbind(*self.asked)
-        self.assertEqual(3600.0, self.seconds())
-        self.be_at(9999000)
-        self.assertEqual(3600.0, self.seconds())
-
     def test_a_clock_that_is_set_changes_no_time(self):
         for days in (-30, 30):
             self.asked = (*self.asked[:2], str(uuid.uuid4()))
@@ -414,15 +399,4 @@ class StateTest(_Case):
             'cyborg_gpu_driver.durable.write', slow))
         writer.write()
         self.assertEqual([True], ended)
-
-    def test_owners_outlive_the_agent(self):
-        writer = state.StateWriter(self.state_path, 'host1')
-        writer.set(owners={'x': state.Owner(_ARQ, _SERVER)})
-        writer.write()
-        # The first report of the next agent ends without Cyborg's answer.
-        state.StateWriter(self.state_path, 'host1').write()
-        self.assertEqual({'x': state.Owner(_ARQ, _SERVER)},
-                         state.StateWriter(self.state_path, 'host1').owners)
-        self.assertEqual({'x': state.Owner(_ARQ, _SERVER)},
-                         state.read(self.state_path).owners)
 

@@ -30,7 +30,6 @@ from cyborg_gpu_driver.metrics import collect
 from cyborg_gpu_driver.metrics import owners
 from cyborg_gpu_driver.metrics import sampler
 from cyborg_gpu_driver.metrics import state
-from cyborg_gpu_driver.partition import cleaning
 from cyborg_gpu_driver.partition import reconcile
 from cyborg_gpu_driver.record import gpu as gpu_record
 from cyborg_gpu_driver.record import store
@@ -154,14 +153,6 @@ class LibvirtTest(_Case):
         self.assertEqual('', self.scrape()[name][0])
         say(_TWO)
         self.assertEqual(_TWO, self.scrape()[name][0])
-
-    def test_a_whole_gpu(self):
-        address = self.addresses[-1]
-        store.of(self.state_path).put(address, tenancy=cleaning.Known(
-            cleaning.State.USED, (_ONE,)))
-        self.define(_ONE, str(address), 'project1', 'whole')
-        self.watch.round()
-        self.assertEqual({'': (_ONE, 'project1', 'whole')}, self.scrape())
 
     def test_a_group_of_gpus(self):
         members = self.addresses[:2]

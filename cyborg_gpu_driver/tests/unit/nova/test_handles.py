@@ -58,25 +58,6 @@ class FunctionTest(base.BaseTestCase):
             request(asked_type=f'nvidia-{self.type_id}'))
         self.assertEqual(FUNCTION, str(found))
 
-    def test_another_vgpu_is_refused(self):
-        for function, asked in ((FUNCTION, 'nvidia-1'),
-                                ('0000:16:00.5', f'nvidia-{self.type_id}'),
-                                (FUNCTION, f'nvidia-{self.type_id}0')):
-            error = self.assertRaises(
-                exception.BindRefused, self.reader.function,
-                request(function, asked))
-            self.assertIn(function, str(error))
-            self.assertIn('arq', str(error))
-
-    def test_what_is_no_type_is_refused(self):
-        for function in (FUNCTION, '0000:16:00.5'):
-            for asked in (None, '', 'nvidia-', 'nvidia-0', '0',
-                          f'nvidia-{self.type_id}\n', 'nvidia-\u0661',
-                          str(self.type_id), 'nvidia-../x', 7):
-                self.assertRaises(exception.BindRefused,
-                                  self.reader.function,
-                                  request(function, asked))
-
     def test_other_handles_are_novas(self):
         for other in (request(attach_type='PCI'),
                       request(attach_type='TEST_PCI'),

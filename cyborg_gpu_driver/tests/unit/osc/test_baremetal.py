@@ -132,3 +132,16 @@ class CreateTest(base.BaseTestCase):
                 f'(service type baremetal) has microversions up to '
                 f'{self.highest}, but 1.81 is required', self.refusal())
 
+    def test_no_ironic(self):
+        openstack = running.Openstack(self.useFixture(services.Services(
+            {'compute': services.documents({}, services.NOVA)})).cloud)
+        error = self.assertRaises(
+            exception.CloudError, openstack.run,
+            profile.SyncProfile, self.path)
+        self.assertIn('has no service of type baremetal', str(error))
+
+    def test_what_is_not_ironic(self):
+        self.answers['/v1/nodes'] = {'servers': []}
+        self.assertIn('cannot be parsed', self.refusal())
+        self.answers['/v1/'] = {}
+        self.assertIn('cannot be parsed', self.refusal())

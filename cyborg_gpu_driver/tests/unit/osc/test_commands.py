@@ -12,6 +12,7 @@
 
 """The commands' arguments, questions and output, and their entry points."""
 
+import argparse
 import configparser
 import importlib
 import io
@@ -57,6 +58,11 @@ class PluginTest(base.BaseTestCase):
                 sdk_connection=types.SimpleNamespace(
                     config=types.SimpleNamespace(**config))))
             self.assertEqual((name, region), (made.name, made.region))
+
+    def test_the_option_of_each_plugin(self):
+        parser = plugin.build_option_parser(argparse.ArgumentParser())
+        parsed = parser.parse_args(['--os-gpu-api-version', '1'])
+        self.assertEqual('1', getattr(parsed, plugin.API_VERSION_OPTION))
 
 
 class ProgressTest(base.BaseTestCase):
@@ -151,6 +157,21 @@ class SyncTest(base.BaseTestCase):
             '-', answer='{')))
 
 
+class ListTest(base.BaseTestCase):
+
+    def test_flavors_are_unknown_where_nova_does_not_say(self):
+        answers = {'/v2/device_profiles': {'device_profiles': [
+            {'uuid': 'x', 'name': 'slice', 'description': None,
+             'groups': [{'resources:PGPU': '1'}]}]}}
+        openstack = running.Openstack(self.useFixture(services.Services({
+            'accelerator': services.documents(answers, {
+                'id': 'v2.0', 'status': 'CURRENT'}),
+            'placement': services.documents(_FOUND)})).cloud)
+        _, errors = openstack.run(profile.ListProfile)
+        self.assertIn('The flavors are not known', errors)
+        self.assertIn('device profile slice: no GPU offers PGPU', errors)
+
+
 class EntryPointTest(base.BaseTestCase):
 
     def test_every_command_can_be_asked_for_help(self):
@@ -159,4 +180,3 @@ class EntryPointTest(base.BaseTestCase):
             command = getattr(importlib.import_module(module), name)
             parser = command(types.SimpleNamespace(), None).get_parser('x')
             self.assertTrue(parser.format_help())
-

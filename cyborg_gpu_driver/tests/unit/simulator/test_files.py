@@ -16,12 +16,9 @@ import os
 
 import fixtures
 import pynvml
-import yaml
 from oslotest import base
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver import schema
-from cyborg_gpu_driver.simulator import files
 from cyborg_gpu_driver.simulator.machine import machine
 from cyborg_gpu_driver.tests.unit.simulator import base as simulator_base
 
@@ -61,23 +58,6 @@ class TestShippedHosts(simulator_base.MachineTestCase):
              'hgx-h200-vfio': 8, 'l40sx4': 4, 'mixed': 3,
              'rtxpro6000x8': 8, 't4x4': 4, 'vgpu-only': 9},
             counts)
-
-    def test_every_file_has_its_schema(self):
-        """The files are not checked when they are read."""
-        for path in sorted((files.HERE / 'hosts').glob('*.yaml')):
-            schema.check(yaml.safe_load(path.read_text('utf-8')), files.HOST,
-                         schema.Place(str(path)))
-
-    def test_made_up_identities_never_change_and_never_meet(self):
-        uuids = [gpu.uuid for name in machine.names()
-                 for gpu in files.load(name).gpus]
-        again = [gpu.uuid for name in machine.names()
-                 for gpu in files.load(name).gpus]
-        self.assertEqual(uuids, again)
-        self.assertEqual(len(uuids), len(set(uuids)))
-        serials = [gpu.serial for name in machine.names()
-                   for gpu in files.load(name).gpus]
-        self.assertEqual(len(serials), len(set(serials)))
 
 
 class TestFilesOfOnesOwn(base.BaseTestCase):

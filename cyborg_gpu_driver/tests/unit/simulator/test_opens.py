@@ -61,12 +61,6 @@ class TestOpens(OpensTestCase):
     def test_a_session_opens_all(self):
         self.assert_open(*(gpu.address for gpu in self.machine.gpus))
 
-    def test_a_session_that_attaches_none_opens_none(self):
-        pynvml.nvmlShutdown()
-        pynvml.nvmlInitWithFlags(pynvml.NVML_INIT_FLAG_NO_ATTACH)
-        self.assertEqual(8, pynvml.nvmlDeviceGetCount())
-        self.assert_open()
-
     def test_a_gpu_that_comes_later_is_opened_for_its_handle(self):
         self.come_later(_FIRST, _SECOND, _THIRD)
         self.assertEqual([], self.pids(_SECOND))
@@ -83,14 +77,6 @@ class TestOpens(OpensTestCase):
         pynvml.nvmlInit()
         for address in addresses:
             self.machine.bind_driver(address, 'nvidia')
-
-    def test_the_end_of_the_process_closes_all(self):
-        machine = machine_module.Machine.load(self.host)
-        machine.stop_persistenced()
-        with machine:
-            pynvml.nvmlInit()
-            self.assertEqual(1, len(machine.holders(_FIRST)))
-        self.assertEqual((), machine.holders(_FIRST))
 
 
 class TestSharedOpens(OpensTestCase):

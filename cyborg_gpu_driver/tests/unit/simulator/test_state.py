@@ -17,7 +17,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 
 import fixtures
 import pynvml
@@ -146,22 +145,6 @@ class TestStateFile(base.MachineTestCase):
             os.close(inside)
             os.close(done)
 
-    def test_a_process_that_stops_can_hold_back_its_threads_alone(self):
-        here, other = self.load(), self.load()
-        entered = threading.Event()
-
-        def use():
-            with here.operation():
-                entered.set()
-
-        thread = threading.Thread(target=use)
-        with here.without_threads():
-            thread.start()
-            with other.operation():
-                self.assertFalse(entered.is_set())
-        thread.join()
-        self.assertTrue(entered.is_set())
-
     def test_processes_race_for_the_last_slices(self):
         processes = [self.start('7') for _ in range(2)]
         made = [int(process.communicate()[0]) for process in processes]
@@ -194,12 +177,6 @@ class TestStateFile(base.MachineTestCase):
                 file.write(text)
             error = self.assertRaises(exception.HostUnusable, self.load)
             self.assertIn(self.path, str(error))
-
-    def test_a_place_that_cannot_be_written(self):
-        error = self.assertRaises(
-            exception.HostUnusable, machine_module.Machine.load,
-            'mixed', os.path.join(self.path, 'below', 'state.json'))
-        self.assertIn(self.path, str(error))
 
 
 class TestDescriptors(base.MachineTestCase):

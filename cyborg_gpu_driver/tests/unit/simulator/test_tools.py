@@ -13,7 +13,6 @@
 """sriov-manage, mdevctl and nvidia-smi of a simulated machine."""
 
 import dataclasses
-import errno
 
 import pynvml
 from oslo_concurrency import processutils
@@ -63,14 +62,6 @@ class TestSriovManage(ToolsTestCase):
             pynvml.nvmlInit()
             self.assertEqual([13] if keeps else [],
                              self.instances(self.at(self.gpu), 19))
-
-    def test_no_lock_now_and_then(self):
-        pynvml.nvmlShutdown()
-        self.machine.faults.fail('sriov-manage', errno.EBUSY, times=2)
-        for _ in range(2):
-            self.assertIn('unbindLock', self.refused(
-                self.run_tool, self.other, True)[0])
-        self.run_tool(self.other, True)
 
 
 class TestMdevctl(ToolsTestCase):
@@ -163,14 +154,6 @@ class TestNvidiaSmi(ToolsTestCase):
             self.assertIn(f'already {word}', self.persist(mode))
         self.machine.privileged = False
         self.assertEqual(4, self.refused(self.persist, '0')[1])
-
-    def test_persistence_mode_of_the_daemon(self):
-        pynvml.nvmlShutdown()
-        self.machine.start_persistenced()
-        self.persist('0')
-        self.assertEqual((), self.machine.holders(self.gpu))
-        self.persist('1')
-        self.assertEqual(1, len(self.machine.holders(self.gpu)))
 
     def test_the_daemon_cannot_open_a_gpu_that_came_back(self):
         pynvml.nvmlShutdown()

@@ -58,20 +58,16 @@ class EachBoardTest(first_boot_case.BootCase):
 
 class SourcesTest(first_boot_case.BootCase):
 
-    def test_the_metadata(self):
-        report = self.booted('--instance-data', self.metadata('all-3g.40gb'))
-        self.assertEqual(('applied', 'all-3g.40gb'),
-                         (report['result'], report['layout']))
-        self.assertEqual([(True, [(9, 0, 1), (9, 4, 1)])] * 2, self.gpus())
+    def setUp(self):
+        super().setUp()
+        self.server = metadata_server.MetadataServer()
+        self.addCleanup(self.server.close)
+        self.asking = ('--metadata-url', self.server.url,
+                       '--metadata-timeout', '0.5')
 
-    def test_the_metadata_service(self):
-        self.serve('{small: [{devices: [1], mig-enabled: true, '
-                   'mig-devices: {1g.10gb: 7}}]}')
-        others = self.gpus()[0]
-        report = self.booted(*self.asking)
-        self.assertEqual('small', report['layout'])
-        self.assertTrue(report['source'].startswith(self.server.url))
-        self.assertEqual([others, _SEVEN], self.gpus())
+    def serve(self, value):
+        self.server.documents['meta_data.json'] = json.dumps(
+            {'meta': {'cyborg_gpu_layout': value}}).encode()
 
     def test_several_that_agree(self):
         path = self.metadata('all-1g.10gb')
@@ -142,13 +138,6 @@ class WrongTest(first_boot_case.BootCase):
                 (self.layout(device_filter='0x20B010DE'),
                  'matches no GPU of this server, which has NVIDIA H100')):
             self.refused(text, words)
-
-    def test_arguments(self):
-        for words in (('--layout-file', '/nowhere'),
-                      ('--instance-data', '/nowhere'),
-                      ('--timeout', '-1'), ('--timeout', 'nan')):
-            error = self.assertRaises(SystemExit, self.boot, *words)
-            self.assertEqual(2, error.code)
 
 
 class ServerTest(first_boot_case.BootCase):

@@ -12,7 +12,6 @@
 
 """The layouts that a node can have, and the meaning of a step's argument."""
 
-
 from oslotest import base
 
 from cyborg_gpu_driver import exception

@@ -279,13 +279,6 @@ class VerdictTest(base.BaseTestCase):
         self.assertTrue(self.verdict(clouds.profile(), answer=facts.Answer(
             partial=True)).schedulable)
 
-    def test_what_placement_does_not_know_counts_beside_it(self):
-        verdict = self.verdict(
-            clouds.profile(), services=_service(up=False),
-            answer=facts.Answer({'uuid of compute1': 1}))
-        (host,) = verdict.hosts
-        self.assertEqual((True, False), (host.scheduled, host.accepted))
-
     def test_a_host_that_would_be_chosen_and_fail_is_counted(self):
         bad = clouds.tree(clouds.node(host='bad'), name='bad')
         good = clouds.tree(clouds.node(host='good'), name='good')
@@ -305,6 +298,11 @@ class VerdictTest(base.BaseTestCase):
             [('HOST_DISABLED', 'compute1 is disabled '
               '(COMPUTE_STATUS_DISABLED): repairs')],
             [(item.reason.name, item.text) for item in _all(verdict)])
+
+    def test_a_host_without_such_an_inventory(self):
+        (finding,) = _all(self.verdict(clouds.flavor(disk=1)))
+        self.assertEqual(('HOST_RESOURCES', 'compute1 has no DISK_GB'),
+                         (finding.reason.name, finding.text))
 
     def test_a_flavor_that_asks_placement_itself(self):
         flavor = request.Flavor('small', extra_specs={

@@ -14,6 +14,7 @@
 from oslotest import base
 
 from cyborg_gpu_driver.cloud import explain
+from cyborg_gpu_driver.cloud import request
 from cyborg_gpu_driver.tests.unit.cloud.explain import explain_clouds as clouds
 
 
@@ -60,6 +61,13 @@ class AssignmentTest(base.BaseTestCase):
         self.assertFalse(self.fits(two, clouds.node(
             has=clouds.inventory(4, max_unit=1))))
 
+    def test_isolated_groups(self):
+        groups = (clouds.wish(), clouds.wish())
+        wanted = clouds.flavor(groups, {'group_policy': 'isolate'})
+        self.assertFalse(self.fits(wanted, clouds.node()))
+        self.assertTrue(self.fits(wanted, clouds.node(), clouds.node(
+            gpu=clouds.OTHER_GPU)))
+
     def test_the_host_has_its_own_part(self):
         wanted = clouds.flavor(vcpus=4)
         self.assertTrue(self.fits(wanted, clouds.node()))
@@ -99,3 +107,8 @@ class QueryTest(base.BaseTestCase):
         self.assertEqual('root', query['in_treedevice_profile_0'])
         self.assertNotIn('in_tree', query)
 
+    def test_extra_specs_that_are_not_considered_are_named(self):
+        flavor = request.Flavor('f', 1, extra_specs={
+            'hw:tpm_version': '2.0', 'hw:cpu_policy': 'mixed'})
+        self.assertEqual(('hw:cpu_policy', 'hw:tpm_version'),
+                         request.make(flavor, None, ()).ignored)

@@ -138,6 +138,19 @@ class FleetTest(base.BaseTestCase):
             moves.Move('s', 'passthrough', HERE, THERE),), True),
             answer.plan)
 
+    def test_what_no_grid_explains_counts_as_far_as_it_is_free(self):
+        found = build(gpu(ONE, small=(0, 2), half=(0, 0), whole=(0, 0)))
+        wants = [found.want(one) for one in (SLICE, HALF)]
+        self.assertEqual(
+            [HERE, None],
+            [plan and plan.gpu for plan in (
+                moves.find(found.gpus, want).plan for want in wants)])
+
+    def test_hosts_that_nova_does_not_use(self):
+        found = build(gpu(ONE), usable=False)
+        self.assertEqual((), found.gpus)
+        self.assertIsNone(found.want(SLICE))
+
     def test_a_profile_has_to_ask_for_one_accelerator(self):
         self.assertEqual(SLICE, fleet.group((SLICE,), 'slice'))
         for groups in (), (SLICE, SLICE), (

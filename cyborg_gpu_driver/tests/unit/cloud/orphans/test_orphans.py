@@ -49,11 +49,6 @@ class FindTest(base.BaseTestCase):
     def test_a_server_with_all_that_it_should_have(self):
         self.assertEqual(set(), self.found(arqs=(_arq(),), server=_server()))
 
-    def test_a_server_that_is_being_made(self):
-        for arqs in ((), (_arq('Initial'),)):
-            self.assertEqual(set(), self.found(
-                arqs=arqs, server=_server(None)))
-
     def test_a_server_that_is_gone(self):
         for state in ('Bound', 'BindFailed', 'Deleting', 'UnbindFailed'):
             self.assertEqual({('REQUEST_OF_GONE', 'a1', True),
@@ -116,3 +111,4 @@ class FindTest(base.BaseTestCase):
         self.assertEqual(['REQUEST_OF_GONE'], [
             item.kind.name for item in orphans.lasting(before, now)])
         self.assertEqual((), orphans.lasting((), now))
+

@@ -70,6 +70,15 @@ class JudgeTest(base.BaseTestCase):
             self.assertEqual('can take it', self.verdict(
                 self.node(machine), self.whole))
 
+    def test_the_board_has_no_such_profile(self):
+        for machine, text in (
+                ('hgx-h200', "'1g.10gb'.*H200.* has 1g.18gb"),
+                ('t4x4', 'none of the GPUs .* supports MIG: Tesla T4'),
+                ('mixed', 'the MIG profiles of its GPUs are not known')):
+            self.assertRegex(self.verdict(self.node(machine)),
+                             f'^cannot take it: .*{text}.*; it has the '
+                             f'trait {_TRAIT} nevertheless')
+
     def test_they_do_not_fit(self):
         profile = test_baremetal_profile.node_profile(
             {'gpu': '1g.10gb', 'count': 9})

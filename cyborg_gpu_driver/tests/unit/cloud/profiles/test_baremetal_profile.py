@@ -18,6 +18,7 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import node
+from cyborg_gpu_driver.cloud import baremetal
 from cyborg_gpu_driver.cloud import definition
 from cyborg_gpu_driver.cloud import plan
 from cyborg_gpu_driver.cloud import resources
@@ -119,6 +120,14 @@ class MakeTest(base.BaseTestCase):
             self.assertRegex(str(error), r'^gpus.yaml: profiles\[0\]: ')
             self.assertRegex(str(error), text)
 
+    def test_too_few_devices(self):
+        error = self.assertRaises(
+            exception.DocumentError, node_profile,
+            {'gpu': 'passthrough', 'count': 3},
+            nodes={'devices': [0, 1]})
+        self.assertIn('3 whole GPUs; on bare metal devices must name at '
+                      'least as many; it names 2', str(error))
+
 
 class TemplateTest(base.BaseTestCase):
 
@@ -184,4 +193,20 @@ class FlavorTest(base.BaseTestCase):
         self.assertEqual(sorted(found.extra_specs), list(found.extra_specs))
         self.assertEqual(('gpu.metal', 96, {'research'}, ()), (
             found.name, found.vcpus, found.projects, found.needs))
+
+
+class ArgumentsTest(base.BaseTestCase):
+
+    def test_resource_classes(self):
+        for text, expected in (
+                ('baremetal.gpu', 'CUSTOM_BAREMETAL_GPU'),
+                ('CUSTOM_BAREMETAL_GPU', 'CUSTOM_BAREMETAL_GPU'),
+                ('baremetal-gpu-h100-x8', 'CUSTOM_BAREMETAL_GPU_H100_X8')):
+            self.assertEqual(expected,
+                             baremetal.class_in_placement(text))
+        for text in ('', '-', 'CUSTOM_', 'x' * 256):
+            error = self.assertRaises(
+                exception.InvalidValue,
+                baremetal.class_in_placement, text)
+            self.assertIn('such as baremetal.gpu', str(error))
 

@@ -73,6 +73,13 @@ class RoomTest(base.BaseTestCase):
             for n in (1, 2)]
         self.assertEqual((2, False), _room(found, _SLICE, _HALF))
 
+    def test_what_placement_never_has(self):
+        for group in (resources.group('CUSTOM_NVIDIA_1G_10GB', 0),
+                      resources.group('CUSTOM_NVIDIA_1G_10GB', -1), (),
+                      tuple(sorted(_SLICE + _HALF))):
+            self.assertEqual((0, True), _room([_ONE, _SIBLING], group))
+        self.assertEqual((0, True), _room([_ONE]))
+
     @hypothesis.given(_FREE, strategies.integers(1, 3))
     def test_groups_of_one_class_are_counted_exactly(self, free, groups):
         found = [samples.provider(gpu=f'0000:0{n}:00.0', total=amount)

@@ -15,11 +15,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import fixtures
 from cyborg import conf
 
+from cyborg_gpu_driver.cmd.doctor import command as doctor
 from cyborg_gpu_driver.cmd.doctor import facts
 from cyborg_gpu_driver.conf import policies
 from cyborg_gpu_driver.host.snapshot import model
@@ -173,6 +175,17 @@ class MachineTest(CheckCase):
 
 
 class FactsTest(base.CommandCase):
+
+    def test_what_a_check_cannot_do_without(self):
+        none = facts.Facts(model.Host(), policies.Settings(),
+                           cyborg_problem='x', nova_problem='y',
+                           placement_conf_problem='z')
+        for found in (none, dataclasses.replace(
+                none, machine=facts.Machine())):
+            self.assertEqual(
+                ['x', 'y', 'z'],
+                [item.message for item in doctor.of_checks(found)
+                 if item.code == 'not-examined'][:3])
 
     def test_governed(self):
         gpu = model.Gpu(model.PciAddress.parse('0000:16:00.0'), '10de',

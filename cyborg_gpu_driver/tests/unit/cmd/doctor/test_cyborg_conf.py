@@ -61,9 +61,6 @@ class ReleaseTest(CyborgCase):
         self.none(self.found('17.0.0'))
         self.none(self.found('16.0.1'))
 
-    def test_absent(self):
-        self.fails('where cyborg-agent is installed', self.found())
-
     def test_another_release(self):
         for version in ('15.0.1', '18.0.0', 'unknown'):
             self.warns(f'Cyborg {version} was not tested',
@@ -81,13 +78,6 @@ class DriversTest(CyborgCase):
     def found(self, *enabled, **more):
         return list(rules_cyborg.drivers(self.facts(enabled_drivers=enabled,
                                                     **more)))
-
-    def test_enabled(self):
-        self.assertEqual([], self.found('fake_driver', 'cyborg_gpu_driver'))
-
-    def test_not_enabled(self):
-        self.fails('has fake_driver: no GPU', self.found('fake_driver'))
-        self.fails('has nothing', self.found())
 
     def test_two_for_one_gpu(self):
         both = ('cyborg_gpu_driver', 'nvidia_gpu_driver')
@@ -118,9 +108,6 @@ class HostNameTest(CyborgCase):
         self.fails('resource_provider_name is other',
                    self.found(provider_name='other',
                               answer=self.answer(FULL, 'other')))
-
-    def test_one_name_twice(self):
-        self.none(self.found(provider_name=FULL))
 
     def test_as_placement_has_it(self):
         self.none(self.found(host='n1', answer=self.answer('n1', FULL)))
@@ -167,10 +154,6 @@ class PlacementTest(CyborgCase):
 
 class ServiceRolesTest(CyborgCase):
 
-    def test_roles(self):
-        self.none(rules_cyborg.service_roles(
-            self.facts(service_roles=('a', 'b'))))
-
     def test_none(self):
         self.fails('403', rules_cyborg.service_roles(
             self.facts(service_roles=())))
@@ -179,3 +162,4 @@ class ServiceRolesTest(CyborgCase):
         self.warns('Cyborg 16.0.0 requires no service token',
                    rules_cyborg.service_roles(self.facts(release=facts.Release(
                        '16.0.0', wants_service_token=False))))
+

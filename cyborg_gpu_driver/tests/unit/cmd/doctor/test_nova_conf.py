@@ -127,12 +127,6 @@ class LeftTest(NovaCase):
         return dataclasses.replace(facts, migrations={
             FIRST: domain.Migration(supported)})
 
-    def test_resource_class_as_nova_completes_it(self):
-        lines = self.lines()
-        for line in lines:
-            line['resource_class'] = 'nvidia_l40s_12q'
-        self.none(self.findings(*lines))
-
     def test_resource_class_counts_in_placement_only(self):
         self.none(self.findings(
             *self.lines(in_placement=False), in_placement=False))

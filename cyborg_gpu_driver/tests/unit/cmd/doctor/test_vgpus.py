@@ -84,9 +84,6 @@ class WayTest(CheckCase):
         self.check_way(finding.Severity.ERROR, 'vGPU host driver',
                        framework=model.Framework.NONE, vfs=(), totalvfs=0)
 
-    def test_whole_gpus_are_no_matter(self):
-        self.assertEqual([], list(gpus.way(self.facts(WHOLE))))
-
 
 class SriovManageTest(CheckCase):
 
@@ -151,17 +148,8 @@ class StartCommandTest(CheckCase):
         self.check(finding.Severity.WARNING, 'no nova-compute',
                    gpus.start_command(self.facts()))
 
-    def test_before_there_are_functions(self):
-        none = {'framework': model.Framework.NONE, 'vfs': ()}
-        self.check(finding.Severity.ERROR, 'are not offered', self.command(
-            'nova-compute', kernel=(6, 8), **none))
-        self.none(self.command('nova-compute', kernel=(6, 7), **none))
-        self.none(self.command('nova-compute', kernel=None, **none))
-        self.none(self.command('nova-compute', kernel=(6, 8), totalvfs=0,
-                               **none))
+    def test_our_command_without_our_handles(self):
+        """The command also attaches whole GPUs when the host boots."""
+        self.assertEqual([], list(
+            self.command(False, 'cyborg-gpu-nova-compute')))
 
-    def test_what_a_plain_nova_compute_attaches(self):
-        self.none(self.command('nova-compute', policy_=FIXED))
-        self.none(self.command('nova-compute', policy_=WHOLE))
-        self.none(self.command('nova-compute',
-                               framework=model.Framework.MDEV_VF))

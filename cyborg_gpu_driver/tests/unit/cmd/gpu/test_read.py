@@ -121,38 +121,8 @@ class OfferListTest(base.CommandCase):
             row['reported'], row['creatable'], row['provider_uuid'],
             row['attach_handles']))
 
-    def test_what_is_in_the_way_is_said_once(self):
-        _, errors = self.run_program('--simulate', 'l40sx4', 'offer', 'list')
-        self.assertIn('0000:16:00.0, 0000:38:00.0, ', errors)
-        self.assertEqual(1, errors.count('not reported (passthrough): '
-                                         'partitioned'))
-
-    def test_fixed_vgpus_are_as_they_should_be(self):
-        directory = self.useFixture(fixtures.TempDir()).path
-        path = self.configure(
-            f'[gpu]\npolicies = f\nstate_path = {directory}\n'
-            '[gpu_policy:f]\nmode = vgpu\nfixed_vgpus = L40S-12Q:2\n',
-            directory)
-        where = ('--config-file', path, '--simulate', 'l40sx4', '--state',
-                 os.path.join(directory, 'machine'))
-        self.run_program(*where, 'gpu', 'prepare', '--all')
-        output, errors = self.run_program(*where, 'offer', 'list')
-        self.assertNotIn('not reported', errors)
-        row = self.rows(*where, 'offer', 'list')[0]
-        self.assertEqual(('L40S-12Q', 2, 0, 'Nova'), (
-            row['profile'], row['total'], row['in_use'], row['reported']))
-        simulator.Machine.load('l40sx4', where[-1]).start_guest('0000:16:00.4')
-        row = self.rows(*where, 'offer', 'list')[0]
-        self.assertEqual((1, 1), (row['in_use'], row['creatable']))
-
 
 class GpuShowTest(base.CommandCase):
-
-    def test_the_grid_is_drawn(self):
-        output, _ = self.run_program('--simulate', 'a30x4', 'gpu', 'show',
-                                     '0000:31:00.0')
-        self.assertIn('A30', output)
-        self.assertIn('* attach handle', output)
 
     def test_a_bad_and_an_unknown_address(self):
         _, errors = self.run_program('--simulate', 'mixed', 'gpu', 'show',

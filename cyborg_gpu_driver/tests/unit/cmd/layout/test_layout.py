@@ -137,12 +137,6 @@ class RefusalTest(layouts.LayoutCase):
 
 class PlanTest(layouts.LayoutCase):
 
-    def test_steps(self):
-        self.apply('halves')
-        output, _ = self.assert_layout('mixed', code=1)
-        self.assertIn('destroy', output)
-        self.assert_layout('halves')
-
     def test_for_programs(self):
         output, _ = self.layout('plan', '-f', self.file, '-c', 'mixed',
                                 '-o', 'json', code=1)
@@ -154,19 +148,6 @@ class PlanTest(layouts.LayoutCase):
         text, _ = self.layout('plan', '-f', self.file, '-c', 'mixed',
                               '-o', 'yaml', code=1)
         self.assertEqual(rows, yaml.safe_load(text))
-
-    def test_what_cannot_be_reached(self):
-        self.apply('halves')
-        machine = self.machine()
-        for instance in machine.gpus[1].state.instances:
-            machine.add_process(str(machine.gpus[1].address), os.getpid(),
-                                instance, 0)
-        output, errors = self.layout('plan', '-f', self.file, '-c', 'mixed',
-                                     '-o', 'json', code=1)
-        self.assertIn('GPU 1', errors)
-        self.assertEqual([None, True, None], [
-            row['error'] and str(os.getpid()) in row['error']
-            for row in json.loads(output)])
 
 
 class FileTest(layouts.LayoutCase):

@@ -203,6 +203,11 @@ class VgpuModeTest(FabricCase):
         error = self.refused('LIBRARY_NOT_FOUND', self.session.partitions)
         self.assertIn('nvidia-fabricmanager-dev', str(error))
 
+    def test_a_unix_socket(self):
+        self.machine.configure_fabric_manager(socket='/run/fm.socket')
+        self.machine.start_fabric_manager()
+        self.assertEqual(15, len(self.session.partitions()))
+
 
 class OtherModesTest(FabricCase):
 
@@ -222,6 +227,11 @@ class OtherModesTest(FabricCase):
         self.refused('IN_USE', self.session.activate, 0)
         self.refused('NOT_SUPPORTED', self.session.activate_with_functions,
                      7, self.function(self.session.partitions()[7]))
+
+    def test_more_partitions_than_the_library_takes(self):
+        self.start(1)
+        self.assertRaises(exception.InvalidValue, self.session.restore,
+                          range(65))
 
 
 class AmpereTest(FabricCase):

@@ -17,6 +17,7 @@ import pathlib
 import fixtures
 import pynvml
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.host.nvml import modes
 from cyborg_gpu_driver.host.snapshot import model
 from cyborg_gpu_driver.simulator import files
@@ -111,4 +112,9 @@ class CliqueTest(base.SimulatedTestCase):
         self.useFixture(fixtures.MockPatchObject(
             modes, 'fabric_info', of_the_future))
         self.assertEqual(CLIQUE, self.clique())
+
+    def test_a_gpu_that_does_not_say(self):
+        self.use_rack()
+        self.machine.lose_gpu(str(self.first))
+        self.assertRaises(exception.NvmlError, self.clique)
 

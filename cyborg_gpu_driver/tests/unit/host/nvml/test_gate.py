@@ -152,6 +152,28 @@ class GateTest(base.BaseTestCase):
         self.assertEqual('alone', self._alone(other))
         self.assertFalse(one.open)
 
+    def test_in_memory_it_is_the_same(self):
+        shared = access.Access(None, scope.HANG)
+        one, other = Session(shared), Session(shared)
+        one.use()
+        with other.alone():
+            self.assertFalse(one.open)
+        self.assertRaises(exception.NvmlClosed, self._while_alone, other,
+                          one)
+
+    def _while_alone(self, owner, other):
+        with owner.alone():
+            error = self.in_thread(
+                lambda: self._error_of(other, 0)).get(timeout=scope.HANG)
+            raise error
+
+    def _error_of(self, session, seconds):
+        try:
+            session.use(seconds)
+        except exception.NvmlClosed as error:
+            return error
+        return AssertionError('it was opened')
+
     def test_a_series_of_calls_is_not_torn(self):
         one, other = self.session(), self.session()
         with one.kept():
@@ -299,6 +321,14 @@ class GateTest(base.BaseTestCase):
         failing.side_effect = None
         self.assertEqual('alone', self._alone(self.session()))
         self.assertEqual(1, log.output.count('process: none'))
+
+    def test_nested(self):
+        session = self.session()
+        with session.alone(), session.alone():
+            session.use()
+            with session.lent():
+                session.use()
+            self.assertFalse(session.open)
 
     def test_lent_by_who_has_it_alone(self):
         owner, daemon = self.session(), self.session()

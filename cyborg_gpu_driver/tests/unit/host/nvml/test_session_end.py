@@ -48,6 +48,10 @@ class SessionEndTest(base.SimulatedTestCase):
         self.assertEqual((False, 1), (opened.is_open,
                                       self.calls().get('nvmlShutdown')))
 
+    def test_abandoned_session_that_cannot_be_closed_stops_no_other(self):
+        gate.close_soon(os.getpid(), self.fail, 'this machine is no more')
+        self.assertTrue(self.nvml.driver_version())
+
     def test_a_session_that_opens_too_late_is_closed(self):
         """Otherwise no process could reset or unbind a GPU any more."""
         opens = threading.Event()
@@ -120,6 +124,20 @@ class SessionEndTest(base.SimulatedTestCase):
             self.assertFalse(opened.is_open)
         # One more would end the session of somebody else.
         self.assertEqual(2, self.calls()['nvmlShutdown'])
+
+    def test_a_session_that_closed_late_is_opened_again(self):
+        self.nvml.driver_version()
+        with self.slow_shutdown():
+            self.nvml.timeout = 0.02
+            self.assertFalse(self.nvml.reset())
+        while deadline.stuck():
+            time.sleep(0.01)
+        self.nvml.timeout = scope.HANG
+        self.assertTrue(self.nvml.driver_version())
+        opened = self.nvml.gate
+        gate.close_abandoned()
+        self.assertTrue(opened.is_open)
+        self.assertIsNotNone(opened._held)
 
     def test_a_session_that_stays_open_after_exclusive_use_is_closed(self):
         may_end = threading.Event()
@@ -203,4 +221,3 @@ class SessionEndTest(base.SimulatedTestCase):
         end = time.monotonic() + scope.HANG
         while opened.is_open and time.monotonic() < end:
             time.sleep(0.01)
-

@@ -129,6 +129,12 @@ class MigTest(_Case):
         self.assertNotIn(Q.MEMORY, found)
         self.assertIn(Q.INSTANCE_MEMORY, found)
 
+    def test_an_instance_that_goes_away_meanwhile(self):
+        self.machine.faults.fail('nvmlDeviceGetGpuInstanceId',
+                                 pynvml.NVML_ERROR_INVALID_ARGUMENT, times=1)
+        self.assertEqual(1, sum(key[0] is Q.INSTANCE_MEMORY
+                                for key in self.values()))
+
     def test_a_reset_ends_a_handle_and_the_next_sample_has_another(self):
         self.values()
         self.machine.sriov_manage(str(self.first), enable=False)
@@ -187,6 +193,15 @@ class InstanceUtilizationTest(_Case):
         self.assertEqual({}, self.telemetry._known[self.first].samples)
         self.assertEqual(0, len(pynvml.nvmlLib.samples), number)
 
+    def test_one_that_goes_away_during_the_reading(self):
+        self.make()
+        self.busy()
+        self.machine.faults.fail('nvmlGpmMigSampleGet',
+                                 pynvml.NVML_ERROR_INVALID_ARGUMENT, times=1)
+        self.assertEqual({}, self.busy())
+        self.assertEqual({}, self.busy())
+        self.assertTrue(self.busy())
+
 
 class VgpuTest(_Case):
 
@@ -218,6 +233,10 @@ class VgpuTest(_Case):
              if item.labels == vgpu.labels})
         self.machine.stop_guest(_MDEV)
         self.assertEqual((), self.sample().vgpus)
+
+    def test_a_hypervisor_that_knows_no_uuid(self):
+        self.start('12')
+        self.assertEqual('', self.sample().vgpus[0].server)
 
     def test_what_is_no_uuid_is_no_server(self):
         self.start('../../etc')

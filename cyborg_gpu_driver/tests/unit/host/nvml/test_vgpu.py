@@ -79,6 +79,12 @@ class MixedSizesTest(VgpuCase):
                                  pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
         self.assertIsNone(self.mixed_sizes())
 
+    def test_what_cannot_be_read_is_an_error(self):
+        for symbol in ('nvmlDeviceGetVgpuCapabilities',
+                       'nvmlDeviceGetVgpuHeterogeneousMode'):
+            self.machine.faults.fail(symbol, pynvml.NVML_ERROR_UNKNOWN)
+            self.assertEqual('UNKNOWN', self.refusal(self.mixed_sizes))
+
 
 class PlacementTest(VgpuCase):
     """Placements, on drivers with either version of the list."""
@@ -113,6 +119,10 @@ class PlacementTest(VgpuCase):
         self.make('L40S-8Q')
         self.assertEqual((24,), self._free(self.first, 'L40S-24Q'))
         self.assertEqual((), self._free(self.first, 'L40S-48Q'))
+
+    def test_types_without_placements(self):
+        self.use('t4x4')
+        self.assertEqual((None, ()), self._placements(self.first, 'T4-4Q'))
 
     def test_what_cannot_be_read_is_an_error(self):
         for symbol, call in (

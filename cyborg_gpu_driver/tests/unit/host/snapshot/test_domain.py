@@ -80,6 +80,14 @@ class DomainTest(base.BaseTestCase):
         self.assertEqual((SERVER, '', ''),
                          (found.uuid, found.project, found.flavor))
 
+    def test_what_is_no_id_of_a_project_is_none(self):
+        self.assertEqual('', domain.parse(xml(project='../x')).project)
+        self.assertEqual('', domain.parse(xml(project='x' * 65)).project)
+
+    def test_a_device_without_an_address(self):
+        text = xml(devices=('0000:41:00.4',)).replace("bus='0x41'", '')
+        self.assertEqual(frozenset(), domain.parse(text).devices)
+
     def test_what_is_no_domain_is_refused(self):
         for text in ('', '<domain>', '<domain/>', xml(server='one'),
                      '<a>' + 'x' * (5 << 20) + '</a>'):
@@ -90,4 +98,3 @@ class DomainTest(base.BaseTestCase):
                 + xml(flavor='&b;'))
         error = self.assertRaises(ValueError, domain.parse, bomb)
         self.assertIn('document type', str(error))
-

@@ -98,6 +98,13 @@ class CompletionTest(RecordTestCase):
         self.assertIn(self.first, other.nvlink_peers)
         self.assertEqual(2, len(other.nvlink_peers))
 
+    def test_another_board_in_the_slot(self):
+        gpu = self.reader.snapshot().gpu(self.first)
+        self.hand_over(dataclasses.replace(gpu, subsystem_device_id='ffff'))
+        now = self.seen()
+        self.assertEqual((None, None, None), (now.recorded_at, now.uuid,
+                                              now.bound_from))
+
     def test_after_a_reboot_only_the_model_is_sure(self):
         gpu = self.reader.snapshot().gpu(self.first)
         self.hand_over(gpu)
@@ -125,6 +132,12 @@ class FileTest(RecordTestCase):
         self.assertEqual(record, store.of(
             self.state_path).board(self.first))
         self.assertTrue(record.has_mig)
+
+    def test_none(self):
+        self.assertIsNone(self.records.board(self.first))
+        nowhere = gpu_record.Records()
+        nowhere.keep_board(self.first, gpu_record.of(self.gpu, 'boot', _TIME))
+        self.assertIsNone(nowhere.board(self.first))
 
     def test_a_bad_file_concerns_one_gpu_and_is_said_once(self):
         for address in self.addresses[:2]:

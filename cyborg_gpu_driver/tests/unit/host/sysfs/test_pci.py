@@ -209,10 +209,21 @@ class PciTest(base.BaseTestCase):
         self.tree.add('0000:01:00.0', **_GPU)
         self.assertEqual((), self._gpus()[0].problems)
 
+    def test_file_with_nonsense(self):
+        self.tree.add('0000:01:00.0', **{**_GPU, 'numa_node': 'north'})
+        self.assertIn('north', self._gpus()[0].problems[0])
+
     def test_function_that_cannot_be_identified(self):
         self.tree.add('0000:01:00.0', **_GPU)
         os.makedirs(self.tree.path('0000:02:00.0'))
         host = self.reader.snapshot()
         self.assertEqual(1, len(host.gpus))
         self.assertIn('0000:02:00.0', host.problems[0])
+
+    def test_gpu_that_leaves_the_bus(self):
+        self.tree.add('0000:01:00.0', **_GPU)
+        self.assertEqual(1, len(self._gpus()))
+        os.rename(self.tree.path('0000:01:00.0'),
+                  os.path.join(self.tree.root, 'elsewhere'))
+        self.assertEqual((), self._gpus())
 

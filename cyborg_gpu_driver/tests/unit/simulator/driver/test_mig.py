@@ -23,7 +23,6 @@ from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 A100 = '0000:41:00.0'
-H100 = '0000:81:00.0'
 ONE, ONE_ME, ONE_DOUBLE, TWO, THREE, FOUR, SEVEN = 19, 20, 15, 14, 9, 5, 0
 
 
@@ -109,20 +108,6 @@ class TestModes(base.MachineTestCase):
                          pynvml.nvmlDeviceSetMigMode(device, 1))
         self.assertEqual([1, 1], pynvml.nvmlDeviceGetMigMode(self.at(A100)))
 
-    def test_a_virtual_machine_must_be_started_again(self):
-        host = dataclasses.replace(files.load(self.host), virtual=True)
-        self.use(machine_module.Machine(host))
-        pynvml.nvmlShutdown()
-        self.machine.sriov_manage(A100, enable=False)
-        pynvml.nvmlInit()
-        device = self.at(A100)
-        self.assertEqual(pynvml.NVML_ERROR_RESET_REQUIRED,
-                         pynvml.nvmlDeviceSetMigMode(device, 0))
-        self.assertEqual([1, 0], pynvml.nvmlDeviceGetMigMode(device))
-        self.machine.reboot()
-        pynvml.nvmlInit()
-        self.assertEqual([0, 0], pynvml.nvmlDeviceGetMigMode(self.at(A100)))
-
     def test_ampere_on_nvswitches_needs_a_fabric_manager(self):
         self.use(machine_module.Machine.load('dgx-a100-40'))
         address = self.machine.gpus[0].address
@@ -132,13 +117,6 @@ class TestModes(base.MachineTestCase):
         self.assertEqual(pynvml.NVML_ERROR_UNKNOWN,
                          pynvml.nvmlDeviceSetMigMode(device, 0))
         self.assertEqual([1, 0], pynvml.nvmlDeviceGetMigMode(device))
-
-    def test_hopper_with_a_process_stays_pending(self):
-        self.machine.add_process(H100, 7)
-        device = self.at(H100)
-        self.assertEqual(pynvml.NVML_ERROR_IN_USE,
-                         pynvml.nvmlDeviceSetMigMode(device, 1))
-        self.assertEqual([0, 1], pynvml.nvmlDeviceGetMigMode(device))
 
     def test_a_reset_ends_handles_and_restores_instances(self):
         self.machine.sriov_manage(A100, enable=False)

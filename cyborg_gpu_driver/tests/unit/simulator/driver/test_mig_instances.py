@@ -12,20 +12,15 @@
 
 """GPU instances through pynvml, and every refusal."""
 
-
 import pynvml
 
 from cyborg_gpu_driver.simulator import faults
-from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 ONE, ONE_ME, ONE_DOUBLE, TWO, THREE, FOUR, SEVEN = 19, 20, 15, 14, 9, 5, 0
 
 
 class TestInstances(base.MachineTestCase):
-    def remaining(self, profile_id, device=None):
-        return pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(
-            device or self.device(), profile_id)
 
     def test_where_the_driver_puts_them_itself(self):
         device = self.device()
@@ -44,25 +39,6 @@ class TestInstances(base.MachineTestCase):
                          pynvml.nvmlGpuInstanceGetInfo, handle)
         self.assertEqual([13], self.instances(device, ONE))
         self.create(device, ONE)
-
-    def test_the_media_extension_exists_once(self):
-        device = self.device()
-        self.create(device, ONE_ME)
-        self.assertEqual(0, self.remaining(ONE_ME))
-        self.assertEqual(6, self.remaining(ONE))
-        self.assert_code(pynvml.NVML_ERROR_INSUFFICIENT_RESOURCES,
-                         self.create, device, ONE_ME)
-
-    def test_all_media_engines_in_one_instance(self):
-        self.use(machine_module.Machine.load('rtxpro6000x8'))
-        device = self.device()
-        self.create(device, 65)
-        free = {number: self.remaining(number, device) for number in
-                (14, 21, 47, 65, 67, 5, 35, 64, 66, 0, 32)}
-        self.assertEqual({67: 3, 66: 1},
-                         {number: left for number, left in free.items()
-                          if left})
-        self.create(device, 67)
 
     def test_destroy_is_refused_while_in_use(self):
         device = self.device()

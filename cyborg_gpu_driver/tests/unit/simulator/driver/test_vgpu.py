@@ -17,7 +17,6 @@ import errno
 import pynvml
 
 from cyborg_gpu_driver import exception
-from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 DEVICES = ('bus', 'pci', 'devices')
@@ -78,11 +77,6 @@ class TestMdevOnVirtualFunctions(base.MachineTestCase):
                           base.OTHER_UUID)
         self.create_mdev(self.other_vf, 463, base.OTHER_UUID)
         self.assertEqual(0, self.available('0000:07:00.6', 463))
-
-    def test_a_process_keeps_vgpus_out(self):
-        number, _, _ = self.create(self.device(), 19)
-        self.machine.add_process('0000:07:00.0', 5, number)
-        self.assertEqual(0, self.available(self.vf, 463))
 
 
 class TestVendorVfio(base.MachineTestCase):
@@ -169,14 +163,6 @@ class TestVendorVfioWithMig(TestVendorVfio):
         self.create(self.device(), 47)
         self.set_type(self.vf, self.q3)
 
-    def test_siblings_change(self):
-        self.create(self.device(), 47)
-        self.set_type(self.vf, self.q3)
-        self.assert_errno(errno.EIO, self.set_type, self.other_vf, self.q6)
-        # A type of another series and the same size fits beside it.
-        self.set_type(self.other_vf, self.a3)
-        self.assertEqual('1', self.read(self.other_vf, 'placement_id'))
-
     def test_as_many_as_an_instance_holds(self):
         self.create(self.device(), 47)
         functions = self.machine.gpus[0].vfs()
@@ -185,17 +171,3 @@ class TestVendorVfioWithMig(TestVendorVfio):
         self.assert_errno(errno.EIO, self.set_type, functions[8], self.q3)
         self.create(self.device(), 47)
         self.set_type(functions[8], self.q3)
-
-
-class TestTypesInNvml(base.MachineTestCase):
-
-    def test_a_driver_without_vgpus(self):
-        with machine_module.Machine.load('mixed'):
-            pynvml.nvmlInit()
-            device = self.at('0000:81:00.0')
-            self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED,
-                             pynvml.nvmlDeviceGetSupportedVgpus, device)
-            self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED,
-                             pynvml.nvmlVgpuTypeGetMaxInstances, device,
-                             231)
-

@@ -12,7 +12,6 @@
 
 """Compute instances and the MIG devices that they make."""
 
-
 import pynvml
 
 from cyborg_gpu_driver.tests.unit.simulator import base

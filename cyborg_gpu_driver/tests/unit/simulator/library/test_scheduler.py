@@ -16,7 +16,6 @@ import ctypes
 
 import pynvml
 
-from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 BEST, EQUAL, FIXED = 1, 2, 3
@@ -48,26 +47,6 @@ class TestScheduler(base.MachineTestCase):
                 data.vgpuSchedData.timeslice if found.arrMode == DISABLE
                 else (data.vgpuSchedDataWithARR.avgFactor,
                       data.vgpuSchedDataWithARR.timeslice))
-
-    def test_not_without_root_nor_fixed_shares_of_mixed_sizes(self):
-        pynvml.nvmlDeviceSetVgpuHeterogeneousMode(self.at(self.gpu), 1)
-        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.set, FIXED)
-        self.set(EQUAL)
-        self.machine.privileged = False
-        self.assert_code(pynvml.NVML_ERROR_NO_PERMISSION, self.set, BEST)
-        self.assertEqual(EQUAL, self.state()[0])
-
-    def test_not_in_mig_mode_nor_without_vgpus(self):
-        for host, address in (('dgx-a100-80', '0000:07:00.0'),
-                              ('mixed', '0000:81:00.0')):
-            with machine_module.Machine.load(host):
-                pynvml.nvmlInit()
-                device = self.at(address)
-                self.assert_code(
-                    pynvml.NVML_ERROR_NOT_SUPPORTED,
-                    pynvml.nvmlDeviceGetVgpuSchedulerState, device)
-                self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.set,
-                                 EQUAL, device=device)
 
     def test_it_goes_with_the_driver(self):
         self.set(EQUAL)
@@ -135,15 +114,4 @@ class TestInstanceScheduler(base.MachineTestCase):
         self.set(FIXED, instance=other)
         self.assertEqual((FIXED, 2000000), self.state(other))
         self.assertEqual((EQUAL, 5000000), self.state())
-
-    def test_not_where_vgpus_share_no_instance(self):
-        plain = self.make(14, 3)
-        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.set, EQUAL,
-                         instance=plain)
-        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.state, plain)
-        self.use(machine_module.Machine.load('dgx-a100-80'))
-        self.gpu = '0000:07:00.0'
-        ampere = self.make(19, 0, 1)
-        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.set, EQUAL,
-                         instance=ampere)
 
