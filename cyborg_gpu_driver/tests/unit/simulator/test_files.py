@@ -93,6 +93,18 @@ class TestFilesOfOnesOwn(base.BaseTestCase):
             (gpu.numa_node, gpu.iommu_group, gpu.uuid, gpu.serial,
              gpu.driver))
 
+    def test_unknown_name(self):
+        error = self.assertRaises(exception.HostUnusable,
+                                  machine.Machine.load, 'dgx-b300')
+        self.assertIn('dgx-b300', str(error))
+        self.assertIn('mixed', str(error))
+
+    def test_no_such_file(self):
+        path = os.path.join(self.directory, 'absent.yaml')
+        error = self.assertRaises(exception.HostUnusable,
+                                  machine.Machine.load, path)
+        self.assertIn(path, str(error))
+
     def test_what_is_refused(self):
         on_a30 = HOST.replace('model: t4', 'model: a30')
         for text, *said in (

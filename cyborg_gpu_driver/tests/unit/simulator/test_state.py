@@ -178,6 +178,12 @@ class TestStateFile(base.MachineTestCase):
             error = self.assertRaises(exception.HostUnusable, self.load)
             self.assertIn(self.path, str(error))
 
+    def test_a_place_that_cannot_be_written(self):
+        error = self.assertRaises(
+            exception.HostUnusable, machine_module.Machine.load,
+            'mixed', os.path.join(self.path, 'below', 'state.json'))
+        self.assertIn(self.path, str(error))
+
 
 class TestDescriptors(base.MachineTestCase):
     def test_many_machines_keep_few_files_open(self):

@@ -57,6 +57,11 @@ class TestFunctions(base.MachineTestCase):
         self.assertFalse(self.sysfs.exists(*DEVICES, A100, 'virtfn20'))
         self.assertFalse(self.sysfs.exists(*DEVICES, A100, 'physfn'))
 
+    def test_numvfs_is_not_for_writing(self):
+        self.assert_errno(errno.ENOENT, self.sysfs.write, '4', *DEVICES,
+                          H100, 'sriov_numvfs')
+        self.assertEqual('0', self.read(H100, 'sriov_numvfs'))
+
     def test_sriov_manage_refuses(self):
         self.machine.add_process(H100, 1)
         for address, code in ((H100, errno.EBUSY), (T4, errno.ENODEV),
@@ -67,6 +72,13 @@ class TestFunctions(base.MachineTestCase):
         self.machine.remove_process(1)
         self.machine.sriov_manage('ALL')
         self.assertEqual('20', self.read(H100, 'sriov_numvfs'))
+
+    def test_reset_file(self):
+        place = (*DEVICES, A40, 'reset')
+        self.assert_errno(errno.EINVAL, self.sysfs.write, 'x', *place)
+        self.sysfs.write('1', *place)
+        self.machine.lose_gpu(A40)
+        self.assert_errno(errno.ENOTTY, self.sysfs.write, '1', *place)
 
     def test_errors_of_the_link(self):
         """A40 has another driver, so NVML cannot see it."""
@@ -134,6 +146,23 @@ class TestSystemCalls(base.MachineTestCase):
                             os.O_WRONLY)
         self.assertEqual(0o100200, self.os.stat(
             self.device + '/reset').st_mode)
+
+    def test_links_lead_to_the_device(self):
+        place = f'/sys/devices/pci0000:00/{A100}'
+        self.assertEqual(place, self.os.realpath(self.device))
+        self.assertEqual(
+            place, os.path.normpath(os.path.join(
+                '/sys/bus/pci/devices', self.os.readlink(self.device))))
+        self.assertEqual('/sys/bus/pci/drivers/nvidia', self.os.realpath(
+            self.device + '/virtfn0/driver'))
+        self.assert_refused(errno.EINVAL, self.os.readlink,
+                            self.device + '/vendor')
+
+    def test_a_file_of_a_device_that_went_away(self):
+        descriptor = self.os.open(f'/sys/bus/pci/devices/{VF}/vendor',
+                                  os.O_RDONLY)
+        self.machine.sriov_manage(A100, enable=False)
+        self.assert_refused(errno.ENODEV, self.os.read, descriptor, 10)
 
 
 class TestFaults(base.MachineTestCase):

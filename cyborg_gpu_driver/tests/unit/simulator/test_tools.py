@@ -79,6 +79,11 @@ class TestMdevctl(ToolsTestCase):
         self.machine.reboot()
         self.assertEqual((base.UUID,), self.machine.defined_mdevs)
 
+    def test_other_arguments(self):
+        for arguments in ((), ('undefine',), ('undefine', base.UUID),
+                          ('start', '-u', base.UUID)):
+            self.assertEqual(2, self.refused(self.run_tool, *arguments)[1])
+
 
 class TestNvidiaSmi(ToolsTestCase):
     host = 'dgx-a100-40'
@@ -114,6 +119,15 @@ class TestNvidiaSmi(ToolsTestCase):
         self.assertEqual(1, self.machine.calls['nvidia-smi'])
         self.assertEqual({}, self.machine.gpu(self.gpu).state.instances)
 
+    def test_names_of_a_gpu(self):
+        pynvml.nvmlShutdown()
+        uuid = self.machine.gpu(self.gpu).spec.uuid
+        for name in ('0', uuid, '00000000:07:00.0'):
+            self.run_tool('-r', f'--id={name}')
+        for name in ('8', 'GPU-none', '0000:ff:00.0', 'x'):
+            self.assertEqual(('No devices were found\n', 6), self.refused(
+                self.run_tool, '--gpu-reset', '-i', name))
+
     def assert_in_use(self):
         text, status = self.refused(self.reset)
         self.assertIn(f'GPU {self.gpu}: In use by another client', text)
@@ -143,6 +157,22 @@ class TestNvidiaSmi(ToolsTestCase):
         self.assertEqual(0, self.mode())
         self.assertEqual(((812, 'nvidia-persiste'),),
                          self.machine.holders(self.gpu))
+
+    def test_wrong_arguments(self):
+        for arguments in ((), ('-L',), ('--gpu-reset',)):
+            self.assertEqual(2, self.refused(self.run_tool, *arguments)[1])
+
+    def test_what_nvml_says_is_the_exit_status(self):
+        for code in (pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+                     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND):
+            self.machine.unload_library(code)
+            for ask in (self.reset, lambda: self.persist('1')):
+                self.assertEqual(code, self.refused(ask)[1])
+        self.machine.load_library()
+        self.machine.lose_gpu(self.gpu)
+        text, status = self.refused(self.reset)
+        self.assertIn('GPU is lost', text)
+        self.assertEqual(pynvml.NVML_ERROR_GPU_IS_LOST, status)
 
     def persist(self, mode):
         return self.run_tool('-i', self.gpu, '-pm', mode)

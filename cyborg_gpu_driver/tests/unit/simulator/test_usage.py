@@ -94,6 +94,9 @@ class UnbindLockTest(UsageTestCase):
         self.machine.bind_driver(_GPU, 'nvidia')
         self.assertEqual('0', self.read('unbindLock'))
 
+    def test_other_text(self):
+        self.assert_errno(errno.EINVAL, self.lock, 'x')
+
 
 class PowerTest(UsageTestCase):
     def memory(self):

@@ -109,6 +109,13 @@ class TestBinding(DriversTestCase):
             self.machine.attach_whole(_GPU)
             self.assertEqual(damage, len(self.machine.damage))
 
+    def test_a_lost_gpu_is_not_taken(self):
+        self.unbind(_GPU, 'nvidia')
+        self.machine.lose_gpu(_GPU)
+        self.refused(errno.ENODEV, self.bind, _GPU, 'nvidia')
+        self.probe(_GPU)
+        self.assertIsNone(self.driver(_GPU))
+
     def test_what_the_driver_keeps(self):
         for keeps in (True, False):
             self.machine.host = dataclasses.replace(

@@ -23,6 +23,7 @@ from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 A100 = '0000:41:00.0'
+H100 = '0000:81:00.0'
 ONE, ONE_ME, ONE_DOUBLE, TWO, THREE, FOUR, SEVEN = 19, 20, 15, 14, 9, 5, 0
 
 
@@ -52,6 +53,21 @@ def profiles(device):
 
 
 class TestProfiles(base.MachineTestCase):
+    def test_placements_into_too_small_an_array(self):
+        count = ctypes.c_uint(6)
+        self.assert_code(
+            pynvml.NVML_ERROR_INSUFFICIENT_SIZE,
+            pynvml.nvmlDeviceGetGpuInstancePossiblePlacements,
+            self.device(), ONE,
+            (pynvml.c_nvmlGpuInstancePlacement_t * 6)(),
+            ctypes.byref(count))
+
+    def test_the_number_that_finds_a_profile_is_not_its_id(self):
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, placements,
+                         self.device(),
+                         pynvml.NVML_GPU_INSTANCE_PROFILE_2_SLICE)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         self.create, self.device(), 1)
 
     def test_gaps_and_the_end(self):
         get = pynvml.nvmlDeviceGetGpuInstanceProfileInfo
@@ -72,6 +88,14 @@ class TestProfiles(base.MachineTestCase):
                              last)
             self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, get, device,
                              pynvml.NVML_GPU_INSTANCE_PROFILE_COUNT)
+
+    def test_a_structure_of_the_wrong_version(self):
+        info = pynvml.c_nvmlGpuInstanceProfileInfo_v2_t()
+        info.version = 0x01000098
+        self.assertEqual(
+            pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+            self.machine.library.nvmlDeviceGetGpuInstanceProfileInfoV(
+                self.device(), 0, ctypes.byref(info)))
 
 
 class TestModes(base.MachineTestCase):
@@ -132,4 +156,24 @@ class TestModes(base.MachineTestCase):
                              pynvml.nvmlGpuInstanceGetInfo, instance)
             self.assertEqual([number] if keeps else [],
                              self.instances(self.at(A100), ONE))
+
+    def test_calls_that_need_mig_mode(self):
+        device = self.at(H100)
+        for call in ((pynvml.nvmlDeviceCreateGpuInstance, device, ONE),
+                     (pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device,
+                      0)):
+            self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, *call)
+
+    def test_calls_that_need_it_before_hopper(self):
+        device = self.at(H100)
+        capacity = pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity
+        by_id = pynvml.nvmlDeviceGetGpuInstanceById
+        self.assertEqual(7, capacity(device, ONE))
+        self.assertEqual([], self.instances(device, ONE))
+        self.assert_code(pynvml.NVML_ERROR_NOT_FOUND, by_id, device, 0)
+        self.off(A100)
+        device = self.at(A100)
+        for call in ((capacity, device, ONE), (by_id, device, 0),
+                     (self.instances, device, ONE)):
+            self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, *call)
 

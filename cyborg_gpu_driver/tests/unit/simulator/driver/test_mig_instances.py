@@ -12,6 +12,7 @@
 
 """GPU instances through pynvml, and every refusal."""
 
+
 import pynvml
 
 from cyborg_gpu_driver.simulator import faults
@@ -21,6 +22,9 @@ ONE, ONE_ME, ONE_DOUBLE, TWO, THREE, FOUR, SEVEN = 19, 20, 15, 14, 9, 5, 0
 
 
 class TestInstances(base.MachineTestCase):
+    def remaining(self, profile_id, device=None):
+        return pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(
+            device or self.device(), profile_id)
 
     def test_where_the_driver_puts_them_itself(self):
         device = self.device()
@@ -29,6 +33,14 @@ class TestInstances(base.MachineTestCase):
                          [start for _, start in made])
         self.assertEqual([13, 11, 12, 7, 8, 9, 10],
                          [number for number, _ in made])
+
+    def test_a_placement_that_the_profile_does_not_have(self):
+        device = self.device()
+        for start, size in ((7, 1), (1, 2), (0, 2)):
+            self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                             self.create, device, ONE, start, size)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.create,
+                         device, FOUR, 4, 4)
 
     def test_one_that_vanishes_after_its_creation(self):
         self.machine.faults.fail(faults.VANISHES, 0, nth=2)
@@ -39,6 +51,25 @@ class TestInstances(base.MachineTestCase):
                          pynvml.nvmlGpuInstanceGetInfo, handle)
         self.assertEqual([13], self.instances(device, ONE))
         self.create(device, ONE)
+
+    def test_remaining_capacity(self):
+        every = (ONE, ONE_ME, ONE_DOUBLE, TWO, THREE, FOUR, SEVEN)
+        self.assertEqual([7, 1, 4, 3, 2, 1, 1],
+                         [self.remaining(number) for number in every])
+        self.create(self.device(), THREE, 4, 4)
+        self.assertEqual([4, 1, 2, 2, 1, 1, 0],
+                         [self.remaining(number) for number in every])
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         self.remaining, 1)
+
+    def test_a_handle_of_something_destroyed(self):
+        device = self.device()
+        _, _, handle = self.create(device, ONE)
+        pynvml.nvmlGpuInstanceDestroy(handle)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         pynvml.nvmlGpuInstanceGetInfo, handle)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         pynvml.nvmlGpuInstanceDestroy, handle)
 
     def test_destroy_is_refused_while_in_use(self):
         device = self.device()

@@ -33,6 +33,7 @@ GUIDE = {
          3: '0 3 6 9 12 15 18 21', 2: '0 4 6 10 12 16 18 22',
          1: '0 2 3 5 6 8 9 11 12 14 15 17 18 20 21 23'},
 }
+SUPPORTED = pynvml.nvmlDeviceGetVgpuTypeSupportedPlacements
 CREATABLE = pynvml.nvmlDeviceGetVgpuTypeCreatablePlacements
 
 
@@ -145,6 +146,12 @@ class TestPlacements(MixedTestCase):
         self.create_mdev(self.vfs[1], 461, base.OTHER_UUID)
         self.assertEqual((8, [12]), self.ids(CREATABLE, 459))
         self.assertEqual((40, []), self.ids(CREATABLE, 462))
+
+    def test_drivers_before_565_know_one_version(self):
+        self.assertEqual('550', self.machine.host.driver_version[:3])
+        for function, arguments in ((SUPPORTED, (0, 2)), (CREATABLE, (2,))):
+            self.assert_code(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
+                             function, self.device(), 459, *arguments)
 
 
 class TestWishes(MixedTestCase):

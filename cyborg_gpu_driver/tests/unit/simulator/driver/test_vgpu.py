@@ -17,6 +17,7 @@ import errno
 import pynvml
 
 from cyborg_gpu_driver import exception
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 DEVICES = ('bus', 'pci', 'devices')
@@ -36,6 +37,18 @@ class TestMdevOnTheGpu(base.MachineTestCase):
         self.assertEqual(8, self.available('0000:5e:00.0', 226))
         self.remove_mdev()
         self.assertEqual(8, self.available(self.gpu, 226))
+
+    def test_uuids(self):
+        for uuid in ('', 'x', base.UUID[:-1], base.UUID + '0',
+                     base.UUID.replace('-', ''), base.UUID + '\n\n'):
+            self.assert_errno(errno.EINVAL, self.create_mdev, self.gpu, 231,
+                              uuid)
+        self.create_mdev(self.gpu, 231, base.UUID.upper() + '\n')
+        self.assertEqual([base.UUID], self.sysfs.listdir('bus', 'mdev',
+                                                         'devices'))
+        self.assert_errno(errno.EEXIST, self.create_mdev, self.gpu, 231)
+        self.assert_errno(errno.EEXIST, self.create_mdev, '0000:5e:00.0',
+                          231)
 
     def test_a_removal_waits_for_the_guest(self):
         self.create_mdev(self.gpu, 231)
@@ -145,6 +158,16 @@ class TestVendorVfio(base.MachineTestCase):
             self.assert_errno(errno.ETIMEDOUT, self.sysfs.write, '0',
                               *DEVICES, self.vf, 'nvidia', name)
 
+    def test_refusals(self):
+        for value in ('', 'x', '-1', '99999'):
+            self.assert_errno(errno.EINVAL, self.set_type, self.vf, value)
+        self.set_type(self.vf, 1145)
+        self.assert_errno(errno.EBUSY, self.set_type, self.vf, 1145)
+        self.machine.start_guest(self.vf)
+        self.assert_errno(errno.EBUSY, self.set_type, self.vf, 0)
+        self.machine.stop_guest(self.vf)
+        self.set_type(self.vf, 0)
+
 
 class TestVendorVfioWithMig(TestVendorVfio):
     """Blackwell: several vGPUs of one size in a +gfx instance."""
@@ -163,6 +186,20 @@ class TestVendorVfioWithMig(TestVendorVfio):
         self.create(self.device(), 47)
         self.set_type(self.vf, self.q3)
 
+    def test_siblings_change(self):
+        self.create(self.device(), 47)
+        self.set_type(self.vf, self.q3)
+        self.assert_errno(errno.EIO, self.set_type, self.other_vf, self.q6)
+        # A type of another series and the same size fits beside it.
+        self.set_type(self.other_vf, self.a3)
+        self.assertEqual('1', self.read(self.other_vf, 'placement_id'))
+
+    def test_refusals(self):
+        self.assert_errno(errno.EIO, self.set_type, self.vf, self.q3)
+        self.create(self.device(), self.plain)
+        self.assert_errno(errno.EIO, self.set_type, self.vf, self.q3)
+        self.assert_errno(errno.EIO, self.set_type, self.vf, self.sliced)
+
     def test_as_many_as_an_instance_holds(self):
         self.create(self.device(), 47)
         functions = self.machine.gpus[0].vfs()
@@ -171,3 +208,32 @@ class TestVendorVfioWithMig(TestVendorVfio):
         self.assert_errno(errno.EIO, self.set_type, functions[8], self.q3)
         self.create(self.device(), 47)
         self.set_type(functions[8], self.q3)
+
+
+class TestTypesInNvml(base.MachineTestCase):
+
+    def test_modes(self):
+        self.assertEqual(pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VGPU,
+                         pynvml.nvmlDeviceGetVirtualizationMode(
+                             self.device()))
+        self.assertEqual(pynvml.NVML_HOST_VGPU_MODE_SRIOV,
+                         pynvml.nvmlDeviceGetHostVgpuMode(self.device()))
+        with machine_module.Machine.load('t4x4'):
+            pynvml.nvmlInit()
+            self.assertEqual(pynvml.NVML_HOST_VGPU_MODE_NON_SRIOV,
+                             pynvml.nvmlDeviceGetHostVgpuMode(
+                                 self.device()))
+
+    def test_a_driver_without_vgpus(self):
+        with machine_module.Machine.load('mixed'):
+            pynvml.nvmlInit()
+            device = self.at('0000:81:00.0')
+            self.assertEqual(pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE,
+                             pynvml.nvmlDeviceGetVirtualizationMode(
+                                 device))
+            self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED,
+                             pynvml.nvmlDeviceGetSupportedVgpus, device)
+            self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED,
+                             pynvml.nvmlVgpuTypeGetMaxInstances, device,
+                             231)
+

@@ -62,6 +62,24 @@ class LibraryTest(base.BaseTestCase):
         self.assertEqual(BADPARAM,
                          self.library.fmDisconnect(self.handle.value))
 
+    def test_versions_of_structures(self):
+        self.library.fmLibInit()
+        self.assertEqual(VERSION_MISMATCH, self.connect(version=1))
+        self.assertEqual(VERSION_MISMATCH, self.connect(size=268))
+        self.assertEqual(0, self.connect())
+        self.assertEqual(VERSION_MISMATCH, self.ask(version=2)[0])
+        self.assertEqual(BADPARAM,
+                         self.library.fmGetSupportedFabricPartitions(
+                             self.handle.value, None))
+
+    def test_addresses(self):
+        self.library.fmLibInit()
+        self.assertEqual(0, self.connect(b'127.0.0.1'))
+        self.assertEqual(LOST, self.connect(b'127.0.0.1:7000'))
+        self.assertEqual(LOST, self.connect(b'/run/fm', kind=2))
+        self.assertEqual(BADPARAM, self.connect(b''))
+        self.assertEqual(BADPARAM, self.connect(kind=3))
+
     def test_a_restart_ends_connections(self):
         self.library.fmLibInit()
         self.connect()
@@ -80,3 +98,5 @@ class LibraryTest(base.BaseTestCase):
         self.library.fmLibInit()
         self.assertEqual(0, self.connect())
 
+    def test_there_is_no_other_function(self):
+        self.assertRaises(AttributeError, getattr, self.library, 'fmReset')

@@ -12,10 +12,12 @@
 
 """Compute instances and the MIG devices that they make."""
 
+
 import pynvml
 
 from cyborg_gpu_driver.tests.unit.simulator import base
 
+GPU = '0000:07:00.0'
 ONE, TWO, THREE, FOUR, SEVEN = 19, 14, 9, 5, 0
 
 
@@ -82,4 +84,28 @@ class TestMigDevices(base.MachineTestCase):
             attributes.gpuInstanceSliceCount,
             attributes.computeInstanceSliceCount,
             attributes.memorySizeMB))
+
+    def test_a_mig_device_is_not_a_gpu(self):
+        self.make()
+        mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(self.device(), 0)
+        for call in ((pynvml.nvmlDeviceGetMigMode, mig),
+                     (pynvml.nvmlDeviceGetPciInfo, mig),
+                     (pynvml.nvmlDeviceCreateGpuInstance, mig, ONE)):
+            self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, *call)
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT,
+                         pynvml.nvmlDeviceGetGpuInstanceId, self.device())
+
+    def test_processes_of_a_mig_device(self):
+        number, _, _ = self.make()
+        mig = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(self.device(), 0)
+        self.machine.add_process(GPU, 1, number, 0)
+        self.assertEqual([(1, number, 0)], [
+            (process.pid, process.gpuInstanceId, process.computeInstanceId)
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(
+                mig)])
+        self.make(ONE, 0)
+        other = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(self.device(),
+                                                           1)
+        self.assertEqual(
+            [], pynvml.nvmlDeviceGetComputeRunningProcesses(other))
 

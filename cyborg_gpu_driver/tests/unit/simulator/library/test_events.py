@@ -53,6 +53,15 @@ class TestEvents(base.MachineTestCase):
                          pynvml.nvmlDeviceGetUUID(data.device))
         self.assert_nothing()
 
+    def test_nothing_comes_after_a_reset(self):
+        self.register()
+        self.machine.reset_gpu(A100)
+        self.machine.raise_xid(A100, 62)
+        self.assert_nothing()
+        self.register()
+        self.machine.raise_xid(A100, 62)
+        self.assertEqual(62, self.wait().eventData)
+
     def test_a_lost_gpu_tells_of_it_and_spoils_the_set(self):
         self.register()
         self.register(OTHER)

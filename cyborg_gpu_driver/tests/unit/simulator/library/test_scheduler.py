@@ -16,6 +16,7 @@ import ctypes
 
 import pynvml
 
+from cyborg_gpu_driver.simulator.machine import machine as machine_module
 from cyborg_gpu_driver.tests.unit.simulator import base
 
 BEST, EQUAL, FIXED = 1, 2, 3
@@ -47,6 +48,49 @@ class TestScheduler(base.MachineTestCase):
                 data.vgpuSchedData.timeslice if found.arrMode == DISABLE
                 else (data.vgpuSchedDataWithARR.avgFactor,
                       data.vgpuSchedDataWithARR.timeslice))
+
+    def make_vgpu(self):
+        self.sysfs.write('1145', 'bus', 'pci', 'devices', self.vf, 'nvidia',
+                         'current_vgpu_type')
+
+    def test_out_of_range(self):
+        for policy, *arguments in (
+                (0,), (4,), (EQUAL, 3), (EQUAL, DISABLE, 999999),
+                (EQUAL, DISABLE, 30000001), (EQUAL, ENABLE, None, (61, 0)),
+                (EQUAL, ENABLE, None, (0, 62)),
+                # A time slice, but adaptive round robin takes a factor.
+                (EQUAL, DEFAULT, 5000000)):
+            self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.set,
+                             policy, *arguments)
+        self.assertEqual(BEST, self.state()[0])
+
+    def test_not_without_root_nor_fixed_shares_of_mixed_sizes(self):
+        pynvml.nvmlDeviceSetVgpuHeterogeneousMode(self.at(self.gpu), 1)
+        self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.set, FIXED)
+        self.set(EQUAL)
+        self.machine.privileged = False
+        self.assert_code(pynvml.NVML_ERROR_NO_PERMISSION, self.set, BEST)
+        self.assertEqual(EQUAL, self.state()[0])
+
+    def test_not_in_mig_mode_nor_without_vgpus(self):
+        for host, address in (('dgx-a100-80', '0000:07:00.0'),
+                              ('mixed', '0000:81:00.0')):
+            with machine_module.Machine.load(host):
+                pynvml.nvmlInit()
+                device = self.at(address)
+                self.assert_code(
+                    pynvml.NVML_ERROR_NOT_SUPPORTED,
+                    pynvml.nvmlDeviceGetVgpuSchedulerState, device)
+                self.assert_code(pynvml.NVML_ERROR_NOT_SUPPORTED, self.set,
+                                 EQUAL, device=device)
+
+    def test_not_under_a_guest(self):
+        self.make_vgpu()
+        self.set(EQUAL)
+        self.machine.start_guest(self.vf)
+        self.assert_code(pynvml.NVML_ERROR_IN_USE, self.set, FIXED)
+        self.machine.stop_guest(self.vf)
+        self.set(FIXED)
 
     def test_it_goes_with_the_driver(self):
         self.set(EQUAL)
@@ -105,6 +149,16 @@ class TestInstanceScheduler(base.MachineTestCase):
         return (found.schedulerPolicy,
                 found.schedulerParams.vgpuSchedData.timeslice)
 
+    def make_vgpu(self):
+        """Make a DC-1-8Q on the only instance; return its function."""
+        function = '0000:16:00.2'
+        number = next(kind.type_id for kind
+                      in self.machine.gpu(self.gpu).model.vgpu_types
+                      if kind.name == 'DC-1-8Q')
+        self.sysfs.write(str(number), 'bus', 'pci', 'devices', function,
+                         'nvidia', 'current_vgpu_type')
+        return function
+
     def test_each_instance_has_its_own(self):
         other = self.make(self.shared, 3)
         self.assertEqual((BEST, 0), self.state())
@@ -114,4 +168,36 @@ class TestInstanceScheduler(base.MachineTestCase):
         self.set(FIXED, instance=other)
         self.assertEqual((FIXED, 2000000), self.state(other))
         self.assertEqual((EQUAL, 5000000), self.state())
+
+    def test_wrong_structures(self):
+        for version in (0, 1, pynvml.nvmlVgpuSchedulerLogInfo_v1):
+            for call in (lambda version: self.set(EQUAL, version=version),
+                         lambda version: self.state(version=version)):
+                self.assert_code(
+                    pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH, call,
+                    version)
+        for engine, code in ((0, pynvml.NVML_ERROR_INVALID_ARGUMENT),
+                             (4, pynvml.NVML_ERROR_INVALID_ARGUMENT),
+                             (ENCODER, pynvml.NVML_ERROR_NOT_SUPPORTED)):
+            self.assert_code(code, self.set, EQUAL, engine=engine)
+            self.assert_code(code, self.state, engine=engine)
+
+    def test_out_of_range(self):
+        for policy, time_slice, arr in (
+                (0, None, DISABLE), (4, None, DISABLE), (EQUAL, None, 3),
+                (EQUAL, 999999, DISABLE), (EQUAL, 30000001, DISABLE),
+                (EQUAL, 5000000, DEFAULT)):
+            self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.set,
+                             policy, time_slice, arr=arr)
+        self.assertEqual(BEST, self.state()[0])
+
+    def test_not_under_a_guest_on_it(self):
+        function = self.make_vgpu()
+        other = self.make(self.shared, 3)
+        self.set(EQUAL)
+        self.machine.start_guest(function)
+        self.assert_code(pynvml.NVML_ERROR_IN_USE, self.set, FIXED)
+        self.set(FIXED, instance=other)
+        self.machine.stop_guest(function)
+        self.set(FIXED)
 

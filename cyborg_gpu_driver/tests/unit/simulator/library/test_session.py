@@ -73,6 +73,16 @@ class TestDevices(base.MachineTestCase):
         self.assertEqual('NVIDIA A40', pynvml.nvmlDeviceGetName(
             self.at('0000:c1:00.0')))
 
+    def test_names_of_nothing(self):
+        self.assert_code(pynvml.NVML_ERROR_NOT_FOUND,
+                         pynvml.nvmlDeviceGetHandleByUUID, 'GPU-none')
+        self.assert_code(pynvml.NVML_ERROR_NOT_FOUND,
+                         pynvml.nvmlDeviceGetHandleBySerial, '0')
+        self.assert_code(pynvml.NVML_ERROR_NOT_FOUND, self.at,
+                         '0000:99:00.0')
+        self.assert_code(pynvml.NVML_ERROR_INVALID_ARGUMENT, self.at,
+                         'first')
+
 
 class TestLinks(base.MachineTestCase):
     host = 'dgx-a100-40'
