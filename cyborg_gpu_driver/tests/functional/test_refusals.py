@@ -79,3 +79,8 @@ class RefusalTest(test_mig.OneGpuCase):
         claim['repeats'] = 0
         self.assertEqual(self.before, after)
 
+    def test_a_repeated_unbind_changes_nothing(self):
+        for _ in range(2):
+            self.driver.unbind(self.function, self.type, self.bound)
+            self.assertEqual([], self.placements())
+            self.assertEqual({}, self.mdevs())

@@ -22,6 +22,9 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.baremetal import layout_files
 from cyborg_gpu_driver.conf import baremetal
 
+TEXT = ('version: v1\nmig-configs:\n  {}:\n  - {{devices: all, mig-enabled: '
+        'false}}\n')
+
 
 class LayoutFilesTest(base.BaseTestCase):
 
@@ -39,6 +42,12 @@ class LayoutFilesTest(base.BaseTestCase):
         self.conf.set_override(
             'layout_files', [str(self.directory / name)
                              for name in contents], 'gpu_baremetal')
+
+    def test_in_order(self):
+        self.files(b=TEXT.format('one').encode(),
+                   a=TEXT.format('two').encode())
+        self.assertEqual([('one',), ('two',)], [
+            file.names for file in layout_files.read(self.conf)])
 
     def test_what_cannot_be_read(self):
         for content, error, words in (

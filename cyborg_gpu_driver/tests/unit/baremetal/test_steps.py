@@ -41,6 +41,11 @@ class ObstacleTest(base.BaseTestCase):
         for step in (inventory.APPLY_LAYOUT, *cleaning.CLEAN_PRIORITIES):
             self.assertIn('no NVIDIA GPU', self.obstacle(step))
 
+    def test_one_of_them_with_mig_is_enough(self):
+        for step in (inventory.APPLY_LAYOUT, cleaning.CLEAR):
+            self.assertIn('supports MIG', self.obstacle(step, _T4))
+            self.assertEqual('', self.obstacle(step, _T4, _A30))
+
     def test_all_of_them_must_be_reset(self):
         self.assertEqual('', self.obstacle(
             cleaning.RESET, _T4, _A30,

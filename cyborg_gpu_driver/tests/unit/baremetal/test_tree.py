@@ -59,6 +59,15 @@ class WriteTest(TreeCase):
         self.assertEqual(['etc', 'etc/a', 'etc/a/b', 'etc/a/b/file'],
                          self.left())
 
+    def test_again(self):
+        self.tree.write('etc/file', 'a long text\n', 0o644)
+        self.tree.write('etc/file', 'short\n', 0o600)
+        self.assertEqual('short\n', self.text('etc/file'))
+        self.tree.link('etc/link', '/etc/file')
+        self.tree.link('etc/link', '/etc/other')
+        self.assertEqual('/etc/other', os.readlink(self.root / 'etc/link'))
+        self.assertEqual(['etc', 'etc/file', 'etc/link'], self.left())
+
     def test_what_a_run_that_was_killed_has_left(self):
         (self.root / 'etc/.file.new').write_text('half', encoding='utf-8')
         self.tree.write('etc/file', 'whole', 0o644)
@@ -113,6 +122,13 @@ class LinksTest(TreeCase):
         self.tree.write('etc/new/file', 'text', 0o644)
         self.assertEqual('text', self.text('usr/etc/new/file'))
 
+    def test_round_and_round(self):
+        self.link('etc/a', 'b')
+        self.link('etc/b', 'a')
+        self.assertRaises(exception.ChangeRefused, self.tree.write,
+                          'etc/a/file', 'text', 0o644)
+        self.assertIsNone(self.tree.find_program(['etc/a/file']))
+
 
 class ProgramTest(TreeCase):
 
@@ -143,3 +159,6 @@ class ProgramTest(TreeCase):
         self.assertEqual('bin/program',
                          self.tree.find_program(['bin/program']))
 
+    def test_it_cannot_be_read(self):
+        self.assertRaises(exception.ChangeRefused, self.tree.find_program,
+                          ['n' * 300])

@@ -16,7 +16,6 @@ from oslotest import base
 
 from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cloud import cyborg
-from cyborg_gpu_driver.cloud import facts
 from cyborg_gpu_driver.cloud import hosts
 from cyborg_gpu_driver.cloud import nova
 from cyborg_gpu_driver.tests.unit.cloud import samples
@@ -29,7 +28,6 @@ _FOUND = (
     samples.provider('passthrough', '0000:0f:00.0', total=1, traits=_TRAITS),
     samples.provider(host='compute2'), samples.provider(host='compute3'))
 _ABLE = {'root-compute1': 'compute1', 'root-compute2': 'compute2'}
-_UP = facts.Service('compute1')
 _ARQ = {'uuid': 'arq', 'state': 'Bound', 'device_profile_name': 'slice',
         'hostname': 'compute1', 'device_rp_uuid': 'rp',
         'attach_handle_type': 'MDEV', 'attach_handle_uuid': 'handle',
@@ -66,15 +64,6 @@ class HostsTest(base.BaseTestCase):
                          (gpu(0).mode, gpu(0).roles))
         self.assertEqual('MIG', gpu(1).mode)
         self.assertEqual((), self.build()['compute1'].gpus[0].roles)
-
-    def test_what_nova_and_cyborg_say(self):
-        found = self.build({'compute1': _UP}, {'compute1': [
-            cyborg.Device(uuid='a', hostname='compute1', model='b')]})
-        self.assertEqual((_UP, ('a b',)), (found['compute1'].service,
-                                           found['compute1'].devices))
-        self.assertEqual((None, ()), (found['compute2'].service,
-                                      found['compute2'].devices))
-        self.assertIsNone(self.build()['compute1'].devices)
 
 
 class ServersTest(base.BaseTestCase):

@@ -49,23 +49,6 @@ _ANSWERS = {
     f'{_ONE}/traits': {'traits': _TRAITS}}
 
 
-class ValueTest(base.BaseTestCase):
-
-    def test_what_is_free(self):
-        for total, reserved, used, free in (
-                (7, 0, 0, 7), (7, 2, 1, 4), (7, 7, 0, 0), (7, 6, 3, 0)):
-            self.assertEqual(free, samples.provider(
-                total=total, reserved=reserved, used=used).free)
-
-    def test_what_the_traits_say(self):
-        one = samples.provider(traits=[
-            samples.MODEL, 'CUSTOM_GPU_NUMA_3', 'CUSTOM_GPU_UNHEALTHY_XID_79',
-            'CUSTOM_GPU_UNHEALTHY_ECC'])
-        self.assertEqual(('ECC', 'XID_79'), one.conditions)
-        self.assertEqual(('A100_SXM4_80GB', '3', None), tuple(
-            map(one.fact, ('MODEL', 'NUMA', 'KIND'))))
-
-
 class ReadTest(base.BaseTestCase):
 
     def setUp(self):

@@ -60,13 +60,6 @@ class DeadlineTest(base.LogTestCase):
         self.release.set()
         call.answer.result(scope.HANG)
 
-    def test_one_thread_for_each_owner(self):
-        mine = self.run_it(threading.get_ident)
-        self.assertEqual(mine, self.run_it(threading.get_ident))
-        self.assertNotEqual(threading.get_ident(), mine)
-        self.assertNotEqual(mine, deadline.run(
-            'another', scope.HANG, 'call', threading.get_ident))
-
     def test_what_does_not_return_is_told_once_each_way(self):
         error = self.block()
         self.assertEqual('NOT_ANSWERING', error.symbol)

@@ -118,16 +118,6 @@ class EventSetTest(base.SimulatedTestCase):
         self.machine.raise_xid(str(self.first), 62)
         self.assertEqual([condition.Event(self.first, 62)], self.wait())
 
-    def test_closing_lets_go_of_nvml(self):
-        before = self.machine.library
-        self.settle()
-        self.set.close()
-        self.set.close()
-        self.assertEqual({}, self.set.members)
-        self.nvml.reset()
-        with self.machine.operation():
-            self.assertFalse(before.open)
-
     def test_a_set_is_freed_once_and_never_in_another_session(self):
         self.settle()
         self.calls()
@@ -200,23 +190,6 @@ class WatcherTest(base.SimulatedTestCase):
             self.machine.raise_xid(str(self.first), 62)
             self.assertTrue(told.wait(scope.HANG))
         self.assertTrue(self.log.about('XID 62'))
-
-    def test_a_lost_gpu_is_told_and_does_not_keep_it_busy(self):
-        self.watch()
-        self.machine.lose_gpu(str(self.first))
-        # From the driver, and from the search for the GPU at fault.
-        for _ in range(2):
-            self.assertEqual(condition.Event(self.first, 79), self.next())
-        self.watch()
-        self.assertEqual(62, self.raised(62, self.addresses[1]).xid)
-
-    def test_nvml_goes_away_and_comes_back(self):
-        self.watch()
-        self.machine.unload_library()
-        self.machine.load_library()
-        self.watch()
-        self.watch()
-        self.assertEqual(condition.Event(self.first, 62), self.raised())
 
     def test_while_nvml_is_away_it_rests(self):
         self.use_constant('_FIRST_DELAY', self.first_delay)

@@ -88,19 +88,6 @@ class HealthReaderTest(base.SimulatedTestCase):
         self.machine.set_remapped_rows(self.name, failed=True)
         self.assertTrue(self.read().remap_failed)
 
-    def test_a_lost_gpu_disturbs_no_other(self):
-        self.machine.lose_gpu(self.name)
-        found = self.read()
-        self.assertTrue(found.lost and found.answered)
-        self.assertEqual(_CLEAN, self.read(self.addresses[1]))
-
-    def test_a_gpu_that_gets_lost_is_asked_once(self):
-        self.read()
-        self.machine.lose_gpu(self.name)
-        self.calls()
-        self.assertTrue(self.read().lost)
-        self.assertEqual(1, sum(self.calls().values()))
-
     def test_unknown_to_everything_is_lost(self):
         for pattern in ('nvmlDeviceGetHandleBy*', 'nvmlDeviceGet[!H]*'):
             self.machine.faults.fail(pattern, pynvml.NVML_ERROR_UNKNOWN,

@@ -70,13 +70,6 @@ class StaticTest(base.SimulatedTestCase):
         self.assertIn(None, {item.gi_profile_id
                              for item in ampere.vgpu_types})
 
-    def test_gpus_on_nvswitches_are_peers(self):
-        gpus = self.reader.snapshot().gpus
-        for gpu in gpus:
-            self.assertEqual(
-                [other.address for other in gpus if other is not gpu],
-                list(gpu.nvlink_peers))
-
     def test_gpus_on_nvswitches_that_isolate_nobody(self):
         def open_links():
             return [gpu.nvlink_open for gpu in self.reader.snapshot().gpus]
@@ -112,34 +105,9 @@ class StaticTest(base.SimulatedTestCase):
             (str(gpu.address), gpu.device_id, gpu.vendor_id, gpu.uuid,
              gpu.problems))
 
-    def test_facts_are_read_again_after_a_change_of_session(self):
-        self.reader.snapshot()
-        self.nvml.reset()
-        self.calls()
-        self.reader.snapshot()
-        self.assertEqual(8, self.calls()['nvmlDeviceGetUUID'])
-
 
 class BudgetTest(base.SimulatedTestCase):
     """How many NVML calls a snapshot takes once static facts are known."""
-
-    def test_56_instances(self):
-        for address in self.addresses:
-            for _ in range(7):
-                self.cut(address, _1G)
-        self.reader.snapshot()
-        self.calls()
-        host = self.reader.snapshot()
-        calls = self.calls()
-        self.assertEqual(56, sum(len(gpu.mig.instances)
-                                 for gpu in host.gpus))
-        self.assertLessEqual(sum(calls.values()), 8 * 8 + 2 * 56, calls)
-        # The first profile fills the grid, so no other one is read.
-        self.assertEqual({'nvmlDeviceGetMigMode': 8,
-                          'nvmlDeviceGetGpuInstances': 8,
-                          'nvmlGpuInstanceGetInfo': 56,
-                          'nvmlDeviceGetComputeRunningProcesses_v3': 8},
-                         calls)
 
     def test_virtual_functions_do_not_multiply_files(self):
         """A second snapshot reads no name, description or availability."""
@@ -166,14 +134,6 @@ class DynamicTest(base.SimulatedTestCase):
 
     def _gpu(self, address=None, **how):
         return self.reader.snapshot(**how).gpu(address or self.first)
-
-    def test_instances_come_and_go(self):
-        self.assertEqual((), self._gpu().mig.instances)
-        made = (self.cut(self.first, _1G, 2, 1),
-                self.cut(self.first, _3G, 4, 4))
-        self.assertEqual(tuple(sorted(made)), self._gpu().mig.instances)
-        self.nvml.destroy_gpu_instance(self.device(), made[0].instance_id)
-        self.assertEqual(made[1:], self._gpu().mig.instances)
 
     def test_uuids_of_mig_devices_in_detail(self):
         made = self.cut(self.first, _3G)

@@ -92,37 +92,11 @@ class FaultTest(base.SimulatedTestCase):
             self.machine.faults.clear()
             self.assertEqual(1, len(self._unhealthy().mig.instances), symbol)
 
-    def test_handles_that_died_are_asked_for_again(self):
-        self.reader.snapshot()
-        self.machine.sriov_manage(str(self.first), enable=False)
-        self.machine.reset_gpu(str(self.first))
-        before = self.nvml.generation
-        self.assertEqual((), self._unhealthy().problems)
-        # The session was not closed: other threads may be using it.
-        self.assertEqual(before, self.nvml.generation)
-
     def test_reboot(self):
         self.reader.snapshot()
         self.machine.reboot()
         host = self.reader.snapshot()
         self.assertEqual({()}, {gpu.problems for gpu in host.gpus})
-        self.assertEqual({True}, {gpu.visible_to_nvml for gpu in host.gpus})
-
-    def test_library_that_goes_away(self):
-        self.reader.snapshot()
-        self.machine.unload_library()
-        host = self.reader.snapshot()
-        self.assertIsNotNone(host.nvml_problem)
-        self.assertTrue(host.library_missing)
-        self.assertEqual(4, len(host.gpus))
-        self.assertEqual({((), False, None, 'nvidia')},
-                         {(gpu.problems, gpu.visible_to_nvml, gpu.mig,
-                           gpu.driver) for gpu in host.gpus})
-        self.assertIsNone(host.driver_version)
-        self.assertEqual([], self.log.about('Opening NVML again'))
-        self.machine.load_library()
-        host = self.reader.snapshot()
-        self.assertIsNone(host.nvml_problem)
         self.assertEqual({True}, {gpu.visible_to_nvml for gpu in host.gpus})
 
     def test_static_facts_that_failed_are_read_again(self):

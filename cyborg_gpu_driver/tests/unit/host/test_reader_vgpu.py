@@ -96,13 +96,6 @@ class MixedSizesTest(VgpuCase):
                 tuple(start for start in item.placements if start >= 24),
                 item.free_placements, item.name)
 
-    def test_a_process_makes_the_driver_be_asked(self):
-        self.mix()
-        self.machine.add_process(str(self.first), 4711)
-        self.gpu()
-        self.assertIn('nvmlDeviceGetVgpuTypeCreatablePlacements',
-                      self.calls())
-
     def test_what_cannot_be_read_is_said_and_not_guessed(self):
         self.mix()
         self.make('L40S-24Q', 0)
@@ -134,13 +127,6 @@ class UnreadableTest(VgpuCase):
 
 
 class SchedulerTest(VgpuCase):
-
-    def test_each_snapshot_says_how_it_is_now(self):
-        for policy in model.SchedulerPolicy:
-            nvml_vgpu.set_scheduler(self.nvml, self.device(), policy, None)
-            self.assertIs(policy, self.gpu().scheduler.policy)
-        self.assertEqual(tuple(model.SchedulerPolicy),
-                         self.gpu().scheduler.supported)
 
     def test_calls_of_a_snapshot(self):
         self.gpu()
@@ -195,15 +181,6 @@ class InstanceSchedulerTest(VgpuCase):
                                  pynvml.NVML_ERROR_UNKNOWN, times=None)
         self.assertEqual([None, None], self.schedulers())
         self.assertIn('vGPU scheduler', self.gpu().problems[0])
-
-    def test_calls_of_a_snapshot(self):
-        self.gpu()
-        self.calls()
-        self.gpu()
-        calls = self.calls()
-        self.assertEqual(1, calls['nvmlGpuInstanceGetVgpuSchedulerState'])
-        self.assertNotIn('nvmlDeviceGetVgpuSchedulerState', calls)
-        self.assertNotIn('nvmlDeviceGetVgpuSchedulerCapabilities', calls)
 
 
 class ProcessTest(VgpuCase):
@@ -283,13 +260,6 @@ class VendorTest(VgpuCase):
         self.assertNotIn(str(function), self._asked())
         count = len(self.gpu().vfs)
         self.assertEqual(count - 1, len(self._asked(detail=True)))
-
-    def test_in_mig_mode(self):
-        self.use('rtxpro6000x8')
-        self.assertEqual({()}, set(self._creatable()))
-        kind = self.type('DC-1-8Q')
-        self.cut(self.first, kind.gi_profile_id)
-        self.assertIn(kind.type_id, self._creatable()[5])
 
     def test_what_lies_below_a_vgpu(self):
         self.use('rtxpro6000x8')

@@ -69,11 +69,6 @@ class ProcTest(base.SimulatedTestCase):
     def refused(self):
         return str(self.assertRaises(exception.UsageUnknown, self.holders))
 
-    def test_nobody(self):
-        self.process(20, '/dev/vfio/vfio', '/dev/vfio/5',
-                     '/dev/vfio/devices/vfio70', '/srv/58')
-        self.assertEqual((), self.holders())
-
     def test_by_device_and_by_group(self):
         self.process(30, '/dev/null', '/dev/vfio/devices/vfio7')
         self.process(4, '/dev/vfio/58')
@@ -290,12 +285,6 @@ class VendorInstanceTest(base.SimulatedTestCase):
 
     def _gpu(self):
         return self.reader.snapshot().gpu(self.first)
-
-    def test_named_by_the_function_with_and_without_a_guest(self):
-        expected = ((str(self.function), self.made.instance_id),)
-        self.assertEqual(expected, usage.vgpus(self.platform, self._gpu()))
-        self.machine.start_guest(str(self.function))
-        self.assertEqual(expected, usage.vgpus(self.platform, self._gpu()))
 
     def test_told_apart_by_instance(self):
         self.cut(self.first, self.kind.gi_profile_id)

@@ -191,11 +191,6 @@ class ExplainTest(base.BaseTestCase):
                                    for item in host['missing']]
         return {item['code']: item['what'] for item in said}
 
-    def test_a_project_that_may_not(self):
-        self.world.access = []
-        self.assertEqual({'FLAVOR_ACCESS'}, set(self.codes(
-            '--flavor', 'small', '--project', 'physics')))
-
     def test_quotas(self):
         self.world.quotas['cores'].update(limit=4, reserved=2)
         found = self.codes('--flavor', 'small', '--project', 'physics')
@@ -256,14 +251,4 @@ class ExplainTest(base.BaseTestCase):
             self.assertIn(words, str(self.assertRaises(
                 exception.GpuDriverError, self.openstack().run,
                 explain.ExplainRequest, *arguments)))
-
-    def test_the_table(self):
-        self.world.inventory['reserved'] = 4
-        output, errors = self.openstack().run(
-            explain.ExplainRequest, '--flavor', 'small', code=0)
-        self.assertEqual('Schedulable: 1 of 1 hosts can take it now.',
-                         output.splitlines()[0])
-        self.assertIn('DISAGREES', output)
-        self.assertIn('RESERVED_UNUSED', output)
-        self.assertIn('Not considered: limits', errors)
 

@@ -101,14 +101,6 @@ class TestStateFile(base.MachineTestCase):
         self.assertEqual('vfio-pci', self.sysfs.link_name(
             'bus', 'pci', 'devices', '0000:4e:00.0', 'driver'))
 
-    def test_the_file_is_locked_during_an_operation(self):
-        machine = self.load()
-        with open(self.path + '.lock', 'rb') as file:
-            with machine.operation():
-                self.assertRaises(BlockingIOError, fcntl.flock, file,
-                                  fcntl.LOCK_EX | fcntl.LOCK_NB)
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
     def test_a_lock_file_that_was_replaced_is_not_the_lock(self):
         machine = self.load()
         with machine.operation():
@@ -183,21 +175,4 @@ class TestStateFile(base.MachineTestCase):
             exception.HostUnusable, machine_module.Machine.load,
             'mixed', os.path.join(self.path, 'below', 'state.json'))
         self.assertIn(self.path, str(error))
-
-
-class TestDescriptors(base.MachineTestCase):
-    def test_many_machines_keep_few_files_open(self):
-        """A test process has hundreds, but select() ends at 1024 files."""
-        directory = self.useFixture(fixtures.TempDir()).path
-        before = len(os.listdir('/proc/self/fd'))
-        machines = [machine_module.Machine.load(
-            'dgx-a100-40', os.path.join(directory, str(number)))
-            for number in range(30)]
-        for number, machine in enumerate(machines):
-            with machine.operation(write=True):
-                machine.gpu(GPU).state.resets = number
-        self.assertLess(len(os.listdir('/proc/self/fd')) - before, 20)
-        for number, machine in enumerate(machines):
-            with machine.operation():
-                self.assertEqual(number, machine.gpu(GPU).state.resets)
 

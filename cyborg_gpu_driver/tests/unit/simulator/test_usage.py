@@ -109,13 +109,6 @@ class PowerTest(UsageTestCase):
         for user in self.users():
             self.assertEqual('Active', self.memory(), user)
 
-    def test_persistence_mode_keeps_it_initialized(self):
-        pynvml.nvmlInit()
-        pynvml.nvmlDeviceSetPersistenceMode(self.at(_GPU), 1)
-        pynvml.nvmlShutdown()
-        self.assertEqual('Active', self.memory())
-        self.assertEqual('1', self.lock())
-
 
 class UnbindTest(UsageTestCase):
     def unbind(self):

@@ -72,6 +72,12 @@ class MetadataTest(SourcesCase):
                 found.layout,
                 [item.to_dict() for item in found.wanted.sections]))
 
+    def test_inline_with_its_name(self):
+        for value in ({'pair': [_ITEM]}, _FILE, json.dumps(_FILE)):
+            found = self.property(value)
+            self.assertEqual('pair', found.layout)
+            self.assertEqual(found.source, found.wanted.source)
+
     def test_vendor_data(self):
         for contents, source in (
                 ({'vendor': {'cyborg_gpu_layout': 'a'}}, _VENDOR),
@@ -103,6 +109,17 @@ class MetadataTest(SourcesCase):
         self.assertEqual('pair', search.found.layout)
         self.assertIn(f'not used: {self.data}: top level: not JSON',
                       search.notes[0])
+
+    def test_what_comes_first_may_not(self):
+        for contents, words in (
+                ({'meta': '{'}, 'meta_data.json: top level: not JSON'),
+                ({'meta': '[' * 100000}, 'not JSON'),
+                ({'meta': {'meta': 'x'}},
+                 "meta: found 'x'; expected an object")):
+            error = self.assertRaises(
+                exception.DocumentError, self.documents,
+                vendor={'cyborg_gpu_layout': 'a'}, **contents)
+            self.assertIn(words, str(error))
 
     def test_malformed(self):
         bad = dict(_ITEM, **{'mig-devises': {}})
@@ -163,6 +180,13 @@ class EntryTest(SourcesCase):
             self.assertEqual(differs, named.differs(
                 self.property(value), self.gpus), value)
 
+    def test_complaints_of_an_inline_one_name_where_it_stands(self):
+        entry = self.property({'a': [dict(_ITEM, **{
+            'mig-devices': {'1g.5gb': 1}})]}).entry(self.gpus)
+        error = self.assertRaises(exception.DocumentError, entry.for_host,
+                                  self.gpus)
+        self.assertIn('cyborg_gpu_layout: entry a, GPU 0', str(error))
+
 
 class FileTest(SourcesCase):
 
@@ -195,6 +219,14 @@ class FileTest(SourcesCase):
                                       content)
             self.assertIn(f'{self.path}: ', str(error))
             self.assertIn(words, str(error))
+
+    def test_unreadable(self):
+        for content, words in ((b'\xff', 'is not UTF-8'),
+                               (b' ' * (layout_sources.LIMIT + 1),
+                                'is longer than')):
+            error = self.assertRaises(exception.CloudError,
+                                      self.found, content)
+            self.assertIn(f'{self.path}: {words}', str(error))
 
     def test_no_file_stands_there(self):
         os.mkfifo(self.path)

@@ -69,6 +69,16 @@ class SourcesTest(first_boot_case.BootCase):
         self.server.documents['meta_data.json'] = json.dumps(
             {'meta': {'cyborg_gpu_layout': value}}).encode()
 
+    def test_names_that_a_terminal_would_obey(self):
+        self.put_on_drive('vendor_data2.json', {'\x1b[2J\ud800\n': {
+            'cyborg_gpu_layout': {'a\x07': [
+                {'devices': 'all', 'mig-enabled': False}]}}})
+        output, errors = self.boot('--config-drive', self.drive)
+        self.assertIn(r', \x1b[2J\ud800\n, cyborg_gpu_layout', errors)
+        self.assertIn(r'Layout a\x07 of config drive', output)
+        for line in (output + errors).splitlines():
+            self.assertTrue(line.isprintable(), line)
+
     def test_several_that_agree(self):
         path = self.metadata('all-1g.10gb')
         report = self.booted('--layout-file', self.stage(), '--instance-data',
@@ -138,6 +148,14 @@ class WrongTest(first_boot_case.BootCase):
                 (self.layout(device_filter='0x20B010DE'),
                  'matches no GPU of this server, which has NVIDIA H100')):
             self.refused(text, words)
+
+    def test_arguments(self):
+        for words in (('--layout-file', '/nowhere'),
+                      ('--config-drive', '/etc/passwd'),
+                      ('--timeout', '-1'), ('--timeout', 'nan'),
+                      ('--metadata-url', 'file:///etc/passwd')):
+            error = self.assertRaises(SystemExit, self.boot, *words)
+            self.assertEqual(2, error.code)
 
 
 class ServerTest(first_boot_case.BootCase):
@@ -215,6 +233,12 @@ class ServerTest(first_boot_case.BootCase):
         self.assertEqual(['ignored', 'unchanged'],
                          [gpu['status'] for gpu in report['gpus']])
 
+    def test_a_report_that_cannot_be_kept(self):
+        os.makedirs(os.path.join(self.state_path, 'firstboot.json'))
+        output, errors = self.boot(*self.args)
+        self.assertIn('This report cannot be saved', errors)
+        self.assertIn('is in effect', output)
+
 
 class ShowTest(first_boot_case.BootCase):
 
@@ -232,6 +256,10 @@ class ShowTest(first_boot_case.BootCase):
         output, errors = self.boot('--show', code=1)
         self.assertEqual(report, output)
         self.assertIn('before the last reboot', errors)
+
+    def test_the_exit_code_is_the_one_of_then(self):
+        self.boot('--layout-file', self.stage('{'), code=2)
+        self.boot('--show', code=2)
 
     def test_a_damaged_report(self):
         self.boot()

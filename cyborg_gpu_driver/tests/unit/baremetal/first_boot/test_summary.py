@@ -52,6 +52,10 @@ class LineTest(base.BaseTestCase):
         self.assertEqual({'result': 'failed', 'layout': text, 'gpus': '0',
                           'reason': text}, read(line))
 
+    def test_a_long_reason_is_cut(self):
+        found = read(self.line(first_boot.Result.FAILED, error='x' * 9000))
+        self.assertEqual('x' * 500 + '...', found['reason'])
+
 
 class CommandTest(first_boot_case.BootCase):
 
@@ -82,4 +86,10 @@ class CommandTest(first_boot_case.BootCase):
             'cyborg_gpu_driver.cmd.layout.firstboot._Boot.report', fail))
         self.assertEqual({'result': 'failed', 'reason': 'MemoryError()'},
                          self.said(code=1))
+
+    def test_options_that_are_wrong(self):
+        self.options['policies'] = 'none'
+        found = self.said(code=1)
+        self.assertEqual('failed', found['result'])
+        self.assertIn('[gpu_policy:none] mode', found['reason'])
 

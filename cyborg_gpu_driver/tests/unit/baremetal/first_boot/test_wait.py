@@ -12,6 +12,7 @@
 
 """The first boot waits for an NVIDIA driver that loads late."""
 
+import errno
 import json
 
 import fixtures
@@ -19,6 +20,7 @@ import pynvml
 from oslo_config import cfg
 from oslotest import base
 
+from cyborg_gpu_driver import exception
 from cyborg_gpu_driver import node
 from cyborg_gpu_driver.baremetal import first_boot
 from cyborg_gpu_driver.baremetal import layout_sources
@@ -102,6 +104,23 @@ class WaitTest(base.BaseTestCase):
              'the NVIDIA driver is not ready after 2.5 seconds: there is no '
              'NVML library (libnvidia-ml.so.1) on this machine', ()),
             (outcome.result, outcome.error, outcome.gpus))
+
+    def test_another_driver_is_named(self):
+        for gpu in self.hardware.gpus:
+            self.hardware.sriov_manage(gpu.address, False)
+            self.hardware.bind_driver(gpu.address, 'nouveau')
+        self.hardware.unload_library(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        outcome = self.boot.partition(self.found, 0)
+        self.assertIn('not loaded; 0000:18:00.0 is bound to nouveau; ',
+                      outcome.error)
+
+    def test_a_bus_that_cannot_be_read_is_no_lack_of_gpus(self):
+        self.assertTrue(self.boot.has_gpus())
+        self.hardware.unload_library()
+        self.hardware.faults.fail_read('*/vendor', errno.EIO, times=None)
+        error = self.assertRaises(exception.HostUnusable,
+                                  self.start().has_gpus)
+        self.assertIn('PCI function ', str(error))
 
     def test_mig_that_cannot_be_read_is_no_wrong_layout(self):
         call = 'nvmlDeviceGetGpuInstanceProfileInfo'

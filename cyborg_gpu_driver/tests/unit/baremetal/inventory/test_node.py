@@ -286,3 +286,15 @@ class PropertiesTest(NodeCase):
                          node.resource_class(without_nvml(self.h100)))
         self.assertIsNone(node.resource_class(inventory.Inventory()))
 
+    def test_resource_class_that_would_be_too_long(self):
+        def named(name):
+            return inventory.Inventory((dataclasses.replace(
+                self.h100.gpus[0], model=name),))
+
+        first = node.resource_class(named('a' * 52 + '-' * 9 + 'b' * 30))
+        other = node.resource_class(named('a' * 52 + '-' * 9 + 'c' * 30))
+        for name in (first, other):
+            self.assertLessEqual(len(name), 80)
+            self.assertRegex(name, r'\Abaremetal-gpu-a{52}-[0-9a-f-]+\Z')
+        self.assertNotEqual(first, other)
+

@@ -93,12 +93,6 @@ class MakeTest(base.BaseTestCase):
              {'devices': [1, 3], 'mig-enabled': False}], items(found))
         self.assertEqual(frozenset(), found.required)
 
-    def test_traits_are_those_of_the_node(self):
-        found = node_profile({'gpu': '1g.10gb', 'required': [_HOPPER]},
-                             {'gpu': '3g.40gb', 'forbidden': [_UNHEALTHY]})
-        self.assertEqual(({_HOPPER}, {_UNHEALTHY}),
-                         (found.required, found.forbidden))
-
     def test_what_cannot_be(self):
         for groups, text in (
                 ([{'gpu': 'T4-2B'}],

@@ -74,12 +74,6 @@ class EntriesTest(base.BaseTestCase):
                          [*self.entries(kind='passthrough')])
         self.assertEqual({}, self.entries(model='B200'))
 
-    def test_what_a_device_profile_would_choose_by(self):
-        self.assertEqual(
-            ('CUSTOM_GPU_KIND_MIG', 'CUSTOM_GPU_MODEL_A100_SXM4_80GB',
-             'CUSTOM_GPU_NUMA_3'),
-            self.entries(host='compute1', numa=True)['1g.10gb'].traits)
-
     def test_one_without_an_inventory_offers_nothing(self):
         gone = dataclasses.replace(samples.provider(), inventories={})
         self.assertEqual((), hosts.catalogue([gone]))
@@ -101,3 +95,4 @@ class ReachTest(base.BaseTestCase):
         flavors.append(resources.Flavor('plain', 1, 1, 1, True, ()))
         self.assertEqual(('v', 'x'),
                          hosts.flavors_naming(flavors, ('a', 'both')))
+

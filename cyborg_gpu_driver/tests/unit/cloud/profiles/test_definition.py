@@ -15,10 +15,8 @@
 
 import copy
 import json
-import pathlib
 
 import hypothesis
-import yaml
 from oslotest import base
 
 from cyborg_gpu_driver import exception
@@ -26,7 +24,6 @@ from cyborg_gpu_driver.cloud import definition
 from cyborg_gpu_driver.cloud import resources
 from cyborg_gpu_driver.tests.unit.fuzz import base as fuzz
 
-_ROOT = pathlib.Path(__file__).resolve().parents[5]
 _DOCUMENT = {
     'version': 'v1',
     'profiles': [
@@ -82,19 +79,6 @@ class DefinitionTest(base.BaseTestCase):
             resources.Limit(limit, 'lab', -1),
             resources.RegisteredLimit('class:PGPU', -1)),
             _parse(_DOCUMENT).items)
-
-    def test_yaml(self):
-        self.assertEqual(_parse(_DOCUMENT), definition.parse(
-            yaml.safe_dump(_DOCUMENT, sort_keys=False), 'gpus.yaml'))
-        self.assertEqual((), _parse({'version': 'v1'}).items)
-
-    def test_the_sample(self):
-        path = _ROOT / 'etc' / 'cyborg_gpu_driver' / 'gpus.yaml.sample'
-        found = definition.parse(path.read_text(encoding='utf-8'), path.name)
-        self.assertEqual(
-            {'slice-10gb', 'half-hopper', 'two-gpus', 'gpu.slice', 'gpu.two',
-             'class:CUSTOM_NVIDIA_1G_10GB', 'class:PGPU'},
-            {item.name.partition(' ')[0] for item in found.items})
 
     def test_projects(self):
         found = _parse(_DOCUMENT)
@@ -204,3 +188,4 @@ class DefinitionTest(base.BaseTestCase):
             return
         self.assertEqual(len(found.items),
                          len({item.key for item in found.items}))
+

@@ -20,18 +20,12 @@ from cyborg_gpu_driver import exception
 from cyborg_gpu_driver.cmd.doctor import command as doctor
 from cyborg_gpu_driver.cmd.doctor.rules import finding
 from cyborg_gpu_driver.host.snapshot import model
-from cyborg_gpu_driver.partition import reconcile
 
 _GPU = model.PciAddress.parse('0000:07:00.0')
 _ERROR = finding.error(None, 'it is', 'do')
 
 
 class AttemptTest(testtools.TestCase):
-
-    def test_an_answer(self):
-        self.assertEqual([_ERROR], doctor.findings_of(
-            'x', 60, lambda: iter([_ERROR])))
-        self.assertIsNone(doctor.attempt('x', 60, lambda: None))
 
     def test_one_that_hangs(self):
         ended = threading.Event()
@@ -67,11 +61,6 @@ class FindingTest(testtools.TestCase):
                 ((unknown, warning), 1)):
             self.assertEqual(code, finding.exit_code(findings))
 
-    def test_a_check_gives_its_code_to_problems(self):
-        self.assertEqual('iommu', _ERROR.named('iommu').code)
-        self.assertEqual(finding.NOT_EXAMINED, finding.unknown(
-            None, 'm', 'a').named('iommu').code)
-
     def test_equal_findings_are_grouped(self):
         gpus = [str(_GPU), '0000:0f:00.0', '0000:47:00.0']
         found = [_ERROR, *(
@@ -87,9 +76,3 @@ class FindingTest(testtools.TestCase):
         ((item, _),) = doctor.grouped(found[1:2])
         self.assertEqual(f'turn {_GPU} on', item.action)
 
-    def test_every_difference_is_a_finding(self):
-        found = list(doctor.of_differences(
-            reconcile.Difference(kind, _GPU, 'subject', 'text', 'remedy')
-            for kind in reconcile.Kind))
-        self.assertEqual([kind.value for kind in reconcile.Kind],
-                         [item.code for item in found])

@@ -73,15 +73,6 @@ class DoctorTest(base.CommandCase):
                                  *arguments, code=code)
         return rows, said
 
-    def test_a_host_without_differences(self):
-        rows, said = self.compared()
-        self.assertEqual([], rows)
-        self.assertIn('No problem was found.', said)
-        self.assertIn('Placement is not used', said)
-        # A diagnosis creates no files.
-        self.assertFalse(os.path.exists(os.path.dirname(os.path.dirname(
-            self.record('0000:07:00.0')))))
-
     def test_what_cannot_be_read_is_not_compared(self):
         self.machine.lose_gpu('0000:0f:00.0')
         rows, said = self.compared(code=1)
@@ -231,3 +222,4 @@ class DoctorTest(base.CommandCase):
                     SystemExit, doctor.Doctor(None, None).get_parser(
                         'doctor').parse_args, arguments)
             self.assertIn(words, errors.getvalue())
+

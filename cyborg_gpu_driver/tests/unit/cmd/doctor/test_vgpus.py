@@ -60,17 +60,6 @@ class WayTest(CheckCase):
     def check_way(self, wanted, words, *args, **kwargs):
         self.check(wanted, words, gpus.way(self.facts(*args, **kwargs)))
 
-    def no_way(self, *args, **kwargs):
-        self.none(gpus.way(self.facts(*args, **kwargs)))
-
-    def test_mdev(self):
-        for framework in (model.Framework.MDEV_PF, model.Framework.MDEV_VF):
-            self.no_way(framework=framework)
-
-    def test_functions_without_mdev(self):
-        self.no_way()
-        self.no_way(FIXED)
-
     def test_what_other_checks_tell(self):
         for found in (
                 self.facts(framework=model.Framework.NONE, vfs=()),

@@ -22,12 +22,6 @@ from cyborg_gpu_driver.host.snapshot import model
 
 class ConfigTest(base.BaseTestCase):
 
-    def test_defaults(self):
-        found = config.parse('# FABRIC_MODE=2\n\nLOG_LEVEL=4\n')
-        self.assertIs(model.FabricMode.BARE_METAL, found.mode)
-        self.assertEqual('127.0.0.1:6666', found.address)
-        self.assertFalse(found.is_unix_socket)
-
     def test_values(self):
         found = config.parse(' FABRIC_MODE = 1\nFABRIC_MODE_RESTART=0\n'
                              'FM_CMD_BIND_INTERFACE=192.0.2.7\n'
@@ -35,11 +29,6 @@ class ConfigTest(base.BaseTestCase):
                              'FM_CMD_UNIX_SOCKET_PATH=\n')
         self.assertIs(model.FabricMode.SHARED_NVSWITCH, found.mode)
         self.assertEqual('192.0.2.7:7000', found.address)
-
-    def test_a_socket(self):
-        found = config.parse('FM_CMD_UNIX_SOCKET_PATH=/run/fm.socket')
-        self.assertEqual(('/run/fm.socket', True),
-                         (found.address, found.is_unix_socket))
 
     def test_what_is_wrong(self):
         for text in ('FABRIC_MODE=3', 'FABRIC_MODE=vgpu',
@@ -59,3 +48,4 @@ class ConfigTest(base.BaseTestCase):
         with open(path, 'w', encoding='utf-8') as stream:
             stream.write('FABRIC_MODE=2\n')
         self.assertIs(model.FabricMode.VGPU, config.read(path).mode)
+

@@ -36,11 +36,6 @@ _CHILD = 20
 class SessionTest(base.SimulatedTestCase):
     """Opening, closing and errors."""
 
-    def test_nothing_is_opened_before_the_first_call(self):
-        self.assertEqual({}, self.calls())
-        self.nvml.driver_version()
-        self.assertEqual(1, self.calls()['nvmlInitWithFlags'])
-
     def test_one_session_serves_every_call_of_every_thread(self):
         threads = [threading.Thread(target=self.nvml.device, args=(address,))
                    for address in self.addresses]
@@ -79,22 +74,6 @@ class SessionTest(base.SimulatedTestCase):
         self.machine.load_library()
         self.assertIsNone(self.nvml.problem())
         self.assertFalse(self.nvml.library_missing)
-
-    def test_driver_that_is_not_loaded_is_another_reason(self):
-        self.machine.unload_library(pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-        self.assertIn('not loaded', self.nvml.problem())
-        self.assertFalse(self.nvml.library_missing)
-        error = self.assertRaises(exception.NvmlError, self.device)
-        self.assertEqual('DRIVER_NOT_LOADED', error.symbol)
-
-    def test_reset_opens_a_new_session_with_new_handles(self):
-        self.device()
-        before = self.nvml.generation
-        self.nvml.reset()
-        self.calls()
-        self.nvml.mig_mode(self.device())
-        self.assertEqual(1, self.calls()['nvmlDeviceGetHandleByPciBusId_v2'])
-        self.assertEqual(before + 1, self.nvml.generation)
 
     def test_dead_session_fails_once_and_is_opened_again(self):
         device = self.device()
@@ -240,12 +219,6 @@ class InstanceTest(base.SimulatedTestCase):
         self.assertEqual(sorted(item.instance_id for item in made),
                          list(ids))
         self.assertEqual({'nvmlDeviceGetGpuInstances': 1}, self.calls())
-
-    def test_ids_of_unknown_instances_are_asked_for(self):
-        made = self.cut(self.first, _1G)
-        self.nvml.reset()
-        self.assertEqual((made.instance_id,), self.nvml.gpu_instance_ids(
-            self.device(), _1G))
 
     def test_compute_instances_must_go_first(self):
         made = self.cut(self.first, _3G, 4, 4)

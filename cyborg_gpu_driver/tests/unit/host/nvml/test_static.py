@@ -46,11 +46,6 @@ class AlikeTest(oslo_base.BaseTestCase):
 
         return self.alike.of(generation, kind, read, self.problems)
 
-    def test_problems_are_said_and_not_kept(self):
-        self.assertEqual([1, 2, 2], [
-            self.ask(problem='it is hot'), self.ask(), self.ask()])
-        self.assertEqual(('it is hot',), self.problems.all())
-
     def test_a_board_that_hangs_does_not_keep_the_others(self):
         self.alike = static.Alike(0)
         begun, ended = threading.Event(), threading.Event()

@@ -35,14 +35,6 @@ class VgpuCase(base.SimulatedTestCase):
         return next(item for item in self.gpu(address).vgpu_types
                     if item.name == name)
 
-    def make(self, name, number=0, address=None):
-        """Make a vGPU of vendor VFIO; return its function's address."""
-        function = str(self.gpu(address).vfs[number].address)
-        self.platform.sysfs.write(
-            str(self.type(name, address).type_id), 'bus', 'pci', 'devices',
-            function, 'nvidia', 'current_vgpu_type')
-        return function
-
     def refusal(self, *call):
         return self.assertRaises(exception.NvmlError, *call).symbol
 
@@ -58,11 +50,6 @@ class MixedSizesTest(VgpuCase):
         if not nvml_vgpu.can_mix_sizes(self.nvml, device):
             return None
         return nvml_vgpu.mixes_sizes(self.nvml, device)
-
-    def test_on_and_off(self):
-        for enable in (True, False):
-            self.mix(enable)
-            self.assertIs(enable, self.mixed_sizes())
 
     def test_where_it_cannot_be(self):
         for machine in ('t4x4', 'dgx-a100-80'):
@@ -113,13 +100,6 @@ class PlacementTest(VgpuCase):
         self.assertEqual((16, (0, 24, 40, 64)),
                          self._placements(ampere, 'A100DX-16C'))
 
-    def test_what_is_free(self):
-        self.mix()
-        self.assertEqual((0, 24), self._free(self.first, 'L40S-24Q'))
-        self.make('L40S-8Q')
-        self.assertEqual((24,), self._free(self.first, 'L40S-24Q'))
-        self.assertEqual((), self._free(self.first, 'L40S-48Q'))
-
     def test_types_without_placements(self):
         self.use('t4x4')
         self.assertEqual((None, ()), self._placements(self.first, 'T4-4Q'))
@@ -151,13 +131,6 @@ class SchedulerTest(VgpuCase):
             self._set(policy)
             self.assertEqual((policy, None),
                              (self._now().policy, self._now().time_slice))
-
-    def test_a_time_slice_is_the_one_that_is_set(self):
-        for time_slice in (_MS, 5 * _MS, 30 * _MS):
-            self._set(model.SchedulerPolicy.EQUAL_SHARE, time_slice)
-            now = self._now()
-            self.assertEqual((time_slice, False),
-                             (now.time_slice, now.adaptive))
 
     def test_without_one_the_driver_adapts_it(self):
         self._set(model.SchedulerPolicy.EQUAL_SHARE, 5 * _MS)

@@ -26,14 +26,6 @@ class TestInstances(base.MachineTestCase):
         return pynvml.nvmlDeviceGetGpuInstanceRemainingCapacity(
             device or self.device(), profile_id)
 
-    def test_where_the_driver_puts_them_itself(self):
-        device = self.device()
-        made = [self.create(device, ONE)[:2] for _ in range(7)]
-        self.assertEqual([6, 4, 5, 0, 1, 2, 3],
-                         [start for _, start in made])
-        self.assertEqual([13, 11, 12, 7, 8, 9, 10],
-                         [number for number, _ in made])
-
     def test_a_placement_that_the_profile_does_not_have(self):
         device = self.device()
         for start, size in ((7, 1), (1, 2), (0, 2)):
